@@ -1,0 +1,55 @@
+"""hubplugin: mends hubness in vector search with one additive offset per target."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hubplugin.errors import CorrectionRefused, HubpluginError, InputError, ModelFileError, StoreError
+    from hubplugin.fitting import fit
+    from hubplugin.methods import METHODS
+    from hubplugin.metric import Metric
+    from hubplugin.model import OffsetModel, load
+
+__version__ = "0.1.0"
+
+# Looked up on first use, so that `import hubplugin` costs milliseconds and imports no torch.
+_HOMES = {
+    "CorrectionRefused": "errors",
+    "HubpluginError": "errors",
+    "InputError": "errors",
+    "METHODS": "methods",
+    "Metric": "metric",
+    "ModelFileError": "errors",
+    "OffsetModel": "model",
+    "StoreError": "errors",
+    "fit": "fitting",
+    "load": "model",
+}
+
+__all__ = [
+    "METHODS",
+    "CorrectionRefused",
+    "HubpluginError",
+    "InputError",
+    "Metric",
+    "ModelFileError",
+    "OffsetModel",
+    "StoreError",
+    "__version__",
+    "fit",
+    "load",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'hubplugin' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"hubplugin.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

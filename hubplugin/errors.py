@@ -1,0 +1,23 @@
+"""The errors that hubplugin raises: one line each, naming what was given, what was expected, and what to do."""
+
+from __future__ import annotations
+
+
+class HubpluginError(Exception):
+    """Any refusal by hubplugin. Nothing has been changed when it is raised."""
+
+
+class InputError(HubpluginError, ValueError):
+    """Vectors, parameters or ground truth that cannot be used as given."""
+
+
+class ModelFileError(HubpluginError):
+    """A model file that is damaged, or that another version wrote."""
+
+
+class StoreError(HubpluginError):
+    """A store that is missing, unreachable, in the wrong state, or of a kind that cannot carry offsets."""
+
+
+class CorrectionRefused(HubpluginError):
+    """The guard tried the correction on held-out bank queries and it did not help."""

@@ -1,0 +1,26 @@
+"""Distribution normalisation (`dn`)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from hubplugin.methods.base import FitInput, Method
+from hubplugin.model import Dot, Term
+
+
+class DistributionNormalisation(Method):
+    """offset(t) = -lam * mean(B_q).t, rank-equal to (q - lam mean(B_q)).(t - lam mean(B_t)).
+
+    NNN appendix A3; lam = 0.5 as there. The mean is not normalised. Under Euclidean the product becomes
+    s(mean(B_q), t).
+    """
+
+    name: ClassVar[str] = "dn"
+    lam: float = Field(0.5, gt=0)
+
+    def terms(self, given: FitInput) -> tuple[Term, ...]:
+        mean = given.query_bank.mean(axis=0, dtype=np.float64, keepdims=True).astype(np.float32)
+        return (Dot(mean, -self.lam),)

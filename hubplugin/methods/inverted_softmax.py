@@ -1,0 +1,43 @@
+"""Inverted softmax over one bank (`is`) and over two (`dualis`)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from hubplugin.methods.base import FitInput, Method
+from hubplugin.model import LogSumExp, Term
+
+
+class InvertedSoftmax(Method):
+    """offset(t) = -tau * LSE_u( s(b_u, t) / tau ).
+
+    Smith et al. 2017; QB-Norm eq. 1; DBSN eq. 3. The papers use tau = 0.02 and 0.05 (beta = 20). The default
+    is 0.05: on docstring-to-function pairs 0.02 ranks worse than no correction at all.
+    """
+
+    name: ClassVar[str] = "is"
+    tau: float = Field(0.05, gt=0)
+
+    def terms(self, given: FitInput) -> tuple[Term, ...]:
+        return (LogSumExp(given.query_bank, self.tau, -self.tau),)
+
+
+class DualInvertedSoftmax(Method):
+    """offset(t) = -lambda * ( LSE_u( s(b_u, t)/tau_query ) + LSE_v( s(c_v, t)/tau_target ) ) over a query bank b
+    and a target bank c, lambda = tau_query tau_target / (tau_query + tau_target).
+
+    DBSN eq. 17-18; NNN eq. 3-5. The papers sweep both temperatures; the defaults are those of `is`.
+    """
+
+    name: ClassVar[str] = "dualis"
+    tau_query: float = Field(0.05, gt=0)
+    tau_target: float = Field(0.05, gt=0)
+
+    def terms(self, given: FitInput) -> tuple[Term, ...]:
+        scale = -self.tau_query * self.tau_target / (self.tau_query + self.tau_target)
+        return (
+            LogSumExp(given.query_bank, self.tau_query, scale),
+            LogSumExp(given.require_target_bank(self.name), self.tau_target, scale),
+        )

@@ -1,0 +1,269 @@
+"""The three kinds of term over bank x targets, tiled, on a device. The only place that multiplies matrices.
+
+Every similarity is an inner product plus one number a bank row plus one number a target (the last two
+are zero but for Euclidean, where s = b.t - |b|^2/2 - |t|^2/2), so a tile [targets, bank] is one `addmm`
+and every reduction runs along its contiguous rows. A tile is as large as the memory budget and the cache
+allow; nothing of size bank x targets is held unless the budget has room for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
+from hubplugin.errors import InputError
+from hubplugin.metric import Metric, normalise
+from hubplugin.vectors import BLOCK_ROWS, Progress, Vectors
+
+CACHE_BYTES = 8 << 20
+"""On a CPU a tile is at most this large, so that the reductions find it in cache. Measured: within 5 %
+of the best from 4 to 16 MiB on two machines; a tile of 512 MiB is a third slower."""
+
+FLOAT32_SIMILARITY = 16.0
+"""Similarities up to this size lose less than 1e-5 in a float32 product; larger ones are done in float64."""
+
+SAFE_EXPONENT = 60.0
+"""exp(+-60) summed over a bank of any size stays inside float32, so no maximum need be taken out first."""
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Where and within what memory to compute.
+
+    device: "auto" (cuda, then mps, then cpu) or any torch device name. memory: bytes, or text such as
+    "512MiB"; bounds the tiles of similarities beyond the bank itself. progress: see `vectors.Progress`.
+    """
+
+    device: str = "auto"
+    memory: int | str = "512MiB"
+    progress: Progress | None = None
+
+    def torch_device(self) -> torch.device:
+        if self.device == "auto":
+            if torch.cuda.is_available():
+                return torch.device("cuda")
+            return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        try:
+            device = torch.device(self.device)
+            torch.empty(1, device=device)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(f"device {self.device!r} is not usable here ({reason}); use 'auto' or 'cpu'") from None
+        return device
+
+    def bytes(self) -> int:
+        try:
+            return max(int(TypeAdapter(ByteSize).validate_python(self.memory)), 1 << 20)
+        except ValidationError:
+            raise InputError(f"memory={self.memory!r} is not a size; write it like '512MiB' or '2GiB'") from None
+
+    def report(self, what: str, done: int, total: int) -> None:
+        if self.progress is not None:
+            self.progress(what, done, total)
+
+
+def prepared_blocks(vectors: Vectors, metric: Metric, size: int = BLOCK_ROWS) -> Iterator[np.ndarray]:
+    """Checked blocks of `vectors`, at unit length where the metric is cosine."""
+    row = 0
+    for block in vectors.blocks(size):
+        yield normalise(block, vectors.name, row) if metric is Metric.COSINE else block
+        row += len(block)
+
+
+def prepared(vectors: Vectors, metric: Metric) -> np.ndarray:
+    """All of a bank, checked and at unit length where the metric is cosine: float32 [m, d]."""
+    return np.concatenate(list(prepared_blocks(vectors, metric)))
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Targets [start, start + b) against every bank row: their values are `s` [b, m] + `own` [b] (float64).
+
+    `own` is one number a target, kept apart for precision. `s` may be overwritten by whoever holds it and is
+    overwritten by the next tile. `bound` is at least every |s|."""
+
+    start: int
+    s: torch.Tensor
+    own: torch.Tensor
+    bound: float
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.s)
+
+
+class Similarities:
+    """A resident bank [m, d] that answers targets with tiles of `scale * s(b_u, t) + weight_u`."""
+
+    def __init__(self, bank: np.ndarray, metric: Metric, compute: Compute):
+        self.metric, self.compute, self.device = metric, compute, compute.torch_device()
+        self.bank = torch.from_numpy(np.ascontiguousarray(bank, np.float32)).to(self.device)
+        self.m, self.dim = bank.shape
+        squares = np.einsum("ud,ud->u", bank, bank, dtype=np.float64)
+        self._norm = math.sqrt(squares.max())
+        self._own = torch.from_numpy(-squares / 2 if metric is Metric.EUCLIDEAN else np.zeros(self.m))
+        self._factors: dict[tuple[torch.dtype, float], torch.Tensor] = {}
+
+    def tiles(
+        self,
+        targets: Vectors,
+        what: str,
+        *,
+        scale: float = 1.0,
+        weights: torch.Tensor | None = None,
+        rows: int | None = None,
+    ) -> Iterator[Tile]:
+        """Tiles over all of `targets` in order. `weights` [m] float64 is added to each row; `rows` fixes the
+        tile's height (tiles of equal height give equal bits from one pass to the next)."""
+        if targets.dim != self.dim:
+            raise InputError(
+                f"{targets.name} has {targets.dim} dimensions, the bank has {self.dim}; embed both with one model"
+            )
+        bias = self._own * scale if weights is None else self._own * scale + weights
+        middle = float(bias.max() + bias.min()) / 2  # taken out of the tile, so that exponents stay small
+        bias, largest_bias = bias - middle, float(bias.max() - bias.min()) / 2
+        height = rows or self.tile_rows()
+        buffers: dict[torch.dtype, torch.Tensor] = {}
+        done = 0
+        for block in prepared_blocks(targets, self.metric, max(height, BLOCK_ROWS // height * height)):
+            squares = np.einsum("jd,jd->j", block, block, dtype=np.float64)
+            similarity = self._norm * math.sqrt(squares.max())
+            dtype = self._dtype(
+                similarity if self.metric is not Metric.EUCLIDEAN else max(self._norm**2, squares.max())
+            )
+            own = torch.from_numpy(
+                middle - (squares / 2 * scale if self.metric is Metric.EUCLIDEAN else np.zeros(len(block)))
+            )
+            block_bias = bias.to(dtype).to(self.device)
+            if dtype not in buffers:
+                buffers[dtype] = torch.empty((height, self.m), dtype=dtype, device=self.device)
+            on_device = torch.from_numpy(block).to(self.device).to(dtype)
+            for start in range(0, len(block), height):
+                part = on_device[start : start + height]
+                s = buffers[dtype][: len(part)]
+                _multiply(block_bias, part, self._factor(dtype, scale), s)
+                yield Tile(done + start, s, own[start : start + height], similarity * abs(scale) + largest_bias)
+                self.compute.report(what, done + start + len(part), targets.rows)
+            done += len(block)
+
+    def tile_rows(self) -> int:
+        """How many targets a tile holds: two copies of it fit the budget, and on a CPU one fits the cache."""
+        budget = self.compute.bytes() // 2
+        if self.device.type == "cpu":
+            budget = min(budget, CACHE_BYTES)
+        return int(min(max(budget // (self.m * 4), 1), BLOCK_ROWS))
+
+    def _dtype(self, similarity: float) -> torch.dtype:
+        wide = similarity > FLOAT32_SIMILARITY and self.device.type != "mps"  # mps has no float64
+        return torch.float64 if wide else torch.float32
+
+    def _factor(self, dtype: torch.dtype, scale: float) -> torch.Tensor:
+        if (dtype, scale) not in self._factors:
+            self._factors = {(dtype, scale): (self.bank.to(dtype) * scale).T}
+        return self._factors[dtype, scale]
+
+
+def _multiply(bias: torch.Tensor, part: torch.Tensor, factor: torch.Tensor, out: torch.Tensor) -> None:
+    # A program may have allowed TF32 for its own training; ten bits of mantissa over tau is not enough here.
+    allowed = torch.get_float32_matmul_precision()
+    if allowed == "highest":
+        torch.addmm(bias, part, factor, out=out)
+        return
+    torch.set_float32_matmul_precision("highest")
+    try:
+        torch.addmm(bias, part, factor, out=out)
+    finally:
+        torch.set_float32_matmul_precision(allowed)
+
+
+def _exponentials(tile: Tile) -> tuple[torch.Tensor, torch.Tensor]:
+    """exp(tile - peak) in place and the peak [b] (float64): zero where the exponents are small anyway."""
+    if tile.bound <= SAFE_EXPONENT:
+        return tile.s.exp_(), torch.zeros(len(tile.s), dtype=torch.float64)
+    peak = tile.s.amax(dim=1, keepdim=True)
+    return tile.s.sub_(peak).exp_(), peak[:, 0].cpu().double()
+
+
+def log_sum_exp(
+    similarities: Similarities,
+    targets: Vectors,
+    tau: float,
+    log_weights: np.ndarray | None = None,
+    what: str = "log-sum-exp",
+) -> np.ndarray:
+    """LSE_u( s(b_u, t)/tau + log_weights_u ) for every target: float64 [n]. `log_weights` [m], 0 by default."""
+    weights = None if log_weights is None else torch.from_numpy(np.asarray(log_weights, np.float64))
+    result = np.empty(targets.rows)
+    for tile in similarities.tiles(targets, what, scale=1 / tau, weights=weights):
+        exponentials, peak = _exponentials(tile)
+        result[tile.start : tile.stop] = exponentials.sum(dim=1).cpu().double().log() + peak + tile.own
+    return result
+
+
+def top_k_mean(similarities: Similarities, targets: Vectors, k: int, what: str = "k nearest of the bank") -> np.ndarray:
+    """Mean of the k largest s(b_u, t) for every target (of all, where the bank has fewer): float64 [n]."""
+    result = np.empty(targets.rows)
+    for tile in similarities.tiles(targets, what):
+        largest = torch.topk(tile.s, min(k, similarities.m), dim=1, sorted=False).values
+        result[tile.start : tile.stop] = largest.mean(dim=1).cpu().double() + tile.own
+    return result
+
+
+def dot(similarities: Similarities, targets: Vectors, what: str = "similarity to the mean") -> np.ndarray:
+    """s(v, t) for every target, where the bank is the one vector v: float64 [n]."""
+    result = np.empty(targets.rows)
+    for tile in similarities.tiles(targets, what):
+        result[tile.start : tile.stop] = tile.s[:, 0].cpu().double() + tile.own
+    return result
+
+
+def sinkhorn(similarities: Similarities, columns: list[Vectors], tau: float, iterations: int) -> np.ndarray:
+    """log alpha [m] (float64) after `iterations` of Sinkhorn over the targets in `columns` taken together.
+
+    DBSN algorithm A1 in the log domain, from log beta = 0:
+
+        log alpha_u = -log m - LSE_j( s(b_u, t_j)/tau + log beta_j )
+        log beta_j  = -log n - LSE_u( s(b_u, t_j)/tau + log alpha_u )
+
+    The log beta that ends the last iteration reads only log alpha, so it is a weighted `log_sum_exp` over
+    any targets and is left to the caller. One pass over the similarities is one iteration: a tile's
+    exponentials e = exp(s/tau + log alpha) give its beta = 1 / (n sum_u e), and e @ beta is the same tile's
+    share of the next log alpha. No row of that product can underflow: each log alpha gives every bank row a
+    share of 1/m over n columns, so some target holds at least 1/(m n) of it beside a column total of at most 1.
+    """
+    n, m = sum(part.rows for part in columns), similarities.m
+    log_alpha = -math.log(m) - _log_sum_over_targets(similarities, columns, tau)
+    for iteration in range(2, iterations + 1):
+        what = f"Sinkhorn iteration {iteration} of {iterations}"
+        total = torch.zeros(m, dtype=torch.float64, device=_accumulator_device(similarities))
+        for part in columns:
+            for tile in similarities.tiles(part, what, scale=1 / tau, weights=log_alpha):
+                exponentials, _ = _exponentials(tile)
+                n_beta = 1 / exponentials.sum(dim=1)
+                total += (n_beta @ exponentials).to(total.device, torch.float64)
+        log_alpha = log_alpha - math.log(m) - (total.cpu() / n).log()
+    return log_alpha.numpy()
+
+
+def _log_sum_over_targets(similarities: Similarities, columns: list[Vectors], tau: float) -> torch.Tensor:
+    """LSE_j( s(b_u, t_j)/tau ) for every bank row: float64 [m], carried from tile to tile with its peak."""
+    device = _accumulator_device(similarities)
+    peak = torch.full((similarities.m,), -math.inf, dtype=torch.float64, device=device)
+    total = torch.zeros(similarities.m, dtype=torch.float64, device=device)
+    for part in columns:
+        for tile in similarities.tiles(part, "Sinkhorn iteration 1", scale=1 / tau):
+            s = tile.s.add_(tile.own.to(tile.s.device, tile.s.dtype)[:, None])
+            highest = torch.maximum(peak, s.amax(dim=0).to(device, torch.float64))
+            share = s.sub_(highest.to(s.device, s.dtype)).exp_().sum(dim=0).to(device, torch.float64)
+            total = total * (peak - highest).exp() + share
+            peak = highest
+    return (peak + total.log()).cpu()
+
+
+def _accumulator_device(similarities: Similarities) -> torch.device:
+    return torch.device("cpu") if similarities.device.type == "mps" else similarities.device

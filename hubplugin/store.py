@@ -1,0 +1,133 @@
+"""What an adapter offers, and how it is found.
+
+An adapter is one subclass of `Store` and one entry point in the group `hubplugin.adapters`, whose name is
+the URL scheme and whose value is a function from URL to `Store`:
+
+    [project.entry-points."hubplugin.adapters"]
+    mystore = "my_package:open_url"
+
+The built-in adapters come through the same door.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import TypeAlias, cast
+
+import numpy as np
+
+from hubplugin.errors import HubpluginError, StoreError
+from hubplugin.metric import Metric
+from hubplugin.model import OffsetModel
+
+Id: TypeAlias = int | str
+GROUP = "hubplugin.adapters"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some targets of a store: `ids`, `vectors` [b, d] float32, and the `offsets` [b] float32 stored with them
+    under the active correction, NaN where there is none. `resume` is what `Store.scan(after=...)` takes to
+    go on behind this batch."""
+
+    ids: Sequence[Id]
+    vectors: np.ndarray
+    offsets: np.ndarray
+    resume: Id | None = None
+
+
+@dataclass(frozen=True)
+class Hits:
+    """For every query its nearest ids, best first, and their scores on the store's own scale."""
+
+    ids: list[list[Id]]
+    scores: list[list[float]]
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What lies in a store: the model, and whether searches use it yet."""
+
+    model: OffsetModel
+    active: bool
+
+
+class Store(ABC):
+    """One gallery of vectors in somebody's store, and the offsets that lie with it.
+
+    `url` is what errors call it, `metric` and `dim` are those of its vectors. Methods raise StoreError, one line.
+    A correction is written in three steps, so that a search is entirely old or entirely new at any moment and a
+    kill between any two calls loses nothing:
+
+        resume = store.begin(model)          # a new version; or what is half-written; or, if active, itself
+        for batch in store.scan(resume):
+            store.write(batch, offsets)
+        store.activate()                     # one step
+    """
+
+    url: str
+    metric: Metric
+    dim: int
+
+    @abstractmethod
+    def count(self) -> int:
+        """How many vectors `scan` yields."""
+
+    @abstractmethod
+    def scan(self, after: Id | None = None) -> Iterator[Batch]:
+        """Every vector once, in batches, behind the point `after`. The vectors are the originals, [b, d]."""
+
+    @abstractmethod
+    def correction(self) -> Correction | None:
+        """The correction that lies in the store, active or half-written; None if there is none."""
+
+    @abstractmethod
+    def begin(self, model: OffsetModel) -> Id | None:
+        """Prepares to write the offsets of `model`; searches stay as they are until `activate`.
+
+        If this very model (`model.fingerprint`) is half-written, returns where to go on; if it is active, its
+        offsets are amended in place. Otherwise it starts a new version.
+        """
+
+    @abstractmethod
+    def write(self, batch: Batch, offsets: np.ndarray) -> None:
+        """Stores `offsets` [b] with the targets of `batch`, under the version that was begun."""
+
+    @abstractmethod
+    def activate(self) -> None:
+        """Makes the version that was begun the one that searches use, in one step."""
+
+    @abstractmethod
+    def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
+        """The k nearest of each query [m, d] by the store's own search, corrected if a correction is active."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Takes the correction out; the store is as if it had never been there. Nothing happens without one."""
+
+
+def adapters() -> dict[str, EntryPoint]:
+    """The installed adapters by URL scheme."""
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def open_store(url: str) -> Store:
+    """The store behind a URL such as `faiss:photos.faiss` or `qdrant://localhost:6333/photos`.
+
+    Raises StoreError if no installed adapter knows the scheme, or its packages are missing.
+    """
+    scheme, colon, _ = url.partition(":")
+    known = adapters()
+    if not colon or scheme not in known:
+        schemes = ", ".join(f"{name}:..." for name in sorted(known)) or "none installed"
+        raise StoreError(f"{url!r} is no store URL that an installed adapter knows; known: {schemes}")
+    try:
+        opener = cast(Callable[[str], Store], known[scheme].load())
+    except HubpluginError:
+        raise
+    except ImportError as error:
+        raise StoreError(f"{scheme}: needs a package that is missing ({error}); pip install 'hubplugin[all]'") from None
+    return opener(url)

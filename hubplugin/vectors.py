@@ -1,0 +1,268 @@
+"""Whatever holds vectors, as checked blocks [rows, d] of float32. The only reader of user arrays."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+import weakref
+import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+from hubplugin.errors import InputError
+
+VectorLike: TypeAlias = Any
+"""numpy array, torch tensor, memory map, nested lists, `Vectors`, a store with `scan()`, or a path
+(.npy, .npz, .safetensors, .parquet; `file#name` names one array or column of several)."""
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called as progress(what, done, total) while long work goes on; total is 0 where it is not known."""
+
+BLOCK_ROWS = 16_384
+
+
+@runtime_checkable
+class Scannable(Protocol):
+    """A store: something that yields batches with `.vectors` [b, d], every vector once."""
+
+    def scan(self) -> Iterator[Any]: ...
+
+
+class Vectors(ABC):
+    """A readable set of vectors: `rows` x `dim`, read in blocks and as often as needed."""
+
+    def __init__(self, name: str, rows: int, dim: int):
+        if rows == 0 or dim == 0:
+            raise InputError(f"{name} is empty: shape is [{rows}, {dim}]; at least one vector is needed")
+        self.name, self.rows, self.dim = name, rows, dim
+
+    @abstractmethod
+    def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
+        """Blocks [b, dim] in order, of any numeric dtype, b <= size."""
+
+    def blocks(self, size: int = BLOCK_ROWS) -> Iterator[np.ndarray]:
+        """Blocks [b, dim], b <= size, float32, C order, finite.
+
+        Raises InputError with the first row that is not finite, or if the source changed its shape.
+        """
+        row = 0
+        for raw in self._raw_blocks(size):
+            if raw.ndim != 2 or raw.shape[1] != self.dim:
+                raise InputError(f"{self.name}: mixed dimensions: expected {self.dim}, found shape {raw.shape}")
+            with np.errstate(over="ignore"):
+                block = np.ascontiguousarray(raw, dtype=np.float32)
+            finite = np.isfinite(block).all(axis=1)
+            if not finite.all():
+                bad = int(np.argmin(finite))
+                reason = "too large for float32" if np.isfinite(raw[bad]).all() else "NaN or infinity"
+                raise InputError(f"{self.name}: row {row + bad} holds a value that is {reason}; remove or repair it")
+            yield block
+            row += len(block)
+        if row != self.rows:
+            raise InputError(f"{self.name}: expected {self.rows} rows, read {row}; the source changed while being read")
+
+    def array(self) -> np.ndarray:
+        """All rows at once: float32 [rows, dim]. For banks; a gallery is read in blocks."""
+        return np.concatenate(list(self.blocks()))
+
+
+class _Sliceable(Vectors):
+    """An array, memory map, tensor or safetensors slice: anything that answers source[a:b]."""
+
+    def __init__(self, name: str, source: Any, shape: tuple[int, ...], to_numpy: Callable[[Any], np.ndarray]):
+        if len(shape) != 2:
+            raise InputError(
+                f"{name} has {len(shape)} dimension(s), shape {tuple(shape)}; expected a matrix [rows, d], one vector a row"
+            )
+        super().__init__(name, int(shape[0]), int(shape[1]))
+        self._source, self._to_numpy = source, to_numpy
+
+    def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
+        for start in range(0, self.rows, size):
+            yield self._to_numpy(self._source[start : start + size])
+
+
+class _Parquet(Vectors):
+    """A list column of a parquet file, read batch by batch."""
+
+    def __init__(self, name: str, path: Path, column: str | None):
+        try:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+        except ImportError:
+            raise InputError(f"{name}: reading {path.name} needs pyarrow: pip install 'hubplugin[parquet]'") from None
+        self._file = pq.ParquetFile(path)
+        schema = self._file.schema_arrow
+        lists = [
+            f.name
+            for f in schema
+            if pa.types.is_list(f.type) or pa.types.is_large_list(f.type) or pa.types.is_fixed_size_list(f.type)
+        ]
+        self._column = _choose(name, path, column, lists, "list columns")
+        first = next(self._raw_batches(1), np.empty((0, 0)))
+        super().__init__(name, self._file.metadata.num_rows, first.shape[1])
+
+    def _raw_batches(self, size: int) -> Iterator[np.ndarray]:
+        for batch in self._file.iter_batches(batch_size=size, columns=[self._column]):
+            column = batch.column(0)
+            lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+            if column.null_count or len(np.unique(lengths)) > 1:
+                raise InputError(
+                    f"{getattr(self, 'name', self._column)}: mixed dimensions: rows of column {self._column!r} "
+                    "have different lengths or are null; every row must hold one vector of the same length"
+                )
+            values = column.flatten().to_numpy(zero_copy_only=False)
+            yield values.reshape(len(column), -1)
+
+    def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
+        return self._raw_batches(size)
+
+
+def as_vectors(source: VectorLike, name: str = "vectors") -> Vectors:
+    """`source` as checked `Vectors`; `name` is what errors call it ("query bank", "targets").
+
+    Raises InputError for what is empty, not a matrix, not numeric, an object array or pickle (never
+    unpickled), truncated, or of mixed dimensions. Values are checked as the blocks are read.
+    """
+    if isinstance(source, Vectors):
+        return source
+    if isinstance(source, (str, os.PathLike)):
+        return _from_file(os.fspath(source), name)
+    if isinstance(source, np.ndarray):
+        _check_dtype(source.dtype, name)
+        return _Sliceable(name, source, source.shape, np.asarray)
+    if type(source).__module__.partition(".")[0] == "torch":
+        return _from_tensor(source, name)
+    if isinstance(source, Scannable):
+        return spool((batch.vectors for batch in source.scan()), name)
+    try:
+        array = np.asarray(source)
+    except ValueError:
+        raise InputError(
+            f"{name}: mixed dimensions: rows have different lengths; expected a matrix [rows, d]"
+        ) from None
+    _check_dtype(array.dtype, name)
+    return _Sliceable(name, array, array.shape, np.asarray)
+
+
+def spool(blocks: Iterable[np.ndarray], name: str) -> Vectors:
+    """Blocks that can be read only once, kept in a temporary file that is read as often as needed.
+
+    The file goes with the returned object; memory holds one block whatever the number of rows.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="hubplugin-"))
+    path, rows, dim = folder / "vectors.f32", 0, 0
+    try:
+        with path.open("wb") as file:
+            for block in blocks:
+                if block.ndim != 2 or (dim and block.shape[1] != dim):
+                    raise InputError(f"{name}: mixed dimensions: expected [rows, {dim}], found shape {block.shape}")
+                rows, dim = rows + block.shape[0], block.shape[1]
+                file.write(np.ascontiguousarray(block, dtype=np.float32).tobytes())
+        if not rows:
+            raise InputError(f"{name} is empty: no vectors were found; at least one is needed")
+        mapped = np.memmap(path, np.float32, "r", shape=(rows, dim))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    vectors = _Sliceable(name, mapped, mapped.shape, np.asarray)
+    weakref.finalize(vectors, shutil.rmtree, folder, ignore_errors=True)
+    return vectors
+
+
+def fingerprint(vectors: np.ndarray) -> str:
+    """A short name for the content of an array: the first 16 hex digits of its SHA-256."""
+    digest = hashlib.sha256(repr((vectors.shape, vectors.dtype.str)).encode())
+    digest.update(np.ascontiguousarray(vectors).data)
+    return digest.hexdigest()[:16]
+
+
+def _check_dtype(dtype: np.dtype, name: str) -> None:
+    if dtype.kind not in "fiu":
+        what = "an object array" if dtype.kind == "O" else f"an array of {dtype}"
+        raise InputError(f"{name} is {what}; expected floats or integers in a matrix [rows, d]")
+
+
+def _from_tensor(tensor: Any, name: str) -> Vectors:
+    if tensor.is_complex() or str(tensor.dtype) == "torch.bool":
+        raise InputError(f"{name} is a tensor of {tensor.dtype}; expected floats or integers in a matrix [rows, d]")
+    return _Sliceable(name, tensor.detach(), tuple(tensor.shape), lambda part: part.float().cpu().numpy())
+
+
+def _from_file(text: str, name: str) -> Vectors:
+    path, part = Path(text), None
+    if not path.exists() and "#" in text:
+        head, _, part = text.rpartition("#")
+        path = Path(head)
+    if not path.is_file():
+        raise InputError(f"{name}: there is no file {str(path)!r}")
+    name = f"{name} ({path.name})"
+    readers = {".npy": _from_npy, ".npz": _from_npz, ".safetensors": _from_safetensors, ".parquet": _Parquet}
+    if path.suffix not in readers:
+        raise InputError(f"{name}: unknown kind of file {path.suffix!r}; expected one of {', '.join(readers)}")
+    try:
+        return readers[path.suffix](name, path, part)
+    except InputError:
+        raise
+    except Exception as error:  # each reader has its own errors for a file that it cannot make out
+        raise InputError(f"{name}: damaged or truncated {path.suffix} file: {_one_line(error)}") from error
+
+
+def _from_npy(name: str, path: Path, part: str | None) -> Vectors:
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        if "object" in str(error).lower() or "pickle" in str(error).lower():
+            raise InputError(
+                f"{name} holds pickled objects, which are never loaded; expected floats or integers in a matrix [rows, d]"
+            ) from None
+        raise
+    _check_dtype(array.dtype, name)
+    return _Sliceable(name, array, array.shape, np.asarray)
+
+
+def _from_npz(name: str, path: Path, part: str | None) -> Vectors:
+    # Unpacked to a temporary file, so that it is read in blocks and the zip's checksum is verified.
+    with zipfile.ZipFile(path) as archive:
+        members = [member.removesuffix(".npy") for member in archive.namelist() if member.endswith(".npy")]
+        member = _choose(name, path, part, members, "arrays")
+        folder = Path(tempfile.mkdtemp(prefix="hubplugin-"))
+        try:
+            with archive.open(member + ".npy") as packed, (folder / "array.npy").open("wb") as plain:
+                shutil.copyfileobj(packed, plain)
+            vectors = _from_npy(name, folder / "array.npy", None)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    weakref.finalize(vectors, shutil.rmtree, folder, ignore_errors=True)
+    return vectors
+
+
+def _from_safetensors(name: str, path: Path, part: str | None) -> Vectors:
+    from safetensors import safe_open
+
+    file = safe_open(path, framework="pt")  # torch reads every dtype, bfloat16 among them
+    tensor = file.get_slice(_choose(name, path, part, list(file.keys()), "tensors"))
+    if tensor.get_dtype() in ("BOOL", "C64"):
+        raise InputError(f"{name} is of type {tensor.get_dtype()}; expected floats or integers in a matrix [rows, d]")
+    return _Sliceable(name, tensor, tuple(tensor.get_shape()), lambda part: part.float().numpy())
+
+
+def _choose(name: str, path: Path, part: str | None, found: list[str], what: str) -> str:
+    if part is None and len(found) == 1:
+        return found[0]
+    if part in found:
+        return part
+    listed = ", ".join(found) or "none"
+    wanted = f"no {what[:-1]} {part!r}" if part else "several to choose from" if found else f"no {what}"
+    raise InputError(f"{name}: {wanted}; {what} in it: {listed}; name one as {path.name}#NAME")
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
