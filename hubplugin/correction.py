@@ -97,7 +97,7 @@ def write(
         if wrong.all():
             store.write(batch, offsets)
         elif wrong.any():
-            rows = np.flatnonzero(wrong)
+            rows = np.flatnonzero(wrong).tolist()
             part = Batch([batch.ids[row] for row in rows], batch.vectors[rows], batch.offsets[rows], batch.resume)
             store.write(part, offsets[rows])
         scanned, missing, stale = scanned + len(offsets), missing + int(absent.sum()), stale + int(differs.sum())

@@ -44,7 +44,8 @@ def normalise(vectors: np.ndarray, name: str, first_row: int = 0) -> np.ndarray:
             f"{name}: row {first_row + int(zero[0])} is a zero vector, which has no cosine similarity; "
             "remove it or use metric='dot'"
         )
-    return (vectors / norms).astype(np.float32)
+    unit: np.ndarray = (vectors / norms).astype(np.float32)
+    return unit
 
 
 def augment_targets(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -53,7 +53,7 @@ class Dot:
 
 
 Term = LogSumExp | TopKMean | Dot
-_TERMS: dict[str, type[Term]] = {term.kind: term for term in (LogSumExp, TopKMean, Dot)}
+_TERMS: dict[str, Callable[..., Term]] = {term.kind: term for term in (LogSumExp, TopKMean, Dot)}
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ class _Sliceable(Vectors):
     def __init__(self, name: str, source: Any, shape: tuple[int, ...], to_numpy: Callable[[Any], np.ndarray]):
         if len(shape) != 2:
             raise InputError(
-                f"{name} has {len(shape)} dimension(s), shape {tuple(shape)}; expected a matrix [rows, d], one vector a row"
+                f"{name} has {len(shape)} dimension(s), shape {tuple(shape)}; expected [rows, d], one vector a row"
             )
         super().__init__(name, int(shape[0]), int(shape[1]))
         self._source, self._to_numpy = source, to_numpy
@@ -220,7 +220,7 @@ def _from_npy(name: str, path: Path, part: str | None) -> Vectors:
     except ValueError as error:
         if "object" in str(error).lower() or "pickle" in str(error).lower():
             raise InputError(
-                f"{name} holds pickled objects, which are never loaded; expected floats or integers in a matrix [rows, d]"
+                f"{name} holds pickled objects, which are never loaded; expected numbers in a matrix [rows, d]"
             ) from None
         raise
     _check_dtype(array.dtype, name)

@@ -1,0 +1,70 @@
+"""The offsets of the table in plain float64 numpy, written from the formulas and sharing no code with hubplugin."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.special import logsumexp
+
+
+def similarity(queries, targets, metric):
+    q, t = np.asarray(queries, np.float64), np.asarray(targets, np.float64)
+    if metric == "euclidean":
+        return -((q[:, None, :] - t[None, :, :]) ** 2).sum(axis=2) / 2
+    if metric == "cosine":
+        q = q / np.linalg.norm(q, axis=1, keepdims=True)
+        t = t / np.linalg.norm(t, axis=1, keepdims=True)
+    return q @ t.T
+
+
+def inverted_softmax(bank, targets, metric, tau):
+    return -tau * logsumexp(similarity(bank, targets, metric) / tau, axis=0)
+
+
+def sinkhorn(bank, targets, metric, tau, iterations, target_bank=None):
+    columns = targets if target_bank is None else np.concatenate([targets, target_bank])
+    x = similarity(bank, columns, metric) / tau
+    m, n = x.shape
+    log_beta = np.zeros(n)
+    for _ in range(iterations):
+        log_alpha = -np.log(m) - logsumexp(x + log_beta[None, :], axis=1)
+        log_beta = -np.log(n) - logsumexp(x + log_alpha[:, None], axis=0)
+    return tau * log_beta[: len(targets)]
+
+
+def dual_inverted_softmax(bank, targets, metric, tau_query, tau_target, target_bank):
+    scale = tau_query * tau_target / (tau_query + tau_target)
+    from_queries = logsumexp(similarity(bank, targets, metric) / tau_query, axis=0)
+    from_targets = logsumexp(similarity(target_bank, targets, metric) / tau_target, axis=0)
+    return -scale * (from_queries + from_targets)
+
+
+def nearest(bank, targets, metric, k, alpha):
+    return -alpha * np.sort(similarity(bank, targets, metric), axis=0)[::-1][:k].mean(axis=0)
+
+
+def distribution(bank, targets, metric, lam):
+    b = np.asarray(bank, np.float64)
+    if metric == "cosine":
+        b = b / np.linalg.norm(b, axis=1, keepdims=True)
+        t = np.asarray(targets, np.float64)
+        return -lam * (t / np.linalg.norm(t, axis=1, keepdims=True)) @ b.mean(axis=0)
+    return -lam * similarity(b.mean(axis=0, keepdims=True), targets, metric)[0]
+
+
+def offsets(method, bank, targets, metric, target_bank=None, **p):
+    """The offsets of `method`, less their mean."""
+    if method == "is":
+        raw = inverted_softmax(bank, targets, metric, p["tau"])
+    elif method == "sn":
+        raw = sinkhorn(bank, targets, metric, p["tau"], p["iterations"])
+    elif method == "dbsn":
+        raw = sinkhorn(bank, targets, metric, p["tau"], p["iterations"], target_bank)
+    elif method == "dualis":
+        raw = dual_inverted_softmax(bank, targets, metric, p["tau_query"], p["tau_target"], target_bank)
+    elif method == "nnn":
+        raw = nearest(bank, targets, metric, p["k"], p["alpha"])
+    elif method == "csls":
+        raw = nearest(bank, targets, metric, p["k"], 0.5)
+    else:
+        raw = distribution(bank, targets, metric, p["lam"])
+    return raw - raw.mean()

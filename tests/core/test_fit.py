@@ -1,0 +1,75 @@
+"""What `fit` takes, and what it refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import hubplugin
+
+X = np.eye(4, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"method": "sinkhorn"}, "unknown method 'sinkhorn': use one of is, sn, dbsn"),
+        ({"method": "is", "tau": 0}, "tau=0 is refused: Input should be greater than 0"),
+        ({"method": "is", "tau": float("nan")}, "finite"),
+        ({"method": "nnn", "k": 0}, "k=0 is refused"),
+        ({"method": "nnn", "tau": 0.1}, "has no parameter 'tau'; it takes k, alpha"),
+        ({"method": "sn"}, "method 'sn' is fitted against the gallery: pass targets="),
+        ({"method": "dualis"}, "method 'dualis' needs a second bank: pass target_bank="),
+        ({"method": "is", "metric": "manhattan"}, "use one of cosine, dot, euclidean"),
+        ({"method": "is", "targets": X, "memory": "much"}, "memory='much' is not a size"),
+        ({"method": "is", "targets": X, "device": "abacus"}, "device 'abacus' is not usable here"),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_refused_in_one_line(arguments, says):
+    with pytest.raises(hubplugin.InputError) as caught:
+        hubplugin.fit(X, **arguments)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_numpy_torch_and_files_give_the_same_offsets(tmp_path, rng):
+    import torch
+
+    bank, targets = rng.normal(size=(20, 6)).astype(np.float32), rng.normal(size=(30, 6)).astype(np.float32)
+    np.save(tmp_path / "bank.npy", bank)
+    np.savez(tmp_path / "targets.npz", x=targets)
+    expected = hubplugin.fit(bank, "dbsn", targets=targets).offsets(targets)
+    for b, t in (
+        (torch.from_numpy(bank), torch.from_numpy(targets)),
+        (tmp_path / "bank.npy", tmp_path / "targets.npz"),
+    ):
+        np.testing.assert_array_equal(hubplugin.fit(b, "dbsn", targets=t).offsets(t), expected)
+
+
+def test_a_fit_without_targets_is_centred_when_it_is_given_some(rng):
+    bank, targets = rng.normal(size=(20, 6)).astype(np.float32), rng.normal(size=(30, 6)).astype(np.float32)
+    late = hubplugin.fit(bank, "is")
+    assert late.gallery is None
+    early = hubplugin.fit(bank, "is", targets=targets)
+    np.testing.assert_array_equal(late.centred_on(targets).offsets(targets), early.offsets(targets))
+
+
+def test_progress_counts_up_to_the_whole(rng):
+    seen = []
+    bank, targets = rng.normal(size=(20, 6)), rng.normal(size=(30, 6))
+    hubplugin.fit(bank, "sn", targets=targets, iterations=3, progress=lambda *step: seen.append(step))
+    assert [step for step in seen if step[1] == step[2] == 30]
+    assert {what for what, _, _ in seen} == {
+        "Sinkhorn iteration 1",
+        "Sinkhorn iteration 2 of 3",
+        "Sinkhorn iteration 3 of 3",
+        "offsets",
+    }
+
+
+def test_offsets_raise_what_is_found_too_seldom_and_sink_the_hub():
+    hub, plain = [1.0, 1.0, 1.0], np.eye(3)
+    targets = np.vstack([hub, plain])
+    bank = np.array([[1, 0.5, 0.5], [0.5, 1, 0.5], [0.5, 0.5, 1]])
+    offsets = hubplugin.fit(bank, "dbsn", targets=targets).offsets(targets)
+    assert offsets[0] < 0 < offsets[1:].min()

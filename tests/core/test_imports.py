@@ -1,0 +1,46 @@
+"""The core without stores, each adapter without the other, and no torch until something is computed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+BLOCK = "import sys\nfor name in {missing!r}: sys.modules[name] = None\n"
+
+
+def run(program: str, missing: tuple[str, ...] = ()) -> str:
+    result = subprocess.run(
+        [sys.executable, "-c", BLOCK.format(missing=missing) + program], capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_the_core_fits_and_corrects_with_neither_store_installed():
+    run(
+        "import numpy as np, hubplugin, hubplugin.cli, hubplugin.correction\n"
+        "x = np.eye(4)\n"
+        "assert hubplugin.fit(x, targets=x).offsets(x).shape == (4,)\n",
+        missing=("faiss", "qdrant_client", "qdrant_edge", "hubplugin_faiss", "hubplugin_qdrant"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("adapter", "missing"),
+    [
+        ("hubplugin_faiss", ("qdrant_client", "qdrant_edge", "hubplugin_qdrant")),
+        ("hubplugin_qdrant", ("faiss", "hubplugin_faiss")),
+    ],
+)
+def test_each_adapter_imports_without_the_other(adapter, missing):
+    run(f"import {adapter}, {adapter}.store", missing)
+
+
+def test_importing_hubplugin_imports_no_torch():
+    assert run("import hubplugin, sys; hubplugin.HubpluginError; print('torch' in sys.modules)").strip() == "False"
+
+
+def test_every_public_name_is_there():
+    run("import hubplugin\nfor name in hubplugin.__all__: getattr(hubplugin, name)")

@@ -1,0 +1,168 @@
+"""Offsets equal an independent float64 computation to 1e-5, up to a constant."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hubplugin
+from tests.conftest import DEVICES
+from tests.core import formulas
+
+METRICS = ["cosine", "dot", "euclidean"]
+SETTINGS = [
+    ("is", {"tau": 0.05}),
+    ("is", {"tau": 0.001}),
+    ("sn", {"tau": 0.05, "iterations": 10}),
+    ("sn", {"tau": 0.001, "iterations": 10}),
+    ("sn", {"tau": 0.005, "iterations": 1}),
+    ("dbsn", {"tau": 0.05, "iterations": 10}),
+    ("dbsn", {"tau": 0.001, "iterations": 3}),
+    ("dualis", {"tau_query": 0.05, "tau_target": 0.02}),
+    ("dualis", {"tau_query": 0.001, "tau_target": 0.1}),
+    ("nnn", {"k": 16, "alpha": 0.5}),
+    ("nnn", {"k": 10_000, "alpha": 0.75}),
+    ("csls", {"k": 10}),
+    ("dn", {"lam": 0.5}),
+]
+
+
+def unit(rng, rows, d):
+    x = rng.normal(size=(rows, d))
+    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+
+
+def assert_true(method, parameters, metric, bank, targets, target_bank, atol=1e-5, **options):
+    model = hubplugin.fit(
+        bank, method, targets=targets, target_bank=target_bank, metric=metric, **options, **parameters
+    )
+    ours = model.offsets(targets, **options)
+    assert ours.dtype == np.float32
+    assert ours.shape == (len(targets),)
+    expected = formulas.offsets(method, bank, targets, metric, target_bank, **parameters)
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize(("method", "parameters"), SETTINGS)
+def test_random_vectors(method, parameters, metric, device, rng):
+    bank, targets, target_bank = unit(rng, 70, 24), unit(rng, 150, 24), unit(rng, 40, 24)
+    assert_true(method, parameters, metric, bank, targets, target_bank, device=device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize(("method", "parameters"), SETTINGS)
+def test_real_vectors(method, parameters, metric, device, real):
+    bank, target_bank = real["bank_queries"][:400], real["bank_targets"][:300]
+    assert_true(method, parameters, metric, bank, real["test_targets"][:350], target_bank, device=device)
+
+
+@pytest.mark.parametrize("metric", ["dot", "euclidean"])
+@pytest.mark.parametrize(("method", "parameters"), SETTINGS)
+def test_unnormalised_vectors_whose_similarities_are_in_the_hundreds(method, parameters, metric, rng):
+    bank, targets, target_bank = (3 * rng.normal(size=(rows, 24)).astype(np.float32) for rows in (60, 90, 30))
+    assert_true(method, parameters, metric, bank, targets, target_bank)
+
+
+@pytest.mark.parametrize(("method", "parameters"), SETTINGS)
+@pytest.mark.parametrize("case", ["bank of one", "one target", "duplicate rows", "bank equals targets"])
+def test_degenerate_sets(method, parameters, case, rng):
+    bank, targets, target_bank = unit(rng, 30, 8), unit(rng, 40, 8), unit(rng, 20, 8)
+    if case == "bank of one":
+        bank = bank[:1]
+    elif case == "one target":
+        targets = targets[:1]
+    elif case == "duplicate rows":
+        bank, targets = np.repeat(bank, 3, axis=0), np.repeat(targets, 2, axis=0)
+    else:
+        targets = bank
+    assert_true(method, parameters, "cosine", bank, targets, target_bank)
+
+
+@pytest.mark.parametrize(("method", "parameters"), SETTINGS)
+def test_many_tiles_and_blocks_equal_one(method, parameters, rng, monkeypatch):
+    # A bank of 5,000 leaves 26 targets to a tile at 1 MiB, and blocks of 60 end in the middle of one.
+    monkeypatch.setattr("hubplugin.reductions.BLOCK_ROWS", 60)
+    bank, targets, target_bank = unit(rng, 5_000, 4), unit(rng, 137, 4), unit(rng, 50, 4)
+    assert_true(method, parameters, "cosine", bank, targets, target_bank, memory="1MiB")
+
+
+@pytest.mark.parametrize(("method", "parameters"), SETTINGS)
+def test_a_target_the_fit_never_saw_gets_the_offset_of_the_fits_own_last_step(method, parameters, rng):
+    bank, target_bank = unit(rng, 50, 16), unit(rng, 30, 16)
+    seen, fresh = unit(rng, 80, 16), unit(rng, 25, 16)
+    model = hubplugin.fit(bank, method, targets=seen, target_bank=target_bank, **parameters)
+    together = model.offsets(np.concatenate([seen, fresh]))
+    np.testing.assert_allclose(together[:80], model.offsets(seen), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(together[80:], model.offsets(fresh), rtol=0, atol=1e-6)
+
+
+@given(
+    m=st.integers(1, 40),
+    n=st.integers(1, 40),
+    d=st.integers(1, 20),
+    log_tau=st.floats(-7, 2),
+    iterations=st.integers(1, 12),
+    metric=st.sampled_from(METRICS),
+    seed=st.integers(0, 2**20),
+)
+@settings(max_examples=60, deadline=None)
+def test_sinkhorn_is_finite_and_true_at_any_size_and_temperature(m, n, d, log_tau, iterations, metric, seed):
+    rng = np.random.default_rng(seed)
+    tau = float(np.exp(log_tau))
+    # Offsets of size tau * log m pass 1e-5 relative to themselves once tau is large.
+    atol = 1e-5 * max(1.0, tau)
+    bank, targets = unit(rng, m, d), unit(rng, n, d)
+    assert_true("sn", {"tau": tau, "iterations": iterations}, metric, bank, targets, None, atol=atol)
+
+
+def test_offsets_are_centred_on_the_gallery_and_described(real):
+    targets = real["test_targets"][:200]
+    model = hubplugin.fit(real["bank_queries"][:300], "nnn", targets=targets)
+    offsets = model.offsets(targets)
+    assert abs(float(offsets.mean(dtype=np.float64))) < 1e-6
+    assert model.gallery.count == 200
+    assert model.gallery.largest == pytest.approx(float(offsets.max()), abs=1e-6)
+    assert model.gallery.smallest == pytest.approx(float(offsets.min()), abs=1e-6)
+
+
+def test_a_program_that_allows_reduced_precision_products_gets_the_same_offsets(rng):
+    import torch
+
+    bank, targets = unit(rng, 40, 16), unit(rng, 30, 16)
+    exact = hubplugin.fit(bank, "is", targets=targets).offsets(targets)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        np.testing.assert_array_equal(hubplugin.fit(bank, "is", targets=targets).offsets(targets), exact)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_memory_does_not_grow_with_the_gallery(tmp_path):
+    """A fit on four times the targets, from a memory map, peaks no higher (beyond the offsets themselves)."""
+    import subprocess
+    import sys
+
+    program = (
+        "import resource, sys, numpy as np, hubplugin\n"
+        "hubplugin.fit(np.load('bank.npy'), 'dbsn', targets=sys.argv[1], iterations=2, memory='64MiB')\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+    )
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "bank.npy", rng.normal(size=(64, 64)).astype(np.float32))
+    np.save(tmp_path / "small.npy", rng.normal(size=(40_000, 64)).astype(np.float16))
+    np.save(tmp_path / "large.npy", rng.normal(size=(400_000, 64)).astype(np.float16))
+    peaks = []
+    for name in ("small.npy", "large.npy"):
+        run = subprocess.run(
+            [sys.executable, "-c", program, name], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        peaks.append(int(run.stdout) / 1024)
+    mapped_file, offsets = 400_000 * 64 * 2 / 2**20, 400_000 * 8 * 4 / 2**20
+    assert peaks[1] - peaks[0] < mapped_file + offsets

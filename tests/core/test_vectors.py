@@ -1,0 +1,207 @@
+"""What is read as vectors, and what is refused, in one line."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+import hubplugin
+from hubplugin.metric import Metric
+from hubplugin.reductions import prepared
+from hubplugin.vectors import as_vectors, spool
+
+X = np.arange(12, dtype=np.float32).reshape(4, 3) - 5
+
+
+def refusal(source, name="query bank"):
+    with pytest.raises(hubplugin.InputError) as caught:
+        as_vectors(source, name).array()
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1", "i4", "i8", ">f4"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_numpy_of_any_numeric_type_and_memory_order(dtype, order):
+    np.testing.assert_array_equal(as_vectors(np.asarray(X, dtype, order=order)).array(), X)
+
+
+def test_strided_views_lists_and_memory_maps(tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    for source in (np.repeat(X, 2, axis=0)[::2], X.tolist(), np.load(tmp_path / "x.npy", mmap_mode="r")):
+        np.testing.assert_array_equal(as_vectors(source).array(), X)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32])
+def test_torch_tensors(dtype):
+    tensor = torch.from_numpy(X).to(dtype)
+    np.testing.assert_array_equal(as_vectors(tensor).array(), X)
+    if tensor.is_floating_point():
+        np.testing.assert_array_equal(as_vectors(tensor.requires_grad_()).array(), X)
+
+
+def write_npy(path):
+    np.save(path, X)
+
+
+def write_fortran_npy(path):
+    np.save(path, np.asfortranarray(X))
+
+
+def write_npz(path):
+    np.savez_compressed(path, only=X)
+
+
+def write_safetensors(path):
+    from safetensors.torch import save_file
+
+    save_file({"only": torch.from_numpy(X).bfloat16()}, path)
+
+
+def write_parquet(path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"id": [1, 2, 3, 4], "vector": X.tolist()}), path, row_group_size=3)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "write"),
+    [
+        (".npy", write_npy),
+        (".npy", write_fortran_npy),
+        (".npz", write_npz),
+        (".safetensors", write_safetensors),
+        (".parquet", write_parquet),
+    ],
+)
+def test_files_are_read_in_blocks_and_truncated_ones_refused(suffix, write, tmp_path):
+    path = tmp_path / f"x{suffix}"
+    write(path)
+    vectors = as_vectors(path)
+    assert (vectors.rows, vectors.dim) == (4, 3)
+    blocks = list(vectors.blocks(3))
+    assert [len(block) for block in blocks] in ([3, 1], [3, 1, 0])
+    for _ in range(2):  # as often as needed
+        np.testing.assert_array_equal(vectors.array(), X)
+    path.write_bytes(path.read_bytes()[:-7])
+    assert "damaged or truncated" in refusal(path)
+
+
+def test_one_of_several_arrays_is_named_behind_a_hash(tmp_path):
+    np.savez(tmp_path / "x.npz", a=X, b=X + 1)
+    np.testing.assert_array_equal(as_vectors(f"{tmp_path}/x.npz#b").array(), X + 1)
+    assert "a, b" in refusal(tmp_path / "x.npz")
+    assert "a, b" in refusal(f"{tmp_path}/x.npz#c")
+
+
+def test_a_column_of_a_parquet_file_is_named_behind_a_hash(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"a": X.tolist(), "b": (X + 1).tolist()}), tmp_path / "x.parquet")
+    np.testing.assert_array_equal(as_vectors(f"{tmp_path}/x.parquet#b").array(), X + 1)
+
+
+def test_pickles_are_never_unpickled(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "exploded"), "w"))
+
+    np.save(tmp_path / "x.npy", np.array([[Bomb()]], dtype=object), allow_pickle=True)
+    np.savez(tmp_path / "y.npz", x=np.array([[Bomb()]], dtype=object))
+    (tmp_path / "z.npy").write_bytes(pickle.dumps(Bomb()))
+    for name in ("x.npy", "y.npz", "z.npy"):
+        refusal(tmp_path / name)
+        assert not (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (np.empty((0, 3)), "empty"),
+        (np.empty((3, 0)), "empty"),
+        (np.zeros(3), "1 dimension"),
+        (np.zeros((2, 2, 2)), "3 dimension"),
+        (np.array([[1, "a"]], dtype=object), "object array"),
+        (np.array([["a", "b"]]), "<U1"),
+        (np.array([[True, False]]), "bool"),
+        (np.array([[1j, 2]]), "complex"),
+        (torch.tensor([[True]]), "torch.bool"),
+        ([[1.0, 2.0], [3.0]], "mixed dimensions"),
+        ("nowhere.npy", "no file 'nowhere.npy'"),
+    ],
+)
+def test_what_is_no_matrix_of_numbers_is_refused_by_name(source, says):
+    message = refusal(source)
+    assert says in message
+    assert "query bank" in message
+
+
+def test_another_kind_of_file_is_refused_with_the_kinds_that_are_read(tmp_path):
+    (tmp_path / "x.csv").write_text("1,2")
+    assert ".npy, .npz, .safetensors, .parquet" in refusal(tmp_path / "x.csv")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_the_first_row_that_is_not_finite_is_named(bad):
+    x = np.ones((40_000, 2), np.float32)
+    x[30_007, 1] = x[35_000, 0] = bad
+    assert "row 30007 " in refusal(x)
+
+
+def test_a_value_too_large_for_float32_is_named():
+    assert "row 1 holds a value that is too large for float32" in refusal(np.array([[1.0], [1e300]]))
+
+
+def test_a_zero_vector_is_refused_under_cosine_alone():
+    x = np.ones((20_000, 2), np.float32)
+    x[17_000] = 0
+    assert len(prepared(as_vectors(x), Metric.DOT)) == 20_000
+    with pytest.raises(hubplugin.InputError, match="row 17000 is a zero vector"):
+        prepared(as_vectors(x), Metric.COSINE)
+
+
+def test_parquet_rows_of_different_lengths_are_refused(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"v": [[1.0, 2.0], [3.0]]}), tmp_path / "x.parquet")
+    assert "mixed dimensions" in refusal(tmp_path / "x.parquet")
+    pq.write_table(pa.table({"v": [[1.0, 2.0], None]}), tmp_path / "y.parquet")
+    assert "mixed dimensions" in refusal(tmp_path / "y.parquet")
+
+
+@given(arrays(np.float64, st.tuples(st.integers(1, 9), st.integers(1, 5)), elements=st.floats(-1e6, 1e6)))
+def test_blocks_of_any_size_make_up_the_array(x):
+    for size in (1, 2, 100):
+        np.testing.assert_array_equal(np.concatenate(list(as_vectors(x).blocks(size))), x.astype(np.float32))
+
+
+def test_blocks_that_can_be_read_once_are_spooled_and_their_file_goes_with_the_object():
+    import gc
+    from pathlib import Path
+
+    vectors = spool(iter([X, X + 1]), "gallery")
+    path = Path(vectors._source.filename)
+    for _ in range(2):
+        np.testing.assert_array_equal(vectors.array(), np.concatenate([X, X + 1]))
+    del vectors
+    gc.collect()
+    assert not path.exists()
+
+
+def test_bank_and_targets_of_different_dimensions_are_both_named():
+    with pytest.raises(hubplugin.InputError, match=r"query bank has 3 dimensions, targets has 2"):
+        hubplugin.fit(X, "is", targets=np.ones((5, 2)))
+    with pytest.raises(hubplugin.InputError, match=r"query bank has 3 dimensions, target bank has 2"):
+        hubplugin.fit(X, "dualis", target_bank=np.ones((5, 2)))
+    with pytest.raises(hubplugin.InputError, match=r"targets has 2 dimensions, the query bank of this model has 3"):
+        hubplugin.fit(X, "is").offsets(np.ones((5, 2)))
