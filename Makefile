@@ -1,0 +1,32 @@
+# Both commands need python3 (3.10 or newer), pip and make, and create their own environment in .venv.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.PHONY: demo test lint unit bench clean
+
+demo: $(VENV)/installed
+	$(BIN)/hubplugin demo
+
+test: lint unit
+
+lint: $(VENV)/installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+unit: $(VENV)/installed
+	$(BIN)/python -m pytest
+
+bench: $(VENV)/installed
+	$(BIN)/python -m benchmarks
+
+# Constraints pin every direct dependency; torch comes first, so that nothing else chooses its build.
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .demo dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,40 @@
+"""Progress bars for whoever sits at a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from hubplugin import vectors
+
+
+@contextmanager
+def bars(console: Console | None = None) -> Iterator[vectors.Progress]:
+    """A `Progress` callback that draws one bar a kind of work, on stderr unless `console` is given.
+
+        with bars() as progress:
+            hubplugin.fit(bank, targets=gallery, progress=progress)
+
+    Bars of finished work vanish; nothing is drawn where the output is no terminal.
+    """
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console or Console(stderr=True), transient=True) as display:
+        tasks = {}
+
+        def progress(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                for task in tasks.values():
+                    display.update(task, visible=False)
+                tasks[what] = display.add_task(what, total=total or None)
+            display.update(tasks[what], completed=done, total=total or None, visible=True)
+
+        yield progress
