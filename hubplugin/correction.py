@@ -10,8 +10,9 @@ import numpy as np
 
 from hubplugin.errors import InputError, StoreError
 from hubplugin.fitting import fit
+from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.store import Batch, Store
+from hubplugin.store import Batch, Correction, Store
 from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors, spool
 
 TOLERANCE = 1e-5
@@ -27,6 +28,40 @@ class Applied:
     scanned: int
     missing: int
     stale: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.scanned} targets, of which {self.missing} had no offset and {self.stale} another one; "
+            f"active: {self.model}"
+        )
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `inspect` found: the correction, if any, and of `count` targets how many lack an offset, and how many
+    have one that their vector no longer gives."""
+
+    url: str
+    metric: Metric
+    dim: int
+    count: int
+    correction: Correction | None
+    missing: int = 0
+    stale: int = 0
+
+    def __str__(self) -> str:
+        text = f"{self.url}: {self.count} targets, {self.dim} dimensions, {self.metric.value}"
+        if self.correction is None:
+            return f"{text}\nno correction"
+        model, state = self.correction.model, "active" if self.correction.active else "half-written, searches are raw"
+        text += f"\n{model}, {state}\nfingerprint {model.fingerprint}, query bank {model.bank_fingerprint}"
+        if model.gallery is not None:
+            text += (
+                f"\noffsets from {model.gallery.smallest:+.4f} to {model.gallery.largest:+.4f}, "
+                f"standard deviation {model.gallery.deviation:.4f}"
+            )
+        health = "every target has its offset" if not self.missing + self.stale else "run refresh"
+        return f"{text}\n{self.missing} missing, {self.stale} stale: {health}"
 
 
 def apply(
@@ -91,8 +126,7 @@ def write(
     total = store.count()
     for batch in store.scan(store.begin(model)):
         offsets = model.offsets(batch.vectors, device=device, memory=memory)
-        absent = np.isnan(batch.offsets)
-        differs = ~absent & (np.abs(batch.offsets - offsets) > TOLERANCE)
+        absent, differs = _differences(batch, offsets)
         wrong = absent | differs if amends else np.ones(len(offsets), bool)
         if wrong.all():
             store.write(batch, offsets)
@@ -105,6 +139,28 @@ def write(
             progress("writing offsets", min(scanned, total), total)
     store.activate()
     return Applied(model, scanned, missing, stale)
+
+
+def inspect(
+    store: Store, *, device: str = "auto", memory: int | str = "512MiB", progress: Progress | None = None
+) -> Inspection:
+    """What correction lies in `store`, and whether every target has the offset that its vector gives."""
+    found, total = store.correction(), store.count()
+    missing = stale = done = 0
+    if found is not None:
+        for batch in store.scan():
+            offsets = found.model.offsets(batch.vectors, device=device, memory=memory)
+            absent, differs = _differences(batch, offsets)
+            missing, stale, done = missing + int(absent.sum()), stale + int(differs.sum()), done + len(offsets)
+            if progress is not None:
+                progress("checking offsets", min(done, total), total)
+    return Inspection(store.url, store.metric, store.dim, total, found, missing, stale)
+
+
+def _differences(batch: Batch, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which targets of `batch` have no offset, and which one that is not in `offsets`: bool [b] each."""
+    absent = np.isnan(batch.offsets)
+    return absent, ~absent & (np.abs(batch.offsets - offsets) > TOLERANCE)
 
 
 def require_match(model: OffsetModel, store: Store) -> None:

@@ -58,7 +58,7 @@ def fit(
         parameters=configuration.model_dump(),
         metric=metric,
         terms=configuration.terms(given),
-        bank_fingerprint=fingerprint(given.query_bank),
+        bank_fingerprint=fingerprint(given.query_bank, given.target_bank),
     )
     if gallery is None:
         return model

@@ -176,10 +176,13 @@ def spool(blocks: Iterable[np.ndarray], name: str) -> Vectors:
     return vectors
 
 
-def fingerprint(vectors: np.ndarray) -> str:
-    """A short name for the content of an array: the first 16 hex digits of its SHA-256."""
-    digest = hashlib.sha256(repr((vectors.shape, vectors.dtype.str)).encode())
-    digest.update(np.ascontiguousarray(vectors).data)
+def fingerprint(*arrays: np.ndarray | None) -> str:
+    """A short name for the content of some arrays: the first 16 hex digits of their SHA-256."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        if array is not None:
+            digest.update(repr((array.shape, array.dtype.str)).encode())
+            digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()[:16]
 
 

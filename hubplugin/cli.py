@@ -1,0 +1,119 @@
+"""The command line: one thin function a command, over the Python API that says the same."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hubplugin.errors import HubpluginError, InputError
+
+app = typer.Typer(
+    help="Mends hubness in vector search: one offset per target, stored in your Faiss index or Qdrant collection.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+StoreUrl = Annotated[
+    str,
+    typer.Argument(
+        metavar="STORE",
+        help="faiss:FILE, qdrant://HOST:6333/COLLECTION, qdrant+https://..., qdrant-local:PATH/COLLECTION",
+    ),
+]
+Queries = Annotated[
+    str, typer.Option(help="The query bank: .npy, .npz, .safetensors or .parquet; file#name picks one.")
+]
+Setting = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A parameter, as --set tau=0.05")
+]
+Device = Annotated[str, typer.Option(help="auto is cuda, then mps, then cpu.")]
+Memory = Annotated[str, typer.Option(help="Bounds the similarities held at one time.")]
+
+
+@app.command()
+def apply(
+    store: StoreUrl,
+    queries: Queries,
+    target_bank: Annotated[str | None, typer.Option(help="A second bank, of example targets.")] = None,
+    method: Annotated[str, typer.Option(help="is, sn, dbsn, dualis, nnn, csls or dn.")] = "dbsn",
+    settings: Setting = None,
+    device: Device = "auto",
+    memory: Memory = "512MiB",
+) -> None:
+    """Fit, check, write, activate; resumes where it was cut off."""
+    from hubplugin.correction import apply
+    from hubplugin.progress import bars
+    from hubplugin.store import open_store
+
+    with bars() as progress:
+        applied = apply(
+            open_store(store), queries, method, target_bank,
+            device=device, memory=memory, progress=progress, **_parameters(settings),
+        )  # fmt: skip
+    typer.echo(f"{store}: {applied}")
+
+
+@app.command()
+def refresh(store: StoreUrl, device: Device = "auto", memory: Memory = "512MiB") -> None:
+    """Write the offsets that are missing or stale, and no others."""
+    from hubplugin.correction import refresh
+    from hubplugin.progress import bars
+    from hubplugin.store import open_store
+
+    with bars() as progress:
+        typer.echo(f"{store}: {refresh(open_store(store), device=device, memory=memory, progress=progress)}")
+
+
+@app.command()
+def remove(store: StoreUrl) -> None:
+    """Take the correction out; the store is as if it had never been there."""
+    from hubplugin.store import open_store
+
+    opened = open_store(store)
+    found = opened.correction()
+    opened.remove()
+    typer.echo(f"{store}: {'correction removed' if found else 'there was no correction'}")
+
+
+@app.command()
+def inspect(store: StoreUrl, device: Device = "auto", memory: Memory = "512MiB") -> None:
+    """Say what correction lies in the store, and whether it is whole."""
+    from hubplugin.correction import inspect
+    from hubplugin.progress import bars
+    from hubplugin.store import open_store
+
+    with bars() as progress:
+        found = inspect(open_store(store), device=device, memory=memory, progress=progress)
+    typer.echo(str(found))
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option(help="Where the index and the collection are built.")] = Path(".demo"),
+) -> None:
+    """The real thing, on the data that comes with it."""
+    from hubplugin.demo import run
+
+    run(folder)
+
+
+def _parameters(settings: list[str] | None) -> dict[str, Any]:
+    parameters = {}
+    for setting in settings or []:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise InputError(f"--set {setting!r}: expected NAME=VALUE, as in --set tau=0.05")
+        parameters[name] = value  # text; each method's configuration parses and checks it
+    return parameters
+
+
+def main() -> None:
+    """Runs the command line; an error of hubplugin's is one line on stderr and exit status 1."""
+    try:
+        app()
+    except HubpluginError as error:
+        sys.exit(f"hubplugin: {error}")
