@@ -1,0 +1,224 @@
+"""`hubplugin demo`: real docstring-to-function pairs in Faiss and in Qdrant, both corrected in place."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from hubplugin.errors import HubpluginError
+from hubplugin.evaluation.hubness import k_occurrence, skewness
+from hubplugin.fitting import fit
+from hubplugin.progress import bars
+from hubplugin.vectors import Progress
+
+K = 10
+COLLECTION = "functions"
+
+
+@dataclass(frozen=True)
+class ExampleData:
+    """Docstrings (queries) and functions (targets) of the Python standard library; row i belongs to row i."""
+
+    bank_queries: np.ndarray
+    bank_targets: np.ndarray
+    test_queries: np.ndarray
+    test_targets: np.ndarray
+    names: list[str]
+    texts: list[str]
+
+
+@dataclass(frozen=True)
+class Run:
+    """All test queries searched in one store: rows of the targets found [q, K], and the milliseconds a query took."""
+
+    hits: np.ndarray
+    milliseconds: float
+
+    def ranks(self) -> np.ndarray:
+        """The rank of each query's own target: float [q], infinity where it is not among the K found."""
+        own = self.hits == np.arange(len(self.hits))[:, None]
+        return np.where(own.any(axis=1), own.argmax(axis=1) + 1.0, np.inf)
+
+
+def example_data() -> ExampleData:
+    """The set that comes with hubplugin: in the wheel beside this file, in a checkout under examples/data."""
+    here = Path(__file__).parent
+    folder = next((path for path in (here / "data", here.parent / "examples" / "data") if path.is_dir()), None)
+    if folder is None:
+        raise HubpluginError("the example data is missing from this installation; install hubplugin again")
+    arrays = {path.stem: np.load(path).astype(np.float32) for path in folder.glob("*.npy")}
+    for array in arrays.values():
+        array /= np.linalg.norm(array, axis=1, keepdims=True)
+    names = json.loads((folder / "names.json").read_text())["test"]
+    return ExampleData(names=names, texts=json.loads((folder / "test_texts.json").read_text()), **arrays)
+
+
+def run(folder: Path, console: Console | None = None) -> dict[str, tuple[Run, Run]]:
+    """Builds both stores under `folder` (emptied first), corrects them in place, and prints what changed.
+
+    Returns, for each store, the raw and the corrected run. Raises HubpluginError if faiss-cpu or qdrant-client
+    is missing, or if `folder` holds anything but an earlier demo.
+    """
+    try:
+        import faiss
+        import hubplugin_faiss
+        import hubplugin_qdrant
+        from qdrant_client import QdrantClient, models
+    except ImportError as error:
+        raise HubpluginError(f"the demo needs both stores ({error}): pip install 'hubplugin[all]'") from None
+
+    console, started = console or Console(), time.perf_counter()
+    data, index_file = example_data(), folder / "functions.faiss"
+    clear(folder)
+    console.print(
+        f"{len(data.names):,} functions of the Python standard library, each searched for with its docstring. "
+        f"A bank of {len(data.bank_queries):,} other docstrings will tell which functions are hubs.\n"
+    )
+
+    with bars(console) as progress:
+        index = faiss.IndexFlatIP(data.test_targets.shape[1])
+        index.add(data.test_targets)
+        faiss.write_index(index, str(index_file))
+
+        client = QdrantClient(path=str(folder / "qdrant"))
+        size = data.test_targets.shape[1]
+        client.create_collection(COLLECTION, models.VectorParams(size=size, distance=models.Distance.COSINE))
+        for start in range(0, len(data.names), 100):
+            rows = range(start, min(start + 100, len(data.names)))
+            client.upsert(
+                COLLECTION,
+                [
+                    models.PointStruct(
+                        id=row, vector=data.test_targets[row].tolist(), payload={"name": data.names[row]}
+                    )
+                    for row in rows
+                ],
+            )
+            progress("building the Qdrant collection", rows.stop, len(data.names))
+
+        def in_faiss(query: np.ndarray) -> list[int]:
+            return index.search(query[None], K)[1][0].tolist()  # type: ignore[no-any-return]
+
+        def in_qdrant(query: np.ndarray) -> list[int]:
+            return [int(point.id) for point in client.query_points(COLLECTION, query=query, limit=K).points]
+
+        raw = {
+            "Faiss": search_all(in_faiss, data, "searching the raw Faiss index", progress),
+            "Qdrant": search_all(in_qdrant, data, "searching the raw Qdrant collection", progress),
+        }
+    console.print(hub_table(raw["Faiss"], data))
+
+    with bars(console) as progress:
+        bank = {"query_bank": data.bank_queries, "target_bank": data.bank_targets, "progress": progress}
+        model = fit(targets=data.test_targets, **bank)
+        hubplugin_faiss.upgrade_file(index_file, model)
+        index = faiss.read_index(str(index_file))
+
+        hubplugin_qdrant.apply(client, COLLECTION, **bank)
+        client = hubplugin_qdrant.HubQdrantClient.wrap(client)
+
+        corrected = {
+            "Faiss": search_all(in_faiss, data, "searching the corrected Faiss index", progress),
+            "Qdrant": search_all(in_qdrant, data, "searching the corrected Qdrant collection", progress),
+        }
+        client.close()
+
+    runs = {name: (raw[name], corrected[name]) for name in raw}
+    console.print(gain_table(runs))
+    for query in captured_queries(*runs["Faiss"]):
+        console.print(answer_table(query, data, runs))
+    for name, (before, after) in runs.items():
+        won = int(((before.ranks() > 1) & (after.ranks() == 1)).sum())
+        lost = int(((before.ranks() == 1) & (after.ranks() > 1)).sum())
+        console.print(
+            f"{name}: of {len(data.texts):,} queries, {won} won the first place for their function, {lost} lost it."
+        )
+    console.print(f"\nFitted: {model}\n{time.perf_counter() - started:.0f} seconds. Look at the stores with")
+    console.print(f"  hubplugin inspect faiss:{index_file}", soft_wrap=True)
+    console.print(f"  hubplugin inspect qdrant-local:{folder}/qdrant/{COLLECTION}", soft_wrap=True)
+    return runs
+
+
+def clear(folder: Path) -> None:
+    """Empties `folder` if an earlier demo made it; refuses if anything else lies there."""
+    marker = folder / "made-by-hubplugin-demo"
+    if folder.exists() and not marker.exists() and any(folder.iterdir()):
+        raise HubpluginError(f"folder {str(folder)!r} is not empty and no demo made it; name another one with --folder")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    marker.touch()
+
+
+def search_all(search: Callable[[np.ndarray], list[int]], data: ExampleData, what: str, progress: Progress) -> Run:
+    """Every test query through `search`, one at a time, as an application would."""
+    hits = np.empty((len(data.test_queries), K), np.int64)
+    started = time.perf_counter()
+    for row, query in enumerate(data.test_queries):
+        hits[row] = search(query)
+        progress(what, row + 1, len(hits))
+    return Run(hits, 1000 * (time.perf_counter() - started) / len(hits))
+
+
+def hub_table(before: Run, data: ExampleData) -> Table:
+    """The worst hubs by name: the functions that most queries find among their first K."""
+    occurrence = k_occurrence(before.hits, len(data.names))
+    table = Table(title=f"The worst hubs, raw: found among the first {K} by ...", title_justify="left")
+    table.add_column("queries", justify="right")
+    table.add_column("function")
+    for row in np.argsort(-occurrence, kind="stable")[:5]:
+        table.add_row(str(occurrence[row]), data.names[row])
+    table.caption = f"An evenly found function would be found by {K}; {int((occurrence == 0).sum())} are found by none."
+    return table
+
+
+def gain_table(runs: dict[str, tuple[Run, Run]]) -> Table:
+    """Recall, median rank, hubness and speed, raw and corrected, for every store."""
+    table = Table(title="Raw and corrected", title_justify="left")
+    for column in ("", "R@1", "R@5", "R@10", "median rank", f"skewness of N{K}", f"largest N{K}", "ms a query"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, pair in runs.items():
+        for state, result in zip(("raw", "corrected"), pair, strict=True):
+            ranks, occurrence = result.ranks(), k_occurrence(result.hits, len(result.hits))
+            median = float(np.median(ranks))
+            table.add_row(
+                f"{name}, {state}",
+                *(f"{100 * (ranks <= k).mean():.1f}" for k in (1, 5, 10)),
+                f"{median:g}" if np.isfinite(median) else f"> {K}",
+                f"{skewness(occurrence):.2f}",
+                str(occurrence.max()),
+                f"{result.milliseconds:.2f}",
+                end_section=state == "corrected",
+            )
+    return table
+
+
+def captured_queries(before: Run, after: Run, count: int = 3) -> list[int]:
+    """The first queries whose own function stood behind a hub and now stands first; the worst hubs come first."""
+    occurrence = k_occurrence(before.hits, len(before.hits))
+    freed = np.flatnonzero((before.ranks() > 1) & (after.ranks() == 1))
+    return freed[np.argsort(-occurrence[before.hits[freed, 0]], kind="stable")][:count].tolist()
+
+
+def answer_table(query: int, data: ExampleData, runs: dict[str, tuple[Run, Run]]) -> Table:
+    """The first three answers to one query, before and after, from every store; its own function is marked."""
+    text = data.texts[query] if len(data.texts[query]) <= 90 else data.texts[query][:87] + "..."
+    table = Table(title=f"“{text}”", title_justify="left")
+    for column in ("", "raw", "corrected"):
+        table.add_column(column)
+    for name, pair in runs.items():
+        columns = []
+        for result in pair:
+            found = [
+                f"[green]{data.names[row]} ✓[/]" if row == query else data.names[row] for row in result.hits[query, :3]
+            ]
+            columns.append("\n".join(found))
+        table.add_row(name, *columns, end_section=True)
+    return table

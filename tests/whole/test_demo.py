@@ -1,0 +1,57 @@
+"""The demo's own measurements: correction finds more in both stores, and both stores agree."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import hubplugin
+from hubplugin.demo import run
+from hubplugin.evaluation.hubness import k_occurrence, skewness
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    console = Console(file=io.StringIO(), width=140)
+    runs = run(tmp_path_factory.mktemp("demo"), console)
+    return runs, console.file.getvalue()
+
+
+@pytest.mark.parametrize("store", ["Faiss", "Qdrant"])
+def test_the_corrected_store_finds_more_and_is_less_hubby(store, shown):
+    raw, corrected = shown[0][store]
+    for k in (1, 10):
+        assert (corrected.ranks() <= k).mean() > (raw.ranks() <= k).mean() + 0.01
+    n = len(raw.hits)
+    assert skewness(k_occurrence(corrected.hits, n)) < skewness(k_occurrence(raw.hits, n)) / 2
+
+
+def test_both_stores_give_the_same_answers(shown):
+    for state in (0, 1):
+        faiss, qdrant = shown[0]["Faiss"][state].hits, shown[0]["Qdrant"][state].hits
+        assert (faiss == qdrant).mean() > 0.999  # near-ties may swap in the last bit of a float32
+
+
+def test_the_corrected_ranking_is_the_exact_one(shown, real):
+    targets, queries = (real[name].astype(np.float64) for name in ("test_targets", "test_queries"))
+    targets, queries = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (targets, queries))
+    model = hubplugin.fit(real["bank_queries"], targets=real["test_targets"], target_bank=real["bank_targets"])
+    expected = np.argsort(-(queries @ targets.T + model.offsets(targets)), axis=1)[:, :10]
+    for store in ("Faiss", "Qdrant"):
+        assert (shown[0][store][1].hits == expected).mean() > 0.999
+
+
+def test_hubs_are_shown_by_name_and_the_table_names_every_measure(shown):
+    _, text = shown
+    for expected in ("worst hubs", "R@1", "R@5", "R@10", "median rank", "skewness of N10", "largest N10", "ms a query"):
+        assert expected in text
+
+
+def test_a_folder_that_no_demo_made_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(hubplugin.HubpluginError, match="is not empty and no demo made it"):
+        run(tmp_path, Console(file=io.StringIO()))
+    assert (tmp_path / "thesis.tex").read_text() == "precious"

@@ -1,0 +1,58 @@
+"""A wheel installed into an empty environment: the core alone says what it lacks, with the extras it runs the demo."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def run(*command: str | Path, cwd: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+    clean = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    result = subprocess.run([*map(str, command)], cwd=cwd, env=clean, capture_output=True, text=True)
+    assert not check or result.returncode == 0, result.stdout + result.stderr
+    return result
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
+    return next(folder.glob("*.whl"))
+
+
+def test_the_wheel_carries_three_packages_their_types_and_the_example_data(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    for expected in (
+        "hubplugin/py.typed",
+        "hubplugin_faiss/py.typed",
+        "hubplugin_qdrant/py.typed",
+        "hubplugin/data/test_queries.npy",
+    ):
+        assert expected in names
+
+
+def test_the_wheel_in_an_empty_environment_runs_the_demo(wheel, tmp_path):
+    venv.create(tmp_path / "env", with_pip=True)
+    python, command = tmp_path / "env" / "bin" / "python", tmp_path / "env" / "bin" / "hubplugin"
+    pip = (python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt")
+
+    run(*pip, wheel, cwd=tmp_path)
+    program = "import hubplugin, numpy as np; x = np.eye(4); print(hubplugin.fit(x, targets=x).offsets(x).shape)"
+    assert run(python, "-c", program, cwd=tmp_path).stdout == "(4,)\n"
+    without_stores = run(command, "demo", cwd=tmp_path, check=False)
+    assert without_stores.returncode == 1
+    assert without_stores.stderr.count("\n") == 1
+    assert "pip install 'hubplugin[all]'" in without_stores.stderr
+
+    run(*pip, f"{wheel}[faiss,qdrant]", cwd=tmp_path)
+    shown = run(command, "demo", cwd=tmp_path).stdout
+    for row in ("Faiss, raw", "Faiss, corrected", "Qdrant, raw", "Qdrant, corrected"):
+        assert row in shown
