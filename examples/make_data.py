@@ -164,9 +164,7 @@ def make() -> dict[str, bytes]:
         "test_targets.npy": embed([pair.target for pair in test]),
         "bank_queries.npy": embed([pair.query for pair in bank]),
         "bank_targets.npy": embed([pair.target for pair in bank]),
-        "names.json": json_bytes(
-            {"test": [pair.name for pair in test], "bank": [pair.name for pair in bank]}
-        ),
+        "names.json": json_bytes({"test": [pair.name for pair in test], "bank": [pair.name for pair in bank]}),
         "test_texts.json": json_bytes([pair.query for pair in test]),
     }
     # The vectors cannot be turned back into texts; this tells whether the texts were the same.
@@ -220,9 +218,7 @@ def compare(name: str, made: bytes) -> str | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make the example set in examples/data/.")
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; compare with the files there"
-    )
+    parser.add_argument("--check", action="store_true", help="write nothing; compare with the files there")
     check: bool = parser.parse_args().check
 
     files = make()

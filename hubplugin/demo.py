@@ -69,9 +69,10 @@ def run(folder: Path, console: Console | None = None) -> dict[str, tuple[Run, Ru
     """
     try:
         import faiss
+        from qdrant_client import QdrantClient, models
+
         import hubplugin_faiss
         import hubplugin_qdrant
-        from qdrant_client import QdrantClient, models
     except ImportError as error:
         raise HubpluginError(f"the demo needs both stores ({error}): pip install 'hubplugin[all]'") from None
 
