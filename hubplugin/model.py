@@ -70,8 +70,8 @@ class GalleryStatistics:
 class OffsetModel:
     """offset(t) = sum of `terms` at t, less `centre`: one number a target, to be added to s(q, t).
 
-    method, parameters: as given to `fit`. metric: the similarity the offsets belong to. bank_fingerprint:
-    names the query bank and the target bank. centre: mean of the raw offsets over the gallery of the fit (0 without one), so
+    method, parameters: as given to `fit`. metric: the similarity the offsets belong to. bank_fingerprint: names the
+    query bank and the target bank. centre: mean of the raw offsets over the gallery of the fit (0 without one), so
     that 0 is the neutral offset. gallery: None where the fit was given no targets.
     """
 
