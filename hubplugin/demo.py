@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -85,7 +86,7 @@ def run(folder: Path, console: Console | None = None) -> dict[str, tuple[Run, Ru
     )
 
     with bars(console) as progress:
-        index = faiss.IndexFlatIP(data.test_targets.shape[1])
+        index: Any = faiss.IndexFlatIP(data.test_targets.shape[1])
         index.add(data.test_targets)
         faiss.write_index(index, str(index_file))
 
@@ -106,7 +107,7 @@ def run(folder: Path, console: Console | None = None) -> dict[str, tuple[Run, Ru
             progress("building the Qdrant collection", rows.stop, len(data.names))
 
         def in_faiss(query: np.ndarray) -> list[int]:
-            return index.search(query[None], K)[1][0].tolist()  # type: ignore[no-any-return]
+            return list(index.search(query[None], K)[1][0])
 
         def in_qdrant(query: np.ndarray) -> list[int]:
             return [int(point.id) for point in client.query_points(COLLECTION, query=query, limit=K).points]
@@ -118,12 +119,12 @@ def run(folder: Path, console: Console | None = None) -> dict[str, tuple[Run, Ru
     console.print(hub_table(raw["Faiss"], data))
 
     with bars(console) as progress:
-        bank = {"query_bank": data.bank_queries, "target_bank": data.bank_targets, "progress": progress}
-        model = fit(targets=data.test_targets, **bank)
+        queries, targets = data.bank_queries, data.bank_targets
+        model = fit(queries, targets=data.test_targets, target_bank=targets, progress=progress)
         hubplugin_faiss.upgrade_file(index_file, model)
         index = faiss.read_index(str(index_file))
 
-        hubplugin_qdrant.apply(client, COLLECTION, **bank)
+        hubplugin_qdrant.apply(client, COLLECTION, query_bank=queries, target_bank=targets, progress=progress)
         client = hubplugin_qdrant.HubQdrantClient.wrap(client)
 
         corrected = {
@@ -205,7 +206,7 @@ def captured_queries(before: Run, after: Run, count: int = 3) -> list[int]:
     """The first queries whose own function stood behind a hub and now stands first; the worst hubs come first."""
     occurrence = k_occurrence(before.hits, len(before.hits))
     freed = np.flatnonzero((before.ranks() > 1) & (after.ranks() == 1))
-    return freed[np.argsort(-occurrence[before.hits[freed, 0]], kind="stable")][:count].tolist()
+    return [int(row) for row in freed[np.argsort(-occurrence[before.hits[freed, 0]], kind="stable")][:count]]
 
 
 def answer_table(query: int, data: ExampleData, runs: dict[str, tuple[Run, Run]]) -> Table:

@@ -1,0 +1,145 @@
+"""A hubplugin adapter for LanceDB tables, to show how little one is: `lancedb:FOLDER/TABLE`.
+
+The table has a column `id` and a column `vector`, compared by cosine. A correction adds one column of d + 1
+components, [t, offset], which LanceDB's own search ranks by inner product with [q, 1]. A second table holds the
+models and says which of them is active.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import lancedb
+import numpy as np
+import pyarrow as pa
+
+from hubplugin.errors import StoreError
+from hubplugin.metric import Metric, augment_queries, augment_targets, normalise
+from hubplugin.model import OffsetModel
+from hubplugin.store import Batch, Correction, Hits, Id, Store
+
+BATCH_ROWS = 4096
+BOOK = pa.schema(
+    [("column", pa.string()), ("fingerprint", pa.string()), ("active", pa.bool_()), ("model", pa.binary())]
+)
+
+
+def open_url(url: str) -> LanceStore:
+    """The store behind `lancedb:FOLDER/TABLE`; raises StoreError if there is no such table."""
+    folder, _, table = url.removeprefix("lancedb:").rpartition("/")
+    if not Path(folder).is_dir() or table not in _tables(lancedb.connect(folder)):
+        raise StoreError(f"{url}: there is no such table; expected lancedb:FOLDER/TABLE")
+    return LanceStore(folder, table)
+
+
+class LanceStore(Store):
+    """See `hubplugin.store.Store`, which says what each method does."""
+
+    metric = Metric.COSINE
+
+    def __init__(self, folder: str, table: str):
+        self.url = f"lancedb:{folder}/{table}"
+        self._database = lancedb.connect(folder)
+        self._table = self._database.open_table(table)
+        self._book_name = f"{table}__hubplugin"
+        self.dim = self._table.schema.field("vector").type.list_size
+        self._writing: str | None = None
+
+    def count(self) -> int:
+        return self._table.count_rows()
+
+    def scan(self, after: Id | None = None) -> Iterator[Batch]:
+        row = self._row(active=True)
+        columns = ["id", "vector"] + ([row["column"]] if row else [])
+        for batch in self._table.search().select(columns).to_batches(BATCH_ROWS):
+            vectors = _matrix(batch.column("vector"), self.dim)
+            offsets = np.full(len(vectors), np.nan, np.float32)
+            if row:
+                stored = batch.column(row["column"])
+                offsets[stored.is_valid().to_numpy(zero_copy_only=False)] = _matrix(stored.drop_null(), self.dim + 1)[
+                    :, -1
+                ]
+            yield Batch(batch.column("id").to_pylist(), vectors, offsets)
+
+    def correction(self) -> Correction | None:
+        row = self._row(active=True) or self._row(active=False)
+        return row and Correction(OffsetModel.from_bytes(row["model"], self.url), row["active"])
+
+    def begin(self, model: OffsetModel) -> Id | None:
+        # A scan of a table has no order to go on in, so a run that was cut off writes its column again.
+        self._writing = f"hub_{model.fingerprint}"
+        if self._book_name not in _tables(self._database):
+            self._database.create_table(self._book_name, schema=BOOK)
+        if self._writing not in [row["column"] for row in self._rows()]:
+            entry = {
+                "column": self._writing,
+                "fingerprint": model.fingerprint,
+                "active": False,
+                "model": model.to_bytes(),
+            }
+            self._database.open_table(self._book_name).add([entry])
+        if self._writing not in self._table.schema.names:
+            self._table.add_columns(pa.field(self._writing, pa.list_(pa.float32(), self.dim + 1)))
+        return None
+
+    def write(self, batch: Batch, offsets: np.ndarray) -> None:
+        rows = augment_targets(normalise(batch.vectors, self.url), offsets, self.metric)
+        column = pa.FixedSizeListArray.from_arrays(rows.ravel(), self.dim + 1)
+        update = pa.table({"id": pa.array(batch.ids), self._writing: column})
+        self._table.merge_insert("id").when_matched_update_all().execute(update)
+
+    def activate(self) -> None:
+        self._database.open_table(self._book_name).update(values_sql={"active": f"column = '{self._writing}'"})
+        for row in self._rows():
+            if not row["active"]:
+                self._forget(row["column"])
+
+    def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
+        row, unit = self._row(active=True), normalise(queries, "queries")
+        ids, scores = [], []
+        for query, longer in zip(unit, augment_queries(unit, self.metric), strict=True):
+            if row is None or raw:
+                found = self._nearest(query, "vector", "cosine", k)
+            else:  # what another program added has no offset yet: it is found by its raw similarity
+                found = self._nearest(longer, row["column"], "dot", k, f"{row['column']} IS NOT NULL")
+                found += self._nearest(query, "vector", "cosine", k, f"{row['column']} IS NULL")
+            best = sorted(found, key=lambda hit: -hit[1])[:k]
+            ids.append([key for key, _ in best])
+            scores.append([score for _, score in best])
+        return Hits(ids, scores)
+
+    def remove(self) -> None:
+        for row in self._rows():
+            self._forget(row["column"])
+        self._database.drop_table(self._book_name, ignore_missing=True)
+
+    def _nearest(
+        self, query: np.ndarray, column: str, metric: str, k: int, where: str | None = None
+    ) -> list[tuple[Id, float]]:
+        search = (
+            self._table.search(query, vector_column_name=column).metric(metric).select(["id", "_distance"]).limit(k)
+        )
+        rows = (search.where(where) if where else search).to_list()
+        return [(row["id"], 1 - row["_distance"]) for row in rows]  # LanceDB's distance is 1 - s for cosine and dot
+
+    def _rows(self) -> list[dict]:
+        if self._book_name not in _tables(self._database):
+            return []
+        return self._database.open_table(self._book_name).to_arrow().to_pylist()
+
+    def _row(self, *, active: bool) -> dict | None:
+        return next((row for row in self._rows() if row["active"] is active), None)
+
+    def _forget(self, column: str) -> None:
+        self._database.open_table(self._book_name).delete(f"column = '{column}'")
+        if column in self._table.schema.names:
+            self._table.drop_columns([column])
+
+
+def _tables(database: lancedb.DBConnection) -> list[str]:
+    return database.list_tables(limit=10_000).tables
+
+
+def _matrix(column: pa.Array, width: int) -> np.ndarray:
+    return column.flatten().to_numpy(zero_copy_only=False).reshape(-1, width)

@@ -1,0 +1,241 @@
+"""What every adapter must do, as tests that its author runs on his own store.
+
+    from hubplugin.testing import StoreConformance
+
+    class TestMyStore(StoreConformance):
+        def create(self, ids, vectors):
+            ...fill a fresh store...
+            return MyStore(...)
+
+        def reopen(self, store):
+            return MyStore(...)  # the same data, as another process would open it
+
+Needs pytest. Every test runs against the real store; there is nothing to mock.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from hubplugin.correction import apply, inspect, refresh, write
+from hubplugin.errors import HubpluginError, StoreError
+from hubplugin.fitting import fit
+from hubplugin.metric import Metric
+from hubplugin.model import OffsetModel
+from hubplugin.store import Hits, Id, Store
+
+K = 10
+
+
+class StoreConformance(ABC):
+    """Subclass it as `Test...`, and say how a store is made.
+
+    rows, dim: the size of the gallery in the tests. recall: the least share of the exact corrected top 10 that
+    a search must return; 1.0 for an exact store. metric: that of the store that `create` makes.
+    """
+
+    rows: int = 300
+    dim: int = 24
+    recall: float = 1.0
+    metric: Metric = Metric.COSINE
+
+    @abstractmethod
+    def create(self, ids: Sequence[Id], vectors: np.ndarray) -> Store:
+        """A fresh store that holds `vectors` [n, d] under `ids`, as its user would have filled it."""
+
+    @abstractmethod
+    def reopen(self, store: Store) -> Store:
+        """The data of `store` opened anew, as another process would; `store` is not used again."""
+
+    def insert_plain(self, store: Store, ids: Sequence[Id], vectors: np.ndarray) -> Store:
+        """Adds targets past hubplugin, as another program would. Leave it out where the store cannot."""
+        pytest.skip("this store takes no targets past hubplugin")
+
+    def ids(self) -> list[Id]:
+        """Ids of the gallery; override it for a store that takes strings."""
+        return list(range(self.rows))
+
+    def vectors(self) -> np.ndarray:
+        """The gallery: clustered, so that it has hubs; at unit length where the metric is cosine."""
+        rng = np.random.default_rng(1)
+        centres = rng.normal(size=(8, self.dim))
+        return self._scaled(centres[rng.integers(8, size=self.rows)] + rng.normal(size=(self.rows, self.dim)))
+
+    def queries(self, seed: int = 2, count: int = 40) -> np.ndarray:
+        rng = np.random.default_rng(seed)
+        near = self.vectors()[rng.integers(self.rows, size=count)]
+        scale = 0.5 * float(np.abs(near).mean())
+        return self._scaled(near + scale * rng.normal(size=near.shape))
+
+    @pytest.fixture
+    def store(self) -> Store:
+        return self.create(self.ids(), self.vectors())
+
+    def test_a_scan_sees_every_vector_once_with_no_offsets(self, store: Store) -> None:
+        batches = list(store.scan())
+        ids = [key for batch in batches for key in batch.ids]
+        assert store.count() == len(ids) == self.rows
+        assert set(ids) == set(self.ids())
+        assert store.dim == self.dim
+        assert store.metric is self.metric
+        expected = dict(zip(self.ids(), self.vectors(), strict=True))
+        for batch in batches:
+            for key, vector in zip(batch.ids, batch.vectors, strict=True):
+                np.testing.assert_allclose(vector, expected[key], rtol=0, atol=1e-6)
+            assert np.isnan(batch.offsets).all()
+        assert store.correction() is None
+
+    def test_a_scan_goes_on_behind_any_batch(self, store: Store) -> None:
+        batches = list(store.scan())
+        for number, batch in enumerate(batches):
+            if batch.resume is not None:
+                rest = [key for later in store.scan(batch.resume) for key in later.ids]
+                assert rest == [key for later in batches[number + 1 :] for key in later.ids]
+
+    def test_searches_return_the_exact_corrected_ranking(self, store: Store) -> None:
+        self._assert_ranking(store.search(self.queries(), K), None)
+        model = self._model()
+        applied = write(store, model)
+        assert (applied.scanned, applied.missing) == (self.rows, self.rows)
+        self._assert_ranking(store.search(self.queries(), K), model)
+        self._assert_ranking(store.search(self.queries(), K, raw=True), None)
+
+    def test_the_offsets_written_are_the_offsets_read(self, store: Store) -> None:
+        model = self._model()
+        write(store, model)
+        for batch in store.scan():
+            np.testing.assert_allclose(batch.offsets, model.offsets(batch.vectors), rtol=0, atol=1e-5)
+
+    def test_searches_stay_raw_until_the_correction_is_active(self, store: Store) -> None:
+        model, raw = self._model(), store.search(self.queries(), K)
+        for batch in store.scan(store.begin(model)):
+            store.write(batch, model.offsets(batch.vectors))
+            assert store.search(self.queries(), K).ids == raw.ids
+        found = store.correction()
+        assert found is not None
+        assert not found.active
+        store.activate()
+        self._assert_ranking(store.search(self.queries(), K), model)
+
+    def test_a_run_that_was_cut_off_is_finished_by_the_next(self, store: Store) -> None:
+        model = self._model()
+        store.begin(model)
+        first = next(iter(store.scan()))
+        store.write(first, model.offsets(first.vectors))
+        store = self.reopen(store)
+        found = store.correction()
+        assert found is None or not found.active
+        write(store, model)
+        self._assert_whole(store, model)
+
+    def test_a_store_opened_anew_is_corrected_by_the_same_model(self, store: Store) -> None:
+        model = self._model()
+        write(store, model)
+        store = self.reopen(store)
+        found = store.correction()
+        assert found is not None
+        assert found.active
+        assert found.model.fingerprint == model.fingerprint
+        self._assert_ranking(store.search(self.queries(), K), model)
+
+    def test_a_second_correction_replaces_the_first_in_one_step(self, store: Store) -> None:
+        first, second = self._model(), self._model("nnn")
+        write(store, first)
+        before = store.search(self.queries(), K)
+        for batch in store.scan(store.begin(second)):
+            store.write(batch, second.offsets(batch.vectors))
+            assert store.search(self.queries(), K).ids == before.ids
+        store.activate()
+        self._assert_whole(store, second)
+
+    def test_targets_added_by_another_program_are_found_and_refreshed(self, store: Store) -> None:
+        model = self._model()
+        write(store, model)
+        fresh = self.queries(seed=3, count=5)
+        ids = [self.rows + row if isinstance(self.ids()[0], int) else f"fresh{row}" for row in range(5)]
+        store = self.insert_plain(store, ids, fresh)
+        top = store.search(fresh, K)
+        assert all(key in found for key, found in zip(ids, top.ids, strict=True))
+        report = inspect(store)
+        assert (report.count, report.missing, report.stale) == (self.rows + 5, 5, 0)
+        applied = refresh(store)
+        assert (applied.missing, applied.stale) == (5, 0)
+        assert (inspect(store).missing, inspect(store).stale) == (0, 0)
+
+    def test_a_refresh_of_a_whole_correction_changes_nothing(self, store: Store) -> None:
+        model = self._model()
+        write(store, model)
+        before = store.search(self.queries(), K)
+        applied = refresh(store)
+        assert (applied.scanned, applied.missing, applied.stale) == (self.rows, 0, 0)
+        assert store.search(self.queries(), K).ids == before.ids
+
+    def test_a_removal_leaves_the_store_as_it_was(self, store: Store) -> None:
+        raw = store.search(self.queries(), K)
+        write(store, self._model())
+        store.remove()
+        store = self.reopen(store)
+        assert store.correction() is None
+        assert store.search(self.queries(), K).ids == raw.ids
+        self.test_a_scan_sees_every_vector_once_with_no_offsets(store)
+
+    def test_a_removal_takes_a_half_written_correction_out(self, store: Store) -> None:
+        model = self._model()
+        store.begin(model)
+        first = next(iter(store.scan()))
+        store.write(first, model.offsets(first.vectors))
+        store.remove()
+        assert store.correction() is None
+        self.test_a_scan_sees_every_vector_once_with_no_offsets(store)
+
+    def test_a_removal_without_a_correction_does_nothing(self, store: Store) -> None:
+        store.remove()
+        self.test_a_scan_sees_every_vector_once_with_no_offsets(store)
+
+    def test_what_does_not_fit_the_store_is_refused_and_changes_nothing(self, store: Store) -> None:
+        wrong = np.ones((3, self.dim + 1), np.float32)
+        other = Metric.EUCLIDEAN if self.metric is not Metric.EUCLIDEAN else Metric.DOT
+        with pytest.raises(HubpluginError, match=str(self.dim + 1)):
+            apply(store, wrong)
+        with pytest.raises(HubpluginError, match=other.value):
+            write(store, fit(self.queries(), "is", targets=self.vectors(), metric=other))
+        with pytest.raises(StoreError, match="no correction"):
+            refresh(store)
+        self.test_a_scan_sees_every_vector_once_with_no_offsets(store)
+
+    def _model(self, method: str = "is") -> OffsetModel:
+        return fit(self.queries(seed=4, count=200), method, targets=self.vectors(), metric=self.metric)
+
+    def _scaled(self, vectors: np.ndarray) -> np.ndarray:
+        if self.metric is Metric.COSINE:
+            vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        return vectors.astype(np.float32)
+
+    def _assert_whole(self, store: Store, model: OffsetModel) -> None:
+        found, report = store.correction(), inspect(store)
+        assert found is not None
+        assert found.active
+        assert found.model.fingerprint == model.fingerprint
+        assert (report.missing, report.stale) == (0, 0)
+        self._assert_ranking(store.search(self.queries(), K), model)
+
+    def _assert_ranking(self, hits: Hits, model: OffsetModel | None) -> None:
+        """`hits` are the exact ranking, up to ties and to the recall that the store promises."""
+        queries, targets = self.queries().astype(np.float64), self.vectors().astype(np.float64)
+        if self.metric is Metric.EUCLIDEAN:
+            scores = -((queries[:, None, :] - targets[None, :, :]) ** 2).sum(axis=2) / 2
+        else:
+            scores = np.einsum("qd,td->qt", queries, targets)
+        if model is not None:
+            scores = scores + model.offsets(self.vectors())
+        row = {key: number for number, key in enumerate(self.ids())}
+        found = np.array([[row[key] for key in line] for line in hits.ids])
+        assert found.shape == (len(queries), K)
+        least = np.sort(scores, axis=1)[:, -K][:, None] - 1e-5
+        assert (np.take_along_axis(scores, found, axis=1) >= least).mean() >= self.recall
+        for line in hits.scores:
+            assert list(line) == sorted(line, reverse=True) or list(line) == sorted(line)
