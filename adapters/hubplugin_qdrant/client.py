@@ -1,0 +1,198 @@
+"""`HubQdrantClient` and `AsyncHubQdrantClient`: qdrant-client's own, with corrected collections searched corrected."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from qdrant_client import AsyncQdrantClient, QdrantClient
+from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
+
+from hubplugin_qdrant import flows
+from hubplugin_qdrant.flows import Flow, Hub
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _corrected(method: Method, flow: Callable[[Hub, dict[str, Any]], Flow]) -> Method:
+    """`method` of the plain client, done by `flow`."""
+    names = list(inspect.signature(method).parameters)[1:]
+
+    @functools.wraps(method)
+    def corrected(self: Any, *args: Any, **given: Any) -> Any:
+        if args:
+            given |= dict(zip(names, args, strict=False))
+        return _run(flow(self._hub, given))
+
+    return corrected  # type: ignore[return-value]
+
+
+def _run(steps: Flow) -> Any:
+    sent = None
+    while True:
+        try:
+            sent = steps.send(sent)
+        except StopIteration as done:
+            return done.value
+
+
+def _async_corrected(method: Method, flow: Callable[[Hub, dict[str, Any]], Flow]) -> Method:
+    names = list(inspect.signature(method).parameters)[1:]
+
+    @functools.wraps(method)
+    async def corrected(self: Any, *args: Any, **given: Any) -> Any:
+        if args:
+            given |= dict(zip(names, args, strict=False))
+        steps = flow(self._hub, given)
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    sent = await step if inspect.isawaitable(step) else step
+                except Exception as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(sent)
+        except StopIteration as done:
+            return done.value
+
+    return corrected  # type: ignore[return-value]
+
+
+def _upload_corrected(method: Method, flow: Callable[[Hub, dict[str, Any]], Flow]) -> Method:
+    """An upload of the async client, which is no coroutine: it goes through a sync client to the same place."""
+    names = list(inspect.signature(method).parameters)[1:]
+
+    @functools.wraps(method)
+    def corrected(self: Any, *args: Any, **given: Any) -> Any:
+        if args:
+            given |= dict(zip(names, args, strict=False))
+        if isinstance(self._client, AsyncQdrantLocal):  # whose coroutines never wait
+            return _run(_driven(flow(self._hub, given)))
+        client = QdrantClient(**self.init_options)
+        try:
+            return _run(flow(Hub(client, lambda function: function()), given))
+        finally:
+            client.close()
+
+    return corrected  # type: ignore[return-value]
+
+
+def _driven(steps: Flow) -> Flow:
+    """`steps` with each coroutine that it yields run to its end."""
+    sent: Any = None
+    while True:
+        try:
+            step = steps.send(sent)
+        except StopIteration as done:
+            return done.value
+        if not inspect.iscoroutine(step):
+            sent = yield step
+            continue
+        try:
+            step.send(None)
+        except StopIteration as done:
+            sent = done.value
+
+
+class HubQdrantClient(QdrantClient):
+    """A QdrantClient that searches corrected collections corrected, and gives offsets to what it writes there.
+
+    It takes the arguments of QdrantClient. On a collection without a correction every method is QdrantClient's.
+    oversampling: candidates for each result asked for; by default what was calibrated when the correction was
+    applied. The manifest of a collection is read on first use and again every 10 seconds.
+    """
+
+    def __init__(self, *args: Any, oversampling: float | None = None, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        raw = QdrantClient.__new__(QdrantClient)
+        raw.__dict__.update(self.__dict__)
+        self._hub = Hub(raw, lambda function: function(), oversampling)
+
+    @classmethod
+    def wrap(cls, client: QdrantClient, *, oversampling: float | None = None) -> HubQdrantClient:
+        """A corrected client over the connection of `client`; closing either closes both."""
+        raw = client.raw if isinstance(client, HubQdrantClient) else client
+        wrapped = cls.__new__(cls)
+        wrapped.__dict__.update(raw.__dict__)
+        wrapped._hub = Hub(raw, lambda function: function(), oversampling)
+        return wrapped
+
+    @property
+    def raw(self) -> QdrantClient:
+        """The plain client on the same connection, which sees a collection as it lies in the store."""
+        raw: QdrantClient = self._hub.raw
+        return raw
+
+    def __del__(self) -> None:
+        """The connection is closed by `raw`, which has no other owner or one outside."""
+
+    query_points = _corrected(QdrantClient.query_points, flows.query_points)
+    query_batch_points = _corrected(QdrantClient.query_batch_points, flows.query_batch_points)
+    query_points_groups = _corrected(QdrantClient.query_points_groups, flows.query_points_groups)
+    retrieve = _corrected(QdrantClient.retrieve, flows.retrieve)
+    scroll = _corrected(QdrantClient.scroll, flows.scroll)
+    upsert = _corrected(QdrantClient.upsert, flows.upsert)
+    upload_points = _corrected(QdrantClient.upload_points, flows.upload_points)
+    upload_collection = _corrected(QdrantClient.upload_collection, flows.upload_collection)
+    update_vectors = _corrected(QdrantClient.update_vectors, flows.update_vectors)
+    delete_vectors = _corrected(QdrantClient.delete_vectors, flows.delete_vectors)
+    set_payload = _corrected(QdrantClient.set_payload, flows.set_payload)
+    overwrite_payload = _corrected(QdrantClient.overwrite_payload, flows.overwrite_payload)
+    clear_payload = _corrected(QdrantClient.clear_payload, flows.clear_payload)
+    delete_payload = _corrected(QdrantClient.delete_payload, flows.delete_payload)
+    batch_update_points = _corrected(QdrantClient.batch_update_points, flows.batch_update_points)
+    create_collection = _corrected(QdrantClient.create_collection, flows.create_collection)
+    recreate_collection = _corrected(QdrantClient.recreate_collection, flows.recreate_collection)
+    delete_collection = _corrected(QdrantClient.delete_collection, flows.delete_collection)
+    update_collection_aliases = _corrected(QdrantClient.update_collection_aliases, flows.update_collection_aliases)
+
+
+class AsyncHubQdrantClient(AsyncQdrantClient):
+    """An AsyncQdrantClient that does what `HubQdrantClient` does; offsets are computed in a thread."""
+
+    def __init__(self, *args: Any, oversampling: float | None = None, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        raw = AsyncQdrantClient.__new__(AsyncQdrantClient)
+        raw.__dict__.update(self.__dict__)
+        self._hub = Hub(raw, asyncio.to_thread, oversampling)
+
+    @classmethod
+    def wrap(cls, client: AsyncQdrantClient, *, oversampling: float | None = None) -> AsyncHubQdrantClient:
+        """A corrected client over the connection of `client`; closing either closes both."""
+        raw = client.raw if isinstance(client, AsyncHubQdrantClient) else client
+        wrapped = cls.__new__(cls)
+        wrapped.__dict__.update(raw.__dict__)
+        wrapped._hub = Hub(raw, asyncio.to_thread, oversampling)
+        return wrapped
+
+    @property
+    def raw(self) -> AsyncQdrantClient:
+        """The plain client on the same connection, which sees a collection as it lies in the store."""
+        raw: AsyncQdrantClient = self._hub.raw
+        return raw
+
+    query_points = _async_corrected(AsyncQdrantClient.query_points, flows.query_points)
+    query_batch_points = _async_corrected(AsyncQdrantClient.query_batch_points, flows.query_batch_points)
+    query_points_groups = _async_corrected(AsyncQdrantClient.query_points_groups, flows.query_points_groups)
+    retrieve = _async_corrected(AsyncQdrantClient.retrieve, flows.retrieve)
+    scroll = _async_corrected(AsyncQdrantClient.scroll, flows.scroll)
+    upsert = _async_corrected(AsyncQdrantClient.upsert, flows.upsert)
+    upload_points = _upload_corrected(AsyncQdrantClient.upload_points, flows.upload_points)
+    upload_collection = _upload_corrected(AsyncQdrantClient.upload_collection, flows.upload_collection)
+    update_vectors = _async_corrected(AsyncQdrantClient.update_vectors, flows.update_vectors)
+    delete_vectors = _async_corrected(AsyncQdrantClient.delete_vectors, flows.delete_vectors)
+    set_payload = _async_corrected(AsyncQdrantClient.set_payload, flows.set_payload)
+    overwrite_payload = _async_corrected(AsyncQdrantClient.overwrite_payload, flows.overwrite_payload)
+    clear_payload = _async_corrected(AsyncQdrantClient.clear_payload, flows.clear_payload)
+    delete_payload = _async_corrected(AsyncQdrantClient.delete_payload, flows.delete_payload)
+    batch_update_points = _async_corrected(AsyncQdrantClient.batch_update_points, flows.batch_update_points)
+    create_collection = _async_corrected(AsyncQdrantClient.create_collection, flows.create_collection)
+    recreate_collection = _async_corrected(AsyncQdrantClient.recreate_collection, flows.recreate_collection)
+    delete_collection = _async_corrected(AsyncQdrantClient.delete_collection, flows.delete_collection)
+    update_collection_aliases = _async_corrected(
+        AsyncQdrantClient.update_collection_aliases, flows.update_collection_aliases
+    )

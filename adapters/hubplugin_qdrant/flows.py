@@ -1,0 +1,443 @@
+"""What a corrected client does for each method, once for the sync and the async one.
+
+A flow is a generator that yields what the plain client's methods return, and is sent their results: for the sync
+client those are the results themselves, for the async one they are awaitables.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from qdrant_client import grpc, models
+from qdrant_client.conversions.conversion import GrpcToRest
+
+from hubplugin.errors import StoreError
+from hubplugin.model import OffsetModel
+from hubplugin_qdrant import companion, rewrite, writes
+from hubplugin_qdrant import manifest as m
+from hubplugin_qdrant.manifest import Manifest, Version
+
+Flow = Generator[Any, Any, Any]
+
+MANIFEST_SECONDS = 10.0
+"""For how long a manifest is taken to be the current one; a change made elsewhere is noticed within it."""
+
+OFFSETS_AT_ONCE = 256
+"""Points of an upload whose offsets are computed together: beyond it the time for each no longer falls."""
+
+
+@dataclass
+class Known:
+    """What is known of a collection until `until`: its real name and its manifest, if it has one."""
+
+    collection: str
+    manifest: Manifest | None
+    until: float
+
+
+@dataclass
+class Hub:
+    """What a corrected client adds to the plain one, `raw`. `compute` runs a function, in a thread if it is async."""
+
+    raw: Any
+    compute: Callable[[Callable[[], Any]], Any]
+    oversampling: float | None = None
+    known: dict[str, Known] = field(default_factory=dict)
+    models: dict[str, OffsetModel] = field(default_factory=dict)
+    warned: set[str] = field(default_factory=set)
+
+    def lookup(self, name: str) -> Flow:
+        """What is known of the collection or alias `name`, read if it is not known or too old."""
+        found = self.known.get(name)
+        if found is not None and found.until > time.monotonic():
+            return found
+        collection, manifest = name, None
+        if not name.endswith(m.companion("")):
+            manifest = yield from self._read(name)
+            if manifest is None:
+                collection = yield from self._real_name(name)
+                if collection != name:
+                    manifest = yield from self._read(collection)
+        found = Known(collection, manifest, time.monotonic() + MANIFEST_SECONDS)
+        self.known[name] = found
+        return found
+
+    def _read(self, collection: str) -> Flow:
+        try:
+            found = yield self.raw.retrieve(m.companion(collection), ids=[m.MANIFEST_ID], with_payload=True)
+        except Exception as error:
+            if companion.is_missing(error):
+                return None
+            if companion.is_forbidden(error):
+                self.warn(
+                    f"the api key may not read {m.companion(collection)!r}: if collection {collection!r} is corrected, "
+                    "its searches are raw here; let the key read that collection, too"
+                )
+                return None
+            raise
+        try:
+            return m.parse(found[0].payload or {}, collection) if found else None
+        except StoreError as error:
+            self.warn(f"{error}; until then its searches are raw here, and what is written gets no offsets")
+            return None
+
+    def _real_name(self, name: str) -> Flow:
+        try:
+            aliases = yield self.raw.get_aliases()
+        except Exception as error:
+            if companion.is_forbidden(error):
+                return name
+            raise
+        return next((alias.collection_name for alias in aliases.aliases if alias.alias_name == name), name)
+
+    def fitted(self, known: Known) -> Flow:
+        """The versions of a collection that a write must bring along, each with its model."""
+        pairs: list[tuple[Version, OffsetModel]] = []
+        for version in known.manifest.kept_up() if known.manifest else ():
+            if version.model not in self.models:
+                found = []
+                for part in companion.part_ids(version):
+                    found.append((yield self.raw.retrieve(m.companion(known.collection), ids=[part])))
+                self.models[version.model] = companion.model_of(found, version, known.collection)
+            pairs.append((version, self.models[version.model]))
+        return pairs
+
+    def marks(self, known: Known, vectors: list[Any]) -> Flow:
+        fitted = yield from self.fitted(known)
+        if known.manifest and writes.awaits_embedding(vectors, known.manifest):
+            self.warn(
+                f"collection {known.collection!r}: documents that the server embeds get no offset here; run refresh"
+            )
+        return (yield self.compute(lambda: writes.marks(vectors, fitted)))
+
+    def embedded(self, objects: Any) -> Any:
+        """`objects` with the documents in them embedded, as the plain client would do it."""
+        if self.raw.cloud_inference or not self.raw._inference_inspector.inspect(objects):
+            return objects
+        size = self.raw.local_inference_batch_size
+        if isinstance(objects, models.Batch):
+            return next(iter(self.raw._embed_models(objects, is_query=False, batch_size=size)))
+        return list(self.raw._embed_models(objects, is_query=False, batch_size=size))
+
+    def warn(self, text: str) -> None:
+        if text not in self.warned:
+            self.warned.add(text)
+            warnings.warn(text, UserWarning, stacklevel=4)
+
+    def forget(self) -> None:
+        self.known.clear()
+
+
+_CLIENT_NAMES = {"filter": "query_filter", "params": "search_params"}
+"""What `QueryRequest` calls otherwise than the methods of the client."""
+
+
+def query_points(hub: Hub, given: dict[str, Any]) -> Flow:
+    known = yield from hub.lookup(given["collection_name"])
+    if known.manifest is None:
+        return (yield hub.raw.query_points(**given))
+    request = _request(given)
+    rewritten = rewrite.rewrite(request, known.manifest, hub.oversampling)
+    response = yield hub.raw.query_points(**_arguments(given, rewritten.request))
+    return _finished(response, rewritten, request)
+
+
+def query_batch_points(hub: Hub, given: dict[str, Any]) -> Flow:
+    known = yield from hub.lookup(given["collection_name"])
+    if known.manifest is None:
+        return (yield hub.raw.query_batch_points(**given))
+    requests = [_plain(request) for request in given["requests"]]
+    rewritten = [rewrite.rewrite(request, known.manifest, hub.oversampling) for request in requests]
+    responses = yield hub.raw.query_batch_points(**(given | {"requests": [each.request for each in rewritten]}))
+    return [_finished(*each) for each in zip(responses, rewritten, requests, strict=True)]
+
+
+def query_points_groups(hub: Hub, given: dict[str, Any]) -> Flow:
+    known = yield from hub.lookup(given["collection_name"])
+    if known.manifest is None:
+        return (yield hub.raw.query_points_groups(**given))
+    points = given.get("limit", 10) * given.get("group_size", 3)
+    rewritten = rewrite.rewrite(_request(given | {"limit": points}), known.manifest, hub.oversampling)
+    if rewritten.rank is not None:
+        hub.warn("groups are raw on a server without formulas; they are corrected from server 1.14 on")
+        return (yield hub.raw.query_points_groups(**given))
+    arguments = _arguments(given, rewritten.request)
+    arguments |= {"limit": given.get("limit", 10)}
+    arguments.pop("offset", None)
+    result = yield hub.raw.query_points_groups(**arguments)
+    if rewritten.restore is None:
+        return result
+    groups = [group.model_copy(update={"hits": rewrite.with_distances(group.hits)}) for group in result.groups]
+    return result.model_copy(update={"groups": groups})
+
+
+def retrieve(hub: Hub, given: dict[str, Any]) -> Flow:
+    return (yield hub.raw.retrieve(**(yield from _without_our_key(hub, given))))
+
+
+def scroll(hub: Hub, given: dict[str, Any]) -> Flow:
+    return (yield hub.raw.scroll(**(yield from _without_our_key(hub, given))))
+
+
+def upsert(hub: Hub, given: dict[str, Any]) -> Flow:
+    known = yield from hub.lookup(given["collection_name"])
+    if known.manifest is None:
+        return (yield hub.raw.upsert(**given))
+    points = yield hub.compute(lambda: hub.embedded(writes.as_rest(given["points"])))
+    found = yield from hub.marks(known, writes.vectors_of(points))
+    return (yield hub.raw.upsert(**(given | {"points": writes.marked(points, found)})))
+
+
+def upload_points(hub: Hub, given: dict[str, Any]) -> Flow:
+    known = yield from hub.lookup(given["collection_name"])
+    if known.manifest is None:
+        return (yield hub.raw.upload_points(**given))
+    fitted = yield from hub.fitted(known)
+
+    def points() -> Any:
+        for chunk in writes.chunks(given["points"], OFFSETS_AT_ONCE):
+            embedded = hub.embedded(writes.as_rest(chunk))
+            yield from writes.marked(embedded, writes.marks(writes.vectors_of(embedded), fitted))
+
+    return (yield hub.raw.upload_points(**(given | {"points": points()})))
+
+
+def upload_collection(hub: Hub, given: dict[str, Any]) -> Flow:
+    known = yield from hub.lookup(given["collection_name"])
+    if known.manifest is None:
+        return (yield hub.raw.upload_collection(**given))
+    fitted = yield from hub.fitted(known)
+    vectors, payloads = given["vectors"], given.get("payload")
+    if isinstance(vectors, dict):
+        rows: Any = (
+            {name: column[row] for name, column in vectors.items()} for row in range(min(map(len, vectors.values())))
+        )
+    elif isinstance(vectors, np.ndarray):
+        rows = iter(vectors)
+    else:
+        vectors = [vector for chunk in writes.chunks(vectors, OFFSETS_AT_ONCE) for vector in hub.embedded(chunk)]
+        rows = iter(vectors)
+
+    def marked_payloads() -> Any:
+        beside = iter(payloads) if payloads is not None else None
+        for chunk in writes.chunks(rows, OFFSETS_AT_ONCE):
+            for mark in writes.marks(chunk, fitted):
+                if beside is None:
+                    yield writes.with_mark(None, mark) or {}
+                    continue
+                try:
+                    yield writes.with_mark(next(beside), mark)
+                except StopIteration:
+                    return
+
+    return (yield hub.raw.upload_collection(**(given | {"vectors": vectors, "payload": marked_payloads()})))
+
+
+def batch_update_points(hub: Hub, given: dict[str, Any]) -> Flow:
+    known = yield from hub.lookup(given["collection_name"])
+    if known.manifest is None:
+        return (yield hub.raw.batch_update_points(**given))
+    operations = yield hub.compute(lambda: hub.embedded(list(given["update_operations"])))
+    return (yield from _update(hub, known, operations, given))
+
+
+def update_vectors(hub: Hub, given: dict[str, Any]) -> Flow:
+    def operation() -> Any:
+        points = hub.embedded(list(given["points"]))
+        condition = {"update_filter": given["update_filter"]} if given.get("update_filter") is not None else {}
+        update = models.UpdateVectors(points=points, shard_key=given.get("shard_key_selector"), **condition)
+        return models.UpdateVectorsOperation(update_vectors=update)
+
+    return (yield from _single(hub, given, hub.raw.update_vectors, operation))
+
+
+def delete_vectors(hub: Hub, given: dict[str, Any]) -> Flow:
+    def operation() -> Any:
+        selected = writes.selector_fields(given["points"], given.get("shard_key_selector"))
+        return models.DeleteVectorsOperation(
+            delete_vectors=models.DeleteVectors(vector=list(given["vectors"]), **selected)
+        )
+
+    return (yield from _single(hub, given, hub.raw.delete_vectors, operation))
+
+
+def overwrite_payload(hub: Hub, given: dict[str, Any]) -> Flow:
+    def operation() -> Any:
+        selected = writes.selector_fields(given["points"], given.get("shard_key_selector"))
+        return models.OverwritePayloadOperation(
+            overwrite_payload=models.SetPayload(payload=given["payload"], **selected)
+        )
+
+    return (yield from _single(hub, given, hub.raw.overwrite_payload, operation))
+
+
+def clear_payload(hub: Hub, given: dict[str, Any]) -> Flow:
+    def operation() -> Any:
+        selected = writes.selector_fields(given["points_selector"], given.get("shard_key_selector"))
+        selector = models.FilterSelector if "filter" in selected else models.PointIdsList
+        return models.ClearPayloadOperation(clear_payload=selector(**selected))
+
+    return (yield from _single(hub, given, hub.raw.clear_payload, operation))
+
+
+def set_payload(hub: Hub, given: dict[str, Any]) -> Flow:
+    known = yield from hub.lookup(given["collection_name"])
+    if known.manifest is not None:
+        writes.require_free([given["key"]] if given.get("key") else given["payload"])
+    return (yield hub.raw.set_payload(**given))
+
+
+def delete_payload(hub: Hub, given: dict[str, Any]) -> Flow:
+    known = yield from hub.lookup(given["collection_name"])
+    if known.manifest is not None:
+        writes.require_free(given["keys"])
+    return (yield hub.raw.delete_payload(**given))
+
+
+def delete_collection(hub: Hub, given: dict[str, Any]) -> Flow:
+    result = yield hub.raw.delete_collection(**given)
+    yield from _forget_companion(hub, given["collection_name"])
+    return result
+
+
+def create_collection(hub: Hub, given: dict[str, Any]) -> Flow:
+    hub.forget()
+    return (yield hub.raw.create_collection(**given))
+
+
+def recreate_collection(hub: Hub, given: dict[str, Any]) -> Flow:
+    result = yield hub.raw.recreate_collection(**given)
+    yield from _forget_companion(hub, given["collection_name"])
+    return result
+
+
+def update_collection_aliases(hub: Hub, given: dict[str, Any]) -> Flow:
+    hub.forget()
+    return (yield hub.raw.update_collection_aliases(**given))
+
+
+def _forget_companion(hub: Hub, collection: str) -> Flow:
+    """What belonged to a collection goes with it; another of its name starts anew."""
+    hub.forget()
+    if (yield hub.raw.collection_exists(m.companion(collection))):
+        yield hub.raw.delete_collection(m.companion(collection))
+
+
+def _without_our_key(hub: Hub, given: dict[str, Any]) -> Flow:
+    known = yield from hub.lookup(given["collection_name"])
+    if known.manifest is None:
+        return given
+    return given | {"with_payload": rewrite.without_our_key(given.get("with_payload", True))}
+
+
+def _single(hub: Hub, given: dict[str, Any], raw: Any, operation: Callable[[], Any]) -> Flow:
+    known = yield from hub.lookup(given["collection_name"])
+    if known.manifest is None:
+        return (yield raw(**given))
+    return (yield from _update(hub, known, [(yield hub.compute(operation))], given))[0]
+
+
+def _update(hub: Hub, known: Known, operations: list[Any], given: dict[str, Any]) -> Flow:
+    """The results of `operations`, one each, made in their order together with what must go with them."""
+    for operation in operations:
+        writes.check(operation)
+    options = {key: given[key] for key in ("collection_name", "wait", "ordering", "timeout") if key in given}
+    pending: list[Any] = []
+    lasts: list[int] = []
+    results: list[Any] = []
+
+    def flush() -> Flow:
+        if pending:
+            done = yield hub.raw.batch_update_points(update_operations=pending, **options)
+            results.extend(done[last] for last in lasts)
+            pending.clear()
+            lasts.clear()
+
+    for operation in operations:
+        points, selector = writes.points_of(operation), writes.wiped(operation)
+        found = (yield from hub.marks(known, writes.vectors_of(points))) if points is not None else []
+        kept: dict[Any, Any] = {}
+        if selector is not None:
+            yield from flush()  # what is kept is what the operations before have left
+            kept = yield from _kept(hub, known, selector)
+        together = writes.completed(operation, known.manifest or Manifest(), found, kept)
+        lasts.append(len(pending) + together.index(operation) if operation in together else len(pending))
+        pending.extend(together)
+    yield from flush()
+    return results
+
+
+def _kept(hub: Hub, known: Known, selector: Any) -> Flow:
+    """The marks of the points that `selector` names, by id."""
+    kept: dict[Any, Any] = {}
+    points, condition = getattr(selector, "points", None), getattr(selector, "filter", None)
+    if points is not None:
+        records = yield hub.raw.retrieve(known.collection, ids=list(points), with_payload=[m.KEY])
+        return {record.id: record.payload[m.KEY] for record in records if (record.payload or {}).get(m.KEY)}
+    following: Any = None
+    while True:
+        records, following = yield hub.raw.scroll(
+            known.collection, scroll_filter=condition, limit=1000, offset=following, with_payload=[m.KEY]
+        )
+        kept |= {record.id: record.payload[m.KEY] for record in records if (record.payload or {}).get(m.KEY)}
+        if following is None:
+            return kept
+
+
+def _request(given: dict[str, Any]) -> models.QueryRequest:
+    """The arguments of `query_points` as one request."""
+    return _plain(
+        models.QueryRequest.model_construct(
+            prefetch=given.get("prefetch"),
+            query=given.get("query"),
+            using=given.get("using"),
+            filter=given.get("query_filter"),
+            params=given.get("search_params"),
+            score_threshold=given.get("score_threshold"),
+            limit=given.get("limit", 10),
+            offset=given.get("offset"),
+            with_payload=given.get("with_payload", True),
+            lookup_from=given.get("lookup_from"),
+        )
+    )
+
+
+def _plain(request: models.QueryRequest) -> models.QueryRequest:
+    """`request` with its query in the form that a prefetch takes."""
+    query = request.query
+    if isinstance(query, np.ndarray):
+        return request.model_copy(update={"query": query.tolist()})
+    if isinstance(query, grpc.PointId):
+        return request.model_copy(update={"query": GrpcToRest.convert_point_id(query)})
+    return request
+
+
+def _arguments(given: dict[str, Any], request: models.QueryRequest) -> dict[str, Any]:
+    """`given` with what is in `request` in the place of what was."""
+    fields = (
+        "prefetch",
+        "query",
+        "using",
+        "filter",
+        "params",
+        "score_threshold",
+        "limit",
+        "offset",
+        "with_payload",
+        "lookup_from",
+    )
+    return given | {_CLIENT_NAMES.get(name, name): getattr(request, name) for name in fields}
+
+
+def _finished(response: Any, rewritten: rewrite.Rewritten, request: models.QueryRequest) -> Any:
+    points = response.points
+    if rewritten.rank is not None:
+        points = rewrite.ranked(points, request, rewritten.rank)
+    if rewritten.restore is not None:
+        points = rewrite.with_distances(points)
+    return response if points is response.points else response.model_copy(update={"points": points})

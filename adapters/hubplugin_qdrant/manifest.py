@@ -1,0 +1,146 @@
+"""What was done to a collection, in words that any client can read: the manifest, and where it lies.
+
+It lies in a companion collection, `<collection>--hub`, beside the models in parts: point 0 is the manifest, so
+that one upsert switches from one state to the next. In the collection itself each point holds
+
+    {"hub_offset": {"v3": 0.0123}}
+
+where 3 is the number of a version. A new fit is written under a new number; a search names the active one.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+import hubplugin
+from hubplugin.errors import StoreError
+from hubplugin.metric import Metric
+
+FORMAT = 1
+"""Version of the manifest. A reader refuses what a newer version wrote."""
+
+KEY = "hub_offset"
+"""The payload key that is ours; everything below it is, too."""
+
+MANIFEST_ID = 0
+PROGRESS_ID = 1
+"""Ids of two points of the companion: the manifest, and how far a version has been written."""
+
+PART_BYTES = 3 << 20
+"""A model lies in parts of at most 3 MiB (4 as base64): a server accepts requests of 32 MB by default."""
+
+DEFAULT_OVERSAMPLING = 10.0
+"""Candidates for each result asked for, where nothing has been calibrated."""
+
+SMALLEST_PAGE = 10
+"""Candidates are fetched for at least this many results: a hub displaces the best of 1 as it does those of 10."""
+
+
+class Part(BaseModel):
+    """What the classes of the manifest share: values that never change, and no field that is not known."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Version(Part):
+    """One fit for one vector of the collection. `vector` is "" for the unnamed one.
+
+    model: fingerprint of the model. parts: how many points of the companion hold it. oversampling: candidates for
+    each result. max_candidates: what the collection's strict mode allows, if it does. server_formula: whether the
+    server adds the offsets; otherwise the client does.
+    """
+
+    number: int
+    vector: str
+    metric: Metric
+    dim: int
+    method: str
+    parameters: dict[str, Any]
+    model: str
+    parts: int
+    bank_fingerprint: str
+    count: int
+    smallest: float
+    largest: float
+    deviation: float
+    oversampling: float = DEFAULT_OVERSAMPLING
+    max_candidates: int | None = None
+    server_formula: bool = True
+
+    @property
+    def key(self) -> str:
+        """Where a point's payload holds its offset."""
+        return f"{KEY}.{self.field}"
+
+    @property
+    def field(self) -> str:
+        return f"v{self.number}"
+
+    def candidates(self, results: int, oversampling: float | None = None) -> int:
+        """How many candidates are fetched so that the first `results` are the corrected ones."""
+        wanted = int(max(results, SMALLEST_PAGE) * (oversampling or self.oversampling) + 0.5)
+        wanted = max(wanted, results)
+        return min(wanted, self.max_candidates) if self.max_candidates else wanted
+
+
+class Lease(Part):
+    """Who is writing, until when (seconds since 1970)."""
+
+    owner: str
+    host: str
+    process: int
+    until: float
+
+
+class Manifest(Part):
+    """All that is known about a collection. `active` has the version that searches use, by vector name;
+    `writing` the one that is half-written; `retired` those whose offsets still lie in the points."""
+
+    format: int = FORMAT
+    hubplugin: str = hubplugin.__version__
+    last_number: int = 0
+    active: dict[str, Version] = {}
+    writing: Version | None = None
+    retired: tuple[Version, ...] = ()
+    lease: Lease | None = None
+
+    def kept_up(self) -> tuple[Version, ...]:
+        """The versions whose offsets a write must bring along."""
+        return (*self.active.values(), *((self.writing,) if self.writing else ()))
+
+    def everything(self) -> tuple[Version, ...]:
+        """Every version of which something may lie in the points."""
+        return (*self.kept_up(), *self.retired)
+
+    def changed(self, **fields: Any) -> Manifest:
+        return self.model_copy(update=fields)
+
+
+def companion(collection: str) -> str:
+    """The name of the collection that holds the manifest and the models of `collection`."""
+    return f"{collection}--hub"
+
+
+def parse(payload: dict[str, Any], collection: str) -> Manifest:
+    """The manifest in the payload of point 0. Raises StoreError if a newer version wrote it, or it is damaged."""
+    written = payload.get("format")
+    if isinstance(written, int) and written > FORMAT:
+        raise StoreError(
+            f"collection {collection!r} has manifest format {written} of hubplugin {payload.get('hubplugin')}; "
+            f"this version ({hubplugin.__version__}) reads up to format {FORMAT}: upgrade hubplugin"
+        )
+    try:
+        return Manifest.model_validate(payload)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise StoreError(
+            f"the manifest in {companion(collection)!r} is damaged at {where!r}; delete that collection and apply again"
+        ) from None
+
+
+def part_id(model: str, number: int) -> str:
+    """The id of one part of a model in the companion."""
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"hubplugin/{model}/{number}"))

@@ -1,0 +1,257 @@
+"""Pure: a request and the manifest in, the corrected request out. Nothing here knows a client.
+
+A nearest query becomes a prefetch of itself, over more candidates, under a formula that adds the offset:
+
+    query=q, limit=10   ->   prefetch=[query=q, limit=100], query=formula($score + hub_offset.v1), limit=10
+
+wherever it stands in the tree, so that a fusion, a user's formula or a re-scoring above it gets corrected candidates
+and corrected scores. A formula ranks descending, so under Euclidean distance it yields the similarity
+S = offset - distance^2 / 2, which is turned back into a distance: sqrt(distance^2 - 2 offset), negative where the
+offset is the larger of the two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+from pydantic import BaseModel
+from qdrant_client import grpc, models
+from qdrant_client.conversions.conversion import GrpcToRest
+
+from hubplugin.metric import Metric
+from hubplugin_qdrant.manifest import KEY, Manifest, Version
+
+SERVER_LIMIT = 10
+"""The limit of a request or prefetch that states none."""
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A corrected request, and what is to be done with its result: `restore` is the version whose scores are to be
+    turned back into distances, `rank` the one whose offsets the client is to add by itself."""
+
+    request: models.QueryRequest
+    restore: Version | None = None
+    rank: Version | None = None
+
+
+def rewrite(request: models.QueryRequest, manifest: Manifest, oversampling: float | None = None) -> Rewritten:
+    """`request` with every nearest query on a corrected vector corrected, and our payload key left out.
+
+    `oversampling` takes the place of the manifest's.
+    """
+    shown = request.model_copy(update={"with_payload": without_our_key(request.with_payload)})
+    version = _corrected_vector(request.query, request.using, manifest)
+    if version is not None and not version.server_formula:
+        return _ranked_by_client(shown, request, version, oversampling)
+    prefetches = [rewrite_prefetch(child, manifest, oversampling) for child in _listed(request.prefetch)]
+    if version is None:
+        query = _over_corrected(request.query, _listed(request.prefetch), manifest)
+        return Rewritten(shown.model_copy(update={"prefetch": prefetches or None, "query": query}))
+    results = (request.limit or SERVER_LIMIT) + (request.offset or 0)
+    candidates = _candidates(request, prefetches, results, version, oversampling)
+    corrected = shown.model_copy(
+        update={
+            "prefetch": [candidates],
+            "query": formula(version),
+            "using": None,
+            "filter": None,
+            "params": None,
+            "lookup_from": None,
+            "score_threshold": similarity_threshold(request.score_threshold, version.metric),
+        }
+    )
+    return Rewritten(corrected, restore=version if version.metric is Metric.EUCLIDEAN else None)
+
+
+def rewrite_prefetch(
+    prefetch: models.Prefetch, manifest: Manifest, oversampling: float | None = None
+) -> models.Prefetch:
+    """`prefetch` with every nearest query on a corrected vector in it corrected."""
+    children = _listed(prefetch.prefetch)
+    prefetches = [rewrite_prefetch(child, manifest, oversampling) for child in children]
+    version = _corrected_vector(prefetch.query, prefetch.using, manifest)
+    if version is None or not version.server_formula:
+        if not prefetches:
+            return prefetch
+        query = _over_corrected(prefetch.query, children, manifest)
+        return prefetch.model_copy(update={"prefetch": prefetches, "query": query})
+    results = prefetch.limit or SERVER_LIMIT
+    return models.Prefetch.model_construct(
+        prefetch=[_candidates(prefetch, prefetches, results, version, oversampling)],
+        query=formula(version),
+        limit=results,
+        score_threshold=similarity_threshold(prefetch.score_threshold, version.metric),
+    )
+
+
+def formula(version: Version) -> models.FormulaQuery:
+    """The corrected similarity of a candidate: its score plus its offset, 0 for a point that has none."""
+    return models.FormulaQuery.model_construct(
+        formula=models.SumExpression.model_construct(sum=[_similarity(version.metric), version.key]),
+        defaults={version.key: 0.0},
+    )
+
+
+def _similarity(metric: Metric) -> Any:
+    if metric is not Metric.EUCLIDEAN:
+        return "$score"
+    return models.MultExpression.model_construct(mult=[-0.5, "$score", "$score"])
+
+
+def similarity_threshold(threshold: float | None, metric: Metric) -> float | None:
+    """A threshold on the collection's own scale as one on the corrected similarity."""
+    if threshold is None or metric is not Metric.EUCLIDEAN:
+        return threshold
+    return -0.5 * threshold * abs(threshold)
+
+
+def distance(similarity: float) -> float:
+    """The corrected distance sqrt(distance^2 - 2 offset) of a corrected similarity; negative where that is."""
+    return math.copysign(math.sqrt(2.0 * abs(similarity)), -similarity)
+
+
+def without_our_key(with_payload: Any) -> Any:
+    """A payload selector that leaves our key out, unless it names what it wants."""
+    if isinstance(with_payload, grpc.WithPayloadSelector):
+        with_payload = GrpcToRest.convert_with_payload_selector(with_payload)
+    if with_payload is True:
+        return _ALL_BUT_OURS
+    if isinstance(with_payload, models.PayloadSelectorExclude):
+        return models.PayloadSelectorExclude(exclude=[*with_payload.exclude, KEY])
+    return with_payload
+
+
+_ALL_BUT_OURS = models.PayloadSelectorExclude(exclude=[KEY])
+
+
+def ranked(
+    points: Sequence[models.ScoredPoint], request: models.QueryRequest, version: Version
+) -> list[models.ScoredPoint]:
+    """The client's own re-ranking of `points`, the candidates of `request`: what the formula does elsewhere."""
+    threshold = similarity_threshold(request.score_threshold, version.metric)
+    corrected = []
+    for point in points:
+        payload = dict(point.payload or {})
+        offset = (payload.pop(KEY, None) or {}).get(version.field, 0.0)
+        raw = point.score if version.metric is not Metric.EUCLIDEAN else -0.5 * point.score**2
+        if threshold is None or raw + offset >= threshold:
+            shown = None if request.with_payload in (False, None) else payload
+            corrected.append(point.model_copy(update={"score": raw + offset, "payload": shown}))
+    corrected.sort(key=lambda point: -point.score)
+    first = request.offset or 0
+    return corrected[first : first + (request.limit or SERVER_LIMIT)]
+
+
+def with_distances(points: Sequence[models.ScoredPoint]) -> list[models.ScoredPoint]:
+    """`points` with their corrected similarities as corrected distances."""
+    return [point.model_copy(update={"score": distance(point.score)}) for point in points]
+
+
+def _ranked_by_client(
+    shown: models.QueryRequest, request: models.QueryRequest, version: Version, oversampling: float | None
+) -> Rewritten:
+    results = (request.limit or SERVER_LIMIT) + (request.offset or 0)
+    selector = request.with_payload
+    if selector is None or selector is False:
+        selector = [version.key]
+    elif isinstance(selector, list):
+        selector = [*selector, version.key]
+    elif isinstance(selector, models.PayloadSelectorInclude):
+        selector = [*selector.include, version.key]
+    update = {
+        "limit": version.candidates(results, oversampling),
+        "offset": None,
+        "score_threshold": None,
+        "with_payload": selector,
+    }
+    return Rewritten(
+        shown.model_copy(update=update),
+        restore=version if version.metric is Metric.EUCLIDEAN else None,
+        rank=version,
+    )
+
+
+def _candidates(
+    node: models.QueryRequest | models.Prefetch,
+    prefetches: list[models.Prefetch],
+    results: int,
+    version: Version,
+    oversampling: float | None,
+) -> models.Prefetch:
+    """The raw query of `node` over as many candidates as its corrected results may hide among."""
+    limit = version.candidates(results, oversampling)
+    if prefetches:  # a re-scoring ranks what it is given: all of that is candidates
+        limit = max(limit, sum(child.limit or SERVER_LIMIT for child in prefetches))
+        limit = min(limit, version.max_candidates or limit)
+    return models.Prefetch.model_construct(
+        prefetch=prefetches or None,
+        query=node.query,
+        using=node.using,
+        filter=node.filter,
+        params=node.params,
+        limit=limit,
+        lookup_from=node.lookup_from,
+    )
+
+
+def _corrected_vector(query: Any, using: str | None, manifest: Manifest) -> Version | None:
+    """The active version for what `query` searches, if it is a plain nearest query on a corrected vector."""
+    if query is None:
+        return None
+    version = manifest.active.get(using or "")
+    return version if version is not None and is_nearest(query) else None
+
+
+def is_nearest(query: Any) -> bool:
+    """Whether `query` asks for the nearest of one dense vector, point or document, with no diversity (MMR) in it."""
+    if isinstance(query, models.NearestQuery):
+        return getattr(query, "mmr", None) is None and is_nearest(query.nearest)
+    if isinstance(query, list):
+        return not query or not isinstance(query[0], list)
+    return isinstance(
+        query, (int, str, UUID, np.ndarray, models.Document, models.Image, models.InferenceObject, grpc.PointId)
+    )
+
+
+def _over_corrected(query: Any, children: list[models.Prefetch], manifest: Manifest) -> Any:
+    """A user's formula over prefetches of which some now yield similarities where they yielded distances."""
+    if not isinstance(query, models.FormulaQuery):
+        return query
+    names: dict[str, int] = {}
+    for number, child in enumerate(children):
+        version = _corrected_vector(child.query, child.using, manifest)
+        if version is not None and version.server_formula and version.metric is Metric.EUCLIDEAN:
+            names |= {f"$score[{number}]": number} | ({"$score": 0} if number == 0 else {})
+    if not names:
+        return query
+    defaults = {
+        name: similarity_threshold(value, Metric.EUCLIDEAN) if name in names else value
+        for name, value in (query.defaults or {}).items()
+    }
+    return models.FormulaQuery.model_construct(formula=_as_distances(query.formula, set(names)), defaults=defaults)
+
+
+def _as_distances(expression: Any, names: set[str]) -> Any:
+    """`expression` with the similarities called `names` turned into distances: x / sqrt(|x|), x = -2 S."""
+    if isinstance(expression, str) and expression in names:
+        squared = models.MultExpression(mult=[-2.0, expression])
+        root = models.SqrtExpression(sqrt=models.AbsExpression(abs=squared))
+        return models.DivExpression(div=models.DivParams(left=squared, right=root, by_zero_default=0.0))
+    if isinstance(expression, list):
+        return [_as_distances(part, names) for part in expression]
+    if not isinstance(expression, BaseModel) or isinstance(expression, models.Filter):
+        return expression
+    parts = {name: _as_distances(getattr(expression, name), names) for name in type(expression).model_fields}
+    return expression.model_copy(update=parts)
+
+
+def _listed(prefetch: Any) -> list[models.Prefetch]:
+    if prefetch is None:
+        return []
+    return prefetch if isinstance(prefetch, list) else [prefetch]

@@ -1,0 +1,507 @@
+"""A vector of a Qdrant collection as a `hubplugin.store.Store`, and the job on it: apply, refresh, inspect, remove."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+import warnings
+import weakref
+from collections.abc import Iterator
+from typing import Any, cast
+from urllib.parse import parse_qsl, urlsplit
+
+import numpy as np
+from qdrant_client import QdrantClient, models
+from qdrant_client.local.qdrant_local import QdrantLocal
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
+
+from hubplugin import correction
+from hubplugin.errors import InputError, StoreError
+from hubplugin.metric import Metric
+from hubplugin.model import OffsetModel
+from hubplugin.store import Batch, Correction, Hits, Id, Store
+from hubplugin.vectors import Progress, VectorLike
+from hubplugin_qdrant import companion
+from hubplugin_qdrant import manifest as m
+from hubplugin_qdrant.client import HubQdrantClient
+from hubplugin_qdrant.companion import is_missing, is_passing, one_line
+from hubplugin_qdrant.manifest import Lease, Manifest, Version
+
+BATCH = 1000
+"""Points read and written at a time: 1,000 vectors of 1,536 dimensions are some 20 MB of JSON."""
+
+LEASE_SECONDS = 60.0
+"""A writer on another machine that has not been heard of for this long is taken for dead."""
+
+RETRY_SECONDS = 60.0
+"""For how long a request is made again while the server does not answer, as during a restart."""
+
+METRICS = {
+    models.Distance.COSINE: Metric.COSINE,
+    models.Distance.DOT: Metric.DOT,
+    models.Distance.EUCLID: Metric.EUCLIDEAN,
+}
+
+_writers: weakref.WeakValueDictionary[str, QdrantStore] = weakref.WeakValueDictionary()
+
+
+class QdrantStore(Store):
+    """The vector `using` of a collection ("" is the unnamed one), with its offsets as payload.
+
+    Raises StoreError for a collection or vector that is not there or cannot carry offsets, and for a server that
+    cannot be reached. `collection` may be an alias: the correction belongs to what it stands for now.
+    """
+
+    def __init__(self, client: QdrantClient, collection: str, using: str = "", *, url: str = ""):
+        self.client = client.raw if isinstance(client, HubQdrantClient) else client
+        self.url = url or f"qdrant collection {collection!r}"
+        with one_line(self.url, "opening"):
+            self.collection = companion.real_name(self.client, collection)
+            info = self._described(collection)
+            self._server = _version(self.client.info().version)
+            self.client.count(self.collection, exact=False)
+        self.using, parameters = _chosen_vector(self.url, info, using)
+        self.metric, self.dim = METRICS[parameters.distance], parameters.size
+        self._info = info
+        self._owner = uuid.uuid4().hex
+        self._target: Version | None = None
+
+    def _described(self, collection: str) -> models.CollectionInfo:
+        try:
+            return self.client.get_collection(self.collection)
+        except Exception as error:
+            if not is_missing(error):
+                raise
+            names = [c.name for c in self.client.get_collections().collections if not c.name.endswith("--hub")]
+            listed = ", ".join(sorted(names)) or "none"
+            raise StoreError(f"{self.url}: there is no collection {collection!r}; there are: {listed}") from None
+
+    def count(self) -> int:
+        with one_line(self.url, "counting"):
+            return self.client.count(self.collection, exact=True).count
+
+    def scan(self, after: Id | None = None) -> Iterator[Batch]:
+        """Every point that has the vector, in the order of ids. A vector of length 0 has no cosine and is left out."""
+        version = self._target or self._manifest().active.get(self.using)
+        offset, more = after, True
+        while more:
+            with one_line(self.url, "reading"):
+                records, following = self._retry(
+                    self.client.scroll,
+                    self.collection,
+                    limit=BATCH,
+                    offset=offset,
+                    with_vectors=[self.using] if self.using else True,
+                    with_payload=[m.KEY],
+                )
+            batch = self._batch(records, version, following)
+            if len(batch.ids):
+                yield batch
+            offset, more = following, following is not None
+
+    def _batch(self, records: list[models.Record], version: Version | None, following: Id | None) -> Batch:
+        ids: list[Id] = []
+        vectors, offsets = [], []
+        for record in records:
+            vector: Any = record.vector
+            if self.using:
+                vector = (vector or {}).get(self.using)
+            elif isinstance(vector, dict):  # an unnamed vector beside named sparse ones
+                vector = vector.get("")
+            if vector is None or (self.metric is Metric.COSINE and not any(vector)):
+                continue
+            ids.append(_plain(record.id))
+            vectors.append(vector)
+            offsets.append(_stored_offset(record.payload, version))
+        matrix = np.array(vectors, np.float32).reshape(len(ids), self.dim)
+        last = following if following is not None else records[-1].id if records else None
+        return Batch(ids, matrix, np.array(offsets, np.float32), None if last is None else _plain(last))
+
+    def correction(self) -> Correction | None:
+        manifest = self._manifest()
+        version = manifest.active.get(self.using)
+        active = version is not None
+        if version is None and manifest.writing is not None and manifest.writing.vector == self.using:
+            version = manifest.writing
+        if version is None:
+            return None
+        with one_line(self.url, "reading the model"):
+            return Correction(companion.read_model(self.client, self.collection, version), active)
+
+    def begin(self, model: OffsetModel) -> Id | None:
+        if self.count() == 0:
+            raise StoreError(f"{self.url}: the collection is empty; add points first")
+        with one_line(self.url, "preparing"):
+            companion.create(self.client, self.collection, self._info.config.params.replication_factor)
+            manifest = self._leased(self._manifest())
+            active, writing = manifest.active.get(self.using), manifest.writing
+            if active is not None and active.model == model.fingerprint:
+                self._target = active
+                return None
+            if writing is not None and (writing.vector, writing.model) == (self.using, model.fingerprint):
+                self._target = writing
+                found = self.client.retrieve(m.companion(self.collection), ids=[m.PROGRESS_ID])
+                progress = (found[0].payload or {}) if found else {}
+                return progress["resume"] if progress.get("number") == writing.number else None
+            manifest = self._cleared(manifest)
+            parts = companion.write_model(self.client, self.collection, model)
+            self._target = self._new_version(model, manifest.last_number + 1, parts)
+            self._write_manifest(manifest.changed(writing=self._target, last_number=self._target.number))
+            return None
+
+    def _new_version(self, model: OffsetModel, number: int, parts: int) -> Version:
+        strict = self._info.config.strict_mode_config
+        gallery = model.gallery
+        return Version(
+            number=number,
+            vector=self.using,
+            metric=model.metric,
+            dim=model.dim,
+            method=model.method,
+            parameters=model.parameters,
+            model=model.fingerprint,
+            parts=parts,
+            bank_fingerprint=model.bank_fingerprint,
+            count=gallery.count if gallery else 0,
+            smallest=gallery.smallest if gallery else 0.0,
+            largest=gallery.largest if gallery else 0.0,
+            deviation=gallery.deviation if gallery else 0.0,
+            max_candidates=strict.max_query_limit if strict is not None and strict.enabled else None,
+            server_formula=self._server >= (1, 14),
+        )
+
+    def write(self, batch: Batch, offsets: np.ndarray) -> None:
+        target = self._begun()
+        operations: list[Any] = [
+            models.SetPayloadOperation(
+                set_payload=models.SetPayload(payload={target.field: offset}, points=[point], key=m.KEY)
+            )
+            for point, offset in zip(batch.ids, offsets.tolist(), strict=True)
+        ]
+        with one_line(self.url, "writing"):
+            self._retry(self.client.batch_update_points, self.collection, operations, wait=True)
+            self._renew(batch.resume)
+
+    def activate(self) -> None:
+        target = self._begun()
+        with one_line(self.url, "activating"):
+            self._index(target)
+            manifest = self._leased(self._manifest())
+            before = manifest.active.get(self.using)
+            if before != target:
+                retired = manifest.retired + ((before,) if before is not None else ())
+                active = manifest.active | {self.using: target}
+                manifest = manifest.changed(active=active, writing=None, retired=retired)
+            self._write_manifest(manifest.changed(lease=None))
+        self._target = None
+        _writers.pop(self._owner, None)
+
+    def _index(self, version: Version) -> None:
+        """A float index on the offsets: faster formulas, and under strict mode the only ones allowed."""
+        if not isinstance(self.client._client, QdrantLocal):  # local mode has no indexes, and warns of it
+            self.client.create_payload_index(self.collection, version.key, models.PayloadSchemaType.FLOAT, wait=True)
+
+    def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
+        client = self.client if raw else HubQdrantClient.wrap(self.client)
+        requests = [
+            models.QueryRequest(query=query, using=self.using or None, limit=k, with_payload=False)
+            for query in np.asarray(queries, np.float32).tolist()
+        ]
+        with one_line(self.url, "searching"):
+            found = client.query_batch_points(self.collection, requests)
+        return Hits(
+            [[cast(Id, point.id) for point in response.points] for response in found],
+            [[point.score for point in response.points] for response in found],
+        )
+
+    def remove(self) -> None:
+        """Deletes our payload, indexes and companion and nothing else; goes on where it was cut off."""
+        with one_line(self.url, "removing"):
+            if not self.client.collection_exists(m.companion(self.collection)):
+                return
+            manifest = self._leased(self._manifest())
+            active = {name: version for name, version in manifest.active.items() if name != self.using}
+            mine = [version for version in manifest.everything() if version not in active.values()]
+            writing = (
+                manifest.writing if manifest.writing is not None and manifest.writing.vector != self.using else None
+            )
+            keep = tuple(version for version in mine if version is not writing)
+            manifest = manifest.changed(active=active, writing=writing, retired=keep)
+            self._write_manifest(manifest)
+            if active or writing:
+                manifest = self._cleared(manifest)
+                self._write_manifest(manifest.changed(lease=None))
+            else:
+                self._delete_payload([m.KEY], [version.key for version in mine])
+                self.client.delete_collection(m.companion(self.collection))
+        _writers.pop(self._owner, None)
+
+    def release(self) -> None:
+        """Lets others write, after a run that was cut off; what it wrote stays for the next to go on with."""
+        if _writers.pop(self._owner, None) is not None:
+            with one_line(self.url, "releasing"):
+                manifest = companion.read_manifest(self.client, self.collection)
+                if manifest is not None and manifest.lease is not None and manifest.lease.owner == self._owner:
+                    self._write_manifest(manifest.changed(lease=None))
+
+    def _cleared(self, manifest: Manifest) -> Manifest:
+        """`manifest` without what is retired or was given up, once that is deleted from the points."""
+        mine = manifest.writing if manifest.writing is not None and manifest.writing.vector == self.using else None
+        gone = [version for version in (mine, *manifest.retired) if version is not None]
+        if not gone:
+            return manifest
+        self._delete_payload([version.key for version in gone], [version.key for version in gone])
+        kept = {version.model for version in manifest.kept_up() if version is not mine}
+        for version in gone:
+            if version.model not in kept:
+                companion.delete_model(self.client, self.collection, version)
+        return manifest.changed(retired=(), writing=None if mine is not None else manifest.writing)
+
+    def _delete_payload(self, keys: list[str], indexes: list[str]) -> None:
+        if not isinstance(self.client._client, QdrantLocal):
+            schema = self.client.get_collection(self.collection).payload_schema
+            for key in indexes:
+                if key in schema:
+                    self._retry(self.client.delete_payload_index, self.collection, key, wait=True)
+        following: Id | None = None
+        while True:
+            records, following = self._retry(
+                self.client.scroll,
+                self.collection,
+                limit=10 * BATCH,
+                offset=following,
+                with_payload=False,
+                with_vectors=False,
+            )
+            if records:
+                points = [record.id for record in records]
+                self._retry(self.client.delete_payload, self.collection, keys=keys, points=points, wait=True)
+            if following is None:
+                return
+
+    def _manifest(self) -> Manifest:
+        with one_line(self.url, "reading the manifest"):
+            return self._retry(companion.read_manifest, self.client, self.collection) or Manifest()
+
+    def _write_manifest(self, manifest: Manifest) -> None:
+        self._retry(companion.write_manifest, self.client, self.collection, manifest)
+
+    def _begun(self) -> Version:
+        if self._target is None:
+            raise StoreError(f"{self.url}: begin was not called")
+        return self._target
+
+    def _leased(self, manifest: Manifest) -> Manifest:
+        """`manifest` with this writer's lease in it, written and read back. Raises StoreError if another has one."""
+        lease, host = manifest.lease, socket.gethostname()
+        if lease is not None and lease.owner != self._owner and _alive(lease, host):
+            wait = max(0, round(lease.until - time.time()))
+            raise StoreError(
+                f"{self.url}: another run is writing (host {lease.host}, process {lease.process}); wait for it, "
+                f"or, if it was killed, try again in {wait} s"
+            )
+        mine = Lease(owner=self._owner, host=host, process=os.getpid(), until=time.time() + LEASE_SECONDS)
+        _writers[self._owner] = self
+        manifest = manifest.changed(lease=mine)
+        self._write_manifest(manifest)
+        self._check_lease()
+        return manifest
+
+    def _check_lease(self) -> Manifest:
+        manifest = self._manifest()
+        if manifest.lease is None or manifest.lease.owner != self._owner:
+            raise StoreError(f"{self.url}: another run has begun to write; this one stops")
+        return manifest
+
+    def _renew(self, resume: Id | None) -> None:
+        """Notes how far the version has been written, and that its writer lives."""
+        manifest = self._check_lease()
+        lease = cast(Lease, manifest.lease)
+        if lease.until - time.time() < LEASE_SECONDS / 2:
+            until = time.time() + LEASE_SECONDS
+            self._write_manifest(manifest.changed(lease=lease.model_copy(update={"until": until})))
+        point = models.PointStruct(
+            id=m.PROGRESS_ID, vector={}, payload={"number": self._begun().number, "resume": resume}
+        )
+        self._retry(self.client.upsert, m.companion(self.collection), [point], wait=True)
+
+    def _retry(self, call: Any, *given: Any, **named: Any) -> Any:
+        """The answer to a request that does no harm if it is made twice, made again while the server is away."""
+        attempts = Retrying(
+            retry=retry_if_exception(is_passing),
+            stop=stop_after_delay(RETRY_SECONDS),
+            wait=wait_random_exponential(multiplier=0.2, max=10),
+            reraise=True,
+        )
+        return attempts(call, *given, **named)
+
+
+def apply(
+    client: QdrantClient,
+    collection: str,
+    query_bank: VectorLike,
+    *,
+    using: str = "",
+    method: str = "dbsn",
+    target_bank: VectorLike | None = None,
+    device: str = "auto",
+    memory: int | str = "512MiB",
+    progress: Progress | None = None,
+    **parameters: Any,
+) -> correction.Applied:
+    """Corrects the vector `using` of `collection` in place; a `HubQdrantClient` then searches it corrected.
+
+    query_bank: [m, d] example queries, as for `hubplugin.fit`, which also has `method`, its `parameters`,
+    `target_bank`, `device`, `memory` and `progress`. using: "" is the unnamed vector, or the only one there is.
+    Searches change in one step at the end; a run that was cut off goes on when it is started again.
+    Raises InputError for the bank or a parameter, StoreError for the collection or the server.
+    """
+    store = QdrantStore(client, collection, using)
+    try:
+        return correction.apply(
+            store, query_bank, method, target_bank, device=device, memory=memory, progress=progress, **parameters
+        )
+    finally:
+        store.release()
+
+
+def refresh(
+    client: QdrantClient,
+    collection: str,
+    *,
+    using: str = "",
+    device: str = "auto",
+    memory: int | str = "512MiB",
+    progress: Progress | None = None,
+) -> correction.Applied:
+    """Writes the offsets of points that came or changed without the wrapper, and no others; says how many."""
+    store = QdrantStore(client, collection, using)
+    try:
+        return correction.refresh(store, device=device, memory=memory, progress=progress)
+    finally:
+        store.release()
+
+
+def inspect(
+    client: QdrantClient,
+    collection: str,
+    *,
+    using: str = "",
+    device: str = "auto",
+    memory: int | str = "512MiB",
+    progress: Progress | None = None,
+) -> correction.Inspection:
+    """What correction lies in the collection, and whether every point has the offset that its vector gives."""
+    store = QdrantStore(client, collection, using)
+    return correction.inspect(store, device=device, memory=memory, progress=progress)
+
+
+def remove(client: QdrantClient, collection: str, *, using: str = "") -> None:
+    """Takes the correction out: points, payloads and vectors are as if it had never been there."""
+    store = QdrantStore(client, collection, using)
+    try:
+        store.remove()
+    finally:
+        store.release()
+
+
+def open_url(url: str) -> QdrantStore:
+    """The store behind qdrant://HOST:6333/COLLECTION, qdrant+https://HOST:6333/COLLECTION or
+    qdrant-local:PATH/COLLECTION, each with ?using=VECTOR where the collection has named vectors.
+
+    The api key is read from the environment variable QDRANT_API_KEY and is never part of a URL.
+    """
+    scheme, _, rest = url.partition(":")
+    parts = urlsplit(f"//{rest.removeprefix('//')}" if scheme != "qdrant-local" else f"local:{rest}")
+    options = dict(parse_qsl(parts.query))
+    using = options.pop("using", "")
+    place, _, collection = parts.path.rpartition("/")
+    expected = "qdrant-local:PATH/COLLECTION" if scheme == "qdrant-local" else f"{scheme}://HOST:6333/COLLECTION"
+    if parts.username or parts.password or options:
+        raise InputError(
+            f"expected {expected}, and no more than ?using=VECTOR behind it; "
+            "an api key is read from the environment variable QDRANT_API_KEY"
+        )
+    if not collection or not (place if scheme == "qdrant-local" else parts.hostname):
+        raise InputError(f"{url!r} names no collection; expected {expected}")
+    with one_line(url, "opening"):
+        return QdrantStore(_connect(scheme, parts, place), collection, using, url=url)
+
+
+def _connect(scheme: str, parts: Any, place: str) -> QdrantClient:
+    if scheme == "qdrant-local":
+        if not os.path.isdir(place):
+            raise StoreError(f"qdrant-local:{place}: there is no such folder")
+        try:
+            return QdrantClient(path=place)
+        except RuntimeError as error:
+            raise StoreError(f"qdrant-local:{place}: {' '.join(str(error).split())}") from None
+    with warnings.catch_warnings():
+        # An unreachable server is an error of the first request; that of the version check is a warning.
+        warnings.simplefilter("ignore", UserWarning)
+        return QdrantClient(
+            host=parts.hostname,
+            port=parts.port or 6333,
+            https=scheme == "qdrant+https",
+            prefix=place.strip("/") or None,
+            api_key=os.environ.get("QDRANT_API_KEY"),
+            timeout=60,
+        )
+
+
+def _chosen_vector(url: str, info: models.CollectionInfo, using: str) -> tuple[str, models.VectorParams]:
+    """The vector called `using`, or the only one. Raises StoreError if it is not there or cannot carry offsets."""
+    given = info.config.params.vectors or {}
+    dense = {"": given} if isinstance(given, models.VectorParams) else given
+    sparse = info.config.params.sparse_vectors or {}
+    listed = ", ".join(repr(name) for name in dense) or "none"
+    if using in sparse or not dense:
+        raise StoreError(f"{url}: sparse vectors have no offsets; dense vectors there: {listed}")
+    if using not in dense:
+        if using or len(dense) > 1:
+            wanted = f"there is no vector {using!r}" if using else "name one of its vectors with using="
+            raise StoreError(f"{url}: {wanted}; dense vectors there: {listed}")
+        using = next(iter(dense))
+    found = dense[using]
+    name = f"vector {using!r}" if using else "the vector"
+    if found.multivector_config is not None:
+        raise StoreError(f"{url}: {name} is a multi-vector, whose MaxSim has no single offset; use a dense vector")
+    if found.datatype == models.Datatype.UINT8:
+        raise StoreError(
+            f"{url}: {name} is of uint8, which no query bank of floats compares with; use float16 or float32"
+        )
+    if found.distance not in METRICS:
+        known = ", ".join(distance.value for distance in METRICS)
+        raise StoreError(f"{url}: {name} ranks by {found.distance.value}; offsets are for {known}: re-create it as one")
+    return using, found
+
+
+def _plain(point: Id | uuid.UUID) -> Id:
+    return point if isinstance(point, int) else str(point)
+
+
+def _stored_offset(payload: dict[str, Any] | None, version: Version | None) -> float:
+    value = ((payload or {}).get(m.KEY) or {}).get(version.field) if version is not None else None
+    return float(value) if isinstance(value, (int, float)) else float("nan")
+
+
+def _alive(lease: Lease, host: str) -> bool:
+    """Whether the holder of `lease` may still be writing. On this host that is known at once."""
+    if lease.host != host:
+        return lease.until > time.time()
+    if lease.process == os.getpid():
+        return lease.owner in _writers
+    try:
+        os.kill(lease.process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _version(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)

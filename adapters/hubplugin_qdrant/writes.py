@@ -1,0 +1,207 @@
+"""Pure: what a user writes, with the offsets that belong to it. Nothing here knows a client.
+
+A *mark* is what a point's payload holds under our key: {"v3": 0.0123}, one field for each version that is kept up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from qdrant_client import grpc, models
+from qdrant_client.conversions.conversion import GrpcToRest
+
+from hubplugin.errors import InputError
+from hubplugin.metric import Metric
+from hubplugin.model import OffsetModel
+from hubplugin_qdrant.manifest import KEY, Manifest, Version
+
+Mark = dict[str, float]
+
+
+def marks(vectors: Sequence[Any], fitted: Sequence[tuple[Version, OffsetModel]]) -> list[Mark]:
+    """The mark of each of `vectors`, as clients give them: a list, an array, or a dict of them by name.
+
+    A vector that is absent, not yet embedded, of another dimension or without direction has no offset; whether
+    it may be written is the server's to say.
+    """
+    found: list[Mark] = [{} for _ in vectors]
+    for version, model in fitted:
+        rows, dense = [], []
+        for row, given in enumerate(vectors):
+            vector = given.get(version.vector) if isinstance(given, dict) else None if version.vector else given
+            if isinstance(vector, (list, tuple, np.ndarray)) and len(vector) == version.dim:
+                array = np.asarray(vector)
+                usable = array.ndim == 1 and array.dtype.kind in "fiu" and np.isfinite(array).all()
+                if usable and (version.metric is not Metric.COSINE or array.any()):
+                    rows.append(row)
+                    dense.append(array)
+        if rows:
+            offsets = model.offsets(np.array(dense, np.float32))
+            for row, offset in zip(rows, offsets.tolist(), strict=True):
+                found[row][version.field] = offset
+    return found
+
+
+def awaits_embedding(vectors: Sequence[Any], manifest: Manifest) -> bool:
+    """Whether a corrected vector among `vectors` is a document that only the server will embed."""
+    objects = (models.Document, models.Image, models.InferenceObject)
+    return any(
+        isinstance(given.get(version.vector) if isinstance(given, dict) else given, objects)
+        for given in vectors
+        for version in manifest.kept_up()
+    )
+
+
+def vectors_of(points: Any) -> list[Any]:
+    """The vectors of what `upsert` takes, one a point."""
+    if isinstance(points, models.Batch):
+        if isinstance(points.vectors, dict):
+            count = len(points.ids)
+            return [{name: column[row] for name, column in points.vectors.items()} for row in range(count)]
+        return list(points.vectors)
+    return [point.vector for point in points]
+
+
+def as_rest(points: Any) -> Any:
+    """What `upsert` takes, with gRPC structures as REST ones."""
+    if isinstance(points, models.Batch):
+        return points
+    return [
+        GrpcToRest.convert_point_struct(point) if isinstance(point, grpc.PointStruct) else point for point in points
+    ]
+
+
+def marked(points: Any, found: Sequence[Mark]) -> Any:
+    """What `upsert` takes, with its marks. Raises InputError if a payload has our key."""
+    if isinstance(points, models.Batch):
+        payloads: Any = points.payloads or [None] * len(points.ids)
+        return points.model_copy(
+            update={"payloads": [with_mark(p, mark) for p, mark in zip(payloads, found, strict=True)]}
+        )
+    return [
+        point.model_copy(update={"payload": with_mark(point.payload, mark)})
+        for point, mark in zip(points, found, strict=True)
+    ]
+
+
+def with_mark(payload: dict[str, Any] | None, mark: Mark) -> dict[str, Any] | None:
+    require_free(payload or ())
+    return {**(payload or {}), KEY: mark} if mark else payload
+
+
+def require_free(keys: Any) -> None:
+    """Raises InputError if one of the payload paths `keys` begins with our key."""
+    for key in keys:
+        if key is not None and str(key).partition(".")[0].partition("[")[0].strip('"') == KEY:
+            raise InputError(f"payload key {key!r}: {KEY!r} is reserved for the offsets of hubplugin; use another name")
+
+
+def set_mark(point: Any, mark: Mark, **also: Any) -> models.SetPayloadOperation:
+    return models.SetPayloadOperation(set_payload=models.SetPayload(payload=mark, points=[point], key=KEY, **also))
+
+
+def check(operation: Any) -> None:
+    """Raises InputError if an update operation writes our key."""
+    if isinstance(operation, models.SetPayloadOperation):
+        given = operation.set_payload
+        require_free([given.key] if given.key else given.payload)
+    elif isinstance(operation, models.OverwritePayloadOperation):
+        given = operation.overwrite_payload
+        require_free([given.key] if given.key else given.payload)
+    elif isinstance(operation, models.DeletePayloadOperation):
+        require_free(operation.delete_payload.keys)
+
+
+def points_of(operation: Any) -> Any:
+    """The points, with vectors, that an update operation writes; None if it writes none."""
+    if isinstance(operation, models.UpsertOperation):
+        given = operation.upsert
+        return given.batch if isinstance(given, models.PointsBatch) else given.points
+    if isinstance(operation, models.UpdateVectorsOperation):
+        return operation.update_vectors.points
+    return None
+
+
+def wiped(operation: Any) -> Any:
+    """The selector (`points`, `filter`, `shard_key`) of an operation that takes our key with it, if it does."""
+    if isinstance(operation, models.OverwritePayloadOperation) and operation.overwrite_payload.key is None:
+        return operation.overwrite_payload
+    return operation.clear_payload if isinstance(operation, models.ClearPayloadOperation) else None
+
+
+def completed(operation: Any, manifest: Manifest, found: Sequence[Mark], kept: dict[Any, Mark]) -> list[Any]:
+    """`operation` and what must go with it, in order.
+
+    `found` are the marks of the points it writes, `kept` those of the points whose payload it wipes.
+    """
+    if isinstance(operation, models.UpsertOperation):
+        given = operation.upsert
+        field = "batch" if isinstance(given, models.PointsBatch) else "points"
+        return [models.UpsertOperation(upsert=given.model_copy(update={field: marked(getattr(given, field), found)}))]
+    if isinstance(operation, models.UpdateVectorsOperation):
+        update = operation.update_vectors
+        return [
+            operation,
+            *(
+                set_mark(point.id, mark, **_also(update, point.id))
+                for point, mark in zip(update.points, found, strict=True)
+                if mark
+            ),
+        ]
+    if isinstance(operation, models.DeleteVectorsOperation):
+        deleted = operation.delete_vectors
+        keys = [version.key for version in manifest.everything() if version.vector in deleted.vector]
+        if not keys:
+            return [operation]
+        # First the offsets: the filter may ask for the vector.
+        offsets = models.DeletePayload(
+            keys=keys, points=deleted.points, filter=deleted.filter, shard_key=deleted.shard_key
+        )
+        return [models.DeletePayloadOperation(delete_payload=offsets), operation]
+    selector = wiped(operation)
+    if selector is None:
+        return [operation]
+    return [operation, *(set_mark(p, mark, shard_key=getattr(selector, "shard_key", None)) for p, mark in kept.items())]
+
+
+def _also(update: models.UpdateVectors, point: Any) -> dict[str, Any]:
+    """The shard and the condition of an update of vectors, for the payload that goes with it."""
+    also: dict[str, Any] = {"shard_key": update.shard_key}
+    condition = getattr(update, "update_filter", None)
+    if condition is not None:
+        has_id = models.HasIdCondition(has_id=[point])
+        also |= {"points": None, "filter": models.Filter(must=[has_id, condition])}
+    return also
+
+
+def selector_fields(points: Any, shard_key: Any) -> dict[str, Any]:
+    """What the client takes as `points` or `points_selector`, as the fields of an update operation."""
+    if isinstance(points, grpc.PointsSelector):
+        points = GrpcToRest.convert_points_selector(points)
+    elif isinstance(points, grpc.Filter):
+        points = GrpcToRest.convert_filter(points)
+    if isinstance(points, models.Filter):
+        return {"filter": points, "shard_key": shard_key}
+    if isinstance(points, models.FilterSelector):
+        return {"filter": points.filter, "shard_key": shard_key if shard_key is not None else points.shard_key}
+    if isinstance(points, models.PointIdsList):
+        return {"points": points.points, "shard_key": shard_key if shard_key is not None else points.shard_key}
+    if not isinstance(points, (list, tuple)):
+        raise InputError(
+            f"unsupported points selector {type(points).__name__}: expected ids, a Filter or a PointsSelector"
+        )
+    ids = [GrpcToRest.convert_point_id(point) if isinstance(point, grpc.PointId) else point for point in points]
+    return {"points": ids, "shard_key": shard_key}
+
+
+def chunks(items: Any, size: int) -> Iterator[list[Any]]:
+    chunk: list[Any] = []
+    for item in items:
+        chunk.append(item)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
