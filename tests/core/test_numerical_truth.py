@@ -91,6 +91,14 @@ def test_many_tiles_and_blocks_equal_one(method, parameters, rng, monkeypatch):
     assert_true(method, parameters, "cosine", bank, targets, target_bank, memory="1MiB")
 
 
+@pytest.mark.parametrize("tau", [0.001, 0.005, 0.05, 1.0])
+def test_sinkhorn_is_the_same_whether_or_not_the_similarities_fit_the_budget(tau, real):
+    bank, targets = real["bank_queries"][:700], real["test_targets"][:400]
+    held = hubplugin.fit(bank, "sn", targets=targets, tau=tau).offsets(targets)
+    streamed = hubplugin.fit(bank, "sn", targets=targets, tau=tau, memory="1MiB").offsets(targets)
+    np.testing.assert_allclose(held, streamed, rtol=0, atol=2e-6)
+
+
 @pytest.mark.parametrize(("method", "parameters"), SETTINGS)
 def test_a_target_the_fit_never_saw_gets_the_offset_of_the_fits_own_last_step(method, parameters, rng):
     bank, target_bank = unit(rng, 50, 16), unit(rng, 30, 16)
