@@ -1,0 +1,203 @@
+"""The public functions on an index in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import faiss
+import numpy as np
+
+from hubplugin.errors import InputError, StoreError
+from hubplugin.metric import Metric
+from hubplugin.model import OffsetModel
+from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
+from hubplugin_faiss.augment import Plan, Rule, name_of, rule_for
+from hubplugin_faiss.codes import Range
+
+UNIT = 1e-2
+"""How far from 1 the length of a vector may lie that counts as normalised; float16 keeps it within 1e-3."""
+
+
+class Gallery(Vectors):
+    """The vectors in an index, as the index itself reconstructs them, upgraded or not: `rows` x `dim`."""
+
+    def __init__(self, index: Any, name: str = "index", *, unit: bool = False):
+        self._rule, self._unit, self._first = rule_for(index), unit, 0
+        super().__init__(name, self._rule.count, int(index.d))
+
+    def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
+        row = 0
+        for vectors, _ in self._rule.scan(0, size):
+            if self._unit:
+                require_unit(vectors, self.name, row)
+            yield vectors
+            row += len(vectors)
+
+
+def require_unit(vectors: np.ndarray, name: str, first_row: int = 0) -> None:
+    """Raises InputError at the first row of `vectors` [b, d] that is not of unit length."""
+    lengths = np.linalg.norm(vectors, axis=1)
+    bad = np.flatnonzero(np.abs(lengths - 1) > UNIT)
+    if bad.size:
+        raise InputError(
+            f"{name}: the model is for cosine, but row {first_row + int(bad[0])} has length {lengths[bad[0]]:.4g} and "
+            "Faiss does not normalise; add unit vectors (faiss.normalize_L2), or fit with metric='dot' or 'euclidean'"
+        )
+
+
+def upgrade(
+    index: Any,
+    model_or_offsets: OffsetModel | VectorLike,
+    *,
+    device: str = "auto",
+    memory: int | str = "512MiB",
+    progress: Progress | None = None,
+) -> Any:
+    """A stock Faiss index of the same d that ranks by similarity + offset. `index` itself is not changed.
+
+    index: a trained, filled faiss.Index with inner product or L2. model_or_offsets: an `OffsetModel` for the
+    metric of the index (cosine if its vectors are of unit length), or offsets [ntotal] in the order of the ids
+    0, 1, 2, ... that a search returns, for `IndexIDMap` in the order in which they were added. Offsets of a model
+    that was fitted without targets are centred on the index.
+
+    Search, reconstruct, write_index and all else work as before. Inner product scores are s + offset; L2 distances
+    are |q - t|^2 + 2 (M - offset), with M a little above the largest offset. A vector that is added through plain
+    Faiss is neutral under inner product and has the largest offset under L2: use `add`.
+
+    Raises StoreError for an index that is untrained, empty, already upgraded or of a type that cannot carry offsets,
+    InputError for offsets or a model that do not suit it.
+    """
+    rule = rule_for(index)
+    require_upgradable(rule)
+    if isinstance(model_or_offsets, OffsetModel):
+        model = model_or_offsets
+        require_suits(model, index)
+        offsets = model.offsets(gallery_for(model, index), device=device, memory=memory, progress=progress)
+        if model.gallery is None:
+            offsets -= offsets.mean(dtype=np.float64)
+        return rule.upgraded(offsets, plan_for(offsets, model))
+    return rule.upgraded(offsets := given_offsets(rule, model_or_offsets), plan_for(offsets))
+
+
+def downgrade(index: Any) -> Any:
+    """The index as it was before `upgrade`, with what has been added since. `index` itself is not changed.
+
+    Raises StoreError if `index` is not upgraded.
+    """
+    rule = rule_for(index)
+    require_upgraded(rule)
+    return rule.downgraded()
+
+
+def add(
+    index: Any,
+    vectors: VectorLike,
+    model_or_offsets: OffsetModel | VectorLike,
+    ids: np.ndarray | None = None,
+    *,
+    device: str = "auto",
+    memory: int | str = "512MiB",
+) -> None:
+    """Adds `vectors` [n, d] to an upgraded index, each with its offset.
+
+    model_or_offsets: the model that the index was upgraded with, or offsets [n]. ids: int64 [n], for an index that
+    has ids of its own.
+
+    Raises StoreError if the index is not upgraded, InputError if something does not suit it; nothing is added then.
+    """
+    rule = rule_for(index)
+    require_upgraded(rule)
+    given = as_vectors(vectors, "vectors")
+    if given.dim != index.d:
+        raise InputError(f"{given.name} have {given.dim} dimensions, the index has {index.d}")
+    block = given.array()
+    if isinstance(model_or_offsets, OffsetModel):
+        model = model_or_offsets
+        require_suits(model, index)
+        if model.gallery is None:
+            raise InputError(
+                "the model is not centred on the index: use model = model.centred_on(targets), then refresh"
+            )
+        if model.metric is Metric.COSINE:
+            require_unit(block, given.name)
+        offsets = model.offsets(block, device=device, memory=memory)
+    else:
+        offsets = checked_offsets(model_or_offsets, len(block), "vectors")
+    if ids is not None:
+        ids = np.ascontiguousarray(ids, np.int64)
+        if ids.shape != (len(block),):
+            raise InputError(f"{len(block)} vectors, but ids of shape {ids.shape}: expected one for each")
+    rule.append(block, offsets, ids)
+
+
+def refresh(
+    index: Any,
+    model_or_offsets: OffsetModel | VectorLike,
+    *,
+    device: str = "auto",
+    memory: int | str = "512MiB",
+    progress: Progress | None = None,
+) -> Any:
+    """An upgraded index with all its offsets replaced, as by `upgrade(downgrade(index), model)`."""
+    return upgrade(downgrade(index), model_or_offsets, device=device, memory=memory, progress=progress)
+
+
+def plan_for(offsets: np.ndarray, model: OffsetModel | None = None) -> Plan:
+    """Room for `offsets` [n], for those of the model's gallery, and for half their range more on either side, since
+    targets that come later may lie beyond."""
+    low, high = float(offsets.min()), float(offsets.max())
+    if model is not None and model.gallery is not None:
+        low, high = min(low, model.gallery.smallest), max(high, model.gallery.largest)
+    room = (high - low) / 2
+    return Plan(Range.of(low - room, high + room), "" if model is None else model.fingerprint)
+
+
+def require_upgradable(rule: Rule) -> None:
+    if rule.is_upgraded():
+        raise StoreError(
+            f"this {name_of(rule.index)} is already upgraded: refresh(index, model) replaces its offsets, "
+            "downgrade(index) takes them out"
+        )
+    rule.check()
+    if rule.count == 0:
+        raise StoreError(f"{name_of(rule.index)} is empty; add vectors, then upgrade it")
+
+
+def require_upgraded(rule: Rule) -> None:
+    if not rule.is_upgraded():
+        raise StoreError(f"this {name_of(rule.index)} is not upgraded; upgrade(index, model) puts offsets into it")
+
+
+def require_suits(model: OffsetModel, index: Any) -> None:
+    """Raises InputError if the offsets of `model` do not belong to the similarity of `index`."""
+    if model.dim != index.d:
+        raise InputError(f"the model has {model.dim} dimensions, the index has {index.d}; fit one on its vectors")
+    euclidean = index.metric_type == faiss.METRIC_L2
+    if model.metric is (Metric.DOT if euclidean else Metric.EUCLIDEAN):
+        raise InputError(
+            f"the model is for {model.metric.value}, the index ranks by {'L2' if euclidean else 'inner product'}; "
+            f"fit with metric={'euclidean' if euclidean else 'dot'!r}, or 'cosine' if its vectors are of unit length"
+        )
+
+
+def gallery_for(model: OffsetModel, index: Any) -> Gallery:
+    return Gallery(index, unit=model.metric is Metric.COSINE)
+
+
+def given_offsets(rule: Rule, values: VectorLike) -> np.ndarray:
+    """Offsets [ntotal] that a user gives by id, in scan order."""
+    return checked_offsets(values, rule.count, "index")
+
+
+def checked_offsets(values: VectorLike, count: int, name: str) -> np.ndarray:
+    try:
+        offsets = np.asarray(values, dtype=np.float32)
+    except (TypeError, ValueError):
+        raise InputError(f"expected an OffsetModel or offsets [{count}], got {type(values).__name__}") from None
+    if offsets.shape != (count,):
+        raise InputError(f"offsets have shape {list(offsets.shape)}, {name} holds {count}: expected one for each")
+    if not np.isfinite(offsets).all():
+        bad = int(np.argmin(np.isfinite(offsets)))
+        raise InputError(f"offsets: entry {bad} is NaN, infinite or too large for float32")
+    return offsets

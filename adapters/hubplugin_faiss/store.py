@@ -1,0 +1,162 @@
+"""A Faiss file as a `Store`: URL `faiss:photos.faiss`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import faiss
+import numpy as np
+
+from hubplugin.errors import InputError, ModelFileError, StoreError
+from hubplugin.metric import Metric
+from hubplugin.model import OffsetModel, load
+from hubplugin.store import Batch, Correction, Hits, Id, Store
+from hubplugin_faiss.augment import block_rows, rule_for
+from hubplugin_faiss.files import beside, model_of, read_faiss, replace
+from hubplugin_faiss.index import UNIT, downgrade, plan_for, require_unit, require_upgradable
+
+
+class _Entry(int):
+    """An id of the index that remembers in which row it was read: ids need not be unique."""
+
+    row: int
+
+
+class FaissStore(Store):
+    """One index file. Offsets gather in `<name>.offsets` until they are activated all at once."""
+
+    def __init__(self, path: str | os.PathLike[str], metric: Metric | None = None):
+        self.url = f"faiss:{os.fspath(path)}"
+        self._path, self._given_metric = Path(path), metric
+        self._model_path, self._pending_path = beside(path, ".hub.new"), beside(path, ".offsets")
+        self._load()
+        self.dim = int(self._index.d)
+        self._writing: OffsetModel | None = None
+
+    @cached_property
+    def metric(self) -> Metric:  # type: ignore[override]
+        """euclidean for an index of L2; for inner product cosine if its vectors are of unit length, else dot."""
+        if self._given_metric is not None:
+            return self._given_metric
+        model = model_of(self._path, self._index)
+        if model is not None:
+            return model.metric
+        if self._index.metric_type == faiss.METRIC_L2:
+            return Metric.EUCLIDEAN
+        sample = next(self._rule.scan(0, 1000), None)
+        unit = sample is not None and (np.abs(np.linalg.norm(sample[0], axis=1) - 1) <= UNIT).all()
+        return Metric.COSINE if unit else Metric.DOT
+
+    def count(self) -> int:
+        return self._rule.count
+
+    def scan(self, after: Id | None = None) -> Iterator[Batch]:
+        labels, row = self._rule.labels(), int(after or 0)
+        for vectors, offsets in self._rule.scan(row, block_rows(self._index)):
+            if self.metric is Metric.COSINE:
+                require_unit(vectors, self.url, row)
+            ids = []
+            for label in labels[row : row + len(vectors)].tolist():
+                ids.append(_Entry(label))
+                ids[-1].row = row
+                row += 1
+            yield Batch(ids, vectors, np.full(len(vectors), np.nan, np.float32) if offsets is None else offsets, row)
+
+    def correction(self) -> Correction | None:
+        model = model_of(self._path, self._index)
+        if model is not None:
+            return Correction(model, active=True)
+        pending = self._pending_model()
+        return None if pending is None else Correction(pending, active=False)
+
+    def begin(self, model: OffsetModel) -> Id | None:
+        if not self._rule.is_upgraded():
+            require_upgradable(self._rule)
+        half = self._pending_model()
+        self._writing = model
+        if half is not None and half.fingerprint == model.fingerprint:
+            missing = np.isnan(self._pending("r"))
+            return int(missing.argmax()) if missing.any() else self.count()
+        model.save(self._model_path)
+        try:
+            self._pending("w+")[:] = np.nan
+        except OSError as error:
+            raise StoreError(f"cannot write {str(self._pending_path)!r}: {error.strerror}") from None
+        return None
+
+    def write(self, batch: Batch, offsets: np.ndarray) -> None:
+        self._pending("r+")[[entry.row for entry in batch.ids if isinstance(entry, _Entry)]] = offsets
+
+    def activate(self) -> None:
+        if self._writing is None:
+            raise StoreError(f"{self.url}: nothing has been written that could be activated")
+        offsets = np.array(self._pending("r"))
+        if self._rule.is_upgraded():
+            offsets = np.where(np.isnan(offsets), self._stored_offsets(), offsets)
+        if np.isnan(offsets).any():
+            raise StoreError(f"{self.url}: {int(np.isnan(offsets).sum())} targets have no offset yet; run apply again")
+        raw = downgrade(self._index) if self._rule.is_upgraded() else self._index
+        replace(self._path, rule_for(raw).upgraded(offsets, plan_for(offsets, self._writing)), self._writing)
+        self._pending_path.unlink(missing_ok=True)
+        self._writing = None
+        self._load()
+
+    def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
+        index = self._raw if raw else self._index
+        scores, ids = index.search(np.ascontiguousarray(queries, np.float32), k)
+        found = ids >= 0
+        return Hits(
+            [row[keep].tolist() for row, keep in zip(ids, found, strict=True)],
+            [row[keep].tolist() for row, keep in zip(scores, found, strict=True)],
+        )
+
+    def remove(self) -> None:
+        if self._rule.is_upgraded():
+            replace(self._path, downgrade(self._index), None)
+            self._load()
+        for path in (self._pending_path, self._model_path):
+            path.unlink(missing_ok=True)
+
+    def _load(self) -> None:
+        self._index = read_faiss(self._path)
+        self._rule = rule_for(self._index)
+        self.__dict__.pop("_raw", None)
+
+    @cached_property
+    def _raw(self) -> Any:
+        return downgrade(self._index) if self._rule.is_upgraded() else self._index
+
+    def _stored_offsets(self) -> np.ndarray:
+        stored = [offsets for _, offsets in self._rule.scan(0, block_rows(self._index)) if offsets is not None]
+        return np.concatenate(stored)
+
+    def _pending(self, mode: Any) -> np.ndarray:
+        return np.memmap(self._pending_path, np.float32, mode, shape=(self.count(),))
+
+    def _pending_model(self) -> OffsetModel | None:
+        """The model whose offsets are half-written, unless the index has changed since."""
+        try:
+            pending = self._pending_path.stat()
+            if pending.st_size != 4 * self.count() or pending.st_mtime_ns < self._path.stat().st_mtime_ns:
+                return None
+            return load(self._model_path)
+        except (OSError, ModelFileError):
+            return None
+
+
+def open_url(url: str) -> FaissStore:
+    """The store behind `faiss:PATH`, or `faiss:PATH?metric=dot`, which overrules what the index looks like.
+
+    Raises StoreError if there is no such file, or Faiss cannot read it, or its type cannot carry offsets.
+    """
+    path, _, query = url.removeprefix("faiss:").partition("?")
+    options = parse_qs(query)
+    metric = options.pop("metric", [None])[0]
+    if options:
+        raise InputError(f"{url!r}: unknown option {next(iter(options))!r}; the only one is metric")
+    return FaissStore(path, None if metric is None else Metric.parse(metric))

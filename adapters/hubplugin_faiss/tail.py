@@ -1,0 +1,75 @@
+"""The components behind the d that a user knows: how an offset is written into them, and read back."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+Snap: TypeAlias = Callable[[int, np.ndarray], np.ndarray]
+"""snap(i, values) is what a quantiser makes of `values` [n] in component i of the tail."""
+
+
+@dataclass(frozen=True)
+class Tail:
+    """What every query has behind its d components, and so what a target's components there mean.
+
+    With q the query's tail [w] and t a target's, the tail adds to the similarity of the two, up to a constant,
+
+        inner product    offset(t) = q.t - q.q
+        Euclidean        offset(t) = (q.q - |q - t|^2) / 2
+
+    A vector that is added through plain Faiss gets the tail q as well. Under inner product that is the neutral
+    offset 0, whatever q is. Under Euclidean nothing can lie nearer to a query, so it is the largest offset.
+    """
+
+    query: np.ndarray
+    euclidean: bool
+
+    def marked(self, fingerprint: str) -> Tail:
+        """This tail with a query a little longer, whose last bits name a model.
+
+        So an index and the model beside it are known to belong together, and Faiss itself, which compares the
+        transforms, refuses to merge indexes whose offsets are from different models.
+        """
+        query = self.query.astype(np.float32)
+        bits = query[:1].view(np.uint32)
+        bits[:] = (bits & ~np.uint32(0xFFFF)) + np.uint32(0x10000) + np.uint32(_mark(fingerprint))
+        return Tail(query, self.euclidean)
+
+    def carries(self, fingerprint: str) -> bool:
+        """Whether this tail was marked with `fingerprint`."""
+        return int(self.query.astype(np.float32)[:1].view(np.uint32)[0]) & 0xFFFF == _mark(fingerprint)
+
+    @property
+    def width(self) -> int:
+        return len(self.query)
+
+    def offsets(self, tails: np.ndarray) -> np.ndarray:
+        """The offsets that `tails` [n, w] stand for: float32 [n]."""
+        q, t = self.query.astype(np.float64), tails.astype(np.float64)
+        values = (q @ q - ((q - t) ** 2).sum(axis=1)) / 2 if self.euclidean else t @ q - q @ q
+        return values.astype(np.float32)
+
+    def fill(self, offsets: np.ndarray, snap: Snap, used: int) -> np.ndarray:
+        """Tails [n, w] for `offsets` [n], written into the first `used` components.
+
+        Each component takes what is left of the offset, less the q_i^2 that the later ones hold in reserve, as far
+        as its quantiser can express it, and leaves the rest to the next one. Neutral fills every component with its
+        reserve.
+        """
+        q = self.query.astype(np.float64)
+        tails = np.zeros((len(offsets), self.width), np.float32)
+        left = q @ q - 2 * offsets.astype(np.float64) if self.euclidean else offsets.astype(np.float64) + q @ q
+        for i in range(used):
+            wanted = left - q[i + 1 :] @ q[i + 1 :]
+            tails[:, i] = snap(i, q[i] + np.sqrt(np.maximum(wanted, 0)) if self.euclidean else wanted / q[i])
+            left -= (tails[:, i] - q[i]) ** 2 if self.euclidean else tails[:, i] * q[i]
+        return tails
+
+
+def _mark(fingerprint: str) -> int:
+    return zlib.crc32(fingerprint.encode()) & 0xFFFF
