@@ -1,0 +1,91 @@
+"""How unevenly a search finds its targets: statistics of the k-occurrence.
+
+The k-occurrence N_k(t) is the number of queries that have the target t among their k nearest (Radovanovic et al.
+2010). Over n targets and q queries its mean is always k q / n; the rest of its distribution is hubness.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hubplugin.errors import InputError
+
+
+def k_occurrence(found: np.ndarray, targets: int) -> np.ndarray:
+    """N_k of every target: int64 [targets], from the rows found by each query, `found` [q, k]."""
+    return np.bincount(np.asarray(found).reshape(-1), minlength=targets)
+
+
+def skewness(occurrence: np.ndarray) -> float:
+    """Third standardised moment, mean((N - mean)^3) / std^3 with the population's std; 0 where all N are equal.
+
+    The definition of Radovanovic et al. 2010, and of QB-Norm table 3 and DBSN table 5, which use it; it is
+    scipy.stats.skew with its default bias=True. 0 is symmetric; what users call hubness is above 1.
+    """
+    return _standardised_moment(occurrence, 3)
+
+
+def kurtosis(occurrence: np.ndarray) -> float:
+    """Fourth standardised moment less 3, so that a normal distribution has 0 (Fisher): NNN table 3."""
+    return _standardised_moment(occurrence, 4) - 3.0 if np.ptp(occurrence) else 0.0
+
+
+def mean_absolute_error(occurrence: np.ndarray) -> float:
+    """mean |N - mean(N)|, in queries: NNN table 3, where N should be the same for every target."""
+    return float(np.abs(occurrence - occurrence.mean()).mean())
+
+
+def robin_hood(occurrence: np.ndarray) -> float:
+    """Share of all finds that would have to move for every target to be found equally often, 0 to 1.
+
+    sum |N - mean(N)| / (2 sum N), the Hoover index (Feldbauer et al. 2018).
+    """
+    total = occurrence.sum()
+    return float(np.abs(occurrence - occurrence.mean()).sum() / (2 * total)) if total else 0.0
+
+
+def anti_hub_share(occurrence: np.ndarray) -> float:
+    """Share of the targets that no query finds, 0 to 1."""
+    return float((occurrence == 0).mean())
+
+
+def hubs(occurrence: np.ndarray, count: int = 20) -> np.ndarray:
+    """Rows of the targets found most often, the worst first: int64 [min(count, n)]; equals in row order."""
+    return np.argsort(-occurrence, kind="stable")[:count]
+
+
+@dataclass(frozen=True)
+class Hubness:
+    """Statistics of the k-occurrence; each field is the function of that name over it, `largest` its maximum."""
+
+    k: int
+    skewness: float
+    kurtosis: float
+    mean_absolute_error: float
+    largest: int
+    robin_hood: float
+    anti_hub_share: float
+
+    @classmethod
+    def of(cls, occurrence: np.ndarray, k: int) -> Hubness:
+        """The statistics of `occurrence` [n], counted among the k nearest. Raises InputError where it is empty."""
+        if not occurrence.size:
+            raise InputError("hubness of no targets is not defined; expected a k-occurrence [n], n at least 1")
+        return cls(
+            k,
+            skewness(occurrence),
+            kurtosis(occurrence),
+            mean_absolute_error(occurrence),
+            int(occurrence.max()),
+            robin_hood(occurrence),
+            anti_hub_share(occurrence),
+        )
+
+
+def _standardised_moment(occurrence: np.ndarray, order: int) -> float:
+    if not np.ptp(occurrence):
+        return 0.0
+    centred = occurrence - occurrence.mean()
+    return float((centred**order).mean() / (centred**2).mean() ** (order / 2))

@@ -1,0 +1,52 @@
+"""Hubness statistics against scipy and against counts done by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy import stats
+
+from hubplugin import InputError
+from hubplugin.evaluation import hubness
+
+occurrences = arrays(np.int64, st.integers(2, 60), elements=st.integers(0, 400)).filter(lambda n: n.max() > n.min())
+
+
+@given(occurrences)
+def test_skewness_is_the_population_skewness_of_scipy(occurrence):
+    assert hubness.skewness(occurrence) == pytest.approx(stats.skew(occurrence), abs=1e-9)
+
+
+@given(occurrences)
+def test_kurtosis_is_the_excess_kurtosis_of_scipy(occurrence):
+    assert hubness.kurtosis(occurrence) == pytest.approx(stats.kurtosis(occurrence), abs=1e-9)
+
+
+def test_each_target_is_counted_once_for_each_query_that_finds_it():
+    found = np.array([[0, 2], [2, 3], [2, 0]])
+    assert hubness.k_occurrence(found, 5).tolist() == [2, 0, 3, 1, 0]
+
+
+def test_evenly_found_targets_have_no_hubness_at_all():
+    even = hubness.Hubness.of(np.full(7, 10), 10)
+    assert even == hubness.Hubness(10, 0.0, 0.0, 0.0, 10, 0.0, 0.0)
+
+
+def test_one_hub_that_takes_every_find():
+    taken = hubness.Hubness.of(np.array([8, 0, 0, 0]), 1)
+    assert taken.mean_absolute_error == pytest.approx((6 + 2 + 2 + 2) / 4)
+    assert taken.robin_hood == pytest.approx(6 / 8)  # six of the eight finds would have to move
+    assert taken.anti_hub_share == pytest.approx(3 / 4)
+    assert taken.largest == 8
+
+
+def test_hubs_are_listed_worst_first():
+    assert hubness.hubs(np.array([1, 9, 4, 9]), 3).tolist() == [1, 3, 2]
+
+
+def test_an_empty_gallery_has_no_hubness():
+    with pytest.raises(InputError, match="no targets"):
+        hubness.Hubness.of(np.array([], np.int64), 1)

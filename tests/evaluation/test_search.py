@@ -1,0 +1,83 @@
+"""The streamed search against the whole matrix of scores in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hubplugin import InputError, Metric
+from hubplugin.reductions import Compute, prepared
+from hubplugin.search import TopK, TruthCounts, search
+from hubplugin.vectors import as_vectors
+from tests.core.formulas import similarity
+
+METRICS = ["cosine", "dot", "euclidean"]
+
+
+def run(queries, targets, metric, *collectors, **kwargs):
+    metric = Metric(metric)
+    bank = prepared(as_vectors(queries, "queries"), metric)
+    search(bank, as_vectors(targets, "targets"), metric, Compute("cpu", "1MiB"), *collectors, **kwargs)
+
+
+@pytest.fixture
+def scene(rng):
+    """Queries, more targets than one block, two candidate offsets, and two true targets for each query."""
+    queries, targets = rng.normal(size=(90, 8)), rng.normal(size=(20_000, 8)) + 0.2
+    offsets = np.stack([np.zeros(20_000), rng.normal(size=20_000) / 10]).astype(np.float32)
+    truth = np.repeat(np.arange(90), 2), rng.integers(0, 20_000, 180)
+    return queries, targets, offsets, truth
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_the_k_nearest_are_those_of_the_whole_matrix_under_every_candidate(scene, metric):
+    queries, targets, offsets, _ = scene
+    top = TopK(10)
+    run(queries, targets, metric, top, offsets=offsets)
+    for candidate in range(2):
+        scores = similarity(queries, targets, metric) + offsets[candidate]
+        expected = -np.sort(-scores, axis=1)[:, :10]
+        np.testing.assert_allclose(top.scores[candidate], expected, atol=1e-5)
+        np.testing.assert_allclose(np.take_along_axis(scores, top.rows[candidate], 1), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_competitors_of_a_true_target_are_those_of_the_whole_matrix(scene, metric):
+    queries, targets, offsets, truth = scene
+    counts = TruthCounts(*truth)
+    run(queries, targets, metric, counts, offsets=offsets)
+    for candidate in range(2):
+        scores = (similarity(queries, targets, metric) + offsets[candidate])[truth[0]]
+        margin = scores - scores[np.arange(180), truth[1]][:, None]
+        too_near_for_float32 = (np.abs(margin) < 1e-5).sum(axis=1) - 1
+        error = np.abs(counts.greater[candidate] - (margin > 0).sum(axis=1))
+        assert (error <= too_near_for_float32).all()
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_copies_of_the_true_target_tie_with_it_wherever_they_stand(rng, metric):
+    queries, vector = rng.normal(size=(70, 384)), rng.normal(size=384)
+    counts = TruthCounts(np.arange(70), rng.integers(0, 17_001, 70))
+    run(queries, np.broadcast_to(vector, (17_001, 384)), metric, counts)
+    assert (counts.greater == 0).all()
+    assert (counts.equal == 17_000).all()
+
+
+def test_a_gallery_smaller_than_k_is_returned_whole(rng):
+    top = TopK(10)
+    run(rng.normal(size=(3, 4)), rng.normal(size=(5, 4)), "dot", top)
+    assert (np.sort(top.rows[0], axis=1) == np.arange(5)).all()
+
+
+def test_progress_tells_every_target_and_ends_at_the_last(rng):
+    seen = []
+    compute = Compute("cpu", "1MiB", lambda what, done, total: seen.append((done, total)))
+    targets = as_vectors(rng.normal(size=(17_000, 4)), "targets")
+    search(np.float32(rng.normal(size=(40, 4))), targets, Metric.DOT, compute, TopK(1))
+    assert seen == sorted(seen)
+    assert seen[-1] == (17_000, 17_000)
+
+
+def test_offsets_for_another_gallery_are_refused(rng):
+    with pytest.raises(InputError, match=r"\[candidates, 5\]"):
+        run(rng.normal(size=(3, 4)), rng.normal(size=(5, 4)), "dot", TopK(1), offsets=np.zeros((1, 4), np.float32))
