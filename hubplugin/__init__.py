@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hubplugin.activation import Reranker, fit_rule
     from hubplugin.errors import CorrectionRefused, HubpluginError, InputError, ModelFileError, StoreError
     from hubplugin.fitting import fit
     from hubplugin.methods import METHODS
@@ -23,8 +24,10 @@ _HOMES = {
     "Metric": "metric",
     "ModelFileError": "errors",
     "OffsetModel": "model",
+    "Reranker": "activation",
     "StoreError": "errors",
     "fit": "fitting",
+    "fit_rule": "activation",
     "load": "model",
 }
 
@@ -36,9 +39,11 @@ __all__ = [
     "Metric",
     "ModelFileError",
     "OffsetModel",
+    "Reranker",
     "StoreError",
     "__version__",
     "fit",
+    "fit_rule",
     "load",
 ]
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from hubplugin.errors import InputError
 from hubplugin.methods import FitInput, configure
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.reductions import Compute, prepared
-from hubplugin.vectors import Progress, VectorLike, as_vectors, fingerprint
+from hubplugin.reductions import Compute
+from hubplugin.vectors import Progress, VectorLike
 
 
 def fit(
@@ -36,30 +35,6 @@ def fit(
 
     Raises InputError, one line, for anything that cannot be used as given.
     """
-    metric, compute = Metric.parse(metric), Compute(device, memory, progress)
+    compute = Compute(device, memory, progress)
     configuration = configure(method, **parameters)
-    bank = as_vectors(query_bank, "query bank")
-    gallery = None if targets is None else as_vectors(targets, "targets")
-    second = None if target_bank is None else as_vectors(target_bank, "target bank")
-    for other in (gallery, second):
-        if other is not None and other.dim != bank.dim:
-            raise InputError(
-                f"{bank.name} has {bank.dim} dimensions, {other.name} has {other.dim}; embed both with the same model"
-            )
-    given = FitInput(
-        query_bank=prepared(bank, metric),
-        targets=gallery,
-        target_bank=None if second is None else prepared(second, metric),
-        metric=metric,
-        compute=compute,
-    )
-    model = OffsetModel(
-        method=method,
-        parameters=configuration.model_dump(),
-        metric=metric,
-        terms=configuration.terms(given),
-        bank_fingerprint=fingerprint(given.query_bank, given.target_bank),
-    )
-    if gallery is None:
-        return model
-    return model.centred_on(gallery, device=device, memory=memory, progress=progress)
+    return configuration.fit(FitInput.read(query_bank, targets, target_bank, Metric.parse(metric), compute))

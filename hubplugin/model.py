@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -17,6 +17,9 @@ import hubplugin
 from hubplugin.errors import InputError, ModelFileError
 from hubplugin.metric import Metric
 from hubplugin.vectors import Progress, VectorLike, as_vectors
+
+if TYPE_CHECKING:
+    from hubplugin.reductions import Compute
 
 FORMAT = 1
 """Version of the model file. A reader refuses what a newer version wrote."""
@@ -67,12 +70,23 @@ class GalleryStatistics:
 
 
 @dataclass(frozen=True)
+class Activation:
+    """The targets that are among the k nearest of at least one bank member: QB-Norm's gallery activation set, the
+    potential hubs. Kept as s of each member's k-th nearest target in the gallery of the fit (`thresholds`: one
+    array [m] a term), so that a target which arrives later is in the set or not without a refit."""
+
+    k: int
+    thresholds: Sequence[np.ndarray]
+
+
+@dataclass(frozen=True)
 class OffsetModel:
     """offset(t) = sum of `terms` at t, less `centre`: one number a target, to be added to s(q, t).
 
     method, parameters: as given to `fit`. metric: the similarity the offsets belong to. bank_fingerprint: names the
     query bank and the target bank. centre: mean of the raw offsets over the gallery of the fit (0 without one), so
-    that 0 is the neutral offset. gallery: None where the fit was given no targets.
+    that 0 is the neutral offset. gallery: None where the fit was given no targets. activation: the activation set,
+    which `activation.Dynamic` asks; offsets do not depend on it.
     """
 
     method: str
@@ -82,6 +96,7 @@ class OffsetModel:
     bank_fingerprint: str
     centre: float = 0.0
     gallery: GalleryStatistics | None = None
+    activation: Activation | None = None
 
     @property
     def dim(self) -> int:
@@ -106,7 +121,7 @@ class OffsetModel:
         """
         from hubplugin.reductions import Compute
 
-        return (self._raw(targets, Compute(device, memory, progress)) - self.centre).astype(np.float32)
+        return (self.raw_offsets(targets, Compute(device, memory, progress)) - self.centre).astype(np.float32)
 
     def centred_on(
         self,
@@ -119,13 +134,60 @@ class OffsetModel:
         """This model with offsets of mean 0 over `targets` [n, d], and their statistics."""
         from hubplugin.reductions import Compute
 
-        raw = self._raw(targets, Compute(device, memory, progress))
+        return self.centred(targets, Compute(device, memory, progress))
+
+    def centred(self, targets: VectorLike, compute: Compute) -> OffsetModel:
+        """`centred_on` for whoever holds a `Compute`."""
+        raw = self.raw_offsets(targets, compute)
         centre = float(raw.mean())
         centred = raw - centre
         statistics = GalleryStatistics(len(raw), float(centred.min()), float(centred.max()), float(centred.std()))
         return replace(self, centre=centre, gallery=statistics)
 
-    def _raw(self, targets: VectorLike, compute: Any) -> np.ndarray:
+    def with_activation(
+        self,
+        targets: VectorLike,
+        k: int = 1,
+        *,
+        device: str = "auto",
+        memory: int | str = "512MiB",
+        progress: Progress | None = None,
+    ) -> OffsetModel:
+        """This model with the activation set of the gallery `targets` [n, d]: QB-Norm eq. 2, whose k is 1.
+
+        Raises InputError if k is not in 1 ... n, or a term has no bank of examples (`dn`).
+        """
+        from hubplugin.reductions import Compute, Similarities, kth_largest
+
+        vectors = as_vectors(targets, "targets")
+        if not 1 <= k <= vectors.rows:
+            raise InputError(f"activation set: k={k} is not between 1 and the {vectors.rows} targets of the gallery")
+        if any(isinstance(term, Dot) for term in self.terms):
+            raise InputError(f"method {self.method!r} keeps the mean of its bank only, so it has no activation set")
+        compute = Compute(device, memory, progress)
+        thresholds = [kth_largest(Similarities(term.bank, self.metric, compute), vectors, k) for term in self.terms]
+        return replace(self, activation=Activation(k, tuple(thresholds)))
+
+    def activated(
+        self,
+        targets: VectorLike,
+        *,
+        device: str = "auto",
+        memory: int | str = "512MiB",
+        progress: Progress | None = None,
+    ) -> np.ndarray:
+        """Which of `targets` [n, d] are in the activation set, seen by the fit or not: bool [n]."""
+        from hubplugin.reductions import Compute, Similarities, reaches
+
+        if self.activation is None:
+            raise InputError("this model has no activation set; give it one with model.with_activation(targets)")
+        vectors, compute = as_vectors(targets, "targets"), Compute(device, memory, progress)
+        inside = np.zeros(vectors.rows, bool)
+        for term, thresholds in zip(self.terms, self.activation.thresholds, strict=True):
+            inside |= reaches(Similarities(term.bank, self.metric, compute), vectors, thresholds)
+        return inside
+
+    def raw_offsets(self, targets: VectorLike, compute: Compute) -> np.ndarray:
         """The sum of the terms, not centred: float64 [n]."""
         from hubplugin import reductions
 
@@ -174,6 +236,9 @@ class OffsetModel:
                 elif value is not None:
                     fields[key] = value
             terms.append(fields)
+        if self.activation:
+            for number, thresholds in enumerate(self.activation.thresholds):
+                tensors[f"activation.{number}"] = np.ascontiguousarray(thresholds)
         header = {
             "format": FORMAT,
             "hubplugin": hubplugin.__version__,
@@ -184,6 +249,7 @@ class OffsetModel:
             "bank_fingerprint": self.bank_fingerprint,
             "centre": self.centre,
             "gallery": asdict(self.gallery) if self.gallery else None,
+            "activation": self.activation.k if self.activation else None,
             "terms": terms,
             "tensors_sha256": _digest(tensors),
         }
@@ -226,6 +292,7 @@ class OffsetModel:
                 bank_fingerprint=header["bank_fingerprint"],
                 centre=float(header["centre"]),
                 gallery=GalleryStatistics(**header["gallery"]) if header["gallery"] else None,
+                activation=_activation(header["activation"], tensors, len(terms)),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ModelFileError(f"{name} is damaged: its header cannot be read ({error!r}); fit it again") from None
@@ -246,6 +313,10 @@ def load(path: str | os.PathLike[str]) -> OffsetModel:
     except OSError as error:
         raise ModelFileError(f"cannot read model file {os.fspath(path)!r}: {error.strerror}") from None
     return OffsetModel.from_bytes(content, f"model file {os.fspath(path)!r}")
+
+
+def _activation(k: int | None, tensors: dict[str, np.ndarray], terms: int) -> Activation | None:
+    return None if k is None else Activation(k, tuple(tensors[f"activation.{number}"] for number in range(terms)))
 
 
 def _digest(tensors: dict[str, np.ndarray]) -> str:

@@ -227,6 +227,39 @@ def dot(similarities: Similarities, targets: Vectors, what: str = "similarity to
     return result
 
 
+def kth_largest(similarities: Similarities, targets: Vectors, k: int) -> np.ndarray:
+    """The k-th largest s(b_u, t) over the targets for every bank row, k <= n: float64 [m]."""
+    device = _accumulator_device(similarities)
+    largest = torch.empty((0, similarities.m), dtype=torch.float64, device=device)
+    for tile in similarities.tiles(targets, "activation set"):
+        s = tile.s.to(device, torch.float64) + tile.own.to(device)[:, None]
+        both = torch.cat([largest, s])
+        largest = both.topk(min(k, len(both)), dim=0).values
+    return largest[-1].cpu().numpy()
+
+
+def reaches(similarities: Similarities, targets: Vectors, thresholds: np.ndarray) -> np.ndarray:
+    """Whether s(b_u, t) is at least `thresholds` [m] for some bank row, to float32 rounding: bool [n]."""
+    levels = torch.from_numpy(np.asarray(thresholds, np.float64))
+    slack = 1e-6 * max(1.0, float(levels.abs().max()))
+    result = np.empty(targets.rows, bool)
+    for tile in similarities.tiles(targets, "activation set", weights=-levels):
+        result[tile.start : tile.stop] = tile.s.amax(dim=1).cpu().double() + tile.own >= -slack
+    return result
+
+
+def count_larger(similarities: Similarities, targets: Vectors, levels: np.ndarray) -> np.ndarray:
+    """How many of s(b_1, t) ... s(b_m, t) are larger than `levels` [c, n], for every target: int64 [c, n]."""
+    result = np.empty(levels.shape, np.int64)
+    for tile in similarities.tiles(targets, "ranks in the bank"):
+        part = slice(tile.start, tile.stop)
+        own = tile.own.to(tile.s.device, tile.s.dtype)
+        asked = torch.from_numpy(np.ascontiguousarray(levels[:, part].T)).to(tile.s) - own[:, None]
+        below = torch.searchsorted(tile.s.sort(dim=1).values, asked.contiguous(), right=True)
+        result[:, part] = similarities.m - below.cpu().numpy().T
+    return result
+
+
 def sinkhorn(similarities: Similarities, columns: list[Vectors], tau: float, iterations: int) -> np.ndarray:
     """log alpha [m] (float64) after `iterations` of Sinkhorn over the targets in `columns` taken together.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from hubplugin.errors import InputError
 from hubplugin.methods.base import FitInput, Method
@@ -26,21 +27,29 @@ METHODS: dict[str, type[Method]] = {
     )
 }
 
-__all__ = ["METHODS", "FitInput", "Method", "configure"]
+__all__ = ["METHODS", "FitInput", "Method", "configure", "configured"]
+
+
+Configuration = TypeVar("Configuration", bound=BaseModel)
 
 
 def configure(method: str, **parameters: Any) -> Method:
     """The method called `method` with `parameters`; raises InputError for an unknown name or a value out of range."""
-    if method not in METHODS:
-        raise InputError(f"unknown method {method!r}: use one of {', '.join(METHODS)}, auto")
-    chosen = METHODS[method]
+    return configured(METHODS, method, parameters)
+
+
+def configured(known: Mapping[str, type[Configuration]], method: str, parameters: Mapping[str, Any]) -> Configuration:
+    """The configuration called `method` among `known`; raises InputError, one line, which lists the known names or
+    parameters, or names the allowed range."""
+    if method not in known:
+        raise InputError(f"unknown method {method!r}: use one of {', '.join(known)}")
+    chosen = known[method]
     try:
         return chosen(**parameters)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
-            raise InputError(
-                f"method {method!r} has no parameter {field!r}; it takes {', '.join(chosen.model_fields)}"
-            ) from None
+            taken = f"it takes {', '.join(chosen.model_fields)}" if chosen.model_fields else "it takes none"
+            raise InputError(f"method {method!r} has no parameter {field!r}; {taken}") from None
         raise InputError(f"method {method!r}: {field}={first['input']!r} is refused: {first['msg']}") from None

@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict
 
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
-from hubplugin.model import Term
-from hubplugin.reductions import Compute
-from hubplugin.vectors import Vectors
+from hubplugin.model import OffsetModel, Term
+from hubplugin.reductions import Compute, prepared
+from hubplugin.vectors import VectorLike, Vectors, as_vectors, fingerprint
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,33 @@ class FitInput:
     target_bank: np.ndarray | None
     metric: Metric
     compute: Compute
+
+    @classmethod
+    def read(
+        cls,
+        query_bank: VectorLike,
+        targets: VectorLike | None,
+        target_bank: VectorLike | None,
+        metric: Metric,
+        compute: Compute,
+    ) -> FitInput:
+        """The input as a user gave it, checked; raises InputError where it cannot be used."""
+        bank = as_vectors(query_bank, "query bank")
+        gallery = None if targets is None else as_vectors(targets, "targets")
+        second = None if target_bank is None else as_vectors(target_bank, "target bank")
+        for other in (gallery, second):
+            if other is not None and other.dim != bank.dim:
+                raise InputError(
+                    f"{bank.name} has {bank.dim} dimensions, {other.name} has {other.dim}; "
+                    "embed both with the same model"
+                )
+        return cls(
+            query_bank=prepared(bank, metric),
+            targets=gallery,
+            target_bank=None if second is None else prepared(second, metric),
+            metric=metric,
+            compute=compute,
+        )
 
     def require_targets(self, method: str) -> Vectors:
         if self.targets is None:
@@ -47,3 +74,14 @@ class Method(BaseModel, ABC):
     @abstractmethod
     def terms(self, given: FitInput) -> tuple[Term, ...]:
         """The terms whose sum at t is offset(t), up to a constant."""
+
+    def fit(self, given: FitInput) -> OffsetModel:
+        """The model of these parameters on `given`, centred on its targets where it has some."""
+        model = OffsetModel(
+            method=self.name,
+            parameters=self.model_dump(),
+            metric=given.metric,
+            terms=self.terms(given),
+            bank_fingerprint=fingerprint(given.query_bank, given.target_bank),
+        )
+        return model if given.targets is None else model.centred(given.targets, given.compute)

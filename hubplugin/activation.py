@@ -1,0 +1,318 @@
+"""Corrections that depend on the query, which no stored offset can express: they re-rank a list of candidates.
+
+A rule is fitted once. Whatever it must know of a target when a query comes is what `keep` gives for it, and that
+is one number or a bit, so that any store can hold it beside the vector:
+
+    dis, dualdis    the offset that the target has already, and one bit
+    dsl             one number
+    ssn             the offset that the target has already
+    gc              nothing: it reads the candidates' own vectors
+
+New targets get theirs from `keep` without a refit, as they get their offsets.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from hubplugin import reductions
+from hubplugin.errors import InputError
+from hubplugin.methods import FitInput, Method, configured
+from hubplugin.methods.inverted_softmax import DualInvertedSoftmax, InvertedSoftmax
+from hubplugin.methods.sinkhorn import DualBankSinkhorn
+from hubplugin.metric import Metric
+from hubplugin.model import LogSumExp, OffsetModel
+from hubplugin.reductions import Compute
+from hubplugin.vectors import Progress, VectorLike, as_vectors
+
+
+class Rule(ABC):
+    """A fitted correction that depends on the query."""
+
+    @property
+    @abstractmethod
+    def dim(self) -> int:
+        """Dimensions of the bank, and of every query."""
+
+    @abstractmethod
+    def keep(self, targets: VectorLike) -> np.ndarray:
+        """What must be known of each target [n, d] when a query comes: float32, n rows."""
+
+    @abstractmethod
+    def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
+        """Corrected scores [q, L] of q queries on the same L targets, whose `keep` is `kept` and whose
+        similarities s(q, t) are `similarities` [q, L]. Each query's raw nearest target must be among the L."""
+
+
+@dataclass(frozen=True)
+class Reranker:
+    """A rule, and where to look up what it kept of each target: `kept(ids)` is `rule.keep` of those targets, in
+    that order. An adapter reads it from its store; for arrays it is `rule.keep(targets).__getitem__`."""
+
+    rule: Rule
+    kept: Callable[[Sequence[Any]], np.ndarray]
+
+    def rerank(
+        self, query: np.ndarray, candidate_ids: Sequence[Any], candidate_scores: Sequence[float]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The candidates of one `query` [d] in corrected order: positions in `candidate_ids`, and their scores,
+        best first. Equal scores keep the order of the candidates.
+
+        candidate_scores: the raw similarities, larger is nearer; for Euclidean -distance^2 / 2.
+        Raises InputError where lengths or dimensions do not fit.
+        """
+        if np.shape(query) != (self.rule.dim,):
+            raise InputError(f"query has shape {np.shape(query)}, the bank of this rule has {self.rule.dim} dimensions")
+        if len(candidate_ids) != len(candidate_scores):
+            raise InputError(
+                f"{len(candidate_ids)} candidate ids came with {len(candidate_scores)} scores; expected one each"
+            )
+        if not len(candidate_ids):
+            return np.empty(0, np.int64), np.empty(0)
+        similarities = np.asarray(candidate_scores, np.float64)[None, :]
+        scores = self.rule.rescore(similarities, self.kept(candidate_ids))[0]
+        order = np.argsort(-scores, kind="stable")
+        return order, scores[order]
+
+
+@dataclass(frozen=True)
+class Dynamic(Rule):
+    """The offsets of `model` for the queries whose raw nearest target is in the model's activation set, and the
+    raw similarities for all others: QB-Norm eq. 2 (`dis`); NNN appendix A1 (`dualdis`).
+
+    Scores are in the log domain, tau * log of the paper's where corrected; each query is ranked by one of the
+    two, never by a mixture.
+    """
+
+    model: OffsetModel
+
+    @property
+    def dim(self) -> int:
+        return self.model.dim
+
+    def keep(self, targets: VectorLike) -> np.ndarray:
+        """[n, 2]: the offset, and 1 where the target is in the activation set, else 0."""
+        vectors = as_vectors(targets, "targets")
+        return np.stack([self.model.offsets(vectors), self.model.activated(vectors).astype(np.float32)], axis=1)
+
+    def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
+        offsets, activated = kept[:, 0], kept[:, 1] > 0
+        applies = activated[similarities.argmax(axis=1)]
+        scores: np.ndarray = similarities + np.where(applies[:, None], offsets, np.float32(0))
+        return scores
+
+
+@dataclass(frozen=True)
+class DualSoftmax(Rule):
+    """s * exp(T s) / ( exp(T s) + sum_u exp(T s(b_u, t)) ): dual softmax where only the query itself and the
+    bank are at hand (Sinkhorn paper section 3). `bank` is at unit length where the metric is cosine.
+
+    It multiplies a similarity by a probability, so it means something where the similarities of the candidates
+    are positive.
+    """
+
+    bank: np.ndarray
+    metric: Metric
+    temperature: float
+    compute: Compute
+
+    @property
+    def dim(self) -> int:
+        return int(self.bank.shape[1])
+
+    def keep(self, targets: VectorLike) -> np.ndarray:
+        """[n]: LSE_u( T s(b_u, t) )."""
+        similarities = reductions.Similarities(self.bank, self.metric, self.compute)
+        vectors = as_vectors(targets, "targets")
+        return reductions.log_sum_exp(similarities, vectors, 1 / self.temperature).astype(np.float32)
+
+    def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
+        own = self.temperature * similarities
+        scores: np.ndarray = similarities * np.exp(own - np.logaddexp(own, kept))
+        return scores
+
+
+def dual_softmax(similarities: np.ndarray, temperature: float) -> np.ndarray:
+    """s * softmax of T s over the queries: dual softmax where a whole batch of queries is at hand, which rank-equals
+    the published row softmax of it (Sinkhorn paper section 3). `similarities` [q, n] -> [q, n]."""
+    own = temperature * np.asarray(similarities, np.float64)
+    scores: np.ndarray = similarities * np.exp(own - np.logaddexp.reduce(own, axis=0))
+    return scores
+
+
+@dataclass(frozen=True)
+class GloballyCorrected(Rule):
+    """s(q, t) - (how many of s(b_1, t) ... s(b_m, t) are larger than s(q, t)): QB-Norm section 3.4 (`gc`)."""
+
+    bank: np.ndarray
+    metric: Metric
+    compute: Compute
+
+    @property
+    def dim(self) -> int:
+        return int(self.bank.shape[1])
+
+    def keep(self, targets: VectorLike) -> np.ndarray:
+        """[n, d]: the targets' own vectors, which their store has already."""
+        return as_vectors(targets, "targets").array()
+
+    def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
+        bank = reductions.Similarities(self.bank, self.metric, self.compute)
+        scores: np.ndarray = similarities - reductions.count_larger(bank, as_vectors(kept, "candidates"), similarities)
+        return scores
+
+
+@dataclass(frozen=True)
+class SingleQuerySinkhorn(Rule):
+    """Sinkhorn with the query as one more row of the bank (Sinkhorn paper section 3).
+
+    `model` is a fitted `sn` or `dbsn`, whose bank has found its log alpha; one iteration more, for the query's row
+    alone, gives
+
+        log alpha_q = -log m - LSE_j( s(q, t_j)/tau + offset_j / tau - log n )
+        score       = s - tau * log( exp(-offset / tau) + exp(s/tau + log alpha_q) )
+
+    with the bank's rows as they are, which one row among m + 1 hardly moves. The sum over j runs over the targets
+    given to `rescore`: the whole gallery, or the candidates, which hold nearly all of it at the temperatures in use.
+    """
+
+    model: OffsetModel
+
+    @property
+    def dim(self) -> int:
+        return self.model.dim
+
+    def keep(self, targets: VectorLike) -> np.ndarray:
+        """[n]: the offset."""
+        return self.model.offsets(targets)
+
+    def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
+        term, gallery = self.model.terms[0], self.model.gallery
+        assert isinstance(term, LogSumExp)
+        assert gallery is not None
+        from_bank = -(kept.astype(np.float64) + self.model.centre) / term.tau  # LSE_u( s(b_u, t)/tau + log alpha_u )
+        own = similarities / term.tau
+        share = np.logaddexp.reduce(own - from_bank, axis=1, keepdims=True) - np.log(gallery.count)
+        log_alpha = -np.log(len(term.bank)) - share
+        scores: np.ndarray = similarities - term.tau * np.logaddexp(from_bank, own + log_alpha) - self.model.centre
+        return scores
+
+
+class QueryMethod(BaseModel, ABC):
+    """Parameters of a correction that depends on the query."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def rule(self, given: FitInput) -> Rule:
+        """The fitted rule."""
+
+
+class DynamicInvertedSoftmax(QueryMethod):
+    """`is` where the query's raw nearest target is among the k nearest of a bank query, no correction elsewhere.
+
+    QB-Norm eq. 2; k = 1 as there, tau as in `is`. A bank that knows only a part of the gallery leaves the searches
+    of the rest as they are.
+    """
+
+    name: ClassVar[str] = "dis"
+    tau: float = Field(0.05, gt=0)
+    k: int = Field(1, ge=1)
+
+    def rule(self, given: FitInput) -> Rule:
+        return _dynamic(InvertedSoftmax(tau=self.tau), self.k, given)
+
+
+class DualDynamicInvertedSoftmax(QueryMethod):
+    """`dualis` where the query's raw nearest target is among the k nearest of a member of either bank.
+
+    NNN appendix A1; k = 1 as in QB-Norm, temperatures as in `dualis`.
+    """
+
+    name: ClassVar[str] = "dualdis"
+    tau_query: float = Field(0.05, gt=0)
+    tau_target: float = Field(0.05, gt=0)
+    k: int = Field(1, ge=1)
+
+    def rule(self, given: FitInput) -> Rule:
+        return _dynamic(DualInvertedSoftmax(tau_query=self.tau_query, tau_target=self.tau_target), self.k, given)
+
+
+class SingleQueryDualSoftmax(QueryMethod):
+    """See `DualSoftmax`. temperature T is an inverse one; 20 is the tau of 0.05 that the other defaults have."""
+
+    name: ClassVar[str] = "dsl"
+    temperature: float = Field(20.0, gt=0)
+
+    def rule(self, given: FitInput) -> Rule:
+        return DualSoftmax(given.query_bank, given.metric, self.temperature, given.compute)
+
+
+class GlobalCorrection(QueryMethod):
+    """See `GloballyCorrected`. It has no parameters."""
+
+    name: ClassVar[str] = "gc"
+
+    def rule(self, given: FitInput) -> Rule:
+        return GloballyCorrected(given.query_bank, given.metric, given.compute)
+
+
+class SingleQuerySinkhornNormalisation(QueryMethod):
+    """See `SingleQuerySinkhorn`. tau and iterations as in `sn`; a target bank adds columns as in `dbsn`."""
+
+    name: ClassVar[str] = "ssn"
+    tau: float = Field(0.05, gt=0)
+    iterations: int = Field(10, ge=1)
+
+    def rule(self, given: FitInput) -> Rule:
+        given.require_targets(self.name)
+        return SingleQuerySinkhorn(DualBankSinkhorn(tau=self.tau, iterations=self.iterations).fit(given))
+
+
+def _dynamic(method: Method, k: int, given: FitInput) -> Rule:
+    targets, compute = given.require_targets(f"{method.name} with an activation set"), given.compute
+    model = method.fit(given)
+    return Dynamic(model.with_activation(targets, k, device=compute.device, memory=compute.memory))
+
+
+QUERY_METHODS: dict[str, type[QueryMethod]] = {
+    method.name: method
+    for method in (
+        DynamicInvertedSoftmax,
+        DualDynamicInvertedSoftmax,
+        SingleQueryDualSoftmax,
+        GlobalCorrection,
+        SingleQuerySinkhornNormalisation,
+    )
+}
+
+
+def fit_rule(
+    query_bank: VectorLike,
+    method: str,
+    targets: VectorLike | None = None,
+    target_bank: VectorLike | None = None,
+    metric: Metric | str = "cosine",
+    device: str = "auto",
+    memory: int | str = "512MiB",
+    progress: Progress | None = None,
+    **parameters: Any,
+) -> Rule:
+    """Fits a correction that depends on the query; arguments as in `hubplugin.fit`.
+
+    method: dis | dualdis | dsl | gc | ssn; `QUERY_METHODS` has each one's parameters, equation and defaults.
+    targets: the gallery [n, d]; needed by dis, dualdis and ssn. target_bank: [p, d]; needed by dualdis, used by ssn.
+
+    Raises InputError, one line, for anything that cannot be used as given.
+    """
+    configuration = configured(QUERY_METHODS, method, parameters)
+    compute = Compute(device, memory, progress)
+    return configuration.rule(FitInput.read(query_bank, targets, target_bank, Metric.parse(metric), compute))

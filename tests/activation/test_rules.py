@@ -1,0 +1,213 @@
+"""Corrections that depend on the query, against float64 arithmetic from the papers' equations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import logsumexp, softmax
+
+import hubplugin
+from hubplugin.activation import Reranker, dual_softmax, fit_rule
+from tests.core.formulas import dual_inverted_softmax, inverted_softmax, similarity, sinkhorn
+
+METRICS = ["cosine", "dot", "euclidean"]
+TAU = 0.05
+
+
+@pytest.fixture
+def sets(rng):
+    """bank [60, 12], targets [90, 12], queries [25, 12], target bank [40, 12], about one centre."""
+    centre = rng.normal(size=12)
+    return tuple((centre + rng.normal(size=(rows, 12))).astype(np.float32) / 4 for rows in (60, 90, 25, 40))
+
+
+def rescored(rule, queries, targets, metric):
+    return rule.rescore(similarity(queries, targets, metric), rule.keep(targets))
+
+
+def active_set(bank, targets, metric, k):
+    """{ j : j among the k largest of s(b_i, .) for some i }: QB-Norm section 3.4."""
+    nearest = np.argsort(-similarity(bank, targets, metric), axis=1)[:, :k]
+    return np.isin(np.arange(len(targets)), nearest)
+
+
+def centred(offsets):
+    return offsets - offsets.mean()
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("k", [1, 3])
+def test_dis_is_equation_2_of_qb_norm(sets, metric, k):
+    bank, targets, queries, _ = sets
+    s = similarity(queries, targets, metric)
+    corrected = active_set(bank, targets, metric, k)[s.argmax(axis=1)]
+    offsets = centred(inverted_softmax(bank, targets, metric, TAU))
+    expected = np.where(corrected[:, None], s + offsets, s)
+    assert 0 < corrected.sum() < len(queries) or k > 1
+    rule = fit_rule(bank, "dis", targets, metric=metric, tau=TAU, k=k)
+    np.testing.assert_allclose(rescored(rule, queries, targets, metric), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_dualdis_is_dualis_where_the_nearest_target_is_in_either_banks_set(sets, metric):
+    bank, targets, queries, target_bank = sets
+    s = similarity(queries, targets, metric)
+    active = active_set(bank, targets, metric, 1) | active_set(target_bank, targets, metric, 1)
+    offsets = centred(dual_inverted_softmax(bank, targets, metric, TAU, 0.1, target_bank))
+    expected = np.where(active[s.argmax(axis=1)][:, None], s + offsets, s)
+    rule = fit_rule(bank, "dualdis", targets, target_bank, metric, tau_query=TAU, tau_target=0.1)
+    np.testing.assert_allclose(rescored(rule, queries, targets, metric), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_single_query_dsl_needs_one_number_a_target(sets, metric):
+    bank, targets, queries, _ = sets
+    s, t = similarity(queries, targets, metric), 20.0
+    from_bank = np.exp(t * similarity(bank, targets, metric)).sum(axis=0)
+    expected = s * np.exp(t * s) / (np.exp(t * s) + from_bank)
+    rule = fit_rule(bank, "dsl", metric=metric, temperature=t)
+    assert rule.keep(targets).shape == (len(targets),)
+    np.testing.assert_allclose(rescored(rule, queries, targets, metric), expected, rtol=0, atol=1e-5)
+
+
+def test_batch_dsl_ranks_as_the_published_double_softmax(sets):
+    _, targets, queries, _ = sets
+    s = similarity(queries, targets, "cosine")
+    published = softmax(s * softmax(5 * s, axis=0), axis=1)
+    np.testing.assert_array_equal(np.argsort(-dual_softmax(s, 5.0), axis=1), np.argsort(-published, axis=1))
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_gc_is_the_similarity_less_its_rank_in_the_bank(sets, metric):
+    bank, targets, queries, _ = sets
+    s, probe = similarity(queries, targets, metric), similarity(bank, targets, metric)
+    expected = s - (probe[None, :, :] > s[:, None, :]).sum(axis=1)
+    rule = fit_rule(bank, "gc", metric=metric)
+    np.testing.assert_allclose(rescored(rule, queries, targets, metric), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("with_target_bank", [False, True])
+def test_single_query_sinkhorn_is_one_more_iteration_for_the_querys_row(sets, metric, with_target_bank):
+    bank, targets, queries, target_bank = sets
+    columns = np.concatenate([targets, target_bank]) if with_target_bank else targets
+    x, own = similarity(bank, columns, metric) / TAU, similarity(queries, targets, metric) / TAU
+    m, n = x.shape
+    log_beta = np.zeros(n)
+    for _ in range(10):
+        log_alpha = -np.log(m) - logsumexp(x + log_beta, axis=1)
+        log_beta = -np.log(n) - logsumexp(x + log_alpha[:, None], axis=0)
+    from_bank = logsumexp(x + log_alpha[:, None], axis=0)[: len(targets)]
+    expected = []
+    for row in own:
+        of_query = -np.log(m) - logsumexp(row - np.log(len(targets)) - from_bank)
+        expected.append(TAU * (row - np.logaddexp(from_bank, row + of_query)))
+    ours = rescored(fit_rule(bank, "ssn", targets, target_bank if with_target_bank else None, metric, tau=TAU),
+                    queries, targets, metric)  # fmt: skip
+    shift = np.asarray(expected) - ours
+    np.testing.assert_allclose(shift, np.broadcast_to(shift[0, 0], shift.shape), rtol=0, atol=1e-5)
+
+
+def test_single_query_sinkhorn_finds_what_sinkhorn_with_the_query_in_the_bank_finds(real):
+    bank, targets, queries = real["bank_queries"][:400], real["test_targets"][:300], real["test_queries"][:60]
+    rule = fit_rule(bank, "ssn", targets)
+    ours = rescored(rule, queries, targets, "cosine").argmax(axis=1)
+    exact = [
+        (similarity(q[None], targets, "cosine")[0]
+         + sinkhorn(np.concatenate([bank, q[None]]), targets, "cosine", 0.05, 10)).argmax()
+        for q in queries
+    ]  # fmt: skip
+    assert (ours == exact).mean() >= 0.95
+
+
+def test_candidates_are_ranked_as_in_the_whole_gallery(sets):
+    bank, targets, queries, target_bank = sets
+    for method in ("dis", "dualdis", "dsl", "gc"):
+        rule = fit_rule(bank, method, targets, target_bank)
+        kept, s = rule.keep(targets), similarity(queries, targets, "cosine")
+        whole = rule.rescore(s, kept)
+        names = [f"photo {j}" for j in range(len(targets))]
+        reranker = Reranker(rule, lambda ids, kept=kept: kept[[int(name.split()[1]) for name in ids]])
+        for query, raw, corrected in zip(queries, s, whole, strict=True):
+            found = np.argsort(-raw, kind="stable")[:30]
+            order, scores = reranker.rerank(query, [names[j] for j in found], raw[found])
+            expected = sorted(found, key=lambda j: -corrected[j])
+            assert [int(found[i]) for i in order] == [int(j) for j in expected], method
+            np.testing.assert_allclose(scores, np.sort(corrected[found])[::-1], rtol=0, atol=1e-6)
+
+
+def test_no_candidates_is_no_ranking(sets):
+    reranker = Reranker(fit_rule(sets[0], "dsl"), lambda ids: np.empty(0))
+    order, scores = reranker.rerank(sets[2][0], [], [])
+    assert len(order) == len(scores) == 0
+
+
+def test_a_target_that_comes_later_is_in_the_set_exactly_if_a_bank_query_would_rank_it_k_th(sets, rng):
+    bank, targets, _, _ = sets
+    model = hubplugin.fit(bank, "is", targets).with_activation(targets, k=2)
+    late = (targets[rng.permutation(90)[:30]] + rng.normal(size=(30, 12)) / 10).astype(np.float32)
+    kth = np.sort(similarity(bank, targets, "cosine"), axis=1)[:, -2]
+    expected = (similarity(bank, late, "cosine") >= kth[:, None]).any(axis=0)
+    assert 0 < expected.sum() < 30
+    np.testing.assert_array_equal(model.activated(late), expected)
+
+
+def test_the_activation_set_lies_in_the_model_file(sets, tmp_path):
+    bank, targets, _, target_bank = sets
+    model = hubplugin.fit(bank, "dualis", targets, target_bank).with_activation(targets, k=3)
+    model.save(tmp_path / "x.hub")
+    loaded = hubplugin.load(tmp_path / "x.hub")
+    assert loaded.activation.k == 3
+    np.testing.assert_array_equal(loaded.activated(targets), model.activated(targets))
+    assert loaded.fingerprint == model.fingerprint != hubplugin.fit(bank, "dualis", targets, target_bank).fingerprint
+
+
+@given(m=st.integers(1, 30), n=st.integers(1, 30), d=st.integers(1, 8), k=st.integers(1, 40), seed=st.integers(0, 999))
+@settings(max_examples=60, deadline=None)
+def test_every_bank_query_has_its_k_nearest_in_the_set(m, n, d, k, seed):
+    k = min(k, n)
+    rng = np.random.default_rng(seed)
+    bank, targets = rng.normal(size=(m, d)), rng.normal(size=(n, d))
+    model = hubplugin.fit(bank, "is", targets).with_activation(targets, k)
+    inside = model.activated(targets)
+    assert inside[active_set(bank, targets, "cosine", k)].all()
+    assert min(k, n) <= inside.sum()
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda b, t: fit_rule(b, "disco", t), "unknown method 'disco': use one of dis, dualdis, dsl, gc, ssn"),
+        (lambda b, t: fit_rule(b, "dis", t, k=0), "k=0 is refused: Input should be greater than or equal to 1"),
+        (lambda b, t: fit_rule(b, "dis", t, k=91), "k=91 is not between 1 and the 90 targets"),
+        (lambda b, t: fit_rule(b, "dis"), "pass targets="),
+        (lambda b, t: fit_rule(b, "dualdis", t), "pass target_bank="),
+        (lambda b, t: fit_rule(b, "gc", t, tau=1), "has no parameter 'tau'; it takes none"),
+        (lambda b, t: hubplugin.fit(b, "dn", t).with_activation(t), "no activation set"),
+        (lambda b, t: hubplugin.fit(b, "is", t).activated(t), "with_activation"),
+        (lambda b, t: Reranker(fit_rule(b, "dsl"), len).rerank(b[0], [1, 2], [0.5]), "2 candidate ids came with 1"),
+        (lambda b, t: Reranker(fit_rule(b, "dsl"), len).rerank(b[0][:3], [1], [0.5]), "12 dimensions"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_line(sets, call, says):
+    with pytest.raises(hubplugin.InputError) as caught:
+        call(sets[0], sets[1])
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_dis_does_no_harm_with_an_adversarial_bank_where_is_does(real):
+    """QB-Norm table 2: the bank queries that retrieve the fewest distinct targets. It knows a corner of the gallery."""
+    queries, targets = real["test_queries"], real["test_targets"]
+    nearest = similarity(real["bank_queries"], targets, "cosine").argmax(axis=1)
+    common = np.argsort(-np.bincount(nearest, minlength=len(targets)))[:10]
+    bank = real["bank_queries"][np.isin(nearest, common)]
+    s, own = similarity(queries, targets, "cosine"), np.arange(len(queries))
+    raw = (s.argmax(axis=1) == own).mean()
+    offsets = hubplugin.fit(bank, "is", targets).offsets(targets)
+    corrected = ((s + offsets).argmax(axis=1) == own).mean()
+    dynamic = (rescored(fit_rule(bank, "dis", targets), queries, targets, "cosine").argmax(axis=1) == own).mean()
+    assert corrected < raw - 0.02
+    assert dynamic >= raw - 0.005
