@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -172,20 +173,31 @@ def search_all(search: Callable[[np.ndarray], list[int]], data: ExampleData, wha
 def hub_table(before: Run, data: ExampleData) -> Table:
     """The worst hubs by name: the functions that most queries find among their first K."""
     occurrence = k_occurrence(before.hits, len(data.names))
-    table = Table(title=f"The worst hubs, raw: found among the first {K} by ...", title_justify="left")
-    table.add_column("queries", justify="right")
+    table = Table(
+        caption_justify="left",
+        title="The worst hubs of the raw index",
+        title_justify="left",
+    )
+    table.add_column(f"queries with it\nin their first {K}", justify="right")
     table.add_column("function")
     for row in np.argsort(-occurrence, kind="stable")[:5]:
         table.add_row(str(occurrence[row]), data.names[row])
-    table.caption = f"An evenly found function would be found by {K}; {int((occurrence == 0).sum())} are found by none."
+    table.caption = (
+        f"Were all found alike, each would be found by {K}; {int((occurrence == 0).sum())} are found by none."
+    )
     return table
 
 
 def gain_table(runs: dict[str, tuple[Run, Run]]) -> Table:
     """Recall, median rank, hubness and speed, raw and corrected, for every store."""
-    table = Table(title="Raw and corrected", title_justify="left")
-    for column in ("", "R@1", "R@5", "R@10", "median rank", f"skewness of N{K}", f"largest N{K}", "ms a query"):
-        table.add_column(column, justify="right" if column else "left")
+    table = Table(box=box.SIMPLE_HEAD, title="Raw and corrected", title_justify="left", caption_justify="left")
+    table.add_column("", no_wrap=True)
+    for column in ("R@1", "R@5", "R@10", "median\nrank", "skewness\nof N10", "largest\nN10", "ms a\nquery"):
+        table.add_column(column, justify="right")
+    table.caption = (
+        "R@k: percent of the queries whose own function is among the first k. N10: how many queries find a function "
+        "among their first 10. Qdrant runs in its local mode here, written in Python; a server is faster."
+    )
     for name, pair in runs.items():
         for state, result in zip(("raw", "corrected"), pair, strict=True):
             ranks, occurrence = result.ranks(), k_occurrence(result.hits, len(result.hits))
@@ -212,15 +224,14 @@ def captured_queries(before: Run, after: Run, count: int = 3) -> list[int]:
 def answer_table(query: int, data: ExampleData, runs: dict[str, tuple[Run, Run]]) -> Table:
     """The first three answers to one query, before and after, from every store; its own function is marked."""
     text = data.texts[query] if len(data.texts[query]) <= 90 else data.texts[query][:87] + "..."
-    table = Table(title=f"“{text}”", title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, title=f"“{text}”", title_justify="left")
     for column in ("", "raw", "corrected"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=True)
     for name, pair in runs.items():
         columns = []
         for result in pair:
-            found = [
-                f"[green]{data.names[row]} ✓[/]" if row == query else data.names[row] for row in result.hits[query, :3]
-            ]
+            shown = [(row, data.names[row][-32:]) for row in result.hits[query, :3]]
+            found = [f"[green]{name} ✓[/]" if row == query else name for row, name in shown]
             columns.append("\n".join(found))
         table.add_row(name, *columns, end_section=True)
     return table
