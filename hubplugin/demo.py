@@ -75,7 +75,7 @@ def run(folder: Path, console: Console | None = None) -> dict[str, tuple[Run, Ru
 
         import hubplugin_faiss
         import hubplugin_qdrant
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise HubpluginError(f"the demo needs both stores ({error}): pip install 'hubplugin[all]'") from None
 
     console, started = console or Console(), time.perf_counter()
@@ -174,6 +174,7 @@ def hub_table(before: Run, data: ExampleData) -> Table:
     """The worst hubs by name: the functions that most queries find among their first K."""
     occurrence = k_occurrence(before.hits, len(data.names))
     table = Table(
+        box=box.SIMPLE_HEAD,
         caption_justify="left",
         title="The worst hubs of the raw index",
         title_justify="left",

@@ -1,0 +1,74 @@
+"""The command line as a user types it: what it prints, and one line for what goes wrong."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+
+COMMAND = Path(sys.executable).with_name("hubplugin")
+
+
+def hubplugin(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, real):
+    folder = tmp_path_factory.mktemp("cli")
+    targets = real["test_targets"].astype(np.float32)
+    faiss.normalize_L2(targets)
+    index = faiss.IndexFlatIP(384)
+    index.add(targets)
+    faiss.write_index(index, str(folder / "photos.faiss"))
+    np.save(folder / "bank.npy", real["bank_queries"])
+    return folder
+
+
+@pytest.fixture
+def photos(made, tmp_path):
+    return Path(shutil.copy(made / "photos.faiss", tmp_path))
+
+
+def test_apply_inspect_refresh_and_remove_tell_what_they_did(made, photos):
+    store = f"faiss:{photos}"
+    before = faiss.read_index(str(photos)).reconstruct_n(0, 1200)
+    applied = hubplugin("apply", store, "--queries", made / "bank.npy", "--method", "dbsn", "--set", "tau=0.06")
+    assert applied.returncode == 0, applied.stderr
+    assert "1200 targets" in applied.stdout
+    assert "dbsn(tau=0.06, iterations=10)" in applied.stdout
+    assert "active" in hubplugin("inspect", store).stdout
+    refreshed = hubplugin("refresh", store)
+    assert "0 had no offset and 0 another one" in refreshed.stdout
+    assert "correction removed" in hubplugin("remove", store).stdout
+    assert "no correction" in hubplugin("inspect", store).stdout
+    np.testing.assert_array_equal(faiss.read_index(str(photos)).reconstruct_n(0, 1200), before)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("inspect", "qdrant://127.0.0.1:9/photos"), "no answer"),
+        (("inspect", "redis:photos"), "no store URL that an installed adapter knows; known: faiss:..., "),
+        (("inspect", "faiss:nowhere.faiss"), "nowhere.faiss"),
+        (("apply", "faiss:PHOTOS", "--queries", "nowhere.npy"), "there is no file 'nowhere.npy'"),
+        (("apply", "faiss:PHOTOS", "--queries", "BANK", "--method", "magic"), "unknown method 'magic'"),
+        (("apply", "faiss:PHOTOS", "--queries", "BANK", "--set", "tau"), "expected NAME=VALUE"),
+        (("apply", "faiss:PHOTOS", "--queries", "BANK", "--method", "is", "--set", "tau=-1"), "greater than 0"),
+        (("refresh", "faiss:PHOTOS"), "no correction"),
+    ],
+)
+def test_what_goes_wrong_is_one_line_on_stderr_and_changes_nothing(arguments, says, made, photos):
+    before = photos.read_bytes()
+    given = [str(part).replace("PHOTOS", str(photos)).replace("BANK", str(made / "bank.npy")) for part in arguments]
+    result = hubplugin(*given)
+    assert result.returncode == 1
+    assert says in result.stderr
+    assert result.stderr.startswith("hubplugin: ")
+    assert result.stderr.count("\n") == 1
+    assert photos.read_bytes() == before
