@@ -1,0 +1,249 @@
+"""A corrected collection searched through `HubQdrantClient`, against the exact corrected ranking."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from qdrant_client import AsyncQdrantClient, QdrantClient, models
+from qdrant_client.conversions.conversion import RestToGrpc
+
+import hubplugin_qdrant
+from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
+from hubplugin_qdrant.manifest import Manifest
+from hubplugin_qdrant.rewrite import rewrite
+
+RED = models.Filter(must=[models.FieldCondition(key="colour", match=models.MatchValue(value="red"))])
+
+
+def ids(response):
+    return [point.id for point in response.points]
+
+
+def search(photos, client, query, **given):
+    return client.query_points("photos", query=query, using=photos.using or None, **given)
+
+
+def test_a_nearest_query_returns_the_exact_corrected_ranking(photos):
+    client = photos.apply()
+    for query in photos.queries:
+        assert ids(search(photos, client, query)) == photos.best(query)
+
+
+def test_a_filter_is_applied_before_the_ranking(photos):
+    client = photos.apply()
+    query = photos.queries[0]
+    found = search(photos, client, query, query_filter=RED)
+    assert ids(found) == photos.best(query, rows=range(0, 200, 3))
+
+
+def test_pages_follow_one_another_to_the_end(photos):
+    client = photos.apply()
+    query = photos.queries[1]
+    pages = [ids(search(photos, client, query, limit=30, offset=start)) for start in range(0, 230, 30)]
+    assert [len(page) for page in pages] == [30] * 6 + [20, 0]
+    assert sum(pages, []) == photos.best(query, 200)
+
+
+def test_scores_come_in_the_direction_and_on_the_scale_of_the_collection(photos):
+    client = photos.apply()
+    query = photos.queries[2]
+    found = search(photos, client, query)
+    expected = np.sort(photos.similarities([query])[0])[::-1][:10]
+    if photos.distance is models.Distance.EUCLID:
+        expected = -np.sign(expected) * np.sqrt(np.abs(2 * expected))  # sqrt(d^2 - 2 offset)
+        assert all(np.diff([point.score for point in found.points]) >= 0)
+    np.testing.assert_allclose([point.score for point in found.points], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_score_threshold_applies_to_the_corrected_score(photos):
+    client = photos.apply()
+    query = photos.queries[3]
+    every = search(photos, client, query, limit=200).points
+    between = (every[6].score + every[7].score) / 2
+    assert ids(search(photos, client, query, limit=200, score_threshold=between)) == [p.id for p in every[:7]]
+
+
+def test_payload_and_vectors_come_as_asked_and_without_our_key(photos):
+    client = photos.apply()
+    query = photos.queries[0]
+    best = photos.best(query, 1)[0]
+    colour = photos.point(best, photos.gallery[best]).payload
+    whole = search(photos, client, query, limit=1, with_vectors=True).points[0]
+    assert whole.payload == colour
+    vector = whole.vector[photos.using] if photos.using else whole.vector
+    assert len(vector) == photos.gallery.shape[1]
+    assert not search(photos, client, query, limit=1, with_payload=False).points[0].payload
+    assert search(photos, client, query, limit=1, with_payload=["n"]).points[0].payload == {"n": best}
+    without = models.PayloadSelectorExclude(exclude=["n"])
+    assert search(photos, client, query, limit=1, with_payload=without).points[0].payload == {
+        "colour": colour["colour"]
+    }
+    assert client.retrieve("photos", [best])[0].payload == colour
+    assert client.scroll("photos", limit=1)[0][0].payload == photos.point(0, photos.gallery[0]).payload
+    asked = search(photos, client, query, limit=1, with_payload=["hub_offset"]).points[0].payload
+    assert asked == {"hub_offset": photos.mark(best)}
+
+
+def test_every_form_of_a_dense_query_is_corrected(cosine):
+    client, query = cosine.apply(), cosine.queries[0]
+    expected = cosine.best(query)
+    assert ids(client.query_points("photos", query)) == expected
+    assert ids(client.query_points("photos", query.tolist())) == expected
+    assert ids(client.query_points("photos", models.NearestQuery(nearest=query.tolist()))) == expected
+    by_id = ids(client.query_points("photos", 7))
+    assert by_id == [row for row in cosine.best(cosine.gallery[7], 11) if row != 7][:10]
+
+
+def test_a_batch_of_requests_is_corrected_one_by_one(photos):
+    client = photos.apply()
+    requests = [
+        models.QueryRequest(query=query.tolist(), using=photos.using or None, limit=5) for query in photos.queries
+    ]
+    found = client.query_batch_points("photos", requests)
+    assert [ids(response) for response in found] == [photos.best(query, 5) for query in photos.queries]
+
+
+def test_groups_are_those_of_the_corrected_ranking(photos):
+    client = photos.apply()
+    query = photos.queries[4]
+    found = client.query_points_groups(
+        "photos", "colour", query=query, using=photos.using or None, limit=3, group_size=2
+    )
+    colours = ["red", "green", "blue"]
+    first_of = {colour: photos.best(query, 2, rows=range(number, 200, 3)) for number, colour in enumerate(colours)}
+    assert {group.id: [hit.id for hit in group.hits] for group in found.groups} == first_of
+
+
+def test_fusion_gets_corrected_candidates(photos):
+    client = photos.apply()
+    query = photos.queries[5]
+    prefetch = [models.Prefetch(query=query.tolist(), using=photos.using or None, limit=7)]
+    found = client.query_points("photos", models.FusionQuery(fusion=models.Fusion.RRF), prefetch=prefetch, limit=7)
+    assert ids(found) == photos.best(query, 7)
+
+
+def test_a_rescoring_is_corrected_over_all_its_candidates(photos):
+    client = photos.apply()
+    query, using = photos.queries[6], photos.using or None
+    candidates = models.Prefetch(filter=RED, limit=200)
+    found = client.query_points("photos", query, using, prefetch=candidates, limit=5)
+    assert ids(found) == photos.best(query, 5, rows=range(0, 200, 3))
+
+
+def test_the_score_in_a_users_formula_is_the_corrected_one_on_the_collections_scale(photos):
+    client = photos.apply()
+    query, using = photos.queries[7], photos.using or None
+    plain = client.query_points("photos", query, using, limit=20)
+    sign = -1.0 if photos.distance is models.Distance.EUCLID else 1.0
+    boosted = client.query_points(
+        "photos",
+        models.FormulaQuery(formula=models.SumExpression(sum=[models.MultExpression(mult=[sign, "$score"]), 100.0])),
+        prefetch=models.Prefetch(query=query.tolist(), using=using, limit=20),
+        limit=20,
+    )
+    assert ids(boosted) == ids(plain)
+    expected = [100 + sign * point.score for point in plain.points]
+    np.testing.assert_allclose([point.score for point in boosted.points], expected, rtol=1e-5)
+
+
+def test_recommend_order_by_sample_and_mmr_stay_raw(cosine):
+    raw = [
+        models.RecommendQuery(recommend=models.RecommendInput(positive=[1, 2])),
+        models.OrderByQuery(order_by="n"),
+        models.NearestQuery(nearest=cosine.queries[0].tolist(), mmr=models.Mmr(diversity=0.5)),
+        None,
+    ]
+    before = [ids(cosine.plain.query_points("photos", query)) for query in raw]
+    client = cosine.apply()
+    assert [ids(client.query_points("photos", query)) for query in raw] == before
+
+
+def test_another_collection_and_another_vector_are_as_without_the_wrapper(photos):
+    photos.plain.create_collection("other", models.VectorParams(size=2, distance=models.Distance.DOT))
+    photos.plain.upsert("other", [models.PointStruct(id=1, vector=[1, 2], payload={"hub_offset": {"v1": 9}})])
+    client = photos.apply()
+    for method, given in [
+        ("query_points", {"query": [1.0, 1.0]}),
+        ("retrieve", {"ids": [1]}),
+        ("scroll", {}),
+        ("set_payload", {"payload": {"hub_offset": 1}, "points": [1]}),
+    ]:
+        assert getattr(client, method)("other", **given) == getattr(photos.plain, method)("other", **given)
+
+
+def test_an_alias_is_searched_corrected(photos):
+    client = photos.apply()
+    rename = models.CreateAlias(collection_name="photos", alias_name="pictures")
+    client.update_collection_aliases([models.CreateAliasOperation(create_alias=rename)])
+    found = client.query_points("pictures", photos.queries[0], photos.using or None)
+    assert ids(found) == photos.best(photos.queries[0])
+
+
+def test_a_client_that_knows_only_where_the_store_is_searches_corrected(tmp_path):
+    from tests.qdrant.conftest import Photos
+
+    photos = Photos(QdrantClient(path=str(tmp_path)), "", models.Distance.COSINE)
+    photos.apply()
+    expected = photos.best(photos.queries[0])
+    photos.plain.close()
+    client = HubQdrantClient(path=str(tmp_path))
+    assert isinstance(client, QdrantClient)
+    assert ids(client.query_points("photos", photos.queries[0])) == expected
+
+
+def test_a_removal_made_elsewhere_is_noticed(cosine, monkeypatch):
+    client, query = cosine.apply(), cosine.queries[0]
+    corrected = ids(client.query_points("photos", query))
+    hubplugin_qdrant.remove(cosine.plain, "photos")
+    monkeypatch.setattr("hubplugin_qdrant.flows.time.monotonic", lambda: 1e12)
+    raw = ids(client.query_points("photos", query))
+    assert raw == ids(cosine.plain.query_points("photos", query)) != corrected
+
+
+def test_a_manifest_of_a_newer_version_is_searched_raw_with_a_warning_and_never_overwritten(cosine):
+    cosine.apply()
+    cosine.plain.set_payload("photos--hub", {"format": 99}, points=[0])
+    client = HubQdrantClient.wrap(cosine.plain)
+    with pytest.warns(UserWarning, match="format 99.*upgrade hubplugin"):
+        found = client.query_points("photos", cosine.queries[0])
+    assert ids(found) == ids(cosine.plain.query_points("photos", cosine.queries[0]))
+    with pytest.raises(hubplugin_qdrant.store.StoreError, match="upgrade hubplugin"):
+        cosine.apply()
+
+
+@pytest.mark.anyio
+async def test_the_async_client_returns_what_the_sync_one_does(photos):
+    client = photos.apply()
+    plain = AsyncQdrantClient(":memory:")
+    plain._client.collections = photos.plain._client.collections
+    wrapped = AsyncHubQdrantClient.wrap(plain)
+    assert isinstance(wrapped, AsyncQdrantClient)
+    query, using = photos.queries[0], photos.using or None
+    assert await wrapped.query_points("photos", query, using) == client.query_points("photos", query, using)
+    requests = [models.QueryRequest(query=query.tolist(), using=using, limit=4)]
+    assert await wrapped.query_batch_points("photos", requests) == client.query_batch_points("photos", requests)
+    group = {"group_by": "colour", "query": query, "using": using}
+    assert await wrapped.query_points_groups("photos", **group) == client.query_points_groups("photos", **group)
+
+
+def test_a_corrected_request_is_valid_for_rest_and_grpc(photos):
+    photos.apply()
+    manifest = Manifest.model_validate(photos.plain.retrieve("photos--hub", [0])[0].payload)
+    inner = models.Prefetch(query=photos.queries[0].tolist(), using=photos.using or None, limit=5, score_threshold=0.1)
+    formula = models.FormulaQuery(formula=models.SumExpression(sum=["$score", 1.0]), defaults={"$score": 0.5})
+    for request in (
+        models.QueryRequest(query=photos.queries[0].tolist(), using=photos.using or None, filter=RED, limit=3),
+        models.QueryRequest(query=models.FusionQuery(fusion=models.Fusion.DBSF), prefetch=[inner, inner]),
+        models.QueryRequest(query=formula, prefetch=inner),
+        models.QueryRequest(query=photos.queries[0].tolist(), using=photos.using or None, prefetch=[inner]),
+    ):
+        corrected = rewrite(request, manifest).request
+        text = corrected.model_dump_json(exclude_none=True)
+        assert json.loads(
+            models.QueryRequest.model_validate_json(text).model_dump_json(exclude_none=True)
+        ) == json.loads(text)
+        RestToGrpc.convert_query(corrected.query)
+        for prefetch in corrected.prefetch:
+            RestToGrpc.convert_prefetch_query(prefetch)
