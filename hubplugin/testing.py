@@ -26,7 +26,7 @@ from hubplugin.errors import HubpluginError, StoreError
 from hubplugin.fitting import fit
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.store import Hits, Id, Store
+from hubplugin.store import Batch, Hits, Id, Store
 
 K = 10
 
@@ -58,6 +58,10 @@ class StoreConformance(ABC):
     def ids(self) -> list[Id]:
         """Ids of the gallery; override it for a store that takes strings."""
         return list(range(self.rows))
+
+    def fresh_ids(self) -> list[Id]:
+        """Five ids that are not in the gallery, of the same kind."""
+        return list(range(self.rows, self.rows + 5))
 
     def vectors(self) -> np.ndarray:
         """The gallery: clustered, so that it has hubs; at unit length where the metric is cosine."""
@@ -123,9 +127,7 @@ class StoreConformance(ABC):
 
     def test_a_run_that_was_cut_off_is_finished_by_the_next(self, store: Store) -> None:
         model = self._model()
-        store.begin(model)
-        first = next(iter(store.scan()))
-        store.write(first, model.offsets(first.vectors))
+        self._write_half(store, model)
         store = self.reopen(store)
         found = store.correction()
         assert found is None or not found.active
@@ -155,8 +157,7 @@ class StoreConformance(ABC):
     def test_targets_added_by_another_program_are_found_and_refreshed(self, store: Store) -> None:
         model = self._model()
         write(store, model)
-        fresh = self.queries(seed=3, count=5)
-        ids = [self.rows + row if isinstance(self.ids()[0], int) else f"fresh{row}" for row in range(5)]
+        fresh, ids = self.queries(seed=3, count=5), self.fresh_ids()
         store = self.insert_plain(store, ids, fresh)
         top = store.search(fresh, K)
         assert all(key in found for key, found in zip(ids, top.ids, strict=True))
@@ -165,6 +166,12 @@ class StoreConformance(ABC):
         applied = refresh(store)
         assert (applied.missing, applied.stale) == (5, 0)
         assert (inspect(store).missing, inspect(store).stale) == (0, 0)
+
+    def test_a_target_without_an_offset_is_neither_lifted_nor_sunk(self, store: Store) -> None:
+        model, fresh = self._model(), self.queries(seed=3, count=5)
+        write(store, model)
+        store = self.insert_plain(store, self.fresh_ids(), fresh)
+        self._assert_ranking(store.search(self.queries(), K), model, fresh)
 
     def test_a_refresh_of_a_whole_correction_changes_nothing(self, store: Store) -> None:
         model = self._model()
@@ -184,10 +191,7 @@ class StoreConformance(ABC):
         self.test_a_scan_sees_every_vector_once_with_no_offsets(store)
 
     def test_a_removal_takes_a_half_written_correction_out(self, store: Store) -> None:
-        model = self._model()
-        store.begin(model)
-        first = next(iter(store.scan()))
-        store.write(first, model.offsets(first.vectors))
+        self._write_half(store, self._model())
         store.remove()
         assert store.correction() is None
         self.test_a_scan_sees_every_vector_once_with_no_offsets(store)
@@ -223,16 +227,32 @@ class StoreConformance(ABC):
         assert (report.missing, report.stale) == (0, 0)
         self._assert_ranking(store.search(self.queries(), K), model)
 
-    def _assert_ranking(self, hits: Hits, model: OffsetModel | None) -> None:
-        """`hits` are the exact ranking, up to ties and to the recall that the store promises."""
-        queries, targets = self.queries().astype(np.float64), self.vectors().astype(np.float64)
+    def _write_half(self, store: Store, model: OffsetModel) -> None:
+        """A run that stops within the first batch."""
+        after = store.begin(model)
+        batch = next(iter(store.scan(after)))
+        half = len(batch.ids) // 2
+        resume = None if batch.resume is None else batch.ids[half - 1]
+        part = Batch(batch.ids[:half], batch.vectors[:half], batch.offsets[:half], resume)
+        store.write(part, model.offsets(part.vectors))
+
+    def _assert_ranking(self, hits: Hits, model: OffsetModel | None, fresh: np.ndarray | None = None) -> None:
+        """`hits` are the exact ranking, up to ties and to the recall that the store promises.
+
+        `fresh` are targets behind the gallery, with the offset 0.
+        """
+        ids, gallery = self.ids(), self.vectors()
+        offsets = np.zeros(len(ids)) if model is None else model.offsets(gallery).astype(np.float64)
+        if fresh is not None:
+            ids, gallery = ids + self.fresh_ids(), np.concatenate([gallery, fresh])
+            offsets = np.concatenate([offsets, np.zeros(len(fresh))])
+        queries, targets = self.queries().astype(np.float64), gallery.astype(np.float64)
         if self.metric is Metric.EUCLIDEAN:
             scores = -((queries[:, None, :] - targets[None, :, :]) ** 2).sum(axis=2) / 2
         else:
             scores = np.einsum("qd,td->qt", queries, targets)
-        if model is not None:
-            scores = scores + model.offsets(self.vectors())
-        row = {key: number for number, key in enumerate(self.ids())}
+        scores = scores + offsets
+        row = {key: number for number, key in enumerate(ids)}
         found = np.array([[row[key] for key in line] for line in hits.ids])
         assert found.shape == (len(queries), K)
         least = np.sort(scores, axis=1)[:, -K][:, None] - 1e-5

@@ -1,0 +1,377 @@
+"""A Qdrant Edge shard, the engine inside one's own process, as a `hubplugin.store.Store`: for devices without a server.
+
+Offsets lie in the payload and are added by the engine's own formula, as in a collection. The manifest and the models
+lie in the shard's folder, so that a copy of the folder is a copy of the correction:
+
+    PATH/hub/manifest.json
+    PATH/hub/<fingerprint of the model>.hub
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+import numpy as np
+import qdrant_edge as edge
+from pydantic import ValidationError
+from qdrant_client import models
+
+from hubplugin.errors import InputError, StoreError
+from hubplugin.metric import Metric
+from hubplugin.model import OffsetModel, load
+from hubplugin.store import Batch, Correction, Hits, Id, Store
+from hubplugin_qdrant import manifest as m
+from hubplugin_qdrant import rewrite
+from hubplugin_qdrant.manifest import Manifest, Version
+
+BATCH = 2000
+"""Points read and written at a time; each batch is flushed to disk, which takes about a tenth of a second."""
+
+METRICS = {"Cosine": Metric.COSINE, "Dot": Metric.DOT, "Euclid": Metric.EUCLIDEAN}
+
+
+class EdgeStore(Store):
+    """The vector `using` of a shard ("" is the unnamed one), with its offsets as payload.
+
+    shard: an open `qdrant_edge.EdgeShard`. path: its folder, which the shard does not tell. One process at a time
+    can hold a shard open, so nobody else writes to it. Raises StoreError for a vector that is not there or cannot
+    carry offsets.
+    """
+
+    def __init__(self, shard: edge.EdgeShard, path: str | os.PathLike[str], using: str = ""):
+        self.shard, self.path = shard, Path(path)
+        self.url = f"qdrant-edge:{self.path}"
+        self.using, (self.metric, self.dim) = _chosen_vector(self.url, self.path, using)
+        self._folder = self.path / "hub"
+        self._target: Version | None = None
+        self._known: tuple[Any, Manifest] = (None, Manifest())
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], using: str = "") -> EdgeStore:
+        """The shard in the folder `path`, opened. Raises StoreError if there is none or another process holds it."""
+        if not (Path(path) / "segments").is_dir():
+            raise StoreError(f"qdrant-edge:{path}: there is no shard in that folder")
+        with _one_line(f"qdrant-edge:{path}"):
+            return cls(edge.EdgeShard.load(os.fspath(path)), path, using)
+
+    def query(
+        self,
+        vector: Any,
+        limit: int = 10,
+        *,
+        offset: int = 0,
+        filter: edge.Filter | None = None,
+        params: edge.SearchParams | None = None,
+        score_threshold: float | None = None,
+        with_payload: Any = False,
+        with_vector: Any = False,
+        raw: bool = False,
+    ) -> list[models.ScoredPoint]:
+        """The nearest of `vector` [d], best first, corrected if a correction is active and `raw` is not set.
+
+        The other arguments are those of `qdrant_edge.QueryRequest`; `score_threshold` holds for the corrected score.
+        """
+        version = None if raw else self._manifest().active.get(self.using)
+        request = self._request(
+            vector, limit, version, offset=offset, filter=filter, params=params,
+            score_threshold=score_threshold, with_payload=with_payload, with_vector=with_vector,
+        )  # fmt: skip
+        with _one_line(self.url):
+            return _points(self.shard.query(request), version)
+
+    def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
+        version = None if raw else self._manifest().active.get(self.using)
+        requests = [self._request(query, k, version) for query in np.asarray(queries, np.float32)]
+        with _one_line(self.url):
+            found = [_points(points, version) for points in self.shard.query_batch(edge.QueryBatchRequest(requests))]
+        return Hits(
+            [[_plain(point.id) for point in points] for points in found],
+            [[point.score for point in points] for points in found],
+        )
+
+    def _request(
+        self,
+        vector: Any,
+        limit: int,
+        version: Version | None,
+        *,
+        offset: int = 0,
+        filter: edge.Filter | None = None,
+        params: edge.SearchParams | None = None,
+        score_threshold: float | None = None,
+        with_payload: Any = False,
+        with_vector: Any = False,
+    ) -> edge.QueryRequest:
+        nearest = edge.Query.Nearest(np.asarray(vector, np.float32).tolist(), self.using or None)
+        shown = {
+            "with_payload": edge.PayloadSelector.Exclude([m.KEY]) if with_payload is True else with_payload,
+            "with_vector": with_vector,
+        }
+        if version is None:
+            return edge.QueryRequest(
+                limit, offset, nearest, filter=filter, params=params, score_threshold=score_threshold, **shown
+            )
+        candidates = edge.Prefetch(version.candidates(limit + offset), nearest, filter=filter, params=params)
+        threshold = rewrite.similarity_threshold(score_threshold, version.metric)
+        return edge.QueryRequest(limit, offset, formula(version), [candidates], score_threshold=threshold, **shown)
+
+    def count(self) -> int:
+        with _one_line(self.url):
+            has_vector = edge.Filter(must=[edge.HasVectorCondition(self.using)])
+            return self.shard.count(edge.CountRequest(exact=True, filter=has_vector))
+
+    def scan(self, after: Id | None = None) -> Iterator[Batch]:
+        """Every point that has the vector, in the order of ids. A vector of length 0 has no cosine and is left out."""
+        version = self._target or self._manifest().active.get(self.using)
+        following: Any = after
+        more = True
+        while more:
+            request = edge.ScrollRequest(
+                following, BATCH, with_payload=[m.KEY], with_vector=[self.using] if self.using else True
+            )
+            with _one_line(self.url):
+                records, following = self.shard.scroll(request)
+            batch = self._batch([record for record in records if _plain(record.id) != after], version)
+            if len(batch.ids):
+                yield batch
+            more = following is not None
+
+    def _batch(self, records: list[Any], version: Version | None) -> Batch:
+        ids: list[Id] = []
+        vectors, offsets = [], []
+        for record in records:
+            vector = record.vector
+            if isinstance(vector, dict):
+                vector = vector.get(self.using)
+            if vector is None or (self.metric is Metric.COSINE and not any(vector)):
+                continue
+            ids.append(_plain(record.id))
+            vectors.append(vector)
+            offsets.append(_stored_offset(record.payload, version))
+        matrix = np.array(vectors, np.float32).reshape(len(ids), self.dim)
+        return Batch(ids, matrix, np.array(offsets, np.float32), ids[-1] if ids else None)
+
+    def correction(self) -> Correction | None:
+        manifest = self._manifest()
+        version = manifest.active.get(self.using)
+        active = version is not None
+        if version is None and manifest.writing is not None and manifest.writing.vector == self.using:
+            version = manifest.writing
+        return None if version is None else Correction(load(self._model_file(version.model)), active)
+
+    def begin(self, model: OffsetModel) -> Id | None:
+        if self.count() == 0:
+            raise StoreError(f"{self.url}: the shard is empty; add points first")
+        manifest = self._manifest()
+        active, writing = manifest.active.get(self.using), manifest.writing
+        if active is not None and active.model == model.fingerprint:
+            self._target = active
+            return None
+        if writing is not None and (writing.vector, writing.model) == (self.using, model.fingerprint):
+            self._target = writing
+            return self._resume(writing)
+        manifest = self._cleared(manifest)
+        self._folder.mkdir(exist_ok=True)
+        model.save(self._model_file(model.fingerprint))
+        self._target = _version(model, self.using, manifest.last_number + 1)
+        self._write_manifest(manifest.changed(writing=self._target, last_number=self._target.number))
+        return None
+
+    def write(self, batch: Batch, offsets: np.ndarray) -> None:
+        target = self._begun()
+        with _one_line(self.url):
+            for point, offset in zip(batch.ids, offsets.tolist(), strict=True):
+                self.shard.update(edge.UpdateOperation.set_payload([point], {target.field: offset}, m.KEY))
+            self.shard.flush()
+        self._write_file("progress.json", json.dumps({"number": target.number, "resume": batch.resume}))
+
+    def activate(self) -> None:
+        target, manifest = self._begun(), self._manifest()
+        before = manifest.active.get(self.using)
+        if before != target:
+            with _one_line(self.url):  # with an index the formula takes half the time
+                self.shard.update(edge.UpdateOperation.create_field_index(target.key, edge.PayloadSchemaType.Float))
+                self.shard.flush()
+            retired = manifest.retired + ((before,) if before is not None else ())
+            active = manifest.active | {self.using: target}
+            self._write_manifest(manifest.changed(active=active, writing=None, retired=retired))
+        self._target = None
+
+    def remove(self) -> None:
+        """Deletes our payload, indexes and folder and nothing else; goes on where it was cut off."""
+        manifest = self._manifest()
+        active = {name: version for name, version in manifest.active.items() if name != self.using}
+        writing = manifest.writing if manifest.writing is not None and manifest.writing.vector != self.using else None
+        kept = (*active.values(), *((writing,) if writing is not None else ()))
+        gone = tuple(version for version in manifest.everything() if version not in kept)
+        if kept:
+            self._write_manifest(self._cleared(manifest.changed(active=active, writing=writing, retired=gone)))
+        elif self._folder.exists():
+            self._write_manifest(manifest.changed(active={}, writing=None, retired=gone))
+            self._delete(m.KEY, gone)
+            shutil.rmtree(self._folder)
+
+    def _cleared(self, manifest: Manifest) -> Manifest:
+        """`manifest` without what is retired or was given up, once that is deleted from the points."""
+        writing = manifest.writing if manifest.writing is not None and manifest.writing.vector != self.using else None
+        given_up = (manifest.writing,) if manifest.writing is not None and writing is None else ()
+        gone, cleared = (*manifest.retired, *given_up), manifest.changed(retired=(), writing=writing)
+        for version in gone:
+            self._delete(version.key, (version,))
+            if version.model not in {kept.model for kept in cleared.everything()}:
+                self._model_file(version.model).unlink(missing_ok=True)
+        return cleared
+
+    def _delete(self, key: str, indexed: tuple[Version, ...]) -> None:
+        with _one_line(self.url):
+            for version in indexed:
+                if version.key in self.shard.info().payload_schema:
+                    self.shard.update(edge.UpdateOperation.delete_field_index(version.key))
+            ours = edge.Filter(must_not=[edge.IsEmptyCondition(m.KEY)])
+            self.shard.update(edge.UpdateOperation.delete_payload_by_filter(ours, [key]))
+            self.shard.flush()
+
+    def _begun(self) -> Version:
+        if self._target is None:
+            raise StoreError(f"{self.url}: begin was not called")
+        return self._target
+
+    def _resume(self, version: Version) -> Id | None:
+        try:
+            progress = json.loads((self._folder / "progress.json").read_text())
+        except FileNotFoundError:
+            return None
+        return progress["resume"] if progress["number"] == version.number else None
+
+    def _model_file(self, model: str) -> Path:
+        return self._folder / f"{model}.hub"
+
+    def _manifest(self) -> Manifest:
+        """The manifest, read again only when its file is another one."""
+        file = self._folder / "manifest.json"
+        try:
+            status = file.stat()
+        except FileNotFoundError:
+            return Manifest()
+        stamp = (status.st_ino, status.st_mtime_ns)
+        if self._known[0] != stamp:
+            self._known = (stamp, _parse(self.url, file.read_text()))
+        return self._known[1]
+
+    def _write_manifest(self, manifest: Manifest) -> None:
+        self._write_file("manifest.json", manifest.model_dump_json(indent=2))
+
+    def _write_file(self, name: str, content: str) -> None:
+        """Writes a file of the folder whole or not at all."""
+        beside = self._folder / f"{name}.tmp"
+        with beside.open("w") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, self._folder / name)
+
+
+def formula(version: Version) -> edge.Formula:
+    """The corrected similarity of a candidate, as `hubplugin_qdrant.rewrite.formula` has it for a server."""
+    score = edge.Expression.Variable("$score")
+    if version.metric is Metric.EUCLIDEAN:
+        score = edge.Expression.Mult([edge.Expression.Constant(-0.5), score, score])
+    return edge.Formula(edge.Expression.Sum([score, edge.Expression.Variable(version.key)]), {version.key: 0.0})
+
+
+def open_url(url: str) -> EdgeStore:
+    """The store behind qdrant-edge:PATH, with ?using=VECTOR where the shard has several vectors."""
+    path, _, query = url.removeprefix("qdrant-edge:").partition("?")
+    options = dict(parse_qsl(query))
+    using = options.pop("using", "")
+    if not path or options:
+        raise InputError(f"{url!r}: expected qdrant-edge:PATH, and no more than ?using=VECTOR behind it")
+    return EdgeStore.open(path, using)
+
+
+def _chosen_vector(url: str, path: Path, using: str) -> tuple[str, tuple[Metric, int]]:
+    """The vector called `using`, or the only one. Raises StoreError if it is not there or cannot carry offsets."""
+    try:
+        dense = json.loads((path / "edge_config.json").read_text())["vectors"]
+    except FileNotFoundError:
+        raise StoreError(f"{url}: there is no shard in that folder") from None
+    listed = ", ".join(repr(name) for name in dense) or "none"
+    if using not in dense:
+        if using or len(dense) != 1:
+            wanted = f"there is no dense vector {using!r}" if using else "name one of its dense vectors with using="
+            raise StoreError(f"{url}: {wanted}; there are: {listed}")
+        using = next(iter(dense))
+    found, name = dense[using], f"vector {using!r}" if using else "the vector"
+    if found.get("multivector_config"):
+        raise StoreError(f"{url}: {name} is a multi-vector, whose MaxSim has no single offset; use a dense vector")
+    if found["distance"] not in METRICS:
+        raise StoreError(f"{url}: {name} ranks by {found['distance']}; offsets are for {', '.join(METRICS)}")
+    return using, (METRICS[found["distance"]], int(found["size"]))
+
+
+def _version(model: OffsetModel, using: str, number: int) -> Version:
+    gallery = model.gallery
+    return Version(
+        number=number,
+        vector=using,
+        metric=model.metric,
+        dim=model.dim,
+        method=model.method,
+        parameters=model.parameters,
+        model=model.fingerprint,
+        parts=1,
+        bank_fingerprint=model.bank_fingerprint,
+        count=gallery.count if gallery else 0,
+        smallest=gallery.smallest if gallery else 0.0,
+        largest=gallery.largest if gallery else 0.0,
+        deviation=gallery.deviation if gallery else 0.0,
+    )
+
+
+def _parse(url: str, content: str) -> Manifest:
+    try:
+        return m.parse(json.loads(content), url)
+    except (ValueError, ValidationError) as error:
+        raise StoreError(
+            f"{url}: hub/manifest.json is damaged ({error}); delete the folder hub and apply again"
+        ) from None
+
+
+def _points(found: list[Any], version: Version | None) -> list[models.ScoredPoint]:
+    points = [
+        models.ScoredPoint.model_construct(
+            id=point.id, version=point.version, score=point.score, payload=point.payload, vector=point.vector
+        )
+        for point in found
+    ]
+    euclidean = version is not None and version.metric is Metric.EUCLIDEAN
+    return rewrite.with_distances(points) if euclidean else points
+
+
+def _plain(point: Any) -> Id:
+    return point if isinstance(point, int) else str(point)
+
+
+def _stored_offset(payload: dict[str, Any] | None, version: Version | None) -> float:
+    value = ((payload or {}).get(m.KEY) or {}).get(version.field) if version is not None else None
+    return float(value) if isinstance(value, (int, float)) else float("nan")
+
+
+@contextmanager
+def _one_line(url: str) -> Iterator[None]:
+    """Turns what the engine raises, a bare Exception, into a StoreError."""
+    try:
+        yield
+    except Exception as error:
+        if type(error) is not Exception:
+            raise
+        text = " ".join(str(error).split())
+        held = "; another process has the shard open" if "WouldBlock" in text else ""
+        raise StoreError(f"{url}: {text}{held}") from None
