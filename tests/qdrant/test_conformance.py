@@ -1,0 +1,84 @@
+"""A collection in local mode does what every store must: in memory and on disk, by each distance."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from qdrant_client import QdrantClient, models
+
+from hubplugin import Metric
+from hubplugin.store import open_store
+from hubplugin.testing import StoreConformance
+from hubplugin_qdrant import QdrantStore
+
+DISTANCES = {
+    Metric.COSINE: models.Distance.COSINE,
+    Metric.DOT: models.Distance.DOT,
+    Metric.EUCLIDEAN: models.Distance.EUCLID,
+}
+
+
+def points(ids, vectors, using=""):
+    rows = vectors.tolist()
+    return [
+        models.PointStruct(id=key, vector={using: row} if using else row) for key, row in zip(ids, rows, strict=True)
+    ]
+
+
+class TestUnnamedCosine(StoreConformance):
+    using = ""
+
+    def create(self, ids, vectors):
+        self.client = QdrantClient(":memory:")
+        parameters = models.VectorParams(size=self.dim, distance=DISTANCES[self.metric])
+        self.client.create_collection("photos", {self.using: parameters} if self.using else parameters)
+        self.client.upsert("photos", points(ids, vectors, self.using))
+        return QdrantStore(self.client, "photos", self.using)
+
+    def reopen(self, store):
+        store.release()  # as the end of its process would
+        return QdrantStore(self.client, "photos", self.using)
+
+    def insert_plain(self, store, ids, vectors):
+        self.client.upsert("photos", points(ids, vectors, self.using))
+        return self.reopen(store)
+
+
+class TestNamedDot(TestUnnamedCosine):
+    using = "image"
+    metric = Metric.DOT
+
+
+class TestEuclideanWithUuids(TestUnnamedCosine):
+    metric = Metric.EUCLIDEAN
+
+    def ids(self):
+        return [str(uuid.UUID(int=number)) for number in range(self.rows)]
+
+    def insert_plain(self, store, ids, vectors):
+        pytest.skip("the suite's new ids are no UUIDs; the other classes cover it")
+
+
+class TestOnDiskByUrl(TestUnnamedCosine):
+    rows = 120  # local mode writes one file transaction a point
+
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path):
+        self.path = tmp_path
+
+    def create(self, ids, vectors):
+        client = QdrantClient(path=str(self.path))
+        client.create_collection("photos", models.VectorParams(size=self.dim, distance=models.Distance.COSINE))
+        client.upsert("photos", points(ids, vectors))
+        client.close()
+        return open_store(f"qdrant-local:{self.path}/photos")
+
+    def reopen(self, store):
+        store.release()
+        store.client.close()
+        return open_store(store.url)
+
+    def insert_plain(self, store, ids, vectors):
+        store.client.upsert("photos", points(ids, vectors))
+        return self.reopen(store)

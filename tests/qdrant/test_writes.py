@@ -1,0 +1,221 @@
+"""Whatever is written through the wrapper has the offset of its vector afterwards, and keeps it."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from qdrant_client import AsyncQdrantClient, QdrantClient, models
+
+import hubplugin_qdrant
+from hubplugin import InputError
+from hubplugin_qdrant import AsyncHubQdrantClient
+from hubplugin_qdrant.writes import require_free
+from tests.qdrant.conftest import Photos, clustered
+
+NEW = clustered(9, 3)
+
+
+def whole(photos) -> bool:
+    found = hubplugin_qdrant.inspect(photos.plain, "photos", using=photos.using)
+    return (found.missing, found.stale) == (0, 0)
+
+
+def struct(photos, vector):
+    return {photos.using: vector.tolist()} if photos.using else vector.tolist()
+
+
+def check(photos, key, vector):
+    """Point `key` holds the offset of `vector`, to float32."""
+    expected = photos.model.offsets(vector[None])[0]
+    (offset,) = photos.mark(key).values()
+    assert offset == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_upserted_points_get_their_offsets(photos):
+    client = photos.apply()
+    client.upsert("photos", [photos.point(500 + row, vector) for row, vector in enumerate(NEW)])
+    for row, vector in enumerate(NEW):
+        check(photos, 500 + row, vector)
+    assert client.retrieve("photos", [500])[0].payload == photos.point(500, NEW[0]).payload
+
+
+def test_an_upserted_batch_gets_its_offsets(photos):
+    client = photos.apply()
+    rows = NEW.tolist()
+    vectors = {photos.using: rows} if photos.using else rows
+    client.upsert("photos", models.Batch(ids=[500, 501, 502], vectors=vectors))
+    client.upsert("photos", models.Batch(ids=[503, 504, 505], vectors=vectors, payloads=[{"n": 1}, {}, {"n": 3}]))
+    for row, vector in enumerate(NEW):
+        check(photos, 500 + row, vector)
+        check(photos, 503 + row, vector)
+
+
+def test_an_upsert_replaces_the_offset_of_the_point_that_was_there(photos):
+    client = photos.apply()
+    client.upsert("photos", [photos.point(3, NEW[0])])
+    check(photos, 3, NEW[0])
+
+
+def test_uploaded_points_get_their_offsets(photos):
+    client = photos.apply()
+    client.upload_points("photos", (photos.point(500 + row, vector) for row, vector in enumerate(NEW)), batch_size=2)
+    assert client.count("photos").count == 203
+    for row, vector in enumerate(NEW):
+        check(photos, 500 + row, vector)
+
+
+@pytest.mark.parametrize("form", ["array", "list", "stream"])
+def test_an_uploaded_collection_gets_its_offsets(photos, form):
+    client = photos.apply()
+    if form == "array":
+        vectors = {photos.using: NEW} if photos.using else NEW
+    else:
+        vectors = [struct(photos, vector) for vector in NEW]
+        vectors = iter(vectors) if form == "stream" else vectors
+    client.upload_collection("photos", vectors, payload=({"n": row} for row in itertools.count()), ids=[500, 501, 502])
+    for row, vector in enumerate(NEW):
+        check(photos, 500 + row, vector)
+        assert client.retrieve("photos", [500 + row])[0].payload == {"n": row}
+
+
+def test_updated_vectors_get_their_new_offsets(photos):
+    client = photos.apply()
+    result = client.update_vectors("photos", [models.PointVectors(id=3, vector=struct(photos, NEW[0]))])
+    assert isinstance(result, models.UpdateResult)
+    check(photos, 3, NEW[0])
+    assert client.retrieve("photos", [3])[0].payload["n"] == 3
+
+
+def test_a_deleted_vector_takes_its_offset_with_it():
+    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT)
+    client = photos.apply()
+    client.delete_vectors("photos", ["image"], points=[3])
+    assert not photos.mark(3)
+    assert photos.mark(4)
+
+
+@pytest.mark.parametrize(
+    "points", [[3], models.Filter(must=[models.FieldCondition(key="n", match=models.MatchValue(value=3))])]
+)
+def test_overwriting_and_clearing_a_payload_keeps_the_offset(photos, points):
+    client = photos.apply()
+    before = photos.mark(3)
+    client.overwrite_payload("photos", {"n": 3, "new": 1}, points=points)
+    assert client.retrieve("photos", [3])[0].payload == {"n": 3, "new": 1}
+    assert photos.mark(3) == before
+    client.clear_payload("photos", points_selector=points)
+    assert client.retrieve("photos", [3])[0].payload == {}
+    assert photos.mark(3) == before
+
+
+def test_a_batch_of_updates_is_done_in_order_with_one_result_each(photos):
+    client = photos.apply()
+    operations = [
+        models.UpsertOperation(upsert=models.PointsList(points=[photos.point(500, NEW[0], k=1)])),
+        models.ClearPayloadOperation(clear_payload=models.PointIdsList(points=[500, 3])),
+        models.UpdateVectorsOperation(
+            update_vectors=models.UpdateVectors(points=[models.PointVectors(id=3, vector=struct(photos, NEW[1]))])
+        ),
+        models.SetPayloadOperation(set_payload=models.SetPayload(payload={"k": 2}, points=[500])),
+        models.OverwritePayloadOperation(overwrite_payload=models.SetPayload(payload={"k": 3}, points=[3])),
+        models.DeleteOperation(delete=models.PointIdsList(points=[7])),
+    ]
+    results = client.batch_update_points("photos", operations)
+    assert len(results) == len(operations)
+    check(photos, 500, NEW[0])
+    check(photos, 3, NEW[1])
+    assert client.retrieve("photos", [500])[0].payload == {"k": 2}
+    assert client.retrieve("photos", [3])[0].payload == {"k": 3}
+    assert not client.retrieve("photos", [7])
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda client, photos: client.upsert("photos", [photos.point(3, NEW[0], hub_offset=1)]),
+        lambda client, photos: client.set_payload("photos", {"hub_offset": 1}, points=[3]),
+        lambda client, photos: client.set_payload("photos", {"v1": 1}, points=[3], key="hub_offset"),
+        lambda client, photos: client.overwrite_payload("photos", {"hub_offset": 1}, points=[3]),
+        lambda client, photos: client.delete_payload("photos", ["hub_offset.v1"], points=[3]),
+        lambda client, photos: client.upload_collection("photos", NEW[:1], payload=[{"hub_offset": 1}], ids=[3]),
+    ],
+)
+def test_a_write_to_our_key_is_refused_and_changes_nothing(cosine, write):
+    client = cosine.apply()
+    before = cosine.plain.retrieve("photos", [3], with_vectors=True)
+    with pytest.raises(InputError, match="'hub_offset' is reserved"):
+        write(client, cosine)
+    assert cosine.plain.retrieve("photos", [3], with_vectors=True) == before
+
+
+@given(st.text('abh_.[]"0offset', max_size=14))
+@settings(deadline=None)
+def test_only_paths_that_begin_with_our_key_are_refused(path):
+    for ours in ("hub_offset", f"hub_offset.{path}", f"hub_offset[{path}", '"hub_offset"'):
+        with pytest.raises(InputError):
+            require_free([ours])
+    require_free([f"x{path}", f"hub_offsets{path}"])
+
+
+def test_a_vector_without_direction_is_written_without_an_offset(cosine):
+    client = cosine.apply()
+    client.upsert("photos", [cosine.point(500, np.zeros(8, np.float32)), cosine.point(501, NEW[0])])
+    assert not cosine.mark(500)
+    check(cosine, 501, NEW[0])
+
+
+def test_points_written_while_a_new_fit_is_under_way_are_right_afterwards(photos):
+    client = photos.apply()
+    seen = []
+
+    def meanwhile(what, done, total):
+        if what == "writing offsets" and not seen:
+            seen.append(done)
+            photos.plain.upsert("photos", [photos.point(500, NEW[0])])
+            photos.plain.update_vectors("photos", [models.PointVectors(id=3, vector=struct(photos, NEW[1]))])
+            photos.plain.delete("photos", [4])
+            client.upsert("photos", [photos.point(501, NEW[2])])
+
+    photos.apply(method="nnn", progress=meanwhile)
+    assert seen
+    assert photos.model.method == "nnn"
+    assert whole(photos)
+
+
+def test_a_refresh_says_how_many_were_missing_and_stale(photos):
+    photos.apply()
+    photos.plain.upsert("photos", [photos.point(500, NEW[0]), photos.point(501, NEW[1])])
+    photos.plain.update_vectors("photos", [models.PointVectors(id=3, vector=struct(photos, NEW[2]))])
+    refreshed = hubplugin_qdrant.refresh(photos.plain, "photos", using=photos.using)
+    assert (refreshed.missing, refreshed.stale) == (2, 1)
+    assert whole(photos)
+
+
+def test_a_collection_that_is_deleted_takes_its_correction_with_it(cosine):
+    client = cosine.apply()
+    client.delete_collection("photos")
+    assert not cosine.plain.get_collections().collections
+    Photos(cosine.plain, "", models.Distance.COSINE)
+    client.upsert("photos", [cosine.point(500, NEW[0])])
+    assert not cosine.mark(500)
+
+
+@pytest.mark.anyio
+async def test_the_async_client_writes_offsets_too(photos):
+    photos.apply()
+    plain = AsyncQdrantClient(":memory:")
+    plain._client.collections = photos.plain._client.collections
+    client = AsyncHubQdrantClient.wrap(plain)
+    await client.upsert("photos", [photos.point(500, NEW[0])])
+    client.upload_points("photos", [photos.point(501, NEW[1])])
+    client.upload_collection("photos", [struct(photos, NEW[2])], ids=[502])
+    await client.clear_payload("photos", points_selector=[3])
+    with pytest.raises(InputError, match="reserved"):
+        await client.set_payload("photos", {"hub_offset": 1}, points=[3])
+    for row, vector in enumerate(NEW):
+        check(photos, 500 + row, vector)
+    assert whole(photos)
