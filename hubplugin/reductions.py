@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -71,6 +71,9 @@ class Compute:
         if self.progress is not None:
             self.progress(what, done, total)
 
+    def similarities(self, bank: np.ndarray, metric: Metric) -> Similarities:
+        return Similarities(bank, metric, self)
+
 
 def prepared_blocks(vectors: Vectors, metric: Metric, size: int = BLOCK_ROWS) -> Iterator[np.ndarray]:
     """Checked blocks of `vectors`, at unit length where the metric is cosine."""
@@ -107,7 +110,7 @@ class Similarities:
 
     def __init__(self, bank: np.ndarray, metric: Metric, compute: Compute):
         self.metric, self.compute, self.device = metric, compute, compute.torch_device()
-        self.bank = torch.from_numpy(np.ascontiguousarray(bank, np.float32)).to(self.device)
+        self.bank = _tensor(np.ascontiguousarray(bank, np.float32)).to(self.device)
         self.m, self.dim = bank.shape
         squares = np.einsum("ud,ud->u", bank, bank, dtype=np.float64)
         self._norm = math.sqrt(squares.max())
@@ -147,7 +150,7 @@ class Similarities:
             block_bias = bias.to(dtype).to(self.device)
             if dtype not in buffers:
                 buffers[dtype] = torch.empty((height, self.m), dtype=dtype, device=self.device)
-            on_device = torch.from_numpy(block).to(self.device).to(dtype)
+            on_device = _tensor(block).to(self.device).to(dtype)
             for start in range(0, len(block), height):
                 part = on_device[start : start + height]
                 s = buffers[dtype][: len(part)]
@@ -171,6 +174,58 @@ class Similarities:
         if (dtype, scale) not in self._factors:
             self._factors = {(dtype, scale): (self.bank.to(dtype) * scale).T}
         return self._factors[dtype, scale]
+
+
+class HeldSimilarities(Similarities):
+    """Multiplies a set of targets once and holds the product, for passes at many temperatures over the same sets.
+
+    The caller sees to it that the products fit in memory."""
+
+    def __init__(self, bank: np.ndarray, metric: Metric, compute: Compute):
+        super().__init__(bank, metric, compute)
+        self._products: dict[int, tuple[Vectors, list[Tile]]] = {}
+
+    def tiles(
+        self,
+        targets: Vectors,
+        what: str,
+        *,
+        scale: float = 1.0,
+        weights: torch.Tensor | None = None,
+        rows: int | None = None,
+    ) -> Iterator[Tile]:
+        if id(targets) not in self._products:
+            tiles = [replace(tile, s=tile.s.clone()) for tile in super().tiles(targets, what, rows=rows)]
+            self._products[id(targets)] = (targets, tiles)  # holds on to the targets too, so that the id stays theirs
+        bias = torch.zeros(self.m, dtype=torch.float64) if weights is None else weights
+        middle = float(bias.max() + bias.min()) / 2
+        bias, largest_bias = bias - middle, float(bias.max() - bias.min()) / 2
+        for tile in self._products[id(targets)][1]:
+            s = torch.mul(tile.s, scale).add_(bias.to(tile.s.dtype).to(tile.s.device))
+            yield Tile(tile.start, s, tile.own * scale + middle, tile.bound * abs(scale) + largest_bias)
+
+
+@dataclass(frozen=True)
+class HoldingCompute(Compute):
+    """A `Compute` whose similarities are held, one set a bank: see `HeldSimilarities`."""
+
+    _banks: dict[int, tuple[np.ndarray, HeldSimilarities]] = field(default_factory=dict, compare=False)
+
+    def similarities(self, bank: np.ndarray, metric: Metric) -> Similarities:
+        if id(bank) not in self._banks:
+            self._banks[id(bank)] = (bank, HeldSimilarities(bank, metric, self))
+        return self._banks[id(bank)][1]
+
+
+def dense(similarities: Similarities, targets: Vectors) -> torch.Tensor:
+    """s(b_u, t) of every bank row and target: float64 [m, n], for sets that fit in memory."""
+    parts = [tile.s.cpu().double() + tile.own[:, None] for tile in similarities.tiles(targets, "similarities")]
+    return torch.cat(parts).T
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    # What a memory map or a model file gives is read-only, of which torch would warn.
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def _multiply(bias: torch.Tensor, part: torch.Tensor, factor: torch.Tensor, out: torch.Tensor) -> None:
@@ -202,7 +257,7 @@ def log_sum_exp(
     what: str = "log-sum-exp",
 ) -> np.ndarray:
     """LSE_u( s(b_u, t)/tau + log_weights_u ) for every target: float64 [n]. `log_weights` [m], 0 by default."""
-    weights = None if log_weights is None else torch.from_numpy(np.asarray(log_weights, np.float64))
+    weights = None if log_weights is None else _tensor(np.asarray(log_weights, np.float64))
     result = np.empty(targets.rows)
     for tile in similarities.tiles(targets, what, scale=1 / tau, weights=weights):
         exponentials, peak = _exponentials(tile)

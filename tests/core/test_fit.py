@@ -73,3 +73,11 @@ def test_offsets_raise_what_is_found_too_seldom_and_sink_the_hub():
     bank = np.array([[1, 0.5, 0.5], [0.5, 1, 0.5], [0.5, 0.5, 1]])
     offsets = hubplugin.fit(bank, "dbsn", targets=targets).offsets(targets)
     assert offsets[0] < 0 < offsets[1:].min()
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_read_only_memory_map_and_a_model_from_a_file_are_used_without_a_warning(tmp_path, rng):
+    np.save(tmp_path / "x.npy", rng.normal(size=(30, 6)).astype(np.float32))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    hubplugin.fit(mapped, "sn", targets=mapped, metric="dot").save(tmp_path / "m.hub")
+    assert hubplugin.load(tmp_path / "m.hub").offsets(mapped).shape == (30,)
