@@ -199,7 +199,7 @@ class OffsetModel:
             )
         total = np.zeros(vectors.rows)
         for term in self.terms:
-            similarities = reductions.Similarities(term.bank, self.metric, compute)
+            similarities = compute.similarities(term.bank, self.metric)
             if isinstance(term, LogSumExp):
                 value = reductions.log_sum_exp(similarities, vectors, term.tau, term.log_weights, "offsets")
             elif isinstance(term, TopKMean):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -53,6 +54,11 @@ class FitInput:
             compute=compute,
         )
 
+    @cached_property
+    def target_bank_vectors(self) -> Vectors:
+        """The target bank as columns beside the targets; one object, so that products with it can be held."""
+        return as_vectors(self.require_target_bank("dbsn"), "target bank")
+
     def require_targets(self, method: str) -> Vectors:
         if self.targets is None:
             raise InputError(f"method {method!r} is fitted against the gallery: pass targets=")
@@ -75,13 +81,17 @@ class Method(BaseModel, ABC):
     def terms(self, given: FitInput) -> tuple[Term, ...]:
         """The terms whose sum at t is offset(t), up to a constant."""
 
-    def fit(self, given: FitInput) -> OffsetModel:
-        """The model of these parameters on `given`, centred on its targets where it has some."""
-        model = OffsetModel(
+    def model(self, given: FitInput) -> OffsetModel:
+        """The model of these parameters on `given`, not centred."""
+        return OffsetModel(
             method=self.name,
             parameters=self.model_dump(),
             metric=given.metric,
             terms=self.terms(given),
             bank_fingerprint=fingerprint(given.query_bank, given.target_bank),
         )
+
+    def fit(self, given: FitInput) -> OffsetModel:
+        """The model of these parameters on `given`, centred on its targets where it has some."""
+        model = self.model(given)
         return model if given.targets is None else model.centred(given.targets, given.compute)

@@ -8,8 +8,7 @@ from pydantic import Field
 
 from hubplugin.methods.base import FitInput, Method
 from hubplugin.model import LogSumExp, Term
-from hubplugin.reductions import Similarities, sinkhorn
-from hubplugin.vectors import as_vectors
+from hubplugin.reductions import sinkhorn
 
 
 class SinkhornNormalisation(Method):
@@ -26,10 +25,10 @@ class SinkhornNormalisation(Method):
     iterations: int = Field(10, ge=1)
 
     def terms(self, given: FitInput) -> tuple[Term, ...]:
-        similarities = Similarities(given.query_bank, given.metric, given.compute)
+        similarities = given.compute.similarities(given.query_bank, given.metric)
         columns = [given.require_targets(self.name)]
         if self.name == "dbsn" and given.target_bank is not None:
-            columns.append(as_vectors(given.target_bank, "target bank"))
+            columns.append(given.target_bank_vectors)
         log_alpha = sinkhorn(similarities, columns, self.tau, self.iterations)
         return (LogSumExp(given.query_bank, self.tau, -self.tau, log_alpha),)
 
