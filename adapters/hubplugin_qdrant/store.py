@@ -6,7 +6,6 @@ import os
 import socket
 import time
 import uuid
-import warnings
 import weakref
 from collections.abc import Iterator
 from typing import Any, cast
@@ -25,6 +24,7 @@ from hubplugin.store import Batch, Correction, Hits, Id, Store
 from hubplugin.vectors import Progress, VectorLike
 from hubplugin_qdrant import companion
 from hubplugin_qdrant import manifest as m
+from hubplugin_qdrant.calibration import PROBES, calibrated
 from hubplugin_qdrant.client import HubQdrantClient
 from hubplugin_qdrant.companion import is_missing, is_passing, one_line
 from hubplugin_qdrant.manifest import Lease, Manifest, Version
@@ -54,6 +54,8 @@ class QdrantStore(Store):
     cannot be reached. `collection` may be an alias: the correction belongs to what it stands for now.
     """
 
+    shared = True
+
     def __init__(self, client: QdrantClient, collection: str, using: str = "", *, url: str = ""):
         self.client = client.raw if isinstance(client, HubQdrantClient) else client
         self.url = url or f"qdrant collection {collection!r}"
@@ -67,6 +69,7 @@ class QdrantStore(Store):
         self._info = info
         self._owner = uuid.uuid4().hex
         self._target: Version | None = None
+        self._probes = np.empty((0, self.dim), np.float32)
 
     def _described(self, collection: str) -> models.CollectionInfo:
         try:
@@ -96,12 +99,12 @@ class QdrantStore(Store):
                     with_vectors=[self.using] if self.using else True,
                     with_payload=[m.KEY],
                 )
-            batch = self._batch(records, version, following)
+            batch = self._batch([record for record in records if record.id != after], version)
             if len(batch.ids):
                 yield batch
             offset, more = following, following is not None
 
-    def _batch(self, records: list[models.Record], version: Version | None, following: Id | None) -> Batch:
+    def _batch(self, records: list[models.Record], version: Version | None) -> Batch:
         ids: list[Id] = []
         vectors, offsets = [], []
         for record in records:
@@ -116,8 +119,7 @@ class QdrantStore(Store):
             vectors.append(vector)
             offsets.append(_stored_offset(record.payload, version))
         matrix = np.array(vectors, np.float32).reshape(len(ids), self.dim)
-        last = following if following is not None else records[-1].id if records else None
-        return Batch(ids, matrix, np.array(offsets, np.float32), None if last is None else _plain(last))
+        return Batch(ids, matrix, np.array(offsets, np.float32), ids[-1] if ids else None)
 
     def correction(self) -> Correction | None:
         manifest = self._manifest()
@@ -133,6 +135,7 @@ class QdrantStore(Store):
     def begin(self, model: OffsetModel) -> Id | None:
         if self.count() == 0:
             raise StoreError(f"{self.url}: the collection is empty; add points first")
+        self._probes = self._chosen_probes(model)
         with one_line(self.url, "preparing"):
             companion.create(self.client, self.collection, self._info.config.params.replication_factor)
             manifest = self._leased(self._manifest())
@@ -150,6 +153,15 @@ class QdrantStore(Store):
             self._target = self._new_version(model, manifest.last_number + 1, parts)
             self._write_manifest(manifest.changed(writing=self._target, last_number=self._target.number))
             return None
+
+    def _chosen_probes(self, model: OffsetModel) -> np.ndarray:
+        """Queries of the bank; where the model keeps no more than their mean, vectors of the collection."""
+        bank = model.terms[0].bank
+        if len(bank) == 1:
+            bank = next(batch.vectors for batch in self.scan())
+        rows = np.linspace(0, len(bank) - 1, min(PROBES, len(bank))).astype(int)
+        probes: np.ndarray = bank[rows]
+        return probes
 
     def _new_version(self, model: OffsetModel, number: int, parts: int) -> Version:
         strict = self._info.config.strict_mode_config
@@ -188,15 +200,16 @@ class QdrantStore(Store):
         target = self._begun()
         with one_line(self.url, "activating"):
             self._index(target)
+            target = calibrated(self.client, self.collection, target, self._probes, self.count())
             manifest = self._leased(self._manifest())
             before = manifest.active.get(self.using)
-            if before != target:
+            if before is not None and before.number == target.number:
+                manifest = manifest.changed(active=manifest.active | {self.using: target})
+            else:
                 retired = manifest.retired + ((before,) if before is not None else ())
                 active = manifest.active | {self.using: target}
                 manifest = manifest.changed(active=active, writing=None, retired=retired)
-            self._write_manifest(manifest.changed(lease=None))
-        self._target = None
-        _writers.pop(self._owner, None)
+            self._write_manifest(manifest)
 
     def _index(self, version: Version) -> None:
         """A float index on the offsets: faster formulas, and under strict mode the only ones allowed."""
@@ -239,12 +252,16 @@ class QdrantStore(Store):
         _writers.pop(self._owner, None)
 
     def release(self) -> None:
-        """Lets others write, after a run that was cut off; what it wrote stays for the next to go on with."""
-        if _writers.pop(self._owner, None) is not None:
-            with one_line(self.url, "releasing"):
-                manifest = companion.read_manifest(self.client, self.collection)
-                if manifest is not None and manifest.lease is not None and manifest.lease.owner == self._owner:
-                    self._write_manifest(manifest.changed(lease=None))
+        """Lets others write. What was half-written stays for the next run to go on with."""
+        self._target = None
+        if _writers.pop(self._owner, None) is None:
+            return
+        try:
+            manifest = companion.read_manifest(self.client, self.collection)
+            if manifest is not None and manifest.lease is not None and manifest.lease.owner == self._owner:
+                companion.write_manifest(self.client, self.collection, manifest.changed(lease=None))
+        except Exception as error:  # the job has ended, perhaps by this very error; the lease runs out by itself
+            companion.logger.warning("%s: the lease could not be given back: %s", self.url, error)
 
     def _cleared(self, manifest: Manifest) -> Manifest:
         """`manifest` without what is retired or was given up, once that is deleted from the points."""
@@ -359,12 +376,9 @@ def apply(
     Raises InputError for the bank or a parameter, StoreError for the collection or the server.
     """
     store = QdrantStore(client, collection, using)
-    try:
-        return correction.apply(
-            store, query_bank, method, target_bank, device=device, memory=memory, progress=progress, **parameters
-        )
-    finally:
-        store.release()
+    return correction.apply(
+        store, query_bank, method, target_bank, device=device, memory=memory, progress=progress, **parameters
+    )
 
 
 def refresh(
@@ -378,10 +392,7 @@ def refresh(
 ) -> correction.Applied:
     """Writes the offsets of points that came or changed without the wrapper, and no others; says how many."""
     store = QdrantStore(client, collection, using)
-    try:
-        return correction.refresh(store, device=device, memory=memory, progress=progress)
-    finally:
-        store.release()
+    return correction.refresh(store, device=device, memory=memory, progress=progress)
 
 
 def inspect(
@@ -400,11 +411,7 @@ def inspect(
 
 def remove(client: QdrantClient, collection: str, *, using: str = "") -> None:
     """Takes the correction out: points, payloads and vectors are as if it had never been there."""
-    store = QdrantStore(client, collection, using)
-    try:
-        store.remove()
-    finally:
-        store.release()
+    QdrantStore(client, collection, using).remove()
 
 
 def open_url(url: str) -> QdrantStore:
@@ -438,17 +445,15 @@ def _connect(scheme: str, parts: Any, place: str) -> QdrantClient:
             return QdrantClient(path=place)
         except RuntimeError as error:
             raise StoreError(f"qdrant-local:{place}: {' '.join(str(error).split())}") from None
-    with warnings.catch_warnings():
-        # An unreachable server is an error of the first request; that of the version check is a warning.
-        warnings.simplefilter("ignore", UserWarning)
-        return QdrantClient(
-            host=parts.hostname,
-            port=parts.port or 6333,
-            https=scheme == "qdrant+https",
-            prefix=place.strip("/") or None,
-            api_key=os.environ.get("QDRANT_API_KEY"),
-            timeout=60,
-        )
+    return QdrantClient(
+        host=parts.hostname,
+        port=parts.port or 6333,
+        https=scheme == "qdrant+https",
+        prefix=place.strip("/") or None,
+        api_key=os.environ.get("QDRANT_API_KEY"),
+        timeout=60,
+        check_compatibility=False,  # the store asks for the version itself
+    )
 
 
 def _chosen_vector(url: str, info: models.CollectionInfo, using: str) -> tuple[str, models.VectorParams]:

@@ -1,0 +1,283 @@
+"""The job on a collection: what it leaves behind, what it refuses, and what it does when it is cut off."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from qdrant_client import QdrantClient, models
+
+import hubplugin_qdrant
+from hubplugin import InputError, StoreError
+from hubplugin.store import open_store
+from hubplugin_qdrant import HubQdrantClient, QdrantStore
+from hubplugin_qdrant.manifest import Manifest
+from tests.qdrant.conftest import DIM, Photos, clustered
+
+
+def contents(client, collection="photos"):
+    """Every point with payload and vectors. A search first: local mode normalises cosine vectors in its course."""
+    client.query_points(collection, query=[1.0] * DIM, using=_first_vector(client, collection))
+    return client.scroll(collection, limit=10_000, with_vectors=True)[0]
+
+
+def _first_vector(client, collection):
+    vectors = client.get_collection(collection).config.params.vectors
+    return next(iter(vectors)) if isinstance(vectors, dict) else None
+
+
+def test_a_removal_leaves_every_point_as_it_was_and_no_companion(photos):
+    before = contents(photos.plain)
+    photos.apply()
+    assert contents(photos.plain) != before
+    hubplugin_qdrant.remove(photos.plain, "photos", using=photos.using)
+    after = contents(photos.plain)
+    assert [(point.id, point.payload) for point in after] == [(point.id, point.payload) for point in before]
+    for one, other in zip(after, before, strict=True):
+        np.testing.assert_allclose(_vector(one), _vector(other), rtol=0, atol=1e-6)
+    assert [found.name for found in photos.plain.get_collections().collections] == ["photos"]
+
+
+def _vector(point):
+    return next(iter(point.vector.values())) if isinstance(point.vector, dict) else point.vector
+
+
+def test_two_vectors_of_a_collection_are_corrected_and_removed_one_by_one():
+    client = QdrantClient(":memory:")
+    parameters = models.VectorParams(size=DIM, distance=models.Distance.DOT)
+    client.create_collection("photos", {"image": parameters, "text": parameters})
+    image, text = clustered(1, 100), clustered(2, 100)
+    client.upload_points(
+        "photos",
+        [
+            models.PointStruct(id=row, vector={"image": image[row].tolist(), "text": text[row].tolist()})
+            for row in range(100)
+        ],
+    )
+    raw = {name: client.query_points("photos", clustered(5, 1)[0], name).points for name in ("image", "text")}
+    for name in ("image", "text"):
+        hubplugin_qdrant.apply(client, "photos", clustered(4, 50), using=name, method="is")
+    wrapped = HubQdrantClient.wrap(client)
+    for name, vectors in (("image", image), ("text", text)):
+        model = QdrantStore(client, "photos", name).correction().model
+        scores = vectors.astype(np.float64) @ clustered(5, 1)[0] + model.offsets(vectors)
+        found = wrapped.query_points("photos", clustered(5, 1)[0], name)
+        assert [point.id for point in found.points] == np.argsort(-scores)[:10].tolist()
+    hubplugin_qdrant.remove(client, "photos", using="image")
+    wrapped = HubQdrantClient.wrap(client)
+    assert [p.id for p in wrapped.query_points("photos", clustered(5, 1)[0], "image").points] == [
+        p.id for p in raw["image"]
+    ]
+    assert (hubplugin_qdrant.inspect(client, "photos", using="text").missing) == 0
+    hubplugin_qdrant.remove(client, "photos", using="text")
+    assert all(not point.payload for point in contents(client))
+    assert len(client.get_collections().collections) == 1
+
+
+def test_the_model_travels_in_parts_and_comes_back_whole(cosine, monkeypatch):
+    monkeypatch.setattr("hubplugin_qdrant.manifest.PART_BYTES", 1000)
+    cosine.apply()
+    manifest = Manifest.model_validate(cosine.plain.retrieve("photos--hub", [0])[0].payload)
+    assert manifest.active[""].parts > 3
+    assert cosine.model.fingerprint == manifest.active[""].model
+    cosine.plain.delete("photos--hub", [hubplugin_qdrant.manifest.part_id(cosine.model.fingerprint, 1)])
+    with pytest.raises(StoreError, match="incomplete"):
+        assert cosine.model
+
+
+def test_an_older_version_is_kept_until_the_next_job_for_clients_that_have_not_noticed(cosine):
+    cosine.apply()
+    cosine.apply(method="nnn")
+    assert set(cosine.mark(0)) == {"v1", "v2"}
+    cosine.apply(method="csls")
+    assert set(cosine.mark(0)) == {"v2", "v3"}
+
+
+def test_two_runs_at_once_are_refused(cosine):
+    refused = []
+
+    def meanwhile(what, done, total):
+        if what == "writing offsets" and not refused:
+            with pytest.raises(StoreError, match="another run is writing") as caught:
+                Photos.apply(cosine, method="nnn")
+            refused.append(caught)
+
+    cosine.apply(progress=meanwhile)
+    assert refused
+    assert cosine.model.method == "is"
+
+
+def test_a_run_that_ended_in_an_error_lets_the_next_one_in(cosine):
+    def stop(what, done, total):
+        if what == "writing offsets":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cosine.apply(progress=stop)
+    raw = cosine.plain.query_points("photos", cosine.queries[0]).points
+    shown = HubQdrantClient.wrap(cosine.plain).query_points("photos", cosine.queries[0]).points
+    assert [point.id for point in shown] == [point.id for point in raw]
+    client = cosine.apply()
+    assert [p.id for p in client.query_points("photos", cosine.queries[0]).points] == cosine.best(cosine.queries[0])
+
+
+KILLED = """
+import os, signal, sys
+import hubplugin_qdrant.store, torch
+from hubplugin import correction
+from hubplugin.store import open_store
+
+hubplugin_qdrant.store.BATCH = 20
+url, bank, *moments = sys.argv[1:]
+request = hubplugin_qdrant.store.QdrantStore._retry
+
+def run(moment):
+    left = [moment]
+    def counted(self, *given, **named):
+        answer = request(self, *given, **named)
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return answer
+    hubplugin_qdrant.store.QdrantStore._retry = counted
+    correction.apply(open_store(url), bank, "is")
+
+for moment in [*map(int, moments), -1]:
+    process = os.fork()
+    if not process:
+        run(moment)
+        os._exit(0)
+    _, status = os.waitpid(process, 0)
+    print("killed" if os.WIFSIGNALED(status) else "ended", os.WEXITSTATUS(status))
+"""
+
+
+def test_runs_killed_at_many_moments_end_where_an_uninterrupted_one_does(tmp_path):
+    np.save(tmp_path / "bank.npy", Photos.bank)
+    moments = [str(moment) for moment in sorted(random.Random(5).sample(range(2, 50), 8), reverse=True)]
+    states = []
+    for name, kills in (("whole", []), ("killed", moments)):
+        Photos(QdrantClient(path=str(tmp_path / name)), "", models.Distance.COSINE).plain.close()
+        url = f"qdrant-local:{tmp_path / name}/photos"
+        ran = subprocess.run(
+            [sys.executable, "-c", KILLED, url, tmp_path / "bank.npy", *kills],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        lines = ran.stdout.splitlines()
+        assert lines[-1] == "ended 0", ran.stderr
+        assert lines.count("killed 0") >= len(kills) / 2
+        client = QdrantClient(path=str(tmp_path / name))
+        points = client.scroll("photos", limit=1000)[0]
+        manifest = Manifest.model_validate(client.retrieve("photos--hub", [0])[0].payload)
+        assert (manifest.writing, manifest.lease, manifest.retired) == (None, None, ())
+        version = manifest.active[""]
+        assert all(set(point.payload["hub_offset"]) == {version.field} for point in points)
+        offsets = [(point.id, point.payload["n"], point.payload["hub_offset"][version.field]) for point in points]
+        states.append((offsets, version.model_dump(exclude={"number"})))
+        client.close()
+    assert states[0] == states[1]
+
+
+def test_a_point_without_the_vector_is_left_alone():
+    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT)
+    photos.plain.upsert("photos", [models.PointStruct(id=900, vector={}, payload={"n": 900})])
+    photos.apply()
+    assert not photos.mark(900)
+    assert hubplugin_qdrant.inspect(photos.plain, "photos", using="image").missing == 0
+
+
+def test_a_vector_without_direction_does_not_stop_a_run(cosine):
+    cosine.plain.upsert("photos", [cosine.point(900, np.zeros(DIM, np.float32))])
+    cosine.apply()
+    assert not cosine.mark(900)
+
+
+def test_a_collection_that_is_not_there_is_named_with_those_that_are(cosine):
+    with pytest.raises(StoreError, match=r"no collection 'pictures'; there are: photos$"):
+        hubplugin_qdrant.apply(cosine.plain, "pictures", cosine.bank)
+
+
+def test_an_empty_collection_is_refused():
+    client = QdrantClient(":memory:")
+    client.create_collection("empty", models.VectorParams(size=DIM, distance=models.Distance.COSINE))
+    with pytest.raises((StoreError, InputError), match="empty"):
+        hubplugin_qdrant.apply(client, "empty", clustered(1, 5))
+    assert len(client.get_collections().collections) == 1
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reason"),
+    [
+        (
+            {
+                "size": DIM,
+                "distance": models.Distance.COSINE,
+                "multivector_config": models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM),
+            },
+            "multi-vector.*use a dense vector",
+        ),
+        ({"size": DIM, "distance": models.Distance.COSINE, "datatype": models.Datatype.UINT8}, "uint8.*float16"),
+        ({"size": DIM, "distance": models.Distance.MANHATTAN}, "Manhattan.*Cosine, Dot, Euclid"),
+    ],
+)
+def test_a_vector_that_cannot_carry_offsets_is_refused_with_the_reason(parameters, reason):
+    client = QdrantClient(":memory:")
+    client.create_collection("photos", models.VectorParams(**parameters))
+    with pytest.raises(StoreError, match=reason):
+        hubplugin_qdrant.apply(client, "photos", clustered(1, 5))
+
+
+def test_a_collection_of_sparse_vectors_only_is_refused():
+    client = QdrantClient(":memory:")
+    client.create_collection("photos", {}, sparse_vectors_config={"words": models.SparseVectorParams()})
+    with pytest.raises(StoreError, match="sparse vectors have no offsets"):
+        hubplugin_qdrant.apply(client, "photos", clustered(1, 5))
+
+
+def test_a_vector_name_that_is_not_there_lists_those_that_are():
+    client = QdrantClient(":memory:")
+    parameters = models.VectorParams(size=DIM, distance=models.Distance.COSINE)
+    client.create_collection("photos", {"image": parameters, "text": parameters})
+    for using, said in (("sound", "there is no vector 'sound'"), ("", "name one of its vectors with using=")):
+        with pytest.raises(StoreError, match=f"{said}; dense vectors there: 'image', 'text'"):
+            hubplugin_qdrant.apply(client, "photos", clustered(1, 5), using=using)
+
+
+def test_a_bank_of_another_dimension_names_both(cosine):
+    with pytest.raises(InputError, match=r"5 dimensions, qdrant collection 'photos' has 8"):
+        hubplugin_qdrant.apply(cosine.plain, "photos", np.ones((3, 5)))
+
+
+def test_an_unreachable_server_is_one_line_and_tells_no_secret(monkeypatch):
+    monkeypatch.setenv("QDRANT_API_KEY", "s3cr3t")
+    monkeypatch.setattr("hubplugin_qdrant.store.RETRY_SECONDS", 0)
+    with pytest.raises(StoreError, match=r"^qdrant://127\.0\.0\.1:1/photos: .*is the server running") as caught:
+        open_store("qdrant://127.0.0.1:1/photos")
+    assert "\n" not in str(caught.value)
+    assert "s3cr3t" not in repr(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "qdrant://localhost:6333",
+        "qdrant://key@localhost:6333/photos",
+        "qdrant://h/photos?api_key=s3cr3t",
+        "qdrant-local:x",
+    ],
+)
+def test_a_url_that_cannot_be_meant_says_what_was_expected(url):
+    with pytest.raises((InputError, StoreError), match="expected qdrant") as caught:
+        open_store(url)
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_a_folder_that_is_not_there_is_not_made(tmp_path):
+    with pytest.raises(StoreError, match="no such folder"):
+        open_store(f"qdrant-local:{tmp_path}/nowhere/photos")
+    assert not list(tmp_path.iterdir())
