@@ -12,8 +12,12 @@ from hubplugin.errors import InputError, StoreError
 from hubplugin.fitting import fit
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.store import Batch, Correction, Store
+from hubplugin.store import Batch, Correction, Id, Store
 from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors, spool
+
+CLOSING_PASSES = 3
+"""How often a shared store is read again before the switch. Each pass finds what came during the one before, so
+that more than one finds anything only where others write as fast as it reads."""
 
 TOLERANCE = 1e-5
 """Offsets that differ by less are the same: float32 rounding of a sum in another order."""
@@ -122,23 +126,36 @@ def write(
         model = model.centred_on(gallery, device=device, memory=memory, progress=progress)
     found = store.correction()
     amends = found is not None and found.active and found.model.fingerprint == model.fingerprint
-    scanned = missing = stale = 0
-    total = store.count()
-    for batch in store.scan(store.begin(model)):
-        offsets = model.offsets(batch.vectors, device=device, memory=memory)
-        absent, differs = _differences(batch, offsets)
-        wrong = absent | differs if amends else np.ones(len(offsets), bool)
-        if wrong.all():
-            store.write(batch, offsets)
-        elif wrong.any():
-            rows = np.flatnonzero(wrong).tolist()
-            part = Batch([batch.ids[row] for row in rows], batch.vectors[rows], batch.offsets[rows], batch.resume)
-            store.write(part, offsets[rows])
-        scanned, missing, stale = scanned + len(offsets), missing + int(absent.sum()), stale + int(differs.sum())
-        if progress is not None:
-            progress("writing offsets", min(scanned, total), total)
-    store.activate()
-    return Applied(model, scanned, missing, stale)
+
+    def one_pass(what: str, after: Id | None, everything: bool) -> tuple[int, int, int]:
+        """Of how many targets how many had no offset, and how many another one."""
+        scanned = missing = stale = 0
+        total = store.count()
+        for batch in store.scan(after):
+            offsets = model.offsets(batch.vectors, device=device, memory=memory)
+            absent, differs = _differences(batch, offsets)
+            wrong = np.ones(len(offsets), bool) if everything else absent | differs
+            if wrong.all():
+                store.write(batch, offsets)
+            elif wrong.any():
+                rows = np.flatnonzero(wrong).tolist()
+                part = Batch([batch.ids[row] for row in rows], batch.vectors[rows], batch.offsets[rows], batch.resume)
+                store.write(part, offsets[rows])
+            scanned, missing, stale = scanned + len(offsets), missing + int(absent.sum()), stale + int(differs.sum())
+            if progress is not None:
+                progress(what, min(scanned, total), total)
+        return scanned, missing, stale
+
+    try:
+        first = one_pass("writing offsets", store.begin(model), not amends)
+        for _ in range(CLOSING_PASSES if store.shared and not amends else 0):
+            _, missing, stale = one_pass("closing", None, False)
+            if not missing + stale:
+                break
+        store.activate()
+    finally:
+        store.release()
+    return Applied(model, *first)
 
 
 def inspect(

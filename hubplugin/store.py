@@ -72,13 +72,19 @@ class Store(ABC):
     metric: Metric
     dim: int
 
+    shared: bool = False
+    """Whether others may add, change and delete targets while a correction is written."""
+
     @abstractmethod
     def count(self) -> int:
         """How many vectors `scan` yields."""
 
     @abstractmethod
     def scan(self, after: Id | None = None) -> Iterator[Batch]:
-        """Every vector once, in batches, behind the point `after`. The vectors are the originals, [b, d]."""
+        """Every vector once, in batches, behind the point `after`. The vectors are the originals, [b, d].
+
+        In a `shared` store the offsets are those of the version that was begun, until it is active.
+        """
 
     @abstractmethod
     def correction(self) -> Correction | None:
@@ -99,6 +105,9 @@ class Store(ABC):
     @abstractmethod
     def activate(self) -> None:
         """Makes the version that was begun the one that searches use, in one step."""
+
+    def release(self) -> None:  # noqa: B027
+        """Called when a job on the store ends, also by an error: others may write again."""
 
     @abstractmethod
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
@@ -128,6 +137,6 @@ def open_store(url: str) -> Store:
         opener = cast(Callable[[str], Store], known[scheme].load())
     except HubpluginError:
         raise
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise StoreError(f"{scheme}: needs a package that is missing ({error}); pip install 'hubplugin[all]'") from None
     return opener(url)

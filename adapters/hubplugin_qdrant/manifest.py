@@ -49,8 +49,9 @@ class Version(Part):
     """One fit for one vector of the collection. `vector` is "" for the unnamed one.
 
     model: fingerprint of the model. parts: how many points of the companion hold it. oversampling: candidates for
-    each result. max_candidates: what the collection's strict mode allows, if it does. server_formula: whether the
-    server adds the offsets; otherwise the client does.
+    each result. certain: whether those were proven to give the probe queries their exact corrected top 10.
+    max_candidates: what the collection's strict mode allows, if it does. server_formula: whether the server adds the
+    offsets; otherwise the client does.
     """
 
     number: int
@@ -67,6 +68,7 @@ class Version(Part):
     largest: float
     deviation: float
     oversampling: float = DEFAULT_OVERSAMPLING
+    certain: bool = False
     max_candidates: int | None = None
     server_formula: bool = True
 
