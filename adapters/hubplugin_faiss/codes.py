@@ -3,11 +3,14 @@ tail is a few more fields behind it, written by a quantiser of the same kind tha
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
+import faiss
 import numpy as np
 
+from hubplugin.errors import StoreError
 from hubplugin_faiss.tail import Tail
 
 E = 1e-3
@@ -16,19 +19,26 @@ a stored offset / E keeps every digit in a float of any size."""
 
 
 @dataclass(frozen=True)
-class Range:
-    """The smallest and the largest offset that a tail must be able to express; neutral, 0, lies between them."""
+class Plan:
+    """What all parts of one index share when it is upgraded.
+
+    low, high: the offsets that must find room; neutral, 0, lies between them. fingerprint: names the model, "" where
+    there is none. rebuild: build graphs anew.
+    """
 
     low: float
     high: float
-
-    @classmethod
-    def of(cls, *offsets: float) -> Range:
-        return cls(min(0.0, *offsets), max(0.0, *offsets))
+    fingerprint: str = ""
+    rebuild: bool = False
 
     @property
     def size(self) -> float:
         return max(-self.low, self.high)
+
+    @property
+    def longest(self) -> float:
+        """The largest sqrt(2 (high - offset)), which is what a Euclidean tail holds."""
+        return float(np.sqrt(2 * (self.high - self.low)))
 
 
 class Quantiser(Protocol):
@@ -42,11 +52,14 @@ class Quantiser(Protocol):
 class Floats:
     """float32 components as they are."""
 
+    def __init__(self, width: int):
+        self._width = width
+
     def compute_codes(self, x: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(x, np.float32).view(np.uint8)
+        return np.ascontiguousarray(x, np.float32).view(np.uint8).reshape(len(x), 4 * self._width)
 
     def decode(self, codes: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(codes).view(np.float32)
+        return np.ascontiguousarray(codes).view(np.float32).reshape(len(codes), self._width)
 
 
 @dataclass(frozen=True)
@@ -54,6 +67,8 @@ class Coder:
     """Writes a tail behind codes of `head_bits` bits as `tail_bits` more, and takes it off again.
 
     quantiser: codes tails [n, w]. used: how many components of the tail carry the offset; the others are padding.
+    limits: the smallest and largest value that a component may have. step: the distance of two levels of the first
+    component, 0 where it has none.
     """
 
     tail: Tail
@@ -61,17 +76,39 @@ class Coder:
     used: int
     head_bits: int
     tail_bits: int
+    limits: tuple[float, float] = (-np.inf, np.inf)
+    step: float = 0.0
 
     @property
     def code_size(self) -> int:
         return -(-(self.head_bits + self.tail_bits) // 8)
 
-    def tails(self, offsets: np.ndarray) -> np.ndarray:
-        """The tails [n, w] that come closest to `offsets` [n]."""
-        return self.tail.fill(offsets, self._snap, self.used)
+    def tails(self, offsets: np.ndarray, bases: np.ndarray | None = None) -> np.ndarray:
+        """The tails [n, w] that come closest to `offsets` [n], where codes hold how they differ from `bases` [n, w]."""
+        about = np.zeros((len(offsets), self.tail.width), np.float32) if bases is None else bases
+
+        def snap(i: int, values: np.ndarray) -> np.ndarray:
+            tails = np.zeros((len(values), self.tail.width), np.float32)
+            tails[:, i] = np.clip(values - about[:, i], *self.limits)
+            return np.asarray(self.quantiser.decode(self.quantiser.compute_codes(tails))[:, i] + about[:, i])
+
+        return self.tail.fill(offsets, snap, self.used)
+
+    def centres(self, offsets: np.ndarray) -> np.ndarray:
+        """Tails [n, w] of centroids whose lists are to rank as if every entry had that offset.
+
+        They lie a whole number of steps from the query's, so that neutral is a level in every list.
+        """
+        if self.tail.whole:
+            return np.zeros((len(offsets), self.tail.width), np.float32)
+        tails = self.tail.fill(offsets, lambda i, values: values.astype(np.float32), 1)
+        if self.step:
+            tails[:, 0] = self.tail.query[0] + np.round((tails[:, 0] - self.tail.query[0]) / self.step) * self.step
+        tails[:, 1 : self.used] = self.tail.query[1 : self.used]
+        return tails
 
     def join(self, heads: np.ndarray, tails: np.ndarray) -> np.ndarray:
-        """Codes of vectors [n, bytes] with their tails [n, w] behind them: uint8 [n, code_size]."""
+        """Codes of vectors [n, bytes] with the codes of `tails` [n, w] behind them: uint8 [n, code_size]."""
         behind = self.quantiser.compute_codes(tails)
         if self.head_bits % 8 == 0:
             return np.concatenate([heads, behind], axis=1)
@@ -81,22 +118,221 @@ class Coder:
             bitorder="little",
         )
 
-    def split(self, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Codes [n, code_size] as the codes that they were without a tail, and their tails [n, w]."""
+    def head(self, codes: np.ndarray) -> np.ndarray:
+        """Codes [n, code_size] as they were without a tail."""
         if self.head_bits % 8 == 0:
-            heads, behind = codes[:, : self.head_bits // 8], codes[:, self.head_bits // 8 :]
-        else:
-            bits = _bits(codes)
-            heads = np.packbits(bits[:, : self.head_bits], axis=1, bitorder="little")
-            end = self.head_bits + self.tail_bits
-            behind = np.packbits(bits[:, self.head_bits : end], axis=1, bitorder="little")
-        return np.ascontiguousarray(heads), self.quantiser.decode(np.ascontiguousarray(behind))
+            return np.ascontiguousarray(codes[:, : self.head_bits // 8])
+        return np.packbits(_bits(codes)[:, : self.head_bits], axis=1, bitorder="little")
 
-    def _snap(self, i: int, values: np.ndarray) -> np.ndarray:
-        tails = np.zeros((len(values), self.tail.width), np.float32)
-        tails[:, i] = values
-        snapped: np.ndarray = self.quantiser.decode(self.quantiser.compute_codes(tails))[:, i]
-        return snapped
+
+class Codec(ABC):
+    """The kind of codes that a leaf holds: how a tail is chosen for them, and the leaf's quantiser widened."""
+
+    whole = False
+    """Whether a tail holds whole numbers only."""
+
+    def __init__(self, index: Any):
+        self.index, self.euclidean = index, index.metric_type == faiss.METRIC_L2
+
+    @abstractmethod
+    def plan(self, plan: Plan, sample: np.ndarray, bases: np.ndarray | None) -> Coder:
+        """A tail with room for what `plan` says. `sample` [k] are some of the offsets; `bases` [k], where codes hold
+        differences from a centroid, the offset that the tail of each one's centroid stands for."""
+
+    @abstractmethod
+    def coder(self, d: int, tail: Tail) -> Coder:
+        """Of an index that has `tail` behind its d components: what wrote it."""
+
+    @abstractmethod
+    def widen(self, new: Any, coder: Coder) -> None:
+        """Gives the widened leaf `new` the quantiser of this one with that of the tail behind it."""
+
+    @abstractmethod
+    def narrow(self, new: Any, d: int) -> None:
+        """Gives the leaf `new` the first d components of the quantiser of this one."""
+
+    def _tail(self, plan: Plan, query: list[float], width: int, state: bytes) -> Tail:
+        padded = np.zeros(width, np.float32)
+        padded[: len(query)] = query
+        return Tail(padded, self.euclidean, self.whole).marked(plan.fingerprint, state)
+
+
+class FloatCodec(Codec):
+    """float32: one component more, exact."""
+
+    def plan(self, plan: Plan, sample: np.ndarray, bases: np.ndarray | None) -> Coder:
+        query = -np.sqrt(2 * plan.high) if self.euclidean else max(E, plan.size * 1e-30)
+        return self.coder(self.index.d, self._tail(plan, [query], 1, b""))
+
+    def coder(self, d: int, tail: Tail) -> Coder:
+        return Coder(tail, Floats(tail.width), tail.width, 32 * d, 32 * tail.width)
+
+    def widen(self, new: Any, coder: Coder) -> None:
+        pass
+
+    def narrow(self, new: Any, d: int) -> None:
+        pass
+
+
+class ScalarCodec(Codec):
+    """One number a component, by a scalar quantiser.
+
+    Faiss is many times slower where d is no multiple of 16 (of 32 for bytes taken as they are), so the tail is padded
+    up to the next one, and the offset goes into several components: the first holds it as far as it can, the next
+    ones what that one loses.
+    """
+
+    FLOATS: ClassVar = {faiss.ScalarQuantizer.QT_fp16: 2.0**-10, faiss.ScalarQuantizer.QT_bf16: 2.0**-7}
+    LEVELS: ClassVar = {
+        faiss.ScalarQuantizer.QT_8bit: 255,
+        faiss.ScalarQuantizer.QT_6bit: 63,
+        faiss.ScalarQuantizer.QT_4bit: 15,
+    }
+    BYTES: ClassVar = {
+        faiss.ScalarQuantizer.QT_8bit_direct: (0, 255),
+        faiss.ScalarQuantizer.QT_8bit_direct_signed: (-128, 127),
+    }
+
+    def __init__(self, index: Any):
+        super().__init__(index)
+        self.kind = index.sq.qtype
+        if self.kind not in {**self.FLOATS, **self.LEVELS, **self.BYTES}:
+            raise StoreError(f"{type(index).__name__} with quantiser type {self.kind} cannot carry offsets")
+        self.whole = self.kind in self.BYTES
+
+    def plan(self, plan: Plan, sample: np.ndarray, bases: np.ndarray | None) -> Coder:
+        if self.whole:
+            query = self._byte_query(plan)
+            return self.coder(self.index.d, self._tail(plan, query, self._width(len(query)), b""))
+        state = np.array([plan.low, plan.high]).tobytes() + (b"" if bases is None else bases.tobytes())
+        spread = np.zeros(1) if bases is None else bases.clip(plan.low, plan.high)
+        lost = self.FLOATS.get(self.kind, 2 / (self.LEVELS.get(self.kind, 0) - 2))
+        if self.euclidean:
+            query = [-np.sqrt(2 * plan.high), -plan.longest * np.sqrt(2 * lost)]
+        elif self.kind in self.FLOATS:
+            query = [max(E, plan.size / 30_000)] * 2
+        else:
+            query = [max(E, plan.size * 1e-30)] * 2
+        tail = self._tail(plan, query, self._width(2), state)
+        if self.kind in self.FLOATS:
+            return self.coder(self.index.d, tail)
+        return self._coder(self.index.d, tail, self._ranges(tail, plan, spread, residual=bases is not None))
+
+    def coder(self, d: int, tail: Tail) -> Coder:
+        trained = faiss.vector_to_array(self.index.sq.trained)
+        return self._coder(d, tail, trained.reshape(2, -1)[:, d:] if self.kind in self.LEVELS else trained)
+
+    def widen(self, new: Any, coder: Coder) -> None:
+        trained = faiss.vector_to_array(self.index.sq.trained)
+        if self.kind in self.LEVELS:
+            behind = faiss.vector_to_array(coder.quantiser.trained)  # type: ignore[attr-defined]
+            trained = np.concatenate([trained.reshape(2, -1), behind.reshape(2, -1)], axis=1).ravel()
+        faiss.copy_array_to_vector(trained, new.sq.trained)
+
+    def narrow(self, new: Any, d: int) -> None:
+        trained = faiss.vector_to_array(self.index.sq.trained)
+        if self.kind in self.LEVELS:
+            trained = trained.reshape(2, -1)[:, :d].ravel()
+        faiss.copy_array_to_vector(np.ascontiguousarray(trained), new.sq.trained)
+
+    def _coder(self, d: int, tail: Tail, trained: np.ndarray) -> Coder:
+        quantiser = faiss.ScalarQuantizer(tail.width, self.kind)
+        faiss.copy_array_to_vector(np.ascontiguousarray(trained, np.float32).ravel(), quantiser.trained)
+        used = int(np.count_nonzero(tail.query)) if self.whole else 2
+        limits = self.BYTES.get(self.kind, (-65504.0, 65504.0) if self.kind in self.FLOATS else (-np.inf, np.inf))
+        step = float(trained[1, 0]) / self.LEVELS[self.kind] if self.kind in self.LEVELS else 0.0
+        return Coder(tail, quantiser, used, quantiser.bits * d, quantiser.bits * tail.width, limits, step)
+
+    def _width(self, used: int) -> int:
+        return used + -(int(self.index.d) + used) % (32 if self.whole else 16)
+
+    def _ranges(self, tail: Tail, plan: Plan, spread: np.ndarray, residual: bool) -> np.ndarray:
+        """vmin and vdiff of each component [2, w], with `spread` the offsets that centroids stand for.
+
+        A level is the middle of its interval. Neutral under inner product and the largest offset under Euclidean
+        are levels of their own.
+        """
+        count, q = self.LEVELS[self.kind], tail.query.astype(np.float64)
+        if self.euclidean:
+            # Component i holds q_i + x_i, less the x of the centroid in the first.
+            farthest = np.sqrt(q[0] ** 2 - 2 * plan.low)
+            about = np.sqrt(np.maximum(q[0] ** 2 - 2 * spread, 0)) if residual else np.zeros(1)
+            lowest, highest = [-about.max(), 0.0], [farthest - about.min(), 1.5 * abs(q[1])]
+        else:
+            lowest = [(plan.low - spread.max()) / q[0], 0.0]
+            highest = [(plan.high - spread.min()) / q[0], 0.0]
+            half = (highest[0] - lowest[0]) / (count - 2) / 2
+            lowest[1], highest[1] = -half, half
+        ranges = np.zeros((2, tail.width))
+        for i in range(2):
+            step = max((highest[i] - lowest[i]) / (count - 2), 1e-12)
+            below = np.ceil(-lowest[i] / step - 1e-6)
+            ranges[:, i] = (0.0 if residual else q[i]) - (below + 0.5) * step, count * step
+        return ranges
+
+    def _byte_query(self, plan: Plan) -> list[float]:
+        """Whole numbers, since Faiss may cast queries to bytes. Under inner product a component of weight e holds
+        multiples of e, under Euclidean squares; the last ones, of small weight, what those leave."""
+        high = self.BYTES[self.kind][1]
+        weight = float(round(high * (0.41 if self.euclidean else 0.47)))
+        if self.euclidean:
+            room = min(weight**2, (high - weight) ** 2 - weight**2) / 2
+            return [weight] * max(1, int(np.ceil(plan.size / room))) + [14.0, 5.0, 2.0]
+        return [weight] * max(1, int(np.ceil(plan.size / (weight * (weight - 2))))) + [1.0]
+
+
+class ProductCodec(Codec):
+    """One more sub-quantiser, whose codebook is trained on the offsets."""
+
+    def plan(self, plan: Plan, sample: np.ndarray, bases: np.ndarray | None) -> Coder:
+        pq = self.index.pq
+        state = sample.tobytes() + (b"" if bases is None else bases.tobytes())
+        query = -np.sqrt(2 * plan.high) if self.euclidean else max(E, plan.size * 1e-30)
+        tail = self._tail(plan, [query], pq.dsub, state)
+        exact = Coder(tail, Floats(tail.width), 1, 0, 0)
+        values = exact.tails(sample)[:, 0]
+        if bases is not None:
+            values = values - exact.centres(bases)[:, 0]
+        codebook = np.zeros((pq.ksub, pq.dsub), np.float32)
+        codebook[:, 0] = levels(values, pq.ksub)
+        return self._coder(self.index.d, tail, codebook)
+
+    def coder(self, d: int, tail: Tail) -> Coder:
+        pq = self.index.pq
+        return self._coder(d, tail, faiss.vector_to_array(pq.centroids).reshape(pq.M, pq.ksub, pq.dsub)[-1])
+
+    def widen(self, new: Any, coder: Coder) -> None:
+        behind = faiss.vector_to_array(coder.quantiser.centroids)  # type: ignore[attr-defined]
+        self._set(new, np.concatenate([faiss.vector_to_array(self.index.pq.centroids), behind]))
+
+    def narrow(self, new: Any, d: int) -> None:
+        self._set(new, faiss.vector_to_array(self.index.pq.centroids)[: d * self.index.pq.ksub])
+
+    def _set(self, new: Any, centroids: np.ndarray) -> None:
+        faiss.copy_array_to_vector(np.ascontiguousarray(centroids), new.pq.centroids)
+        if self.index.pq.sdc_table.size():
+            new.pq.compute_sdc_table()
+
+    def _coder(self, d: int, tail: Tail, codebook: np.ndarray) -> Coder:
+        pq = self.index.pq
+        quantiser = faiss.ProductQuantizer(pq.dsub, 1, pq.nbits)
+        faiss.copy_array_to_vector(np.ascontiguousarray(codebook).ravel(), quantiser.centroids)
+        return Coder(tail, quantiser, 1, d // pq.dsub * pq.nbits, pq.nbits)
+
+
+def levels(values: np.ndarray, count: int, rounds: int = 20) -> np.ndarray:
+    """`count` sorted numbers that quantise `values` [n] with a small squared error: Lloyd's iteration on a line."""
+    distinct = np.unique(values)
+    if len(distinct) <= count:
+        return np.concatenate([distinct, np.full(count - len(distinct), distinct[-1])])
+    # Starting evenly over the range, not over the mass, keeps the rare extremes, which are the hubs.
+    found = np.linspace(distinct[0], distinct[-1], count)
+    for _ in range(rounds):
+        nearest = np.searchsorted((found[1:] + found[:-1]) / 2, values)
+        members = np.bincount(nearest, minlength=count)
+        means = np.bincount(nearest, values, minlength=count) / np.maximum(members, 1)
+        found = np.where(members > 0, means, found)
+    return np.asarray(found, np.float32)
 
 
 def _bits(codes: np.ndarray) -> np.ndarray:

@@ -17,8 +17,8 @@ import numpy as np
 from hubplugin.errors import ModelFileError, StoreError
 from hubplugin.model import OffsetModel, load
 from hubplugin.vectors import Progress
-from hubplugin_faiss.augment import carries_mark_of, rule_for
-from hubplugin_faiss.index import refresh, upgrade
+from hubplugin_faiss.augment import carries_mark_of, refresh, upgrade
+from hubplugin_faiss.rule import rule_for
 
 PROBES = 16
 """A file that was written is read back and searched with this many of its own vectors before it takes its place."""

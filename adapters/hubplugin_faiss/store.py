@@ -16,9 +16,9 @@ from hubplugin.errors import InputError, ModelFileError, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
 from hubplugin.store import Batch, Correction, Hits, Id, Store
-from hubplugin_faiss.augment import block_rows, rule_for
+from hubplugin_faiss.augment import UNIT, downgrade, plan_for, require_unit, require_upgradable
 from hubplugin_faiss.files import beside, model_of, read_faiss, replace
-from hubplugin_faiss.index import UNIT, downgrade, plan_for, require_unit, require_upgradable
+from hubplugin_faiss.rule import block_rows, rule_for
 
 
 class _Entry(int):
@@ -57,7 +57,7 @@ class FaissStore(Store):
 
     def scan(self, after: Id | None = None) -> Iterator[Batch]:
         labels, row = self._rule.labels(), int(after or 0)
-        for vectors, offsets in self._rule.scan(row, block_rows(self._index)):
+        for vectors, offsets in self._rule.scan(row, block_rows(self.dim)):
             if self.metric is Metric.COSINE:
                 require_unit(vectors, self.url, row)
             ids = []
@@ -132,7 +132,7 @@ class FaissStore(Store):
         return downgrade(self._index) if self._rule.is_upgraded() else self._index
 
     def _stored_offsets(self) -> np.ndarray:
-        stored = [offsets for _, offsets in self._rule.scan(0, block_rows(self._index)) if offsets is not None]
+        stored = [offsets for _, offsets in self._rule.scan(0, block_rows(self.dim)) if offsets is not None]
         return np.concatenate(stored)
 
     def _pending(self, mode: Any) -> np.ndarray:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 
 Snap: TypeAlias = Callable[[int, np.ndarray], np.ndarray]
-"""snap(i, values) is what a quantiser makes of `values` [n] in component i of the tail."""
+"""snap(i, values) is what a quantiser makes of `values` [n] in component i of a tail."""
 
 
 @dataclass(frozen=True)
@@ -28,25 +28,34 @@ class Tail:
 
     query: np.ndarray
     euclidean: bool
-
-    def marked(self, fingerprint: str) -> Tail:
-        """This tail with a query a little longer, whose last bits name a model.
-
-        So an index and the model beside it are known to belong together, and Faiss itself, which compares the
-        transforms, refuses to merge indexes whose offsets are from different models.
-        """
-        query = self.query.astype(np.float32)
-        bits = query[:1].view(np.uint32)
-        bits[:] = (bits & ~np.uint32(0xFFFF)) + np.uint32(0x10000) + np.uint32(_mark(fingerprint))
-        return Tail(query, self.euclidean)
-
-    def carries(self, fingerprint: str) -> bool:
-        """Whether this tail was marked with `fingerprint`."""
-        return int(self.query.astype(np.float32)[:1].view(np.uint32)[0]) & 0xFFFF == _mark(fingerprint)
+    whole: bool = False
+    """Whether the query must stay within a hundredth of whole numbers, because Faiss may cast it to bytes."""
 
     @property
     def width(self) -> int:
         return len(self.query)
+
+    def marked(self, fingerprint: str, state: bytes) -> Tail:
+        """This tail with a query a little longer, whose last bits name a model and the `state` of its quantiser.
+
+        So an index and the model beside it are known to belong together, and Faiss itself, which compares the
+        transforms, refuses to merge indexes whose codes do not mean the same.
+        """
+        query = self.query.astype(np.float32)
+        bits, size = query[:1].view(np.uint32), sum(self._mark_bits)
+        mark = _crc(fingerprint.encode(), self._mark_bits[0]) | _crc(state, self._mark_bits[1]) << self._mark_bits[0]
+        bits[:] = (bits >> size << size) + np.uint32((1 << size) + mark)
+        return replace(self, query=query)
+
+    def carries(self, fingerprint: str) -> bool:
+        """Whether this tail was marked with `fingerprint`."""
+        found = int(self.query[:1].astype(np.float32).view(np.uint32)[0])
+        return found & ((1 << self._mark_bits[0]) - 1) == _crc(fingerprint.encode(), self._mark_bits[0])
+
+    @property
+    def _mark_bits(self) -> tuple[int, int]:
+        """How many bits name the model, how many the state."""
+        return (9, 0) if self.whole else (12, 8)
 
     def offsets(self, tails: np.ndarray) -> np.ndarray:
         """The offsets that `tails` [n, w] stand for: float32 [n]."""
@@ -71,5 +80,5 @@ class Tail:
         return tails
 
 
-def _mark(fingerprint: str) -> int:
-    return zlib.crc32(fingerprint.encode()) & 0xFFFF
+def _crc(content: bytes, bits: int) -> int:
+    return zlib.crc32(content) & ((1 << bits) - 1)

@@ -1,0 +1,281 @@
+"""The rules of indexes that hold other indexes: each keeps itself and hands on to its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import faiss
+import numpy as np
+
+from hubplugin.errors import StoreError
+from hubplugin_faiss.codes import Plan
+from hubplugin_faiss.rule import Leaf, Rule, alike, handed_over, leaf_for, name_of, pretransform, rule_for
+from hubplugin_faiss.tail import Tail
+
+
+class IdMap(Rule):
+    """The user's ids over a part that numbers its entries itself."""
+
+    names = ("IndexIDMap", "IndexIDMap2")
+
+    def check(self) -> None:
+        super().check()
+        self._part.check()
+
+    def upgraded(self, offsets: np.ndarray, plan: Plan) -> Any:
+        return self._around(self._part.upgraded(offsets, plan))
+
+    def downgraded(self) -> Any:
+        return self._around(self._part.downgraded())
+
+    def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        return self._part.scan(start, size)
+
+    def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None) -> None:
+        if ids is None:
+            raise StoreError(f"{name_of(self.index)} has ids of its own: pass ids= with the vectors")
+        self._part.append(vectors, offsets, None)
+        faiss.copy_array_to_vector(np.concatenate([self._ids, ids]), self.index.id_map)
+        self.index.ntotal = self.index.index.ntotal
+        if isinstance(self.index, faiss.IndexIDMap2):
+            self.index.construct_rev_map()
+
+    def labels(self) -> np.ndarray:
+        return np.asarray(self._ids[self._part.labels()])
+
+    def order(self) -> np.ndarray:
+        return self._part.order()
+
+    def tails(self) -> list[Tail]:
+        return self._part.tails()
+
+    @property
+    def _part(self) -> Rule:
+        return rule_for(self.index.index)
+
+    @property
+    def _ids(self) -> np.ndarray:
+        return np.asarray(faiss.vector_to_array(self.index.id_map))
+
+    def _around(self, part: Any) -> Any:
+        part.ntotal = 0  # Faiss puts ids only over what looks empty
+        new = type(self.index)(part)
+        new.own_fields = handed_over(part)
+        part.ntotal = self.count
+        alike(new, self.index)
+        faiss.copy_array_to_vector(self._ids, new.id_map)
+        if isinstance(new, faiss.IndexIDMap2):
+            new.construct_rev_map()
+        return new
+
+
+class Chain(Rule):
+    """Transforms before a part. The tail of a leaf behind them joins the same chain."""
+
+    names = ("IndexPreTransform",)
+
+    def check(self) -> None:
+        super().check()
+        self._part.check()
+
+    def upgraded(self, offsets: np.ndarray, plan: Plan) -> Any:
+        part, chain = self._part, self._copied_chain()
+        if isinstance(part, Leaf):
+            return part.behind(chain, offsets, plan)
+        return pretransform(chain, part.upgraded(offsets, plan))
+
+    def downgraded(self) -> Any:
+        tail, chain = self._tail(), self._copied_chain()
+        if tail is None:
+            return pretransform(chain, self._part.downgraded())
+        leaf = leaf_for(self.index.index).narrowed(self._width() - tail.width, tail)
+        return pretransform(chain[:-2], leaf) if chain[:-2] else leaf
+
+    def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        tail = self._tail()
+        for inner, offsets in self._part.scan(start, size):
+            outer, inner = np.empty((len(inner), self.index.d), np.float32), np.ascontiguousarray(inner)
+            self.index.reverse_chain(len(inner), faiss.swig_ptr(inner), faiss.swig_ptr(outer))
+            yield outer, offsets if tail is None else tail.offsets(inner[:, -tail.width :])
+
+    def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None) -> None:
+        tail = self._tail()
+        for number in range(self.index.chain.size() - (2 if tail else 0)):
+            vectors = self.index.chain.at(number).apply(np.ascontiguousarray(vectors, np.float32))
+        if tail is None:
+            self._part.append(vectors, offsets, ids)
+        else:
+            leaf_for(self.index.index).append_tailed(vectors.shape[1], tail, vectors, offsets, ids)
+        self.index.ntotal = self.index.index.ntotal
+
+    def labels(self) -> np.ndarray:
+        return self._part.labels()
+
+    def order(self) -> np.ndarray:
+        return self._part.order()
+
+    def tails(self) -> list[Tail]:
+        tail = self._tail()
+        return self._part.tails() if tail is None else [tail]
+
+    @property
+    def _part(self) -> Rule:
+        return rule_for(self.index.index)
+
+    def _width(self) -> int:
+        return int(self.index.index.d)
+
+    def _tail(self) -> Tail | None:
+        """The tail that this chain appends, if it ends in the two transforms that append one."""
+        links = self.index.chain.size()
+        if links < 2:
+            return None
+        remap, centring = (
+            faiss.downcast_VectorTransform(self.index.chain.at(number)) for number in (links - 2, links - 1)
+        )
+        if not isinstance(remap, faiss.RemapDimensionsTransform) or not isinstance(centring, faiss.CenteringTransform):
+            return None
+        d, width = remap.d_in, remap.d_out - remap.d_in
+        mapped, mean = faiss.vector_to_array(remap.map), faiss.vector_to_array(centring.mean)
+        if width < 1 or (mapped[:d] != np.arange(d)).any() or (mapped[d:] >= 0).any() or mean[:d].any():
+            return None
+        return Tail(-mean[d:], self.euclidean, leaf_for(self.index.index).whole)
+
+    def _copied_chain(self) -> list[Any]:
+        """Copies of the transforms, made through Faiss's writer: its cloner knows few of them."""
+        chain = []
+        for number in range(self.index.chain.size()):
+            writer, reader = faiss.VectorIOWriter(), faiss.VectorIOReader()
+            faiss.write_VectorTransform(self.index.chain.at(number), writer)
+            faiss.copy_array_to_vector(faiss.vector_to_array(writer.data), reader.data)
+            chain.append(faiss.read_VectorTransform(reader))
+        return chain
+
+
+class Refined(Rule):
+    """Candidates from one part, ranked by another. Entries are in the order of the second, which is that of ids."""
+
+    names = ("IndexRefine", "IndexRefineFlat")
+
+    def check(self) -> None:
+        super().check()
+        self._base.check()
+        self._second.check()
+
+    def upgraded(self, offsets: np.ndarray, plan: Plan) -> Any:
+        return self._of(self._base.upgraded(offsets[self._base.labels()], plan), self._second.upgraded(offsets, plan))
+
+    def downgraded(self) -> Any:
+        return self._of(self._base.downgraded(), self._second.downgraded())
+
+    def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        return self._second.scan(start, size)
+
+    def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None) -> None:
+        if ids is not None:
+            raise StoreError(f"{name_of(self.index)} numbers its entries itself; add without ids")
+        self._base.append(vectors, offsets, None)
+        self._second.append(vectors, offsets, None)
+        self.index.ntotal = self.index.refine_index.ntotal
+
+    def labels(self) -> np.ndarray:
+        return self._second.labels()
+
+    def tails(self) -> list[Tail]:
+        return self._base.tails() + self._second.tails()
+
+    @property
+    def _base(self) -> Rule:
+        return rule_for(self.index.base_index)
+
+    @property
+    def _second(self) -> Rule:
+        return rule_for(self.index.refine_index)
+
+    def _of(self, base: Any, second: Any) -> Any:
+        new = faiss.IndexRefine(base, second)
+        new.own_fields, new.own_refine_index = handed_over(base), handed_over(second)
+        alike(new, self.index, "k_factor")
+        return new
+
+
+class Parts(Rule):
+    """Indexes side by side that are searched as one: shards hold different entries, replicas the same."""
+
+    names = ("IndexShards", "IndexReplicas")
+
+    def check(self) -> None:
+        super().check()
+        if not self._parts:
+            raise StoreError(f"{name_of(self.index)} is empty; add parts with vectors, then upgrade it")
+        for part in self._parts:
+            part.check()
+
+    def upgraded(self, offsets: np.ndarray, plan: Plan) -> Any:
+        if not self._sharded:
+            # Replicas may hold the same entries in another order.
+            return self._of([part.upgraded(offsets[self._positions(part)], plan) for part in self._parts])
+        ends = np.cumsum([part.count for part in self._parts])[:-1]
+        return self._of(
+            [part.upgraded(own, plan) for part, own in zip(self._parts, np.split(offsets, ends), strict=True)]
+        )
+
+    def downgraded(self) -> Any:
+        return self._of([part.downgraded() for part in self._parts])
+
+    def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        for part in self._parts if self._sharded else self._parts[:1]:
+            if start < part.count:
+                yield from part.scan(start, size)
+            start = max(0, start - part.count)
+
+    def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None) -> None:
+        parts = self._parts
+        if not self._sharded:
+            for part in parts:
+                part.append(vectors, offsets, ids)
+        elif self.index.successive_ids:
+            raise StoreError("IndexShards with successive ids takes vectors only once; add to one of its shards")
+        else:
+            ids = self.count + np.arange(len(vectors)) if ids is None else ids
+            edges = [len(vectors) * number // len(parts) for number in range(len(parts) + 1)]
+            for part, first, last in zip(parts, edges[:-1], edges[1:], strict=True):
+                part.append(vectors[first:last], offsets[first:last], ids[first:last])
+        self.index.syncWithSubIndexes()
+
+    def labels(self) -> np.ndarray:
+        if not self._sharded:
+            return self._parts[0].labels()
+        labels = [part.labels() for part in self._parts]
+        if self.index.successive_ids:
+            starts = np.cumsum([0, *(part.count for part in self._parts)])
+            labels = [own + start for own, start in zip(labels, starts[:-1], strict=True)]
+        return np.concatenate(labels)
+
+    def tails(self) -> list[Tail]:
+        return [tail for part in self._parts for tail in part.tails()]
+
+    @property
+    def _sharded(self) -> bool:
+        return isinstance(self.index, faiss.IndexShards)
+
+    @property
+    def _parts(self) -> list[Rule]:
+        return [rule_for(self.index.at(number)) for number in range(self.index.count())]
+
+    def _positions(self, part: Rule) -> np.ndarray:
+        """Where the entries of `part` stand among those of the first part."""
+        first, own = self._parts[0].labels(), part.labels()
+        return np.argsort(first, kind="stable")[np.argsort(np.argsort(own, kind="stable"), kind="stable")]
+
+    def _of(self, parts: list[Any]) -> Any:
+        if self._sharded:
+            new = faiss.IndexShards(self.index.d, False, self.index.successive_ids)
+        else:
+            new = faiss.IndexReplicas(self.index.d)
+        for part in parts:
+            (new.add_shard if self._sharded else new.add_replica)(part)
+            handed_over(part)
+        new.own_indices = True
+        return new

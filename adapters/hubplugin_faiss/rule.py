@@ -1,0 +1,197 @@
+"""What a rule is: how one type of index is read, upgraded and downgraded, and how the rule for an index is found."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import faiss
+import numpy as np
+
+from hubplugin.errors import InputError, StoreError
+from hubplugin_faiss.codes import Plan
+from hubplugin_faiss.tail import Tail
+
+BLOCK_BYTES = 64 << 20
+"""Codes and vectors are handled in blocks of about this size, whatever the size of the index."""
+
+METRICS = {faiss.METRIC_INNER_PRODUCT: "inner product", faiss.METRIC_L2: "L2"}
+
+
+class Rule(ABC):
+    """One index, looked at and never changed, but for `append`.
+
+    Entries are numbered in scan order: row by row, or list by list.
+    """
+
+    names: ClassVar[tuple[str, ...]] = ()
+    registry: ClassVar[dict[str, type[Rule]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        for name in cls.names:
+            Rule.registry[name] = cls
+
+    def __init__(self, index: Any):
+        self.index = index
+
+    @property
+    def count(self) -> int:
+        return int(self.index.ntotal)
+
+    @property
+    def euclidean(self) -> bool:
+        return bool(self.index.metric_type == faiss.METRIC_L2)
+
+    def check(self) -> None:
+        """Raises StoreError if this index, as it stands, cannot be upgraded."""
+        if self.index.metric_type not in METRICS:
+            raise StoreError(
+                f"{name_of(self.index)} has metric {self.index.metric_type}, neither inner product nor L2; an offset "
+                "cannot become one more dimension of it"
+            )
+        if not self.index.is_trained:
+            raise StoreError(f"{name_of(self.index)} is not trained; train it and add vectors, then upgrade it")
+
+    @abstractmethod
+    def upgraded(self, offsets: np.ndarray, plan: Plan) -> Any:
+        """A new index of the same d with `offsets` [n] in it."""
+
+    @abstractmethod
+    def downgraded(self) -> Any:
+        """A new index without offsets, as it was before `upgraded`."""
+
+    @abstractmethod
+    def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        """Vectors [b, d] from entry `start` on, b <= size, and their offsets [b] if the index is upgraded."""
+
+    @abstractmethod
+    def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None) -> None:
+        """Adds `vectors` [n, d] with `offsets` [n] to an upgraded index."""
+
+    @abstractmethod
+    def labels(self) -> np.ndarray:
+        """What a search calls each entry: int64 [n]."""
+
+    def order(self) -> np.ndarray:
+        """Where the offset of each entry stands in a list by id: a permutation of 0 ... n - 1, int64 [n]."""
+        labels = self.labels()
+        if (np.bincount(labels[(labels >= 0) & (labels < len(labels))], minlength=len(labels)) != 1).any():
+            raise InputError(f"the ids of this {name_of(self.index)} are not 0 ... {len(labels) - 1}: pass a model")
+        return labels
+
+    @abstractmethod
+    def tails(self) -> list[Tail]:
+        """The tails of all leaves that are upgraded."""
+
+    def is_upgraded(self) -> bool:
+        return bool(self.tails())
+
+
+class Leaf(Rule):
+    """An index that holds codes itself. Upgraded, it has w more components and stands behind what appends them."""
+
+    def upgraded(self, offsets: np.ndarray, plan: Plan) -> Any:
+        return self.behind([], offsets, plan)
+
+    def behind(self, chain: list[Any], offsets: np.ndarray, plan: Plan) -> Any:
+        """The upgraded leaf behind the transforms of `chain` and those that append its tail."""
+        tail, leaf = self.widened(offsets, plan)
+        return pretransform([*chain, *appending(int(self.index.d), tail)], leaf)
+
+    def downgraded(self) -> Any:
+        raise StoreError(f"{name_of(self.index)} is not upgraded")
+
+    def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None) -> None:
+        raise StoreError(f"{name_of(self.index)} is not upgraded")
+
+    def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        for vectors in self.decoded(start, size):
+            yield vectors, None
+
+    def labels(self) -> np.ndarray:
+        return np.arange(self.count)
+
+    def tails(self) -> list[Tail]:
+        return []
+
+    @property
+    def whole(self) -> bool:
+        """Whether tails hold whole numbers only."""
+        return False
+
+    @abstractmethod
+    def widened(self, offsets: np.ndarray, plan: Plan) -> tuple[Tail, Any]:
+        """A tail that suits this leaf, and a new leaf of d + w components with `offsets` [n] in its tails."""
+
+    @abstractmethod
+    def narrowed(self, d: int, tail: Tail) -> Any:
+        """Of this leaf with `tail` behind its d components: a new one without."""
+
+    @abstractmethod
+    def decoded(self, start: int, size: int) -> Iterator[np.ndarray]:
+        """All components of the entries from `start` on, b <= size: float32 [b, d], or [b, d + w] with a tail."""
+
+    @abstractmethod
+    def append_tailed(self, d: int, tail: Tail, vectors: np.ndarray, offsets: np.ndarray, ids: Any) -> None:
+        """Adds `vectors` [n, d] with `offsets` [n] to this leaf, which has `tail` behind its d components."""
+
+
+def rule_for(index: Any) -> Rule:
+    """The rule for `index`; raises StoreError by the name of its type if there is none."""
+    if isinstance(index, faiss.IndexBinary):
+        raise StoreError(f"{type(index).__name__} holds bits, and an offset is a real number: it cannot be upgraded")
+    if not isinstance(index, faiss.Index):
+        raise StoreError(f"expected a faiss index, got {type(index).__name__}")
+    name = name_of(index)
+    if name not in Rule.registry:
+        raise StoreError(f"{name} cannot carry offsets; types that can: {', '.join(sorted(Rule.registry))}")
+    return Rule.registry[name](faiss.downcast_index(index))
+
+
+def leaf_for(index: Any) -> Leaf:
+    rule = rule_for(index)
+    if not isinstance(rule, Leaf):
+        raise StoreError(f"{name_of(index)} cannot carry offsets where it stands")
+    return rule
+
+
+def name_of(index: Any) -> str:
+    return type(faiss.downcast_index(index)).__name__
+
+
+def block_rows(d: int) -> int:
+    """How many vectors of d components make a block."""
+    return max(1, BLOCK_BYTES // (4 * int(d)))
+
+
+def pretransform(chain: list[Any], index: Any) -> Any:
+    """`index` behind the transforms of `chain`, all of which it takes over."""
+    new = faiss.IndexPreTransform(index)
+    new.own_fields = handed_over(index)
+    for transform in reversed(chain):
+        new.prepend_transform(transform)
+        transform.this.disown()
+    new.ntotal, new.is_trained = index.ntotal, True
+    return new
+
+
+def appending(d: int, tail: Tail) -> list[Any]:
+    """The transforms from d components x to [x, q]."""
+    remap = faiss.RemapDimensionsTransform(d, d + tail.width, False)
+    centring = faiss.CenteringTransform(d + tail.width)
+    faiss.copy_array_to_vector(np.concatenate([np.zeros(d, np.float32), -tail.query]), centring.mean)
+    centring.is_trained = True
+    return [remap, centring]
+
+
+def handed_over(part: Any) -> bool:
+    """Gives `part` to the C++ object that is to own it, which says so by own_fields = True."""
+    part.this.disown()
+    return True
+
+
+def alike(new: Any, old: Any, *fields: str) -> None:
+    """Copies what every index has, and `fields`."""
+    for field in ("ntotal", "verbose", "is_trained", "metric_type", "metric_arg", *fields):
+        setattr(new, field, getattr(old, field))
