@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hubplugin.activation import Reranker, fit_rule
     from hubplugin.errors import CorrectionRefused, HubpluginError, InputError, ModelFileError, StoreError
+    from hubplugin.evaluation.evaluate import evaluate
+    from hubplugin.evaluation.result import Evaluation
     from hubplugin.fitting import fit
     from hubplugin.methods import METHODS
     from hubplugin.metric import Metric
@@ -18,6 +20,7 @@ __version__ = "0.1.0"
 # Looked up on first use, so that `import hubplugin` costs milliseconds and imports no torch.
 _HOMES = {
     "CorrectionRefused": "errors",
+    "Evaluation": "evaluation.result",
     "HubpluginError": "errors",
     "InputError": "errors",
     "METHODS": "methods",
@@ -26,6 +29,7 @@ _HOMES = {
     "OffsetModel": "model",
     "Reranker": "activation",
     "StoreError": "errors",
+    "evaluate": "evaluation.evaluate",
     "fit": "fitting",
     "fit_rule": "activation",
     "load": "model",
@@ -34,6 +38,7 @@ _HOMES = {
 __all__ = [
     "METHODS",
     "CorrectionRefused",
+    "Evaluation",
     "HubpluginError",
     "InputError",
     "Metric",
@@ -42,6 +47,7 @@ __all__ = [
     "Reranker",
     "StoreError",
     "__version__",
+    "evaluate",
     "fit",
     "fit_rule",
     "load",

@@ -1,0 +1,69 @@
+"""Normalisations by a sparse transport plan between all queries and all targets: DBSN table 6.
+
+For comparison only: they need every query beforehand, hold the whole matrix, and leave nearly all of its entries zero,
+so that every target behind the first few ties. Uniform marginals, 1/q a query and 1/n a target (DBSN eq. 7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from hubplugin.errors import InputError
+
+LARGEST = 25_000_000
+"""Pairs; a plan over more takes hours."""
+
+
+def optimal_transport(similarities: np.ndarray) -> np.ndarray:
+    """`otn`: argmax <S, P> over the transport plans P, DBSN eq. 4 under eq. 7. [q, n] -> [q, n]."""
+    import ot
+
+    queries, targets = similarities.shape
+    plan: np.ndarray = ot.emd(ot.unif(queries), ot.unif(targets), -similarities, numItermax=10_000_000)
+    return plan
+
+
+def l2_transport(similarities: np.ndarray) -> np.ndarray:
+    """`l2n`: argmax <S, P> - c/2 |P|_F^2 over the transport plans P, DBSN eq. 5 under eq. 7. [q, n] -> [q, n].
+
+    The paper asks for "an appropriate coefficient" c; it is taken relative to the size of an even plan's entries,
+    c = spread of S / max(1/q, 1/n), so that the plan spreads over a few targets a query at any size.
+    """
+    import ot
+
+    queries, targets = similarities.shape
+    coefficient = float(similarities.std()) * min(queries, targets)
+    plan: np.ndarray = ot.smooth.smooth_ot_dual(
+        ot.unif(queries), ot.unif(targets), -similarities, coefficient, reg_type="l2", numItermax=2000
+    )
+    return plan
+
+
+def hungarian(similarities: np.ndarray) -> np.ndarray:
+    """`hn`: 1 where the assignment of largest total similarity matches query and target, else 0. [q, n] -> [q, n].
+
+    Each target serves at most one query; where there are more queries than targets, the rest match nothing.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    plan = np.zeros_like(similarities)
+    plan[linear_sum_assignment(similarities, maximize=True)] = 1
+    return plan
+
+
+PLANS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "otn": optimal_transport,
+    "l2n": l2_transport,
+    "hn": hungarian,
+}
+
+
+def check_size(method: str, queries: int, targets: int) -> None:
+    """Raises InputError where a plan over `queries` x `targets` is out of reach."""
+    if queries * targets > LARGEST:
+        raise InputError(
+            f"method {method!r} solves one transport problem over all {queries} x {targets} pairs; at most "
+            f"{LARGEST:,} are accepted: leave it out, or evaluate on a sample"
+        )

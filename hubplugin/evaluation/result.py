@@ -1,0 +1,270 @@
+"""What an evaluation found, as a value: it prints as a table and goes to JSON, CSV and a report."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+
+from hubplugin.errors import InputError
+from hubplugin.evaluation.hubness import Hubness
+from hubplugin.evaluation.significance import Comparison, Figure, compare
+
+SIGNIFICANT = 0.05
+RAW = "raw"
+
+
+class MethodResult(BaseModel):
+    """One method on all queries. Recall, mAP, nDCG and the Robin Hood index are shares, 0 to 1.
+
+    label: as it was asked for. parameters: all of them, defaults included. recall: R@k by k. occurrences: how many
+    targets have the k-occurrence N, by N. versus_raw: against the raw search, on the same queries; None for itself.
+    adjusted_p: its p, corrected for the number of methods tried (Benjamini & Hochberg 1995).
+    """
+
+    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
+
+    label: str
+    method: str
+    parameters: dict[str, Any]
+    recall: dict[int, Figure]
+    median_rank: Figure
+    mean_rank: Figure
+    mean_average_precision: Figure
+    ndcg: Figure
+    skewness: Figure
+    hubness: Hubness
+    occurrences: dict[int, int]
+    storable: bool = Field(description="whether one offset a target expresses it")
+    transductive: bool = Field(description="whether it needs every query beforehand, so that no search can use it")
+    versus_raw: Comparison | None = None
+    adjusted_p: float | None = None
+    best_ranks: np.ndarray = Field(exclude=True, repr=False)
+
+
+class SweepPoint(BaseModel):
+    """One method at one temperature."""
+
+    model_config = ConfigDict(frozen=True)
+
+    method: str
+    tau: float
+    recall: Figure
+    skewness: float
+
+
+class Hub(BaseModel):
+    """A target that the raw search finds for too many queries, and how many find it under each method."""
+
+    model_config = ConfigDict(frozen=True)
+
+    row: int
+    name: str
+    found_by: dict[str, int]
+    thumbnail: str | None = Field(None, exclude=True, repr=False)
+
+
+class BankFigures(BaseModel):
+    """How the banks lie: earth mover's distances on samples of one size (DBSN fig. 7), and the share of the gallery
+    that is nearest to some bank query."""
+
+    model_config = ConfigDict(frozen=True)
+
+    sample: int
+    queries_to_targets: float
+    query_bank_to_queries: float | None = None
+    query_bank_to_targets: float | None = None
+    query_bank_to_targets_and_target_bank: float | None = None
+    coverage: float | None = None
+
+
+class Evaluation(BaseModel):
+    """Every method side by side on the same queries; the raw search comes first.
+
+    k: of the k-occurrence, mAP and nDCG. judged: how many queries have a true target. best: the label of the method
+    recommended on these queries, None where no method is better than the raw search beyond chance.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    metric: str
+    queries: int
+    judged: int
+    targets: int
+    query_bank: int | None
+    target_bank: int | None
+    k: int
+    seed: int
+    methods: list[MethodResult]
+    sweep: list[SweepPoint]
+    hubs: list[Hub]
+    banks: BankFigures
+    best: str | None
+
+    def __getitem__(self, label: str) -> MethodResult:
+        """The method called `label`; raises InputError that lists the labels."""
+        for method in self.methods:
+            if method.label == label:
+                return method
+        raise InputError(
+            f"no method {label!r} in this evaluation: use one of {', '.join(m.label for m in self.methods)}"
+        )
+
+    @property
+    def raw(self) -> MethodResult:
+        return self.methods[0]
+
+    def compare(self, first: str, second: str) -> Comparison:
+        """Method `second` against `first`, on the same queries."""
+        return compare(self[first].best_ranks, self[second].best_ranks, self.seed)
+
+    def sentences(self) -> list[str]:
+        """What was found, what was chosen and why, in plain sentences."""
+        raw, told = self.raw, []
+        told.append(
+            f"The raw search puts a true target first for {_percent(raw.recall[1].value)} of {self.judged:,} queries. "
+            f"Its {self.k}-occurrence has a skewness of {raw.hubness.skewness:.2f}: the worst hub is found by "
+            f"{raw.hubness.largest:,} queries where an even search would find it by "
+            f"{self.k * self.queries / self.targets:.1f}, and {_percent(raw.hubness.anti_hub_share)} of the targets "
+            "are found by none."
+        )
+        usable = [method for method in self.methods[1:] if not method.transductive]
+        if not usable:
+            return told
+        if self.best is None:
+            nearest = max(usable, key=lambda method: method.recall[1].value)
+            told.append(
+                "Chosen: no correction. No usable method puts more true targets first than the raw search beyond "
+                f"chance; the highest recall is that of {nearest.label}, with {_percent(nearest.recall[1].value)} "
+                f"(p {_p(nearest.adjusted_p)})."
+            )
+        else:
+            best = self[self.best]
+            versus = best.versus_raw
+            assert versus is not None
+            told.append(
+                f"Chosen: {best.label}, because it puts the most true targets first: "
+                f"{_percent(best.recall[1].value)}, {100 * versus.difference.value:+.1f} points "
+                f"(95 % interval {100 * versus.difference.low:+.1f} to {100 * versus.difference.high:+.1f}). "
+                f"{versus.won:,} queries gained their true target in the first place, {versus.lost:,} lost it "
+                f"(p {_p(best.adjusted_p)}, corrected for the number of methods tried). "
+                f"Skewness {_moved(raw.hubness.skewness, best.hubness.skewness)}."
+            )
+            told.append(
+                "It was picked on the queries that are reported here, so new queries will gain a little less; "
+                "with method='auto' the choice is made on the bank instead."
+            )
+        worse = [m.label for m in self.methods[1:] if _worse(m)]
+        if worse:
+            told.append(f"Worse than no correction beyond chance: {', '.join(worse)}.")
+        if self.banks.coverage is not None:
+            told.append(
+                f"{_percent(self.banks.coverage)} of the targets are the nearest of some bank query; "
+                "hubs among the others can only be guessed at."
+            )
+        return told
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = Table(
+            title=f"{self.judged:,} queries, {self.targets:,} targets, {self.metric}; 95 % intervals",
+            title_justify="left",
+        )
+        table.add_column("method", no_wrap=True)
+        for heading in (*(f"R@{k}" for k in self.raw.recall), "median", "mean", f"mAP@{self.k}", f"nDCG@{self.k}"):
+            table.add_column(heading, justify="right")
+        for heading in (f"skewness N{self.k}", "anti-hubs", "R@1 - raw", "p"):
+            table.add_column(heading, justify="right")
+        for m in self.methods:
+            versus = m.versus_raw
+            table.add_row(
+                m.label,
+                *(_share(figure) for figure in m.recall.values()),
+                f"{m.median_rank.value:g}",
+                f"{m.mean_rank.value:.1f}",
+                _share(m.mean_average_precision),
+                _share(m.ndcg),
+                f"{m.skewness.value:.2f}\n{m.skewness.low:.2f}-{m.skewness.high:.2f}",
+                _percent(m.hubness.anti_hub_share),
+                f"{100 * versus.difference.value:+.1f}" if versus else "",
+                _p(m.adjusted_p).removeprefix("= "),
+                style="bold" if m.label == self.best else "",
+            )
+        yield table
+        yield from self.sentences()
+
+    def __str__(self) -> str:
+        console = Console(width=150, file=io.StringIO())
+        with console.capture() as capture:
+            console.print(self)
+        return capture.get()
+
+    def to_json(self, path: str | os.PathLike[str]) -> None:
+        """Writes everything but the single queries' ranks."""
+        Path(path).write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+    def to_csv(self, path: str | os.PathLike[str]) -> None:
+        """Writes one line a method; intervals as `<figure> low` and `<figure> high`."""
+        rows = [_flat(method) for method in self.methods]
+        with Path(path).open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[-1]))
+            writer.writeheader()
+            writer.writerows(rows)
+
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Writes the report: one file, which refers to nothing outside itself."""
+        from hubplugin.evaluation.report import render
+
+        Path(path).write_text(render(self), encoding="utf-8")
+
+
+def _worse(method: MethodResult) -> bool:
+    versus = method.versus_raw
+    return versus is not None and versus.lost > versus.won and (method.adjusted_p or 0.0) < SIGNIFICANT
+
+
+def _flat(method: MethodResult) -> dict[str, Any]:
+    figures = {f"R@{k}": figure for k, figure in method.recall.items()} | {
+        "median rank": method.median_rank,
+        "mean rank": method.mean_rank,
+        "mAP": method.mean_average_precision,
+        "nDCG": method.ndcg,
+        "skewness": method.skewness,
+    }
+    row: dict[str, Any] = {"label": method.label, "method": method.method}
+    row["parameters"] = " ".join(f"{key}={value}" for key, value in method.parameters.items())
+    for name, figure in figures.items():
+        row |= {name: figure.value, f"{name} low": figure.low, f"{name} high": figure.high}
+    hubness = vars(method.hubness)
+    row |= {key.replace("_", " "): value for key, value in hubness.items() if key != "skewness"}
+    versus = method.versus_raw
+    row |= {
+        "won": versus.won if versus else "",
+        "lost": versus.lost if versus else "",
+        "p": versus.p if versus else "",
+        "adjusted p": method.adjusted_p if versus else "",
+    }
+    return row
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _share(figure: Figure) -> str:
+    return f"{100 * figure.value:.1f}\n{100 * figure.low:.1f}-{100 * figure.high:.1f}"
+
+
+def _p(p: float | None) -> str:
+    return "" if p is None else "< 0.001" if p < 0.001 else f"= {p:.3f}"
+
+
+def _moved(before: float, after: float) -> str:
+    verb = "fell" if after < before else "rose" if after > before else "stayed"
+    return f"{verb} from {before:.2f} to {after:.2f}"

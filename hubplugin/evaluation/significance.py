@@ -1,0 +1,92 @@
+"""How sure a figure is: bootstrap intervals over queries, and the paired test of two methods on the same queries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from hubplugin.evaluation.hubness import k_occurrence
+
+RESAMPLES = 1000
+LEVEL = 0.95
+
+
+class Figure(BaseModel):
+    """A figure and its 95 % bootstrap interval over the queries."""
+
+    model_config = ConfigDict(frozen=True)
+
+    value: float
+    low: float
+    high: float
+
+
+class Comparison(BaseModel):
+    """Two methods on the same queries: how often a true target comes first.
+
+    won, lost: queries that only the one, or only the other, answers right at rank 1. difference: of R@1, with its
+    interval. p: McNemar's exact test, two-sided, that won and lost are equally likely.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    won: int
+    lost: int
+    difference: Figure
+    p: float
+
+
+def interval(
+    values: np.ndarray, seed: int, statistic: Callable[..., np.ndarray] = np.mean, resamples: int = RESAMPLES
+) -> Figure:
+    """`statistic` of the queries' values [j], with its percentile bootstrap interval (Efron 1979).
+
+    statistic: reduces the axis that it is given as `axis`, as np.mean does.
+    """
+    from scipy.stats import bootstrap
+
+    value = float(statistic(values, axis=0))
+    if len(values) < 2 or not np.ptp(values):
+        return Figure(value=value, low=value, high=value)
+    batch = max(1, (1 << 22) // len(values))
+    found = bootstrap(
+        (values,), statistic, n_resamples=resamples, batch=batch, confidence_level=LEVEL, method="percentile",
+        vectorized=True, rng=np.random.default_rng(seed),
+    ).confidence_interval  # fmt: skip
+    return Figure(value=value, low=float(found.low), high=float(found.high))
+
+
+def hubness_interval(
+    found: np.ndarray, targets: int, statistic: Callable[[np.ndarray], float], seed: int, resamples: int = RESAMPLES
+) -> Figure:
+    """`statistic` of the k-occurrence of the rows found by each query, `found` [q, k], over resampled queries.
+
+    Resampling adds Poisson noise of its own to every count, which moves all figures towards that noise; so the
+    percentiles are taken around the figure itself: value + (percentile - mean of the resamples).
+    """
+    generator = np.random.default_rng(seed)
+    value = statistic(k_occurrence(found, targets))
+    drawn = np.array(
+        [
+            statistic(k_occurrence(found[generator.integers(0, len(found), len(found))], targets))
+            for _ in range(resamples)
+        ]
+    )
+    low, high = np.quantile(drawn - drawn.mean(), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Figure(value=value, low=value + float(low), high=value + float(high))
+
+
+def compare(first: np.ndarray, second: np.ndarray, seed: int) -> Comparison:
+    """The method with the best ranks `second` [j] against the one with `first` [j], on the same queries."""
+    from scipy.stats import binomtest
+
+    before, after = first <= 1, second <= 1
+    won, lost = int((after & ~before).sum()), int((before & ~after).sum())
+    return Comparison(
+        won=won,
+        lost=lost,
+        difference=interval(after.astype(np.float64) - before, seed),
+        p=float(binomtest(won, won + lost).pvalue) if won + lost else 1.0,
+    )

@@ -1,0 +1,117 @@
+"""Ground truth from whatever form it comes in. The only reader of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from hubplugin.errors import InputError
+from hubplugin.evaluation.retrieval import Truth
+
+TruthLike: TypeAlias = Any
+"""Index array [q] or [q, r], list of lists of rows, `Truth`, or a path to an .npy file of the first two or to a TREC
+qrels file (.qrels, .txt or .tsv, also .gz); None: row i of the targets belongs to row i of the queries."""
+
+
+def as_truth(
+    source: TruthLike,
+    queries: int,
+    targets: int,
+    query_names: Sequence[str] | None = None,
+    names: Sequence[str] | None = None,
+) -> Truth:
+    """`source` as the true pairs of `queries` x `targets`. Queries with an empty list are searched but not judged.
+
+    query_names, names: what a qrels file calls the queries and the targets; without them its ids are row numbers.
+
+    Raises InputError for a row outside the gallery, a wrong number of queries, nothing judged, and files that are
+    neither.
+    """
+    if source is None:
+        if queries != targets:
+            raise InputError(f"{queries} queries and {targets} targets do not pair up row by row: pass truth=")
+        source = np.arange(queries)
+    if isinstance(source, Truth):
+        pairs, grades = (source.query_rows, source.target_rows), source.grades
+    elif isinstance(source, (str, os.PathLike)) and Path(source).suffix != ".npy":
+        pairs, grades = _from_qrels(Path(source), _rows(query_names, queries), _rows(names, targets))
+    else:
+        pairs = _from_rows(_from_npy(Path(source)) if isinstance(source, (str, os.PathLike)) else source, queries)
+        grades = np.ones(len(pairs[0]))
+    return _checked(*pairs, grades, queries, targets)
+
+
+def _checked(query_rows: np.ndarray, target_rows: np.ndarray, grades: np.ndarray, queries: int, targets: int) -> Truth:
+    if not len(query_rows):
+        raise InputError("ground truth names no true target for any query; at least one is needed")
+    for rows, count, what in ((query_rows, queries, "query"), (target_rows, targets, "target")):
+        outside = rows[(rows < 0) | (rows >= count)]
+        if outside.size:
+            raise InputError(
+                f"ground truth names {what} {outside[0]}, but there are {count}; expected rows 0 to {count - 1}"
+            )
+    order = np.lexsort((target_rows, query_rows))
+    query_rows, target_rows, grades = query_rows[order], target_rows[order], grades[order]
+    repeated = np.flatnonzero((np.diff(query_rows) == 0) & (np.diff(target_rows) == 0))
+    if repeated.size:
+        first = repeated[0]
+        raise InputError(f"ground truth names target {target_rows[first]} twice for query {query_rows[first]}")
+    return Truth(query_rows, target_rows, grades)
+
+
+def _from_rows(source: Any, queries: int) -> tuple[np.ndarray, np.ndarray]:
+    rows = [np.atleast_1d(np.asarray(row)) for row in source]
+    if len(rows) != queries:
+        raise InputError(f"ground truth has {len(rows)} rows for {queries} queries; expected one row a query")
+    for number, row in enumerate(rows):
+        if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
+            raise InputError(f"ground truth row {number} is no list of row numbers: {source[number]!r}")
+    query_rows = np.repeat(np.arange(queries), [row.size for row in rows])
+    return query_rows, np.fromiter(chain.from_iterable(rows), np.int64, len(query_rows))
+
+
+def _from_npy(path: Path) -> np.ndarray:
+    try:
+        loaded: np.ndarray = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise InputError(f"ground truth {path.name}: cannot be read: {error}") from None
+    return loaded
+
+
+def _from_qrels(
+    path: Path, query_rows: dict[str, int], target_rows: dict[str, int]
+) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+    try:
+        from ir_measures import read_trec_qrels
+    except ImportError:
+        raise InputError(f"reading {path.name} needs ir-measures: pip install 'hubplugin[evaluation]'") from None
+    try:
+        judgements = [judgement for judgement in read_trec_qrels(str(path)) if judgement.relevance > 0]
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"ground truth {path.name}: no qrels file ({error}); expected lines of 'query 0 target relevance'"
+        ) from None
+    pairs = (
+        _looked_up((judgement.query_id for judgement in judgements), query_rows, "query", path),
+        _looked_up((judgement.doc_id for judgement in judgements), target_rows, "target", path),
+    )
+    return pairs, np.array([judgement.relevance for judgement in judgements], np.float64)
+
+
+def _rows(names: Sequence[str] | None, count: int) -> dict[str, int]:
+    return {str(name): row for row, name in enumerate(names if names is not None else range(count))}
+
+
+def _looked_up(ids: Iterable[str], rows: dict[str, int], what: str, path: Path) -> np.ndarray:
+    try:
+        return np.array([rows[name] for name in ids], np.int64)
+    except KeyError as unknown:
+        raise InputError(
+            f"ground truth {path.name}: {what} {unknown} is not among the {len(rows)} known; "
+            f"pass the names of the {'queries' if what == 'query' else 'targets'}, in the order of their vectors"
+        ) from None
