@@ -17,6 +17,9 @@ import numpy as np
 
 from hubplugin.errors import InputError
 
+SMALL = 1e-15
+"""Norms between this and its inverse have squares that float32 can hold; others are taken in float64."""
+
 
 class Metric(str, Enum):
     """The similarities that hubplugin corrects."""
@@ -36,15 +39,22 @@ class Metric(str, Enum):
 
 
 def normalise(vectors: np.ndarray, name: str, first_row: int = 0) -> np.ndarray:
-    """Rows of `vectors` [b, d] at unit length; raises InputError on a zero row, which has no direction."""
-    norms = np.linalg.norm(vectors.astype(np.float64, copy=False), axis=1, keepdims=True)
-    zero = np.flatnonzero(norms[:, 0] == 0)
-    if zero.size:
-        raise InputError(
-            f"{name}: row {first_row + int(zero[0])} is a zero vector, which has no cosine similarity; "
-            "remove it or use metric='dot'"
-        )
-    unit: np.ndarray = (vectors / norms).astype(np.float32)
+    """Rows of `vectors` [b, d] at unit length, float32; raises InputError on a zero row, which has no direction."""
+    with np.errstate(over="ignore"):
+        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    extreme = np.flatnonzero(~((norms[:, 0] > SMALL) & (norms[:, 0] < 1 / SMALL)))
+    if extreme.size:
+        exact = np.linalg.norm(vectors[extreme].astype(np.float64), axis=1, keepdims=True)
+        zero = np.flatnonzero(exact[:, 0] == 0)
+        if zero.size:
+            raise InputError(
+                f"{name}: row {first_row + int(extreme[zero[0]])} is a zero vector, which has no cosine similarity; "
+                "remove it or use metric='dot'"
+            )
+        vectors = vectors.astype(np.float64)
+        vectors[extreme] /= exact
+        norms[extreme] = 1
+    unit: np.ndarray = (vectors / norms).astype(np.float32, copy=False)
     return unit
 
 

@@ -112,7 +112,7 @@ class Similarities:
         self.metric, self.compute, self.device = metric, compute, compute.torch_device()
         self.bank = _tensor(np.ascontiguousarray(bank, np.float32)).to(self.device)
         self.m, self.dim = bank.shape
-        squares = np.einsum("ud,ud->u", bank, bank, dtype=np.float64)
+        squares = _squares(bank)
         self._norm = math.sqrt(squares.max())
         self._own = torch.from_numpy(-squares / 2 if metric is Metric.EUCLIDEAN else np.zeros(self.m))
         self._factors: dict[tuple[torch.dtype, float], torch.Tensor] = {}
@@ -139,7 +139,7 @@ class Similarities:
         buffers: dict[torch.dtype, torch.Tensor] = {}
         done = 0
         for block in prepared_blocks(targets, self.metric, max(height, BLOCK_ROWS // height * height)):
-            squares = np.einsum("jd,jd->j", block, block, dtype=np.float64)
+            squares = np.ones(len(block)) if self.metric is Metric.COSINE else _squares(block)
             similarity = self._norm * math.sqrt(squares.max())
             dtype = self._dtype(
                 similarity if self.metric is not Metric.EUCLIDEAN else max(self._norm**2, squares.max())
@@ -221,6 +221,12 @@ def dense(similarities: Similarities, targets: Vectors) -> torch.Tensor:
     """s(b_u, t) of every bank row and target: float64 [m, n], for sets that fit in memory."""
     parts = [tile.s.cpu().double() + tile.own[:, None] for tile in similarities.tiles(targets, "similarities")]
     return torch.cat(parts).T
+
+
+def _squares(vectors: np.ndarray) -> np.ndarray:
+    """|v|^2 of every row: float64 [b]."""
+    squares: np.ndarray = np.einsum("jd,jd->j", vectors, vectors, dtype=np.float64)
+    return squares
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:

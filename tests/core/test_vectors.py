@@ -205,3 +205,10 @@ def test_bank_and_targets_of_different_dimensions_are_both_named():
         hubplugin.fit(X, "dualis", target_bank=np.ones((5, 2)))
     with pytest.raises(hubplugin.InputError, match=r"targets has 2 dimensions, the query bank of this model has 3"):
         hubplugin.fit(X, "is").offsets(np.ones((5, 2)))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1.0, 1e20, 1e38])
+def test_vectors_of_any_length_that_float32_holds_have_a_direction(scale):
+    x = np.array([[3, 4], [3 * scale / 4, scale], [1, 0]], np.float32)
+    unit = prepared(as_vectors(x), Metric.COSINE)
+    np.testing.assert_allclose(unit, [[0.6, 0.8], [0.6, 0.8], [1, 0]], rtol=2e-7)
