@@ -71,17 +71,6 @@ class TopK:
         return self._rows.numpy()
 
 
-class Matrix:
-    """Collects every score: `scores` float64 [c, q, n]. For few queries, or a small gallery."""
-
-    def begin(self, candidates: int, queries: np.ndarray, targets: Vectors, metric: Metric) -> None:
-        self.scores = np.empty((candidates, len(queries), targets.rows))
-
-    def take(self, part: Scores, offsets: np.ndarray) -> None:
-        columns = slice(part.start, part.start + part.s.shape[1])
-        self.scores[part.candidate, part.rows, columns] = (part.s.cpu().double() + part.own[:, None]).numpy()
-
-
 class TruthCounts:
     """Counts, for every candidate and every pair of a query and a target that is true for it, the *other* targets
     that score higher (`greater`) and those that tie (`equal`): int64 [c, p].
@@ -125,7 +114,7 @@ def search(
     targets: Vectors,
     metric: Metric,
     compute: Compute,
-    *collectors: TopK | TruthCounts | Matrix,
+    *collectors: TopK | TruthCounts,
     offsets: np.ndarray | None = None,
     what: str = "ranking",
 ) -> None:

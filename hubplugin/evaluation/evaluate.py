@@ -26,8 +26,8 @@ from hubplugin.evaluation.truth import TruthLike, as_truth
 from hubplugin.methods import METHODS, FitInput, configured
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import OffsetModel
-from hubplugin.reductions import Compute, prepared
-from hubplugin.search import TIE, Matrix, TopK, TruthCounts, search
+from hubplugin.reductions import Compute, Similarities, dense, prepared
+from hubplugin.search import TIE, TopK, TruthCounts, search
 from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
 
 MethodLike: TypeAlias = str | OffsetModel
@@ -237,10 +237,9 @@ def _candidate(method: MethodLike, scene: _Scene) -> _Candidate:
 
 
 def _similarities(rows: slice, scene: _Scene) -> np.ndarray:
-    matrix = Matrix()
-    search(scene.queries[rows], scene.targets, scene.metric, replace(scene.compute, progress=None), matrix)
-    only: np.ndarray = matrix.scores[0]
-    return only
+    similarities = Similarities(scene.queries[rows], scene.metric, replace(scene.compute, progress=None))
+    scores: np.ndarray = dense(similarities, scene.targets).numpy()
+    return scores
 
 
 def _plan_scores(name: str, scene: _Scene, rows: slice) -> np.ndarray:
