@@ -151,7 +151,7 @@ def query_batch_points(hub: Hub, given: dict[str, Any]) -> Flow:
     known = yield from hub.lookup(given["collection_name"])
     if known.manifest is None:
         return (yield hub.raw.query_batch_points(**given))
-    requests = [_plain(request) for request in given["requests"]]
+    requests = given["requests"]
     rewritten = [rewrite.rewrite(request, known.manifest, hub.oversampling) for request in requests]
     responses = yield hub.raw.query_batch_points(**(given | {"requests": [each.request for each in rewritten]}))
     return [_finished(*each) for each in zip(responses, rewritten, requests, strict=True)]
@@ -391,30 +391,25 @@ def _kept(hub: Hub, known: Known, selector: Any) -> Flow:
 
 def _request(given: dict[str, Any]) -> models.QueryRequest:
     """The arguments of `query_points` as one request."""
-    return _plain(
-        models.QueryRequest.model_construct(
-            prefetch=given.get("prefetch"),
-            query=given.get("query"),
-            using=given.get("using"),
-            filter=given.get("query_filter"),
-            params=given.get("search_params"),
-            score_threshold=given.get("score_threshold"),
-            limit=given.get("limit", 10),
-            offset=given.get("offset"),
-            with_payload=given.get("with_payload", True),
-            lookup_from=given.get("lookup_from"),
-        )
+    return models.QueryRequest.model_construct(
+        prefetch=given.get("prefetch"),
+        query=_plain(given.get("query")),
+        using=given.get("using"),
+        filter=given.get("query_filter"),
+        params=given.get("search_params"),
+        score_threshold=given.get("score_threshold"),
+        limit=given.get("limit", 10),
+        offset=given.get("offset"),
+        with_payload=given.get("with_payload", True),
+        lookup_from=given.get("lookup_from"),
     )
 
 
-def _plain(request: models.QueryRequest) -> models.QueryRequest:
-    """`request` with its query in the form that a prefetch takes."""
-    query = request.query
+def _plain(query: Any) -> Any:
+    """`query` in a form that a prefetch takes, too."""
     if isinstance(query, np.ndarray):
-        return request.model_copy(update={"query": query.tolist()})
-    if isinstance(query, grpc.PointId):
-        return request.model_copy(update={"query": GrpcToRest.convert_point_id(query)})
-    return request
+        return query.tolist()
+    return GrpcToRest.convert_point_id(query) if isinstance(query, grpc.PointId) else query
 
 
 def _arguments(given: dict[str, Any], request: models.QueryRequest) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -45,26 +46,26 @@ def rewrite(request: models.QueryRequest, manifest: Manifest, oversampling: floa
 
     `oversampling` takes the place of the manifest's.
     """
-    shown = request.model_copy(update={"with_payload": without_our_key(request.with_payload)})
     version = _corrected_vector(request.query, request.using, manifest)
     if version is not None and not version.server_formula:
-        return _ranked_by_client(shown, request, version, oversampling)
+        return _ranked_by_client(request, version, oversampling)
+    shown = without_our_key(request.with_payload)
     prefetches = [rewrite_prefetch(child, manifest, oversampling) for child in _listed(request.prefetch)]
     if version is None:
         query = _over_corrected(request.query, _listed(request.prefetch), manifest)
-        return Rewritten(shown.model_copy(update={"prefetch": prefetches or None, "query": query}))
+        fields = {"prefetch": prefetches or None, "query": query, "with_payload": shown}
+        return Rewritten(request.model_copy(update=fields))
     results = (request.limit or SERVER_LIMIT) + (request.offset or 0)
     candidates = _candidates(request, prefetches, results, version, oversampling)
-    corrected = shown.model_copy(
-        update={
-            "prefetch": [candidates],
-            "query": formula(version),
-            "using": None,
-            "filter": None,
-            "params": None,
-            "lookup_from": None,
-            "score_threshold": similarity_threshold(request.score_threshold, version.metric),
-        }
+    corrected = models.QueryRequest.model_construct(
+        shard_key=request.shard_key,
+        prefetch=[candidates],
+        query=formula(version.key, version.metric),
+        score_threshold=similarity_threshold(request.score_threshold, version.metric),
+        limit=request.limit,
+        offset=request.offset,
+        with_vector=request.with_vector,
+        with_payload=shown,
     )
     return Rewritten(corrected, restore=version if version.metric is Metric.EUCLIDEAN else None)
 
@@ -84,17 +85,17 @@ def rewrite_prefetch(
     results = prefetch.limit or SERVER_LIMIT
     return models.Prefetch.model_construct(
         prefetch=[_candidates(prefetch, prefetches, results, version, oversampling)],
-        query=formula(version),
+        query=formula(version.key, version.metric),
         limit=results,
         score_threshold=similarity_threshold(prefetch.score_threshold, version.metric),
     )
 
 
-def formula(version: Version) -> models.FormulaQuery:
+@lru_cache
+def formula(key: str, metric: Metric) -> models.FormulaQuery:
     """The corrected similarity of a candidate: its score plus its offset, 0 for a point that has none."""
     return models.FormulaQuery.model_construct(
-        formula=models.SumExpression.model_construct(sum=[_similarity(version.metric), version.key]),
-        defaults={version.key: 0.0},
+        formula=models.SumExpression.model_construct(sum=[_similarity(metric), key]), defaults={key: 0.0}
     )
 
 
@@ -153,9 +154,7 @@ def with_distances(points: Sequence[models.ScoredPoint]) -> list[models.ScoredPo
     return [point.model_copy(update={"score": distance(point.score)}) for point in points]
 
 
-def _ranked_by_client(
-    shown: models.QueryRequest, request: models.QueryRequest, version: Version, oversampling: float | None
-) -> Rewritten:
+def _ranked_by_client(request: models.QueryRequest, version: Version, oversampling: float | None) -> Rewritten:
     results = (request.limit or SERVER_LIMIT) + (request.offset or 0)
     selector = request.with_payload
     if selector is None or selector is False:
@@ -171,7 +170,7 @@ def _ranked_by_client(
         "with_payload": selector,
     }
     return Rewritten(
-        shown.model_copy(update=update),
+        request.model_copy(update=update),
         restore=version if version.metric is Metric.EUCLIDEAN else None,
         rank=version,
     )
@@ -185,13 +184,14 @@ def _candidates(
     oversampling: float | None,
 ) -> models.Prefetch:
     """The raw query of `node` over as many candidates as its corrected results may hide among."""
+    query = node.query.nearest if isinstance(node.query, models.NearestQuery) else node.query
     limit = version.candidates(results, oversampling)
     if prefetches:  # a re-scoring ranks what it is given: all of that is candidates
         limit = max(limit, sum(child.limit or SERVER_LIMIT for child in prefetches))
         limit = min(limit, version.max_candidates or limit)
     return models.Prefetch.model_construct(
         prefetch=prefetches or None,
-        query=node.query,
+        query=query,
         using=node.using,
         filter=node.filter,
         params=node.params,

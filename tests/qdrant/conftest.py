@@ -44,7 +44,9 @@ class Photos:
         return models.PointStruct(id=key, vector=given, payload=colour | payload)
 
     def apply(self, **given) -> HubQdrantClient:
-        hubplugin_qdrant.apply(self.plain, "photos", self.bank, using=self.using, **({"method": "is"} | given))
+        hubplugin_qdrant.apply(
+            self.plain, "photos", self.bank, using=self.using, **({"method": "is", "force": True} | given)
+        )
         return HubQdrantClient.wrap(self.plain)
 
     @property
