@@ -39,8 +39,9 @@ def apply(
     store: StoreUrl,
     queries: Queries,
     target_bank: Annotated[str | None, typer.Option(help="A second bank, of example targets.")] = None,
-    method: Annotated[str, typer.Option(help="is, sn, dbsn, dualis, nnn, csls or dn.")] = "dbsn",
+    method: Annotated[str, typer.Option(help="is, sn, dbsn, dualis, nnn, csls, dn or auto.")] = "dbsn",
     settings: Setting = None,
+    force: Annotated[bool, typer.Option("--force", help="Apply it even if it would not help.")] = False,
     device: Device = "auto",
     memory: Memory = "512MiB",
 ) -> None:
@@ -52,7 +53,7 @@ def apply(
     with bars() as progress:
         applied = apply(
             open_store(store), queries, method, target_bank,
-            device=device, memory=memory, progress=progress, **_parameters(settings),
+            force=force, device=device, memory=memory, progress=progress, **_parameters(settings),
         )  # fmt: skip
     typer.echo(f"{store}: {applied}")
 

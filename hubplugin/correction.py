@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,8 @@ from hubplugin.fitting import fit
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.store import Batch, Correction, Id, Store
-from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors, spool
+from hubplugin.tuning import Pairs, check
+from hubplugin.vectors import Progress, VectorLike, as_vectors, spool
 
 CLOSING_PASSES = 3
 """How often a shared store is read again before the switch. Each pass finds what came during the one before, so
@@ -74,7 +74,8 @@ def apply(
     method: str = "dbsn",
     target_bank: VectorLike | None = None,
     *,
-    check: Callable[[OffsetModel, Vectors], None] | None = None,
+    pairs: Pairs = None,
+    force: bool = False,
     device: str = "auto",
     memory: int | str = "512MiB",
     progress: Progress | None = None,
@@ -82,9 +83,10 @@ def apply(
 ) -> Applied:
     """Fits offsets on everything in `store`, writes them, and activates them in one step.
 
-    `check(model, gallery)` raises CorrectionRefused if the correction would not help. A run that was cut off is
-    taken up where it stopped if it is started again with the same arguments.
-    Raises InputError for banks or parameters, StoreError for the store; searches are unchanged in both cases.
+    The correction is first tried on held-out bank queries (`tuning.check`), which raises CorrectionRefused if it
+    would not help; force=True applies it untried. pairs: see `tuning.Pairs`. A run that was cut off is taken up where
+    it stopped if it is started again with the same arguments.
+    Raises InputError for banks or parameters, StoreError for the store; searches are unchanged in every case.
     """
     bank = as_vectors(query_bank, "query bank")
     if bank.dim != store.dim:
@@ -93,10 +95,14 @@ def apply(
         )
     gallery = spool(_reported(store, "reading the gallery", progress), store.url)
     model = fit(
-        bank, method, gallery, target_bank, store.metric, device=device, memory=memory, progress=progress, **parameters
-    )
-    if check is not None:
-        check(model, gallery)
+        bank, method, gallery, target_bank, store.metric,
+        device=device, memory=memory, progress=progress, pairs=pairs, **parameters,
+    )  # fmt: skip
+    if not force:
+        check(
+            bank, gallery, model.method, target_bank,
+            pairs=pairs, metric=store.metric, device=device, memory=memory, progress=progress, **model.parameters,
+        )  # fmt: skip
     return write(store, model, device=device, memory=memory, progress=progress)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from hubplugin.errors import InputError
 from hubplugin.methods import FitInput, configure
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.reductions import Compute
-from hubplugin.vectors import Progress, VectorLike
+from hubplugin.tuning import Pairs, choose
+from hubplugin.vectors import Progress, VectorLike, as_vectors
 
 
 def fit(
@@ -20,21 +22,35 @@ def fit(
     device: str = "auto",
     memory: int | str = "512MiB",
     progress: Progress | None = None,
+    pairs: Pairs = None,
     **parameters: Any,
 ) -> OffsetModel:
     """Estimates the offsets of a gallery from example queries.
 
     query_bank: [m, d]; numpy, torch, memory map, nested lists, or a path (.npy, .npz, .safetensors, .parquet).
     method: is | sn | dbsn | dualis | nnn | csls | dn; `hubplugin.METHODS` has each one's parameters, equation
-        and defaults, which are given here as `parameters`.
+        and defaults, which are given here as `parameters`. Or auto: what does best on held-out bank queries, see
+        `hubplugin.choose`; it needs targets and takes no parameters.
     targets: the gallery [n, d], likewise, or a store. Needed by sn and dbsn; the offsets are centred on it.
     target_bank: [p, d]; needed by dualis, used by dbsn, ignored by the others.
     metric: cosine | dot | euclidean. Temperatures are in the units of the similarity.
     device: "auto" is cuda, then mps, then cpu. memory: bounds the similarities held at one time.
     progress: called as progress(what, done, total).
+    pairs: for auto, which target of the target bank belongs to each bank query; see `hubplugin.tuning.Pairs`.
 
     Raises InputError, one line, for anything that cannot be used as given.
     """
     compute = Compute(device, memory, progress)
+    if method == "auto":
+        if parameters:
+            raise InputError(f"method 'auto' takes no parameters; given: {', '.join(parameters)}")
+        if targets is None:
+            raise InputError("method 'auto' is chosen on the gallery: pass targets=")
+        targets = as_vectors(targets, "targets")
+        winner = choose(
+            query_bank, targets, target_bank,
+            pairs=pairs, metric=metric, device=device, memory=memory, progress=progress,
+        ).winner  # fmt: skip
+        method, parameters = winner.method, winner.parameters
     configuration = configure(method, **parameters)
     return configuration.fit(FitInput.read(query_bank, targets, target_bank, Metric.parse(metric), compute))

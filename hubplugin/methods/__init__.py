@@ -42,7 +42,8 @@ def configured(known: Mapping[str, type[Configuration]], method: str, parameters
     """The configuration called `method` among `known`; raises InputError, one line, which lists the known names or
     parameters, or names the allowed range."""
     if method not in known:
-        raise InputError(f"unknown method {method!r}: use one of {', '.join(known)}")
+        automatic = ", auto" if known is METHODS else ""
+        raise InputError(f"unknown method {method!r}: use one of {', '.join(known)}{automatic}")
     chosen = known[method]
     try:
         return chosen(**parameters)
