@@ -31,6 +31,8 @@ SAFE_EXPONENT = 60.0
 """exp(+-60) summed over a bank of any size stays inside float32, so no maximum need be taken out first."""
 
 
+_SIZE = TypeAdapter(ByteSize)
+
 SAFE_DRIFT = 10.0
 """While log alpha has moved by less, held exponentials lose nothing that counts: what lies below float32's range
 beside its column's peak, 87 in the exponent, is still 67 below it."""
@@ -63,7 +65,7 @@ class Compute:
 
     def bytes(self) -> int:
         try:
-            return max(int(TypeAdapter(ByteSize).validate_python(self.memory)), 1 << 20)
+            return max(int(_SIZE.validate_python(self.memory)), 1 << 20)
         except ValidationError:
             raise InputError(f"memory={self.memory!r} is not a size; write it like '512MiB' or '2GiB'") from None
 
@@ -112,10 +114,10 @@ class Similarities:
         self.metric, self.compute, self.device = metric, compute, compute.torch_device()
         self.bank = _tensor(np.ascontiguousarray(bank, np.float32)).to(self.device)
         self.m, self.dim = bank.shape
-        squares = _squares(bank)
+        squares = np.ones(self.m) if metric is Metric.COSINE else _squares(bank)
         self._norm = math.sqrt(squares.max())
         self._own = torch.from_numpy(-squares / 2 if metric is Metric.EUCLIDEAN else np.zeros(self.m))
-        self._factors: dict[tuple[torch.dtype, float], torch.Tensor] = {}
+        self._banks = {torch.float32: self.bank}
 
     def tiles(
         self,
@@ -135,7 +137,7 @@ class Similarities:
         bias = self._own * scale if weights is None else self._own * scale + weights
         middle = float(bias.max() + bias.min()) / 2  # taken out of the tile, so that exponents stay small
         bias, largest_bias = bias - middle, float(bias.max() - bias.min()) / 2
-        height = rows or self.tile_rows()
+        height = min(rows or self.tile_rows(), targets.rows)
         buffers: dict[torch.dtype, torch.Tensor] = {}
         done = 0
         for block in prepared_blocks(targets, self.metric, max(height, BLOCK_ROWS // height * height)):
@@ -150,11 +152,11 @@ class Similarities:
             block_bias = bias.to(dtype).to(self.device)
             if dtype not in buffers:
                 buffers[dtype] = torch.empty((height, self.m), dtype=dtype, device=self.device)
-            on_device = _tensor(block).to(self.device).to(dtype)
+            on_device = _tensor(block).to(self.device).to(dtype) * scale
             for start in range(0, len(block), height):
                 part = on_device[start : start + height]
                 s = buffers[dtype][: len(part)]
-                _multiply(block_bias, part, self._factor(dtype, scale), s)
+                _multiply(block_bias, part, self._bank(dtype).T, s)
                 yield Tile(done + start, s, own[start : start + height], similarity * abs(scale) + largest_bias)
                 self.compute.report(what, done + start + len(part), targets.rows)
             done += len(block)
@@ -170,10 +172,10 @@ class Similarities:
         wide = similarity > FLOAT32_SIMILARITY and self.device.type != "mps"  # mps has no float64
         return torch.float64 if wide else torch.float32
 
-    def _factor(self, dtype: torch.dtype, scale: float) -> torch.Tensor:
-        if (dtype, scale) not in self._factors:
-            self._factors = {(dtype, scale): (self.bank.to(dtype) * scale).T}
-        return self._factors[dtype, scale]
+    def _bank(self, dtype: torch.dtype) -> torch.Tensor:
+        if dtype not in self._banks:
+            self._banks[dtype] = self.bank.to(dtype)
+        return self._banks[dtype]
 
 
 class HeldSimilarities(Similarities):
