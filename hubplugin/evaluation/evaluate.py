@@ -138,10 +138,10 @@ def evaluate(
     if methods is None:
         methods = [] if given is None else [name for name in METHODS if name != "dualis" or target_bank is not None]
     if temperatures is None:
-        temperatures = TEMPERATURES if metric is Metric.COSINE else ()
+        temperatures = TEMPERATURES if metric is Metric.COSINE and given is not None else ()
 
     raw = _Candidate(RAW, RAW, {}, np.zeros(gallery.rows, np.float32))
-    candidates = [raw, *(_candidate(method, scene) for method in dict.fromkeys(methods))]
+    candidates = list({c.label: c for c in (raw, *(_candidate(method, scene) for method in methods))}.values())
     curve = [
         _candidate(f"{name} tau={tau:g}", scene)
         for name in sorted({c.method for c in candidates if c.method in ("is", "sn", "dbsn")})

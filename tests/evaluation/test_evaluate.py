@@ -1,0 +1,221 @@
+"""`evaluate` as a user calls it: figures against the whole matrix in float64, exports, the report, and refusals."""
+
+from __future__ import annotations
+
+import csv
+import json
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy import stats
+
+import hubplugin
+from hubplugin import InputError
+from hubplugin.activation import fit_rule
+from tests.core.formulas import inverted_softmax, similarity
+
+RULES = ["dis", "dualdis", "dsl", "gc", "ssn"]
+
+
+@pytest.fixture(scope="module")
+def scene():
+    """Pairs and a bank of others, all drawn towards one direction, some targets more than others."""
+    rng = np.random.default_rng(11)
+    pull = rng.normal(size=12)
+
+    def pairs(rows):
+        meaning = rng.normal(size=(rows, 12))
+        hubness = rng.exponential(0.5, (rows, 1))
+        return meaning + 0.5 * pull + 0.35 * rng.normal(size=(rows, 12)), meaning + hubness * pull
+
+    (queries, targets), (query_bank, target_bank) = pairs(150), pairs(400)
+    return {"queries": queries, "targets": targets, "query_bank": query_bank, "target_bank": target_bank}
+
+
+@pytest.fixture(scope="module")
+def evaluation(scene):
+    return hubplugin.evaluate(**scene, methods=["is", "dbsn", "nnn k=5", *RULES, "otn", "l2n", "hn"], k=5)
+
+
+def ranks_in(scores):
+    own = np.diag(scores)[:, None]
+    return 1 + (scores > own).sum(axis=1)
+
+
+def skewness_in(scores, k):
+    found = np.argsort(-scores, axis=1)[:, :k]
+    return stats.skew(np.bincount(found.ravel(), minlength=scores.shape[1]))
+
+
+@pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])
+def test_raw_and_corrected_figures_are_those_of_the_whole_matrix(scene, metric):
+    found = hubplugin.evaluate(**scene, methods=["is tau=0.5"], metric=metric, temperatures=())
+    raw = similarity(scene["queries"], scene["targets"], metric)
+    corrected = raw + inverted_softmax(scene["query_bank"], scene["targets"], metric, 0.5)
+    for result, scores in zip(found.methods, (raw, corrected), strict=True):
+        ranks = ranks_in(scores)
+        for k in (1, 5, 10):
+            assert result.recall[k].value == pytest.approx((ranks <= k).mean())
+        assert result.median_rank.value == np.median(ranks)
+        assert result.mean_rank.value == pytest.approx(ranks.mean())
+        assert result.mean_average_precision.value == pytest.approx(np.where(ranks <= 10, 1 / ranks, 0).mean())
+        assert result.hubness.skewness == pytest.approx(skewness_in(scores, 10))
+
+
+def test_every_kind_of_method_stands_in_the_result(evaluation):
+    assert [m.label for m in evaluation.methods] == ["raw", "is", "dbsn", "nnn k=5", *RULES, "otn", "l2n", "hn"]
+    assert [m.label for m in evaluation.methods if not m.storable] == [*RULES, "otn", "l2n", "hn"]
+    assert evaluation["nnn k=5"].parameters == {"k": 5, "alpha": 0.5}
+
+
+def test_a_query_dependent_rule_is_ranked_by_its_own_scores(scene, evaluation):
+    rule = fit_rule(scene["query_bank"], "dsl", scene["targets"])
+    scores = rule.rescore(similarity(scene["queries"], scene["targets"], "cosine"), rule.keep(scene["targets"]))
+    assert evaluation["dsl"].recall[1].value == pytest.approx((ranks_in(scores) == 1).mean(), abs=0.007)
+    assert evaluation["dsl"].hubness.skewness == pytest.approx(skewness_in(scores, 5), abs=0.02)
+
+
+def test_the_zeros_of_a_sparse_plan_are_no_hits(evaluation):
+    matched = evaluation["hn"].recall[1].value
+    middle_of_the_rest = (150 + 1 + 2) / 2 - 0.5
+    assert evaluation["hn"].recall[5].value == matched
+    assert evaluation["hn"].mean_rank.value == pytest.approx(matched + (1 - matched) * middle_of_the_rest, abs=0.6)
+
+
+def test_a_transductive_plan_is_never_recommended(evaluation):
+    assert evaluation["otn"].recall[1].value > evaluation["is"].recall[1].value
+    assert evaluation.best not in ("otn", "l2n", "hn")
+
+
+def test_on_real_pairs_the_helpful_method_is_chosen_and_the_harmful_one_named(real):
+    found = hubplugin.evaluate(
+        real["test_queries"], real["test_targets"], None, real["bank_queries"], real["bank_targets"],
+        methods=["is tau=0.02", "dbsn"], temperatures=(),
+    )  # fmt: skip
+    told = " ".join(found.sentences())
+    assert found["dbsn"].versus_raw.difference.low > 0
+    assert (
+        f"Chosen: dbsn, because it puts the most true targets first: {100 * found['dbsn'].recall[1].value:.1f}" in told
+    )
+    assert "Worse than no correction beyond chance: is tau=0.02." in told
+
+
+def test_nothing_is_chosen_where_nothing_helps(rng):
+    vectors = np.eye(60) + 0.01 * rng.normal(size=(60, 60))
+    found = hubplugin.evaluate(vectors, vectors, query_bank=vectors[::-1], methods=["is", "nnn"], temperatures=())
+    assert found.best is None
+    assert "Chosen: no correction" in " ".join(found.sentences())
+
+
+def test_any_two_methods_can_be_compared(evaluation):
+    there, back = evaluation.compare("is", "dbsn"), evaluation.compare("dbsn", "is")
+    assert (there.won, there.lost) == (back.lost, back.won)
+    assert there.p == back.p
+
+
+def test_a_fitted_model_is_evaluated_as_the_method_it_was_fitted_by(scene, evaluation):
+    model = hubplugin.fit(scene["query_bank"], "is", targets=scene["targets"])
+    found = hubplugin.evaluate(scene["queries"], scene["targets"], methods=[model], k=5)
+    assert found.methods[1].recall[1] == evaluation["is"].recall[1]
+
+
+def test_without_banks_the_raw_search_alone_is_measured(scene):
+    found = hubplugin.evaluate(scene["queries"], scene["targets"])
+    assert [m.label for m in found.methods] == ["raw"]
+    assert found.banks.coverage is None
+
+
+def test_collapsed_embeddings_have_no_recall(rng):
+    same = np.broadcast_to(rng.normal(size=96), (64, 96))
+    assert hubplugin.evaluate(rng.normal(size=(64, 96)), same).raw.recall[10].value == 0
+
+
+def test_the_curve_over_temperatures_meets_the_method_at_its_own(evaluation):
+    point = next(p for p in evaluation.sweep if p.method == "is" and p.tau == 0.05)
+    assert point.recall == evaluation["is"].recall[1]
+    assert point.skewness == evaluation["is"].hubness.skewness
+
+
+def test_the_same_seed_gives_the_same_result(scene):
+    first, second = (hubplugin.evaluate(**scene, methods=["is"], temperatures=(), seed=4) for _ in range(2))
+    assert first.model_dump() == second.model_dump()
+
+
+def test_it_prints_as_a_table_with_every_method(evaluation):
+    printed = str(evaluation)
+    assert all(method.label in printed for method in evaluation.methods)
+
+
+def test_json_holds_every_figure_and_csv_one_line_a_method(evaluation, tmp_path):
+    evaluation.to_json(tmp_path / "result.json")
+    evaluation.to_csv(tmp_path / "result.csv")
+    read = json.loads((tmp_path / "result.json").read_text())
+    assert [m["recall"]["1"]["value"] for m in read["methods"]] == [m.recall[1].value for m in evaluation.methods]
+    with (tmp_path / "result.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["label"] for row in rows] == [m.label for m in evaluation.methods]
+    assert float(rows[1]["R@1 low"]) == evaluation["is"].recall[1].low
+
+
+class References(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.found, self.tags = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.found += [
+            value for key, value in attrs if key in ("src", "href", "xlink:href", "srcset", "data", "action")
+        ]
+
+
+def test_the_report_refers_to_nothing_outside_itself_and_shows_names_and_thumbnails(scene, tmp_path):
+    Image.new("RGB", (400, 300), "red").save(tmp_path / "red.png")
+    names = [f"<b>photo {row}" for row in range(150)]
+    found = hubplugin.evaluate(
+        **scene,
+        methods=["is", "dbsn"],
+        names=names,
+        thumbnails=[tmp_path / "red.png", None] * 75,
+        temperatures=(0.05, 0.1),
+    )
+    found.to_html(tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    page = References()
+    page.feed(text)
+    assert all(reference.startswith(("data:image/jpeg;base64,", "#")) for reference in page.found)
+    assert "@import" not in text
+    assert all(part.startswith("#") for part in text.split("url(")[1:])
+    assert page.tags.count("svg") == 3
+    assert page.tags.count("img") == sum(hub.row % 2 == 0 for hub in found.hubs)
+    assert f"&lt;b&gt;photo {found.hubs[0].row}" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"k": 151}, "k=151 is not between 1 and the 150 targets"),
+        ({"k": 0}, "k=0"),
+        ({"truth": [150] * 150}, "target 150, but there are 150"),
+        ({"methods": ["magic"]}, "unknown method 'magic': use one of is, sn, .*gc.*hn"),
+        ({"methods": ["is tau=-1"]}, "tau='-1' is refused: Input should be greater than 0"),
+        ({"methods": ["is tau"]}, "'tau' is no parameter; expected NAME=VALUE"),
+        ({"methods": ["otn tau=1"]}, "takes no parameters"),
+        ({"methods": ["is"], "query_bank": None}, "needs example queries"),
+        ({"names": ["a"]}, "names has 1 entries for 150 vectors"),
+        ({"queries": np.ones((150, 3))}, "3 dimensions"),
+        ({"methods": ["dualis"], "target_bank": None}, "target_bank="),
+    ],
+)
+def test_bad_input_is_one_line_that_says_what_to_do(scene, change, said):
+    with pytest.raises(InputError, match=said) as refused:
+        hubplugin.evaluate(**{**scene, "methods": ["is"], **change})
+    assert "\n" not in str(refused.value)
+
+
+def test_a_thumbnail_that_is_no_image_is_refused(scene, tmp_path):
+    (tmp_path / "text.png").write_text("no image")
+    with pytest.raises(InputError, match=r"text\.png"):
+        hubplugin.evaluate(scene["queries"], scene["targets"], thumbnails=[tmp_path / "text.png"] * 150)

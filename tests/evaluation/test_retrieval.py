@@ -1,0 +1,105 @@
+"""Retrieval figures against ranx and scikit-learn where they define the same, and against hand counts for ties."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import ranx
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import ndcg_score
+
+from hubplugin import InputError
+from hubplugin.evaluation.retrieval import Truth, average_precision, expected_ranks, ndcg, recall
+from hubplugin.evaluation.truth import as_truth
+
+TARGETS = 30
+
+
+@st.composite
+def judged_scores(draw):
+    """Scores [q, n] without ties, and one to five graded true targets a query."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    queries = draw(st.integers(1, 8))
+    scores = rng.permuted(np.tile(np.arange(TARGETS, dtype=np.float64), (queries, 1)), axis=1)
+    rows = [rng.choice(TARGETS, rng.integers(1, 6), replace=False) for _ in range(queries)]
+    truth = as_truth(rows, queries, TARGETS)
+    return scores, Truth(truth.query_rows, truth.target_rows, rng.integers(1, 4, len(truth.query_rows)).astype(float))
+
+
+def ranks_of(scores, truth):
+    own = scores[truth.query_rows, truth.target_rows][:, None]
+    rows = scores[truth.query_rows]
+    return expected_ranks(truth, (rows > own).sum(axis=1), (rows == own).sum(axis=1) - 1)
+
+
+def ranx_values(scores, truth, metric):
+    qrels = {f"{q:03}": {} for q in truth.judged}
+    for q, t, grade in zip(truth.query_rows, truth.target_rows, truth.grades, strict=True):
+        qrels[f"{q:03}"][str(t)] = int(grade)
+    run = {f"{q:03}": {str(t): float(s) for t, s in enumerate(row)} for q, row in enumerate(scores)}
+    found = ranx.evaluate(ranx.Qrels(qrels), ranx.Run(run), metric, return_mean=False)
+    return np.atleast_1d(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "theirs"),
+    [
+        ("hit rate", recall, "hit_rate"),
+        ("average precision", average_precision, "map"),
+        ("nDCG", ndcg, "ndcg"),
+    ],
+)
+def test_figures_of_graded_truth_are_those_of_ranx(name, function, theirs):
+    rng = np.random.default_rng(3)
+    scores = rng.permuted(np.tile(np.arange(TARGETS, dtype=float), (25, 1)), axis=1)
+    rows = [rng.choice(TARGETS, rng.integers(1, 6), replace=False) for _ in range(25)]
+    plain = as_truth(rows, 25, TARGETS)
+    truth = Truth(plain.query_rows, plain.target_rows, rng.integers(1, 4, len(plain.query_rows)).astype(float))
+    for k in (1, 3, 10, TARGETS):
+        ours = function(ranks_of(scores, truth), k)
+        np.testing.assert_allclose(ours, ranx_values(scores, truth, f"{theirs}@{k}"), atol=1e-9)
+
+
+@given(judged_scores())
+def test_ndcg_is_that_of_scikit_learn(drawn):
+    scores, truth = drawn
+    relevance = np.zeros_like(scores)
+    relevance[truth.query_rows, truth.target_rows] = truth.grades
+    for k in (1, 5, TARGETS):
+        assert ndcg(ranks_of(scores, truth), k).mean() == pytest.approx(ndcg_score(relevance, scores, k=k))
+
+
+@given(judged_scores())
+def test_no_figure_leaves_0_to_1_and_none_falls_with_k(drawn):
+    ranks = ranks_of(*drawn)
+    for function in (recall, average_precision):
+        by_k = np.array([function(ranks, k) for k in range(1, TARGETS + 1)])
+        assert (by_k >= 0).all()
+        assert (by_k <= 1 + 1e-12).all()
+        assert (np.diff(by_k, axis=0) >= 0).all()
+
+
+def test_constant_scores_are_no_perfect_recall():
+    ranks = ranks_of(np.zeros((4, TARGETS)), as_truth([0, 7, 3, 29], 4, TARGETS))
+    assert ranks.best.tolist() == [(1 + TARGETS) / 2] * 4
+    assert recall(ranks, 10).sum() == 0
+
+
+def test_tied_true_targets_stand_where_they_stand_on_average_over_all_orders(rng):
+    # one target above, then a group of six tied of which two are true
+    truth = as_truth([[2, 5]], 1, 9)
+    scores = np.array([[3, 2, 2, 2, 2, 2, 2, 1, 1]], float)
+    drawn = np.sort([rng.permutation(6)[:2] for _ in range(40_000)], axis=1).mean(axis=0) + 2
+    np.testing.assert_allclose(ranks_of(scores, truth).values, drawn, atol=0.03)
+
+
+def test_tied_true_targets_gain_no_more_than_perfect_precision():
+    ranks = ranks_of(np.ones((1, 2)), as_truth([[0, 1]], 1, 2))
+    assert ranks.values.tolist() == [1, 2]
+    assert average_precision(ranks, 2).tolist() == [1]
+
+
+def test_k_below_1_is_refused():
+    with pytest.raises(InputError, match="k=0"):
+        recall(ranks_of(np.eye(3), as_truth(None, 3, 3)), 0)

@@ -1,0 +1,65 @@
+"""Intervals and the paired test against scipy and against simulated truth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.metrics import confusion_matrix
+
+from hubplugin.evaluation.hubness import skewness
+from hubplugin.evaluation.significance import compare, hubness_interval, interval
+
+
+def test_the_interval_of_a_mean_is_the_normal_one_where_there_are_many_queries(rng):
+    values = rng.exponential(size=5000)
+    found, error = interval(values, 0), stats.sem(values)
+    assert found.value == pytest.approx(values.mean())
+    assert found.low == pytest.approx(values.mean() - 1.96 * error, abs=0.15 * error)
+    assert found.high == pytest.approx(values.mean() + 1.96 * error, abs=0.15 * error)
+
+
+def test_intervals_of_recall_hold_the_truth_about_as_often_as_they_say(rng):
+    held = 0
+    for seed in range(200):
+        found = interval((rng.random(300) < 0.6).astype(float), seed, resamples=300)
+        held += found.low <= 0.6 <= found.high
+    assert 0.90 <= held / 200 <= 0.985
+
+
+def test_the_interval_of_skewness_holds_what_another_sample_of_queries_gives(rng):
+    popularity = rng.dirichlet(np.full(200, 0.7))
+
+    def found():
+        return rng.choice(200, (400, 5), p=popularity)
+
+    def of(rows):
+        return skewness(np.bincount(rows.ravel(), minlength=200))
+
+    typical = np.mean([of(found()) for _ in range(200)])
+    held = 0
+    for seed in range(60):
+        figure = hubness_interval(found(), 200, skewness, seed, resamples=100)
+        held += figure.low <= typical <= figure.high
+    assert held / 60 > 0.85
+
+
+def test_a_figure_without_spread_has_an_interval_of_no_width():
+    found = interval(np.ones(10), 0)
+    assert (found.value, found.low, found.high) == (1, 1, 1)
+
+
+def test_the_paired_test_is_mcnemars(rng):
+    first, second = rng.integers(1, 4, 300).astype(float), rng.integers(1, 3, 300).astype(float)
+    found = compare(first, second, 0)
+    (_, won), (lost, _) = confusion_matrix(first == 1, second == 1)
+    assert (found.won, found.lost) == (won, lost)
+    smaller = min(won, lost)
+    assert found.p == pytest.approx(min(1, 2 * stats.binom.cdf(smaller, won + lost, 0.5)))
+    assert found.difference.value == pytest.approx((won - lost) / 300)
+
+
+def test_a_method_against_itself_shows_nothing():
+    ranks = np.array([1.0, 2.0, 1.0])
+    found = compare(ranks, ranks, 0)
+    assert (found.won, found.lost, found.p, found.difference.value) == (0, 0, 1.0, 0.0)

@@ -1,0 +1,81 @@
+"""Ground truth in every accepted form, and one clear line for what is none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hubplugin import InputError
+from hubplugin.evaluation.truth import as_truth
+
+
+def pairs(truth):
+    return list(zip(truth.query_rows.tolist(), truth.target_rows.tolist(), strict=True))
+
+
+def test_without_truth_row_i_belongs_to_row_i():
+    assert pairs(as_truth(None, 3, 3)) == [(0, 0), (1, 1), (2, 2)]
+
+
+@pytest.mark.parametrize("source", [np.array([[4, 1], [0, 2]]), [[4, 1], [0, 2]], [np.array([4, 1]), (0, 2)]])
+def test_several_targets_a_query_as_an_array_or_as_lists(source):
+    assert pairs(as_truth(source, 2, 5)) == [(0, 1), (0, 4), (1, 0), (1, 2)]
+
+
+def test_a_query_without_a_true_target_is_not_judged():
+    truth = as_truth([[3], [], [1, 0]], 3, 4)
+    assert truth.judged.tolist() == [0, 2]
+    assert truth.counts.tolist() == [1, 2]
+
+
+def test_an_npy_file(tmp_path):
+    np.save(tmp_path / "truth.npy", np.array([2, 0]))
+    assert pairs(as_truth(tmp_path / "truth.npy", 2, 3)) == [(0, 2), (1, 0)]
+
+
+def test_a_qrels_file_by_name_with_grades_and_without_the_irrelevant(tmp_path):
+    file = tmp_path / "photos.qrels"
+    file.write_text("q2 0 cat 1\nq1 0 dog 3\nq1 0 cat 0\nq1 0 owl 1\n")
+    truth = as_truth(file, 2, 3, query_names=["q1", "q2"], names=["cat", "dog", "owl"])
+    assert pairs(truth) == [(0, 1), (0, 2), (1, 0)]
+    assert truth.grades.tolist() == [3, 1, 1]
+
+
+def test_a_qrels_file_of_row_numbers_needs_no_names(tmp_path):
+    file = tmp_path / "photos.txt"
+    file.write_text("0 0 2 1\n1 0 0 1\n")
+    assert pairs(as_truth(file, 2, 3)) == [(0, 2), (1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ([0, 9], "target 9, but there are 5; expected rows 0 to 4"),
+        ([0, -1], "target -1"),
+        ([0], "1 rows for 2 queries"),
+        ([[], []], "no true target"),
+        ([0.5, 1.0], "no list of row numbers"),
+        ([[0, 0], [1]], "target 0 twice for query 0"),
+        (None, "do not pair up"),
+        ("missing.qrels", "no qrels file"),
+        ("missing.npy", "cannot be read"),
+    ],
+)
+def test_what_is_no_ground_truth_is_refused_in_one_line(source, said):
+    with pytest.raises(InputError, match=said) as refused:
+        as_truth(source, 2, 5)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("line", "said"), [("q1 0 owl 1", "'owl' is not among the 2 known"), ("q1 owl", "qrels file")])
+def test_a_qrels_file_that_does_not_fit_is_refused(tmp_path, line, said):
+    file = tmp_path / "photos.qrels"
+    file.write_text(line + "\n")
+    with pytest.raises(InputError, match=said):
+        as_truth(file, 1, 2, query_names=["q1"], names=["cat", "dog"])
+
+
+def test_a_pickled_array_is_never_loaded(tmp_path):
+    np.save(tmp_path / "truth.npy", np.array([[0], [1, 2]], dtype=object), allow_pickle=True)
+    with pytest.raises(InputError, match="cannot be read"):
+        as_truth(tmp_path / "truth.npy", 2, 3)
