@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from qdrant_client import QdrantClient, models
 
 from hubplugin.metric import Metric
+from hubplugin.model import OffsetModel
+from hubplugin.store import Batch
 from hubplugin_qdrant.client import HubQdrantClient
 from hubplugin_qdrant.flows import Known
 from hubplugin_qdrant.manifest import SMALLEST_PAGE, Manifest, Version
@@ -27,11 +30,35 @@ ROUNDING = 1e-5
 """Scores that differ by less are the same."""
 
 
+def chosen_probes(model: OffsetModel, scan: Iterator[Batch]) -> np.ndarray:
+    """Queries of the bank of `model`: [m, d]; where it keeps no more than their mean, vectors of the gallery."""
+    bank = model.terms[0].bank
+    if len(bank) == 1:
+        bank = next(scan).vectors
+    rows = np.linspace(0, len(bank) - 1, min(PROBES, len(bank))).astype(int)
+    probes: np.ndarray = bank[rows]
+    return probes
+
+
 def calibrated(client: QdrantClient, collection: str, version: Version, probes: np.ndarray, points: int) -> Version:
-    """`version` with twice the oversampling that gives each of `probes` [m, d] its exact corrected top 10.
+    """`version` with the oversampling that suits `collection`; see `with_oversampling`."""
+    return with_oversampling(
+        version,
+        points,
+        lambda oversampling: _scores(client, collection, version, probes, oversampling),
+        lambda candidates: _last_candidates(client, collection, version, probes, candidates),
+    )
+
+
+def with_oversampling(
+    version: Version, points: int, corrected: Callable[[float], np.ndarray], last: Callable[[int], np.ndarray]
+) -> Version:
+    """`version` with twice the oversampling that gives each probe its exact corrected top 10.
 
     The number of candidates is doubled until the top 10 is certain: no point outside the candidates can score above
-    the last candidate's score plus the largest offset.
+    the last candidate's score plus the largest offset. `corrected(oversampling)` are the corrected similarities of the
+    best 10 of each probe [m, 10], `last(candidates)` the raw one of its last candidate [m]; `points` is how many
+    there are.
     """
     most = max(min(points, MOST_CANDIDATES, version.max_candidates or points), SMALLEST_PAGE)
     tried: list[tuple[float, np.ndarray]] = []
@@ -39,14 +66,13 @@ def calibrated(client: QdrantClient, collection: str, version: Version, probes: 
     while not certain and candidates < most:
         candidates = min(2 * candidates, most)
         oversampling = candidates / SMALLEST_PAGE
-        corrected = _scores(client, collection, version, probes, oversampling)
-        last = _last_candidates(client, collection, version, probes, candidates)
-        certain = candidates >= points or bool((corrected[:, -1] >= last + version.largest - ROUNDING).all())
-        tried.append((oversampling, corrected))
+        found = corrected(oversampling)
+        certain = candidates >= points or bool((found[:, -1] >= last(candidates) + version.largest - ROUNDING).all())
+        tried.append((oversampling, found))
     if not tried:
         return version.model_copy(update={"oversampling": 1.0, "certain": True})
     exact = tried[-1][1][:, -1:]
-    agreements = [float((corrected >= exact - ROUNDING).mean()) for _, corrected in tried]
+    agreements = [float((found >= exact - ROUNDING).mean()) for _, found in tried]
     enough = agreements.index(1.0)  # the last is compared with itself
     oversampling = min(MARGIN * tried[enough][0], most / SMALLEST_PAGE)
     return version.model_copy(update={"oversampling": oversampling, "certain": certain})

@@ -29,6 +29,7 @@ from hubplugin.model import OffsetModel, load
 from hubplugin.store import Batch, Correction, Hits, Id, Store
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import rewrite
+from hubplugin_qdrant.calibration import chosen_probes, with_oversampling
 from hubplugin_qdrant.manifest import Manifest, Version
 
 BATCH = 2000
@@ -51,6 +52,7 @@ class EdgeStore(Store):
         self.using, (self.metric, self.dim) = _chosen_vector(self.url, self.path, using)
         self._folder = self.path / "hub"
         self._target: Version | None = None
+        self._probes = np.empty((0, self.dim), np.float32)
         self._known: tuple[Any, Manifest] = (None, Manifest())
 
     @classmethod
@@ -169,6 +171,7 @@ class EdgeStore(Store):
     def begin(self, model: OffsetModel) -> Id | None:
         if self.count() == 0:
             raise StoreError(f"{self.url}: the shard is empty; add points first")
+        self._probes = chosen_probes(model, self.scan())
         manifest = self._manifest()
         active, writing = manifest.active.get(self.using), manifest.writing
         if active is not None and active.model == model.fingerprint:
@@ -194,15 +197,37 @@ class EdgeStore(Store):
 
     def activate(self) -> None:
         target, manifest = self._begun(), self._manifest()
-        before = manifest.active.get(self.using)
-        if before != target:
-            with _one_line(self.url):  # with an index the formula takes half the time
+        with _one_line(self.url):
+            if target.key not in self.shard.info().payload_schema:  # with an index the formula takes half the time
                 self.shard.update(edge.UpdateOperation.create_field_index(target.key, edge.PayloadSchemaType.Float))
-                self.shard.flush()
-            retired = manifest.retired + ((before,) if before is not None else ())
-            active = manifest.active | {self.using: target}
-            self._write_manifest(manifest.changed(active=active, writing=None, retired=retired))
+            self.shard.flush()
+            target = self._calibrated(target)
+        before, retired = manifest.active.get(self.using), manifest.retired
+        if before is not None and before.number != target.number:
+            retired += (before,)
+        writing = manifest.writing if manifest.writing is not None and manifest.writing.vector != self.using else None
+        active = manifest.active | {self.using: target}
+        self._write_manifest(manifest.changed(active=active, writing=writing, retired=retired))
+
+    def release(self) -> None:
         self._target = None
+
+    def _calibrated(self, version: Version) -> Version:
+        def similarities(limit: int, version: Version | None, offset: int = 0) -> np.ndarray:
+            requests = [self._request(probe, limit, version, offset=offset) for probe in self._probes]
+            found = np.full((len(requests), limit), -np.inf)
+            for row, points in enumerate(self.shard.query_batch(edge.QueryBatchRequest(requests))):
+                found[row, : len(points)] = [point.score for point in points]
+            if version is None and self.metric is Metric.EUCLIDEAN:
+                found = -0.5 * found * np.abs(found)
+            return found
+
+        def corrected(oversampling: float) -> np.ndarray:
+            return similarities(m.SMALLEST_PAGE, version.model_copy(update={"oversampling": oversampling}))
+
+        return with_oversampling(
+            version, self.count(), corrected, lambda candidates: similarities(1, None, candidates - 1)[:, 0]
+        )
 
     def remove(self) -> None:
         """Deletes our payload, indexes and folder and nothing else; goes on where it was cut off."""

@@ -1,0 +1,471 @@
+"""The places where the scenarios run: each says whether it is there, starts, offers clients, and cleans up."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import trustme
+from pytest_docker.plugin import DockerComposeExecutor, get_docker_services
+from qdrant_client import AsyncQdrantClient, QdrantClient
+
+from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
+from integration_tests.galleries import Collection, Gallery, Shard
+from integration_tests.waiting import wait_until
+
+HERE = Path(__file__).parent
+
+TEST_KEY = "for-tests-only"
+
+
+class Backend(ABC):
+    """One place. `can` lists what scenarios may ask of it:
+
+    client      has qdrant-client's API; all but Edge
+    graph       builds an HNSW graph
+    threads     may be used from several threads at once
+    processes   another process can open it by URL
+    disk        what is written can be closed and opened again
+    server, restart, fresh, keyed, tls, cluster    a server; one that can be restarted; one with another, empty one
+                beside it, one that asks for an api key, one that speaks TLS; a cluster whose nodes can be stopped
+    """
+
+    name: str
+    can: frozenset[str]
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """Why it is not there, and what to start; None if it is there."""
+        return None
+
+    @contextmanager
+    def started(self, folder: Path) -> Iterator[None]:
+        """Runs it, with `folder` to keep files in, until the session ends."""
+        self.folder = folder
+        yield
+
+    @abstractmethod
+    def gallery(self, **options) -> Gallery:
+        """A fresh gallery under a name of its own; see `galleries`."""
+
+
+class Edge(Backend):
+    name = "edge"
+    can = frozenset({"graph", "threads", "processes", "disk"})
+
+    @classmethod
+    def missing(cls) -> str | None:
+        try:
+            import qdrant_edge  # noqa: F401
+        except ImportError:
+            return "pip install 'hubplugin[edge]'"
+        return None
+
+    def gallery(self, **options) -> Gallery:
+        return Shard(self.folder / uuid.uuid4().hex, **options)
+
+
+class ClientBackend(Backend):
+    """A backend with qdrant-client's API."""
+
+    def gallery(self, **options) -> Gallery:
+        name = f"hubplugin-test-{uuid.uuid4().hex[:12]}"
+        return Collection(self, name, **options)
+
+    @abstractmethod
+    def client(self) -> QdrantClient: ...
+
+    @abstractmethod
+    def wrapped(self) -> HubQdrantClient:
+        """As an application makes one."""
+
+    @abstractmethod
+    def wrapped_async(self) -> AsyncHubQdrantClient: ...
+
+    @abstractmethod
+    def url(self, collection: str) -> str: ...
+
+
+class Memory(ClientBackend):
+    name = "local"
+    can = frozenset({"client"})
+
+    @contextmanager
+    def started(self, folder: Path) -> Iterator[None]:
+        self._client = QdrantClient(":memory:")
+        yield
+        self._client.close()
+
+    def client(self) -> QdrantClient:
+        return self._client
+
+    def wrapped(self) -> HubQdrantClient:
+        return HubQdrantClient.wrap(self._client)
+
+    def wrapped_async(self) -> AsyncHubQdrantClient:
+        return _async_over(self._client)
+
+    def url(self, collection: str) -> str:
+        raise NotImplementedError("memory has no URL")
+
+
+class Disk(ClientBackend):
+    name = "local-path"
+    can = frozenset({"client", "disk", "processes"})
+
+    @contextmanager
+    def started(self, folder: Path) -> Iterator[None]:
+        self._folder, self._client = folder, None
+        yield
+        self.close()
+
+    def client(self) -> QdrantClient:
+        if self._client is None:
+            self._client = QdrantClient(path=str(self._folder))
+        return self._client
+
+    def close(self) -> None:
+        """Lets another process have the folder, until `client` is called again."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def wrapped(self) -> HubQdrantClient:
+        return HubQdrantClient.wrap(self.client())
+
+    def wrapped_async(self) -> AsyncHubQdrantClient:
+        return _async_over(self.client())
+
+    def url(self, collection: str) -> str:
+        return f"qdrant-local:{self._folder}/{collection}"
+
+
+def _async_over(client: QdrantClient) -> AsyncHubQdrantClient:
+    """An async client on the collections of a local one: both local modes keep them in the same kind of object."""
+    plain = AsyncQdrantClient(":memory:")
+    plain._client.collections = client._client.collections
+    return AsyncHubQdrantClient.wrap(plain)
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where one server answers, and how it wants to be spoken to. `authority` is the certificate to trust, where it
+    is none that the system trusts."""
+
+    host: str
+    http: int
+    grpc: int
+    api_key: str | None = None
+    https: bool = False
+    authority: Path | None = None
+    prefer_grpc: bool = False
+
+    def options(self) -> dict:
+        trust = {"verify": str(self.authority)} if self.authority else {}
+        return {
+            "host": self.host,
+            "port": self.http,
+            "grpc_port": self.grpc,
+            "api_key": self.api_key,
+            "prefer_grpc": self.prefer_grpc,
+            "timeout": 60,
+            "check_compatibility": False,  # the matrix holds servers older than the client on purpose
+            "https": self.https,
+            **trust,
+        }
+
+    def client(self) -> QdrantClient:
+        return QdrantClient(**self.options())
+
+    def ready(self) -> bool:
+        scheme = "https" if self.https else "http"
+        verify = ssl.create_default_context(cafile=self.authority) if self.authority else True
+        try:
+            return httpx.get(f"{scheme}://{self.host}:{self.http}/readyz", verify=verify).is_success
+        except httpx.TransportError:
+            return False
+
+    def url(self, collection: str) -> str:
+        return f"qdrant{'+https' if self.https else ''}://{self.host}:{self.http}/{collection}"
+
+
+class Server(ClientBackend):
+    """A backend that is a server at `address`."""
+
+    can = frozenset({"client", "graph", "threads", "processes", "server"})
+    address: Address
+
+    def client(self) -> QdrantClient:
+        return self.address.client()
+
+    def wrapped(self) -> HubQdrantClient:
+        return HubQdrantClient(**self.address.options())
+
+    def wrapped_async(self) -> AsyncHubQdrantClient:
+        return AsyncHubQdrantClient(**self.address.options())
+
+    def url(self, collection: str) -> str:
+        return self.address.url(collection)
+
+    def version(self) -> tuple[int, int]:
+        major, minor = self.client().info().version.split(".")[:2]
+        return int(major), int(minor)
+
+
+class Url(Server):
+    name = "url"
+
+    @classmethod
+    def missing(cls) -> str | None:
+        return (
+            None
+            if os.environ.get("HUBPLUGIN_QDRANT_URL")
+            else "set HUBPLUGIN_QDRANT_URL, and QDRANT_API_KEY if it asks"
+        )
+
+    @contextmanager
+    def started(self, folder: Path) -> Iterator[None]:
+        url = httpx.URL(os.environ["HUBPLUGIN_QDRANT_URL"])
+        if url.scheme not in ("http", "https"):
+            raise ValueError("HUBPLUGIN_QDRANT_URL: expected http://HOST:6333 or https://HOST:6333")
+        self.address = Address(
+            url.host, url.port or 6333, 6334, api_key=os.environ.get("QDRANT_API_KEY"), https=url.scheme == "https"
+        )
+        wait_until(self.address.ready)
+        yield
+
+
+class Binary(Server):
+    name = "binary"
+    can = Server.can | {"disk", "restart", "fresh"}
+
+    @classmethod
+    def missing(cls) -> str | None:
+        return None if shutil.which("qdrant") else "put a qdrant executable on PATH"
+
+    @contextmanager
+    def started(self, folder: Path) -> Iterator[None]:
+        with ExitStack() as stack:
+            self._process = _Process(folder / "server")
+            stack.callback(self._process.stop)
+            self.address = self._process.address
+            self._process.start()
+            self._stack, self._folder = stack, folder
+            yield
+
+    def restart(self) -> None:
+        self._process.stop()
+        self._process.start()
+
+    def fresh(self) -> Address:
+        """The address of an empty server, which goes when the session does."""
+        process = _Process(self._folder / "fresh")
+        self._stack.callback(process.stop)
+        process.start()
+        return process.address
+
+
+class _Process:
+    """A qdrant executable with its storage under `folder`, on ports that stay the same when it is started again."""
+
+    def __init__(self, folder: Path):
+        self._folder, self._running = folder, None
+        folder.mkdir(parents=True)
+        self.address = Address("127.0.0.1", *free_ports(2))
+
+    def start(self) -> None:
+        settings = {
+            "QDRANT__STORAGE__STORAGE_PATH": str(self._folder / "storage"),
+            "QDRANT__STORAGE__SNAPSHOTS_PATH": str(self._folder / "snapshots"),
+            "QDRANT__SERVICE__HOST": self.address.host,
+            "QDRANT__SERVICE__HTTP_PORT": str(self.address.http),
+            "QDRANT__SERVICE__GRPC_PORT": str(self.address.grpc),
+            "QDRANT__TELEMETRY_DISABLED": "true",
+        }
+        with (self._folder / "log").open("ab") as log:
+            self._running = subprocess.Popen(
+                ["qdrant"], cwd=self._folder, env=os.environ | settings, stdout=log, stderr=subprocess.STDOUT
+            )
+        wait_until(self.address.ready)
+
+    def stop(self) -> None:
+        if self._running is not None:
+            self._running.terminate()
+            try:
+                self._running.wait(30)
+            except subprocess.TimeoutExpired:
+                self._running.kill()
+                self._running.wait()
+            self._running = None
+
+
+class Docker(Server):
+    """The four servers of docker-compose.yml; this one is the open one, spoken to by REST."""
+
+    name = "docker"
+    can = Server.can | {"disk", "restart", "fresh", "keyed", "tls"}
+    service = "open"
+
+    @classmethod
+    def missing(cls) -> str | None:
+        return Compose.missing()
+
+    @contextmanager
+    def started(self, folder: Path) -> Iterator[None]:
+        services = ("open", "keyed", "tls", "fresh")
+        certificates = _certificates(folder / "certificates")
+        environment = {"HUBPLUGIN_TEST_CERTIFICATES": str(certificates), "HUBPLUGIN_TEST_KEY": TEST_KEY}
+        with Compose("docker-compose.yml", services, environment, folder).started() as self._compose:
+            self._addresses = {
+                service: Address(
+                    "localhost" if service == "tls" else "127.0.0.1",
+                    *self._compose.ports[service],
+                    api_key=TEST_KEY if service == "keyed" else None,
+                    https=service == "tls",
+                    authority=certificates / "cacert.pem" if service == "tls" else None,
+                )
+                for service in services
+            }
+            self.address = self._chosen(self._addresses)
+            for address in self._addresses.values():
+                wait_until(address.ready)
+            yield
+
+    def _chosen(self, addresses: dict[str, Address]) -> Address:
+        return addresses["open"]
+
+    def restart(self) -> None:
+        self._compose.run(f"restart {self.service}")
+        wait_until(self.address.ready)
+
+    def fresh(self) -> Address:
+        """The address of an empty server."""
+        return self._addresses["fresh"]
+
+    def keyed(self) -> Address:
+        return self._addresses["keyed"]
+
+    def tls(self) -> Address:
+        return self._addresses["tls"]
+
+
+class DockerGrpc(Docker):
+    """The same servers; this one asks for an api key, and is spoken to by gRPC."""
+
+    name = "docker-grpc"
+    can = Docker.can - {"processes"}  # a store's URL speaks REST
+    service = "keyed"
+
+    def _chosen(self, addresses: dict[str, Address]) -> Address:
+        keyed = addresses["keyed"]
+        return Address(keyed.host, keyed.http, keyed.grpc, keyed.api_key, prefer_grpc=True)
+
+
+class Cluster(Server):
+    """The three nodes of docker-compose.cluster.yml, spoken to through the first."""
+
+    name = "cluster"
+    can = Server.can | {"cluster"}
+    nodes = ("node1", "node2", "node3")
+
+    @classmethod
+    def missing(cls) -> str | None:
+        return Compose.missing()
+
+    @contextmanager
+    def started(self, folder: Path) -> Iterator[None]:
+        with Compose("docker-compose.cluster.yml", self.nodes, {}, folder).started() as self._compose:
+            self._addresses = {node: Address("127.0.0.1", *self._compose.ports[node]) for node in self.nodes}
+            self.address = self._addresses["node1"]
+            wait_until(lambda: all(self._peers(node) == len(self.nodes) for node in self.nodes))
+            yield
+
+    def gallery(self, **options) -> Gallery:
+        return super().gallery(**({"shard_number": 3, "replication_factor": 2} | options))
+
+    def stop(self, node: str) -> None:
+        self._compose.run(f"stop {node}")
+
+    def start(self, node: str) -> None:
+        self._compose.run(f"start {node}")
+        wait_until(self._addresses[node].ready)
+
+    def _peers(self, node: str) -> int:
+        address = self._addresses[node]
+        answer = httpx.get(f"http://{address.host}:{address.http}/cluster").json()
+        return len(answer["result"]["peers"])
+
+
+class Compose:
+    """A compose file, run as a project of its own on free ports."""
+
+    def __init__(self, file: str, services: tuple[str, ...], environment: dict[str, str], folder: Path):
+        ports = iter(free_ports(2 * len(services)))
+        self.ports = {service: (next(ports), next(ports)) for service in services}
+        for service, (http, grpc) in self.ports.items():
+            environment = environment | {f"{service.upper()}_HTTP": str(http), f"{service.upper()}_GRPC": str(grpc)}
+        version = os.environ.get("QDRANT_VERSION")
+        if version:
+            environment = environment | {"QDRANT_VERSION": version}
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = folder / "compose.env"
+        settings.write_text("".join(f"{name}={value}\n" for name, value in environment.items()))
+        self._project = f"hubplugin-{uuid.uuid4().hex[:8]}"
+        self._command, self._file = f'docker compose --env-file "{settings}"', str(HERE / file)
+
+    @staticmethod
+    def missing() -> str | None:
+        if shutil.which("docker") is None:
+            return "install Docker with its compose plugin"
+        for command, reason in (
+            (["docker", "compose", "version"], "install Docker's compose plugin"),
+            (["docker", "info"], "start the Docker engine, which does not answer"),
+        ):
+            if subprocess.run(command, capture_output=True, timeout=60).returncode:
+                return reason
+        return None
+
+    @contextmanager
+    def started(self) -> Iterator[Compose]:
+        clean_up = ["down --volumes --remove-orphans --timeout 5"]
+        with get_docker_services(self._command, self._file, self._project, [], clean_up):
+            self.run("up --detach --wait --wait-timeout 180")  # in here, so that a failure is cleaned up, too
+            yield self
+
+    def run(self, subcommand: str) -> None:
+        DockerComposeExecutor(self._command, self._file, self._project).execute(subcommand)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that the system has free. All are held until all are known, so that no two are the same."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def _certificates(folder: Path) -> Path:
+    """A folder with a fresh authority (cacert.pem) and a server's certificate by it (cert.pem, key.pem)."""
+    folder.mkdir(parents=True)
+    authority = trustme.CA()
+    certificate = authority.issue_cert("localhost", "127.0.0.1")
+    authority.cert_pem.write_to_path(str(folder / "cacert.pem"))
+    certificate.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
+    certificate.private_key_pem.write_to_path(str(folder / "key.pem"))
+    return folder
+
+
+BACKENDS: dict[str, type[Backend]] = {
+    backend.name: backend for backend in (Memory, Disk, Edge, Binary, Url, Docker, DockerGrpc, Cluster)
+}

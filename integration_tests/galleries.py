@@ -1,0 +1,244 @@
+"""Something to correct: real embeddings in a collection or a shard, with what a scenario asks of either."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import qdrant_edge as edge
+from qdrant_client import models
+
+from hubplugin.demo import example_data
+from hubplugin.metric import normalise
+from hubplugin.model import OffsetModel
+from hubplugin.store import Store
+from hubplugin_qdrant import QdrantStore
+from hubplugin_qdrant.edge import EdgeStore
+from integration_tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from integration_tests.backends import ClientBackend
+
+K = 10
+
+Answer: TypeAlias = list[list[int | str]]
+"""The ids found for each query, best first."""
+
+_example = example_data()
+TARGETS, NAMES = _example.test_targets[:600], _example.names[:600]
+QUERIES = _example.test_queries[:100]
+BANK, OTHER_BANK = _example.bank_queries[:1000], _example.bank_queries[1000:2000]
+LATER = _example.test_targets[600:700]
+"""The gallery, the queries of the scenarios, two banks, and targets that come later; [rows, 384], unit length."""
+
+FIT = {"method": "dbsn", "tau": 0.05}
+
+
+def point_id(row: int) -> int | str:
+    """Integers and UUIDs by turns."""
+    return row if row % 2 else str(uuid.UUID(int=row))
+
+
+def payload(row: int) -> dict[str, Any]:
+    """One value of every type that a payload can hold."""
+    return {
+        "name": NAMES[row] if row < len(NAMES) else "later",
+        "module": f"module {row % 40}",
+        "row": row,
+        "size": row / 7,
+        "even": row % 2 == 0,
+        "nothing": None,
+        "when": "2024-05-06T07:08:09Z",
+        "where": {"lon": 13.4, "lat": 52.5},
+        "tags": ["a", "b", str(row)],
+        "nested": {"deep": [{"er": row}, {}], "": "an empty key", "hub_offset": "not ours"},
+        "uuid": str(uuid.UUID(int=row + 10_000)),
+        "text": "Ünïcödé “text” 🙂",
+    }
+
+
+class Gallery(ABC):
+    """Rows 0, 1, ... of TARGETS with `point_id` and `payload`, under the vector name `using`."""
+
+    url: str
+    using: str
+    ids: list[int | str]
+    vectors: np.ndarray
+
+    @abstractmethod
+    def store(self) -> Store:
+        """It, as hubplugin's own store."""
+
+    @abstractmethod
+    def insert(self, ids: list[int | str], vectors: np.ndarray) -> None:
+        """Adds or replaces targets as another program would, past hubplugin."""
+
+    @abstractmethod
+    def content(self) -> dict[int | str, tuple[list[float], dict[str, Any]]]:
+        """Every point as it lies there: its vector and its whole payload."""
+
+    @abstractmethod
+    @contextmanager
+    def let_go(self) -> Iterator[None]:
+        """In here another process may open it; afterwards it is opened anew."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Leaves nothing behind."""
+
+    def agreement(
+        self, found: list[list[int | str]], model: OffsetModel | None, queries: np.ndarray = QUERIES
+    ) -> float:
+        """The share of `found` that belongs to the exact first results of each query, corrected by `model`."""
+        scores = exact_scores(queries, self.vectors, model)
+        row = {key: number for number, key in enumerate(self.ids)}
+        rows = np.array([[row[key] for key in line] for line in found])
+        last = np.sort(scores, axis=1)[:, -rows.shape[1]][:, None] - 1e-5
+        return float((np.take_along_axis(scores, rows, axis=1) >= last).mean())
+
+
+def exact_scores(queries: np.ndarray, vectors: np.ndarray, model: OffsetModel | None) -> np.ndarray:
+    """s(q, t) + offset(t) in double precision: [queries, targets]."""
+    unit = normalise(vectors, "targets").astype(np.float64)
+    offsets = 0.0 if model is None else model.offsets(vectors).astype(np.float64)
+    return np.einsum("qd,td->qt", normalise(queries, "queries").astype(np.float64), unit) + offsets
+
+
+class Collection(Gallery):
+    """A collection with one dense vector, beside what `options` of `create_collection` bring."""
+
+    def __init__(
+        self,
+        backend: ClientBackend,
+        name: str,
+        *,
+        using: str = "",
+        rows: int = len(TARGETS),
+        graph: bool = False,
+        sparse: bool = False,
+        vector: dict[str, Any] | None = None,
+        **options: Any,
+    ):
+        self.backend, self.name, self.using = backend, name, using
+        self.ids, self.vectors = [point_id(row) for row in range(rows)], TARGETS[:rows]
+        self.client = backend.client()
+        self.url = backend.url(name) + (f"?using={using}" if using else "") if "processes" in backend.can else name
+        parameters = models.VectorParams(size=TARGETS.shape[1], distance=models.Distance.COSINE, **(vector or {}))
+        if graph:  # thresholds in kB, below the size of the gallery
+            options |= {
+                "hnsw_config": models.HnswConfigDiff(m=16, ef_construct=100, full_scan_threshold=10),
+                "optimizers_config": models.OptimizersConfigDiff(indexing_threshold=10),
+            }
+        if sparse:
+            options |= {"sparse_vectors_config": {"words": models.SparseVectorParams()}}
+        self.client.create_collection(name, {using: parameters} if using else parameters, **options)
+        rows_of_points = [
+            models.PointStruct(id=key, vector=self._vector(vector, sparse), payload=payload(row))
+            for row, (key, vector) in enumerate(zip(self.ids, self.vectors, strict=True))
+        ]
+        self.client.upload_points(name, rows_of_points, wait=True)
+        if graph:
+            wait_until(self._indexed, seconds=120)
+
+    def _vector(self, vector: np.ndarray, sparse: bool = False) -> Any:
+        dense = vector.tolist()
+        if not sparse:
+            return {self.using: dense} if self.using else dense
+        largest = np.argsort(-np.abs(vector))[:8]
+        return {self.using: dense, "words": models.SparseVector(indices=largest.tolist(), values=[1.0] * 8)}
+
+    def _indexed(self) -> bool:
+        info = self.client.get_collection(self.name)
+        return info.status == models.CollectionStatus.GREEN and (info.indexed_vectors_count or 0) >= len(self.ids)
+
+    def store(self) -> Store:
+        return QdrantStore(self.client, self.name, self.using)
+
+    def insert(self, ids: list[int | str], vectors: np.ndarray) -> None:
+        points = [
+            models.PointStruct(id=key, vector=self._vector(vector), payload={"row": -1})
+            for key, vector in zip(ids, vectors, strict=True)
+        ]
+        self.client.upsert(self.name, points, wait=True)
+
+    def content(self) -> dict[int | str, tuple[list[float], dict[str, Any]]]:
+        found: dict[int | str, tuple[list[float], dict[str, Any]]] = {}
+        following = None
+        while True:
+            records, following = self.client.scroll(
+                self.name, limit=500, offset=following, with_payload=True, with_vectors=True
+            )
+            for record in records:
+                key = record.id if isinstance(record.id, int) else str(record.id)
+                found[key] = (record.vector, record.payload)
+            if following is None:
+                return found
+
+    @contextmanager
+    def let_go(self) -> Iterator[None]:
+        if hasattr(self.backend, "close"):
+            self.backend.close()
+        yield
+        self.client = self.backend.client()
+
+    def drop(self) -> None:
+        client = self.backend.client()
+        for name in (self.name, f"{self.name}--hub"):
+            if client.collection_exists(name):
+                client.delete_collection(name)
+
+
+class Shard(Gallery):
+    """A Qdrant Edge shard in the folder `path`."""
+
+    def __init__(self, path: Path, *, using: str = "", rows: int = len(TARGETS), graph: bool = False):
+        self.path, self.using, self.url = path, using, f"qdrant-edge:{path}"
+        self.ids, self.vectors = [point_id(row) for row in range(rows)], TARGETS[:rows]
+        path.mkdir(parents=True)
+        parameters = edge.EdgeVectorParams(TARGETS.shape[1], edge.Distance.Cosine)
+        thresholds: dict[str, Any] = {}
+        if graph:
+            thresholds = {
+                "hnsw_config": edge.HnswIndexConfig(16, 100, 10),
+                "optimizers": edge.EdgeOptimizersConfig(indexing_threshold=10),
+            }
+        self.shard = edge.EdgeShard.create(
+            str(path), edge.EdgeConfig({using: parameters} if using else parameters, **thresholds)
+        )
+        self._upsert(self.ids, self.vectors, [payload(row) for row in range(rows)])
+        if graph:
+            self.shard.optimize()
+            assert self.shard.info().indexed_vectors_count == rows
+
+    def _upsert(self, ids: list[int | str], vectors: np.ndarray, payloads: list[dict[str, Any]]) -> None:
+        points = [
+            edge.Point(key, {self.using: vector.tolist()} if self.using else vector.tolist(), beside)
+            for key, vector, beside in zip(ids, vectors, payloads, strict=True)
+        ]
+        self.shard.update(edge.UpdateOperation.upsert_points(points))
+
+    def store(self) -> Store:
+        return EdgeStore(self.shard, self.path, self.using)
+
+    def insert(self, ids: list[int | str], vectors: np.ndarray) -> None:
+        self._upsert(ids, vectors, [{"row": -1}] * len(ids))
+
+    def content(self) -> dict[int | str, tuple[list[float], dict[str, Any]]]:
+        records, _ = self.shard.scroll(edge.ScrollRequest(limit=10_000, with_payload=True, with_vector=True))
+        return {record.id: (record.vector, record.payload) for record in records}
+
+    @contextmanager
+    def let_go(self) -> Iterator[None]:
+        self.shard.close()
+        yield
+        self.shard = edge.EdgeShard.load(str(self.path))
+
+    def drop(self) -> None:
+        self.shard.close()
+        shutil.rmtree(self.path)

@@ -1,0 +1,87 @@
+"""The three uses that hubplugin exists for, one scenario each, as its user lives them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+
+import hubplugin
+import hubplugin_faiss
+import hubplugin_qdrant
+from integration_tests.galleries import BANK, FIT, QUERIES, TARGETS, K, exact_scores, payload
+
+
+@pytest.mark.needs("client")
+def test_wrapping_an_existing_qdrant_collection(backend, gallery):
+    # There is a collection, and an application that searches it.
+    client = backend.client()
+
+    def search(client):
+        return [client.query_points(gallery.name, query=query, limit=K).points for query in QUERIES]
+
+    before = search(client)
+
+    # One call corrects it in place ...
+    hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, **FIT)
+
+    # ... and the application swaps its client for ours. It knows the server's address and nothing else.
+    after = search(backend.wrapped())
+
+    model = gallery.store().correction().model
+    assert gallery.agreement([[point.id for point in points] for points in before], None) == 1
+    assert gallery.agreement([[point.id for point in points] for points in after], model) >= 0.99
+    assert all(point.payload == payload(point.payload["row"]) for points in after for point in points)
+
+    # The plain client still gets the raw ranking, and what is taken out again leaves nothing behind.
+    assert [[point.id for point in points] for points in search(client)] == [
+        [point.id for point in points] for points in before
+    ]
+    hubplugin_qdrant.remove(client, gallery.name)
+    assert [[point.id for point in points] for points in search(backend.wrapped())] == [
+        [point.id for point in points] for points in before
+    ]
+
+
+def test_upgrading_a_faiss_index_in_place(tmp_path):
+    # There is an index in a file.
+    file = tmp_path / "functions.faiss"
+    index = faiss.IndexFlatIP(TARGETS.shape[1])
+    index.add(TARGETS)
+    faiss.write_index(index, str(file))
+
+    # It is upgraded in place ...
+    model = hubplugin.fit(BANK, targets=TARGETS, **FIT)
+    hubplugin_faiss.upgrade_file(file, model)
+
+    # ... and searched by an interpreter that has Faiss, what Faiss depends on, and no hubplugin.
+    program = (
+        "import faiss, numpy, sys; index = faiss.read_index(sys.argv[1]);"
+        f"numpy.save(sys.argv[3], index.search(numpy.load(sys.argv[2]), {K})[1])"
+    )
+    np.save(tmp_path / "queries.npy", QUERIES)
+    found = tmp_path / "found.npy"
+    environment = {"PYTHONPATH": str(_only("faiss", "numpy", "packaging", folder=tmp_path / "packages"))}
+    python = [sys.executable, "-S", "-c"]
+    subprocess.run([*python, program, file, tmp_path / "queries.npy", found], env=environment, check=True)
+    absent = subprocess.run([*python, "import hubplugin"], env=environment, capture_output=True, text=True)
+    assert "No module named 'hubplugin'" in absent.stderr
+
+    scores, rows = exact_scores(QUERIES, TARGETS, model), np.load(found)
+    best = np.sort(scores, axis=1)[:, -K][:, None] - 1e-5
+    assert (np.take_along_axis(scores, rows, axis=1) >= best).all()
+    assert (rows != np.argsort(-exact_scores(QUERIES, TARGETS, None), axis=1)[:, :K]).any()
+
+
+def _only(*packages: str, folder: Path) -> Path:
+    """A folder with links to `packages`, and to the libraries that their wheels bring, and to nothing else."""
+    folder.mkdir()
+    for package in packages:
+        home = Path(sys.modules[package].__file__).parent
+        for part in [home, *home.parent.glob(f"{package}*.libs")]:
+            (folder / part.name).symlink_to(part)
+    return folder
