@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hubplugin.activation import Reranker, fit_rule
+    from hubplugin.diagnosis import Diagnosis, diagnose
     from hubplugin.errors import CorrectionRefused, HubpluginError, InputError, ModelFileError, StoreError
     from hubplugin.evaluation.evaluate import evaluate
     from hubplugin.evaluation.result import Evaluation
@@ -14,42 +15,57 @@ if TYPE_CHECKING:
     from hubplugin.methods import METHODS
     from hubplugin.metric import Metric
     from hubplugin.model import OffsetModel, load
+    from hubplugin.tuning import Choice, Judgement, check, choose, judge
 
 __version__ = "0.1.0"
 
 # Looked up on first use, so that `import hubplugin` costs milliseconds and imports no torch.
 _HOMES = {
+    "Choice": "tuning",
     "CorrectionRefused": "errors",
+    "Diagnosis": "diagnosis",
     "Evaluation": "evaluation.result",
     "HubpluginError": "errors",
     "InputError": "errors",
+    "Judgement": "tuning",
     "METHODS": "methods",
     "Metric": "metric",
     "ModelFileError": "errors",
     "OffsetModel": "model",
     "Reranker": "activation",
     "StoreError": "errors",
+    "check": "tuning",
+    "choose": "tuning",
+    "diagnose": "diagnosis",
     "evaluate": "evaluation.evaluate",
     "fit": "fitting",
     "fit_rule": "activation",
+    "judge": "tuning",
     "load": "model",
 }
 
 __all__ = [
     "METHODS",
+    "Choice",
     "CorrectionRefused",
+    "Diagnosis",
     "Evaluation",
     "HubpluginError",
     "InputError",
+    "Judgement",
     "Metric",
     "ModelFileError",
     "OffsetModel",
     "Reranker",
     "StoreError",
     "__version__",
+    "check",
+    "choose",
+    "diagnose",
     "evaluate",
     "fit",
     "fit_rule",
+    "judge",
     "load",
 ]
 

@@ -59,6 +59,24 @@ def apply(
 
 
 @app.command()
+def diagnose(
+    store: StoreUrl,
+    queries: Queries,
+    target_bank: Annotated[str | None, typer.Option(help="A second bank, of example targets.")] = None,
+    device: Device = "auto",
+    memory: Memory = "512MiB",
+) -> None:
+    """Is there hubness, who are the hubs, would a correction help? Changes nothing."""
+    from hubplugin.diagnosis import diagnose
+    from hubplugin.progress import bars
+    from hubplugin.store import open_store
+
+    with bars() as progress:
+        found = diagnose(open_store(store), queries, target_bank, device=device, memory=memory, progress=progress)
+    typer.echo(str(found))
+
+
+@app.command()
 def refresh(store: StoreUrl, device: Device = "auto", memory: Memory = "512MiB") -> None:
     """Write the offsets that are missing or stale, and no others."""
     from hubplugin.correction import refresh

@@ -184,8 +184,8 @@ def choose(
     query_bank [m, d], targets [n, d], target_bank [p, d]: as in `hubplugin.fit`. pairs: see `Pairs`.
 
     With pairs: among the candidates whose R@1 is within two standard errors of the best, the one with the smallest
-    geometric mean rank, which hears every probe and not only those at the top. Without: the lowest skewness among
-    those whose cost is at most `COST`. Searched on a coarse grid, temperatures in units of the spread of the
+    geometric mean rank, which hears every probe and not only those at the top. Without: the lowest sum of skewness and
+    cost among those whose cost is at most `COST`. Searched on a coarse grid, temperatures in units of the spread of the
     similarities; then between the grid points around the best of the two best methods.
 
     Raises InputError for anything that cannot be used, and for a bank of less than two probe queries a fold.
@@ -490,12 +490,10 @@ def _neighbours(configuration: Method) -> list[Method]:
 def _ranked(trials: Sequence[_Trial]) -> list[_Trial]:
     """The best first: see `choose`."""
     if trials[0].hits is None:
-        return sorted(
-            trials,
-            key=lambda trial: (
-                (0, skewness(trial.occurrence)) if trial.costs.mean() <= COST * trial.gap else (1, trial.costs.mean())
-            ),
-        )
+        costs = [float(trial.costs.mean()) / trial.gap for trial in trials]
+        worth = [skewness(trial.occurrence) + cost for trial, cost in zip(trials, costs, strict=True)]
+        order = sorted(range(len(trials)), key=lambda i: (costs[i] > COST, worth[i]))
+        return [trials[i] for i in order]
     hits = np.stack([np.asarray(trial.hits) for trial in trials])
     ranks = np.array([np.mean(np.asarray(trial.log_ranks)) for trial in trials])
     best = int(hits.mean(axis=1).argmax())

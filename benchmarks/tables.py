@@ -1,0 +1,29 @@
+"""Where the benchmarks read their data, and how their tables get into the documentation."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples" / "data"
+CODE_SEARCH = Path(os.environ.get("HUBPLUGIN_CODE_SEARCH", ROOT.parent / "shared" / "data" / "code_search"))
+
+
+def pairs(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """All queries and all targets of a data set, [rows, d] each, row i belonging to row i."""
+    return tuple(
+        np.concatenate([np.load(folder / f"{part}_{side}.npy") for part in ("test", "bank")])
+        for side in ("queries", "targets")
+    )
+
+
+def write_table(page: Path, name: str, table: str) -> None:
+    """Replaces what stands between `<!-- name -->` and `<!-- end -->` on `page`."""
+    start, end = f"<!-- {name} -->\n", "<!-- end -->"
+    before, found, after = page.read_text().partition(start)
+    if not found:
+        raise SystemExit(f"{page} has no place for {name!r}")
+    page.write_text(before + start + table.rstrip() + "\n" + end + after.partition(end)[2])
