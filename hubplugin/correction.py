@@ -9,8 +9,10 @@ import numpy as np
 
 from hubplugin.errors import InputError, StoreError
 from hubplugin.fitting import fit
+from hubplugin.methods import FitInput, configure
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
+from hubplugin.reductions import Compute
 from hubplugin.store import Batch, Correction, Id, Store
 from hubplugin.tuning import Pairs, check
 from hubplugin.vectors import Progress, VectorLike, as_vectors, spool
@@ -84,8 +86,9 @@ def apply(
     """Fits offsets on everything in `store`, writes them, and activates them in one step.
 
     The correction is first tried on held-out bank queries (`tuning.check`), which raises CorrectionRefused if it
-    would not help; force=True applies it untried. pairs: see `tuning.Pairs`. A run that was cut off is taken up where
-    it stopped if it is started again with the same arguments.
+    would not help; force=True applies it untried. pairs: see `tuning.Pairs`. A run that was cut off while writing is
+    taken up where it stopped, with its own model, if it is started again with the same banks, method and parameters;
+    method="auto" chooses again first.
     Raises InputError for banks or parameters, StoreError for the store; searches are unchanged in every case.
     """
     bank = as_vectors(query_bank, "query bank")
@@ -93,6 +96,11 @@ def apply(
         raise InputError(
             f"{bank.name} has {bank.dim} dimensions, {store.url} has {store.dim}; embed the queries with its model"
         )
+    cut_off = store.correction()
+    if cut_off is not None and not cut_off.active and method != "auto":
+        given = FitInput.read(bank, None, target_bank, store.metric, Compute(device, memory))
+        if configure(method, **parameters).made(cut_off.model, given):
+            return write(store, cut_off.model, device=device, memory=memory, progress=progress)
     gallery = spool(_reported(store, "reading the gallery", progress), store.url)
     model = fit(
         bank, method, gallery, target_bank, store.metric,

@@ -55,6 +55,11 @@ class FitInput:
         )
 
     @cached_property
+    def fingerprint(self) -> str:
+        """Names both banks."""
+        return fingerprint(self.query_bank, self.target_bank)
+
+    @cached_property
     def target_bank_vectors(self) -> Vectors:
         """The target bank as columns beside the targets; one object, so that products with it can be held."""
         return as_vectors(self.require_target_bank("dbsn"), "target bank")
@@ -88,7 +93,16 @@ class Method(BaseModel, ABC):
             parameters=self.model_dump(),
             metric=given.metric,
             terms=self.terms(given),
-            bank_fingerprint=fingerprint(given.query_bank, given.target_bank),
+            bank_fingerprint=given.fingerprint,
+        )
+
+    def made(self, model: OffsetModel, given: FitInput) -> bool:
+        """Whether `model` is what these parameters gave on the banks of `given`, whatever the targets were."""
+        return (model.method, model.parameters, model.metric, model.bank_fingerprint) == (
+            self.name,
+            self.model_dump(),
+            given.metric,
+            given.fingerprint,
         )
 
     def fit(self, given: FitInput) -> OffsetModel:

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 import hubplugin
+from hubplugin.correction import apply
 from hubplugin.store import open_store
 from hubplugin.testing import StoreConformance
 
@@ -35,3 +36,26 @@ class TestLanceStore(StoreConformance):
 def test_a_table_that_is_not_there_is_named(tmp_path):
     with pytest.raises(hubplugin.StoreError, match=r"lancedb:.*/photos: there is no such table"):
         open_store(f"lancedb:{tmp_path}/photos")
+
+
+def test_a_run_cut_off_while_writing_is_finished_with_its_own_model_though_the_gallery_has_grown(tmp_path, rng):
+    vectors = rng.normal(size=(60, 8)).astype("float32")
+    lancedb.connect(tmp_path).create_table("photos", table(list(range(50)), vectors[:50]))
+    store = open_store(f"lancedb:{tmp_path}/photos")
+    asked = {"query_bank": vectors[:20] + 0.1, "method": "sn", "force": True}
+
+    def cut_off(*_):
+        raise KeyboardInterrupt
+
+    store.write = cut_off
+    with pytest.raises(KeyboardInterrupt):
+        apply(store, **asked)
+    begun = open_store(store.url).correction()
+    assert not begun.active
+    lancedb.connect(tmp_path).open_table("photos").add(table(list(range(50, 60)), vectors[50:]))
+
+    applied = apply(open_store(store.url), **asked)
+    assert applied.model.fingerprint == begun.model.fingerprint
+    assert applied.scanned == 60
+    another = apply(open_store(store.url), **{**asked, "tau": 0.1})
+    assert another.model.parameters["tau"] == 0.1
