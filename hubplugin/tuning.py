@@ -230,41 +230,69 @@ def judge(
     pairs: by `FALL`, at no more than `COST`), or, with pairs, if R@1 does not rise.
     Raises InputError for anything that cannot be used.
     """
+    (judgement,) = judge_all(
+        query_bank, targets, [configure(method, **parameters)], target_bank,
+        pairs=pairs, metric=metric, device=device, memory=memory, progress=progress, seed=seed,
+    )  # fmt: skip
+    return judgement
+
+
+def judge_all(
+    query_bank: VectorLike,
+    targets: VectorLike,
+    configurations: Sequence[Method],
+    target_bank: VectorLike | None = None,
+    *,
+    pairs: Pairs = None,
+    metric: Metric | str = "cosine",
+    device: str = "auto",
+    memory: int | str = "512MiB",
+    progress: Progress | None = None,
+    seed: int = 0,
+) -> list[Judgement]:
+    """`judge` for several configurations, on the same folds."""
     given, mapping = _read(query_bank, targets, target_bank, pairs, metric, Compute(device, memory, progress))
-    configuration = configure(method, **parameters)
     experiment = _Experiment(given, mapping, seed)
-    uncorrected, trial = experiment.run([None, configuration])
-    before, after = uncorrected.candidate(uncorrected), trial.candidate(uncorrected)
-    bank = experiment.bank()
-    objections = bank.objections(mapping is not None)
-    if after.gain is not None and after.recall is not None and after.gain <= 0:
-        objections.append(
-            f"R@1 of held-out bank queries goes {_change(100 * (after.recall - after.gain), 100 * after.recall)}"
-        )
-    needed = before.skewness * (1 - FALL if mapping is None else 1)
+    uncorrected, *trials = experiment.run([None, *configurations])
+    before, bank = uncorrected.candidate(uncorrected), experiment.bank()
+    judgements = []
+    for trial in trials:
+        after = trial.candidate(uncorrected)
+        objections = [*bank.objections(mapping is not None), *_objections(before, after)]
+        judgements.append(Judgement(after, before, bank, experiment.probes, objections))
+    return judgements
+
+
+def _objections(before: Candidate, after: Candidate) -> list[str]:
+    found = []
+    if before.recall is not None and after.recall is not None:
+        if after.recall <= before.recall:
+            found.append(f"R@1 of held-out bank queries goes {_change(100 * before.recall, 100 * after.recall)}")
+        if after.skewness >= before.skewness:
+            found.append(f"hubness (skewness) goes {_change(before.skewness, after.skewness)}")
+        return found
+    needed = before.skewness * (1 - FALL)
     if after.skewness >= needed:
-        enough = f"; below {needed:.2f} is needed" if mapping is None else ""
-        objections.append(f"hubness (skewness) goes {_change(before.skewness, after.skewness)}{enough}")
-    if mapping is None and after.cost > COST:
-        objections.append(
-            f"it costs {after.cost:.2f} of the distance between the two nearest targets, {COST} is allowed"
-        )
-    return Judgement(after, before, bank, experiment.probes, objections)
+        change = _change(before.skewness, after.skewness)
+        found.append(f"hubness (skewness) goes {change}; below {needed:.2f} is needed")
+    if after.cost > COST:
+        found.append(f"it costs {after.cost:.2f} of the distance between the two nearest targets, {COST} is allowed")
+    return found
 
 
 def check(query_bank: VectorLike, targets: VectorLike, method: str = "dbsn", *args: Any, **options: Any) -> Judgement:
     """The guard: `judge`, raising CorrectionRefused with the numbers and what to do if there is an objection."""
-    judgement = judge(query_bank, targets, method, *args, **options)
+    ways_out = "nothing was changed; {}, or force=True applies it all the same"
+    collect = "collect queries that people ask of this very gallery"
+    try:
+        judgement = judge(query_bank, targets, method, *args, **options)
+    except _TooSmall as error:
+        raise CorrectionRefused(f"{error}; {ways_out.format(collect)}") from None
     if judgement.objections:
-        bank_is_fine = not judgement.bank.objections(judgement.candidate.recall is not None)
-        mend = (
-            "method='auto' looks for one that helps"
-            if bank_is_fine
-            else "collect queries that people ask of this very gallery"
-        )
+        bank_speaks = not judgement.bank.objections(judgement.candidate.recall is not None)
+        mend = "method='auto' looks for one that helps" if bank_speaks else collect
         raise CorrectionRefused(
-            f"{judgement.candidate.name} would not help: {'; '.join(judgement.objections)}. "
-            f"Nothing was changed; {mend}, or force=True applies it all the same"
+            f"{judgement.candidate.name} would not help: {'; '.join(judgement.objections)}; {ways_out.format(mend)}"
         )
     return judgement
 

@@ -1,0 +1,118 @@
+"""The guard: what it must refuse, what it must let pass, and that nothing happens to a store that is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hubplugin
+from hubplugin import correction
+from hubplugin.store import Store, open_store
+
+
+@pytest.fixture(scope="session")
+def banks(real):
+    return real["bank_queries"], real["bank_targets"]
+
+
+def refused(*given, **options):
+    with pytest.raises(hubplugin.CorrectionRefused) as caught:
+        hubplugin.check(*given, **options)
+    assert "\n" not in str(caught.value)
+    assert "force=True" in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("with_pairs", [True, False])
+def test_dbsn_at_005_passes_on_the_example_set(real, banks, with_pairs):
+    judgement = hubplugin.check(banks[0], real["test_targets"], "dbsn", banks[1] if with_pairs else None, tau=0.05)
+    assert judgement.objections == []
+    assert (judgement.candidate.recall is not None) is with_pairs
+    assert "passed" in str(judgement)
+
+
+@pytest.mark.parametrize("with_pairs", [True, False])
+def test_the_papers_inverted_softmax_at_002_is_refused_on_the_example_set(real, banks, with_pairs):
+    said = refused(banks[0], real["test_targets"], "is", banks[1] if with_pairs else None, tau=0.02)
+    assert "hubness (skewness) goes from" in said
+    assert ("R@1" in said) is with_pairs
+    assert "method='auto'" in said
+
+
+@pytest.mark.parametrize("rows", [5, 30])
+def test_a_bank_that_is_too_small_is_refused(real, banks, rows):
+    said = refused(banks[0][:rows], real["test_targets"], "dbsn", banks[1][:rows])
+    assert f"{rows} distinct queries" in said
+
+
+def test_a_bank_that_is_one_text_repeated_is_refused(real, banks):
+    said = refused(np.repeat(banks[0][:1], 1_000, axis=0), real["test_targets"], "dbsn")
+    assert "1 distinct queries" in said
+
+
+@pytest.mark.parametrize("with_targets", [True, False])
+def test_a_bank_from_a_corner_of_another_subject_that_hurts_is_refused(real, banks, with_targets):
+    """Bank pairs near one bank target stand in for another domain; R@1 of the test queries falls with them."""
+    queries, targets = (banks[i].astype(np.float32) for i in (0, 1))
+    corner = np.argsort(-(targets @ targets[7]))[:500]
+    gallery, asked = real["test_targets"].astype(np.float32), real["test_queries"].astype(np.float32)
+    near = np.argsort(-(gallery @ targets[7]))
+    far = np.sort(near[300:])
+    gallery, asked = gallery[far], asked[far]
+    second = targets[corner] if with_targets else None
+    scores, own = asked @ gallery.T, np.arange(len(asked))
+    offsets = hubplugin.fit(queries[corner], "dbsn", gallery, second).offsets(gallery)
+    assert ((scores + offsets).argmax(axis=1) == own).mean() < (scores.argmax(axis=1) == own).mean() - 0.01
+    said = refused(queries[corner], gallery, "dbsn", second)
+    assert "this very gallery" in said
+
+
+@pytest.fixture
+def store(real, tmp_path) -> Store:
+    faiss = pytest.importorskip("faiss", reason="needs faiss-cpu: pip install 'hubplugin[faiss]'")
+    targets = real["test_targets"][:500].astype(np.float32)
+    faiss.normalize_L2(targets)
+    index = faiss.IndexFlatIP(targets.shape[1])
+    index.add(targets)
+    faiss.write_index(index, str(tmp_path / "photos.faiss"))
+    return open_store(f"faiss:{tmp_path / 'photos.faiss'}")
+
+
+def test_a_refused_correction_leaves_the_store_as_it_was_and_force_applies_it(store, banks):
+    path = Path(store.url.removeprefix("faiss:"))
+    before = path.read_bytes()
+    with pytest.raises(hubplugin.CorrectionRefused):
+        correction.apply(store, banks[0][:60], "is", tau=0.02)
+    assert path.read_bytes() == before
+    assert open_store(store.url).correction() is None
+    correction.apply(store, banks[0][:60], "is", tau=0.02, force=True)
+    assert open_store(store.url).correction().active
+
+
+def test_apply_auto_is_applied_with_what_it_chose(store, banks):
+    applied = correction.apply(store, banks[0][:600], "auto", banks[1][:600])
+    assert applied.model.method in hubplugin.METHODS
+    assert open_store(store.url).correction().active
+
+
+def test_diagnose_names_the_hubs_of_a_store_and_says_whether_a_bank_would_help(store, real, banks):
+    queries, targets = banks[0][:600].astype(np.float64), real["test_targets"][:500].astype(np.float64)
+    unit = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (queries, targets)]
+    nearest = np.argsort(-(unit[0] @ unit[1].T), axis=1)[:, :10]
+    counts = np.bincount(nearest.ravel(), minlength=500)
+    found = hubplugin.diagnose(store, banks[0][:600], banks[1][:600])
+    assert found.hubs[0][1] == counts.max()
+    assert all(counts[row] == count for row, count in found.hubs)
+    assert found.hubness.largest == counts.max()
+    text = str(found)
+    for part in ("hubs: ", "skewness", "R@1", "95 % interval", found.choice.winner.name, "verdict: "):
+        assert part in text
+    assert open_store(store.url).correction() is None
+
+
+def test_diagnose_refuses_the_judgement_a_bank_cannot_carry(real, banks):
+    found = hubplugin.diagnose(real["test_targets"][:300], banks[0][:60])
+    assert not found.helps
+    assert "60 distinct queries" in str(found)
