@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from hubplugin.model import OffsetModel
 from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
 from hubplugin_faiss import containers, leaves  # noqa: F401  (their rules register themselves)
 from hubplugin_faiss.codes import Plan
+from hubplugin_faiss.probing import TOLERATED, loss_of_recall
 from hubplugin_faiss.rule import Rule, name_of, rule_for
 
 UNIT = 1e-2
@@ -30,7 +32,7 @@ class Gallery(Vectors):
     def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
         row = 0
         for vectors, _ in self._rule.scan(0, size):
-            if self._unit:
+            if self._unit and not self._rule.lossy:
                 require_unit(vectors, self.name, row)
             yield vectors
             row += len(vectors)
@@ -51,6 +53,7 @@ def upgrade(
     index: Any,
     model_or_offsets: OffsetModel | VectorLike,
     *,
+    vectors: VectorLike | None = None,
     rebuild: bool = False,
     device: str = "auto",
     memory: int | str = "512MiB",
@@ -67,20 +70,34 @@ def upgrade(
     are |q - t|^2 + 2 (M - offset), with M a little above the largest offset. A vector that is added through plain
     Faiss is neutral under inner product and has the largest offset under L2: use `add`.
 
+    vectors: the originals [ntotal, d] in the order of the ids, for types whose codes have no room for an offset: they
+    get a second stage, which otherwise holds only what their codes decode to. rebuild: build graphs anew instead of
+    keeping their links. With a model, an approximate index is searched with queries of its bank, and a warning says
+    by how much recall fell, if it did by more than 0.01.
+
     Raises StoreError for an index that is untrained, empty, already upgraded or of a type that cannot carry offsets,
     InputError for offsets or a model that do not suit it.
     """
     rule = rule_for(index)
     require_upgradable(rule)
-    if isinstance(model_or_offsets, OffsetModel):
-        model = model_or_offsets
-        require_suits(model, index)
-        offsets = model.offsets(gallery_for(model, index), device=device, memory=memory, progress=progress)
-        if model.gallery is None:
-            offsets -= offsets.mean(dtype=np.float64)
-        return rule.upgraded(offsets, plan_for(offsets, model, rebuild))
-    offsets = checked_offsets(model_or_offsets, rule.count, "the index")[rule.order()]
-    return rule.upgraded(offsets, plan_for(offsets, rebuild=rebuild))
+    originals = None if vectors is None else as_vectors(vectors, "vectors")
+    if originals is not None and (originals.rows, originals.dim) != (rule.count, index.d):
+        raise InputError(
+            f"{originals.name} have shape {[originals.rows, originals.dim]}, the index holds {[rule.count, index.d]}"
+        )
+    if not isinstance(model_or_offsets, OffsetModel):
+        offsets = checked_offsets(model_or_offsets, rule.count, "the index")[rule.order()]
+        return rule.upgraded(offsets, plan_for(offsets, None, rebuild, originals))
+    model = model_or_offsets
+    require_suits(model, index)
+    gallery = Gallery(index, unit=model.metric is Metric.COSINE)
+    offsets = model.offsets(gallery, device=device, memory=memory, progress=progress)
+    if model.gallery is None:
+        offsets -= offsets.mean(dtype=np.float64)
+    upgraded = rule.upgraded(offsets, plan_for(offsets, model, rebuild, originals))
+    if not rule.exhaustive:
+        warn_of_loss(index, upgraded, model)
+    return upgraded
 
 
 def downgrade(index: Any) -> Any:
@@ -146,14 +163,31 @@ def refresh(
     return upgrade(downgrade(index), model_or_offsets, device=device, memory=memory, progress=progress)
 
 
-def plan_for(offsets: np.ndarray, model: OffsetModel | None = None, rebuild: bool = False) -> Plan:
+def plan_for(
+    offsets: np.ndarray, model: OffsetModel | None, rebuild: bool = False, vectors: Vectors | None = None
+) -> Plan:
     """Room for `offsets` [n], for those of the model's gallery, and for half their range more on either side, since
     targets that come later may lie beyond."""
     low, high = float(offsets.min()), float(offsets.max())
     if model is not None and model.gallery is not None:
         low, high = min(low, model.gallery.smallest), max(high, model.gallery.largest)
     room = (high - low) / 2
-    return Plan(min(low - room, 0), max(high + room, 0), "" if model is None else model.fingerprint, rebuild)
+    return Plan(min(low - room, 0), max(high + room, 0), "" if model is None else model.fingerprint, rebuild, vectors)
+
+
+def warn_of_loss(index: Any, upgraded: Any, model: OffsetModel) -> None:
+    """Warns if an approximate index finds less of the corrected ranking than it found of the raw one."""
+    found = loss_of_recall(index, upgraded, model)
+    if found is None:
+        return
+    before, after, error = found
+    if before - after > max(TOLERATED, 2 * error):
+        warnings.warn(
+            f"recall@10 of bank queries is {after:.3f} against the exact corrected ranking, {before:.3f} against the "
+            f"raw one before ({before - after:.3f} +- {error:.3f} less): search with a larger nprobe, efSearch or "
+            "k_factor; a graph can be built anew by upgrade(..., rebuild=True)",
+            stacklevel=3,
+        )
 
 
 def require_upgradable(rule: Rule) -> None:
@@ -182,10 +216,6 @@ def require_suits(model: OffsetModel, index: Any) -> None:
             f"the model is for {model.metric.value}, the index ranks by {'L2' if euclidean else 'inner product'}; "
             f"fit with metric={'euclidean' if euclidean else 'dot'!r}, or 'cosine' if its vectors are of unit length"
         )
-
-
-def gallery_for(model: OffsetModel, index: Any) -> Gallery:
-    return Gallery(index, unit=model.metric is Metric.COSINE)
 
 
 def carries_mark_of(rule: Rule, fingerprint: str) -> bool:

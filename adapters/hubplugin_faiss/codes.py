@@ -4,13 +4,14 @@ tail is a few more fields behind it, written by a quantiser of the same kind tha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
+from hubplugin.vectors import Vectors
 from hubplugin_faiss.tail import Tail
 
 E = 1e-3
@@ -23,13 +24,14 @@ class Plan:
     """What all parts of one index share when it is upgraded.
 
     low, high: the offsets that must find room; neutral, 0, lies between them. fingerprint: names the model, "" where
-    there is none. rebuild: build graphs anew.
+    there is none. rebuild: build graphs anew. vectors: the originals, where codes are too coarse to rank by.
     """
 
     low: float
     high: float
     fingerprint: str = ""
     rebuild: bool = False
+    vectors: Vectors | None = None
 
     @property
     def size(self) -> float:
@@ -131,6 +133,9 @@ class Codec(ABC):
     whole = False
     """Whether a tail holds whole numbers only."""
 
+    lossy = False
+    """Whether codes keep less of a vector than its length to within a hundredth."""
+
     def __init__(self, index: Any):
         self.index, self.euclidean = index, index.metric_type == faiss.METRIC_L2
 
@@ -199,24 +204,20 @@ class ScalarCodec(Codec):
         if self.kind not in {**self.FLOATS, **self.LEVELS, **self.BYTES}:
             raise StoreError(f"{type(index).__name__} with quantiser type {self.kind} cannot carry offsets")
         self.whole = self.kind in self.BYTES
+        self.lossy = self.kind not in {*self.FLOATS, faiss.ScalarQuantizer.QT_8bit}
 
     def plan(self, plan: Plan, sample: np.ndarray, bases: np.ndarray | None) -> Coder:
         if self.whole:
             query = self._byte_query(plan)
             return self.coder(self.index.d, self._tail(plan, query, self._width(len(query)), b""))
         state = np.array([plan.low, plan.high]).tobytes() + (b"" if bases is None else bases.tobytes())
-        spread = np.zeros(1) if bases is None else bases.clip(plan.low, plan.high)
-        lost = self.FLOATS.get(self.kind, 2 / (self.LEVELS.get(self.kind, 0) - 2))
+        if self.kind in self.LEVELS:
+            return self._levels(plan, state, bases)
         if self.euclidean:
-            query = [-np.sqrt(2 * plan.high), -plan.longest * np.sqrt(2 * lost)]
-        elif self.kind in self.FLOATS:
-            query = [max(E, plan.size / 30_000)] * 2
+            query = [-np.sqrt(2 * plan.high), -plan.longest * np.sqrt(2 * self.FLOATS[self.kind])]
         else:
-            query = [max(E, plan.size * 1e-30)] * 2
-        tail = self._tail(plan, query, self._width(2), state)
-        if self.kind in self.FLOATS:
-            return self.coder(self.index.d, tail)
-        return self._coder(self.index.d, tail, self._ranges(tail, plan, spread, residual=bases is not None))
+            query = [max(E, plan.size / 30_000)] * 2
+        return self.coder(self.index.d, self._tail(plan, query, self._width(2), state))
 
     def coder(self, d: int, tail: Tail) -> Coder:
         trained = faiss.vector_to_array(self.index.sq.trained)
@@ -238,37 +239,49 @@ class ScalarCodec(Codec):
     def _coder(self, d: int, tail: Tail, trained: np.ndarray) -> Coder:
         quantiser = faiss.ScalarQuantizer(tail.width, self.kind)
         faiss.copy_array_to_vector(np.ascontiguousarray(trained, np.float32).ravel(), quantiser.trained)
-        used = int(np.count_nonzero(tail.query)) if self.whole else 2
+        used = int(np.count_nonzero(tail.query)) if self.whole else self._used
         limits = self.BYTES.get(self.kind, (-65504.0, 65504.0) if self.kind in self.FLOATS else (-np.inf, np.inf))
         step = float(trained[1, 0]) / self.LEVELS[self.kind] if self.kind in self.LEVELS else 0.0
         return Coder(tail, quantiser, used, quantiser.bits * d, quantiser.bits * tail.width, limits, step)
 
+    @property
+    def _used(self) -> int:
+        """Two components hold an offset with 12 bits or more; of 4 bits it takes three."""
+        return 3 if self.kind == faiss.ScalarQuantizer.QT_4bit else 2
+
     def _width(self, used: int) -> int:
         return used + -(int(self.index.d) + used) % (32 if self.whole else 16)
 
-    def _ranges(self, tail: Tail, plan: Plan, spread: np.ndarray, residual: bool) -> np.ndarray:
-        """vmin and vdiff of each component [2, w], with `spread` the offsets that centroids stand for.
+    def _levels(self, plan: Plan, state: bytes, bases: np.ndarray | None) -> Coder:
+        """A coder whose components have ranges of their own: each spans what the one before may lose.
 
-        A level is the middle of its interval. Neutral under inner product and the largest offset under Euclidean
-        are levels of their own.
+        A level is the middle of its interval. Neutral under inner product, and the largest offset under Euclidean,
+        are levels, so that what is added through plain Faiss is coded without loss.
         """
-        count, q = self.LEVELS[self.kind], tail.query.astype(np.float64)
-        if self.euclidean:
-            # Component i holds q_i + x_i, less the x of the centroid in the first.
-            farthest = np.sqrt(q[0] ** 2 - 2 * plan.low)
-            about = np.sqrt(np.maximum(q[0] ** 2 - 2 * spread, 0)) if residual else np.zeros(1)
-            lowest, highest = [-about.max(), 0.0], [farthest - about.min(), 1.5 * abs(q[1])]
+        used, count = self._used, self.LEVELS[self.kind]
+        spread = np.zeros(1) if bases is None else bases
+        first = -np.sqrt(2 * plan.high) if self.euclidean else max(E, plan.size * 1e-30)
+        tail = self._tail(plan, [first], self._width(used), state)
+        q = tail.query.astype(np.float64)
+        if self.euclidean:  # component i holds q_i + x_i, less the x of the centroid in the first
+            about = np.zeros(1) if bases is None else np.sqrt(np.maximum(q[0] ** 2 - 2 * spread, 0))
+            low, high = -about.max(), np.sqrt(q[0] ** 2 - 2 * plan.low) - about.min()
         else:
-            lowest = [(plan.low - spread.max()) / q[0], 0.0]
-            highest = [(plan.high - spread.min()) / q[0], 0.0]
-            half = (highest[0] - lowest[0]) / (count - 2) / 2
-            lowest[1], highest[1] = -half, half
+            low, high = (plan.low - spread.max()) / q[0], (plan.high - spread.min()) / q[0]
         ranges = np.zeros((2, tail.width))
-        for i in range(2):
-            step = max((highest[i] - lowest[i]) / (count - 2), 1e-12)
-            below = np.ceil(-lowest[i] / step - 1e-6)
-            ranges[:, i] = (0.0 if residual else q[i]) - (below + 0.5) * step, count * step
-        return ranges
+        for i in range(used):
+            step = max((high - low) / (count - 2), 1e-12)
+            below = np.ceil(-low / step - 1e-6)
+            ranges[:, i] = (q[i] if bases is None else 0.0) - (below + 0.5) * step, count * step
+            if i + 1 == used:
+                break
+            if self.euclidean:
+                lost = np.sqrt((high - low) * step + step**2)
+                q[i + 1], low, high = -lost, 0.0, np.sqrt(2) * lost
+            else:
+                q[i + 1] = first
+                low, high = np.array([-0.5, 0.5]) * step * q[i] / q[i + 1]
+        return self._coder(self.index.d, replace(tail, query=q.astype(np.float32)), ranges)
 
     def _byte_query(self, plan: Plan) -> list[float]:
         """Whole numbers, since Faiss may cast queries to bytes. Under inner product a component of weight e holds
@@ -283,6 +296,8 @@ class ScalarCodec(Codec):
 
 class ProductCodec(Codec):
     """One more sub-quantiser, whose codebook is trained on the offsets."""
+
+    lossy = True
 
     def plan(self, plan: Plan, sample: np.ndarray, bases: np.ndarray | None) -> Coder:
         pq = self.index.pq

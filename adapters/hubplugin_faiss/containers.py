@@ -10,8 +10,23 @@ import numpy as np
 
 from hubplugin.errors import StoreError
 from hubplugin_faiss.codes import Plan
-from hubplugin_faiss.rule import Leaf, Rule, alike, handed_over, leaf_for, name_of, pretransform, rule_for
+from hubplugin_faiss.leaves import list_ids
+from hubplugin_faiss.rule import (
+    Leaf,
+    Rule,
+    alike,
+    block_rows,
+    handed_over,
+    leaf_for,
+    name_of,
+    pretransform,
+    rule_for,
+)
 from hubplugin_faiss.tail import Tail
+
+K_FACTOR = 8
+"""How many candidates for each result a stage without offsets hands on. On 20,000 code vectors the corrected 10 best
+were among the raw 80 best in 99.98 % of all cases, among the raw 40 best in 99.4 %."""
 
 
 class IdMap(Rule):
@@ -49,6 +64,14 @@ class IdMap(Rule):
 
     def tails(self) -> list[Tail]:
         return self._part.tails()
+
+    @property
+    def exhaustive(self) -> bool:  # type: ignore[override]
+        return self._part.exhaustive
+
+    @property
+    def lossy(self) -> bool:  # type: ignore[override]
+        return self._part.lossy
 
     @property
     def _part(self) -> Rule:
@@ -120,6 +143,18 @@ class Chain(Rule):
         return self._part.tails() if tail is None else [tail]
 
     @property
+    def coarse(self) -> bool:  # type: ignore[override]
+        return self._part.coarse
+
+    @property
+    def exhaustive(self) -> bool:  # type: ignore[override]
+        return self._part.exhaustive
+
+    @property
+    def lossy(self) -> bool:  # type: ignore[override]
+        return self._part.lossy
+
+    @property
     def _part(self) -> Rule:
         return rule_for(self.index.index)
 
@@ -164,10 +199,19 @@ class Refined(Rule):
         self._second.check()
 
     def upgraded(self, offsets: np.ndarray, plan: Plan) -> Any:
-        return self._of(self._base.upgraded(offsets[self._base.labels()], plan), self._second.upgraded(offsets, plan))
+        second = self._second.upgraded(offsets, plan)
+        if self._base.coarse:
+            return self._of(copied(self.index.base_index), second, self.index.k_factor * K_FACTOR)
+        return self._of(self._base.upgraded(offsets[self._base.labels()], plan), second, self.index.k_factor)
 
     def downgraded(self) -> Any:
-        return self._of(self._base.downgraded(), self._second.downgraded())
+        if not self._base.coarse:
+            return self._of(self._base.downgraded(), self._second.downgraded(), self.index.k_factor)
+        chain = faiss.downcast_index(self.index.refine_index).chain
+        first = faiss.downcast_VectorTransform(chain.at(0))
+        if isinstance(first, faiss.RemapDimensionsTransform) and first.d_in == first.d_out:
+            return copied(self.index.base_index)
+        return self._of(copied(self.index.base_index), self._second.downgraded(), self.index.k_factor / K_FACTOR)
 
     def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         return self._second.scan(start, size)
@@ -190,14 +234,85 @@ class Refined(Rule):
         return rule_for(self.index.base_index)
 
     @property
+    def lossy(self) -> bool:  # type: ignore[override]
+        return self._second.lossy
+
+    @property
     def _second(self) -> Rule:
         return rule_for(self.index.refine_index)
 
-    def _of(self, base: Any, second: Any) -> Any:
+    def _of(self, base: Any, second: Any, k_factor: float) -> Any:
         new = faiss.IndexRefine(base, second)
-        new.own_fields, new.own_refine_index = handed_over(base), handed_over(second)
-        alike(new, self.index, "k_factor")
+        new.own_fields, new.own_refine_index, new.k_factor = handed_over(base), handed_over(second), k_factor
+        alike(new, self.index)
         return new
+
+
+class Coarse(Rule):
+    """Codes that have no room for one more component, among them those that are packed for fast scanning.
+
+    Candidates are found by them as ever, and ranked by a second stage that holds what they decode to, and the
+    offsets, in 16 bits a component. It numbers its entries 0, 1, 2, ..., so a search must return those.
+    """
+
+    names = (
+        "IndexLSH",
+        "IndexPQFastScan",
+        "IndexIVFPQFastScan",
+        "IndexRaBitQ",
+        "IndexRaBitQFastScan",
+        "IndexIVFRaBitQ",
+        "IndexIVFRaBitQFastScan",
+        *(
+            f"Index{ivf}{product}{kind}Quantizer{fast}"
+            for ivf in ("", "IVF")
+            for product in ("", "Product")
+            for kind in ("Residual", "LocalSearch")
+            for fast in ("", "FastScan")
+        ),
+    )
+
+    coarse = True
+    lossy = True
+
+    def check(self) -> None:
+        super().check()
+        if isinstance(self.index, faiss.IndexIVF):
+            lists = self.index.invlists
+            ids = np.concatenate([list_ids(lists, number) for number in range(self.index.nlist)])
+            if (np.sort(ids) != np.arange(self.count)).any():
+                raise StoreError(
+                    f"the ids of this {name_of(self.index)} are not 0 ... {self.count - 1}, and its second stage finds "
+                    "entries by no others; keep ids of your own in an IndexIDMap2 over it"
+                )
+
+    def upgraded(self, offsets: np.ndarray, plan: Plan) -> Any:
+        d, metric = self.index.d, self.index.metric_type
+        stage = faiss.IndexScalarQuantizer(d, faiss.ScalarQuantizer.QT_fp16, metric)
+        given = plan.vectors
+        for vectors in (vectors for vectors, _ in self.scan(0, block_rows(d))) if given is None else given.blocks():
+            stage.add(vectors)
+        # A first transform that changes nothing tells this second stage from one that the index had before.
+        second = leaf_for(stage).behind([faiss.RemapDimensionsTransform(d, d, False)], offsets, plan)
+        new = faiss.IndexRefine(base := copied(self.index), second)
+        new.own_fields, new.own_refine_index, new.k_factor = handed_over(base), handed_over(second), K_FACTOR
+        return new
+
+    def downgraded(self) -> Any:
+        return copied(self.index)
+
+    def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        for first in range(start, self.count, size):
+            yield self.index.reconstruct_n(first, min(size, self.count - first)), None
+
+    def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None) -> None:
+        self.index.add(vectors)
+
+    def labels(self) -> np.ndarray:
+        return np.arange(self.count)
+
+    def tails(self) -> list[Tail]:
+        return []
 
 
 class Parts(Rule):
@@ -257,6 +372,14 @@ class Parts(Rule):
         return [tail for part in self._parts for tail in part.tails()]
 
     @property
+    def exhaustive(self) -> bool:  # type: ignore[override]
+        return all(part.exhaustive for part in self._parts)
+
+    @property
+    def lossy(self) -> bool:  # type: ignore[override]
+        return any(part.lossy for part in self._parts)
+
+    @property
     def _sharded(self) -> bool:
         return isinstance(self.index, faiss.IndexShards)
 
@@ -279,3 +402,8 @@ class Parts(Rule):
             handed_over(part)
         new.own_indices = True
         return new
+
+
+def copied(index: Any) -> Any:
+    """A copy made through Faiss's writer: its cloner knows few transforms."""
+    return faiss.deserialize_index(faiss.serialize_index(index))

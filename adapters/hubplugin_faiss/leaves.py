@@ -36,10 +36,15 @@ class Row(Leaf):
     """Codes in a row, one an entry."""
 
     names = ("IndexFlat", "IndexFlatIP", "IndexFlatL2", "IndexScalarQuantizer", "IndexPQ")
+    exhaustive = True
 
     @property
     def whole(self) -> bool:
         return codec_of(self.index).whole
+
+    @property
+    def lossy(self) -> bool:  # type: ignore[override]
+        return codec_of(self.index).lossy
 
     def widened(self, offsets: np.ndarray, plan: Plan) -> tuple[Tail, Any]:
         codec = codec_of(self.index)
@@ -104,6 +109,10 @@ class Lists(Leaf):
     def whole(self) -> bool:
         return codec_of(self.index).whole
 
+    @property
+    def lossy(self) -> bool:  # type: ignore[override]
+        return codec_of(self.index).lossy
+
     def widened(self, offsets: np.ndarray, plan: Plan) -> tuple[Tail, Any]:
         ranks = self._ranks(offsets)
         codec, starts = codec_of(self.index), self._starts()
@@ -142,7 +151,7 @@ class Lists(Leaf):
         lists = self.index.invlists
         found = [np.empty(0, np.int64)]
         for number in range(self.index.nlist):
-            found.append(_list_ids(lists, number))
+            found.append(list_ids(lists, number))
         return np.concatenate(found)
 
     def append_tailed(self, d: int, tail: Tail, vectors: np.ndarray, offsets: np.ndarray, ids: Any) -> None:
@@ -192,7 +201,7 @@ class Lists(Leaf):
                 part = slice(max(first - starts[number], 0), min(last, starts[number + 1]) - starts[number])
                 if part.stop > part.start:
                     codes.append(_list_codes(lists, number)[part])
-                    ids.append(_list_ids(lists, number)[part])
+                    ids.append(list_ids(lists, number)[part])
                     numbers.append(np.full(part.stop - part.start, number, np.int64))
             yield np.concatenate(numbers), np.concatenate(codes), np.concatenate(ids), slice(first, last)
 
@@ -241,6 +250,10 @@ class Graph(Leaf):
     @property
     def whole(self) -> bool:
         return self._storage.whole
+
+    @property
+    def lossy(self) -> bool:  # type: ignore[override]
+        return self._storage.lossy
 
     @property
     def _storage(self) -> Leaf:
@@ -376,7 +389,7 @@ def _list_codes(lists: Any, number: int) -> np.ndarray:
     return memory.reshape(size, width)
 
 
-def _list_ids(lists: Any, number: int) -> np.ndarray:
+def list_ids(lists: Any, number: int) -> np.ndarray:
     size = lists.list_size(number)
     if size == 0:
         return np.empty(0, np.int64)

@@ -28,9 +28,18 @@ class Rule(ABC):
     names: ClassVar[tuple[str, ...]] = ()
     registry: ClassVar[dict[str, type[Rule]]] = {}
 
+    coarse = False
+    """Whether codes have no room for an offset, so that it lies in a second stage."""
+
     def __init_subclass__(cls) -> None:
         for name in cls.names:
             Rule.registry[name] = cls
+
+    exhaustive = False
+    """Whether a search looks at every entry."""
+
+    lossy = False
+    """Whether what is stored of a vector has no longer its length."""
 
     def __init__(self, index: Any):
         self.index = index
@@ -116,9 +125,9 @@ class Leaf(Rule):
         return []
 
     @property
+    @abstractmethod
     def whole(self) -> bool:
         """Whether tails hold whole numbers only."""
-        return False
 
     @abstractmethod
     def widened(self, offsets: np.ndarray, plan: Plan) -> tuple[Tail, Any]:

@@ -1,0 +1,63 @@
+"""What an approximate index loses by its correction, found by searching it with queries of the bank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import faiss
+import numpy as np
+
+from hubplugin.metric import Metric, augment_queries, augment_targets, normalise
+from hubplugin.model import OffsetModel
+from hubplugin_faiss.rule import block_rows, rule_for
+
+PROBES, K = 400, 10
+TOLERATED = 0.01
+"""A loss of recall that is not worth a word."""
+
+
+def loss_of_recall(index: Any, upgraded: Any, model: OffsetModel) -> tuple[float, float, float] | None:
+    """recall@10 of `index` against the raw ranking and of `upgraded` against the corrected one, and the standard
+    error of their difference, both as they are set to search; None if `model` has no queries to try.
+
+    The rankings are exact over what the index itself reconstructs.
+    """
+    bank = model.terms[0].bank
+    if len(bank) < 2 * K or upgraded.ntotal < 10 * K:
+        return None
+    probes = bank[np.linspace(0, len(bank) - 1, min(len(bank), PROBES)).astype(np.int64)]
+    if model.metric is Metric.COSINE:
+        probes = normalise(probes, "query bank")
+    raw, corrected = exact_rankings(upgraded, probes)
+    before, after = _recall(index, probes, raw), _recall(upgraded, probes, corrected)
+    error = float((before - after).std() / np.sqrt(len(probes)))
+    return float(before.mean()), float(after.mean()), error
+
+
+def exact_rankings(upgraded: Any, queries: np.ndarray, k: int = K) -> tuple[np.ndarray, np.ndarray]:
+    """Labels of the k best of each query [m, d] without and with the offsets of an upgraded index: [m, k] each."""
+    rule = rule_for(upgraded)
+    metric = Metric.EUCLIDEAN if rule.euclidean else Metric.DOT
+    labels, row = rule.labels(), 0
+    best: list[list[tuple[np.ndarray, np.ndarray]]] = [[], []]
+    highest = float(max(tail.offsets(tail.query[None]).max() for tail in rule.tails())) if rule.euclidean else 0.0
+    for vectors, offsets in rule.scan(0, block_rows(upgraded.d)):
+        assert offsets is not None
+        tailed = augment_targets(vectors, offsets, metric, max_offset=highest)
+        for found, targets, asked in (
+            (best[0], vectors, queries),
+            (best[1], tailed, augment_queries(queries, metric)),
+        ):
+            scores, rows = faiss.knn(asked, targets, min(k, len(targets)), metric=upgraded.metric_type)
+            found.append((-scores if rule.euclidean else scores, labels[row + rows]))
+        row += len(vectors)
+    rankings = []
+    for found in best:
+        scores, names = (np.concatenate(part, axis=1) for part in zip(*found, strict=True))
+        rankings.append(np.take_along_axis(names, np.argsort(-scores, axis=1, kind="stable")[:, :k], axis=1))
+    return rankings[0], rankings[1]
+
+
+def _recall(index: Any, queries: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    _, found = index.search(np.ascontiguousarray(queries, np.float32), K)
+    return np.array([len(np.intersect1d(a, b)) / K for a, b in zip(found, truth, strict=True)])
