@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from hubplugin.errors import HubpluginError, InputError
 
@@ -108,6 +109,60 @@ def inspect(store: StoreUrl, device: Device = "auto", memory: Memory = "512MiB")
     with bars() as progress:
         found = inspect(open_store(store), device=device, memory=memory, progress=progress)
     typer.echo(str(found))
+
+
+@app.command()
+def evaluate(
+    queries: Annotated[str, typer.Option(help="Queries whose true targets are known: a file, as for a bank.")],
+    targets: Annotated[str, typer.Option(help="The gallery: a file, as for a bank.")],
+    truth: Annotated[
+        str | None, typer.Option(help="Target rows of each query (.npy) or TREC qrels; without it, row i to row i.")
+    ] = None,
+    query_bank: Annotated[
+        str | None, typer.Option(help="Example queries; needed by all methods but otn, l2n, hn.")
+    ] = None,
+    target_bank: Annotated[str | None, typer.Option(help="A second bank, of example targets.")] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="As 'dbsn' or 'nnn k=128 alpha=0.75', or auto; may be repeated. All additive ones by default."
+        ),
+    ] = None,
+    k: Annotated[int, typer.Option(help="Of the k-occurrence, mAP and nDCG.")] = 10,
+    names: Annotated[str | None, typer.Option(help="What the targets are called: a text file, one a line.")] = None,
+    query_names: Annotated[str | None, typer.Option(help="What a qrels file calls the queries: likewise.")] = None,
+    thumbnails: Annotated[
+        str | None, typer.Option(help="An image for each target: a text file, one path a line.")
+    ] = None,
+    temperature: Annotated[
+        list[float] | None, typer.Option(help="Where is, sn and dbsn are tried besides; may be repeated.")
+    ] = None,
+    metric: Annotated[str, typer.Option(help="cosine, dot or euclidean.")] = "cosine",
+    seed: Annotated[int, typer.Option(help="Of the bootstrap and of samples.")] = 0,
+    report: Annotated[Path | None, typer.Option(help="Write a report: one HTML file.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write every figure as JSON.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write one line a method as CSV.")] = None,
+    device: Device = "auto",
+    memory: Memory = "512MiB",
+) -> None:
+    """Every method side by side on queries whose true targets are known, with confidence intervals."""
+    from hubplugin.evaluation.evaluate import evaluate
+    from hubplugin.fitting import fit
+    from hubplugin.progress import bars
+
+    with bars() as progress:
+        computing: dict[str, Any] = {"metric": metric, "device": device, "memory": memory, "progress": progress}
+        auto = query_bank is not None and "auto" in (method or [])
+        models = {"auto": fit(query_bank, "auto", targets, target_bank, **computing)} if auto else {}
+        found = evaluate(
+            queries, targets, truth, query_bank, target_bank,
+            [name for name in method if name not in models] if method else None, models, k,
+            names, query_names, thumbnails, temperature, seed=seed, **computing,
+        )  # fmt: skip
+    for path, write in ((report, found.to_html), (json, found.to_json), (csv, found.to_csv)):
+        if path is not None:
+            write(path)
+    Console().print(found)
 
 
 @app.command()

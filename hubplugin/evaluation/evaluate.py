@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import io
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,16 +22,13 @@ from hubplugin.evaluation.plans import PLANS, check_size
 from hubplugin.evaluation.result import RAW, SIGNIFICANT, BankFigures, Evaluation, Hub, MethodResult, SweepPoint
 from hubplugin.evaluation.retrieval import Ranks, Truth, average_precision, expected_ranks, ndcg, recall
 from hubplugin.evaluation.significance import compare, hubness_interval, interval
-from hubplugin.evaluation.truth import TruthLike, as_truth
+from hubplugin.evaluation.truth import Names, TruthLike, as_names, as_truth
 from hubplugin.methods import METHODS, FitInput, configured
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import OffsetModel
 from hubplugin.reductions import Compute, Similarities, dense, prepared
 from hubplugin.search import TIE, TopK, TruthCounts, search
 from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
-
-MethodLike: TypeAlias = str | OffsetModel
-"""A name, with parameters that differ from the defaults ("nnn k=128 alpha=0.75"), or a fitted model."""
 
 TEMPERATURES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.2)
 """Where the curve of recall against temperature is drawn, for cosine: the papers' settings and a decade around."""
@@ -77,11 +74,12 @@ def evaluate(
     truth: TruthLike = None,
     query_bank: VectorLike | None = None,
     target_bank: VectorLike | None = None,
-    methods: Sequence[MethodLike] | None = None,
+    methods: Sequence[str] | None = None,
+    models: Mapping[str, OffsetModel] | None = None,
     k: int = 10,
-    names: Sequence[str] | None = None,
-    query_names: Sequence[str] | None = None,
-    thumbnails: Sequence[str | os.PathLike[str] | None] | None = None,
+    names: Names = None,
+    query_names: Names = None,
+    thumbnails: Names = None,
     temperatures: Sequence[float] | None = None,
     metric: Metric | str = "cosine",
     seed: int = 0,
@@ -93,12 +91,14 @@ def evaluate(
 
     queries [q, d], targets [n, d], query_bank [m, d], target_bank [p, d]: as in `hubplugin.fit`.
     truth: see `TruthLike`; by default row i of the targets is the true one of query i.
-    methods: names with parameters ("is", "nnn k=128 alpha=0.75"), or fitted models. The additive methods, the
-        query-dependent ones (dis, dualdis, dsl, gc, ssn), and, for comparison on up to 25 million pairs, otn, l2n and
-        hn, which need no bank. By default every additive method that the given banks allow.
+    methods: names, with parameters where they differ from the defaults ("is", "nnn k=128 alpha=0.75"): the additive
+        methods, the query-dependent ones (dis, dualdis, dsl, gc, ssn), and, for comparison on up to 25 million pairs,
+        otn, l2n and hn, which need no bank. By default every additive method that the given banks allow.
+    models: fitted models besides, by the label that they get, as {"auto": hubplugin.fit(..., method="auto")}.
     k: of the k-occurrence, mAP@k and nDCG@k; 10 as in the papers. R@k is given beside R@1, R@5 and R@10.
-    names, query_names: what reports and a qrels file call the targets and the queries.
-    thumbnails: a path to an image for each target, or None; shown beside the worst hubs.
+    names, query_names: what reports and a qrels file call the targets and the queries; a sequence, or a text file with
+        one a line.
+    thumbnails: the path of an image for each target, or None (or an empty line); shown beside the worst hubs.
     temperatures: where `is`, `sn` and `dbsn`, if among the methods, are tried besides, each at the cost of a fit; by
         default 0.01 to 0.2 for cosine, whose scale is known, and nowhere for other metrics. () for none.
     seed: of the bootstrap and of samples. device, memory, progress: as in `hubplugin.fit`.
@@ -117,10 +117,9 @@ def evaluate(
         )
     if not 1 <= k <= gallery.rows:
         raise InputError(f"k={k} is not between 1 and the {gallery.rows} targets of the gallery")
-    for listed, rows, what in ((names, gallery.rows, "names"), (thumbnails, gallery.rows, "thumbnails"),
-                               (query_names, asked.rows, "query_names")):  # fmt: skip
-        if listed is not None and len(listed) != rows:
-            raise InputError(f"{what} has {len(listed)} entries for {rows} vectors; expected one each")
+    names = as_names(names, gallery.rows, "names")
+    query_names = as_names(query_names, asked.rows, "query_names")
+    thumbnails = as_names(thumbnails, gallery.rows, "thumbnails")
     _require_libraries()
     given = None
     if query_bank is not None:
@@ -141,7 +140,9 @@ def evaluate(
         temperatures = TEMPERATURES if metric is Metric.COSINE and given is not None else ()
 
     raw = _Candidate(RAW, RAW, {}, np.zeros(gallery.rows, np.float32))
-    candidates = list({c.label: c for c in (raw, *(_candidate(method, scene) for method in methods))}.values())
+    asked_for = [_candidate(method, scene) for method in methods]
+    fitted = [_fitted(label, model, scene) for label, model in (models or {}).items()]
+    candidates = list({candidate.label: candidate for candidate in (raw, *asked_for, *fitted)}.values())
     curve = [
         _candidate(f"{name} tau={tau:g}", scene)
         for name in sorted({c.method for c in candidates if c.method in ("is", "sn", "dbsn")})
@@ -193,16 +194,15 @@ def _require_libraries() -> None:
         raise InputError("evaluating needs scipy: pip install 'hubplugin[evaluation]'") from None
 
 
-def _candidate(method: MethodLike, scene: _Scene) -> _Candidate:
-    offsets = partial(
-        OffsetModel.offsets, targets=scene.targets, device=scene.compute.device, memory=scene.compute.memory,
-        progress=scene.compute.progress,
-    )  # fmt: skip
-    if isinstance(method, OffsetModel):
-        if method.metric is not scene.metric:
-            raise InputError(f"{method!r} is for {method.metric.value}, the evaluation for {scene.metric.value}")
-        settings = " ".join(f"{key}={value}" for key, value in method.parameters.items())
-        return _Candidate(f"fitted {method.method} {settings}", method.method, method.parameters, offsets(method))
+def _fitted(label: str, model: OffsetModel, scene: _Scene) -> _Candidate:
+    if model.metric is not scene.metric:
+        raise InputError(f"model {label!r} is for {model.metric.value}, the evaluation for {scene.metric.value}")
+    compute = scene.compute
+    offsets = model.offsets(scene.targets, device=compute.device, memory=compute.memory, progress=compute.progress)
+    return _Candidate(label, model.method, model.parameters, offsets)
+
+
+def _candidate(method: str, scene: _Scene) -> _Candidate:
     name, *settings_given = method.split()
     parameters: dict[str, Any] = {}
     for setting in settings_given:
@@ -217,6 +217,8 @@ def _candidate(method: MethodLike, scene: _Scene) -> _Candidate:
             raise InputError(f"method {name!r} takes no parameters, got {', '.join(parameters)}")
         check_size(name, len(scene.queries), scene.targets.rows)
         return _Candidate(method, name, {}, scores=partial(_plan_scores, name, scene))
+    if name == "auto":
+        raise InputError("method 'auto' is a fit: pass models={'auto': hubplugin.fit(query_bank, 'auto', targets)}")
     known = {**METHODS, **QUERY_METHODS}
     if name not in known:
         raise InputError(f"unknown method {name!r}: use one of {', '.join([*known, *PLANS])}")
@@ -224,7 +226,7 @@ def _candidate(method: MethodLike, scene: _Scene) -> _Candidate:
         raise InputError(f"method {name!r} needs example queries: pass query_bank=")
     if name in METHODS:
         configuration = configured(METHODS, name, parameters)
-        return _Candidate(method, name, configuration.model_dump(), offsets(configuration.fit(scene.given)))
+        return _fitted(method, configuration.fit(scene.given), scene)
     query_dependent = configured(QUERY_METHODS, name, parameters)
     rule = query_dependent.rule(scene.given)
     kept = rule.keep(scene.targets)
@@ -355,7 +357,7 @@ def _bank_figures(scene: _Scene) -> BankFigures:
 
 def _data_uri(path: str | os.PathLike[str] | None) -> str | None:
     """The image at `path`, at most 160 pixels wide and high, as text that a page can hold."""
-    if path is None:
+    if not path:
         return None
     from PIL import Image, UnidentifiedImageError
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
@@ -47,6 +48,17 @@ class MethodResult(BaseModel):
     versus_raw: Comparison | None = None
     adjusted_p: float | None = None
     best_ranks: np.ndarray = Field(exclude=True, repr=False)
+
+    @property
+    def described(self) -> str:
+        """The label, and behind it the method where the label does not say it."""
+        if self.label.split()[0] == self.method:
+            return self.label
+        settings = (
+            f"{key}={value:.3g}" if isinstance(value, float) else f"{key}={value}"
+            for key, value in self.parameters.items()
+        )
+        return f"{self.label} ({' '.join([self.method, *settings])})"
 
 
 class SweepPoint(BaseModel):
@@ -142,7 +154,7 @@ class Evaluation(BaseModel):
             nearest = max(usable, key=lambda method: method.recall[1].value)
             told.append(
                 "Chosen: no correction. No usable method puts more true targets first than the raw search beyond "
-                f"chance; the highest recall is that of {nearest.label}, with {_percent(nearest.recall[1].value)} "
+                f"chance; the highest recall is that of {nearest.described}, with {_percent(nearest.recall[1].value)} "
                 f"(p {_p(nearest.adjusted_p)})."
             )
         else:
@@ -150,7 +162,7 @@ class Evaluation(BaseModel):
             versus = best.versus_raw
             assert versus is not None
             told.append(
-                f"Chosen: {best.label}, because it puts the most true targets first: "
+                f"Chosen: {best.described}, because it puts the most true targets first: "
                 f"{_percent(best.recall[1].value)}, {100 * versus.difference.value:+.1f} points "
                 f"(95 % interval {100 * versus.difference.low:+.1f} to {100 * versus.difference.high:+.1f}). "
                 f"{versus.won:,} queries gained their true target in the first place, {versus.lost:,} lost it "
@@ -172,30 +184,33 @@ class Evaluation(BaseModel):
         return told
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        roomy = options.max_width >= 130
         table = Table(
             title=f"{self.judged:,} queries, {self.targets:,} targets, {self.metric}; 95 % intervals",
             title_justify="left",
+            box=SIMPLE_HEAD,
         )
-        table.add_column("method", no_wrap=True)
-        for heading in (*(f"R@{k}" for k in self.raw.recall), "median", "mean", f"mAP@{self.k}", f"nDCG@{self.k}"):
-            table.add_column(heading, justify="right")
-        for heading in (f"skewness N{self.k}", "anti-hubs", "R@1 - raw", "p"):
-            table.add_column(heading, justify="right")
+        table.add_column("method")
+        shown = [k for k in self.raw.recall if k in (1, max(self.raw.recall)) or roomy]
+        headings = [*(f"R@{k}" for k in shown), "- raw", "p", "median", f"skew N{self.k}"]
+        further = ["mean rank", f"mAP@{self.k}", f"nDCG@{self.k}", "anti-hubs"] if roomy else []
+        for heading in (*headings, *further):
+            table.add_column(heading, justify="right", no_wrap=True)
         for m in self.methods:
             versus = m.versus_raw
-            table.add_row(
-                m.label,
-                *(_share(figure) for figure in m.recall.values()),
+            cells = [
+                m.described,
+                *(_share(m.recall[k]) for k in shown),
+                f"{100 * versus.difference.value:+.1f}" if versus else "",
+                _p(m.adjusted_p).removeprefix("= "),
                 f"{m.median_rank.value:g}",
+                f"{m.skewness.value:.2f}\n{m.skewness.low:.2f}-{m.skewness.high:.2f}",
                 f"{m.mean_rank.value:.1f}",
                 _share(m.mean_average_precision),
                 _share(m.ndcg),
-                f"{m.skewness.value:.2f}\n{m.skewness.low:.2f}-{m.skewness.high:.2f}",
                 _percent(m.hubness.anti_hub_share),
-                f"{100 * versus.difference.value:+.1f}" if versus else "",
-                _p(m.adjusted_p).removeprefix("= "),
-                style="bold" if m.label == self.best else "",
-            )
+            ]
+            table.add_row(*cells[: len(table.columns)], style="bold" if m.label == self.best else "")
         yield table
         yield from self.sentences()
 

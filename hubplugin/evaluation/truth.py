@@ -1,4 +1,4 @@
-"""Ground truth from whatever form it comes in. The only reader of it."""
+"""Ground truth and names from whatever form they come in. The only reader of them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,22 @@ from hubplugin.evaluation.retrieval import Truth
 TruthLike: TypeAlias = Any
 """Index array [q] or [q, r], list of lists of rows, `Truth`, or a path to an .npy file of the first two or to a TREC
 qrels file (.qrels, .txt or .tsv, also .gz); None: row i of the targets belongs to row i of the queries."""
+
+Names: TypeAlias = Sequence[Any] | str | os.PathLike[str] | None
+"""One a vector, in their order: a sequence, or a text file with one a line."""
+
+
+def as_names(source: Names, rows: int, what: str) -> Sequence[Any] | None:
+    """`source` as a sequence of `rows` entries; `what` is what errors call it. Raises InputError for another number."""
+    if isinstance(source, (str, os.PathLike)):
+        path = Path(source)
+        try:
+            source = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{what}: cannot read {str(path)!r}: {error}") from None
+    if source is not None and len(source) != rows:
+        raise InputError(f"{what} has {len(source)} entries for {rows} vectors; expected one each")
+    return source
 
 
 def as_truth(

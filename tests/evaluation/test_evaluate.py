@@ -117,7 +117,8 @@ def test_any_two_methods_can_be_compared(evaluation):
 
 def test_a_fitted_model_is_evaluated_as_the_method_it_was_fitted_by(scene, evaluation):
     model = hubplugin.fit(scene["query_bank"], "is", targets=scene["targets"])
-    found = hubplugin.evaluate(scene["queries"], scene["targets"], methods=[model], k=5)
+    found = hubplugin.evaluate(scene["queries"], scene["targets"], models={"mine": model}, k=5)
+    assert found.methods[1].described == "mine (is tau=0.05)"
     assert found.methods[1].recall[1] == evaluation["is"].recall[1]
 
 

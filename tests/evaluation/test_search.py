@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -81,3 +84,25 @@ def test_progress_tells_every_target_and_ends_at_the_last(rng):
 def test_offsets_for_another_gallery_are_refused(rng):
     with pytest.raises(InputError, match=r"\[candidates, 5\]"):
         run(rng.normal(size=(3, 4)), rng.normal(size=(5, 4)), "dot", TopK(1), offsets=np.zeros((1, 4), np.float32))
+
+
+def test_memory_is_bounded_whatever_the_number_of_similarities():
+    program = """
+import resource
+import numpy as np
+from hubplugin import Metric
+from hubplugin.reductions import Compute
+from hubplugin.search import TopK, TruthCounts, search
+from hubplugin.vectors import as_vectors
+rng = np.random.default_rng(0)
+queries = rng.normal(size=(4_000, 8)).astype(np.float32)
+targets = as_vectors(rng.normal(size=(100_000, 8)).astype(np.float32), "targets")
+def run(count):
+    pairs = TruthCounts(np.arange(count), np.arange(count))
+    search(queries[:count], targets, Metric.DOT, Compute("cpu", "64MiB"), TopK(10), pairs)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(run(200), run(4_000))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    few, many = map(int, done.stdout.split())
+    assert many - few < 100_000  # KiB; the scores of all pairs would take 1,600,000
