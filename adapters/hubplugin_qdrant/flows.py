@@ -6,6 +6,7 @@ client those are the results themselves, for the async one they are awaitables.
 
 from __future__ import annotations
 
+import itertools
 import time
 import warnings
 from collections.abc import Callable, Generator
@@ -48,7 +49,7 @@ class Hub:
     compute: Callable[[Callable[[], Any]], Any]
     oversampling: float | None = None
     known: dict[str, Known] = field(default_factory=dict)
-    models: dict[str, OffsetModel] = field(default_factory=dict)
+    fits: dict[str, OffsetModel] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)
 
     def lookup(self, name: str) -> Flow:
@@ -99,12 +100,12 @@ class Hub:
         """The versions of a collection that a write must bring along, each with its model."""
         pairs: list[tuple[Version, OffsetModel]] = []
         for version in known.manifest.kept_up() if known.manifest else ():
-            if version.model not in self.models:
+            if version.model not in self.fits:
                 found = []
                 for part in companion.part_ids(version):
                     found.append((yield self.raw.retrieve(m.companion(known.collection), ids=[part])))
-                self.models[version.model] = companion.model_of(found, version, known.collection)
-            pairs.append((version, self.models[version.model]))
+                self.fits[version.model] = companion.model_of(found, version, known.collection)
+            pairs.append((version, self.fits[version.model]))
         return pairs
 
     def marks(self, known: Known, vectors: list[Any]) -> Flow:
@@ -124,6 +125,15 @@ class Hub:
             return next(iter(self.raw._embed_models(objects, is_query=False, batch_size=size)))
         return list(self.raw._embed_models(objects, is_query=False, batch_size=size))
 
+    def embedded_query(self, request: models.QueryRequest) -> models.QueryRequest:
+        """`request` with the documents that it asks for the nearest of embedded, as the plain client would do it."""
+        request = request.model_copy(update={"query": self.raw._resolve_query(request.query)})
+        if self.raw.cloud_inference or not self.raw._inference_inspector.inspect(request):
+            return request
+        size = self.raw.local_inference_batch_size
+        embedded: models.QueryRequest = next(iter(self.raw._embed_models(request, is_query=True, batch_size=size)))
+        return embedded
+
     def warn(self, text: str) -> None:
         if text not in self.warned:
             self.warned.add(text)
@@ -142,9 +152,11 @@ def query_points(hub: Hub, given: dict[str, Any]) -> Flow:
     if known.manifest is None:
         return (yield hub.raw.query_points(**given))
     request = _request(given)
+    if known.manifest.seconds():
+        request = (yield from _resolved(hub, known, [request]))[0]
     rewritten = rewrite.rewrite(request, known.manifest, hub.oversampling)
     response = yield hub.raw.query_points(**_arguments(given, rewritten.request))
-    return _finished(response, rewritten, request)
+    return _finished(response, rewritten, request, known)
 
 
 def query_batch_points(hub: Hub, given: dict[str, Any]) -> Flow:
@@ -152,9 +164,11 @@ def query_batch_points(hub: Hub, given: dict[str, Any]) -> Flow:
     if known.manifest is None:
         return (yield hub.raw.query_batch_points(**given))
     requests = given["requests"]
+    if known.manifest.seconds():
+        requests = yield from _resolved(hub, known, requests)
     rewritten = [rewrite.rewrite(request, known.manifest, hub.oversampling) for request in requests]
     responses = yield hub.raw.query_batch_points(**(given | {"requests": [each.request for each in rewritten]}))
-    return [_finished(*each) for each in zip(responses, rewritten, requests, strict=True)]
+    return [_finished(*each, known) for each in zip(responses, rewritten, requests, strict=True)]
 
 
 def query_points_groups(hub: Hub, given: dict[str, Any]) -> Flow:
@@ -162,7 +176,10 @@ def query_points_groups(hub: Hub, given: dict[str, Any]) -> Flow:
     if known.manifest is None:
         return (yield hub.raw.query_points_groups(**given))
     points = given.get("limit", 10) * given.get("group_size", 3)
-    rewritten = rewrite.rewrite(_request(given | {"limit": points}), known.manifest, hub.oversampling)
+    request = _request(given | {"limit": points})
+    if known.manifest.seconds():
+        request = (yield from _resolved(hub, known, [request]))[0]
+    rewritten = rewrite.rewrite(request, known.manifest, hub.oversampling)
     if rewritten.rank is not None:
         hub.warn("groups are raw on a server without formulas; they are corrected from server 1.14 on")
         return (yield hub.raw.query_points_groups(**given))
@@ -170,18 +187,25 @@ def query_points_groups(hub: Hub, given: dict[str, Any]) -> Flow:
     arguments |= {"limit": given.get("limit", 10)}
     arguments.pop("offset", None)
     result = yield hub.raw.query_points_groups(**arguments)
-    if rewritten.restore is None:
-        return result
-    groups = [group.model_copy(update={"hits": rewrite.with_distances(group.hits)}) for group in result.groups]
-    return result.model_copy(update={"groups": groups})
+    for group in result.groups:
+        if rewritten.restore is not None:
+            group.hits = rewrite.with_distances(group.hits)
+        _hide_seconds(group.hits, given, known)
+    return result
 
 
 def retrieve(hub: Hub, given: dict[str, Any]) -> Flow:
-    return (yield hub.raw.retrieve(**(yield from _without_our_key(hub, given))))
+    known = yield from hub.lookup(given["collection_name"])
+    records = yield hub.raw.retrieve(**_without_our_key(known, given))
+    _hide_seconds(records, given, known)
+    return records
 
 
 def scroll(hub: Hub, given: dict[str, Any]) -> Flow:
-    return (yield hub.raw.scroll(**(yield from _without_our_key(hub, given))))
+    known = yield from hub.lookup(given["collection_name"])
+    records, following = yield hub.raw.scroll(**_without_our_key(known, given))
+    _hide_seconds(records, given, known)
+    return records, following
 
 
 def upsert(hub: Hub, given: dict[str, Any]) -> Flow:
@@ -214,28 +238,24 @@ def upload_collection(hub: Hub, given: dict[str, Any]) -> Flow:
     fitted = yield from hub.fitted(known)
     vectors, payloads = given["vectors"], given.get("payload")
     if isinstance(vectors, dict):
-        rows: Any = (
-            {name: column[row] for name, column in vectors.items()} for row in range(min(map(len, vectors.values())))
-        )
-    elif isinstance(vectors, np.ndarray):
-        rows = iter(vectors)
-    else:
-        vectors = [vector for chunk in writes.chunks(vectors, OFFSETS_AT_ONCE) for vector in hub.embedded(chunk)]
-        rows = iter(vectors)
+        columns, shortest = vectors, min(map(len, vectors.values()))
+        vectors = ({name: column[row] for name, column in columns.items()} for row in range(shortest))
 
-    def marked_payloads() -> Any:
-        beside = iter(payloads) if payloads is not None else None
-        for chunk in writes.chunks(rows, OFFSETS_AT_ONCE):
-            for mark in writes.marks(chunk, fitted):
-                if beside is None:
-                    yield writes.with_mark(None, mark) or {}
-                    continue
-                try:
-                    yield writes.with_mark(next(beside), mark)
-                except StopIteration:
-                    return
+    def points() -> Any:
+        """Each vector and payload with its mark, ending with the shorter of the two."""
+        beside = iter(payloads) if payloads is not None else itertools.repeat({})
+        for chunk in writes.chunks(vectors, OFFSETS_AT_ONCE):
+            embedded = hub.embedded(chunk)
+            found = writes.marks(embedded, fitted)
+            for vector, mark, payload in zip(embedded, found, beside, strict=False):
+                yield writes.with_vectors(vector, mark), writes.with_offsets(payload, mark)
 
-    return (yield hub.raw.upload_collection(**(given | {"vectors": vectors, "payload": marked_payloads()})))
+    marked_vectors, marked_payloads = itertools.tee(points())
+    arguments = {
+        "vectors": (vector for vector, _ in marked_vectors),
+        "payload": (payload for _, payload in marked_payloads),
+    }
+    return (yield hub.raw.upload_collection(**(given | arguments)))
 
 
 def batch_update_points(hub: Hub, given: dict[str, Any]) -> Flow:
@@ -328,8 +348,7 @@ def _forget_companion(hub: Hub, collection: str) -> Flow:
         yield hub.raw.delete_collection(m.companion(collection))
 
 
-def _without_our_key(hub: Hub, given: dict[str, Any]) -> Flow:
-    known = yield from hub.lookup(given["collection_name"])
+def _without_our_key(known: Known, given: dict[str, Any]) -> dict[str, Any]:
     if known.manifest is None:
         return given
     return given | {"with_payload": rewrite.without_our_key(given.get("with_payload", True))}
@@ -348,15 +367,15 @@ def _update(hub: Hub, known: Known, operations: list[Any], given: dict[str, Any]
         writes.check(operation)
     options = {key: given[key] for key in ("collection_name", "wait", "ordering", "timeout") if key in given}
     pending: list[Any] = []
-    lasts: list[int] = []
+    asked: list[int] = []  # which of the pending ones were asked for
     results: list[Any] = []
 
     def flush() -> Flow:
         if pending:
             done = yield hub.raw.batch_update_points(update_operations=pending, **options)
-            results.extend(done[last] for last in lasts)
+            results.extend(done[number] for number in asked)
             pending.clear()
-            lasts.clear()
+            asked.clear()
 
     for operation in operations:
         points, selector = writes.points_of(operation), writes.wiped(operation)
@@ -365,8 +384,8 @@ def _update(hub: Hub, known: Known, operations: list[Any], given: dict[str, Any]
         if selector is not None:
             yield from flush()  # what is kept is what the operations before have left
             kept = yield from _kept(hub, known, selector)
-        together = writes.completed(operation, known.manifest or Manifest(), found, kept)
-        lasts.append(len(pending) + together.index(operation) if operation in together else len(pending))
+        together, itself = writes.completed(operation, known.manifest or Manifest(), found, kept)
+        asked.append(len(pending) + itself)
         pending.extend(together)
     yield from flush()
     return results
@@ -401,6 +420,7 @@ def _request(given: dict[str, Any]) -> models.QueryRequest:
         limit=given.get("limit", 10),
         offset=given.get("offset"),
         with_payload=given.get("with_payload", True),
+        with_vector=given.get("with_vectors", False),
         lookup_from=given.get("lookup_from"),
     )
 
@@ -429,8 +449,31 @@ def _arguments(given: dict[str, Any], request: models.QueryRequest) -> dict[str,
     return given | {_CLIENT_NAMES.get(name, name): getattr(request, name) for name in fields}
 
 
-def _finished(response: Any, rewritten: rewrite.Rewritten, request: models.QueryRequest) -> Any:
+def _resolved(hub: Hub, known: Known, requests: Any) -> Flow:
+    """`requests` with the vectors of the points, and of the documents, that they ask for the nearest of."""
+    manifest = known.manifest or Manifest()
+    requests = yield hub.compute(lambda: [hub.embedded_query(request) for request in requests])
+    vectors: dict[rewrite.Reference, list[float]] = {}
+    for reference in {found for request in requests for found in rewrite.references(request, manifest)}:
+        place = reference.collection or known.collection
+        found = yield hub.raw.retrieve(place, ids=[reference.point], with_payload=False, with_vectors=True)
+        vector = found[0].vector if found else None
+        vector = vector.get(reference.vector) if isinstance(vector, dict) else vector
+        if vector is not None:
+            vectors[reference] = vector
+    return [rewrite.resolved(request, manifest, vectors) for request in requests]
+
+
+def _hide_seconds(points: Any, given: dict[str, Any], known: Known) -> None:
+    """Takes our vectors out of what was just received, unless vectors were asked for by name."""
+    if known.manifest is not None and known.manifest.seconds() and given.get("with_vectors") is True:
+        for point in points:
+            point.vector = rewrite.without_second(point.vector, known.manifest.seconds())
+
+
+def _finished(response: Any, rewritten: rewrite.Rewritten, request: models.QueryRequest, known: Known) -> Any:
     points = response.points
+    _hide_seconds(points, {"with_vectors": request.with_vector}, known)
     if rewritten.rank is not None:
         points = rewrite.ranked(points, request, rewritten.rank)
     if rewritten.restore is not None:

@@ -5,13 +5,14 @@ that one upsert switches from one state to the next. In the collection itself ea
 
     {"hub_offset": {"v3": 0.0123}}
 
-where 3 is the number of a version. A new fit is written under a new number; a search names the active one.
+where 3 is the number of a version, or, with storage="vector", the named vector "hub_v3": [t, offset]. A new fit is
+written under a new number; a search names the active one.
 """
 
 from __future__ import annotations
 
 import uuid
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -48,6 +49,7 @@ class Part(BaseModel):
 class Version(Part):
     """One fit for one vector of the collection. `vector` is "" for the unnamed one.
 
+    storage: "payload", a key that the search adds to the score, or "vector", one more dimension of a second vector.
     model: fingerprint of the model. parts: how many points of the companion hold it. oversampling: candidates for
     each result. certain: whether those were proven to give the probe queries their exact corrected top 10.
     max_candidates: what the collection's strict mode allows, if it does. server_formula: whether the server adds the
@@ -56,6 +58,7 @@ class Version(Part):
 
     number: int
     vector: str
+    storage: Literal["payload", "vector"] = "payload"
     metric: Metric
     dim: int
     method: str
@@ -80,6 +83,17 @@ class Version(Part):
     @property
     def field(self) -> str:
         return f"v{self.number}"
+
+    @property
+    def second(self) -> str:
+        """The name of the second vector, where the offset is stored in one."""
+        return f"hub_{self.field}"
+
+    @property
+    def ceiling(self) -> float:
+        """No offset lies above it: the largest of the gallery, and as much again as they spread. Under Euclidean
+        distance a second vector holds what an offset lacks of it; one that were larger is stored as the ceiling."""
+        return 2 * self.largest - self.smallest
 
     def candidates(self, results: int, oversampling: float | None = None) -> int:
         """How many candidates are fetched so that the first `results` are the corrected ones."""
@@ -112,6 +126,10 @@ class Manifest(Part):
     def kept_up(self) -> tuple[Version, ...]:
         """The versions whose offsets a write must bring along."""
         return (*self.active.values(), *((self.writing,) if self.writing else ()))
+
+    def seconds(self) -> tuple[str, ...]:
+        """The names of the vectors that are ours."""
+        return tuple(version.second for version in self.everything() if version.storage == "vector")
 
     def everything(self) -> tuple[Version, ...]:
         """Every version of which something may lie in the points."""

@@ -4,10 +4,15 @@ A nearest query becomes a prefetch of itself, over more candidates, under a form
 
     query=q, limit=10   ->   prefetch=[query=q, limit=100], query=formula($score + hub_offset.v1), limit=10
 
-wherever it stands in the tree, so that a fusion, a user's formula or a re-scoring above it gets corrected candidates
-and corrected scores. A formula ranks descending, so under Euclidean distance it yields the similarity
-S = offset - distance^2 / 2, which is turned back into a distance: sqrt(distance^2 - 2 offset), negative where the
-offset is the larger of the two.
+With storage="vector" it goes to the second vector, and, for points that another client wrote and that lack it, to
+the first:
+
+    query=q, limit=10   ->   prefetch=[query=[q, 1] using hub_v1, query=q where there is no hub_v1], sum of both
+
+This is done wherever it stands in the tree, so that a fusion, a user's formula or a re-scoring above it gets
+corrected candidates and corrected scores. A formula ranks descending, so under Euclidean distance it yields the
+similarity S = offset - distance^2 / 2, which is turned back into a distance: sqrt(distance^2 - 2 offset), negative
+where the offset is the larger of the two.
 """
 
 from __future__ import annotations
@@ -44,7 +49,8 @@ class Rewritten:
 def rewrite(request: models.QueryRequest, manifest: Manifest, oversampling: float | None = None) -> Rewritten:
     """`request` with every nearest query on a corrected vector corrected, and our payload key left out.
 
-    `oversampling` takes the place of the manifest's.
+    `oversampling` takes the place of the manifest's. For storage="vector" the query must be the vector itself: see
+    `references` and `resolved`.
     """
     version = _corrected_vector(request.query, request.using, manifest)
     if version is not None and not version.server_formula:
@@ -59,8 +65,8 @@ def rewrite(request: models.QueryRequest, manifest: Manifest, oversampling: floa
     candidates = _candidates(request, prefetches, results, version, oversampling)
     corrected = models.QueryRequest.model_construct(
         shard_key=request.shard_key,
-        prefetch=[candidates],
-        query=formula(version.key, version.metric),
+        prefetch=candidates,
+        query=_formula(version),
         score_threshold=similarity_threshold(request.score_threshold, version.metric),
         limit=request.limit,
         offset=request.offset,
@@ -84,10 +90,32 @@ def rewrite_prefetch(
         return prefetch.model_copy(update={"prefetch": prefetches, "query": query})
     results = prefetch.limit or SERVER_LIMIT
     return models.Prefetch.model_construct(
-        prefetch=[_candidates(prefetch, prefetches, results, version, oversampling)],
-        query=formula(version.key, version.metric),
+        prefetch=_candidates(prefetch, prefetches, results, version, oversampling),
+        query=_formula(version),
         limit=results,
         score_threshold=similarity_threshold(prefetch.score_threshold, version.metric),
+    )
+
+
+def _formula(version: Version) -> models.FormulaQuery:
+    if version.storage == "vector":
+        return sum_formula(version.metric, version.ceiling)
+    return formula(version.key, version.metric)
+
+
+@lru_cache
+def sum_formula(metric: Metric, ceiling: float) -> models.FormulaQuery:
+    """The corrected similarity of a point that is found by its second vector or, without an offset, by its first."""
+    if metric is not Metric.EUCLIDEAN:
+        return models.FormulaQuery(
+            formula=models.SumExpression(sum=["$score[0]", "$score[1]"]), defaults={"$score[0]": 0.0, "$score[1]": 0.0}
+        )
+    # The score of the prefetch that lacks the point is such that its share comes to 0.
+    second = models.MultExpression(mult=[-0.5, "$score[0]", "$score[0]"])
+    first = models.MultExpression(mult=[-0.5, "$score[1]", "$score[1]"])
+    return models.FormulaQuery(
+        formula=models.SumExpression(sum=[second, ceiling, first]),
+        defaults={"$score[0]": math.sqrt(2 * max(ceiling, 0.0)), "$score[1]": 0.0},
     )
 
 
@@ -149,6 +177,13 @@ def ranked(
     return corrected[first : first + (request.limit or SERVER_LIMIT)]
 
 
+def without_second(vector: Any, names: tuple[str, ...]) -> Any:
+    """The vectors of a point without those that are ours."""
+    if not isinstance(vector, dict):
+        return vector
+    return {name: value for name, value in vector.items() if name not in names}
+
+
 def with_distances(points: Sequence[models.ScoredPoint]) -> list[models.ScoredPoint]:
     """`points` with their corrected similarities as corrected distances."""
     return [point.model_copy(update={"score": distance(point.score)}) for point in points]
@@ -182,22 +217,96 @@ def _candidates(
     results: int,
     version: Version,
     oversampling: float | None,
-) -> models.Prefetch:
+) -> list[models.Prefetch]:
     """The raw query of `node` over as many candidates as its corrected results may hide among."""
-    query = node.query.nearest if isinstance(node.query, models.NearestQuery) else node.query
+    query: Any = node.query.nearest if isinstance(node.query, models.NearestQuery) else node.query
+    if version.storage == "vector":
+        return _by_second_vector(node, query, prefetches, results, version)
     limit = version.candidates(results, oversampling)
     if prefetches:  # a re-scoring ranks what it is given: all of that is candidates
         limit = max(limit, sum(child.limit or SERVER_LIMIT for child in prefetches))
         limit = min(limit, version.max_candidates or limit)
-    return models.Prefetch.model_construct(
-        prefetch=prefetches or None,
-        query=query,
-        using=node.using,
-        filter=node.filter,
-        params=node.params,
-        limit=limit,
-        lookup_from=node.lookup_from,
-    )
+    return [
+        models.Prefetch.model_construct(
+            prefetch=prefetches or None,
+            query=query,
+            using=node.using,
+            filter=node.filter,
+            params=node.params,
+            limit=limit,
+            lookup_from=node.lookup_from,
+        )
+    ]
+
+
+def _by_second_vector(
+    node: models.QueryRequest | models.Prefetch,
+    query: list[float],
+    prefetches: list[models.Prefetch],
+    results: int,
+    version: Version,
+) -> list[models.Prefetch]:
+    """The query in d + 1 dimensions; and in d, among the points that lack the second vector."""
+    lacking = models.Filter(must_not=[models.HasVectorCondition(has_vector=version.second)])
+    if node.filter is not None:
+        lacking.must = [node.filter]
+    second = query if version.metric is not Metric.COSINE else _unit(query)
+    common: dict[str, Any] = {"prefetch": prefetches or None, "params": node.params, "limit": results}
+    return [
+        models.Prefetch.model_construct(
+            query=[*second, 0.0 if version.metric is Metric.EUCLIDEAN else 1.0],
+            using=version.second,
+            filter=node.filter,
+            **common,
+        ),
+        models.Prefetch.model_construct(query=query, using=node.using, filter=lacking, **common),
+    ]
+
+
+def _unit(vector: list[float]) -> list[float]:
+    length = math.sqrt(math.fsum(value * value for value in vector)) or 1.0
+    return [value / length for value in vector]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A point whose vector is the query: its id, and where it lies if not in the collection searched."""
+
+    point: int | str
+    collection: str | None
+    vector: str
+
+
+def references(node: models.QueryRequest | models.Prefetch, manifest: Manifest) -> list[Reference]:
+    """The points in the tree of `node` whose vectors must be known before it can be rewritten."""
+    found = [reference for child in _listed(node.prefetch) for reference in references(child, manifest)]
+    reference = _reference(node, manifest)
+    return [*found, reference] if reference is not None else found
+
+
+def resolved(node: Any, manifest: Manifest, vectors: dict[Reference, list[float]]) -> Any:
+    """`node` with the vectors of its `references` in the place of the ids; the points themselves are left out."""
+    update: dict[str, Any] = {}
+    if node.prefetch is not None:
+        update["prefetch"] = [resolved(child, manifest, vectors) for child in _listed(node.prefetch)]
+    reference = _reference(node, manifest)
+    if reference is not None and reference in vectors:
+        update |= {"query": vectors[reference], "lookup_from": None}
+        if reference.collection is None:
+            itself = models.Filter(must_not=[models.HasIdCondition(has_id=[reference.point])])
+            update["filter"] = itself if node.filter is None else models.Filter(must=[node.filter, itself])
+    return node.model_copy(update=update)
+
+
+def _reference(node: models.QueryRequest | models.Prefetch, manifest: Manifest) -> Reference | None:
+    version = manifest.active.get(node.using or "")
+    query = node.query.nearest if isinstance(node.query, models.NearestQuery) else node.query
+    if version is None or version.storage != "vector" or not isinstance(query, (int, str, UUID)):
+        return None
+    place = node.lookup_from
+    if place is None:
+        return Reference(query if isinstance(query, int) else str(query), None, version.vector)
+    return Reference(query if isinstance(query, int) else str(query), place.collection, place.vector or version.vector)
 
 
 def _corrected_vector(query: Any, using: str | None, manifest: Manifest) -> Version | None:
@@ -205,7 +314,11 @@ def _corrected_vector(query: Any, using: str | None, manifest: Manifest) -> Vers
     if query is None:
         return None
     version = manifest.active.get(using or "")
-    return version if version is not None and is_nearest(query) else None
+    if version is None or not is_nearest(query):
+        return None
+    nearest = query.nearest if isinstance(query, models.NearestQuery) else query
+    # What could not be resolved is the server's to refuse.
+    return version if version.storage == "payload" or isinstance(nearest, list) else None
 
 
 def is_nearest(query: Any) -> bool:

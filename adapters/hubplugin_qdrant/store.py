@@ -8,7 +8,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast
 from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
@@ -24,10 +24,11 @@ from hubplugin.store import Batch, Correction, Hits, Id, Store
 from hubplugin.vectors import Progress, VectorLike
 from hubplugin_qdrant import companion
 from hubplugin_qdrant import manifest as m
-from hubplugin_qdrant.calibration import PROBES, calibrated
+from hubplugin_qdrant.calibration import calibrated, chosen_probes
 from hubplugin_qdrant.client import HubQdrantClient
 from hubplugin_qdrant.companion import is_missing, is_passing, one_line
 from hubplugin_qdrant.manifest import Lease, Manifest, Version
+from hubplugin_qdrant.writes import second_vectors, stored_offset
 
 BATCH = 1000
 """Points read and written at a time: 1,000 vectors of 1,536 dimensions are some 20 MB of JSON."""
@@ -44,11 +45,13 @@ METRICS = {
     models.Distance.EUCLID: Metric.EUCLIDEAN,
 }
 
+Storage: TypeAlias = Literal["payload", "vector"]
+
 _writers: weakref.WeakValueDictionary[str, QdrantStore] = weakref.WeakValueDictionary()
 
 
 class QdrantStore(Store):
-    """The vector `using` of a collection ("" is the unnamed one), with its offsets as payload.
+    """The vector `using` of a collection ("" is the unnamed one), with its offsets as `storage`; see `apply`.
 
     Raises StoreError for a collection or vector that is not there or cannot carry offsets, and for a server that
     cannot be reached. `collection` may be an alias: the correction belongs to what it stands for now.
@@ -56,7 +59,9 @@ class QdrantStore(Store):
 
     shared = True
 
-    def __init__(self, client: QdrantClient, collection: str, using: str = "", *, url: str = ""):
+    def __init__(
+        self, client: QdrantClient, collection: str, using: str = "", storage: Storage | None = None, *, url: str = ""
+    ):
         self.client = client.raw if isinstance(client, HubQdrantClient) else client
         self.url = url or f"qdrant collection {collection!r}"
         with one_line(self.url, "opening"):
@@ -67,6 +72,10 @@ class QdrantStore(Store):
         self.using, parameters = _chosen_vector(self.url, info, using)
         self.metric, self.dim = METRICS[parameters.distance], parameters.size
         self._info = info
+        if storage not in (None, "payload", "vector"):
+            raise InputError(f"storage={storage!r}: use 'payload' or 'vector'")
+        active = self._manifest().active.get(self.using)
+        self.storage = storage or (active.storage if active is not None else "payload")
         self._owner = uuid.uuid4().hex
         self._target: Version | None = None
         self._probes = np.empty((0, self.dim), np.float32)
@@ -96,7 +105,7 @@ class QdrantStore(Store):
                     self.collection,
                     limit=BATCH,
                     offset=offset,
-                    with_vectors=[self.using] if self.using else True,
+                    with_vectors=self._vectors_read(version),
                     with_payload=[m.KEY],
                 )
             batch = self._batch([record for record in records if record.id != after], version)
@@ -104,20 +113,28 @@ class QdrantStore(Store):
                 yield batch
             offset, more = following, following is not None
 
+    def _vectors_read(self, version: Version | None) -> list[str] | bool:
+        if not self.using:
+            return True
+        return [self.using, version.second] if version is not None and version.storage == "vector" else [self.using]
+
     def _batch(self, records: list[models.Record], version: Version | None) -> Batch:
         ids: list[Id] = []
         vectors, offsets = [], []
         for record in records:
             vector: Any = record.vector
-            if self.using:
-                vector = (vector or {}).get(self.using)
-            elif isinstance(vector, dict):  # an unnamed vector beside named sparse ones
-                vector = vector.get("")
+            second = None
+            if isinstance(vector, dict):
+                second = vector.get(version.second) if version is not None else None
+                vector = vector.get(self.using)
             if vector is None or (self.metric is Metric.COSINE and not any(vector)):
                 continue
             ids.append(_plain(record.id))
             vectors.append(vector)
-            offsets.append(_stored_offset(record.payload, version))
+            if version is not None and version.storage == "vector":
+                offsets.append(stored_offset(vector, second, version))
+            else:
+                offsets.append(_stored_offset(record.payload, version))
         matrix = np.array(vectors, np.float32).reshape(len(ids), self.dim)
         return Batch(ids, matrix, np.array(offsets, np.float32), ids[-1] if ids else None)
 
@@ -135,15 +152,19 @@ class QdrantStore(Store):
     def begin(self, model: OffsetModel) -> Id | None:
         if self.count() == 0:
             raise StoreError(f"{self.url}: the collection is empty; add points first")
-        self._probes = self._chosen_probes(model)
+        if self.storage == "vector":
+            self._require_second()
+        self._probes = chosen_probes(model, self.scan())
         with one_line(self.url, "preparing"):
             companion.create(self.client, self.collection, self._info.config.params.replication_factor)
             manifest = self._leased(self._manifest())
             active, writing = manifest.active.get(self.using), manifest.writing
-            if active is not None and active.model == model.fingerprint:
+            if active is not None and (active.model, active.storage) == (model.fingerprint, self.storage):
                 self._target = active
                 return None
-            if writing is not None and (writing.vector, writing.model) == (self.using, model.fingerprint):
+            if writing is not None and (writing.vector, writing.model, writing.storage) == (
+                self.using, model.fingerprint, self.storage,
+            ):  # fmt: skip
                 self._target = writing
                 found = self.client.retrieve(m.companion(self.collection), ids=[m.PROGRESS_ID])
                 progress = (found[0].payload or {}) if found else {}
@@ -152,16 +173,9 @@ class QdrantStore(Store):
             parts = companion.write_model(self.client, self.collection, model)
             self._target = self._new_version(model, manifest.last_number + 1, parts)
             self._write_manifest(manifest.changed(writing=self._target, last_number=self._target.number))
+            if self.storage == "vector":
+                self._create_second(self._target)
             return None
-
-    def _chosen_probes(self, model: OffsetModel) -> np.ndarray:
-        """Queries of the bank; where the model keeps no more than their mean, vectors of the collection."""
-        bank = model.terms[0].bank
-        if len(bank) == 1:
-            bank = next(batch.vectors for batch in self.scan())
-        rows = np.linspace(0, len(bank) - 1, min(PROBES, len(bank))).astype(int)
-        probes: np.ndarray = bank[rows]
-        return probes
 
     def _new_version(self, model: OffsetModel, number: int, parts: int) -> Version:
         strict = self._info.config.strict_mode_config
@@ -169,6 +183,7 @@ class QdrantStore(Store):
         return Version(
             number=number,
             vector=self.using,
+            storage=self.storage,
             metric=model.metric,
             dim=model.dim,
             method=model.method,
@@ -184,7 +199,55 @@ class QdrantStore(Store):
             server_formula=self._server >= (1, 14),
         )
 
+    def _require_second(self) -> None:
+        """Raises StoreError if no second vector can be added in place."""
+        if not self.using:
+            raise StoreError(
+                f"{self.url}: storage='vector' adds a second vector, which would turn the unnamed one "
+                "into one named '' for good; use storage='payload'"
+            )
+        if self._server < (1, 18) or not hasattr(self.client, "create_vector_name"):
+            found = ".".join(map(str, self._server))
+            raise StoreError(
+                f"{self.url}: storage='vector' needs server 1.18 (this one is {found}) and qdrant-client 1.18; "
+                "use storage='payload'"
+            )
+
+    def _create_second(self, version: Version) -> None:
+        """The second vector, with the memory, graph and quantisation settings of the first."""
+        first = cast(dict[str, models.VectorParams], self._info.config.params.vectors)[self.using]
+        dense = models.DenseVectorConfig(
+            size=self.dim + 1,
+            distance=models.Distance.EUCLID if self.metric is Metric.EUCLIDEAN else models.Distance.DOT,
+            datatype=None if first.datatype is None else models.VectorStorageDatatype(first.datatype.value),
+        )
+        name = version.second
+        self._retry(
+            self.client.create_vector_name, self.collection, name, models.DenseVectorNameConfig(dense=dense), wait=True
+        )
+        settings = first.model_dump(include={"hnsw_config", "quantization_config", "on_disk"}, exclude_none=True)
+        if settings:
+            changes = models.VectorParamsDiff.model_validate(settings)
+            self._retry(self.client.update_collection, self.collection, vectors_config={name: changes})
+
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
+        with one_line(self.url, "writing"):
+            if self._begun().storage == "vector":
+                self._write_vectors(batch, offsets)
+            else:
+                self._write_payload(batch, offsets)
+            self._renew(batch.resume)
+
+    def _write_vectors(self, batch: Batch, offsets: np.ndarray) -> None:
+        target = self._begun()
+        seconds = second_vectors(batch.vectors, offsets, target).tolist()
+        points = [
+            models.PointVectors.model_construct(id=point, vector={target.second: second})
+            for point, second in zip(batch.ids, seconds, strict=True)
+        ]
+        self._retry(self.client.update_vectors, self.collection, points, wait=True)
+
+    def _write_payload(self, batch: Batch, offsets: np.ndarray) -> None:
         target = self._begun()
         operations: list[Any] = [
             models.SetPayloadOperation(
@@ -192,15 +255,14 @@ class QdrantStore(Store):
             )
             for point, offset in zip(batch.ids, offsets.tolist(), strict=True)
         ]
-        with one_line(self.url, "writing"):
-            self._retry(self.client.batch_update_points, self.collection, operations, wait=True)
-            self._renew(batch.resume)
+        self._retry(self.client.batch_update_points, self.collection, operations, wait=True)
 
     def activate(self) -> None:
         target = self._begun()
         with one_line(self.url, "activating"):
-            self._index(target)
-            target = calibrated(self.client, self.collection, target, self._probes, self.count())
+            if target.storage == "payload":
+                self._index(target)
+                target = calibrated(self.client, self.collection, target, self._probes, self.count())
             manifest = self._leased(self._manifest())
             before = manifest.active.get(self.using)
             if before is not None and before.number == target.number:
@@ -247,6 +309,7 @@ class QdrantStore(Store):
                 manifest = self._cleared(manifest)
                 self._write_manifest(manifest.changed(lease=None))
             else:
+                self._delete_seconds(mine)
                 self._delete_payload([m.KEY], [version.key for version in mine])
                 self.client.delete_collection(m.companion(self.collection))
         _writers.pop(self._owner, None)
@@ -269,12 +332,21 @@ class QdrantStore(Store):
         gone = [version for version in (mine, *manifest.retired) if version is not None]
         if not gone:
             return manifest
-        self._delete_payload([version.key for version in gone], [version.key for version in gone])
+        self._delete_seconds(gone)
+        keys = [version.key for version in gone if version.storage == "payload"]
+        if keys:
+            self._delete_payload(keys, keys)
         kept = {version.model for version in manifest.kept_up() if version is not mine}
         for version in gone:
             if version.model not in kept:
                 companion.delete_model(self.client, self.collection, version)
         return manifest.changed(retired=(), writing=None if mine is not None else manifest.writing)
+
+    def _delete_seconds(self, versions: list[Version]) -> None:
+        there = self.client.get_collection(self.collection).config.params.vectors or {}
+        for version in versions:
+            if version.storage == "vector" and isinstance(there, dict) and version.second in there:
+                self._retry(self.client.delete_vector_name, self.collection, version.second, wait=True)
 
     def _delete_payload(self, keys: list[str], indexes: list[str]) -> None:
         if not isinstance(self.client._client, QdrantLocal):
@@ -361,6 +433,7 @@ def apply(
     query_bank: VectorLike,
     *,
     using: str = "",
+    storage: Storage | None = None,
     method: str = "dbsn",
     target_bank: VectorLike | None = None,
     device: str = "auto",
@@ -372,10 +445,13 @@ def apply(
 
     query_bank: [m, d] example queries, as for `hubplugin.fit`, which also has `method`, its `parameters`,
     `target_bank`, `device`, `memory` and `progress`. using: "" is the unnamed vector, or the only one there is.
+    storage: that of the correction in place, or "payload": one number a point, added to the scores of the candidates
+    that a search fetches, which works everywhere. "vector" is a second vector with one more dimension, which ranks
+    exactly and at the speed of the index for the price of its space; it needs a named vector and server 1.18.
     Searches change in one step at the end; a run that was cut off goes on when it is started again.
     Raises InputError for the bank or a parameter, StoreError for the collection or the server.
     """
-    store = QdrantStore(client, collection, using)
+    store = QdrantStore(client, collection, using, storage)
     return correction.apply(
         store, query_bank, method, target_bank, device=device, memory=memory, progress=progress, **parameters
     )
@@ -416,25 +492,26 @@ def remove(client: QdrantClient, collection: str, *, using: str = "") -> None:
 
 def open_url(url: str) -> QdrantStore:
     """The store behind qdrant://HOST:6333/COLLECTION, qdrant+https://HOST:6333/COLLECTION or
-    qdrant-local:PATH/COLLECTION, each with ?using=VECTOR where the collection has named vectors.
+    qdrant-local:PATH/COLLECTION, each with ?using=VECTOR where the collection has named vectors, and &storage=vector
+    for offsets in a second vector.
 
     The api key is read from the environment variable QDRANT_API_KEY and is never part of a URL.
     """
     scheme, _, rest = url.partition(":")
     parts = urlsplit(f"//{rest.removeprefix('//')}" if scheme != "qdrant-local" else f"local:{rest}")
     options = dict(parse_qsl(parts.query))
-    using = options.pop("using", "")
+    using, storage = options.pop("using", ""), options.pop("storage", None)
     place, _, collection = parts.path.rpartition("/")
     expected = "qdrant-local:PATH/COLLECTION" if scheme == "qdrant-local" else f"{scheme}://HOST:6333/COLLECTION"
     if parts.username or parts.password or options:
         raise InputError(
-            f"expected {expected}, and no more than ?using=VECTOR behind it; "
+            f"expected {expected}, and no more than ?using=VECTOR&storage=vector behind it; "
             "an api key is read from the environment variable QDRANT_API_KEY"
         )
     if not collection or not (place if scheme == "qdrant-local" else parts.hostname):
         raise InputError(f"{url!r} names no collection; expected {expected}")
     with one_line(url, "opening"):
-        return QdrantStore(_connect(scheme, parts, place), collection, using, url=url)
+        return QdrantStore(_connect(scheme, parts, place), collection, using, cast(Storage | None, storage), url=url)
 
 
 def _connect(scheme: str, parts: Any, place: str) -> QdrantClient:

@@ -1,11 +1,13 @@
 """Pure: what a user writes, with the offsets that belong to it. Nothing here knows a client.
 
-A *mark* is what a point's payload holds under our key: {"v3": 0.0123}, one field for each version that is kept up.
+A *mark* is what a point holds for each version that is kept up: a number under our key, {"v3": 0.0123}, or a second
+vector, {"hub_v3": [..., 0.0123]}.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,37 @@ from qdrant_client import grpc, models
 from qdrant_client.conversions.conversion import GrpcToRest
 
 from hubplugin.errors import InputError
-from hubplugin.metric import Metric
+from hubplugin.metric import Metric, augment_targets, normalise
 from hubplugin.model import OffsetModel
 from hubplugin_qdrant.manifest import KEY, Manifest, Version
 
-Mark = dict[str, float]
+
+@dataclass(frozen=True)
+class Mark:
+    """What goes into a point's payload, under our key, and what beside its vectors."""
+
+    offsets: dict[str, float] = field(default_factory=dict)
+    vectors: dict[str, list[float]] = field(default_factory=dict)
+
+
+def second_vectors(vectors: np.ndarray, offsets: np.ndarray, version: Version) -> np.ndarray:
+    """Vectors [b, d] as they lie in the collection, with their offsets [b], for storage="vector": [b, d + 1]."""
+    if version.metric is Metric.COSINE:
+        vectors = normalise(vectors, "vectors")
+    return augment_targets(vectors, offsets, version.metric, max_offset=version.ceiling)
+
+
+def stored_offset(vector: Sequence[float], second: Sequence[float] | None, version: Version) -> float:
+    """The offset in a second vector: NaN if there is none, infinity if it belongs to another vector."""
+    if second is None:
+        return float("nan")
+    one = np.asarray(vector, np.float64)
+    other, extra = np.asarray(second[:-1], np.float64), float(second[-1])
+    if version.metric is Metric.COSINE:
+        one = one / (np.linalg.norm(one) or 1.0)
+    if not np.allclose(one, other, rtol=1e-2, atol=1e-2 * np.abs(one).max()):  # float16 is exact to 1e-3
+        return float("inf")
+    return version.ceiling - extra**2 / 2 if version.metric is Metric.EUCLIDEAN else extra
 
 
 def marks(vectors: Sequence[Any], fitted: Sequence[tuple[Version, OffsetModel]]) -> list[Mark]:
@@ -26,7 +54,7 @@ def marks(vectors: Sequence[Any], fitted: Sequence[tuple[Version, OffsetModel]])
     A vector that is absent, not yet embedded, of another dimension or without direction has no offset; whether
     it may be written is the server's to say.
     """
-    found: list[Mark] = [{} for _ in vectors]
+    found = [Mark() for _ in vectors]
     for version, model in fitted:
         rows, dense = [], []
         for row, given in enumerate(vectors):
@@ -38,9 +66,14 @@ def marks(vectors: Sequence[Any], fitted: Sequence[tuple[Version, OffsetModel]])
                     rows.append(row)
                     dense.append(array)
         if rows:
-            offsets = model.offsets(np.array(dense, np.float32))
-            for row, offset in zip(rows, offsets.tolist(), strict=True):
-                found[row][version.field] = offset
+            matrix = np.array(dense, np.float32)
+            offsets = model.offsets(matrix)
+            if version.storage == "vector":
+                for row, second in zip(rows, second_vectors(matrix, offsets, version).tolist(), strict=True):
+                    found[row].vectors[version.second] = second
+            else:
+                for row, offset in zip(rows, offsets.tolist(), strict=True):
+                    found[row].offsets[version.field] = offset
     return found
 
 
@@ -77,18 +110,27 @@ def marked(points: Any, found: Sequence[Mark]) -> Any:
     """What `upsert` takes, with its marks. Raises InputError if a payload has our key."""
     if isinstance(points, models.Batch):
         payloads: Any = points.payloads or [None] * len(points.ids)
-        return points.model_copy(
-            update={"payloads": [with_mark(p, mark) for p, mark in zip(payloads, found, strict=True)]}
-        )
+        if not any(mark.vectors for mark in found):
+            return points.model_copy(
+                update={"payloads": [with_offsets(p, mark) for p, mark in zip(payloads, found, strict=True)]}
+            )
+        rows = zip(points.ids, vectors_of(points), payloads, strict=True)
+        points = [models.PointStruct(id=key, vector=vector, payload=payload) for key, vector, payload in rows]
     return [
-        point.model_copy(update={"payload": with_mark(point.payload, mark)})
+        point.model_copy(
+            update={"payload": with_offsets(point.payload, mark), "vector": with_vectors(point.vector, mark)}
+        )
         for point, mark in zip(points, found, strict=True)
     ]
 
 
-def with_mark(payload: dict[str, Any] | None, mark: Mark) -> dict[str, Any] | None:
+def with_offsets(payload: dict[str, Any] | None, mark: Mark) -> dict[str, Any] | None:
     require_free(payload or ())
-    return {**(payload or {}), KEY: mark} if mark else payload
+    return {**(payload or {}), KEY: mark.offsets} if mark.offsets else payload
+
+
+def with_vectors(vector: Any, mark: Mark) -> Any:
+    return {**vector, **mark.vectors} if mark.vectors else vector
 
 
 def require_free(keys: Any) -> None:
@@ -98,8 +140,9 @@ def require_free(keys: Any) -> None:
             raise InputError(f"payload key {key!r}: {KEY!r} is reserved for the offsets of hubplugin; use another name")
 
 
-def set_mark(point: Any, mark: Mark, **also: Any) -> models.SetPayloadOperation:
-    return models.SetPayloadOperation(set_payload=models.SetPayload(payload=mark, points=[point], key=KEY, **also))
+def set_offsets(point: Any, offsets: dict[str, float], **also: Any) -> models.SetPayloadOperation:
+    given = {"payload": offsets, "points": [point], "key": KEY} | also
+    return models.SetPayloadOperation(set_payload=models.SetPayload(**given))
 
 
 def check(operation: Any) -> None:
@@ -131,39 +174,47 @@ def wiped(operation: Any) -> Any:
     return operation.clear_payload if isinstance(operation, models.ClearPayloadOperation) else None
 
 
-def completed(operation: Any, manifest: Manifest, found: Sequence[Mark], kept: dict[Any, Mark]) -> list[Any]:
-    """`operation` and what must go with it, in order.
+def completed(
+    operation: Any, manifest: Manifest, found: Sequence[Mark], kept: dict[Any, dict[str, float]]
+) -> tuple[list[Any], int]:
+    """`operation` and what must go with it, in order, and which of these is the operation itself.
 
-    `found` are the marks of the points it writes, `kept` those of the points whose payload it wipes.
+    `found` are the marks of the points it writes, `kept` the offsets of the points whose payload it wipes.
     """
     if isinstance(operation, models.UpsertOperation):
         given = operation.upsert
-        field = "batch" if isinstance(given, models.PointsBatch) else "points"
-        return [models.UpsertOperation(upsert=given.model_copy(update={field: marked(getattr(given, field), found)}))]
+        points = marked(given.batch if isinstance(given, models.PointsBatch) else given.points, found)
+        if isinstance(points, models.Batch):
+            return [models.UpsertOperation(upsert=given.model_copy(update={"batch": points}))], 0
+        options = {name: getattr(given, name) for name in type(given).model_fields if name not in ("batch", "points")}
+        return [models.UpsertOperation(upsert=models.PointsList(points=points, **options))], 0
     if isinstance(operation, models.UpdateVectorsOperation):
         update = operation.update_vectors
-        return [
-            operation,
-            *(
-                set_mark(point.id, mark, **_also(update, point.id))
-                for point, mark in zip(update.points, found, strict=True)
-                if mark
-            ),
-        ]
+        pairs = list(zip(update.points, found, strict=True))
+        points = [p.model_copy(update={"vector": with_vectors(p.vector, mark)}) for p, mark in pairs]
+        together = models.UpdateVectorsOperation(update_vectors=update.model_copy(update={"points": points}))
+        offsets = [set_offsets(p.id, mark.offsets, **_also(update, p.id)) for p, mark in pairs if mark.offsets]
+        return [together, *offsets], 0
     if isinstance(operation, models.DeleteVectorsOperation):
         deleted = operation.delete_vectors
-        keys = [version.key for version in manifest.everything() if version.vector in deleted.vector]
+        versions = [version for version in manifest.everything() if version.vector in deleted.vector]
+        keys = [version.key for version in versions if version.storage == "payload"]
+        seconds = [version.second for version in versions if version.storage == "vector"]
+        if seconds:
+            deleted = deleted.model_copy(update={"vector": [*deleted.vector, *seconds]})
+            operation = models.DeleteVectorsOperation(delete_vectors=deleted)
         if not keys:
-            return [operation]
+            return [operation], 0
         # First the offsets: the filter may ask for the vector.
-        offsets = models.DeletePayload(
+        first = models.DeletePayload(
             keys=keys, points=deleted.points, filter=deleted.filter, shard_key=deleted.shard_key
         )
-        return [models.DeletePayloadOperation(delete_payload=offsets), operation]
+        return [models.DeletePayloadOperation(delete_payload=first), operation], 1
     selector = wiped(operation)
     if selector is None:
-        return [operation]
-    return [operation, *(set_mark(p, mark, shard_key=getattr(selector, "shard_key", None)) for p, mark in kept.items())]
+        return [operation], 0
+    shard_key = getattr(selector, "shard_key", None)
+    return [operation, *(set_offsets(point, offsets, shard_key=shard_key) for point, offsets in kept.items())], 0
 
 
 def _also(update: models.UpdateVectors, point: Any) -> dict[str, Any]:

@@ -11,8 +11,9 @@ from qdrant_client import QdrantClient, models
 import hubplugin_qdrant
 from hubplugin import OffsetModel
 from hubplugin_qdrant import HubQdrantClient, QdrantStore
+from hubplugin_qdrant.manifest import Manifest, Version
 
-ROWS, DIM = 200, 8
+ROWS, DIM = 120, 8
 
 
 def clustered(seed: int, count: int) -> np.ndarray:
@@ -28,6 +29,7 @@ class Photos:
     plain: QdrantClient
     using: str
     distance: models.Distance
+    storage: str = "payload"
 
     gallery = clustered(1, ROWS)
     queries = clustered(2, 20)
@@ -44,10 +46,11 @@ class Photos:
         return models.PointStruct(id=key, vector=given, payload=colour | payload)
 
     def apply(self, **given) -> HubQdrantClient:
-        hubplugin_qdrant.apply(
-            self.plain, "photos", self.bank, using=self.using, **({"method": "is", "force": True} | given)
-        )
+        hubplugin_qdrant.apply(self.plain, "photos", self.bank, using=self.using, **(self.settings() | given))
         return HubQdrantClient.wrap(self.plain)
+
+    def settings(self):
+        return {"method": "is", "force": True, "storage": self.storage}
 
     @property
     def model(self) -> OffsetModel:
@@ -55,9 +58,17 @@ class Photos:
         assert found is not None
         return found.model
 
-    def mark(self, key) -> dict[str, float]:
-        """What the payload of a point holds under our key."""
-        return (self.plain.retrieve("photos", [key])[0].payload or {}).get("hub_offset", {})
+    @property
+    def version(self) -> Version:
+        payload = self.plain.retrieve("photos--hub", [0])[0].payload
+        return Manifest.model_validate(payload).active[self.using]
+
+    def mark(self, key) -> dict:
+        """What a point holds of ours: payload under our key, or second vectors."""
+        point = self.plain.retrieve("photos", [key], with_vectors=True)[0]
+        if self.storage == "payload":
+            return (point.payload or {}).get("hub_offset", {})
+        return {name: vector for name, vector in point.vector.items() if name.startswith("hub_")}
 
     def similarities(self, queries) -> np.ndarray:
         """Corrected similarities of the gallery, in float64 and straight from the definition: [m, n]."""
@@ -76,17 +87,21 @@ class Photos:
         return [int(row) for row in keep[np.argsort(-scores[keep], kind="stable")][:count]]
 
 
-@pytest.fixture(params=[("", models.Distance.COSINE), ("image", models.Distance.DOT), ("", models.Distance.EUCLID)])
+COLLECTIONS = [
+    ("", models.Distance.COSINE, "payload"),
+    ("image", models.Distance.DOT, "payload"),
+    ("", models.Distance.EUCLID, "payload"),
+    ("image", models.Distance.COSINE, "vector"),
+    ("image", models.Distance.EUCLID, "vector"),
+]
+
+
+@pytest.fixture(params=COLLECTIONS, ids=lambda of: f"{of[0] or 'unnamed'}-{of[1].value}-{of[2]}")
 def photos(request) -> Photos:
-    """An unnamed cosine vector, a named dot-product one, an unnamed Euclidean one."""
+    """Unnamed and named vectors, each distance, both storages."""
     return Photos(QdrantClient(":memory:"), *request.param)
 
 
 @pytest.fixture
 def cosine() -> Photos:
     return Photos(QdrantClient(":memory:"), "", models.Distance.COSINE)
-
-
-@pytest.fixture
-def euclid() -> Photos:
-    return Photos(QdrantClient(":memory:"), "", models.Distance.EUCLID)

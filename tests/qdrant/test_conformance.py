@@ -28,17 +28,19 @@ def points(ids, vectors, using=""):
 
 class TestUnnamedCosine(StoreConformance):
     using = ""
+    storage: str | None = None
+    rows = 200
 
     def create(self, ids, vectors):
         self.client = QdrantClient(":memory:")
         parameters = models.VectorParams(size=self.dim, distance=DISTANCES[self.metric])
         self.client.create_collection("photos", {self.using: parameters} if self.using else parameters)
         self.client.upsert("photos", points(ids, vectors, self.using))
-        return QdrantStore(self.client, "photos", self.using)
+        return QdrantStore(self.client, "photos", self.using, self.storage)
 
     def reopen(self, store):
         store.release()  # as the end of its process would
-        return QdrantStore(self.client, "photos", self.using)
+        return QdrantStore(self.client, "photos", self.using, self.storage)
 
     def insert_plain(self, store, ids, vectors):
         self.client.upsert("photos", points(ids, vectors, self.using))
@@ -82,3 +84,11 @@ class TestOnDiskByUrl(TestUnnamedCosine):
     def insert_plain(self, store, ids, vectors):
         store.client.upsert("photos", points(ids, vectors))
         return self.reopen(store)
+
+
+class TestSecondVector(TestUnnamedCosine):
+    """storage="vector" ranks exactly, whatever the offsets."""
+
+    using = "image"
+    metric = Metric.DOT
+    storage = "vector"

@@ -202,6 +202,70 @@ def test_a_collection_that_is_not_there_is_named_with_those_that_are(cosine):
         hubplugin_qdrant.apply(cosine.plain, "pictures", cosine.bank)
 
 
+def test_a_second_vector_has_the_settings_of_the_first_and_is_hidden():
+    client = QdrantClient(":memory:")
+    first = models.VectorParams(size=DIM, distance=models.Distance.COSINE, datatype=models.Datatype.FLOAT16)
+    client.create_collection("photos", {"image": first})
+    vectors = clustered(1, 50)
+    client.upload_collection("photos", {"image": vectors})
+    hubplugin_qdrant.apply(client, "photos", clustered(2, 30), storage="vector", method="is", force=True)
+    assert set(client.get_collection("photos").config.params.vectors) == {"image", "hub_v1"}
+    wrapped = HubQdrantClient.wrap(client)
+    for points in (
+        wrapped.scroll("photos", with_vectors=True)[0],
+        wrapped.retrieve("photos", [_any_id(client)], with_vectors=True),
+        wrapped.query_points("photos", vectors[0], "image", with_vectors=True).points,
+    ):
+        assert all(set(point.vector) == {"image"} for point in points)
+    hubplugin_qdrant.remove(client, "photos")
+    assert set(client.get_collection("photos").config.params.vectors) == {"image"}
+
+
+def _any_id(client):
+    return client.scroll("photos", limit=1)[0][0].id
+
+
+def test_storage_changes_from_one_to_the_other_in_one_step():
+    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT)
+    photos.apply()
+    client = photos.apply(storage="vector")
+    found = client.query_points("photos", photos.queries[0], "image").points
+    assert [point.id for point in found] == photos.best(photos.queries[0])
+    assert QdrantStore(photos.plain, "photos").storage == "vector"
+    hubplugin_qdrant.remove(photos.plain, "photos")
+    point = photos.plain.retrieve("photos", [0], with_vectors=True)[0]
+    assert (set(point.payload), set(point.vector)) == ({"n", "colour"}, {"image"})
+
+
+@pytest.mark.parametrize("server", ["1.17.3", "1.9.0"])
+def test_a_second_vector_is_refused_where_the_server_cannot_add_one(server, monkeypatch):
+    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT)
+    monkeypatch.setattr(photos.plain, "info", lambda: models.VersionInfo(title="", version=server))
+    with pytest.raises(StoreError, match=r"needs server 1\.18 \(this one is 1\.\d+\).*use storage='payload'"):
+        photos.apply(storage="vector")
+
+
+def test_a_second_vector_beside_an_unnamed_one_is_refused(cosine):
+    with pytest.raises(StoreError, match="unnamed one into one named ''.*use storage='payload'"):
+        cosine.apply(storage="vector")
+    assert [found.name for found in cosine.plain.get_collections().collections] == ["photos"]
+
+
+def test_a_server_without_formulas_is_corrected_in_the_client(photos, monkeypatch):
+    if photos.storage == "vector":
+        pytest.skip("older servers cannot add a second vector")
+    monkeypatch.setattr(photos.plain, "info", lambda: models.VersionInfo(title="", version="1.13.4"))
+    client = photos.apply()
+    query, using = photos.queries[0], photos.using or None
+    found = client.query_points("photos", query, using, limit=5, offset=3).points
+    assert [point.id for point in found] == photos.best(query, 8)[3:]
+    assert found[0].payload == photos.point(found[0].id, photos.gallery[found[0].id]).payload
+    whole = client.query_points("photos", query, using, limit=20).points
+    between = (whole[6].score + whole[7].score) / 2
+    above = client.query_points("photos", query, using, limit=20, score_threshold=between, with_payload=["n"]).points
+    assert [point.payload for point in above] == [{"n": point.id} for point in whole[:7]]
+
+
 def test_an_empty_collection_is_refused():
     client = QdrantClient(":memory:")
     client.create_collection("empty", models.VectorParams(size=DIM, distance=models.Distance.COSINE))
