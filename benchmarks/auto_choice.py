@@ -24,11 +24,11 @@ from hubplugin.tuning import choose
 from hubplugin.vectors import as_vectors
 
 SETS = [
-    ("examples", EXAMPLES, 2_500, 1_200),
     ("examples", EXAMPLES, 300, 1_200),
-    ("code_search", CODE_SEARCH, 12_000, 3_000),
-    ("code_search", CODE_SEARCH, 2_500, 3_000),
+    ("examples", EXAMPLES, 2_500, 1_200),
     ("code_search", CODE_SEARCH, 500, 3_000),
+    ("code_search", CODE_SEARCH, 2_500, 3_000),
+    ("code_search", CODE_SEARCH, 10_000, 3_000),
 ]
 
 

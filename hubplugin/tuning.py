@@ -184,9 +184,9 @@ def choose(
     query_bank [m, d], targets [n, d], target_bank [p, d]: as in `hubplugin.fit`. pairs: see `Pairs`.
 
     With pairs: among the candidates whose R@1 is within two standard errors of the best, the one with the smallest
-    geometric mean rank, which hears every probe and not only those at the top. Without: the lowest sum of skewness and
-    cost among those whose cost is at most `COST`. Searched on a coarse grid, temperatures in units of the spread of the
-    similarities; then between the grid points around the best of the two best methods.
+    geometric mean rank, which hears every probe and not only those at the top. Without: the lowest sum of skewness
+    and cost among those whose cost is at most `COST`. Searched on a coarse grid, temperatures in steps of 2 around
+    the spread of the similarities; then half a step to either side of the best.
 
     Raises InputError for anything that cannot be used, and for a bank of less than two probe queries a fold.
     """
@@ -194,11 +194,8 @@ def choose(
     experiment = _Experiment(given, mapping, seed)
     uncorrected, *tried = experiment.run([None, *_coarse(experiment.spread, given.target_bank is not None)])
     ranked = _ranked(tried)
-    best: dict[str, Method] = {}
-    for trial in ranked:
-        best.setdefault(trial.method.name, trial.method)
     known = {trial.method for trial in tried}
-    finer = [near for method in list(best.values())[:2] for near in _neighbours(method) if near not in known]
+    finer = [near for near in _neighbours(ranked[0].method) if near not in known]
     ranked = _ranked(tried + experiment.run(finer))
     candidates = [trial.candidate(uncorrected) for trial in ranked]
     return Choice(
@@ -356,7 +353,7 @@ class _Experiment:
         self._fit_rows = min(FIT_ROWS, max(math.isqrt(given.compute.bytes() // 32), 2 * FOLDS))
         self.targets = _sampled(given.require_targets("auto"), 2 * self._fit_rows, given.metric, rng)
         first = next(self._folds()).similarities
-        self.spread = float((first - first.mean(dim=1, keepdim=True)).std())
+        self.spread = max(float((first - first.mean(dim=1, keepdim=True)).std()), 1e-6)
         self.probes = sum(len(self._probe_rows(fold)) for fold in range(FOLDS))
 
     def _probe_rows(self, fold: int) -> np.ndarray:
@@ -488,8 +485,9 @@ def _look_paired(queries: np.ndarray, second: np.ndarray, given: FitInput) -> bo
 
 
 def _coarse(spread: float, dual: bool) -> list[Method]:
-    """The first grid. Temperatures are multiples of the spread of the similarities, so that it fits any metric."""
-    taus = [spread * factor for factor in (1 / 8, 1 / 4, 1 / 2, 1, 2)]
+    """The first grid. Temperatures are the powers of 2 around the spread of the similarities, so that it fits any
+    metric."""
+    taus = [2.0 ** (round(math.log2(spread)) + step) for step in (-3, -2, -1, 0, 1)]
     tried = [configure(method, tau=tau) for method in ("is", "sn") for tau in taus]
     if dual:
         tried += [configure("dbsn", tau=tau) for tau in taus]
