@@ -62,8 +62,9 @@ def cases(
 def truth(asked: tuple[np.ndarray, np.ndarray], bank: tuple[np.ndarray, np.ndarray]) -> list[tuple[float, float]]:
     """Change of R@1 in points and its standard error for every candidate, fitted on the whole bank."""
     gallery, compute = as_vectors(asked[1], "targets"), HoldingCompute(memory="2GiB")
+    queries = normalise(asked[0].astype(np.float32), "queries")
     given = FitInput.read(bank[0], gallery, bank[1], Metric.COSINE, compute)
-    scores = dense(Similarities(normalise(asked[0].astype(np.float32), "queries"), Metric.COSINE, Compute()), gallery).numpy()
+    scores = dense(Similarities(queries, Metric.COSINE, Compute()), gallery).numpy()
     own, changes = np.arange(len(scores)), []
     for candidate in CANDIDATES:
         corrected = scores + candidate.model(given).raw_offsets(gallery, compute)
@@ -80,20 +81,14 @@ def main() -> None:
     if not CODE_SEARCH.exists():
         raise SystemExit("two sources are needed; set HUBPLUGIN_CODE_SEARCH")
     sources = {"examples": pairs(EXAMPLES), "code_search": pairs(CODE_SEARCH)}
-    corners = {
-        name: kmeans2(normalise(targets.astype(np.float32), name), 10, minit="++", seed=0)[1] for name, (_, targets) in sources.items()
-    }
+    corners = {name: _corners(targets) for name, (_, targets) in sources.items()}
     found = []
     for seed in range(given.splits):
         for gallery, kind, asked, bank in cases(sources, corners, seed):
             changes = truth(asked, bank)
             for basis, options in BASES.items():
                 second = bank[1] if options["with_targets"] else None
-                try:
-                    judged = judge_all(bank[0], asked[1], CANDIDATES, second, pairs=options["pairs"], seed=seed)
-                except Exception as error:
-                    print(gallery, kind, len(bank[0]), error, file=sys.stderr)
-                    raise
+                judged = judge_all(bank[0], asked[1], CANDIDATES, second, pairs=options["pairs"], seed=seed)
                 for (change, se), judgement in zip(changes, judged, strict=True):
                     passed = not judgement.objections
                     found.append((basis, kind, len(bank[0]), change, se, passed))
@@ -119,6 +114,11 @@ def main() -> None:
     print(table)
     if given.write:
         write_table(given.write, "guard", table)
+
+
+def _corners(targets: np.ndarray) -> np.ndarray:
+    """Ten parts of a source by k-means over its targets: the number of each row's part."""
+    return kmeans2(normalise(targets.astype(np.float32), "targets"), 10, minit="++", seed=0)[1]
 
 
 def _mean(changes: list[float]) -> str:

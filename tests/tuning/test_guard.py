@@ -116,3 +116,17 @@ def test_diagnose_refuses_the_judgement_a_bank_cannot_carry(real, banks):
     found = hubplugin.diagnose(real["test_targets"][:300], banks[0][:60])
     assert not found.helps
     assert "60 distinct queries" in str(found)
+
+
+def test_the_command_line_diagnoses_refuses_and_forces(store, banks, tmp_path):
+    from typer.testing import CliRunner
+
+    from hubplugin.cli import app
+
+    np.save(tmp_path / "queries.npy", banks[0][:100])
+    given = [store.url, "--queries", str(tmp_path / "queries.npy")]
+    diagnosed = CliRunner().invoke(app, ["diagnose", *given])
+    assert "it would be refused: the bank has 100 distinct queries, of which 400 are needed" in diagnosed.output
+    applying = ["apply", *given, "--method", "nnn"]
+    assert isinstance(CliRunner().invoke(app, applying).exception, hubplugin.CorrectionRefused)
+    assert CliRunner().invoke(app, [*applying, "--force"]).exit_code == 0
