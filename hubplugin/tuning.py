@@ -1,8 +1,8 @@
 """Choosing a method and its parameters from the bank alone, and refusing a correction that would not help.
 
 Everything here is one experiment. The bank is split into folds; what a fold leaves is fitted, and the fold's own
-queries probe the result. With pairs, a probe knows its target, so R@1 can be measured on a gallery to which the
-probes' targets were added. Without pairs, only the hubness of what the probes find can be.
+queries probe the result. With pairs, a probe knows its target, so R@1 can be measured on a gallery that holds the
+probes' targets too. Without pairs, only the hubness of what the probes find can be.
 
 The experiment sees at most `FIT_ROWS` of the bank, twice as many targets and `PROBES` probes a fold, drawn at random,
 so that it costs the same whatever the size of the gallery.
@@ -331,8 +331,8 @@ class _Trial:
 
 @dataclass(frozen=True)
 class _Fold:
-    """Fitted on `given`, whose targets are the gallery's and then the probes' own; `similarities` [p, n + p] of the
-    probes to them, and `own` [p], the column of each probe's target, or None."""
+    """Fitted on `given`, whose targets are the gallery's and then those probes' own that it lacks; `similarities`
+    [p, ...] of the probes to them, and `own` [p], the column of each probe's target, or None."""
 
     given: FitInput
     similarities: torch.Tensor
@@ -348,7 +348,11 @@ class _Experiment:
         self.distinct = len(distinct)
         if self.distinct < 2 * FOLDS:
             raise _TooSmall(self.distinct)
-        self._rows = rng.permutation(distinct)
+        # Queries of one target stay together: they would give it away to each other.
+        groups = np.unique(distinct if mapping is None else mapping[distinct], return_inverse=True)[1].reshape(-1)
+        order = rng.permutation(groups.max() + 1)
+        place = np.argsort(order)[groups]
+        self._rows, self._fold_of = distinct[np.argsort(place, kind="stable")], np.sort(place) % FOLDS
         # Held at one time: fit x (targets + target bank), target bank x targets, and a Sinkhorn fit's exponentials.
         self._fit_rows = min(FIT_ROWS, max(math.isqrt(given.compute.bytes() // 32), 2 * FOLDS))
         self.targets = _sampled(given.require_targets("auto"), 2 * self._fit_rows, given.metric, rng)
@@ -357,18 +361,20 @@ class _Experiment:
         self.probes = sum(len(self._probe_rows(fold)) for fold in range(FOLDS))
 
     def _probe_rows(self, fold: int) -> np.ndarray:
-        return self._rows[fold::FOLDS][:PROBES]
+        probes: np.ndarray = self._rows[self._fold_of == fold][:PROBES]
+        return probes
 
     def _folds(self) -> Iterator[_Fold]:
         given = self._given
         for fold in range(FOLDS):
             probes = self._probe_rows(fold)
-            rest = np.setdiff1d(self._rows, self._rows[fold::FOLDS], assume_unique=True)
+            rest = np.sort(self._rows[self._fold_of != fold])
             fitted = np.sort(rest[np.random.default_rng(fold).permutation(len(rest))[: self._fit_rows]])
             targets, second = self.targets, given.target_bank
+            own = None
             if self._mapping is not None and second is not None:
-                targets = np.concatenate([targets, second[self._mapping[probes]]])
-                second = second[self._mapping[fitted]]
+                targets, columns = _with_rows(targets, second[self._mapping[probes]])
+                own, second = torch.from_numpy(columns), second[np.unique(self._mapping[fitted])]
             elif second is not None:
                 second = second[np.random.default_rng(fold).permutation(len(second))[: self._fit_rows]]
             compute = HoldingCompute(given.compute.device, given.compute.memory)
@@ -376,7 +382,7 @@ class _Experiment:
             yield _Fold(
                 FitInput(given.query_bank[fitted], vectors, second, given.metric, compute),
                 dense(Similarities(given.query_bank[probes], given.metric, compute), vectors),
-                None if self._mapping is None else len(self.targets) + torch.arange(len(probes)),
+                own,
             )
 
     def run(self, configurations: Sequence[Method | None]) -> list[_Trial]:
@@ -570,6 +576,15 @@ def _sampled(vectors: Vectors, count: int, metric: Metric, rng: np.random.Genera
         parts.append(block[inside - start])
         start += len(block)
     return np.concatenate(parts)
+
+
+def _with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`targets` [n, d] with those of `rows` [p, d] that are not among them, once each; and the place of each: [p]."""
+    places = {row.tobytes(): place for place, row in enumerate(targets)}
+    known = len(places)
+    columns = np.array([places.setdefault(row.tobytes(), len(targets) + len(places) - known) for row in rows])
+    new = np.unique(columns, return_index=True)[1][np.unique(columns) >= len(targets)]
+    return np.concatenate([targets, rows[new]]), columns
 
 
 def _standard_error(differences: np.ndarray) -> float:

@@ -138,6 +138,26 @@ def test_pairs_may_be_a_mapping_in_any_order(small):
     assert shuffled.candidate.recall == straight.candidate.recall
 
 
+def test_targets_that_the_gallery_holds_already_are_not_there_twice(small):
+    held = np.concatenate([small["targets"], small["target_bank"]])
+    found = judge(small["query_bank"], held, "nnn", small["target_bank"])
+    scores = formulas.similarity(small["query_bank"], held, "cosine")
+    own = 300 + np.arange(400)
+    assert found.uncorrected.recall == pytest.approx((scores.argmax(axis=1) == own).mean(), abs=1e-9)
+
+
+def test_queries_of_one_target_never_give_it_away_to_each_other(small):
+    """Each bank query twice, a little changed: probes and fits are then those of each query once."""
+    rng = np.random.default_rng(0)
+    bank = small["query_bank"].astype(np.float32)
+    twice = np.concatenate([bank, bank + rng.normal(size=bank.shape).astype(np.float32) * 1e-6])
+    given = {"targets": small["targets"], "method": "is", "tau": 0.05}
+    once = judge(bank, target_bank=small["target_bank"], pairs=True, **given)
+    both = judge(twice, target_bank=small["target_bank"], pairs=np.tile(np.arange(400), 2), **given)
+    assert both.probes == 2 * once.probes
+    assert both.candidate.recall == pytest.approx(once.candidate.recall, abs=0.004)
+
+
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_banks_of_equal_length_are_pairs_only_if_they_look_like_it(small, shuffled):
     second = small["target_bank"][np.random.default_rng(1).permutation(400)] if shuffled else small["target_bank"]
