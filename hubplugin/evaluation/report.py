@@ -84,6 +84,7 @@ def _draw_recall(canvas: Any, evaluation: Evaluation) -> None:
         )  # fmt: skip
     axes.axvline(100 * evaluation.raw.recall[1].value, color=RAW_COLOUR, linestyle="--", linewidth=1)
     axes.set_yticks(range(len(methods)), [method.label for method in methods])
+    axes.set_ylim(-0.6, len(methods) - 0.4)
     axes.set_xlabel("R@1, per cent of the queries")
     axes.grid(axis="y", visible=False)
 

@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 from hubplugin.cli import app
 
+FILES = ("npy", "qrels", "html", "json", "csv")
+
 
 def test_the_command_evaluates_files_prints_the_table_and_writes_every_export(real, tmp_path):
     for name in ("test_queries", "test_targets", "bank_queries"):
@@ -16,8 +18,8 @@ def test_the_command_evaluates_files_prints_the_table_and_writes_every_export(re
     (tmp_path / "names.txt").write_text("\n".join(f"function {row}" for row in range(300)))
     (tmp_path / "truth.qrels").write_text("".join(f"{row} 0 {row} 1\n" for row in range(300)))
     arguments = [
-        "evaluate", "--queries", "test_queries.npy", "--targets", "test_targets.npy",
-        "--query-bank", "bank_queries.npy", "--truth", "truth.qrels", "--method", "is tau=0.1", "--method", "auto", "--temperature", "0.05",
+        "evaluate", "--queries", "test_queries.npy", "--targets", "test_targets.npy", "--truth", "truth.qrels",
+        "--query-bank", "bank_queries.npy", "--method", "is tau=0.1", "--method", "auto", "--temperature", "0.05",
         "--report", "report.html", "--json", "result.json", "--csv", "result.csv",
     ]  # fmt: skip
     located = [str(tmp_path / part) if part.rpartition(".")[2] in FILES else part for part in arguments]
@@ -28,6 +30,3 @@ def test_the_command_evaluates_files_prints_the_table_and_writes_every_export(re
     assert labels == ["raw", "is tau=0.1", "auto"]
     assert (tmp_path / "result.csv").read_text().count("\n") == 4
     assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
-
-
-FILES = ("npy", "qrels", "html", "json", "csv")
