@@ -69,12 +69,13 @@ class QdrantStore(Store):
             info = self._described(collection)
             self._server = _version(self.client.info().version)
             self.client.count(self.collection, exact=False)
-        self.using, parameters = _chosen_vector(self.url, info, using)
+        manifest = self._manifest()
+        self.using, parameters = _chosen_vector(self.url, info, using, manifest.seconds())
         self.metric, self.dim = METRICS[parameters.distance], parameters.size
         self._info = info
         if storage not in (None, "payload", "vector"):
             raise InputError(f"storage={storage!r}: use 'payload' or 'vector'")
-        active = self._manifest().active.get(self.using)
+        active = manifest.active.get(self.using)
         self.storage = storage or (active.storage if active is not None else "payload")
         self._owner = uuid.uuid4().hex
         self._target: Version | None = None
@@ -434,7 +435,7 @@ def apply(
     *,
     using: str = "",
     storage: Storage | None = None,
-    method: str = "dbsn",
+    method: str = "auto",
     target_bank: VectorLike | None = None,
     device: str = "auto",
     memory: int | str = "512MiB",
@@ -533,10 +534,16 @@ def _connect(scheme: str, parts: Any, place: str) -> QdrantClient:
     )
 
 
-def _chosen_vector(url: str, info: models.CollectionInfo, using: str) -> tuple[str, models.VectorParams]:
-    """The vector called `using`, or the only one. Raises StoreError if it is not there or cannot carry offsets."""
+def _chosen_vector(
+    url: str, info: models.CollectionInfo, using: str, ours: tuple[str, ...]
+) -> tuple[str, models.VectorParams]:
+    """The vector called `using`, or the only one that is not `ours`.
+
+    Raises StoreError if it is not there or cannot carry offsets.
+    """
     given = info.config.params.vectors or {}
-    dense = {"": given} if isinstance(given, models.VectorParams) else given
+    given = {"": given} if isinstance(given, models.VectorParams) else given
+    dense = {name: parameters for name, parameters in given.items() if name not in ours}
     sparse = info.config.params.sparse_vectors or {}
     listed = ", ".join(repr(name) for name in dense) or "none"
     if using in sparse or not dense:

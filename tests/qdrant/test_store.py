@@ -130,7 +130,7 @@ import hubplugin_qdrant.store, torch
 from hubplugin import correction
 from hubplugin.store import open_store
 
-hubplugin_qdrant.store.BATCH = 20
+hubplugin_qdrant.store.BATCH = 8
 url, bank, *moments = sys.argv[1:]
 request = hubplugin_qdrant.store.QdrantStore._retry
 
@@ -157,7 +157,7 @@ for moment in [*map(int, moments), -1]:
 
 def test_runs_killed_at_many_moments_end_where_an_uninterrupted_one_does(tmp_path):
     np.save(tmp_path / "bank.npy", Photos.bank)
-    moments = [str(moment) for moment in sorted(random.Random(5).sample(range(2, 50), 8), reverse=True)]
+    moments = [str(moment) for moment in sorted(random.Random(5).sample(range(2, 60), 6), reverse=True)]
     states = []
     for name, kills in (("whole", []), ("killed", moments)):
         Photos(QdrantClient(path=str(tmp_path / name)), "", models.Distance.DOT).plain.close()
@@ -246,7 +246,7 @@ def test_a_second_vector_is_refused_where_the_server_cannot_add_one(server, monk
 
 
 def test_a_second_vector_beside_an_unnamed_one_is_refused(cosine):
-    with pytest.raises(StoreError, match="unnamed one into one named ''.*use storage='payload'"):
+    with pytest.raises(StoreError, match=r"unnamed one into one named ''.*use storage='payload'"):
         cosine.apply(storage="vector")
     assert [found.name for found in cosine.plain.get_collections().collections] == ["photos"]
 
