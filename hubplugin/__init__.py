@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hubplugin.activation import Reranker, fit_rule
+    from hubplugin.correction import apply, inspect, refresh
     from hubplugin.diagnosis import Diagnosis, diagnose
     from hubplugin.errors import CorrectionRefused, HubpluginError, InputError, ModelFileError, StoreError
     from hubplugin.evaluation.evaluate import evaluate
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from hubplugin.methods import METHODS
     from hubplugin.metric import Metric
     from hubplugin.model import OffsetModel, load
+    from hubplugin.store import open_store
     from hubplugin.tuning import Choice, Judgement, check, choose, judge
 
 __version__ = "0.1.0"
@@ -34,14 +36,18 @@ _HOMES = {
     "OffsetModel": "model",
     "Reranker": "activation",
     "StoreError": "errors",
+    "apply": "correction",
     "check": "tuning",
     "choose": "tuning",
     "diagnose": "diagnosis",
     "evaluate": "evaluation.evaluate",
     "fit": "fitting",
     "fit_rule": "activation",
+    "inspect": "correction",
     "judge": "tuning",
     "load": "model",
+    "open_store": "store",
+    "refresh": "correction",
 }
 
 __all__ = [
@@ -59,14 +65,18 @@ __all__ = [
     "Reranker",
     "StoreError",
     "__version__",
+    "apply",
     "check",
     "choose",
     "diagnose",
     "evaluate",
     "fit",
     "fit_rule",
+    "inspect",
     "judge",
     "load",
+    "open_store",
+    "refresh",
 ]
 
 

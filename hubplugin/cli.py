@@ -40,7 +40,7 @@ def apply(
     store: StoreUrl,
     queries: Queries,
     target_bank: Annotated[str | None, typer.Option(help="A second bank, of example targets.")] = None,
-    method: Annotated[str, typer.Option(help="is, sn, dbsn, dualis, nnn, csls, dn or auto.")] = "dbsn",
+    method: Annotated[str, typer.Option(help="is, sn, dbsn, dualis, nnn, csls, dn or auto.")] = "auto",
     settings: Setting = None,
     force: Annotated[bool, typer.Option("--force", help="Apply it even if it would not help.")] = False,
     device: Device = "auto",

@@ -73,7 +73,7 @@ class Inspection:
 def apply(
     store: Store,
     query_bank: VectorLike,
-    method: str = "dbsn",
+    method: str = "auto",
     target_bank: VectorLike | None = None,
     *,
     pairs: Pairs = None,
@@ -84,6 +84,9 @@ def apply(
     **parameters: Any,
 ) -> Applied:
     """Fits offsets on everything in `store`, writes them, and activates them in one step.
+
+    query_bank, target_bank, method, parameters: as in `hubplugin.fit`; by default the method and its parameters are
+    chosen on held-out bank queries, since no setting is safe on every gallery.
 
     The correction is first tried on held-out bank queries (`tuning.check`), which raises CorrectionRefused if it
     would not help; force=True applies it untried. pairs: see `tuning.Pairs`. A run that was cut off while writing is

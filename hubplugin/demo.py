@@ -125,7 +125,9 @@ def run(folder: Path, console: Console | None = None) -> dict[str, tuple[Run, Ru
         hubplugin_faiss.upgrade_file(index_file, model)
         index = faiss.read_index(str(index_file))
 
-        hubplugin_qdrant.apply(client, COLLECTION, query_bank=queries, target_bank=targets, progress=progress)
+        hubplugin_qdrant.apply(
+            client, COLLECTION, query_bank=queries, method="dbsn", target_bank=targets, progress=progress
+        )
         client = hubplugin_qdrant.HubQdrantClient.wrap(client)
 
         corrected = {
