@@ -132,7 +132,7 @@ class Bank:
                 f"the target bank is not like the gallery: {self.foreign:.0%} of nearest neighbours come from the own "
                 f"set, where alike sets have 50% and {FOREIGN:.0%} is allowed"
             )
-        if self.agreement is not None and self.agreement < AGREEMENT:
+        if self.agreement is not None and not self.agreement >= AGREEMENT:  # NaN where all targets are alike
             found.append(
                 f"bank and gallery do not agree on the hubs: correlation {self.agreement:.2f}, {AGREEMENT} is needed"
             )
@@ -350,6 +350,11 @@ class _Experiment:
             raise _TooSmall(self.distinct)
         # Queries of one target stay together: they would give it away to each other.
         groups = np.unique(distinct if mapping is None else mapping[distinct], return_inverse=True)[1].reshape(-1)
+        if groups.max() + 1 < 2 * FOLDS:
+            raise InputError(
+                f"pairs name {groups.max() + 1} targets of the target bank; holding some of them out needs at least "
+                f"{2 * FOLDS}"
+            )
         order = rng.permutation(groups.max() + 1)
         place = np.argsort(order)[groups]
         self._rows, self._fold_of = distinct[np.argsort(place, kind="stable")], np.sort(place) % FOLDS
@@ -387,16 +392,18 @@ class _Experiment:
 
     def run(self, configurations: Sequence[Method | None]) -> list[_Trial]:
         """Each configuration over all folds; the folds are the outer loop, so that each is multiplied once."""
+        if not configurations:
+            return []
         n, total = len(self.targets), FOLDS * len(configurations)
         found: list[list[tuple[np.ndarray, ...]]] = [[] for _ in configurations]
         gaps = []
-        for number, fold in enumerate(self._folds() if configurations else ()):
+        for number, fold in enumerate(self._folds()):
             nearest = fold.similarities[:, :n].topk(min(2, n), dim=1).values
             gaps.append(float((nearest[:, 0] - nearest[:, -1]).mean()))
             for place, configuration in enumerate(configurations):
                 found[place].append(self._probe(fold, configuration, nearest[:, 0]))
                 self._given.compute.report("trying candidates", number * len(configurations) + place + 1, total)
-        gap = max(float(np.mean(gaps)), 1e-12) if gaps else 1.0
+        gap = max(float(np.mean(gaps)), 1e-12)
         trials = []
         for configuration, parts in zip(configurations, found, strict=True):
             occurrence = np.sum([part[0] for part in parts], axis=0)

@@ -178,6 +178,13 @@ def test_the_choice_does_not_grow_with_bank_and_gallery(small, monkeypatch):
     assert choice.probes == FOLDS * 20
 
 
+@pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])
+def test_a_gallery_of_two_and_a_gallery_of_copies_are_judged_and_not_helped(small, metric):
+    bank = small["query_bank"][:60]
+    for gallery in (small["targets"][:2], np.repeat(small["targets"][:1], 40, axis=0)):
+        assert judge(bank, gallery, "is", metric=metric).objections
+
+
 def test_progress_reaches_the_whole(small):
     seen = []
     judge(small["query_bank"][:50], small["targets"], "is", progress=lambda *step: seen.append(step))
@@ -194,6 +201,7 @@ def test_progress_reaches_the_whole(small):
         ({"pairs": True, "target_bank": np.eye(30, 384)}, "400 bank queries and 30 bank targets"),
         ({"pairs": [0] * 399 + [400]}, "bank query 399 belongs to row 400, which is outside the target bank of 400"),
         ({"pairs": [0.5] * 400}, "one row of the target bank for each of the 400 bank queries"),
+        ({"pairs": [3] * 400}, "pairs name 1 targets of the target bank; holding some of them out needs at least 10"),
         ({"metric": "manhattan"}, "use one of cosine"),
     ],
 )
