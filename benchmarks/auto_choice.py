@@ -28,7 +28,7 @@ SETS = [
     ("examples", EXAMPLES, 2_500, 1_200),
     ("code_search", CODE_SEARCH, 500, 3_000),
     ("code_search", CODE_SEARCH, 2_500, 3_000),
-    ("code_search", CODE_SEARCH, 10_000, 3_000),
+    ("code_search", CODE_SEARCH, 6_000, 3_000),
 ]
 
 

@@ -185,7 +185,7 @@ def choose(
 
     With pairs: among the candidates whose R@1 is within two standard errors of the best, the one with the smallest
     geometric mean rank, which hears every probe and not only those at the top. Without: the lowest sum of skewness
-    and cost among those whose cost is at most `COST`. Searched on a coarse grid, temperatures in steps of 2 around
+    (at least 0) and cost among those whose cost is at most `COST`. Searched on a coarse grid, temperatures in steps of 2 around
     the spread of the similarities; then half a step to either side of the best.
 
     Raises InputError for anything that cannot be used, and for a bank of less than two probe queries a fold.
@@ -530,7 +530,8 @@ def _ranked(trials: Sequence[_Trial]) -> list[_Trial]:
     """The best first: see `choose`."""
     if trials[0].hits is None:
         costs = [float(trial.costs.mean()) / trial.gap for trial in trials]
-        worth = [skewness(trial.occurrence) + cost for trial, cost in zip(trials, costs, strict=True)]
+        # Below 0 there are no hubs left to remove, only similarity to lose.
+        worth = [max(skewness(trial.occurrence), 0.0) + cost for trial, cost in zip(trials, costs, strict=True)]
         order = sorted(range(len(trials)), key=lambda i: (costs[i] > COST, worth[i]))
         return [trials[i] for i in order]
     hits = np.stack([np.asarray(trial.hits) for trial in trials])
