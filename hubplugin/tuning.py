@@ -46,11 +46,11 @@ COST = 0.5
 between the two nearest targets: beyond it, hubness goes on falling while recall does too."""
 
 FALL = 0.2
-"""By how much hubness must fall where there are no pairs. Half of the falls below it come without a gain in recall."""
+"""By how much hubness must fall where there are no pairs, as a share of what it was."""
 
 SMALLEST_PAIRED, SMALLEST = 100, 400
-"""Distinct bank queries below which nothing can be told. Without pairs more are needed: with 300, hubness fell in
-every trial and recall rose in half of them."""
+"""Distinct bank queries below which nothing can be told. Without pairs more are needed: with 300, hubness falls
+whether recall rises or not."""
 
 FOREIGN = 0.6
 """Share of nearest neighbours from the own set above which target bank and gallery are two populations."""
@@ -185,8 +185,8 @@ def choose(
 
     With pairs: among the candidates whose R@1 is within two standard errors of the best, the one with the smallest
     geometric mean rank, which hears every probe and not only those at the top. Without: the lowest sum of skewness
-    (at least 0) and cost among those whose cost is at most `COST`. Searched on a coarse grid, temperatures in steps of 2 around
-    the spread of the similarities; then half a step to either side of the best.
+    (at least 0) and cost among those whose cost is at most `COST`. Searched on a coarse grid, temperatures in steps
+    of 2 around the spread of the similarities; then half a step to either side of the best.
 
     Raises InputError for anything that cannot be used, and for a bank of less than two probe queries a fold.
     """
