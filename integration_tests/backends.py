@@ -129,6 +129,9 @@ class Disk(ClientBackend):
         yield
         self.close()
 
+    def gallery(self, **options) -> Gallery:
+        return super().gallery(**({"rows": 100} | options))  # each point is a transaction of SQLite, one by one
+
     def client(self) -> QdrantClient:
         if self._client is None:
             self._client = QdrantClient(path=str(self._folder))

@@ -13,6 +13,7 @@ import pytest
 import hubplugin
 import hubplugin_faiss
 import hubplugin_qdrant
+from hubplugin.correction import apply
 from integration_tests.galleries import BANK, FIT, QUERIES, TARGETS, K, exact_scores, payload
 
 
@@ -65,16 +66,37 @@ def test_upgrading_a_faiss_index_in_place(tmp_path):
     )
     np.save(tmp_path / "queries.npy", QUERIES)
     found = tmp_path / "found.npy"
-    environment = {"PYTHONPATH": str(_only("faiss", "numpy", "packaging", folder=tmp_path / "packages"))}
+    packages = {"PYTHONPATH": str(_only("faiss", "numpy", "packaging", folder=tmp_path / "packages"))}
     python = [sys.executable, "-S", "-c"]
-    subprocess.run([*python, program, file, tmp_path / "queries.npy", found], env=environment, check=True)
-    absent = subprocess.run([*python, "import hubplugin"], env=environment, capture_output=True, text=True)
+    subprocess.run([*python, program, file, tmp_path / "queries.npy", found], env=packages, cwd=tmp_path, check=True)
+    absent = subprocess.run([*python, "import hubplugin"], env=packages, cwd=tmp_path, capture_output=True, text=True)
     assert "No module named 'hubplugin'" in absent.stderr
 
     scores, rows = exact_scores(QUERIES, TARGETS, model), np.load(found)
     best = np.sort(scores, axis=1)[:, -K][:, None] - 1e-5
     assert (np.take_along_axis(scores, rows, axis=1) >= best).all()
     assert (rows != np.argsort(-exact_scores(QUERIES, TARGETS, None), axis=1)[:, :K]).any()
+
+
+def test_trusting_it(gallery):
+    store = gallery.store()
+    store.search(QUERIES, K)  # the first search in local mode changes its vectors by a rounding
+    before, answers = gallery.content(), store.search(QUERIES, K)
+
+    # A bank that has nothing to do with the gallery would do harm: it is refused, and nothing has been written.
+    foreign = np.random.default_rng(0).normal(size=BANK.shape).astype(np.float32)
+    with pytest.raises(hubplugin.CorrectionRefused):
+        apply(store, foreign, **FIT)
+    assert gallery.content() == before
+
+    # A bank of real queries is accepted, and changes what is found.
+    apply(store, BANK, **FIT)
+    assert store.search(QUERIES, K).ids != answers.ids
+
+    # Taken out again, everything is as it was: every point, its payload, and every answer.
+    store.remove()
+    assert gallery.content() == before
+    assert gallery.store().search(QUERIES, K) == answers
 
 
 def _only(*packages: str, folder: Path) -> Path:

@@ -1,0 +1,109 @@
+"""What holds for a correction wherever it lies: in a collection or in a shard."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import hubplugin_qdrant.edge
+import hubplugin_qdrant.store
+from hubplugin.correction import apply, inspect, refresh
+from hubplugin_qdrant import flows
+from integration_tests.galleries import APPLY, BANK, LATER, OTHER_BANK, QUERIES, Answer, K, point_id
+
+
+@pytest.mark.parametrize("using", ["", "code"], ids=["unnamed", "named"])
+def test_an_exact_search_finds_what_brute_force_finds(fill, using):
+    gallery = fill(using=using)
+    store = gallery.store()
+    applied = apply(store, BANK, **APPLY)
+    assert gallery.agreement(store.search(QUERIES, K).ids, applied.model) >= 0.99
+    assert gallery.agreement(store.search(QUERIES, K, raw=True).ids, None) == 1
+
+
+@pytest.mark.needs("graph")
+def test_a_search_by_graph_reaches_the_calibrated_recall(fill):
+    gallery = fill(graph=True)
+    store = gallery.store()
+    applied = apply(store, BANK, **APPLY)
+    raw = gallery.agreement(store.search(QUERIES, K, raw=True).ids, None)
+    assert gallery.agreement(store.search(QUERIES, K).ids, applied.model) >= raw - 0.02
+
+
+def test_what_another_program_adds_and_changes_is_refreshed(gallery):
+    store = gallery.store()
+    model = apply(store, BANK, **APPLY).model
+    fresh = [point_id(len(gallery.ids) + row) for row in range(len(LATER))]
+    gallery.insert(fresh, LATER)
+    gallery.insert(gallery.ids[:20], gallery.vectors[20:40])
+    gallery.vectors = np.concatenate([gallery.vectors[20:40], gallery.vectors[20:], LATER])
+    gallery.ids = gallery.ids + fresh
+    before = inspect(store)
+    assert (before.count, before.missing + before.stale) == (len(gallery.ids), len(fresh) + 20)
+    applied = refresh(store)
+    assert (applied.scanned, applied.missing + applied.stale) == (len(gallery.ids), len(fresh) + 20)
+    assert gallery.agreement(store.search(QUERIES, K).ids, model) >= 0.99
+
+
+def test_a_removal_leaves_every_point_as_it_was(gallery):
+    store = gallery.store()
+    store.search(QUERIES, K)  # the first search in local mode changes its vectors by a rounding
+    before = gallery.content()
+    apply(store, BANK, **APPLY)
+    apply(store, OTHER_BANK, **APPLY)
+    assert gallery.content() != before
+    store.remove()
+    assert gallery.content() == before
+    assert gallery.store().correction() is None
+
+
+def test_answers_are_entirely_old_or_entirely_new_while_the_bank_changes(backend, gallery, monkeypatch):
+    monkeypatch.setattr(flows, "MANIFEST_SECONDS", 0.0)
+    for adapter in (hubplugin_qdrant.store, hubplugin_qdrant.edge):
+        monkeypatch.setattr(adapter, "BATCH", 25)
+    apply(gallery.store(), BANK, **APPLY)
+    answers: list[Answer] = []
+    done = threading.Event()
+
+    def search(what="writing offsets", *_):
+        if what in ("writing offsets", "closing"):
+            answers.append(gallery.store().search(QUERIES[:10], K).ids)
+
+    def search_all_the_while():
+        while not done.is_set():
+            search()
+
+    search()
+    old = answers[0]
+    beside = threading.Thread(target=search_all_the_while)
+    if "threads" in backend.can:
+        beside.start()
+    try:
+        apply(gallery.store(), OTHER_BANK, progress=search, **APPLY)
+    finally:
+        done.set()
+        if beside.ident is not None:
+            beside.join()
+    search()
+    new = answers[-1]
+    assert sum(a != b for a, b in zip(old, new, strict=True)) >= 5
+    assert len(answers) >= 5
+    for answer in answers:
+        assert all(found in (a, b) for found, a, b in zip(answer, old, new, strict=True))
+
+
+@pytest.mark.needs("disk")
+def test_what_is_closed_and_opened_again_is_still_corrected(gallery):
+    before = gallery.store()
+    model = apply(before, BANK, **APPLY).model
+    corrected = before.search(QUERIES, K).ids
+    del before
+    with gallery.let_go():
+        pass
+    after = gallery.store()
+    assert after.search(QUERIES, K).ids == corrected
+    report = inspect(after)
+    assert report.correction is not None
+    assert (report.correction.model.fingerprint, report.missing, report.stale) == (model.fingerprint, 0, 0)

@@ -1,0 +1,164 @@
+"""What an application asks of a corrected collection beside its ten nearest."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from qdrant_client import models
+
+import hubplugin_qdrant
+from integration_tests.galleries import APPLY, BANK, QUERIES, K, exact_scores
+
+pytestmark = pytest.mark.needs("client")
+
+EXACT = models.SearchParams(exact=True)
+
+
+@pytest.fixture
+def corrected(backend, gallery):
+    """A gallery with a correction, its exact corrected scores, and the client that an application has."""
+    model = hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **APPLY).model
+    gallery.scores = exact_scores(QUERIES, gallery.vectors, model)
+    gallery.hub = backend.wrapped()
+    return gallery
+
+
+def ids(points):
+    return [point.id for point in points]
+
+
+def expected_scores(scores, k=K):
+    return np.sort(scores)[::-1][:k]
+
+
+def test_a_filter_is_applied_before_the_candidates_are_chosen(corrected):
+    even = models.Filter(must=[models.FieldCondition(key="even", match=models.MatchValue(value=True))])
+    for row, query in enumerate(QUERIES):
+        found = corrected.hub.query_points(
+            corrected.name, query=query, limit=K, query_filter=even, search_params=EXACT, with_payload=True
+        ).points
+        assert all(point.payload["even"] for point in found)
+        best = expected_scores(corrected.scores[row, ::2])
+        np.testing.assert_allclose([point.score for point in found], best, rtol=0, atol=1e-4)
+
+
+def test_a_score_threshold_holds_for_the_corrected_score(corrected):
+    threshold = float(np.quantile(corrected.scores[0], 0.98))
+    found = corrected.hub.query_points(
+        corrected.name, query=QUERIES[0], limit=100, score_threshold=threshold, search_params=EXACT
+    ).points
+    assert len(found) == (corrected.scores[0] >= threshold).sum()
+
+
+def test_pages_to_the_end_show_every_point_once_and_in_order(corrected):
+    found, size = [], 40
+    while page := corrected.hub.query_points(
+        corrected.name, query=QUERIES[0], limit=size, offset=len(found), search_params=EXACT
+    ).points:
+        found += page
+    assert sorted(map(str, ids(found))) == sorted(map(str, corrected.ids))
+    best = expected_scores(corrected.scores[0], len(found))
+    np.testing.assert_allclose([point.score for point in found], best, rtol=0, atol=1e-4)
+
+
+def test_a_batch_finds_what_single_queries_find(corrected):
+    requests = [models.QueryRequest(query=query.tolist(), limit=K, params=EXACT) for query in QUERIES]
+    together = corrected.hub.query_batch_points(corrected.name, requests)
+    for query, response in zip(QUERIES, together, strict=True):
+        alone = corrected.hub.query_points(corrected.name, query=query, limit=K, search_params=EXACT).points
+        assert ids(response.points) == ids(alone)
+
+
+def test_groups_hold_the_corrected_best_of_each(backend, corrected):
+    if "server" in backend.can and backend.version() < (1, 14):
+        pytest.skip("groups are raw on servers before 1.14, and the client warns of it")
+    modules = np.arange(len(corrected.ids)) % 40
+    for row, query in enumerate(QUERIES[:5]):
+        groups = corrected.hub.query_points_groups(
+            corrected.name, group_by="module", query=query, limit=5, group_size=2, search_params=EXACT
+        ).groups
+        best = sorted(
+            (expected_scores(corrected.scores[row, modules == module], 2) for module in range(40)),
+            key=lambda scores: -scores[0],
+        )[:5]
+        for group, scores in zip(groups, best, strict=True):
+            np.testing.assert_allclose([hit.score for hit in group.hits], scores[: len(group.hits)], rtol=0, atol=1e-4)
+
+
+def test_a_hybrid_search_fuses_the_corrected_ranking(backend, fill):
+    gallery = fill(using="code", sparse=True)
+    hubplugin_qdrant.apply(backend.client(), gallery.name, using="code", query_bank=BANK, **APPLY)
+    hub = backend.wrapped()
+    words = models.SparseVector(indices=list(range(0, 384, 3)), values=[1.0] * 128)
+    dense = hub.query_points(gallery.name, query=QUERIES[0], using="code", limit=20, search_params=EXACT).points
+    sparse = hub.query_points(gallery.name, query=words, using="words", limit=20).points
+    fused = hub.query_points(
+        gallery.name,
+        prefetch=[
+            models.Prefetch(query=QUERIES[0].tolist(), using="code", limit=20, params=EXACT),
+            models.Prefetch(query=words, using="words", limit=20),
+        ],
+        query=models.FusionQuery(fusion=models.Fusion.RRF),
+        limit=K,
+    ).points
+    shares: dict[int | str, float] = {}
+    for ranking in (ids(dense), ids(sparse)):
+        for rank, key in enumerate(ranking):
+            shares[key] = shares.get(key, 0.0) + 1 / (2 + rank)
+    best = sorted(shares.values(), reverse=True)[:K]
+    assert {point.id for point in fused} <= set(shares)
+    np.testing.assert_allclose([point.score for point in fused], best, rtol=0, atol=1e-5)
+
+
+def test_an_async_client_finds_what_the_sync_one_finds(backend, corrected):
+    async def search():
+        hub = backend.wrapped_async()
+        try:
+            return await asyncio.gather(
+                *(hub.query_points(corrected.name, query=query, limit=K, search_params=EXACT) for query in QUERIES)
+            )
+        finally:
+            await hub.close()
+
+    for query, response in zip(QUERIES, asyncio.run(search()), strict=True):
+        alone = corrected.hub.query_points(corrected.name, query=query, limit=K, search_params=EXACT).points
+        assert ids(response.points) == ids(alone)
+
+
+KINDS = {
+    "named": {"using": "code"},
+    "sparse beside": {"using": "code", "sparse": True},
+    "scalar quantisation": {
+        "quantization_config": models.ScalarQuantization(
+            scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8, always_ram=True)
+        )
+    },
+    "product quantisation": {
+        "quantization_config": models.ProductQuantization(
+            product=models.ProductQuantizationConfig(compression=models.CompressionRatio.X4)
+        )
+    },
+    "binary quantisation": {
+        "quantization_config": models.BinaryQuantization(binary=models.BinaryQuantizationConfig(always_ram=True))
+    },
+    "on disk": {"vector": {"on_disk": True}, "on_disk_payload": True},
+    "float16": {"vector": {"datatype": models.Datatype.FLOAT16}},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_collection_of_any_kind_is_wrapped(backend, fill, kind):
+    gallery = fill(**KINDS[kind])
+    before = gallery.content()
+    model = hubplugin_qdrant.apply(backend.client(), gallery.name, using=gallery.using, query_bank=BANK, **APPLY).model
+    hub = backend.wrapped()
+    found = [
+        hub.query_points(
+            gallery.name, query=query, using=gallery.using or None, limit=K, search_params=EXACT, with_payload=True
+        ).points
+        for query in QUERIES
+    ]
+    assert gallery.agreement([ids(points) for points in found], model) >= (0.97 if kind == "float16" else 0.99)
+    assert all(point.payload == before[point.id][1] for points in found for point in points)
