@@ -159,10 +159,10 @@ def evaluate(
             [name for name in method if name not in models] if method else None, models, k,
             names, query_names, thumbnails, temperature, seed=seed, **computing,
         )  # fmt: skip
-    for path, write in ((report, found.to_html), (json, found.to_json), (csv, found.to_csv)):
+    Console().print(found)
+    for path, write in ((json, found.to_json), (csv, found.to_csv), (report, found.to_html)):
         if path is not None:
             write(path)
-    Console().print(found)
 
 
 @app.command()

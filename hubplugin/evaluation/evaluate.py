@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -188,10 +189,9 @@ def evaluate(
 
 
 def _require_libraries() -> None:
-    try:
-        import scipy  # noqa: F401
-    except ImportError:
-        raise InputError("evaluating needs scipy: pip install 'hubplugin[evaluation]'") from None
+    for library, module in (("scipy", "scipy"), ("POT", "ot")):
+        if find_spec(module) is None:
+            raise InputError(f"evaluating needs {library}: pip install 'hubplugin[evaluation]'")
 
 
 def _fitted(label: str, model: OffsetModel, scene: _Scene) -> _Candidate:

@@ -221,22 +221,30 @@ class Evaluation(BaseModel):
         return capture.get()
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
-        """Writes everything but the single queries' ranks."""
-        Path(path).write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        """Writes everything but the single queries' ranks. Raises InputError where `path` cannot be written."""
+        _write(path, self.model_dump_json(indent=1) + "\n")
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Writes one line a method; intervals as `<figure> low` and `<figure> high`."""
+        """Writes one line a method; intervals as `<figure> low` and `<figure> high`. Raises as `to_json` does."""
         rows = [_flat(method) for method in self.methods]
-        with Path(path).open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[-1]))
-            writer.writeheader()
-            writer.writerows(rows)
+        content = io.StringIO()
+        writer = csv.DictWriter(content, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        _write(path, content.getvalue())
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Writes the report: one file, which refers to nothing outside itself."""
+        """Writes the report: one file, which refers to nothing outside itself. Raises as `to_json` does."""
         from hubplugin.evaluation.report import render
 
-        Path(path).write_text(render(self), encoding="utf-8")
+        _write(path, render(self))
+
+
+def _write(path: str | os.PathLike[str], text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from None
 
 
 def _worse(method: MethodResult) -> bool:

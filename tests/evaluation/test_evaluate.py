@@ -160,6 +160,12 @@ def test_json_holds_every_figure_and_csv_one_line_a_method(evaluation, tmp_path)
     assert float(rows[1]["R@1 low"]) == evaluation["is"].recall[1].low
 
 
+@pytest.mark.parametrize("export", ["to_json", "to_csv", "to_html"])
+def test_an_export_that_cannot_be_written_is_refused_in_one_line(evaluation, tmp_path, export):
+    with pytest.raises(InputError, match=r"cannot write .*nowhere"):
+        getattr(evaluation, export)(tmp_path / "nowhere" / "file")
+
+
 class References(HTMLParser):
     def __init__(self):
         super().__init__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
@@ -15,11 +15,13 @@ from hubplugin.evaluation import hubness
 occurrences = arrays(np.int64, st.integers(2, 60), elements=st.integers(0, 400)).filter(lambda n: n.max() > n.min())
 
 
+@settings(deadline=None)
 @given(occurrences)
 def test_skewness_is_the_population_skewness_of_scipy(occurrence):
     assert hubness.skewness(occurrence) == pytest.approx(stats.skew(occurrence), abs=1e-9)
 
 
+@settings(deadline=None)
 @given(occurrences)
 def test_kurtosis_is_the_excess_kurtosis_of_scipy(occurrence):
     assert hubness.kurtosis(occurrence) == pytest.approx(stats.kurtosis(occurrence), abs=1e-9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import ranx
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import ndcg_score
 
@@ -61,6 +61,7 @@ def test_figures_of_graded_truth_are_those_of_ranx(name, function, theirs):
         np.testing.assert_allclose(ours, ranx_values(scores, truth, f"{theirs}@{k}"), atol=1e-9)
 
 
+@settings(deadline=None)
 @given(judged_scores())
 def test_ndcg_is_that_of_scikit_learn(drawn):
     scores, truth = drawn
@@ -70,6 +71,7 @@ def test_ndcg_is_that_of_scikit_learn(drawn):
         assert ndcg(ranks_of(scores, truth), k).mean() == pytest.approx(ndcg_score(relevance, scores, k=k))
 
 
+@settings(deadline=None)
 @given(judged_scores())
 def test_no_figure_leaves_0_to_1_and_none_falls_with_k(drawn):
     ranks = ranks_of(*drawn)
