@@ -30,6 +30,9 @@ K = 10
 Answer: TypeAlias = list[list[int | str]]
 """The ids found for each query, best first."""
 
+Content: TypeAlias = dict[int | str, tuple[list[float], dict[str, Any]]]
+"""The vector and the payload of every point."""
+
 _example = example_data()
 TARGETS, NAMES = _example.test_targets[:300], _example.names[:300]
 LATER = _example.test_targets[300:350]
@@ -82,7 +85,7 @@ class Gallery(ABC):
         """Adds or replaces targets as another program would, past hubplugin."""
 
     @abstractmethod
-    def content(self) -> dict[int | str, tuple[list[float], dict[str, Any]]]:
+    def content(self) -> Content:
         """Every point as it lies there: its vector and its whole payload."""
 
     @abstractmethod
@@ -110,6 +113,13 @@ def exact_scores(queries: np.ndarray, vectors: np.ndarray, model: OffsetModel | 
     unit = normalise(vectors, "targets").astype(np.float64)
     offsets = 0.0 if model is None else model.offsets(vectors).astype(np.float64)
     return np.einsum("qd,td->qt", normalise(queries, "queries").astype(np.float64), unit) + offsets
+
+
+def assert_same(content: Content, before: Content) -> None:
+    """Every point with its payload, and its vector up to roundings: local mode normalises anew when it is opened."""
+    assert {key: beside for key, (_, beside) in content.items()} == {key: beside for key, (_, beside) in before.items()}
+    for key, (vector, _) in content.items():
+        np.testing.assert_allclose(vector, before[key][0], rtol=0, atol=1e-6)
 
 
 class Collection(Gallery):
@@ -169,8 +179,8 @@ class Collection(Gallery):
         ]
         self.client.upsert(self.name, points, wait=True)
 
-    def content(self) -> dict[int | str, tuple[list[float], dict[str, Any]]]:
-        found: dict[int | str, tuple[list[float], dict[str, Any]]] = {}
+    def content(self) -> Content:
+        found: Content = {}
         following = None
         while True:
             records, following = self.client.scroll(
@@ -231,7 +241,7 @@ class Shard(Gallery):
     def insert(self, ids: list[int | str], vectors: np.ndarray) -> None:
         self._upsert(ids, vectors, [{"row": -1}] * len(ids))
 
-    def content(self) -> dict[int | str, tuple[list[float], dict[str, Any]]]:
+    def content(self) -> Content:
         records, _ = self.shard.scroll(edge.ScrollRequest(limit=10_000, with_payload=True, with_vector=True))
         return {record.id: (record.vector, record.payload) for record in records}
 

@@ -1,0 +1,35 @@
+"""A process that applies a correction, to be killed. It imports little by itself: a fork server does that once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from multiprocessing.connection import Connection
+
+import hubplugin_qdrant.edge
+import hubplugin_qdrant.store
+from hubplugin.correction import apply
+from hubplugin.store import open_store
+from integration_tests.galleries import APPLY, BANK, OTHER_BANK
+
+BANKS = (BANK, OTHER_BANK)
+
+
+def run(url: str, bank: int, begun: Connection) -> None:
+    """Applies BANKS[bank] to the store at `url`, in batches so small that a kill mostly falls between two."""
+    hubplugin_qdrant.store.BATCH = hubplugin_qdrant.edge.BATCH = 10
+    begun.send(None)
+    apply(open_store(url), BANKS[bank], **APPLY)
+    os._exit(0)
+
+
+def start(url: str, bank: int) -> multiprocessing.process.BaseProcess:
+    """The process, which has begun."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=run, args=(url, bank, there))
+    process.start()
+    there.close()
+    here.recv()
+    return process

@@ -1,0 +1,77 @@
+"""A cluster of three nodes: shards, replicas, nodes that go away, shard keys."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from qdrant_client import models
+
+import hubplugin_qdrant
+import hubplugin_qdrant.store
+from hubplugin.correction import apply, inspect
+from integration_tests.galleries import APPLY, BANK, QUERIES, TARGETS, K
+
+pytestmark = pytest.mark.needs("cluster")
+
+
+def test_many_shards_answer_as_one(backend, fill):
+    gallery = fill(shard_number=12, replication_factor=2)
+    model = hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **APPLY).model
+    hub = backend.wrapped()
+    found = [hub.query_points(gallery.name, query=query, limit=K).points for query in QUERIES]
+    assert all(len(points) == K for points in found)
+    assert gallery.agreement([[point.id for point in points] for points in found], model) >= 0.99
+
+
+def test_a_node_that_stops_and_comes_back_during_apply_loses_nothing(backend, gallery, monkeypatch):
+    monkeypatch.setattr(hubplugin_qdrant.store, "BATCH", 20)
+
+    def stop_and_start():
+        backend.stop("node3")
+        backend.start("node3")
+
+    absence = threading.Thread(target=stop_and_start)
+
+    def begin_once(what, done, total):
+        if what == "writing offsets" and absence.ident is None:
+            absence.start()
+
+    model = apply(gallery.store(), BANK, progress=begin_once, **APPLY).model
+    absence.join()
+    store = gallery.store()
+    report = inspect(store)
+    assert (report.count, report.missing, report.stale) == (len(gallery.ids), 0, 0)
+    assert gallery.agreement(store.search(QUERIES, K).ids, model) >= 0.99
+
+
+def test_searches_go_on_while_a_node_is_away(backend, gallery):
+    model = hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **APPLY).model
+    hub = backend.wrapped()
+    backend.stop("node2")
+    try:
+        found = [hub.query_points(gallery.name, query=query, limit=K).points for query in QUERIES]
+        assert gallery.agreement([[point.id for point in points] for points in found], model) >= 0.99
+    finally:
+        backend.start("node2")
+
+
+def test_custom_shard_keys_are_corrected_each_and_together(backend, fill):
+    gallery = fill(rows=0, sharding_method=models.ShardingMethod.CUSTOM, shard_number=1, replication_factor=2)
+    client = backend.client()
+    for number, key in enumerate(("left", "right")):
+        client.create_shard_key(gallery.name, key)
+        client.upsert(
+            gallery.name,
+            [models.PointStruct(id=row, vector=TARGETS[row].tolist()) for row in range(number, len(TARGETS), 2)],
+            shard_key_selector=key,
+            wait=True,
+        )
+    gallery.ids, gallery.vectors = list(range(len(TARGETS))), TARGETS
+    model = hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, **APPLY).model
+    hub = backend.wrapped()
+    found = [hub.query_points(gallery.name, query=query, limit=K).points for query in QUERIES]
+    assert gallery.agreement([[point.id for point in points] for points in found], model) >= 0.99
+    gallery.ids, gallery.vectors = gallery.ids[::2], gallery.vectors[::2]
+    left = [hub.query_points(gallery.name, query=query, limit=K, shard_key_selector="left").points for query in QUERIES]
+    assert gallery.agreement([[point.id for point in points] for points in left], model) >= 0.99

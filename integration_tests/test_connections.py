@@ -1,0 +1,85 @@
+"""Every way to speak to a server: REST and gRPC, with and without an api key, and TLS."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import hubplugin
+import hubplugin_qdrant
+from hubplugin_qdrant import HubQdrantClient
+from integration_tests.galleries import APPLY, BANK, QUERIES, TARGETS, Collection, K
+
+
+def reached(backend, address):
+    """A gallery on the server at `address`."""
+    there = type(
+        "There", (), {"can": backend.can, "client": lambda _: address.client(), "url": lambda _, n: address.url(n)}
+    )
+    return Collection(there(), f"hubplugin-test-{os.getpid()}")
+
+
+def corrected_by_command(gallery, tmp_path, **environment):
+    """Corrects `gallery` by the command line, in a process that knows its URL and `environment`."""
+    np.save(tmp_path / "bank.npy", BANK)
+    command = [sys.executable, "-c", "from hubplugin.cli import main; main()", "apply", gallery.url]
+    options = ["--queries", str(tmp_path / "bank.npy"), "--method", "dbsn", "--set", "tau=0.05"]
+    kept = {name: value for name, value in os.environ.items() if name != "QDRANT_API_KEY"}
+    return subprocess.run([*command, *options], env=kept | environment, capture_output=True, text=True)
+
+
+@pytest.mark.needs("server")
+@pytest.mark.parametrize("prefer_grpc", [False, True], ids=["rest", "grpc"])
+def test_both_transports_apply_search_and_remove(backend, gallery, prefer_grpc):
+    options = replace(backend.address, prefer_grpc=prefer_grpc).options()
+    model = hubplugin_qdrant.apply(HubQdrantClient(**options), gallery.name, query_bank=BANK, **APPLY).model
+    hub = HubQdrantClient(**options)
+    found = [hub.query_points(gallery.name, query=query, limit=K).points for query in QUERIES]
+    assert gallery.agreement([[point.id for point in points] for points in found], model) >= 0.99
+    hubplugin_qdrant.remove(hub, gallery.name)
+    assert all("hub_offset" not in beside for _, beside in gallery.content().values())
+
+
+@pytest.mark.needs("keyed")
+def test_an_api_key_comes_from_the_environment_and_a_wrong_one_is_one_line(backend, tmp_path):
+    address = backend.keyed()
+    gallery = reached(backend, address)
+    try:
+        wrong = corrected_by_command(gallery, tmp_path, QDRANT_API_KEY="wrong-key-of-a-user")
+        assert wrong.returncode == 1
+        assert len(wrong.stderr.strip().splitlines()) == 1
+        assert "api key" in wrong.stderr
+        assert "wrong-key-of-a-user" not in wrong.stderr + wrong.stdout
+        right = corrected_by_command(gallery, tmp_path, QDRANT_API_KEY=address.api_key)
+        assert right.returncode == 0, right.stderr
+        assert hubplugin_qdrant.inspect(address.client(), gallery.name).missing == 0
+    finally:
+        gallery.drop()
+
+
+@pytest.mark.needs("tls")
+def test_a_server_with_tls_is_corrected_by_its_url(backend, tmp_path):
+    address = backend.tls()
+    gallery = reached(backend, address)
+    try:
+        done = corrected_by_command(gallery, tmp_path, SSL_CERT_FILE=str(address.authority))
+        assert done.returncode == 0, done.stderr
+        hub = HubQdrantClient(**address.options())
+        assert len(hub.query_points(gallery.name, query=TARGETS[0], limit=K).points) == K
+        untrusted = corrected_by_command(gallery, tmp_path)
+        assert untrusted.returncode == 1
+        assert len(untrusted.stderr.strip().splitlines()) == 1
+    finally:
+        gallery.drop()
+
+
+@pytest.mark.needs("server")
+def test_a_server_that_is_not_there_is_one_line(backend):
+    nowhere = replace(backend.address, http=1, grpc=1)
+    with pytest.raises(hubplugin.StoreError, match="running and reachable"):
+        hubplugin_qdrant.inspect(nowhere.client(), "photos")

@@ -1,0 +1,119 @@
+"""Processes that are killed and servers that go away while a correction is applied."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import httpx
+import pytest
+
+import hubplugin_qdrant
+import hubplugin_qdrant.store
+from hubplugin.correction import apply, inspect
+from hubplugin_qdrant import HubQdrantClient
+from integration_tests import applying
+from integration_tests.galleries import APPLY, BANK, QUERIES, K, assert_same
+
+
+@pytest.mark.needs("processes")
+def test_a_process_killed_at_random_moments_leaves_searches_whole_and_the_next_goes_on(fill, pytestconfig):
+    gallery = fill(rows=100)
+    store = gallery.store()
+    before, raw = gallery.content(), store.search(QUERIES, K).ids
+    del store
+    moments, killed, bank = random.Random(6), 0, 0
+    longest = _finish(gallery, bank)  # an uninterrupted run, to know how long one takes
+    while killed < pytestconfig.getoption("--kills"):
+        bank = 1 - bank
+        ended = False
+        while not ended:
+            with gallery.let_go():
+                process = applying.start(gallery.url, bank)
+                process.join(moments.uniform(0, longest))
+                ended = process.exitcode is not None
+                process.kill()
+                process.join()
+                assert process.exitcode in (0, -9)
+                killed += process.exitcode == -9
+            store = gallery.store()
+            found, answers = store.correction(), store.search(QUERIES, K).ids
+            if found is None or not found.active:
+                assert answers == raw
+            else:
+                assert gallery.agreement(answers, found.model) >= 0.99
+            ended = ended or killed >= pytestconfig.getoption("--kills")
+            del store
+    _finish(gallery, bank)
+    store = gallery.store()
+    report = inspect(store)
+    assert report.correction is not None
+    assert (report.correction.active, report.missing, report.stale) == (True, 0, 0)
+    store.remove()
+    assert_same(gallery.content(), before)
+
+
+def _finish(gallery, bank):
+    """A run to its end; returns how many seconds it took."""
+    with gallery.let_go():
+        process, started = applying.start(gallery.url, bank), time.monotonic()
+        process.join()
+        assert process.exitcode == 0
+        return time.monotonic() - started
+
+
+@pytest.mark.needs("restart")
+def test_a_server_restarted_in_mid_apply_is_waited_for(backend, gallery, monkeypatch):
+    monkeypatch.setattr(hubplugin_qdrant.store, "BATCH", 20)
+    restart = threading.Thread(target=backend.restart)
+
+    def restart_once(what, done, total):
+        if what == "writing offsets" and restart.ident is None:
+            restart.start()
+
+    model = apply(gallery.store(), BANK, progress=restart_once, **APPLY).model
+    restart.join()
+    store = gallery.store()
+    report = inspect(store)
+    assert (report.missing, report.stale) == (0, 0)
+    assert gallery.agreement(store.search(QUERIES, K).ids, model) >= 0.99
+
+
+@pytest.mark.needs("restart")
+def test_a_restarted_server_still_corrects(backend, gallery):
+    hub = backend.wrapped()
+    hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **APPLY)
+    before = [hub.query_points(gallery.name, query=query, limit=K).points for query in QUERIES]
+    backend.restart()
+    assert [backend.wrapped().query_points(gallery.name, query=query, limit=K).points for query in QUERIES] == before
+
+
+@pytest.mark.needs("fresh")
+def test_snapshots_restored_into_a_fresh_server_are_still_corrected(backend, gallery):
+    client, fresh = backend.client(), backend.fresh()
+    hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, **APPLY)
+    hub = backend.wrapped()
+    before = [hub.query_points(gallery.name, query=query, limit=K).points for query in QUERIES]
+    there = f"http://{backend.address.host}:{backend.address.http}/collections"
+    here = f"http://{fresh.host}:{fresh.http}/collections"
+    keys = [{"api-key": address.api_key} if address.api_key else {} for address in (backend.address, fresh)]
+    for name in (gallery.name, f"{gallery.name}--hub"):
+        snapshot = client.create_snapshot(name, wait=True).name
+        content = httpx.get(f"{there}/{name}/snapshots/{snapshot}", headers=keys[0], timeout=60).raise_for_status()
+        httpx.post(
+            f"{here}/{name}/snapshots/upload",
+            params={"priority": "snapshot", "wait": "true"},
+            files={"snapshot": (snapshot, content.content)},
+            headers=keys[1],
+            timeout=60,
+        ).raise_for_status()
+    restored = HubQdrantClient(**fresh.options())
+    try:
+        after = [restored.query_points(gallery.name, query=query, limit=K).points for query in QUERIES]
+        assert [[(p.id, p.score) for p in points] for points in after] == [
+            [(p.id, p.score) for p in points] for points in before
+        ]
+    finally:
+        for name in (gallery.name, f"{gallery.name}--hub"):
+            restored.raw.delete_collection(name)
