@@ -15,6 +15,7 @@ from hubplugin_qdrant.client import HubQdrantClient
 from hubplugin_qdrant.flows import Known
 from hubplugin_qdrant.manifest import SMALLEST_PAGE, Manifest, Version
 from hubplugin_qdrant.rewrite import similarity_threshold
+from hubplugin_qdrant.writes import chunks
 
 PROBES = 32
 """Probe queries: 320 results."""
@@ -103,7 +104,8 @@ def _search(
         models.QueryRequest(query=probe, using=version.vector or None, limit=limit, offset=offset, with_payload=False)
         for probe in probes.tolist()
     ]
-    return client.query_batch_points(collection, requests)
+    # A strict server takes few requests at once.
+    return [response for chunk in chunks(requests, 8) for response in client.query_batch_points(collection, chunk)]
 
 
 def _similarities(found: list[models.QueryResponse], width: int, version: Version) -> np.ndarray:

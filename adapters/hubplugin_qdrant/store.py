@@ -8,6 +8,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal, TypeAlias, cast
 from urllib.parse import parse_qsl, urlsplit
 
@@ -21,6 +22,7 @@ from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.store import Batch, Correction, Hits, Id, Store
+from hubplugin.tuning import Pairs
 from hubplugin.vectors import Progress, VectorLike
 from hubplugin_qdrant import companion
 from hubplugin_qdrant import manifest as m
@@ -28,10 +30,15 @@ from hubplugin_qdrant.calibration import calibrated, chosen_probes
 from hubplugin_qdrant.client import HubQdrantClient
 from hubplugin_qdrant.companion import is_missing, is_passing, one_line
 from hubplugin_qdrant.manifest import Lease, Manifest, Version
-from hubplugin_qdrant.writes import second_vectors, stored_offset
+from hubplugin_qdrant.writes import chunks, second_vectors, set_offsets, stored_offset
 
 BATCH = 1000
-"""Points read and written at a time: 1,000 vectors of 1,536 dimensions are some 20 MB of JSON."""
+"""Points read and written at a time, where their vectors are not too large for it."""
+
+BATCH_NUMBERS = 1_000_000
+"""Numbers read at a time: some 10 MB of JSON, where a server by default accepts 32."""
+
+QUERIES_AT_ONCE = 64
 
 LEASE_SECONDS = 60.0
 """A writer on another machine that has not been heard of for this long is taken for dead."""
@@ -79,6 +86,7 @@ class QdrantStore(Store):
         self.storage = storage or (active.storage if active is not None else "payload")
         self._owner = uuid.uuid4().hex
         self._target: Version | None = None
+        self._shard_keys: dict[Any, Any] = {}  # of the points scanned last, where the user shards by key
         self._probes = np.empty((0, self.dim), np.float32)
 
     def _described(self, collection: str) -> models.CollectionInfo:
@@ -98,21 +106,51 @@ class QdrantStore(Store):
     def scan(self, after: Id | None = None) -> Iterator[Batch]:
         """Every point that has the vector, in the order of ids. A vector of length 0 has no cosine and is left out."""
         version = self._target or self._manifest().active.get(self.using)
-        offset, more = after, True
-        while more:
-            with one_line(self.url, "reading"):
-                records, following = self._retry(
-                    self.client.scroll,
-                    self.collection,
-                    limit=BATCH,
-                    offset=offset,
-                    with_vectors=self._vectors_read(version),
-                    with_payload=[m.KEY],
-                )
-            batch = self._batch([record for record in records if record.id != after], version)
+        for records in self._pages(after, self._vectors_read(version), [m.KEY]):
+            if records and records[0].id == after:
+                records = records[1:]
+            self._shard_keys = {record.id: record.shard_key for record in records if record.shard_key is not None}
+            batch = self._batch(records, version)
             if len(batch.ids):
                 yield batch
-            offset, more = following, following is not None
+
+    def _pages(
+        self, after: Id | None, with_vectors: list[str] | bool, with_payload: list[str] | bool
+    ) -> Iterator[list[models.Record]]:
+        """All points from `after` on, in the order of ids. The next page is under way while one is worked on."""
+
+        def read(offset: Id | None) -> tuple[list[models.Record], Any]:
+            with one_line(self.url, "reading"):
+                found: tuple[list[models.Record], Any] = self._retry(
+                    self.client.scroll,
+                    self.collection,
+                    limit=self._page,
+                    offset=offset,
+                    with_vectors=with_vectors,
+                    with_payload=with_payload,
+                )
+                return found
+
+        if isinstance(self.client._client, QdrantLocal):  # which is no use from a second thread
+            records, following = read(after)
+            yield records
+            while following is not None:
+                records, following = read(following)
+                yield records
+            return
+        with ThreadPoolExecutor(max_workers=1) as reader:
+            pending: Future[tuple[list[models.Record], Any]] | None = reader.submit(read, after)
+            while pending is not None:
+                records, following = pending.result()
+                pending = reader.submit(read, following) if following is not None else None
+                yield records
+
+    @property
+    def _page(self) -> int:
+        """Points read and written at a time."""
+        strict = self._info.config.strict_mode_config
+        limits = (strict.max_query_limit, strict.upsert_max_batchsize) if strict is not None and strict.enabled else ()
+        return max(1, min(BATCH, BATCH_NUMBERS // self.dim, *(limit for limit in limits if limit)))
 
     def _vectors_read(self, version: Version | None) -> list[str] | bool:
         if not self.using:
@@ -242,18 +280,17 @@ class QdrantStore(Store):
     def _write_vectors(self, batch: Batch, offsets: np.ndarray) -> None:
         target = self._begun()
         seconds = second_vectors(batch.vectors, offsets, target).tolist()
-        points = [
-            models.PointVectors.model_construct(id=point, vector={target.second: second})
-            for point, second in zip(batch.ids, seconds, strict=True)
-        ]
-        self._retry(self.client.update_vectors, self.collection, points, wait=True)
+        by_shard: dict[Any, list[models.PointVectors]] = {}
+        for point, second in zip(batch.ids, seconds, strict=True):
+            update = models.PointVectors.model_construct(id=point, vector={target.second: second})
+            by_shard.setdefault(self._shard_keys.get(point), []).append(update)
+        for shard_key, points in by_shard.items():
+            self._retry(self.client.update_vectors, self.collection, points, wait=True, shard_key_selector=shard_key)
 
     def _write_payload(self, batch: Batch, offsets: np.ndarray) -> None:
         target = self._begun()
         operations: list[Any] = [
-            models.SetPayloadOperation(
-                set_payload=models.SetPayload(payload={target.field: offset}, points=[point], key=m.KEY)
-            )
+            set_offsets(point, {target.field: offset}, shard_key=self._shard_keys.get(point))
             for point, offset in zip(batch.ids, offsets.tolist(), strict=True)
         ]
         self._retry(self.client.batch_update_points, self.collection, operations, wait=True)
@@ -285,8 +322,14 @@ class QdrantStore(Store):
             models.QueryRequest(query=query, using=self.using or None, limit=k, with_payload=False)
             for query in np.asarray(queries, np.float32).tolist()
         ]
+        strict = self._info.config.strict_mode_config
+        at_once = strict.search_max_batchsize if strict is not None and strict.enabled else None
         with one_line(self.url, "searching"):
-            found = client.query_batch_points(self.collection, requests)
+            found = [
+                response
+                for chunk in chunks(requests, min(QUERIES_AT_ONCE, at_once or QUERIES_AT_ONCE))
+                for response in client.query_batch_points(self.collection, chunk)
+            ]
         return Hits(
             [[cast(Id, point.id) for point in response.points] for response in found],
             [[point.score for point in response.points] for response in found],
@@ -355,21 +398,19 @@ class QdrantStore(Store):
             for key in indexes:
                 if key in schema:
                     self._retry(self.client.delete_payload_index, self.collection, key, wait=True)
-        following: Id | None = None
-        while True:
-            records, following = self._retry(
-                self.client.scroll,
-                self.collection,
-                limit=10 * BATCH,
-                offset=following,
-                with_payload=False,
-                with_vectors=False,
-            )
-            if records:
-                points = [record.id for record in records]
-                self._retry(self.client.delete_payload, self.collection, keys=keys, points=points, wait=True)
-            if following is None:
-                return
+        for records in self._pages(None, False, False):
+            by_shard: dict[Any, list[Any]] = {}
+            for record in records:
+                by_shard.setdefault(record.shard_key, []).append(record.id)
+            for shard_key, points in by_shard.items():
+                self._retry(
+                    self.client.delete_payload,
+                    self.collection,
+                    keys=keys,
+                    points=points,
+                    wait=True,
+                    shard_key_selector=shard_key,
+                )
 
     def _manifest(self) -> Manifest:
         with one_line(self.url, "reading the manifest"):
@@ -437,6 +478,8 @@ def apply(
     storage: Storage | None = None,
     method: str = "auto",
     target_bank: VectorLike | None = None,
+    pairs: Pairs = None,
+    force: bool = False,
     device: str = "auto",
     memory: int | str = "512MiB",
     progress: Progress | None = None,
@@ -445,17 +488,20 @@ def apply(
     """Corrects the vector `using` of `collection` in place; a `HubQdrantClient` then searches it corrected.
 
     query_bank: [m, d] example queries, as for `hubplugin.fit`, which also has `method`, its `parameters`,
-    `target_bank`, `device`, `memory` and `progress`. using: "" is the unnamed vector, or the only one there is.
+    `target_bank`, `pairs`, `device`, `memory` and `progress`. force: apply it even if it does not help on held-out
+    bank queries. using: "" is the unnamed vector, or the only one there is.
     storage: that of the correction in place, or "payload": one number a point, added to the scores of the candidates
     that a search fetches, which works everywhere. "vector" is a second vector with one more dimension, which ranks
     exactly and at the speed of the index for the price of its space; it needs a named vector and server 1.18.
     Searches change in one step at the end; a run that was cut off goes on when it is started again.
-    Raises InputError for the bank or a parameter, StoreError for the collection or the server.
+    Raises InputError for the bank or a parameter, StoreError for the collection or the server, CorrectionRefused if
+    the correction would not help.
     """
     store = QdrantStore(client, collection, using, storage)
     return correction.apply(
-        store, query_bank, method, target_bank, device=device, memory=memory, progress=progress, **parameters
-    )
+        store, query_bank, method, target_bank,
+        pairs=pairs, force=force, device=device, memory=memory, progress=progress, **parameters,
+    )  # fmt: skip
 
 
 def refresh(

@@ -102,6 +102,12 @@ def photos(request) -> Photos:
     return Photos(QdrantClient(":memory:"), *request.param)
 
 
+@pytest.fixture(params=COLLECTIONS[:3], ids=lambda of: of[1].value)
+def in_payload(request) -> Photos:
+    """The same with offsets as payload only."""
+    return Photos(QdrantClient(":memory:"), *request.param)
+
+
 @pytest.fixture
 def cosine() -> Photos:
     return Photos(QdrantClient(":memory:"), "", models.Distance.COSINE)

@@ -183,6 +183,18 @@ def test_runs_killed_at_many_moments_end_where_an_uninterrupted_one_does(tmp_pat
     np.testing.assert_allclose(states[0], states[1], rtol=0, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:Payload indexes have no effect")
+def test_pages_that_are_read_ahead_leave_nothing_out(photos, monkeypatch):
+    """As with a server: in local mode nothing is read ahead."""
+    monkeypatch.setattr("hubplugin_qdrant.store.QdrantLocal", type("NoClient", (), {}))
+    monkeypatch.setattr("hubplugin_qdrant.store.BATCH", 7)
+    client = photos.apply()
+    found = client.query_points("photos", photos.queries[0], photos.using or None).points
+    assert [point.id for point in found] == photos.best(photos.queries[0])
+    hubplugin_qdrant.remove(photos.plain, "photos", using=photos.using)
+    assert all(set(point.payload) == {"n", "colour"} for point in contents(photos.plain))
+
+
 def test_a_point_without_the_vector_is_left_alone():
     photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT)
     photos.plain.upsert("photos", [models.PointStruct(id=900, vector={}, payload={"n": 900})])
@@ -251,9 +263,8 @@ def test_a_second_vector_beside_an_unnamed_one_is_refused(cosine):
     assert [found.name for found in cosine.plain.get_collections().collections] == ["photos"]
 
 
-def test_a_server_without_formulas_is_corrected_in_the_client(photos, monkeypatch):
-    if photos.storage == "vector":
-        pytest.skip("older servers cannot add a second vector")
+def test_a_server_without_formulas_is_corrected_in_the_client(in_payload, monkeypatch):
+    photos = in_payload
     monkeypatch.setattr(photos.plain, "info", lambda: models.VersionInfo(title="", version="1.13.4"))
     client = photos.apply()
     query, using = photos.queries[0], photos.using or None
