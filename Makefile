@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint unit bench clean
+.PHONY: demo test lint unit integration bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/hubplugin demo
@@ -17,6 +17,10 @@ lint: $(VENV)/installed
 
 unit: $(VENV)/installed
 	$(BIN)/python -m pytest
+
+# Every scenario on every backend that is there; see docs/integration.md. REQUIRE="docker cluster" makes absence fail.
+integration: $(VENV)/installed
+	$(BIN)/python -m pytest integration_tests --kills 50 $(REQUIRE:%=--require-backend %)
 
 bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks

@@ -24,21 +24,27 @@ from integration_tests.galleries import Collection, Gallery, Shard
 from integration_tests.waiting import wait_until
 
 HERE = Path(__file__).parent
-
 TEST_KEY = "for-tests-only"
 
 
-class Backend(ABC):
-    """One place. `can` lists what scenarios may ask of it:
+ABILITIES = {
+    "client": "a shard has no client: tests/qdrant_edge has what else it does",
+    "graph": "it builds no graph",
+    "threads": "it may be used by one thread only",
+    "processes": "no other process can open it by a URL",
+    "disk": "nothing can be closed and opened again",
+    "server": "it is no server",
+    "restart": "it cannot be restarted from here",
+    "fresh": "there is no second, empty server beside it",
+    "keyed": "there is no server with an api key beside it",
+    "tls": "there is no server with TLS beside it",
+    "cluster": "it is no cluster",
+}
+"""What scenarios may need of a backend, and what is said of one that lacks it."""
 
-    client      has qdrant-client's API; all but Edge
-    graph       builds an HNSW graph
-    threads     may be used from several threads at once
-    processes   another process can open it by URL
-    disk        what is written can be closed and opened again
-    server, restart, fresh, keyed, tls, cluster    a server; one that can be restarted; one with another, empty one
-                beside it, one that asks for an api key, one that speaks TLS; a cluster whose nodes can be stopped
-    """
+
+class Backend(ABC):
+    """One place where scenarios run. `can` names what it has of ABILITIES."""
 
     name: str
     can: frozenset[str]

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from integration_tests.backends import BACKENDS, Backend
+from integration_tests.backends import ABILITIES, BACKENDS, Backend
 from integration_tests.galleries import Gallery
 
 NO_BACKEND = "here"
@@ -33,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "needs(*abilities): what a scenario asks of a backend; see Backend.can")
+    config.addinivalue_line("markers", "needs(*abilities): what a scenario asks of a backend; see backends.ABILITIES")
     for name, backend in BACKENDS.items():
         reason = backend.missing()
         if reason is not None:
@@ -53,9 +53,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     scenario = _scenario(metafunc.definition)
     for name in BACKENDS:
         if name not in able:
-            _cells[scenario][name] = [f"cannot: no {', no '.join(sorted(needed - BACKENDS[name].can))}"]
+            _cells[scenario][name] = [
+                next(text for need, text in ABILITIES.items() if need in needed - BACKENDS[name].can)
+            ]
         elif name in _missing:
-            _cells[scenario][name] = [f"absent: {_missing[name]}"]
+            _cells[scenario][name] = [_missing[name]]
     absent = "; or ".join(f"{name}: {_missing[name]}" for name in able if name in _missing)
     nowhere = pytest.param(None, id="nowhere", marks=pytest.mark.skip(reason=f"no backend can run it; {absent}"))
     metafunc.parametrize("backend", there or [nowhere], indirect=True, scope="session")
@@ -101,7 +103,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         if report.failed:
             _cells[_scenario(item)][where].append("failed")
         elif report.skipped and where is not None:
-            _cells[_scenario(item)][where].append(f"skipped: {report.longrepr[2].removeprefix('Skipped: ')}")
+            _cells[_scenario(item)][where].append(report.longrepr[2].removeprefix("Skipped: "))
         elif report.when == "call":
             _cells[_scenario(item)][where].append("passed")
     return report
@@ -121,14 +123,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     console = Console(width=150, file=terminalreporter._tw._file)
     console.print(table)
     for note, number in notes.items():
-        console.print(f"  {number}  not run, {note}", soft_wrap=True, markup=False, highlight=False)
+        console.print(f"  {number}  not run: {note}", soft_wrap=True, markup=False, highlight=False)
 
 
 def _cell(outcomes: list[str], notes: dict[str, int]) -> str:
-    """`passed`, `failed`, or the number of the note that says why it was not run."""
+    """`passed`, `failed`, or the number of the note that says why it, or a part of it, was not run."""
     if "failed" in outcomes:
         return "[red]failed[/]"
-    if "passed" in outcomes:
-        return "[green]passed[/]"
-    reason = outcomes[0] if outcomes else ""
-    return str(notes.setdefault(reason, len(notes) + 1)) if reason else ""
+    reasons = dict.fromkeys(outcome for outcome in outcomes if outcome != "passed")
+    numbers = [str(notes.setdefault(reason, len(notes) + 1)) for reason in reasons]
+    return ", ".join((["[green]passed[/]"] if "passed" in outcomes else []) + numbers)

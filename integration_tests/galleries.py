@@ -116,10 +116,13 @@ def exact_scores(queries: np.ndarray, vectors: np.ndarray, model: OffsetModel | 
 
 
 def assert_same(content: Content, before: Content) -> None:
-    """Every point with its payload, and its vector up to roundings: local mode normalises anew when it is opened."""
+    """Every point with its payload, and its vectors up to roundings: local mode normalises anew when it is opened."""
     assert {key: beside for key, (_, beside) in content.items()} == {key: beside for key, (_, beside) in before.items()}
     for key, (vector, _) in content.items():
-        np.testing.assert_allclose(vector, before[key][0], rtol=0, atol=1e-6)
+        named, expected = (v if isinstance(v, dict) else {"": v} for v in (vector, before[key][0]))
+        assert named.keys() == expected.keys()
+        for name, values in named.items():
+            np.testing.assert_allclose(values, expected[name], rtol=0, atol=1e-6)
 
 
 class Collection(Gallery):
