@@ -1,6 +1,19 @@
 """hubplugin for Faiss: an index goes in, an index of the same d comes out, and plain Faiss searches it corrected."""
 
-from hubplugin_faiss.augment import add, downgrade, refresh, upgrade
+from typing import TYPE_CHECKING, Any
+
+from hubplugin_faiss.augment import add, downgrade, merge, refresh, upgrade
 from hubplugin_faiss.files import read_index, upgrade_file
 
-__all__ = ["add", "downgrade", "read_index", "refresh", "upgrade", "upgrade_file"]
+if TYPE_CHECKING:
+    from hubplugin_faiss.search import CorrectedSearch
+
+__all__ = ["CorrectedSearch", "add", "downgrade", "merge", "read_index", "refresh", "upgrade", "upgrade_file"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "CorrectedSearch":  # looked up on first use, because it imports torch
+        from hubplugin_faiss.search import CorrectedSearch
+
+        return CorrectedSearch
+    raise AttributeError(f"module 'hubplugin_faiss' has no attribute {name!r}")

@@ -13,7 +13,7 @@ from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
-from hubplugin_faiss import containers, leaves  # noqa: F401  (their rules register themselves)
+from hubplugin_faiss import containers
 from hubplugin_faiss.codes import Plan
 from hubplugin_faiss.probing import TOLERATED, loss_of_recall
 from hubplugin_faiss.rule import Rule, name_of, rule_for
@@ -149,6 +149,21 @@ def add(
         if ids.shape != (len(block),):
             raise InputError(f"{len(block)} vectors, but ids of shape {ids.shape}: expected one for each")
     rule.append(block, offsets, ids)
+
+
+def merge(index: Any, other: Any, add_id: int = 0) -> None:
+    """Adds the entries of `other`, their ids raised by `add_id`, to `index`; both upgraded IVF indexes of the same
+    training. Their offsets may be from different models. `other` is not changed.
+
+    Where codes hold floats and the model is the same, plain Faiss's merge_from does it, too; where they do not mean
+    the same, Faiss refuses.
+
+    Raises StoreError if the two do not fit.
+    """
+    first, second = rule_for(index), rule_for(other)
+    if not (isinstance(first, containers.Chain) and isinstance(second, containers.Chain)):
+        raise StoreError("only upgraded IVF indexes can be merged")
+    first.absorb(second, add_id)
 
 
 def refresh(

@@ -10,7 +10,7 @@ import numpy as np
 
 from hubplugin.errors import StoreError
 from hubplugin_faiss.codes import Plan
-from hubplugin_faiss.leaves import list_ids
+from hubplugin_faiss.leaves import Lists, list_ids
 from hubplugin_faiss.rule import (
     Leaf,
     Rule,
@@ -130,6 +130,15 @@ class Chain(Rule):
             self._part.append(vectors, offsets, ids)
         else:
             leaf_for(self.index.index).append_tailed(vectors.shape[1], tail, vectors, offsets, ids)
+        self.index.ntotal = self.index.index.ntotal
+
+    def absorb(self, other: Chain, add_id: int) -> None:
+        """Takes over the entries of another upgraded IVF index of the same training."""
+        tail, other_tail = self._tail(), other._tail()
+        mine, theirs = self._part, other._part
+        if tail is None or other_tail is None or not (isinstance(mine, Lists) and isinstance(theirs, Lists)):
+            raise StoreError("only upgraded IVF indexes can be merged")
+        mine.absorb(self._width() - tail.width, tail, theirs, other_tail, add_id)
         self.index.ntotal = self.index.index.ntotal
 
     def labels(self) -> np.ndarray:

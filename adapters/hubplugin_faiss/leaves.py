@@ -166,6 +166,22 @@ class Lists(Leaf):
             len(tailed), faiss.swig_ptr(tailed), None if ids is None else faiss.swig_ptr(ids), faiss.swig_ptr(nearest)
         )
 
+    def absorb(self, d: int, tail: Tail, other: Lists, other_tail: Tail, add_id: int) -> None:
+        """Takes over the entries of `other`, their ids raised by `add_id`, with their offsets in codes of this one."""
+        mine, theirs = (rule.index.quantizer.reconstruct_n(0, rule.index.nlist) for rule in (self, other))
+        if type(self.index) is not type(other.index) or not np.array_equal(mine[:, :d], theirs[:, :d]):
+            raise StoreError("only IVF indexes of one type and one training can be merged")
+        coder = codec_of(self.index).coder(d, tail)
+        other_coder = codec_of(other.index).coder(d, other_tail)
+        size = block_rows(self.index.d)
+        blocks = zip(other._blocks(0, size), other.decoded(0, size), strict=True)
+        for (numbers, codes, ids, _), vectors in blocks:
+            bases = mine[numbers, d:] if self._residual else None
+            tails = coder.tails(other_tail.offsets(vectors[:, d:]), bases)
+            joined = coder.join(other_coder.head(codes), tails if bases is None else tails - bases)
+            _add_entries(self.index.invlists, numbers, ids + add_id, joined)
+        self.index.ntotal += other.count
+
     @property
     def _residual(self) -> bool:
         return bool(self.index.by_residual) and not isinstance(self.index, faiss.IndexIVFFlat)
@@ -223,15 +239,7 @@ class Lists(Leaf):
 
     def _fill(self, new: Any, code: Callable[[np.ndarray, slice], np.ndarray]) -> None:
         for numbers, codes, ids, entries in self._blocks(0, block_rows(new.d)):
-            changed = np.ascontiguousarray(code(codes, entries))
-            edges = np.flatnonzero(np.diff(numbers, prepend=-1, append=-1))
-            for first, last in pairwise(edges.tolist()):
-                new.invlists.add_entries(
-                    int(numbers[first]),
-                    last - first,
-                    faiss.swig_ptr(ids[first:last]),
-                    faiss.swig_ptr(changed[first:last]),
-                )
+            _add_entries(new.invlists, numbers, ids, code(codes, entries))
         new.direct_map = self.index.direct_map
         if isinstance(new, faiss.IndexIVFPQ):
             new.use_precomputed_table = self.index.use_precomputed_table
@@ -379,6 +387,14 @@ def _nearest(quantizer: Any, vectors: np.ndarray, tail: Tail) -> np.ndarray:
 def _lists_between(starts: np.ndarray, first: int, last: int) -> tuple[int, int]:
     """The range of list numbers that hold the entries [first, last)."""
     return int(np.searchsorted(starts, first, "right") - 1), int(np.searchsorted(starts, last, "left"))
+
+
+def _add_entries(lists: Any, numbers: np.ndarray, ids: np.ndarray, codes: np.ndarray) -> None:
+    """Adds entries, ordered by list, to the lists with these `numbers` [b]."""
+    ids, codes = np.ascontiguousarray(ids), np.ascontiguousarray(codes)
+    for first, last in pairwise(np.flatnonzero(np.diff(numbers, prepend=-1, append=-1)).tolist()):
+        part = slice(first, last)
+        lists.add_entries(int(numbers[first]), last - first, faiss.swig_ptr(ids[part]), faiss.swig_ptr(codes[part]))
 
 
 def _list_codes(lists: Any, number: int) -> np.ndarray:

@@ -1,0 +1,146 @@
+"""Corrected search over an index that nobody may touch: fetch more, rank again, and know when that is exact."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import faiss
+import numpy as np
+
+from hubplugin.activation import DualSoftmax, Dynamic, GloballyCorrected, Reranker, Rule, SingleQuerySinkhorn
+from hubplugin.errors import InputError
+from hubplugin.vectors import VectorLike, as_vectors
+from hubplugin_faiss.augment import checked_offsets
+
+GROWTH = 4
+
+
+class Searchable(Protocol):
+    """Anything with Faiss's search: scores [m, k] and ids [m, k], best first, -1 where there are no more."""
+
+    def search(self, x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]: ...
+
+
+@dataclass(frozen=True)
+class Certified:
+    """Scores and ids [m, k] as Faiss gives them, and for each query whether they are certain to be the k best of the
+    corrected ranking (`certified` [m]) and how many candidates that took (`fetched` [m])."""
+
+    scores: np.ndarray
+    ids: np.ndarray
+    certified: np.ndarray
+    fetched: np.ndarray
+
+
+class CorrectedSearch:
+    """`search(x, k)` by corrected scores over an index that stays as it is.
+
+    index: anything with Faiss's `search` whose scores are inner products, or squared L2 distances where its
+        `metric_type` says so. correction: offsets [n], or a fitted `hubplugin.activation.Rule` for the corrections
+        that depend on the query (dis, dualdis, dsl, gc, ssn). targets: the gallery [n, d] that a rule needs. ids:
+        int64 [n], which id each row belongs to; 0 ... n - 1 by default. limit: the most candidates fetched.
+
+    If the L best candidates end at similarity s_L, nothing outside them can score more than s_L + M, M the largest
+    offset. So answers are certified once their k-th corrected score reaches that, and more are fetched until then,
+    four times as many each time. The certificate is about the ranking of an exact index; an approximate one may miss
+    what its raw search misses.
+
+    Raises InputError for offsets, targets or ids that do not fit each other.
+    """
+
+    def __init__(
+        self,
+        index: Searchable,
+        correction: VectorLike | Rule,
+        *,
+        targets: VectorLike | None = None,
+        ids: np.ndarray | None = None,
+        limit: int = 4096,
+    ):
+        self._index, self._limit = index, limit
+        self._euclidean = getattr(index, "metric_type", faiss.METRIC_INNER_PRODUCT) == faiss.METRIC_L2
+        self._rule = correction if isinstance(correction, Rule) else None
+        if self._rule is None:
+            self._kept = checked_offsets(correction, np.size(correction), "the gallery")
+        elif targets is None:
+            raise InputError("a rule needs to know the gallery: pass targets=")
+        else:
+            self._kept = self._rule.keep(as_vectors(targets, "targets"))
+        count = getattr(index, "ntotal", len(self._kept))
+        if len(self._kept) != count:
+            raise InputError(
+                f"{len(self._kept)} targets or offsets, but the index holds {count}: expected one for each"
+            )
+        self._order = None if ids is None else np.argsort(ids, kind="stable")
+        self._ids = None if ids is None else np.asarray(ids, np.int64)[self._order]
+        if ids is not None and len(self._kept) != np.size(ids):
+            raise InputError(f"{np.size(ids)} ids for {len(self._kept)} targets: expected one for each")
+
+    def search(self, x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Corrected scores and ids [m, k] of queries [m, d], as Faiss gives them: inner products, larger first, or
+        squared distances, smaller first, with 2 * offset taken off."""
+        found = self.search_certified(x, k)
+        return found.scores, found.ids
+
+    def search_certified(self, x: np.ndarray, k: int) -> Certified:
+        """As `search`, with a certificate for each query."""
+        queries = np.ascontiguousarray(x, np.float32)
+        if queries.ndim != 2 or k < 1:
+            raise InputError(f"expected queries [m, d] and k >= 1, got shape {queries.shape} and k = {k}")
+        scores, ids = np.full((len(queries), k), -np.inf), np.full((len(queries), k), -1, np.int64)
+        certified, fetched = np.zeros(len(queries), bool), np.zeros(len(queries), np.int64)
+        open_, fetch = np.arange(len(queries)), GROWTH * k
+        while len(open_):
+            fetch = min(fetch, max(self._limit, k), len(self._kept))
+            raw, found = self._index.search(queries[open_], fetch)
+            for query, similarities, candidates in zip(open_, self._similarities(raw), found, strict=True):
+                there = candidates >= 0
+                best, which, bound = self._ranked(queries[query], similarities[there], candidates[there])
+                scores[query, : len(best[:k])], ids[query, : len(best[:k])] = best[:k], which[:k]
+                everything = not there.all() or fetch == len(self._kept)
+                certified[query] = everything or (len(best) >= k and best[k - 1] >= bound)
+                fetched[query] = fetch
+            if fetch == min(max(self._limit, k), len(self._kept)):
+                break
+            open_, fetch = open_[~certified[open_]], GROWTH * fetch
+        return Certified((-2 * scores if self._euclidean else scores).astype(np.float32), ids, certified, fetched)
+
+    def _similarities(self, raw: np.ndarray) -> np.ndarray:
+        return -raw.astype(np.float64) / 2 if self._euclidean else raw.astype(np.float64)
+
+    def _ranked(
+        self, query: np.ndarray, similarities: np.ndarray, candidates: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, float]:
+        """Corrected scores and ids of `candidates`, best first, and what no target beyond them can exceed."""
+        if not len(candidates):
+            return similarities, candidates, np.inf
+        kept = self._kept[self._rows(candidates)]
+        if self._rule is None:
+            corrected = similarities + kept
+            order = np.argsort(-corrected, kind="stable")
+            return corrected[order], candidates[order], float(similarities[-1] + self._kept.max())
+        order, scores = Reranker(self._rule, lambda _: kept).rerank(query, candidates.tolist(), similarities.tolist())
+        return scores, candidates[order], self._bound(float(similarities[-1]), kept)
+
+    def _bound(self, last: float, kept: np.ndarray) -> float:
+        """What a rule can give at most to a target whose similarity is at most `last`."""
+        match self._rule:
+            case Dynamic():
+                return last + (float(self._kept[:, 0].max()) if kept[0, 1] > 0 else 0.0)
+            case SingleQuerySinkhorn():
+                return last + float(self._kept.max())
+            case DualSoftmax():
+                return max(last, 0.0)
+            case GloballyCorrected():
+                return last
+        return np.inf
+
+    def _rows(self, ids: np.ndarray) -> np.ndarray:
+        if self._ids is None or self._order is None:
+            return ids
+        places = np.minimum(np.searchsorted(self._ids, ids), len(self._ids) - 1)
+        if (self._ids[places] != ids).any():
+            unknown = int(ids[self._ids[places] != ids][0])
+            raise InputError(f"the index returned id {unknown}, which is not among the ids that were given")
+        return np.asarray(self._order[places])
