@@ -239,7 +239,7 @@ class DualDynamicInvertedSoftmax(QueryMethod):
 
     name: ClassVar[str] = "dualdis"
     tau_query: float = Field(0.05, gt=0)
-    tau_target: float = Field(0.05, gt=0)
+    tau_target: float = Field(0.5, gt=0)
     k: int = Field(1, ge=1)
 
     def rule(self, given: FitInput) -> Rule:
