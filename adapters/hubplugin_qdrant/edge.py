@@ -327,7 +327,7 @@ def _chosen_vector(url: str, path: Path, using: str) -> tuple[str, tuple[Metric,
         dense = json.loads((path / "edge_config.json").read_text())["vectors"]
     except FileNotFoundError:
         raise StoreError(f"{url}: there is no shard in that folder") from None
-    listed = ", ".join(repr(name) for name in dense) or "none"
+    listed = ", ".join(repr(name) for name in sorted(dense)) or "none"
     if using not in dense:
         if using or len(dense) != 1:
             wanted = f"there is no dense vector {using!r}" if using else "name one of its dense vectors with using="
