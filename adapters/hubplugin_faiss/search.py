@@ -60,18 +60,17 @@ class CorrectedSearch:
     ):
         self._index, self._limit = index, limit
         self._euclidean = getattr(index, "metric_type", faiss.METRIC_INNER_PRODUCT) == faiss.METRIC_L2
-        self._rule = correction if isinstance(correction, Rule) else None
-        if self._rule is None:
-            self._kept = checked_offsets(correction, np.size(correction), "the gallery")
+        self._rule: Rule | None = None
+        count = getattr(index, "ntotal", None)
+        if not isinstance(correction, Rule):
+            offsets = np.asarray(correction)
+            self._kept = checked_offsets(offsets, offsets.size if count is None else count, "the index")
         elif targets is None:
             raise InputError("a rule needs to know the gallery: pass targets=")
         else:
-            self._kept = self._rule.keep(as_vectors(targets, "targets"))
-        count = getattr(index, "ntotal", len(self._kept))
-        if len(self._kept) != count:
-            raise InputError(
-                f"{len(self._kept)} targets or offsets, but the index holds {count}: expected one for each"
-            )
+            self._rule, self._kept = correction, correction.keep(as_vectors(targets, "targets"))
+        if count not in (None, len(self._kept)):
+            raise InputError(f"{len(self._kept)} targets were given, the index holds {count}")
         self._order = None if ids is None else np.argsort(ids, kind="stable")
         self._ids = None if ids is None else np.asarray(ids, np.int64)[self._order]
         if ids is not None and len(self._kept) != np.size(ids):

@@ -1,0 +1,98 @@
+"""Indexes to upgrade, and what their results must be, in float64 straight from the definition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import faiss
+import numpy as np
+
+IP, L2 = faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2
+
+EXACT = ("Flat", "IDMap,Flat", "IDMap2,Flat", "IVF8,Flat", "IDMap2,IVF8,Flat", "L2norm,Flat", "IVF8_HNSW8,Flat")
+"""All are searched exhaustively in the tests, so their results are the exact corrected ranking."""
+
+QUANTISED = (
+    "SQfp16", "SQbf16", "SQ8", "SQ6", "SQ4", "PQ6x8", "PQ6x4", "PQ6x6",
+    "IVF8,SQfp16", "IVF8,SQ8", "IVF8,SQ6", "IVF8,SQ4", "IVF8,PQ6x8", "IVF8,PQ6x4",
+    "OPQ6,PQ6x8", "OPQ6_18,IVF8,PQ6x8", "PCA12,SQ8", "RR24,IVF8,Flat", "IDMap2,SQ8",
+)  # fmt: skip
+GRAPHS = ("HNSW16,Flat", "HNSW16,SQ8", "HNSW16,PQ6x8", "NSG16,Flat", "IDMap2,HNSW16")
+REFINED = ("PQ6x8,RFlat", "IVF8,PQ6x8,RFlat", "IVF8,PQ6x8,Refine(SQfp16)", "PQ6x4fs,RFlat")
+STAGED = (
+    "PQ6x4fs", "IVF8,PQ6x4fs", "RaBitQ", "IVF8,RaBitQ", "RQ3x4", "LSQ2x4", "PRQ2x2x4", "IVF8,RQ3x4", "OPQ6,PQ6x4fs",
+    "IDMap2,PQ6x4fs", "RaBitQfs",
+)  # fmt: skip
+ALL = EXACT + QUANTISED + GRAPHS + REFINED + STAGED
+
+TOLERANCE = {"SQ8": 1e-4, "SQ6": 1e-3, "SQ4": 4e-3, "x8": 4e-3, "x6": 1e-2, "x4": 6e-2, "bf16": 1e-4}
+"""By how much a quantiser may move an offset whose range is 0.4."""
+
+
+@dataclass
+class Case:
+    """Unit vectors, queries, offsets and ids for one index."""
+
+    index: faiss.Index
+    vectors: np.ndarray
+    queries: np.ndarray
+    offsets: np.ndarray
+    ids: np.ndarray
+
+
+def made(kind: str, metric: int, *, n: int = 600, d: int = 24, seed: int = 3) -> Case:
+    rng = np.random.default_rng(seed)
+    vectors, queries = (unit(rng.normal(size=(rows, d))) for rows in (n, 40))
+    offsets = (rng.uniform(-0.2, 0.2, n)).astype(np.float32)
+    offsets -= offsets.mean()
+    index = faiss.index_factory(d, kind, metric)
+    index.train(vectors)
+    ids = np.arange(n)
+    if "IDMap" in kind:
+        ids = rng.permutation(10 * n)[:n]
+        index.add_with_ids(vectors, ids)
+    else:
+        index.add(vectors)
+    look_everywhere(index)
+    return Case(index, vectors, queries, offsets, ids)
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def look_everywhere(index: faiss.Index) -> None:
+    index = faiss.downcast_index(index)
+    for part in ("index", "base_index"):
+        if hasattr(index, part):
+            look_everywhere(getattr(index, part))
+    if isinstance(index, faiss.IndexIVF):
+        index.nprobe = index.nlist
+    if isinstance(index, faiss.IndexHNSW):
+        index.hnsw.efSearch = 64
+
+
+def tolerance(kind: str) -> float:
+    if "RFlat" in kind or "fp16" in kind or kind in STAGED:
+        return 1e-5
+    return next((value for name, value in TOLERANCE.items() if name in kind), 2e-6)
+
+
+def similarities(queries: np.ndarray, vectors: np.ndarray, metric: int) -> np.ndarray:
+    q, t = queries.astype(np.float64), vectors.astype(np.float64)
+    if metric == IP:
+        return q @ t.T
+    return -((q[:, None, :] - t[None, :, :]) ** 2).sum(axis=2) / 2
+
+
+def as_similarities(scores: np.ndarray, metric: int) -> np.ndarray:
+    return scores.astype(np.float64) if metric == IP else -scores.astype(np.float64) / 2
+
+
+def assert_ranked(labels: np.ndarray, truth: np.ndarray, ids: np.ndarray, ties: float = 1e-5) -> None:
+    """`labels` [m, k] are the k best of the scores `truth` [m, n], up to scores that differ by less than `ties`."""
+    column = np.empty(ids.max() + 1, np.int64)
+    column[ids] = np.arange(len(ids))
+    found = np.take_along_axis(truth, column[labels], axis=1)
+    best = -np.sort(-truth, axis=1)[:, : labels.shape[1]]
+    np.testing.assert_allclose(found, best, rtol=0, atol=ties)

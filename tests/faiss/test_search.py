@@ -1,0 +1,95 @@
+"""CorrectedSearch: the exact corrected ranking from an index that knows no offsets, and a certificate that is true."""
+
+from __future__ import annotations
+
+import faiss
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hubplugin
+from hubplugin.activation import fit_rule
+from hubplugin_faiss import CorrectedSearch
+from tests.faiss import cases
+from tests.faiss.cases import IP, L2
+
+
+def ranked(truth: np.ndarray, k: int) -> np.ndarray:
+    return np.argsort(-truth, axis=1, kind="stable")[:, :k]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**31), st.sampled_from([IP, L2]), st.integers(1, 12), st.sampled_from([0.0, 0.01, 0.3, 5.0]))
+def test_certified_answers_are_the_exact_corrected_ranking(seed, metric, k, spread):
+    rng = np.random.default_rng(seed)
+    vectors, queries = cases.unit(rng.normal(size=(200, 9))), cases.unit(rng.normal(size=(8, 9)))
+    offsets = (rng.normal(size=200) * spread).astype(np.float32)
+    index = faiss.IndexFlat(9, metric)
+    index.add(vectors)
+    found = CorrectedSearch(index, offsets, limit=80).search_certified(queries, k)
+    truth = cases.similarities(queries, vectors, metric) + offsets
+    assert (found.fetched <= 80).all()
+    for query in np.flatnonzero(found.certified):
+        best = -np.sort(-truth[query])[:k]
+        np.testing.assert_allclose(truth[query, found.ids[query]], best, atol=1e-5)
+        np.testing.assert_allclose(cases.as_similarities(found.scores[query], metric), best, atol=1e-5)
+
+
+def test_without_a_limit_every_answer_is_certified():
+    case = cases.made("Flat", IP)
+    found = CorrectedSearch(case.index, case.offsets).search_certified(case.queries, 10)
+    assert found.certified.all()
+    cases.assert_ranked(found.ids, cases.similarities(case.queries, case.vectors, IP) + case.offsets, case.ids)
+
+
+def test_an_answer_that_the_limit_cuts_off_is_not_certified():
+    case = cases.made("Flat", IP)
+    found = CorrectedSearch(case.index, case.offsets * 20, limit=20).search_certified(case.queries, 10)
+    assert not found.certified.any()
+
+
+@pytest.mark.parametrize("method", ["dis", "dualdis", "dsl", "gc", "ssn"])
+def test_query_dependent_methods_rank_as_over_the_whole_gallery(method, rng):
+    vectors, queries, bank = (cases.unit(rng.normal(size=(rows, 8)) + 0.5) for rows in (300, 20, 60))
+    index = faiss.IndexFlatIP(8)
+    index.add(vectors)
+    second = cases.unit(rng.normal(size=(50, 8))) if method == "dualdis" else None
+    rule = fit_rule(bank, method, targets=vectors, target_bank=second)
+    found = CorrectedSearch(index, rule, targets=vectors).search_certified(queries, 5)
+    truth = rule.rescore(cases.similarities(queries, vectors, IP), rule.keep(vectors))
+    assert found.certified.all()
+    if method == "ssn":  # its sum runs over the candidates that it is given
+        assert (found.ids[:, 0] == ranked(truth, 1)[:, 0]).mean() > 0.8
+    else:
+        cases.assert_ranked(found.ids, truth, np.arange(300), ties=1e-4)
+
+
+def test_ids_may_be_any(rng):
+    case = cases.made("IDMap2,Flat", IP)
+    found = CorrectedSearch(case.index, case.offsets, ids=case.ids).search(case.queries, 10)[1]
+    cases.assert_ranked(found, cases.similarities(case.queries, case.vectors, IP) + case.offsets, case.ids)
+
+
+def test_any_object_with_a_search_will_do():
+    case = cases.made("Flat", IP)
+
+    class Remote:
+        def search(self, x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+            return case.index.search(x, k)
+
+    found = CorrectedSearch(Remote(), case.offsets).search(case.queries, 10)[1]
+    cases.assert_ranked(found, cases.similarities(case.queries, case.vectors, IP) + case.offsets, case.ids)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"correction": np.zeros(5)}, "offsets have shape [5], the index holds 600"),
+        ({"correction": np.zeros(600), "ids": np.arange(3)}, "3 ids for 600 targets"),
+    ],
+)
+def test_what_does_not_fit_is_refused(arguments, says):
+    with pytest.raises(hubplugin.InputError) as caught:
+        CorrectedSearch(cases.made("Flat", IP).index, **arguments)
+    assert says in str(caught.value)
