@@ -27,8 +27,7 @@ SETS = [
     ("examples", EXAMPLES, 300, 1_200),
     ("examples", EXAMPLES, 2_500, 1_200),
     ("code_search", CODE_SEARCH, 500, 3_000),
-    ("code_search", CODE_SEARCH, 2_500, 3_000),
-    ("code_search", CODE_SEARCH, 6_000, 3_000),
+    ("code_search", CODE_SEARCH, 4_000, 3_000),
 ]
 
 

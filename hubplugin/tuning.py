@@ -46,16 +46,16 @@ COST = 0.5
 between the two nearest targets: beyond it, hubness goes on falling while recall does too."""
 
 FALL = 0.2
-"""By how much hubness must fall where there are no pairs, as a share of what it was."""
+"""By how much hubness, with the cost added, must fall where there are no pairs: a share of what it was."""
 
-SMALLEST_PAIRED, SMALLEST = 100, 400
-"""Distinct bank queries below which nothing can be told. Without pairs more are needed: with 300, hubness falls
-whether recall rises or not."""
+SMALLEST_PAIRED, SMALLEST = 200, 400
+"""Distinct bank queries below which nothing can be told: with 100 pairs, R@1 rises or falls by chance. Without pairs
+more are needed: with 300, hubness falls whether recall rises or not."""
 
 FOREIGN = 0.6
 """Share of nearest neighbours from the own set above which target bank and gallery are two populations."""
 
-AGREEMENT, COVERAGE = 0.45, 0.75
+AGREEMENT, COVERAGE = 0.4, 0.75
 """Without a target bank: how well bank and gallery must agree on the hubs, and how much of the gallery the bank must
 reach beside what the gallery's own vectors reach."""
 
@@ -77,6 +77,12 @@ class Candidate:
     rank: float | None = None
     gain: float | None = None
     error: float | None = None
+
+    @property
+    def worth(self) -> float:
+        """What is left of hubness, and what it cost: the less the better. Below a skewness of 0 there are no hubs left
+        to remove, only similarity to lose."""
+        return max(self.skewness, 0.0) + self.cost
 
     @property
     def name(self) -> str:
@@ -223,8 +229,9 @@ def judge(
 ) -> Judgement:
     """Whether a correction would help, tried on held-out bank queries; arguments as in `choose` and `hubplugin.fit`.
 
-    There is an objection if the bank cannot speak for the gallery (see `Bank`), if hubness does not fall (without
-    pairs: by `FALL`, at no more than `COST`), or, with pairs, if R@1 does not rise.
+    There is an objection if the bank cannot speak for the gallery (see `Bank`); with pairs, if R@1 does not rise, the
+    mean rank of the targets does not fall, or hubness does not; without, if hubness and cost together are not below
+    the hubness before by `FALL`, or the cost is above `COST`.
     Raises InputError for anything that cannot be used.
     """
     (judgement,) = judge_all(
@@ -265,13 +272,17 @@ def _objections(before: Candidate, after: Candidate) -> list[str]:
     if before.recall is not None and after.recall is not None:
         if after.recall <= before.recall:
             found.append(f"R@1 of held-out bank queries goes {_change(100 * before.recall, 100 * after.recall)}")
+        if before.rank is not None and after.rank is not None and after.rank >= before.rank:
+            found.append(f"the mean rank of their targets goes {_change(before.rank, after.rank)}")
         if after.skewness >= before.skewness:
             found.append(f"hubness (skewness) goes {_change(before.skewness, after.skewness)}")
         return found
     needed = before.skewness * (1 - FALL)
-    if after.skewness >= needed:
+    if after.worth >= needed:
         change = _change(before.skewness, after.skewness)
-        found.append(f"hubness (skewness) goes {change}; below {needed:.2f} is needed")
+        found.append(
+            f"hubness (skewness) goes {change} at a cost of {after.cost:.2f}; together below {needed:.2f} is needed"
+        )
     if after.cost > COST:
         found.append(f"it costs {after.cost:.2f} of the distance between the two nearest targets, {COST} is allowed")
     return found
@@ -529,10 +540,8 @@ def _neighbours(configuration: Method) -> list[Method]:
 def _ranked(trials: Sequence[_Trial]) -> list[_Trial]:
     """The best first: see `choose`."""
     if trials[0].hits is None:
-        costs = [float(trial.costs.mean()) / trial.gap for trial in trials]
-        # Below 0 there are no hubs left to remove, only similarity to lose.
-        worth = [max(skewness(trial.occurrence), 0.0) + cost for trial, cost in zip(trials, costs, strict=True)]
-        order = sorted(range(len(trials)), key=lambda i: (costs[i] > COST, worth[i]))
+        found = [trial.candidate(trial) for trial in trials]
+        order = sorted(range(len(trials)), key=lambda i: (found[i].cost > COST, found[i].worth))
         return [trials[i] for i in order]
     hits = np.stack([np.asarray(trial.hits) for trial in trials])
     ranks = np.array([np.mean(np.asarray(trial.log_ranks)) for trial in trials])
