@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,7 @@ class Inspection:
     correction: Correction | None
     missing: int = 0
     stale: int = 0
+    notes: Sequence[str] = ()
 
     def __str__(self) -> str:
         text = f"{self.url}: {self.count} targets, {self.dim} dimensions, {self.metric.value}"
@@ -67,7 +69,7 @@ class Inspection:
                 f"standard deviation {model.gallery.deviation:.4f}"
             )
         health = "every target has its offset" if not self.missing + self.stale else "run refresh"
-        return f"{text}\n{self.missing} missing, {self.stale} stale: {health}"
+        return "\n".join((text, *self.notes, f"{self.missing} missing, {self.stale} stale: {health}"))
 
 
 def apply(
@@ -188,7 +190,7 @@ def inspect(
             missing, stale, done = missing + int(absent.sum()), stale + int(differs.sum()), done + len(offsets)
             if progress is not None:
                 progress("checking offsets", min(done, total), total)
-    return Inspection(store.url, store.metric, store.dim, total, found, missing, stale)
+    return Inspection(store.url, store.metric, store.dim, total, found, missing, stale, store.notes())
 
 
 def _differences(batch: Batch, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

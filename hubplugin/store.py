@@ -109,6 +109,10 @@ class Store(ABC):
     def release(self) -> None:  # noqa: B027
         """Called when a job on the store ends, also by an error: others may write again."""
 
+    def notes(self) -> Sequence[str]:
+        """What the store has to add to an inspection, a line each: where and how the correction lies in it."""
+        return ()
+
     @abstractmethod
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         """The k nearest of each query [m, d] by the store's own search, corrected if a correction is active."""

@@ -89,6 +89,17 @@ class Version(Part):
         """The name of the second vector, where the offset is stored in one."""
         return f"hub_{self.field}"
 
+    def where(self) -> str:
+        """Where the offsets lie, and how they are searched, for people."""
+        if self.storage == "vector":
+            return f"offsets in the vector {self.second!r}"
+        who = "the server" if self.server_formula else "the client, for want of formulas in the server,"
+        proof = "proven on probe queries" if self.certain else "not proven complete"
+        return (
+            f"offsets in the payload key {self.key!r}; {who} adds them to {self.oversampling:g} candidates "
+            f"a result ({proof})"
+        )
+
     @property
     def ceiling(self) -> float:
         """No offset lies above it: the largest of the gallery, and as much again as they spread. Under Euclidean

@@ -7,7 +7,7 @@ import socket
 import time
 import uuid
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal, TypeAlias, cast
 from urllib.parse import parse_qsl, urlsplit
@@ -75,7 +75,6 @@ class QdrantStore(Store):
             self.collection = companion.real_name(self.client, collection)
             info = self._described(collection)
             self._server = _version(self.client.info().version)
-            self.client.count(self.collection, exact=False)
         manifest = self._manifest()
         self.using, parameters = _chosen_vector(self.url, info, using, manifest.seconds())
         self.metric, self.dim = METRICS[parameters.distance], parameters.size
@@ -315,6 +314,16 @@ class QdrantStore(Store):
         """A float index on the offsets: faster formulas, and under strict mode the only ones allowed."""
         if not isinstance(self.client._client, QdrantLocal):  # local mode has no indexes, and warns of it
             self.client.create_payload_index(self.collection, version.key, models.PayloadSchemaType.FLOAT, wait=True)
+
+    def notes(self) -> Sequence[str]:
+        manifest = self._manifest()
+        active = manifest.active.get(self.using)
+        lines = [active.where()] if active is not None else []
+        if manifest.writing is not None and manifest.writing.vector == self.using:
+            lines.append(f"half-written: {manifest.writing.where()}")
+        if manifest.lease is not None and _alive(manifest.lease, socket.gethostname()):
+            lines.append(f"being written by process {manifest.lease.process} on {manifest.lease.host}")
+        return lines
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         client = self.client if raw else HubQdrantClient.wrap(self.client)

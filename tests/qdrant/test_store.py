@@ -96,6 +96,20 @@ def test_an_older_version_is_kept_until_the_next_job_for_clients_that_have_not_n
     assert set(cosine.mark(0)) == {"v2", "v3"}
 
 
+def test_an_inspection_says_where_the_offsets_lie_and_how_many_are_wrong(photos):
+    photos.apply()
+    photos.plain.delete("photos", [0])
+    photos.plain.upsert("photos", [photos.point(500, photos.gallery[0])])
+    said = str(hubplugin_qdrant.inspect(photos.plain, "photos", using=photos.using))
+    assert "1 missing, 0 stale: run refresh" in said
+    lies = (
+        "in the vector 'hub_v1'"
+        if photos.storage == "vector"
+        else "in the payload key 'hub_offset.v1'; the server adds"
+    )
+    assert f"offsets {lies}" in said
+
+
 def test_two_runs_at_once_are_refused(cosine):
     refused = []
 
