@@ -30,7 +30,7 @@ import random
 import re
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -89,9 +89,10 @@ def first_paragraph(docstring: str) -> str:
     return " ".join(re.split(r"\n\s*\n", docstring.strip())[0].split())
 
 
-def read_pairs(root: Path) -> list[Pair]:
+def read_pairs(files: Iterable[tuple[str, Path]]) -> list[Pair]:
+    """The pairs in `files`, each a dotted module name and its source."""
     pairs = []
-    for module, path in source_files(root):
+    for module, path in files:
         for name, function in functions(ast.parse(path.read_bytes()), module):
             docstring = ast.get_docstring(function)
             if not docstring or len(function.body) == 1:
@@ -157,7 +158,7 @@ def make() -> dict[str, bytes]:
         rows = model.encode(texts, batch_size=32, normalize_embeddings=True)
         return npy_bytes(rows.astype(np.float16))
 
-    pairs = drop_duplicates(read_pairs(Path(sysconfig.get_path("stdlib"))))
+    pairs = drop_duplicates(read_pairs(source_files(Path(sysconfig.get_path("stdlib")))))
     test, bank = split(pairs)
     files = {
         "test_queries.npy": embed([pair.query for pair in test]),
