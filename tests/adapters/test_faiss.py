@@ -1,0 +1,48 @@
+"""An index in a file does what every store must, by each metric."""
+
+from __future__ import annotations
+
+import faiss
+import pytest
+
+from hubplugin import Metric
+from hubplugin.store import open_store
+from hubplugin.testing import StoreConformance
+
+
+class TestInnerProduct(StoreConformance):
+    metric = Metric.DOT
+    kind = faiss.IndexFlatIP
+
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path):
+        self.file = str(tmp_path / "photos.faiss")
+
+    def create(self, ids, vectors):
+        index = self.kind(self.dim)
+        index.add(vectors)
+        faiss.write_index(index, self.file)
+        return open_store(f"faiss:{self.file}")
+
+    def reopen(self, store):
+        return open_store(store.url)
+
+    def insert_plain(self, store, ids, vectors):
+        index = faiss.read_index(self.file)
+        index.add(vectors)
+        faiss.write_index(index, self.file)
+        return self.reopen(store)
+
+
+class TestSquaredDistance(TestInnerProduct):
+    metric = Metric.EUCLIDEAN
+    kind = faiss.IndexFlatL2
+    # Queries and newcomers pass the same transform, so that what plain Faiss adds has the largest offset, not 0.
+    test_a_target_without_an_offset_is_neither_lifted_nor_sunk = None
+
+
+class TestGraph(TestInnerProduct):
+    recall = 0.98
+
+    def kind(self, dim):
+        return faiss.IndexHNSWFlat(dim, 32, faiss.METRIC_INNER_PRODUCT)
