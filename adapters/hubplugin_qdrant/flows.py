@@ -6,6 +6,7 @@ client those are the results themselves, for the async one they are awaitables.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 import warnings
@@ -147,6 +148,26 @@ _CLIENT_NAMES = {"filter": "query_filter", "params": "search_params"}
 """What `QueryRequest` calls otherwise than the methods of the client."""
 
 
+def _again_if_changed(flow: Callable[[Hub, dict[str, Any]], Flow]) -> Callable[[Hub, dict[str, Any]], Flow]:
+    """`flow`, done once more if it fails for looking for what somebody has removed meanwhile."""
+
+    @functools.wraps(flow)
+    def again(hub: Hub, given: dict[str, Any]) -> Flow:
+        try:
+            return (yield from flow(hub, given))
+        except Exception:
+            before = hub.known.pop(given["collection_name"], None)
+            if before is None or before.manifest is None:
+                raise
+            now = yield from hub.lookup(given["collection_name"])
+            if now.manifest is not None and now.manifest.everything() == before.manifest.everything():
+                raise
+        return (yield from flow(hub, given))
+
+    return again
+
+
+@_again_if_changed
 def query_points(hub: Hub, given: dict[str, Any]) -> Flow:
     known = yield from hub.lookup(given["collection_name"])
     if known.manifest is None:
@@ -159,6 +180,7 @@ def query_points(hub: Hub, given: dict[str, Any]) -> Flow:
     return _finished(response, rewritten, request, known)
 
 
+@_again_if_changed
 def query_batch_points(hub: Hub, given: dict[str, Any]) -> Flow:
     known = yield from hub.lookup(given["collection_name"])
     if known.manifest is None:
@@ -171,6 +193,7 @@ def query_batch_points(hub: Hub, given: dict[str, Any]) -> Flow:
     return [_finished(*each, known) for each in zip(responses, rewritten, requests, strict=True)]
 
 
+@_again_if_changed
 def query_points_groups(hub: Hub, given: dict[str, Any]) -> Flow:
     known = yield from hub.lookup(given["collection_name"])
     if known.manifest is None:
@@ -208,6 +231,7 @@ def scroll(hub: Hub, given: dict[str, Any]) -> Flow:
     return records, following
 
 
+@_again_if_changed
 def upsert(hub: Hub, given: dict[str, Any]) -> Flow:
     known = yield from hub.lookup(given["collection_name"])
     if known.manifest is None:
@@ -258,6 +282,7 @@ def upload_collection(hub: Hub, given: dict[str, Any]) -> Flow:
     return (yield hub.raw.upload_collection(**(given | arguments)))
 
 
+@_again_if_changed
 def batch_update_points(hub: Hub, given: dict[str, Any]) -> Flow:
     known = yield from hub.lookup(given["collection_name"])
     if known.manifest is None:
@@ -266,6 +291,7 @@ def batch_update_points(hub: Hub, given: dict[str, Any]) -> Flow:
     return (yield from _update(hub, known, operations, given))
 
 
+@_again_if_changed
 def update_vectors(hub: Hub, given: dict[str, Any]) -> Flow:
     def operation() -> Any:
         points = hub.embedded(list(given["points"]))
@@ -276,6 +302,7 @@ def update_vectors(hub: Hub, given: dict[str, Any]) -> Flow:
     return (yield from _single(hub, given, hub.raw.update_vectors, operation))
 
 
+@_again_if_changed
 def delete_vectors(hub: Hub, given: dict[str, Any]) -> Flow:
     def operation() -> Any:
         selected = writes.selector_fields(given["points"], given.get("shard_key_selector"))

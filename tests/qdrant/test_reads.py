@@ -192,13 +192,15 @@ def test_a_client_that_knows_only_where_the_store_is_searches_corrected(tmp_path
     assert ids(client.query_points("photos", photos.queries[0])) == expected
 
 
-def test_a_removal_made_elsewhere_is_noticed(cosine, monkeypatch):
-    client, query = cosine.apply(), cosine.queries[0]
-    corrected = ids(client.query_points("photos", query))
-    hubplugin_qdrant.remove(cosine.plain, "photos")
+def test_a_removal_made_elsewhere_is_noticed(photos, monkeypatch):
+    client, query, using = photos.apply(), photos.queries[0], photos.using or None
+    corrected = client.query_points("photos", query, using).points
+    hubplugin_qdrant.remove(photos.plain, "photos", using=photos.using)
+    client.query_points("photos", query, using)
+    client.upsert("photos", [photos.point(500, photos.gallery[0])])
     monkeypatch.setattr("hubplugin_qdrant.flows.time.monotonic", lambda: 1e12)
-    raw = ids(client.query_points("photos", query))
-    assert raw == ids(cosine.plain.query_points("photos", query)) != corrected
+    raw = client.query_points("photos", query, using).points
+    assert raw == photos.plain.query_points("photos", query, using).points != corrected
 
 
 def test_a_manifest_of_a_newer_version_is_searched_raw_with_a_warning_and_never_overwritten(cosine):
