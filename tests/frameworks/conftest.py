@@ -1,0 +1,88 @@
+"""Functions of the standard library, embedded by a real model once, and their exact corrected ranking."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+import numpy as np
+import pytest
+from qdrant_client import QdrantClient
+
+import hubplugin_qdrant
+from hubplugin import OffsetModel
+from hubplugin_qdrant import QdrantStore
+
+os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"  # read at import
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+
+import stdlib_search
+
+SHOUT = "def shout(text):\n    return text.upper() + '!'"
+
+
+@dataclass
+class Search:
+    """What a search over `functions` should find under `model`, in float64 and straight from the definition."""
+
+    functions: list[stdlib_search.Function]
+    model: OffsetModel
+
+    @property
+    def questions(self) -> list[str]:
+        return [function.question for function in self.functions[:12]]
+
+    def offset(self, text: str) -> float:
+        return float(self.model.offsets(np.array(stdlib_search.embed([text]), np.float32))[0])
+
+    def scores(self, question: str, package: str | None = None, raw: bool = False) -> dict[str, float]:
+        """The score of each name, best first."""
+        texts = [function.code for function in self.functions]
+        targets = np.array(stdlib_search.embed(texts), np.float64)
+        query = np.array(stdlib_search.embed([question]), np.float64)[0]
+        similarities = targets @ query / np.linalg.norm(targets, axis=1) / np.linalg.norm(query)
+        scores = similarities + (0 if raw else self.model.offsets(targets.astype(np.float32)))
+        found = {function.name: float(score) for function, score in zip(self.functions, scores, strict=True)}
+        kept = [name for name in found if package is None or name.startswith(f"{package}.")]
+        return {name: found[name] for name in sorted(kept, key=lambda name: -found[name])}
+
+    def best(self, question: str, **how) -> list[str]:
+        return list(self.scores(question, **how))[:5]
+
+
+@pytest.fixture(scope="session")
+def functions() -> list[stdlib_search.Function]:
+    found = stdlib_search.functions()
+    stdlib_search.embed([text for function in found for text in (function.code, function.question)])
+    return found[:64]
+
+
+def corrected(client: QdrantClient, collection: str, using: str, functions: list[stdlib_search.Function]) -> Search:
+    """Corrects a collection of `functions`; so few that the guard would want more."""
+    hubplugin_qdrant.apply(client, collection, stdlib_search.query_bank(), using=using, method="is", force=True)
+    found = QdrantStore(client, collection, using).correction()
+    assert found is not None
+    return Search(functions, found.model)
+
+
+def stored_offsets(client: QdrantClient, collection: str) -> dict[UUID, float]:
+    """The offset that lies with each point."""
+    points, _ = client.scroll(collection, limit=1000)
+    return {UUID(str(point.id)): next(iter(point.payload["hub_offset"].values())) for point in points}
+
+
+def reciprocal_ranks(*rankings: list[str]) -> dict[str, float]:
+    """Qdrant's reciprocal rank fusion: 1 / (2 + rank), ranks from 0, summed."""
+    fused: dict[str, float] = {}
+    for ranking in rankings:
+        for rank, name in enumerate(ranking):
+            fused[name] = fused.get(name, 0.0) + 1 / (2 + rank)
+    return fused
+
+
+def first_answers_right(printed: str) -> list[int]:
+    """How many answers were right in what an example printed: raw, corrected, for each kind of search."""
+    return [int(line.split()[1]) for line in printed.splitlines() if line.endswith("first answers are right")]

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import asyncio
+from uuid import UUID
+
+import pytest
+import with_langchain as example
+from langchain_qdrant import RetrievalMode
+from qdrant_client import QdrantClient, models
+
+from hubplugin_qdrant import HubQdrantClient
+from tests.frameworks.conftest import SHOUT, corrected, first_answers_right, reciprocal_ranks, stored_offsets
+
+DENSE, SPARSE, HYBRID = RetrievalMode.DENSE, RetrievalMode.SPARSE, RetrievalMode.HYBRID
+COLLECTION = example.COLLECTION
+
+
+@pytest.fixture
+def plain(functions):
+    client = QdrantClient(":memory:")
+    example.create_collection(client)
+    texts, metadata = [each.code for each in functions], [each.metadata for each in functions]
+    example.store(client, HYBRID).add_texts(texts, metadata)
+    return client
+
+
+@pytest.fixture
+def search(plain, functions):
+    return corrected(plain, COLLECTION, "dense", functions)
+
+
+@pytest.fixture
+def client(plain, search):
+    return HubQdrantClient.wrap(plain)
+
+
+def test_a_search_returns_the_corrected_ranking(plain, client, search):
+    found = [example.names(example.store(client, DENSE), question) for question in search.questions]
+    assert found == [search.best(question) for question in search.questions]
+    assert found != [example.names(example.store(plain, DENSE), question) for question in search.questions]
+
+
+def test_an_awaited_search_returns_the_corrected_ranking(client, search):
+    question = search.questions[0]
+    found = asyncio.run(example.store(client, DENSE).asimilarity_search(question, k=5))
+    assert [document.metadata["name"] for document in found] == search.best(question)
+
+
+def test_a_hybrid_search_fuses_the_corrected_ranking(plain, client, search):
+    for question in search.questions:
+        words = example.names(example.store(plain, SPARSE), question)
+        fused = reciprocal_ranks(search.best(question), words)
+        found = example.store(client, HYBRID).similarity_search_with_score(question, k=5)
+        assert [score for _, score in found] == pytest.approx(sorted(fused.values(), reverse=True)[: len(found)])
+        assert {d.metadata["name"]: score for d, score in found}.items() <= fused.items()
+
+
+def test_a_filtered_search_returns_the_corrected_ranking_of_what_is_left(client, search):
+    condition = models.FieldCondition(key="metadata.package", match=models.MatchValue(value="email"))
+    question = search.questions[0]
+    found = example.names(example.store(client, DENSE), question, filter=models.Filter(must=[condition]))
+    assert found == search.best(question, package="email")
+
+
+def test_an_added_text_has_its_offset(plain, client, search):
+    ids = example.store(client, HYBRID).add_texts([SHOUT], [{"name": "shout"}])
+    assert stored_offsets(plain, COLLECTION)[UUID(ids[0])] == pytest.approx(search.offset(SHOUT), abs=1e-6)
+
+
+def test_a_deleted_text_is_found_no_more(client, search):
+    store = example.store(client, HYBRID)
+    ids = store.add_texts([SHOUT], [{"name": "shout"}])
+    assert example.names(store, "Shout a text.")[0] == "shout"
+    store.delete(ids)
+    assert "shout" not in example.names(store, "Shout a text.")
+
+
+def test_documents_read_by_id_show_nothing_of_the_correction(client):
+    store = example.store(client, HYBRID)
+    ids = store.add_texts([SHOUT], [{"name": "shout"}])
+    document = store.get_by_ids(ids)[0]
+    assert document.page_content == SHOUT
+    assert set(document.metadata) == {"name", "_id", "_collection_name"}
+
+
+def test_the_example_finds_more_when_corrected(functions, capsys):
+    example.main([])
+    raw, corrected, *_ = first_answers_right(capsys.readouterr().out)
+    assert corrected > raw

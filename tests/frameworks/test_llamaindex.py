@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import asyncio
+from uuid import UUID
+
+import pytest
+import with_llamaindex as example
+from llama_index.core import VectorStoreIndex
+from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
+from llama_index.vector_stores.qdrant import QdrantVectorStore
+from qdrant_client import QdrantClient
+
+from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
+from tests.frameworks.conftest import SHOUT, corrected, first_answers_right, stored_offsets
+
+COLLECTION = example.COLLECTION
+
+pytestmark = pytest.mark.filterwarnings("ignore:Payload indexes have no effect in the local Qdrant")
+
+
+def fill(client, functions):
+    example.index_of(client).insert_nodes([example.node(each.code, each.metadata) for each in functions])
+
+
+@pytest.fixture
+def plain(functions):
+    client = QdrantClient(":memory:")
+    fill(client, functions)
+    return client
+
+
+@pytest.fixture
+def search(plain, functions):
+    return corrected(plain, COLLECTION, "text-dense", functions)
+
+
+@pytest.fixture
+def index(plain, search):
+    return example.index_of(HubQdrantClient.wrap(plain))
+
+
+def test_a_search_returns_the_corrected_ranking(plain, index, search):
+    found = [example.names(index, question) for question in search.questions]
+    assert found == [search.best(question) for question in search.questions]
+    assert found != [example.names(example.index_of(plain), question) for question in search.questions]
+
+
+def test_a_search_of_an_index_without_hybrid_returns_the_corrected_ranking(functions):
+    """Such an index makes a collection whose vector has no name."""
+    plain = QdrantClient(":memory:")
+    nodes = [example.node(each.code, each.metadata) for each in functions]
+    VectorStoreIndex.from_vector_store(QdrantVectorStore("dense", plain), example.MiniLM()).insert_nodes(nodes)
+    search = corrected(plain, "dense", "", functions)
+    store = QdrantVectorStore("dense", HubQdrantClient.wrap(plain))
+    index = VectorStoreIndex.from_vector_store(store, example.MiniLM())
+    found = [example.names(index, question) for question in search.questions]
+    assert found == [search.best(question) for question in search.questions]
+
+
+def test_an_awaited_search_returns_the_corrected_ranking(functions, tmp_path):
+    plain = QdrantClient(path=str(tmp_path))
+    fill(plain, functions)
+    search = corrected(plain, COLLECTION, "text-dense", functions)
+    plain.close()
+
+    async def ask(question: str) -> list[str]:
+        client = AsyncHubQdrantClient(path=str(tmp_path))
+        store = QdrantVectorStore(COLLECTION, aclient=client)
+        index = VectorStoreIndex.from_vector_store(store, example.MiniLM(), use_async=True)
+        found = await index.as_retriever(similarity_top_k=5).aretrieve(question)
+        await client.close()
+        return [node.metadata["name"] for node in found]
+
+    assert asyncio.run(ask(search.questions[0])) == search.best(search.questions[0])
+
+
+def test_a_hybrid_search_fuses_the_corrected_scores(plain, index, search):
+    def scaled(scores: dict[str, float]) -> dict[str, float]:
+        low, high = min(scores.values()), max(scores.values())
+        return {name: (score - low) / (high - low) for name, score in scores.items()}
+
+    question = search.questions[0]
+    words = example.index_of(plain).as_retriever(vector_store_query_mode="sparse", sparse_top_k=5)
+    sparse = scaled({found.metadata["name"]: found.score for found in words.retrieve(question)})
+    dense = scaled(dict(list(search.scores(question).items())[:5]))
+    fused = {name: 0.5 * sparse.get(name, 0) + 0.5 * dense.get(name, 0) for name in {*sparse, *dense}}
+    retriever = index.as_retriever(vector_store_query_mode="hybrid", similarity_top_k=5, sparse_top_k=5, alpha=0.5)
+    found = {node.metadata["name"]: node.score for node in retriever.retrieve(question)}
+    assert found == pytest.approx({name: fused[name] for name in found}, abs=1e-5)
+    assert sorted(found.values()) == pytest.approx(sorted(fused.values())[-5:], abs=1e-5)
+
+
+def test_a_filtered_search_returns_the_corrected_ranking_of_what_is_left(index, search):
+    email = MetadataFilters(filters=[MetadataFilter(key="package", value="email")])
+    question = search.questions[0]
+    assert example.names(index, question, filters=email) == search.best(question, package="email")
+
+
+def test_an_added_node_has_its_offset(plain, index, search):
+    node = example.node(SHOUT, {"name": "shout"})
+    index.insert_nodes([node])
+    offset = stored_offsets(plain, COLLECTION)[UUID(node.node_id)]
+    assert offset == pytest.approx(search.offset(SHOUT), abs=1e-6)
+
+
+def test_a_deleted_node_is_found_no_more(index):
+    node = example.node(SHOUT, {"name": "shout"})
+    index.insert_nodes([node])
+    assert example.names(index, "Shout a text.")[0] == "shout"
+    index.vector_store.delete_nodes([node.node_id])
+    assert "shout" not in example.names(index, "Shout a text.")
+
+
+def test_nodes_read_by_id_show_nothing_of_the_correction(index):
+    node = example.node(SHOUT, {"name": "shout"})
+    index.insert_nodes([node])
+    assert index.vector_store.get_nodes([node.node_id])[0].metadata == {"name": "shout"}
+
+
+def test_the_example_finds_more_when_corrected(functions, capsys):
+    example.main([])
+    raw, corrected, *_ = first_answers_right(capsys.readouterr().out)
+    assert corrected > raw
