@@ -47,21 +47,21 @@ def is_passing(error: BaseException) -> bool:
 
 
 @contextmanager
-def one_line(url: str, doing: str) -> Iterator[None]:
+def one_line(url: str, doing: str, collection: str) -> Iterator[None]:
     """Turns what a client raises into a StoreError of one line that says what to do."""
     try:
         yield
     except HubpluginError:
         raise
-    except (ResponseHandlingException, httpx.TransportError) as error:
-        raise StoreError(
-            f"{url}: {doing}: no answer ({_reason(error)}); is the server running and reachable?"
-        ) from None
-    except (UnexpectedResponse, RpcError, ValueError) as error:
+    except (ResponseHandlingException, httpx.TransportError, UnexpectedResponse, RpcError, ValueError) as error:
+        if is_passing(error):
+            raise StoreError(
+                f"{url}: {doing}: no answer ({_reason(error)}); is the server running and reachable?"
+            ) from None
         if is_forbidden(error):
             raise StoreError(
                 f"{url}: {doing}: the api key may not do this; it needs write access to the collection and to its "
-                f"companion, {m.companion('<collection>')}"
+                f"companion, {m.companion(collection)}"
             ) from None
         raise StoreError(f"{url}: {doing}: refused: {_reason(error)}") from None
 

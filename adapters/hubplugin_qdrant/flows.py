@@ -35,11 +35,16 @@ OFFSETS_AT_ONCE = 256
 
 @dataclass
 class Known:
-    """What is known of a collection until `until`: its real name and its manifest, if it has one."""
+    """What is known of a collection until `until`: its real name, and its manifest, if it has one, with the names of
+    the vectors that are ours."""
 
     collection: str
     manifest: Manifest | None
     until: float
+    seconds: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.seconds = self.manifest.seconds() if self.manifest is not None else ()
 
 
 @dataclass
@@ -173,7 +178,7 @@ def query_points(hub: Hub, given: dict[str, Any]) -> Flow:
     if known.manifest is None:
         return (yield hub.raw.query_points(**given))
     request = _request(given)
-    if known.manifest.seconds():
+    if known.seconds:
         request = (yield from _resolved(hub, known, [request]))[0]
     rewritten = rewrite.rewrite(request, known.manifest, hub.oversampling)
     response = yield hub.raw.query_points(**_arguments(given, rewritten.request))
@@ -186,7 +191,7 @@ def query_batch_points(hub: Hub, given: dict[str, Any]) -> Flow:
     if known.manifest is None:
         return (yield hub.raw.query_batch_points(**given))
     requests = given["requests"]
-    if known.manifest.seconds():
+    if known.seconds:
         requests = yield from _resolved(hub, known, requests)
     rewritten = [rewrite.rewrite(request, known.manifest, hub.oversampling) for request in requests]
     responses = yield hub.raw.query_batch_points(**(given | {"requests": [each.request for each in rewritten]}))
@@ -200,7 +205,7 @@ def query_points_groups(hub: Hub, given: dict[str, Any]) -> Flow:
         return (yield hub.raw.query_points_groups(**given))
     points = given.get("limit", 10) * given.get("group_size", 3)
     request = _request(given | {"limit": points})
-    if known.manifest.seconds():
+    if known.seconds:
         request = (yield from _resolved(hub, known, [request]))[0]
     rewritten = rewrite.rewrite(request, known.manifest, hub.oversampling)
     if rewritten.rank is not None:
@@ -493,9 +498,9 @@ def _resolved(hub: Hub, known: Known, requests: Any) -> Flow:
 
 def _hide_seconds(points: Any, given: dict[str, Any], known: Known) -> None:
     """Takes our vectors out of what was just received, unless vectors were asked for by name."""
-    if known.manifest is not None and known.manifest.seconds() and given.get("with_vectors") is True:
+    if known.seconds and given.get("with_vectors") is True:
         for point in points:
-            point.vector = rewrite.without_second(point.vector, known.manifest.seconds())
+            point.vector = rewrite.without_second(point.vector, known.seconds)
 
 
 def _finished(response: Any, rewritten: rewrite.Rewritten, request: models.QueryRequest, known: Known) -> Any:

@@ -9,6 +9,7 @@ import uuid
 import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any, Literal, TypeAlias, cast
 from urllib.parse import parse_qsl, urlsplit
 
@@ -46,6 +47,8 @@ LEASE_SECONDS = 60.0
 RETRY_SECONDS = 60.0
 """For how long a request is made again while the server does not answer, as during a restart."""
 
+RETRY_WAIT = wait_random_exponential(multiplier=0.2, max=10)
+
 METRICS = {
     models.Distance.COSINE: Metric.COSINE,
     models.Distance.DOT: Metric.DOT,
@@ -71,7 +74,7 @@ class QdrantStore(Store):
     ):
         self.client = client.raw if isinstance(client, HubQdrantClient) else client
         self.url = url or f"qdrant collection {collection!r}"
-        with one_line(self.url, "opening"):
+        with one_line(self.url, "opening", collection):
             self.collection = companion.real_name(self.client, collection)
             info = self._described(collection)
             self._server = _version(self.client.info().version)
@@ -99,7 +102,7 @@ class QdrantStore(Store):
             raise StoreError(f"{self.url}: there is no collection {collection!r}; there are: {listed}") from None
 
     def count(self) -> int:
-        with one_line(self.url, "counting"):
+        with self._one_line("counting"):
             return self.client.count(self.collection, exact=True).count
 
     def scan(self, after: Id | None = None) -> Iterator[Batch]:
@@ -119,7 +122,7 @@ class QdrantStore(Store):
         """All points from `after` on, in the order of ids. The next page is under way while one is worked on."""
 
         def read(offset: Id | None) -> tuple[list[models.Record], Any]:
-            with one_line(self.url, "reading"):
+            with self._one_line("reading"):
                 found: tuple[list[models.Record], Any] = self._retry(
                     self.client.scroll,
                     self.collection,
@@ -184,7 +187,7 @@ class QdrantStore(Store):
             version = manifest.writing
         if version is None:
             return None
-        with one_line(self.url, "reading the model"):
+        with self._one_line("reading the model"):
             return Correction(companion.read_model(self.client, self.collection, version), active)
 
     def begin(self, model: OffsetModel) -> Id | None:
@@ -193,7 +196,7 @@ class QdrantStore(Store):
         if self.storage == "vector":
             self._require_second()
         self._probes = chosen_probes(model, self.scan())
-        with one_line(self.url, "preparing"):
+        with self._one_line("preparing"):
             companion.create(self.client, self.collection, self._info.config.params.replication_factor)
             manifest = self._leased(self._manifest())
             active, writing = manifest.active.get(self.using), manifest.writing
@@ -269,7 +272,7 @@ class QdrantStore(Store):
             self._retry(self.client.update_collection, self.collection, vectors_config={name: changes})
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
-        with one_line(self.url, "writing"):
+        with self._one_line("writing"):
             if self._begun().storage == "vector":
                 self._write_vectors(batch, offsets)
             else:
@@ -296,7 +299,7 @@ class QdrantStore(Store):
 
     def activate(self) -> None:
         target = self._begun()
-        with one_line(self.url, "activating"):
+        with self._one_line("activating"):
             if target.storage == "payload":
                 self._index(target)
                 target = calibrated(self.client, self.collection, target, self._probes, self.count())
@@ -333,7 +336,7 @@ class QdrantStore(Store):
         ]
         strict = self._info.config.strict_mode_config
         at_once = strict.search_max_batchsize if strict is not None and strict.enabled else None
-        with one_line(self.url, "searching"):
+        with self._one_line("searching"):
             found = [
                 response
                 for chunk in chunks(requests, min(QUERIES_AT_ONCE, at_once or QUERIES_AT_ONCE))
@@ -346,7 +349,7 @@ class QdrantStore(Store):
 
     def remove(self) -> None:
         """Deletes our payload, indexes and companion and nothing else; goes on where it was cut off."""
-        with one_line(self.url, "removing"):
+        with self._one_line("removing"):
             if not self.client.collection_exists(m.companion(self.collection)):
                 return
             manifest = self._leased(self._manifest())
@@ -422,7 +425,7 @@ class QdrantStore(Store):
                 )
 
     def _manifest(self) -> Manifest:
-        with one_line(self.url, "reading the manifest"):
+        with self._one_line("reading the manifest"):
             return self._retry(companion.read_manifest, self.client, self.collection) or Manifest()
 
     def _write_manifest(self, manifest: Manifest) -> None:
@@ -467,12 +470,15 @@ class QdrantStore(Store):
         )
         self._retry(self.client.upsert, m.companion(self.collection), [point], wait=True)
 
+    def _one_line(self, doing: str) -> AbstractContextManager[None]:
+        return one_line(self.url, doing, self.collection)
+
     def _retry(self, call: Any, *given: Any, **named: Any) -> Any:
         """The answer to a request that does no harm if it is made twice, made again while the server is away."""
         attempts = Retrying(
             retry=retry_if_exception(is_passing),
             stop=stop_after_delay(RETRY_SECONDS),
-            wait=wait_random_exponential(multiplier=0.2, max=10),
+            wait=RETRY_WAIT,
             reraise=True,
         )
         return attempts(call, *given, **named)
@@ -566,7 +572,7 @@ def open_url(url: str) -> QdrantStore:
         )
     if not collection or not (place if scheme == "qdrant-local" else parts.hostname):
         raise InputError(f"{url!r} names no collection; expected {expected}")
-    with one_line(url, "opening"):
+    with one_line(url, "opening", collection):
         return QdrantStore(_connect(scheme, parts, place), collection, using, cast(Storage | None, storage), url=url)
 
 

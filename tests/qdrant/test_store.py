@@ -6,9 +6,12 @@ import random
 import subprocess
 import sys
 
+import httpx
 import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
+from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
+from tenacity import wait_none
 
 import hubplugin_qdrant
 from hubplugin import InputError, StoreError
@@ -349,6 +352,45 @@ def test_an_unreachable_server_is_one_line_and_tells_no_secret(monkeypatch):
         open_store("qdrant://127.0.0.1:1/photos")
     assert "\n" not in str(caught.value)
     assert "s3cr3t" not in repr(caught.value)
+
+
+def refused(status, reason):
+    return UnexpectedResponse(status, reason, b'{"status": {"error": "s3cr3t is no admin"}}', httpx.Headers())
+
+
+def test_a_key_that_may_only_read_is_told_what_is_missing_and_searches_go_on(cosine, monkeypatch):
+    client = cosine.apply()
+    monkeypatch.setattr(cosine.plain, "upsert", _raise(refused(403, "Forbidden")))
+    with pytest.raises(StoreError, match="needs write access to the collection and to its companion, photos--hub"):
+        cosine.apply(method="nnn")
+    found = client.query_points("photos", cosine.queries[0]).points
+    assert [point.id for point in found] == cosine.best(cosine.queries[0])
+
+
+def _raise(error):
+    def call(*given, **named):
+        raise error
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "error",
+    [refused(503, "Unavailable"), refused(429, "Too Many Requests"), ResponseHandlingException(httpx.ReadTimeout(""))],
+)
+def test_a_server_that_is_away_for_a_moment_does_not_stop_a_run(cosine, monkeypatch, error):
+    scroll, failures = cosine.plain.scroll, iter([error, error])
+
+    def at_first_away(*given, **named):
+        for failure in failures:
+            raise failure
+        return scroll(*given, **named)
+
+    monkeypatch.setattr(cosine.plain, "scroll", at_first_away)
+    monkeypatch.setattr("hubplugin_qdrant.store.RETRY_WAIT", wait_none())
+    cosine.apply()
+    assert next(failures, None) is None
+    assert hubplugin_qdrant.inspect(cosine.plain, "photos").missing == 0
 
 
 @pytest.mark.parametrize(
