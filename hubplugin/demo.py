@@ -15,6 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from hubplugin.correction import apply
 from hubplugin.errors import HubpluginError
 from hubplugin.evaluation.hubness import k_occurrence, skewness
 from hubplugin.fitting import fit
@@ -22,7 +23,6 @@ from hubplugin.progress import bars
 from hubplugin.vectors import Progress
 
 K = 10
-COLLECTION = "functions"
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,15 @@ def example_data() -> ExampleData:
 def run(folder: Path, console: Console | None = None) -> dict[str, tuple[Run, Run]]:
     """Builds both stores under `folder` (emptied first), corrects them in place, and prints what changed.
 
-    Returns, for each store, the raw and the corrected run. Raises HubpluginError if faiss-cpu or qdrant-client
+    Returns, for each store, the raw and the corrected run. Raises HubpluginError if faiss-cpu or qdrant-edge-py
     is missing, or if `folder` holds anything but an earlier demo.
     """
     try:
         import faiss
-        from qdrant_client import QdrantClient, models
+        import qdrant_edge
 
         import hubplugin_faiss
-        import hubplugin_qdrant
+        from hubplugin_qdrant.edge import EdgeStore
     except ModuleNotFoundError as error:
         raise HubpluginError(f"the demo needs both stores ({error}): pip install 'hubplugin[all]'") from None
 
@@ -91,31 +91,32 @@ def run(folder: Path, console: Console | None = None) -> dict[str, tuple[Run, Ru
         index.add(data.test_targets)
         faiss.write_index(index, str(index_file))
 
-        client = QdrantClient(path=str(folder / "qdrant"))
-        size = data.test_targets.shape[1]
-        client.create_collection(COLLECTION, models.VectorParams(size=size, distance=models.Distance.COSINE))
-        for start in range(0, len(data.names), 100):
-            rows = range(start, min(start + 100, len(data.names)))
-            client.upsert(
-                COLLECTION,
-                [
-                    models.PointStruct(
-                        id=row, vector=data.test_targets[row].tolist(), payload={"name": data.names[row]}
-                    )
-                    for row in rows
-                ],
-            )
-            progress("building the Qdrant collection", rows.stop, len(data.names))
+        # The real engine, in this process. Below the default thresholds it would build no graph for so few vectors.
+        size, path = data.test_targets.shape[1], folder / "qdrant"
+        path.mkdir()
+        configuration = qdrant_edge.EdgeConfig(
+            qdrant_edge.EdgeVectorParams(size, qdrant_edge.Distance.Cosine),
+            hnsw_config=qdrant_edge.HnswIndexConfig(m=16, ef_construct=100, full_scan_threshold=100),
+            optimizers=qdrant_edge.EdgeOptimizersConfig(indexing_threshold=100),
+        )
+        shard = qdrant_edge.EdgeShard.create(str(path), configuration)
+        points = [
+            qdrant_edge.Point(row, vector.tolist(), {"name": name})
+            for row, (vector, name) in enumerate(zip(data.test_targets, data.names, strict=True))
+        ]
+        shard.update(qdrant_edge.UpdateOperation.upsert_points(points))
+        shard.optimize()
+        store = EdgeStore(shard, path)
 
         def in_faiss(query: np.ndarray) -> list[int]:
             return list(index.search(query[None], K)[1][0])
 
         def in_qdrant(query: np.ndarray) -> list[int]:
-            return [int(point.id) for point in client.query_points(COLLECTION, query=query, limit=K).points]
+            return [int(point.id) for point in store.query(query, K)]
 
         raw = {
             "Faiss": search_all(in_faiss, data, "searching the raw Faiss index", progress),
-            "Qdrant": search_all(in_qdrant, data, "searching the raw Qdrant collection", progress),
+            "Qdrant": search_all(in_qdrant, data, "searching the raw Qdrant shard", progress),
         }
     console.print(hub_table(raw["Faiss"], data))
 
@@ -125,16 +126,13 @@ def run(folder: Path, console: Console | None = None) -> dict[str, tuple[Run, Ru
         hubplugin_faiss.upgrade_file(index_file, model)
         index = faiss.read_index(str(index_file))
 
-        hubplugin_qdrant.apply(
-            client, COLLECTION, query_bank=queries, method="dbsn", target_bank=targets, progress=progress
-        )
-        client = hubplugin_qdrant.HubQdrantClient.wrap(client)
+        apply(store, queries, method="dbsn", target_bank=targets, progress=progress)
 
         corrected = {
             "Faiss": search_all(in_faiss, data, "searching the corrected Faiss index", progress),
-            "Qdrant": search_all(in_qdrant, data, "searching the corrected Qdrant collection", progress),
+            "Qdrant": search_all(in_qdrant, data, "searching the corrected Qdrant shard", progress),
         }
-        client.close()
+        shard.close()
 
     runs = {name: (raw[name], corrected[name]) for name in raw}
     console.print(gain_table(runs))
@@ -148,7 +146,7 @@ def run(folder: Path, console: Console | None = None) -> dict[str, tuple[Run, Ru
         )
     console.print(f"\nFitted: {model}\n{time.perf_counter() - started:.0f} seconds. Look at the stores with")
     console.print(f"  hubplugin inspect faiss:{index_file}", soft_wrap=True)
-    console.print(f"  hubplugin inspect qdrant-local:{folder}/qdrant/{COLLECTION}", soft_wrap=True)
+    console.print(f"  hubplugin inspect qdrant-edge:{folder}/qdrant", soft_wrap=True)
     return runs
 
 
@@ -199,7 +197,7 @@ def gain_table(runs: dict[str, tuple[Run, Run]]) -> Table:
         table.add_column(column, justify="right")
     table.caption = (
         "R@k: percent of the queries whose own function is among the first k. N10: how many queries find a function "
-        "among their first 10. Qdrant runs in its local mode here, written in Python; a server is faster."
+        "among their first 10. Qdrant is its engine's own HNSW graph, in this process (Qdrant Edge)."
     )
     for name, pair in runs.items():
         for state, result in zip(("raw", "corrected"), pair, strict=True):
