@@ -155,8 +155,7 @@ def merge(index: Any, other: Any, add_id: int = 0) -> None:
     """Adds the entries of `other`, their ids raised by `add_id`, to `index`; both upgraded IVF indexes of the same
     training. Their offsets may be from different models. `other` is not changed.
 
-    Where codes hold floats and the model is the same, plain Faiss's merge_from does it, too; where they do not mean
-    the same, Faiss refuses.
+    Plain Faiss's merge_from refuses them, since each centroid carries the offsets of its own list.
 
     Raises StoreError if the two do not fit.
     """

@@ -379,9 +379,9 @@ def narrowed_quantizer(quantizer: Any, d: int, tail: Tail) -> Any:
 def _nearest(quantizer: Any, vectors: np.ndarray, tail: Tail) -> np.ndarray:
     """The list of each of `vectors` [n, d] by its vector alone: int64 [n]."""
     if tail.euclidean:
-        return np.ascontiguousarray(narrowed_quantizer(quantizer, vectors.shape[1], tail).assign(vectors).ravel())
+        return np.ascontiguousarray(narrowed_quantizer(quantizer, vectors.shape[1], tail).search(vectors, 1)[1].ravel())
     blank = np.zeros((len(vectors), tail.width), np.float32)
-    return np.ascontiguousarray(quantizer.assign(np.concatenate([vectors, blank], axis=1)).ravel())
+    return np.ascontiguousarray(quantizer.search(np.concatenate([vectors, blank], axis=1), 1)[1].ravel())
 
 
 def _lists_between(starts: np.ndarray, first: int, last: int) -> tuple[int, int]:

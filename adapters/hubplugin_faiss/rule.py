@@ -41,6 +41,9 @@ class Rule(ABC):
     lossy = False
     """Whether what is stored of a vector has no longer its length."""
 
+    owner: Any = None
+    """The Python object that owns the index, kept alive: the one that `downcast_index` makes does not own it."""
+
     def __init__(self, index: Any):
         self.index = index
 
@@ -155,7 +158,9 @@ def rule_for(index: Any) -> Rule:
     name = name_of(index)
     if name not in Rule.registry:
         raise StoreError(f"{name} cannot carry offsets; types that can: {', '.join(sorted(Rule.registry))}")
-    return Rule.registry[name](faiss.downcast_index(index))
+    rule = Rule.registry[name](faiss.downcast_index(index))
+    rule.owner = index
+    return rule
 
 
 def leaf_for(index: Any) -> Leaf:

@@ -1,0 +1,364 @@
+"""Every type that can be upgraded: same answers as the definition, same bytes after a downgrade, still plain Faiss."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache
+
+import faiss
+import numpy as np
+import pytest
+
+import hubplugin_faiss
+from hubplugin_faiss.rule import rule_for
+from tests.faiss import cases
+from tests.faiss.cases import IP, L2
+
+faiss.omp_set_num_threads(1)
+
+
+@cache
+def pair(kind: str, metric: int) -> tuple[cases.Case, faiss.Index]:
+    """A case and its upgraded index, both only to be looked at."""
+    case = cases.made(kind, metric)
+    return case, hubplugin_faiss.upgrade(case.index, case.offsets)
+
+
+def fresh(kind: str, metric: int) -> tuple[cases.Case, faiss.Index]:
+    case, upgraded = pair(kind, metric)
+    copy = faiss.deserialize_index(faiss.serialize_index(upgraded))
+    cases.look_everywhere(copy)
+    return case, copy
+
+
+def stored(index: faiss.Index) -> np.ndarray:
+    """The offsets in an upgraded index, by row of the vectors that were added."""
+    rule = rule_for(index)
+    offsets = np.concatenate([part for _, part in rule.scan(0, 100)])
+    rows = np.empty_like(offsets)
+    rows[rule.order()] = offsets
+    return rows
+
+
+def decoded(index: faiss.Index) -> np.ndarray:
+    rule = rule_for(index)
+    vectors = np.concatenate([part for part, _ in rule.scan(0, 100)])
+    rows = np.empty_like(vectors)
+    rows[rule.order()] = vectors
+    return rows
+
+
+both = pytest.mark.parametrize("metric", [IP, L2], ids=["ip", "l2"])
+
+
+def kinds(*names: str):
+    return pytest.mark.parametrize("kind", names)
+
+
+@kinds(*cases.EXACT)
+@both
+def test_search_is_the_exact_corrected_ranking(kind, metric):
+    case, upgraded = pair(kind, metric)
+    truth = cases.similarities(case.queries, case.vectors, metric) + case.offsets
+    cases.assert_ranked(upgraded.search(case.queries, 10)[1], truth, case.ids)
+
+
+@kinds(*cases.ALL)
+@both
+def test_offsets_are_read_back_as_they_were_written(kind, metric):
+    case, upgraded = pair(kind, metric)
+    np.testing.assert_allclose(stored(upgraded), case.offsets, rtol=0, atol=cases.tolerance(kind))
+
+
+@kinds(*[kind for kind in cases.ALL if "PCA" not in kind and "_18" not in kind])
+@both
+def test_scores_are_similarity_plus_offset(kind, metric):
+    case, upgraded = pair(kind, metric)
+    scores, labels = upgraded.search(case.queries, 5)
+    column = np.argsort(case.ids)[np.searchsorted(np.sort(case.ids), labels)]
+    expected = cases.similarities(case.queries, decoded(upgraded), metric) + stored(upgraded)
+    apart = cases.as_similarities(scores, metric) - np.take_along_axis(expected, column, axis=1)
+    # Euclidean scores are shifted by one constant, since a distance cannot be negative.
+    shift = apart.mean() if metric == L2 else 0.0
+    np.testing.assert_allclose(apart, shift, rtol=0, atol=3e-4)
+
+
+@kinds(*cases.ALL)
+@both
+def test_downgrade_gives_back_the_very_bytes(kind, metric):
+    case, upgraded = pair(kind, metric)
+    back = faiss.serialize_index(hubplugin_faiss.downgrade(upgraded))
+    np.testing.assert_array_equal(back, faiss.serialize_index(case.index))
+
+
+@both
+def test_an_interpreter_that_has_only_faiss_gets_the_same_answers(tmp_path, metric):
+    for number, kind in enumerate(cases.ALL):
+        case, upgraded = pair(kind, metric)
+        faiss.write_index(upgraded, str(tmp_path / f"{number}.faiss"))
+    np.save(tmp_path / "queries.npy", case.queries)
+    program = (
+        "import sys; sys.modules['hubplugin'] = sys.modules['hubplugin_faiss'] = None\n"
+        "import faiss, numpy as np, glob, os\n"
+        "faiss.omp_set_num_threads(1); queries = np.load('queries.npy')\n"
+        "for path in glob.glob('*.faiss'):\n"
+        "    np.save(path + '.npy', faiss.read_index(path).search(queries, 7)[1])\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+    for number, kind in enumerate(cases.ALL):
+        upgraded = faiss.read_index(str(tmp_path / f"{number}.faiss"))
+        expected = upgraded.search(case.queries, 7)[1]
+        np.testing.assert_array_equal(np.load(tmp_path / f"{number}.faiss.npy"), expected, err_msg=kind)
+        np.testing.assert_array_equal(expected, pair(kind, metric)[1].search(case.queries, 7)[1], err_msg=kind)
+
+
+@kinds(*[kind for kind in cases.ALL if "NSG" not in kind])
+@both
+def test_what_is_added_has_its_offset_and_what_was_there_keeps_its(kind, metric):
+    case, upgraded = fresh(kind, metric)
+    rng = np.random.default_rng(5)
+    new, offsets = cases.unit(rng.normal(size=(7, 24))), rng.uniform(-0.2, 0.2, 7).astype(np.float32)
+    ids = 100_000 + np.arange(7) if "IDMap" in kind else None
+    hubplugin_faiss.add(upgraded, new, offsets, ids)
+    assert upgraded.ntotal == 607
+    np.testing.assert_allclose(
+        stored(upgraded), np.concatenate([case.offsets, offsets]), rtol=0, atol=cases.tolerance(kind)
+    )
+    if kind in (*cases.EXACT, "HNSW16,Flat"):
+        labels = upgraded.search(new, 3)[1]
+        truth = cases.similarities(new, np.concatenate([case.vectors, new]), metric)
+        truth += np.concatenate([case.offsets, offsets])
+        cases.assert_ranked(labels, truth, np.concatenate([case.ids, 600 + np.arange(7) if ids is None else ids]))
+
+
+@kinds(*[kind for kind in cases.ALL if "NSG" not in kind and kind not in cases.STAGED])
+def test_a_vector_added_through_plain_faiss_is_neutral_under_inner_product(kind):
+    _case, upgraded = fresh(kind, IP)
+    new = cases.unit(np.random.default_rng(6).normal(size=(3, 24)))
+    if "IDMap" in kind:
+        upgraded.add_with_ids(new, 100_000 + np.arange(3))
+    else:
+        upgraded.add(new)
+    np.testing.assert_allclose(stored(upgraded)[-3:], 0, atol=cases.tolerance(kind))
+
+
+@kinds(*[kind for kind in cases.ALL if "NSG" not in kind and kind not in cases.STAGED])
+def test_a_vector_added_through_plain_faiss_has_the_largest_offset_under_l2(kind):
+    case, upgraded = fresh(kind, L2)
+    new = cases.unit(np.random.default_rng(6).normal(size=(3, 24)))
+    if "IDMap" in kind:
+        upgraded.add_with_ids(new, 100_000 + np.arange(3))
+    else:
+        upgraded.add(new)
+    assert (stored(upgraded)[-3:] >= case.offsets.max() - cases.tolerance(kind)).all()
+
+
+@kinds(*cases.EXACT, *cases.QUANTISED)
+@both
+def test_removing_ids_takes_their_offsets_along(kind, metric):
+    case, upgraded = fresh(kind, metric)
+    assert upgraded.remove_ids(case.ids[::3]) == 200
+    assert upgraded.ntotal == 400
+    offsets = np.concatenate([part for _, part in rule_for(upgraded).scan(0, 100)])
+    kept = np.delete(case.offsets, np.arange(0, 600, 3))
+    np.testing.assert_allclose(np.sort(offsets), np.sort(kept), rtol=0, atol=cases.tolerance(kind))
+    if "IVF" in kind or "IDMap" in kind:  # the others number their entries anew
+        assert not np.isin(upgraded.search(case.queries, 10)[1], case.ids[::3]).any()
+
+
+@kinds(*[kind for kind in cases.ALL if "IDMap," not in kind])
+@both
+def test_reconstruct_gives_the_vector_that_the_raw_index_gives(kind, metric):
+    case, upgraded = fresh(kind, metric)
+    for index in (case.index, upgraded):
+        if "IVF" in kind and kind not in cases.REFINED and kind not in cases.STAGED:
+            faiss.extract_index_ivf(downcast_to_ivf(index)).make_direct_map()
+    if kind in cases.STAGED:  # their second stage holds 16 bits of what the first decodes to
+        np.testing.assert_allclose(upgraded.reconstruct(int(case.ids[5])), decoded(case.index)[5], atol=2e-3)
+    else:
+        expected = case.index.reconstruct(int(case.ids[5]))
+        np.testing.assert_allclose(upgraded.reconstruct(int(case.ids[5])), expected, rtol=0, atol=1e-6)
+
+
+def downcast_to_ivf(index: faiss.Index) -> faiss.Index:
+    index = faiss.downcast_index(index)
+    return downcast_to_ivf(index.index) if hasattr(index, "index") else index
+
+
+@kinds("Flat", "IDMap,Flat", "IVF8,Flat", "SQ8", "IVF8,SQ8", "L2norm,Flat", "RR24,IVF8,Flat", "HNSW16,Flat")
+@both
+def test_range_search_returns_what_a_long_search_returns(kind, metric):
+    case, upgraded = pair(kind, metric)
+    scores, labels = upgraded.search(case.queries[:5], 20)
+    radius = float(scores[:, 9].mean())
+    limits, _found_scores, found = upgraded.range_search(case.queries[:5], radius)
+    for query in range(5):
+        within = scores[query] > radius if metric == IP else scores[query] < radius
+        expected = set(labels[query][within])
+        got = set(found[limits[query] : limits[query + 1]])
+        assert expected <= got if "HNSW" not in kind else expected & got
+
+
+def test_search_parameters_reach_the_inner_index():
+    case, upgraded = pair("IVF8,Flat", IP)
+    one = upgraded.search(case.queries, 10, params=faiss.SearchParametersIVF(nprobe=1))[1]
+    every = upgraded.search(case.queries, 10, params=faiss.SearchParametersIVF(nprobe=8))[1]
+    assert (one != every).any()
+    np.testing.assert_array_equal(every, upgraded.search(case.queries, 10)[1])
+    case, upgraded = pair("HNSW16,Flat", IP)
+    truth = cases.similarities(case.queries, case.vectors, IP) + case.offsets
+    wide = upgraded.search(case.queries, 10, params=faiss.SearchParametersHNSW(efSearch=600))[1]
+    cases.assert_ranked(wide, truth, case.ids)
+
+
+@kinds("Flat", "IDMap2,Flat", "IVF8,Flat", "HNSW16,Flat", "SQ8")
+def test_id_selectors_select_by_the_ids_of_the_user(kind):
+    case, upgraded = pair(kind, IP)
+    allowed = case.ids[:200]
+    selector = faiss.IDSelectorBatch(allowed)
+    parameters = {
+        "IVF8,Flat": faiss.SearchParametersIVF(nprobe=8, sel=selector),
+        "HNSW16,Flat": faiss.SearchParametersHNSW(efSearch=600, sel=selector),
+    }.get(kind, faiss.SearchParameters(sel=selector))
+    assert np.isin(upgraded.search(case.queries, 10, params=parameters)[1], allowed).all()
+
+
+@kinds("Flat", "IVF8,SQ8", "IVF8,PQ6x8np", "HNSW16,Flat", "PQ6x4fs", "OPQ6,PQ6x8np", "IVF8,PQ6x8np,RFlat")
+@both
+def test_refresh_replaces_every_offset(kind, metric):
+    case, upgraded = pair(kind, metric)
+    other = case.offsets[::-1].copy()
+    np.testing.assert_allclose(
+        stored(hubplugin_faiss.refresh(upgraded, other)), other, rtol=0, atol=cases.tolerance(kind)
+    )
+
+
+@both
+def test_training_lists_and_search_settings_are_kept(metric):
+    case = cases.made("IVF8,Flat", metric)
+    case.index.nprobe, case.index.parallel_mode, case.index.max_codes = 3, 1, 77
+    upgraded = hubplugin_faiss.upgrade(case.index, case.offsets)
+    raw, new = case.index, downcast_to_ivf(upgraded)
+    assert (new.nprobe, new.parallel_mode, new.max_codes) == (3, 1, 77)
+    for number in range(8):
+        assert new.invlists.list_size(number) == raw.invlists.list_size(number)
+        np.testing.assert_array_equal(
+            faiss.rev_swig_ptr(new.invlists.get_ids(number), new.invlists.list_size(number)),
+            faiss.rev_swig_ptr(raw.invlists.get_ids(number), raw.invlists.list_size(number)),
+        )
+    np.testing.assert_array_equal(new.quantizer.reconstruct_n(0, 8)[:, :24], raw.quantizer.reconstruct_n(0, 8))
+
+
+@both
+def test_a_graph_is_kept_unless_it_is_to_be_rebuilt(metric):
+    case = cases.made("HNSW16,Flat", metric)
+    kept = hubplugin_faiss.upgrade(case.index, case.offsets)
+    rebuilt = hubplugin_faiss.upgrade(case.index, case.offsets, rebuild=True)
+    links = [faiss.vector_to_array(downcast_to_ivf(index).hnsw.neighbors) for index in (case.index, kept, rebuilt)]
+    np.testing.assert_array_equal(links[0], links[1])
+    assert (links[1] != links[2]).any()
+
+
+@kinds("HNSW16,Flat", "NSG16,Flat", "HNSW16,SQ8")
+@both
+def test_a_rebuilt_graph_finds_the_corrected_ranking(kind, metric):
+    case = cases.made(kind, metric)
+    upgraded = hubplugin_faiss.upgrade(case.index, case.offsets, rebuild=True)
+    cases.look_everywhere(upgraded)
+    truth = cases.similarities(case.queries, decoded(upgraded), metric) + case.offsets
+    best = np.argsort(-truth, axis=1)[:, :10]
+    found = upgraded.search(case.queries, 10)[1]
+    assert np.mean([len(np.intersect1d(a, b)) for a, b in zip(found, best, strict=True)]) > 8.5
+
+
+@both
+def test_vectors_added_to_a_graph_are_linked_as_in_the_raw_graph(metric):
+    case, upgraded = fresh("HNSW16,Flat", metric)
+    new = cases.unit(np.random.default_rng(8).normal(size=(50, 24)))
+    raw = faiss.deserialize_index(faiss.serialize_index(case.index))
+    inner = downcast_to_ivf(upgraded)
+    inner.hnsw.rng = raw.hnsw.rng
+    hubplugin_faiss.add(upgraded, new, np.linspace(-0.2, 0.2, 50))
+    raw.add(new)
+    ours, theirs = (faiss.vector_to_array(index.hnsw.neighbors) for index in (inner, raw))
+    assert len(ours) == len(theirs)
+    assert (ours == theirs).mean() > 0.99
+
+
+@kinds("IVF8,Flat", "IVF8,SQ8", "IVF8,PQ6x8np")
+@both
+def test_merge_joins_ivf_indexes_whatever_their_offsets_are(kind, metric):
+    case = cases.made(kind, metric)
+    halves = []
+    for part in (slice(0, 300), slice(300, 600)):
+        half = faiss.clone_index(case.index)
+        half.reset()
+        half.add(case.vectors[part])
+        halves.append(hubplugin_faiss.upgrade(half, case.offsets[part]))
+    hubplugin_faiss.merge(halves[0], halves[1], 300)
+    assert halves[0].ntotal == 600
+    np.testing.assert_allclose(stored(halves[0]), case.offsets, rtol=0, atol=2 * cases.tolerance(kind))
+    np.testing.assert_allclose(decoded(halves[0]), decoded(case.index), atol=1e-6)
+
+
+@kinds("IVF8,Flat", "IVF8,SQ8", "IVF8,PQ6x8np", "SQ8", "PQ6x8np")
+def test_plain_faiss_refuses_to_merge_codes_that_do_not_mean_the_same(kind):
+    case = cases.made(kind, IP)
+    first, second = (hubplugin_faiss.upgrade(case.index, offsets) for offsets in (case.offsets, case.offsets * 0.9))
+    with pytest.raises(RuntimeError):
+        first.merge_from(second, 600)
+
+
+@pytest.mark.parametrize("successive", [True, False])
+def test_every_shard_is_upgraded(successive):
+    case = cases.made("Flat", IP)
+    shards = faiss.IndexShards(24, False, successive)
+    parts = []
+    for part in (slice(0, 250), slice(250, 600)):
+        shard = faiss.IndexFlatIP(24)
+        if not successive:
+            shard = faiss.IndexIDMap(shard)
+            shard.add_with_ids(case.vectors[part], case.ids[part])
+        else:
+            shard.add(case.vectors[part])
+        parts.append(shard)
+        shards.add_shard(shard)
+    upgraded = hubplugin_faiss.upgrade(shards, case.offsets)
+    truth = cases.similarities(case.queries, case.vectors, IP) + case.offsets
+    cases.assert_ranked(upgraded.search(case.queries, 10)[1], truth, case.ids)
+    np.testing.assert_array_equal(
+        hubplugin_faiss.downgrade(upgraded).search(case.queries, 10)[1], shards.search(case.queries, 10)[1]
+    )
+
+
+def test_every_replica_is_upgraded():
+    case = cases.made("Flat", IP)
+    replicas = faiss.IndexReplicas(24)
+    other = faiss.clone_index(case.index)
+    replicas.add_replica(case.index)
+    replicas.add_replica(other)
+    upgraded = hubplugin_faiss.upgrade(replicas, case.offsets)
+    truth = cases.similarities(case.queries, case.vectors, IP) + case.offsets
+    cases.assert_ranked(upgraded.search(case.queries, 10)[1], truth, case.ids)
+
+
+@both
+@pytest.mark.parametrize("kind", ["QT_8bit_direct", "QT_8bit_direct_signed"])
+def test_bytes_taken_as_they_are_carry_offsets_to_one_unit(kind, metric):
+    rng = np.random.default_rng(9)
+    low, high = (0, 256) if kind == "QT_8bit_direct" else (-128, 128)
+    vectors, queries = (rng.integers(low, high, (rows, 33)).astype(np.float32) for rows in (300, 20))
+    index = faiss.IndexScalarQuantizer(33, getattr(faiss.ScalarQuantizer, kind), metric)
+    index.add(vectors)
+    offsets = rng.uniform(-4000, 4000, 300).astype(np.float32)
+    upgraded = hubplugin_faiss.upgrade(index, offsets)
+    apart = stored(upgraded) - offsets
+    np.testing.assert_allclose(apart, apart.mean(), atol=1.0 if metric == IP else 8.0)
+    scores, labels = upgraded.search(queries, 5)
+    truth = cases.similarities(queries, vectors, metric) + stored(upgraded)
+    apart = cases.as_similarities(scores, metric) - np.take_along_axis(truth, labels, axis=1)
+    np.testing.assert_allclose(apart, apart.mean(), atol=12)
+    np.testing.assert_array_equal(
+        faiss.serialize_index(hubplugin_faiss.downgrade(upgraded)), faiss.serialize_index(index)
+    )
