@@ -87,14 +87,22 @@ def test_payload_and_vectors_come_as_asked_and_without_our_key(photos):
     assert asked == ({"hub_offset": photos.mark(best)} if photos.storage == "payload" else {})
 
 
-def test_every_form_of_a_dense_query_is_corrected(cosine):
-    client, query = cosine.apply(), cosine.queries[0]
-    expected = cosine.best(query)
-    assert ids(client.query_points("photos", query)) == expected
-    assert ids(client.query_points("photos", query.tolist())) == expected
-    assert ids(client.query_points("photos", models.NearestQuery(nearest=query.tolist()))) == expected
-    by_id = ids(client.query_points("photos", 7))
-    assert by_id == [row for row in cosine.best(cosine.gallery[7], 11) if row != 7][:10]
+def test_every_form_of_a_dense_query_is_corrected(photos):
+    client, query = photos.apply(), photos.queries[0]
+    expected = photos.best(query)
+    for form in (query, query.astype(np.float64), query.tolist(), models.NearestQuery(nearest=query.tolist())):
+        assert ids(search(photos, client, form)) == expected
+
+
+def test_the_nearest_of_a_point_are_corrected_and_leave_it_out(photos):
+    client = photos.apply()
+    expected = [row for row in photos.best(photos.gallery[7], 11) if row != 7][:10]
+    assert ids(search(photos, client, 7)) == expected
+    reds = [row for row in photos.best(photos.gallery[7], 11, rows=range(0, ROWS, 3)) if row != 7][:10]
+    assert ids(search(photos, client, 7, query_filter=RED)) == reds
+    nested = models.Prefetch(query=7, using=photos.using or None, limit=10)
+    fused = client.query_points("photos", models.FusionQuery(fusion=models.Fusion.RRF), prefetch=[nested], limit=10)
+    assert ids(fused) == expected
 
 
 def test_a_batch_of_requests_is_corrected_one_by_one(photos):
