@@ -143,7 +143,7 @@ def add(
             require_unit(block, given.name)
         offsets = model.offsets(block, device=device, memory=memory)
     else:
-        offsets = checked_offsets(model_or_offsets, len(block), "vectors")
+        offsets = checked_offsets(model_or_offsets, len(block), "the batch")
     if ids is not None:
         ids = np.ascontiguousarray(ids, np.int64)
         if ids.shape != (len(block),):

@@ -1,0 +1,80 @@
+"""Any type, metric, d, number of entries, offsets and ids: the definition holds."""
+
+from __future__ import annotations
+
+import faiss
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hubplugin_faiss
+from hubplugin_faiss.rule import rule_for
+from tests.faiss import cases
+from tests.faiss.cases import IP, L2
+
+faiss.omp_set_num_threads(1)
+
+KINDS = ("Flat", "IDMap,Flat", "IDMap2,Flat", "IVF1,Flat", "IVF3,Flat", "HNSW8", "SQfp16", "SQ8", "SQ4", "SQ6",
+         "IVF3,SQ8", "IVF3,SQ4", "L2norm,Flat", "IVF3,SQfp16")  # fmt: skip
+
+shapes = st.sampled_from(["spread", "constant", "one hub", "all negative", "all positive", "zero"])
+sizes = st.sampled_from([1e-9, 1e-4, 0.2, 30.0, 1e6])
+
+
+def offsets_of(shape: str, size: float, n: int, rng: np.random.Generator) -> np.ndarray:
+    values = {
+        "spread": rng.uniform(-1, 1, n),
+        "constant": np.full(n, 0.7),
+        "one hub": -np.eye(1, n)[0],
+        "all negative": rng.uniform(-1, -0.5, n),
+        "all positive": rng.uniform(0.5, 1, n),
+        "zero": np.zeros(n),
+    }[shape]
+    return (values * size).astype(np.float32)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    kind=st.sampled_from(KINDS),
+    metric=st.sampled_from([IP, L2]),
+    d=st.sampled_from([1, 2, 7, 8, 9, 16, 17, 33]),
+    n=st.sampled_from([1, 2, 5, 60]),
+    shape=shapes,
+    size=sizes,
+    seed=st.integers(0, 2**31),
+)
+def test_scores_ids_and_bytes(kind, metric, d, n, shape, size, seed):
+    rng = np.random.default_rng(seed)
+    vectors, queries = (rng.normal(size=(rows, d)).astype(np.float32) for rows in (n, 4))
+    index = faiss.index_factory(d, kind, metric)
+    index.train(np.concatenate([vectors, rng.normal(size=(200, d)).astype(np.float32)]))
+    ids = rng.permutation(1000)[:n] if "IDMap" in kind else np.arange(n)
+    index.add_with_ids(vectors, ids) if "IDMap" in kind else index.add(vectors)
+    cases.look_everywhere(index)
+    offsets = offsets_of(shape, size, n, rng)
+
+    upgraded = hubplugin_faiss.upgrade(index, offsets)
+
+    np.testing.assert_array_equal(
+        faiss.serialize_index(hubplugin_faiss.downgrade(upgraded)), faiss.serialize_index(index)
+    )
+    rule = rule_for(upgraded)
+    order = rule.order()
+    stored, decoded = np.empty(n), np.empty((n, d))
+    for held, into in zip(zip(*rule.scan(0, 1000), strict=True), (decoded, stored), strict=True):
+        into[order] = np.concatenate(held)
+    spread = max(float(offsets.max()), 0.0) - min(float(offsets.min()), 0.0)
+    coarse = {"SQ4": 0.02, "SQ6": 0.005, "SQ8": 0.0005}.get(kind.split(",")[-1], 3e-6)
+    np.testing.assert_allclose(stored, offsets, rtol=0, atol=coarse * 2 * spread + 1e-7)
+
+    scores, found = upgraded.search(queries, n)
+    asked = queries / np.linalg.norm(queries, axis=1, keepdims=True) if kind == "L2norm,Flat" else queries
+    truth = cases.similarities(asked, decoded, metric) + stored
+    scale = float(np.abs(cases.similarities(asked, decoded, metric)).max() + np.abs(offsets).max())
+    assert sorted(found[0]) == sorted(ids)
+    for query in range(4):
+        rows = np.array([np.flatnonzero(ids == label)[0] for label in found[query]])
+        apart = cases.as_similarities(scores[query], metric) - truth[query, rows]
+        np.testing.assert_allclose(apart, apart.mean(), rtol=0, atol=1e-5 * scale + 2e-6)
+        if metric == IP:
+            assert abs(apart.mean()) <= 2e-3 * np.abs(offsets).max() + 1e-5 * scale + 1e-5

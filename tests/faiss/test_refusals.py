@@ -1,0 +1,131 @@
+"""What cannot be upgraded is refused in one line, and stays as it is."""
+
+from __future__ import annotations
+
+import faiss
+import numpy as np
+import pytest
+
+import hubplugin
+import hubplugin_faiss
+from tests.faiss import cases
+from tests.faiss.cases import IP, L2
+
+X = cases.unit(np.random.default_rng(1).normal(size=(50, 8)))
+OFFSETS = np.linspace(-0.1, 0.1, 50).astype(np.float32)
+
+
+def flat(metric: int = IP, vectors: np.ndarray = X) -> faiss.Index:
+    index = faiss.IndexFlat(vectors.shape[1], metric)
+    index.add(vectors)
+    return index
+
+
+def other_metric() -> faiss.Index:
+    index = faiss.IndexFlat(8, faiss.METRIC_L1)
+    index.add(X)
+    return index
+
+
+def with_ids_of_its_own(kind: str) -> faiss.Index:
+    index = faiss.index_factory(8, kind, IP)
+    index.train(X)
+    index.add_with_ids(X, 7 * np.arange(50))
+    return index
+
+
+REFUSED = {
+    "empty": (lambda: faiss.IndexFlatIP(8), OFFSETS[:0], "IndexFlatIP is empty; add vectors, then upgrade it"),
+    "untrained": (lambda: faiss.index_factory(8, "IVF4,Flat"), OFFSETS, "IndexIVFFlat is not trained"),
+    "upgraded": (lambda: hubplugin_faiss.upgrade(flat(), OFFSETS), OFFSETS, "is already upgraded: refresh(index"),
+    "count": (flat, OFFSETS[:7], "offsets have shape [7], the index holds 50: expected one for each"),
+    "nan": (flat, np.where(np.arange(50) == 3, np.nan, OFFSETS), "offsets: entry 3 is NaN"),
+    "metric": (other_metric, OFFSETS, "has metric 2, neither inner product nor L2"),
+    "binary": (lambda: faiss.IndexBinaryFlat(8), OFFSETS, "IndexBinaryFlat holds bits"),
+    "type": (lambda: faiss.index_factory(8, "Flat").__class__, OFFSETS, "expected a faiss index, got type"),
+    "no rule": (lambda: faiss.IndexLattice(8, 2, 4, 2), OFFSETS, "IndexLattice cannot carry offsets; types that can:"),
+    "nested": (
+        lambda: faiss.IndexIDMap(faiss.IndexLattice(8, 2, 4, 2)), OFFSETS, "IndexLattice cannot carry offsets",
+    ),
+    "ids": (lambda: with_ids_of_its_own("IVF4,Flat"), OFFSETS, "the ids of this IndexIVFFlat are not 0 ... 49"),
+    "staged ids": (lambda: with_ids_of_its_own("IVF4,PQ2x4fs"), OFFSETS, "keep ids of your own in an IndexIDMap2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_index_that_cannot_be_upgraded_says_why_in_one_line(name):
+    make, offsets, says = REFUSED[name]
+    index = make()
+    before = faiss.serialize_index(index) if isinstance(index, faiss.Index) and name != "nested" else None
+    with pytest.raises(hubplugin.HubpluginError) as caught:
+        hubplugin_faiss.upgrade(index, offsets)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+    if before is not None and name != "no rule":
+        np.testing.assert_array_equal(faiss.serialize_index(index), before)
+
+
+def fitted(metric: str, d: int = 8) -> hubplugin.OffsetModel:
+    rng = np.random.default_rng(2)
+    return hubplugin.fit(rng.normal(size=(30, d)), "nnn", targets=rng.normal(size=(40, d)), metric=metric, k=3)
+
+
+@pytest.mark.parametrize(
+    ("index", "model", "says"),
+    [
+        (flat(), fitted("dot", 9), "the model has 9 dimensions, the index has 8"),
+        (flat(L2), fitted("dot"), "the model is for dot, the index ranks by L2; fit with metric='euclidean'"),
+        (flat(), fitted("euclidean"), "the model is for euclidean, the index ranks by inner product"),
+        (flat(IP, 2 * X), fitted("cosine"), "the model is for cosine, but row 0 has length 2 and Faiss does not"),
+    ],
+)
+def test_a_model_that_does_not_suit_the_index_is_refused(index, model, says):
+    with pytest.raises(hubplugin.InputError) as caught:
+        hubplugin_faiss.upgrade(index, model)
+    assert says in str(caught.value)
+
+
+def test_downgrade_and_add_need_an_upgraded_index():
+    for call in (lambda: hubplugin_faiss.downgrade(flat()), lambda: hubplugin_faiss.add(flat(), X, OFFSETS)):
+        with pytest.raises(hubplugin.StoreError) as caught:
+            call()
+        assert "is not upgraded; upgrade(index, model) puts offsets into it" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "says"),
+    [
+        ("Flat", {"vectors": X[:, :5], "model_or_offsets": OFFSETS}, "have 5 dimensions, the index has 8"),
+        ("Flat", {"vectors": X, "model_or_offsets": OFFSETS[:3]}, "offsets have shape [3], the batch holds 50"),
+        ("Flat", {"vectors": X, "model_or_offsets": OFFSETS, "ids": np.arange(50)}, "numbers its entries itself"),
+        ("IDMap2,Flat", {"vectors": X, "model_or_offsets": OFFSETS}, "has ids of its own: pass ids="),
+        ("IDMap2,Flat", {"vectors": X, "model_or_offsets": OFFSETS, "ids": np.arange(4)}, "ids of shape (4,)"),
+        ("NSG8,Flat", {"vectors": X, "model_or_offsets": OFFSETS}, "takes no more vectors once it is built"),
+        ("Flat", {"vectors": 3 * X, "model_or_offsets": fitted("cosine")}, "row 0 has length 3"),
+        ("Flat", {"vectors": X, "model_or_offsets": hubplugin.fit(X, "is")}, "model = model.centred_on(targets)"),
+    ],
+)
+def test_what_cannot_be_added_is_refused_and_nothing_is_added(kind, arguments, says):
+    case = cases.made(kind, IP, n=300, d=8)
+    upgraded = hubplugin_faiss.upgrade(case.index, case.offsets)
+    with pytest.raises(hubplugin.HubpluginError) as caught:
+        hubplugin_faiss.add(upgraded, **arguments)
+    assert says in str(caught.value)
+    assert upgraded.ntotal == 300
+
+
+def test_a_model_fitted_without_targets_is_centred_on_the_index():
+    upgraded = hubplugin_faiss.upgrade(flat(), hubplugin.fit(X[:20], "is"))
+    back = hubplugin_faiss.rule.rule_for(upgraded)
+    offsets = np.concatenate([part for _, part in back.scan(0, 100)])
+    assert abs(offsets.mean()) < 1e-6
+    assert offsets.std() > 1e-4
+
+
+def test_a_graph_that_finds_less_than_before_says_by_how_much():
+    rng = np.random.default_rng(4)
+    vectors, bank = cases.unit(rng.normal(size=(2000, 16))), cases.unit(rng.normal(size=(300, 16)))
+    index = faiss.index_factory(16, "HNSW4", IP)
+    index.add(vectors)
+    with pytest.warns(UserWarning, match=r"recall@10 of bank queries is 0\.\d+ against the exact corrected ranking"):
+        hubplugin_faiss.upgrade(index, hubplugin.fit(bank, "nnn", targets=vectors, k=3, alpha=2.0))
