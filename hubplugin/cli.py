@@ -22,7 +22,8 @@ StoreUrl = Annotated[
     str,
     typer.Argument(
         metavar="STORE",
-        help="faiss:FILE, qdrant://HOST:6333/COLLECTION, qdrant+https://..., qdrant-local:PATH/COLLECTION, qdrant-edge:PATH",
+        help="faiss:FILE, qdrant://HOST:6333/COLLECTION, qdrant+https://..., qdrant-local:PATH/COLLECTION, "
+        "qdrant-edge:PATH",
     ),
 ]
 Queries = Annotated[
