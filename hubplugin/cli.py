@@ -32,6 +32,10 @@ Queries = Annotated[
 Setting = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A parameter, as --set tau=0.05")
 ]
+Paired = Annotated[
+    bool | None,
+    typer.Option("--pairs/--no-pairs", help="Whether row i of both banks belongs together; looked at if not said."),
+]
 Device = Annotated[str, typer.Option(help="auto is cuda, then mps, then cpu.")]
 Memory = Annotated[str, typer.Option(help="Bounds the similarities held at one time.")]
 
@@ -43,6 +47,7 @@ def apply(
     target_bank: Annotated[str | None, typer.Option(help="A second bank, of example targets.")] = None,
     method: Annotated[str, typer.Option(help="is, sn, dbsn, dualis, nnn, csls, dn or auto.")] = "auto",
     settings: Setting = None,
+    pairs: Paired = None,
     force: Annotated[bool, typer.Option("--force", help="Apply it even if it would not help.")] = False,
     device: Device = "auto",
     memory: Memory = "512MiB",
@@ -55,7 +60,7 @@ def apply(
     with bars() as progress:
         applied = apply(
             open_store(store), queries, method, target_bank,
-            force=force, device=device, memory=memory, progress=progress, **_parameters(settings),
+            pairs=pairs, force=force, device=device, memory=memory, progress=progress, **_parameters(settings),
         )  # fmt: skip
     typer.echo(f"{store}: {applied}")
 
@@ -65,6 +70,7 @@ def diagnose(
     store: StoreUrl,
     queries: Queries,
     target_bank: Annotated[str | None, typer.Option(help="A second bank, of example targets.")] = None,
+    pairs: Paired = None,
     device: Device = "auto",
     memory: Memory = "512MiB",
 ) -> None:
@@ -74,7 +80,9 @@ def diagnose(
     from hubplugin.store import open_store
 
     with bars() as progress:
-        found = diagnose(open_store(store), queries, target_bank, device=device, memory=memory, progress=progress)
+        found = diagnose(
+            open_store(store), queries, target_bank, pairs=pairs, device=device, memory=memory, progress=progress
+        )
     typer.echo(str(found))
 
 

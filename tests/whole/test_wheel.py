@@ -52,7 +52,7 @@ def test_the_wheel_in_an_empty_environment_runs_the_demo(wheel, tmp_path):
     assert without_stores.stderr.count("\n") == 1
     assert "pip install 'hubplugin[all]'" in without_stores.stderr
 
-    run(*pip, f"{wheel}[faiss,qdrant]", cwd=tmp_path)
+    run(*pip, f"{wheel}[faiss,edge]", cwd=tmp_path)
     shown = run(command, "demo", cwd=tmp_path).stdout
     for row in ("Faiss, raw", "Faiss, corrected", "Qdrant, raw", "Qdrant, corrected"):
         assert row in shown

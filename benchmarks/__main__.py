@@ -1,0 +1,9 @@
+"""Every benchmark, one after the other: `python -m benchmarks`, or one by name: `python -m benchmarks.faiss_types`."""
+
+from __future__ import annotations
+
+import runpy
+
+for name in ("faiss_types", "auto_choice", "guard"):
+    print(f"\n## {name}\n", flush=True)
+    runpy.run_module(f"benchmarks.{name}", run_name="__main__")
