@@ -13,15 +13,15 @@ import pytest
 import hubplugin
 import hubplugin_qdrant
 from hubplugin_qdrant import HubQdrantClient
-from integration_tests.galleries import APPLY, BANK, QUERIES, TARGETS, Collection, K
+from integration_tests.backends import Address, Server, free_ports
+from integration_tests.galleries import APPLY, BANK, QUERIES, TARGETS, K
 
 
-def reached(backend, address):
-    """A gallery on the server at `address`."""
-    there = type(
-        "There", (), {"can": backend.can, "client": lambda _: address.client(), "url": lambda _, n: address.url(n)}
-    )
-    return Collection(there(), f"hubplugin-test-{os.getpid()}")
+class There(Server):
+    """A server that another backend has started."""
+
+    def __init__(self, address):
+        self.address = address
 
 
 def corrected_by_command(gallery, tmp_path, **environment):
@@ -31,6 +31,14 @@ def corrected_by_command(gallery, tmp_path, **environment):
     options = ["--queries", str(tmp_path / "bank.npy"), "--method", "dbsn", "--set", "tau=0.05"]
     kept = {name: value for name, value in os.environ.items() if name != "QDRANT_API_KEY"}
     return subprocess.run([*command, *options], env=kept | environment, capture_output=True, text=True)
+
+
+def last_line(ran):
+    """What the command line says of an error; qdrant-client may warn of an insecure connection before it."""
+    assert "Traceback" not in ran.stderr
+    line = ran.stderr.strip().splitlines()[-1]
+    assert line.startswith("hubplugin: ")
+    return line
 
 
 @pytest.mark.needs("server")
@@ -48,12 +56,11 @@ def test_both_transports_apply_search_and_remove(backend, gallery, prefer_grpc):
 @pytest.mark.needs("keyed")
 def test_an_api_key_comes_from_the_environment_and_a_wrong_one_is_one_line(backend, tmp_path):
     address = backend.keyed()
-    gallery = reached(backend, address)
+    gallery = There(address).gallery()
     try:
         wrong = corrected_by_command(gallery, tmp_path, QDRANT_API_KEY="wrong-key-of-a-user")
         assert wrong.returncode == 1
-        assert len(wrong.stderr.strip().splitlines()) == 1
-        assert "api key" in wrong.stderr
+        assert "the api key may not do this" in last_line(wrong)
         assert "wrong-key-of-a-user" not in wrong.stderr + wrong.stdout
         right = corrected_by_command(gallery, tmp_path, QDRANT_API_KEY=address.api_key)
         assert right.returncode == 0, right.stderr
@@ -65,7 +72,7 @@ def test_an_api_key_comes_from_the_environment_and_a_wrong_one_is_one_line(backe
 @pytest.mark.needs("tls")
 def test_a_server_with_tls_is_corrected_by_its_url(backend, tmp_path):
     address = backend.tls()
-    gallery = reached(backend, address)
+    gallery = There(address).gallery()
     try:
         done = corrected_by_command(gallery, tmp_path, SSL_CERT_FILE=str(address.authority))
         assert done.returncode == 0, done.stderr
@@ -73,13 +80,13 @@ def test_a_server_with_tls_is_corrected_by_its_url(backend, tmp_path):
         assert len(hub.query_points(gallery.name, query=TARGETS[0], limit=K).points) == K
         untrusted = corrected_by_command(gallery, tmp_path)
         assert untrusted.returncode == 1
-        assert len(untrusted.stderr.strip().splitlines()) == 1
+        assert "certificate" in last_line(untrusted).lower()
     finally:
         gallery.drop()
 
 
-@pytest.mark.needs("server")
-def test_a_server_that_is_not_there_is_one_line(backend):
-    nowhere = replace(backend.address, http=1, grpc=1)
-    with pytest.raises(hubplugin.StoreError, match="running and reachable"):
-        hubplugin_qdrant.inspect(nowhere.client(), "photos")
+@pytest.mark.parametrize("prefer_grpc", [False, True], ids=["rest", "grpc"])
+def test_a_server_that_is_not_there_is_one_line(prefer_grpc):
+    http, grpc = free_ports(2)
+    with pytest.raises(hubplugin.StoreError, match="is the server running and reachable"):
+        hubplugin_qdrant.inspect(Address("127.0.0.1", http, grpc, prefer_grpc=prefer_grpc).client(), "photos")
