@@ -14,7 +14,8 @@ from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
 from hubplugin_faiss import containers
-from hubplugin_faiss.codes import Plan
+from hubplugin_faiss.leaves import in_memory
+from hubplugin_faiss.plan import Fill, Plan
 from hubplugin_faiss.probing import TOLERATED, loss_of_recall
 from hubplugin_faiss.rule import Rule, name_of, rule_for
 
@@ -85,16 +86,14 @@ def upgrade(
         raise InputError(
             f"{originals.name} have shape {[originals.rows, originals.dim]}, the index holds {[rule.count, index.d]}"
         )
+    options: dict[str, Any] = {"rebuild": rebuild, "vectors": originals}
     if not isinstance(model_or_offsets, OffsetModel):
         offsets = checked_offsets(model_or_offsets, rule.count, "the index")[rule.order()]
-        return rule.upgraded(offsets, plan_for(offsets, None, rebuild, originals))
+        return rule.upgraded(offsets, plan_for(offsets, None, **options))
     model = model_or_offsets
-    require_suits(model, index)
     gallery = Gallery(index, unit=model.metric is Metric.COSINE)
-    offsets = model.offsets(gallery, device=device, memory=memory, progress=progress)
-    if model.gallery is None:
-        offsets -= offsets.mean(dtype=np.float64)
-    upgraded = rule.upgraded(offsets, plan_for(offsets, model, rebuild, originals))
+    offsets = offsets_by(model, index, gallery, device, memory, progress)
+    upgraded = rule.upgraded(offsets, plan_for(offsets, model, **options))
     if not rule.exhaustive:
         warn_of_loss(index, upgraded, model)
     return upgraded
@@ -107,7 +106,7 @@ def downgrade(index: Any) -> Any:
     """
     rule = rule_for(index)
     require_upgraded(rule)
-    return rule.downgraded()
+    return rule.downgraded(in_memory)
 
 
 def add(
@@ -177,16 +176,26 @@ def refresh(
     return upgrade(downgrade(index), model_or_offsets, device=device, memory=memory, progress=progress)
 
 
-def plan_for(
-    offsets: np.ndarray, model: OffsetModel | None, rebuild: bool = False, vectors: Vectors | None = None
-) -> Plan:
+def offsets_by(
+    model: OffsetModel, index: Any, gallery: Vectors, device: str, memory: int | str, progress: Progress | None
+) -> np.ndarray:
+    """The offsets of `index` by `model` in scan order: float32 [n], centred if the model is not."""
+    require_suits(model, index)
+    offsets = model.offsets(gallery, device=device, memory=memory, progress=progress)
+    if model.gallery is None:
+        offsets -= offsets.mean(dtype=np.float64)
+    return offsets
+
+
+def plan_for(offsets: np.ndarray, model: OffsetModel | None, fill: Fill = in_memory, **options: Any) -> Plan:
     """Room for `offsets` [n], for those of the model's gallery, and for half their range more on either side, since
     targets that come later may lie beyond."""
     low, high = float(offsets.min()), float(offsets.max())
     if model is not None and model.gallery is not None:
         low, high = min(low, model.gallery.smallest), max(high, model.gallery.largest)
     room = (high - low) / 2
-    return Plan(min(low - room, 0), max(high + room, 0), "" if model is None else model.fingerprint, rebuild, vectors)
+    fingerprint = "" if model is None else model.fingerprint
+    return Plan(min(low - room, 0), max(high + room, 0), fingerprint, fill, **options)
 
 
 def warn_of_loss(index: Any, upgraded: Any, model: OffsetModel) -> None:

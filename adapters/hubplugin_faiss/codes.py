@@ -11,36 +11,12 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
-from hubplugin.vectors import Vectors
+from hubplugin_faiss.plan import Plan
 from hubplugin_faiss.tail import Tail
 
 E = 1e-3
 """The query's tail under inner product, wherever the offsets allow it: scores are shifted by E^2, below rounding, and
 a stored offset / E keeps every digit in a float of any size."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What all parts of one index share when it is upgraded.
-
-    low, high: the offsets that must find room; neutral, 0, lies between them. fingerprint: names the model, "" where
-    there is none. rebuild: build graphs anew. vectors: the originals, where codes are too coarse to rank by.
-    """
-
-    low: float
-    high: float
-    fingerprint: str = ""
-    rebuild: bool = False
-    vectors: Vectors | None = None
-
-    @property
-    def size(self) -> float:
-        return max(-self.low, self.high)
-
-    @property
-    def longest(self) -> float:
-        """The largest sqrt(2 (high - offset)), which is what a Euclidean tail holds."""
-        return float(np.sqrt(2 * (self.high - self.low)))
 
 
 class Quantiser(Protocol):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
-from hubplugin_faiss.codes import Plan
-from hubplugin_faiss.leaves import Lists, list_ids
+from hubplugin_faiss.leaves import Lists, in_memory, list_ids
+from hubplugin_faiss.plan import Fill, Plan
 from hubplugin_faiss.rule import (
     Leaf,
     Rule,
@@ -41,8 +42,8 @@ class IdMap(Rule):
     def upgraded(self, offsets: np.ndarray, plan: Plan) -> Any:
         return self._around(self._part.upgraded(offsets, plan))
 
-    def downgraded(self) -> Any:
-        return self._around(self._part.downgraded())
+    def downgraded(self, fill: Fill) -> Any:
+        return self._around(self._part.downgraded(fill))
 
     def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         return self._part.scan(start, size)
@@ -108,11 +109,11 @@ class Chain(Rule):
             return part.behind(chain, offsets, plan)
         return pretransform(chain, part.upgraded(offsets, plan))
 
-    def downgraded(self) -> Any:
+    def downgraded(self, fill: Fill) -> Any:
         tail, chain = self._tail(), self._copied_chain()
         if tail is None:
-            return pretransform(chain, self._part.downgraded())
-        leaf = leaf_for(self.index.index).narrowed(self._width() - tail.width, tail)
+            return pretransform(chain, self._part.downgraded(fill))
+        leaf = leaf_for(self.index.index).narrowed(self._width() - tail.width, tail, fill)
         return pretransform(chain[:-2], leaf) if chain[:-2] else leaf
 
     def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
@@ -213,14 +214,14 @@ class Refined(Rule):
             return self._of(copied(self.index.base_index), second, self.index.k_factor * K_FACTOR)
         return self._of(self._base.upgraded(offsets[self._base.labels()], plan), second, self.index.k_factor)
 
-    def downgraded(self) -> Any:
+    def downgraded(self, fill: Fill) -> Any:
         if not self._base.coarse:
-            return self._of(self._base.downgraded(), self._second.downgraded(), self.index.k_factor)
+            return self._of(self._base.downgraded(fill), self._second.downgraded(fill), self.index.k_factor)
         chain = faiss.downcast_index(self.index.refine_index).chain
         first = faiss.downcast_VectorTransform(chain.at(0))
         if isinstance(first, faiss.RemapDimensionsTransform) and first.d_in == first.d_out:
             return copied(self.index.base_index)
-        return self._of(copied(self.index.base_index), self._second.downgraded(), self.index.k_factor / K_FACTOR)
+        return self._of(copied(self.index.base_index), self._second.downgraded(fill), self.index.k_factor / K_FACTOR)
 
     def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         return self._second.scan(start, size)
@@ -302,12 +303,13 @@ class Coarse(Rule):
         for vectors in (vectors for vectors, _ in self.scan(0, block_rows(d))) if given is None else given.blocks():
             stage.add(vectors)
         # A first transform that changes nothing tells this second stage from one that the index had before.
-        second = leaf_for(stage).behind([faiss.RemapDimensionsTransform(d, d, False)], offsets, plan)
+        same = faiss.RemapDimensionsTransform(d, d, False)
+        second = leaf_for(stage).behind([same], offsets, replace(plan, fill=in_memory))
         new = faiss.IndexRefine(base := copied(self.index), second)
         new.own_fields, new.own_refine_index, new.k_factor = handed_over(base), handed_over(second), K_FACTOR
         return new
 
-    def downgraded(self) -> Any:
+    def downgraded(self, fill: Fill) -> Any:
         return copied(self.index)
 
     def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
@@ -345,8 +347,8 @@ class Parts(Rule):
             [part.upgraded(own, plan) for part, own in zip(self._parts, np.split(offsets, ends), strict=True)]
         )
 
-    def downgraded(self) -> Any:
-        return self._of([part.downgraded() for part in self._parts])
+    def downgraded(self, fill: Fill) -> Any:
+        return self._of([part.downgraded(fill) for part in self._parts])
 
     def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         for part in self._parts if self._sharded else self._parts[:1]:

@@ -7,21 +7,39 @@ the model under its `.new` name, where it is found by the mark in the index.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import struct
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import faiss
 import numpy as np
 
 from hubplugin.errors import ModelFileError, StoreError
+from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
 from hubplugin.vectors import Progress
-from hubplugin_faiss.augment import carries_mark_of, refresh, upgrade
+from hubplugin_faiss.augment import (
+    Gallery,
+    carries_mark_of,
+    offsets_by,
+    plan_for,
+    require_upgradable,
+    require_upgraded,
+    warn_of_loss,
+)
+from hubplugin_faiss.leaves import in_memory
+from hubplugin_faiss.plan import Body, Fill
 from hubplugin_faiss.rule import rule_for
 
 PROBES = 16
 """A file that was written is read back and searched with this many of its own vectors before it takes its place."""
+
+PAGES_KEPT = 256 << 20
+"""The pages of a mapped file are given back each time that about this much of it has been read."""
 
 
 def upgrade_file(
@@ -37,13 +55,24 @@ def upgrade_file(
 
     An index that is already upgraded gets the offsets of `model` instead of its own. The new file is written beside,
     flushed, read back and searched before it takes the place of the old one; a kill at any moment leaves one of the
-    two whole, and running this again finishes.
+    two whole, and running this again finishes. Codes in a row or in inverted lists go from the mapped old file to the
+    new one piece by piece, so that memory holds the offsets and no more, whatever the size.
 
     Raises StoreError or InputError as `upgrade` does, and StoreError for a file that Faiss cannot read.
     """
-    index = read_faiss(path)
-    change = refresh if rule_for(index).is_upgraded() else upgrade
-    replace(path if out is None else out, change(index, model, device=device, memory=memory, progress=progress), model)
+    source, raw = Path(path), beside(path if out is None else out, ".raw")
+    try:
+        index = read_faiss(source, mapped=True)
+        if rule_for(index).is_upgraded():
+            rule = rule_for(index)
+            _write(raw, lambda fill: rule.downgraded(fill), source, progress)
+            index, source = read_faiss(raw, mapped=True), raw
+        require_upgradable(rule_for(index))
+        gallery = MappedGallery(source, index, unit=model.metric is Metric.COSINE)
+        offsets = offsets_by(model, index, gallery, device, memory, progress)
+        put(path if out is None else out, index, offsets, model, source, progress)
+    finally:
+        raw.unlink(missing_ok=True)
 
 
 def read_index(path: str | os.PathLike[str]) -> tuple[Any, OffsetModel | None]:
@@ -78,13 +107,97 @@ def model_of(path: str | os.PathLike[str], index: Any) -> OffsetModel | None:
     raise StoreError(f"{os.fspath(path)} is upgraded, but {what}; put the right one beside it, or downgrade the index")
 
 
-def replace(path: str | os.PathLike[str], index: Any, model: OffsetModel | None) -> None:
-    """Puts `index` and its `model` in the place of what the file `path` and its `.hub` hold."""
+def put(
+    path: str | os.PathLike[str],
+    index: Any,
+    offsets: np.ndarray,
+    model: OffsetModel,
+    source: Path,
+    progress: Progress | None = None,
+) -> None:
+    """Upgrades `index`, which was read from the file `source`, with `offsets` [n] in scan order, and puts it and its
+    `model` in the place of what the file `path` and its `.hub` hold."""
+    rule = rule_for(index)
+
+    def make(fill: Fill) -> Any:
+        return rule.upgraded(offsets, plan_for(offsets, model, fill))
+
+    def checked(written: Any) -> None:
+        if not rule.exhaustive:
+            warn_of_loss(index, written, model)
+
+    _replace(path, make, index, model, source, progress, checked)
+
+
+def take_out(path: str | os.PathLike[str], index: Any, progress: Progress | None = None) -> None:
+    """Replaces the file `path`, which holds the upgraded `index`, by the index as it was."""
+    rule = rule_for(index)
+    require_upgraded(rule)
+    _replace(path, rule.downgraded, index, None, Path(path), progress, lambda written: None)
+
+
+def beside(path: str | os.PathLike[str], suffix: str) -> Path:
+    return Path(f"{os.fspath(path)}{suffix}")
+
+
+def read_faiss(path: str | os.PathLike[str], *, mapped: bool = False) -> Any:
+    """The index in the file `path`, in memory or mapped; raises StoreError, one line, if there is none or Faiss
+    refuses it."""
+    if not Path(path).is_file():
+        raise StoreError(f"there is no file {os.fspath(path)!r}")
+    try:
+        return faiss.read_index(os.fspath(path), faiss.IO_FLAG_MMAP_IFC if mapped else 0)
+    except RuntimeError as error:
+        raise StoreError(f"Faiss cannot read {os.fspath(path)!r}: {_reason(error)}") from None
+
+
+class MappedGallery(Gallery):
+    """The vectors of an index that is mapped from a file, whose pages are given back as they have been read."""
+
+    def __init__(self, source: Path, index: Any, *, unit: bool):
+        super().__init__(index, source.name, unit=unit)
+        self._source = source
+
+    def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
+        read = 0
+        for block in super()._raw_blocks(size):
+            yield block
+            read += block.nbytes
+            if read > PAGES_KEPT:
+                give_back_pages(self._source)
+                read = 0
+
+
+def give_back_pages(path: Path) -> None:
+    """Tells the kernel that pages of the mapped file `path` may go, so that a file that is larger than memory is read
+    without filling it. They are read from the file again where they are needed."""
+    if not sys.platform.startswith("linux"):
+        return
+    libc, name = ctypes.CDLL(None), os.path.realpath(path)
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            if line.rstrip("\n").endswith(name):
+                first, _, last = line.split(maxsplit=1)[0].partition("-")
+                start = int(first, 16)
+                libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(int(last, 16) - start), 4)  # MADV_DONTNEED
+
+
+def _replace(
+    path: str | os.PathLike[str],
+    make: Callable[[Fill], Any],
+    index: Any,
+    model: OffsetModel | None,
+    source: Path,
+    progress: Progress | None,
+    checked: Callable[[Any], None],
+) -> None:
     new, model_path = beside(path, ".new"), beside(path, ".hub")
     new_model = beside(model_path, ".new")
     try:
-        _write(new, index)
-        _require_same(new, index)
+        _write(new, make, source, progress)
+        written = read_faiss(new, mapped=True)
+        _require_same(written, index, new)
+        checked(written)
         if model is not None:
             model.save(new_model)
         os.replace(new, path)
@@ -99,37 +212,120 @@ def replace(path: str | os.PathLike[str], index: Any, model: OffsetModel | None)
         new.unlink(missing_ok=True)
 
 
-def beside(path: str | os.PathLike[str], suffix: str) -> Path:
-    return Path(f"{os.fspath(path)}{suffix}")
+def _write(path: Path, make: Callable[[Fill], Any], source: Path, progress: Progress | None) -> None:
+    """Writes what `make` makes to the file `path` and flushes it.
 
+    Faiss's own writer writes everything but the codes: leaves get a plug instead, which is then found in what was
+    written, and the codes go in its place as they come.
+    """
+    plugs: list[tuple[Body, bytes]] = []
 
-def read_faiss(path: str | os.PathLike[str]) -> Any:
-    """The index in the file `path`; raises StoreError, one line, if there is none or Faiss refuses it."""
-    if not Path(path).is_file():
-        raise StoreError(f"there is no file {os.fspath(path)!r}")
-    try:
-        return faiss.read_index(os.fspath(path))
-    except RuntimeError as error:
-        raise StoreError(f"Faiss cannot read {os.fspath(path)!r}: {_reason(error)}") from None
+    def plugged(body: Body) -> Any:
+        plug = _plug(body)
+        if plug is None:
+            return in_memory(body)
+        plugs.append((body, plug))
+        return body.shell
 
-
-def _write(path: Path, index: Any) -> None:
-    try:
-        faiss.write_index(index, os.fspath(path))
-    except RuntimeError as error:
-        raise StoreError(f"Faiss cannot write {os.fspath(path)!r}: {_reason(error)}") from None
-    with path.open("rb+") as file:
+    index = make(plugged)
+    if not plugs:
+        try:
+            faiss.write_index(index, os.fspath(path))
+        except RuntimeError as error:
+            raise StoreError(f"Faiss cannot write {os.fspath(path)!r}: {_reason(error)}") from None
+        with path.open("rb+") as written:
+            os.fsync(written.fileno())
+        return
+    frame = faiss.serialize_index(index).tobytes()
+    places = sorted((_place(frame, plug), number) for number, (_, plug) in enumerate(plugs))
+    done, total = 0, sum(int(body.shell.ntotal) for body, _ in plugs)
+    with path.open("wb") as file:
+        position = 0
+        for place, number in places:
+            body, plug = plugs[number]
+            file.write(frame[position:place])
+            for count in _pour(body, file):
+                done += count
+                give_back_pages(source)
+                if progress is not None:
+                    progress("writing the index", done, total)
+            position = place + len(plug)
+        file.write(frame[position:])
+        file.flush()
         os.fsync(file.fileno())
 
 
-def _require_same(path: Path, index: Any) -> None:
-    """Raises StoreError unless the file `path` searches as `index` does."""
-    written = read_faiss(path)
-    probes, _ = next(rule_for(index).scan(0, PROBES))
-    k = min(10, index.ntotal)
-    for ours, theirs in zip(index.search(probes, k), written.search(probes, k), strict=True):
-        if not np.array_equal(ours, theirs):
-            raise StoreError(f"{os.fspath(path)!r} does not read back as it was written; the disk may be failing")
+def _plug(body: Body) -> bytes | None:
+    """What Faiss writes in the place of the codes of a leaf without them; None if it writes them elsewhere."""
+    shell = body.shell
+    if isinstance(shell, faiss.IndexIVF):
+        if not isinstance(faiss.downcast_InvertedLists(shell.invlists), faiss.ArrayInvertedLists):
+            return None
+        return struct.pack("<4sQQ4sQ", b"ilar", shell.nlist, shell.code_size, b"sprs", 0)
+    plug = os.urandom(64)
+    shell.codes.resize(len(plug))
+    faiss.rev_swig_ptr(shell.codes.data(), len(plug))[:] = np.frombuffer(plug, np.uint8)
+    return struct.pack("<Q", len(plug) // _unit(shell)) + plug
+
+
+def _place(frame: bytes, plug: bytes) -> int:
+    """Where `plug` is in `frame`. A short one may stand there by chance: then what was written will not read back."""
+    place = frame.rfind(plug)
+    if place < 0:
+        raise StoreError("this version of Faiss writes indexes in another way than is known; nothing was changed")
+    return place
+
+
+def _pour(body: Body, file: BinaryIO) -> Iterator[int]:
+    """Writes the codes of `body` as Faiss does, and yields how many they are, piece by piece."""
+    shell = body.shell
+    if not isinstance(shell, faiss.IndexIVF):
+        file.write(struct.pack("<Q", int(shell.ntotal) * int(shell.code_size) // _unit(shell)))
+        for entries in body.entries():
+            file.write(np.ascontiguousarray(entries.codes).data)
+            yield len(entries.codes)
+        return
+    assert body.list_sizes is not None
+    sizes = body.list_sizes.astype(np.uint64)
+    file.write(struct.pack("<4sQQ", b"ilar", shell.nlist, shell.code_size))
+    filled = np.flatnonzero(sizes)
+    if len(filled) > shell.nlist // 2:
+        listed, kind = sizes, b"full"
+    else:
+        listed, kind = np.stack([filled.astype(np.uint64), sizes[filled]], axis=1).ravel(), b"sprs"
+    file.write(struct.pack("<4sQ", kind, len(listed)) + listed.tobytes())
+    held: list[np.ndarray] = []  # ids follow the codes of their whole list
+    left = 0
+    for entries in body.entries():
+        assert entries.lists is not None
+        assert entries.ids is not None
+        edges = np.flatnonzero(np.diff(entries.lists, prepend=-1, append=-1))
+        for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+            left = left or int(sizes[entries.lists[first]])
+            file.write(np.ascontiguousarray(entries.codes[first:last]).data)
+            held.append(entries.ids[first:last])
+            left -= last - first
+            if left == 0:
+                file.write(np.concatenate(held).tobytes())
+                held.clear()
+        yield len(entries.codes)
+
+
+def _unit(shell: Any) -> int:
+    """In what Faiss counts the codes of a leaf: floats or bytes."""
+    return 4 if isinstance(shell, faiss.IndexFlat) else 1
+
+
+def _require_same(written: Any, index: Any, path: Path) -> None:
+    """Raises StoreError unless `written`, read back from `path`, holds and finds the vectors of `index`."""
+    before, after = rule_for(index), rule_for(written)
+    same = before.count == after.count
+    for start in (0, max(0, before.count - PROBES)) if same else ():
+        (probes, _), (found, _) = next(before.scan(start, PROBES)), next(after.scan(start, PROBES))
+        scores, labels = written.search(probes, 1)
+        same &= np.array_equal(probes, found) and bool((labels >= 0).all() and np.isfinite(scores).all())
+    if not same:
+        raise StoreError(f"{os.fspath(path)!r} does not read back as it was written; the disk may be failing")
 
 
 def _flush_folder(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -10,7 +11,8 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
-from hubplugin_faiss.codes import Codec, Coder, FloatCodec, Plan, ProductCodec, ScalarCodec
+from hubplugin_faiss.codes import Codec, Coder, FloatCodec, ProductCodec, ScalarCodec
+from hubplugin_faiss.plan import Body, Entries, Fill, Plan
 from hubplugin_faiss.rule import Leaf, alike, block_rows, handed_over, leaf_for, name_of, pretransform
 from hubplugin_faiss.tail import Tail
 
@@ -49,21 +51,17 @@ class Row(Leaf):
     def widened(self, offsets: np.ndarray, plan: Plan) -> tuple[Tail, Any]:
         codec = codec_of(self.index)
         coder = codec.plan(plan, offsets[sample_rows(offsets, np.empty(0, np.int64))], None)
-        return coder.tail, self.widened_by(coder, lambda rows: coder.tails(offsets[rows]))
+        return coder.tail, plan.fill(self._body_with(coder, lambda rows: coder.tails(offsets[rows])))
 
-    def widened_by(self, coder: Coder, tails: Callable[[slice], np.ndarray]) -> Any:
-        """A new index with `tails(rows)` behind its codes."""
-        new = self._empty(self.index.d + coder.tail.width)
-        codec_of(self.index).widen(new, coder)
-        self._fill(new, lambda codes, rows: coder.join(codes, tails(rows)))
-        return new
+    def widened_by(self, coder: Coder, tails: np.ndarray) -> Any:
+        """A new index with `tails` [n, w] behind its codes."""
+        return in_memory(self._body_with(coder, lambda rows: tails[rows]))
 
-    def narrowed(self, d: int, tail: Tail) -> Any:
+    def narrowed(self, d: int, tail: Tail, fill: Fill) -> Any:
         codec = codec_of(self.index)
         coder, new = codec.coder(d, tail), self._empty(d)
         codec.narrow(new, d)
-        self._fill(new, lambda codes, rows: coder.head(codes))
-        return new
+        return fill(self._body(new, lambda codes, rows: coder.head(codes)))
 
     def decoded(self, start: int, size: int) -> Iterator[np.ndarray]:
         codes = codes_of(self.index)
@@ -92,12 +90,19 @@ class Row(Leaf):
         alike(new, old)
         return new
 
-    def _fill(self, new: Any, code: Callable[[np.ndarray, slice], np.ndarray]) -> None:
-        new.codes.resize(self.count * new.code_size)
-        old_codes, new_codes, size = codes_of(self.index), codes_of(new), block_rows(new.d)
-        for start in range(0, self.count, size):
-            rows = slice(start, start + size)
-            new_codes[rows] = code(old_codes[rows], rows)
+    def _body_with(self, coder: Coder, tails: Callable[[slice], np.ndarray]) -> Body:
+        new = self._empty(self.index.d + coder.tail.width)
+        codec_of(self.index).widen(new, coder)
+        return self._body(new, lambda codes, rows: coder.join(codes, tails(rows)))
+
+    def _body(self, new: Any, code: Callable[[np.ndarray, slice], np.ndarray]) -> Body:
+        def entries() -> Iterator[Entries]:
+            codes, size = codes_of(self.index), block_rows(new.d)
+            for start in range(0, self.count, size):
+                rows = slice(start, min(start + size, self.count))
+                yield Entries(code(codes[rows], rows))
+
+        return Body(new, entries)
 
 
 class Lists(Leaf):
@@ -114,30 +119,27 @@ class Lists(Leaf):
         return codec_of(self.index).lossy
 
     def widened(self, offsets: np.ndarray, plan: Plan) -> tuple[Tail, Any]:
-        ranks = self._ranks(offsets)
-        codec, starts = codec_of(self.index), self._starts()
-        of_list = np.repeat(np.arange(self.index.nlist), np.diff(starts))
+        codec, starts, ranks = codec_of(self.index), self._starts(), self._ranks(offsets)
         rows = sample_rows(offsets, starts[:-1][np.diff(starts) > 0])
-        coder = codec.plan(plan, offsets[rows], ranks[of_list[rows]] if self._residual else None)
+        of_rows = np.searchsorted(starts, rows, "right") - 1
+        coder = codec.plan(plan, offsets[rows], ranks[of_rows] if self._residual else None)
         quantizer, centres = widened_quantizer(self.index.quantizer, coder, ranks)
         new = self._empty(self.index.d + coder.tail.width, quantizer)
         codec.widen(new, coder)
 
-        def code(codes: np.ndarray, entries: slice) -> np.ndarray:
-            bases = centres[of_list[entries]] if self._residual else None
-            tails = coder.tails(offsets[entries], bases)
+        def code(numbers: np.ndarray, codes: np.ndarray, rows: slice) -> np.ndarray:
+            bases = centres[numbers] if self._residual else None
+            tails = coder.tails(offsets[rows], bases)
             return coder.join(codes, tails if bases is None else tails - bases)
 
-        self._fill(new, code)
-        return coder.tail, new
+        return coder.tail, plan.fill(self._body(new, code))
 
-    def narrowed(self, d: int, tail: Tail) -> Any:
+    def narrowed(self, d: int, tail: Tail, fill: Fill) -> Any:
         codec = codec_of(self.index)
         coder = codec.coder(d, tail)
         new = self._empty(d, narrowed_quantizer(self.index.quantizer, d, tail))
         codec.narrow(new, d)
-        self._fill(new, lambda codes, entries: coder.head(codes))
-        return new
+        return fill(self._body(new, lambda numbers, codes, rows: coder.head(codes)))
 
     def decoded(self, start: int, size: int) -> Iterator[np.ndarray]:
         for numbers, codes, _, _ in self._blocks(start, size):
@@ -235,15 +237,18 @@ class Lists(Leaf):
             new = faiss.IndexIVFFlat(quantizer, d, old.nlist, metric)
         new.own_fields = handed_over(quantizer)
         alike(new, old, "nprobe", "max_codes", "parallel_mode", "by_residual", "quantizer_trains_alone")
+        if isinstance(new, faiss.IndexIVFPQ):
+            new.use_precomputed_table = min(old.use_precomputed_table, 0)  # -1 forbids them, 0 lets Faiss decide
         return new
 
-    def _fill(self, new: Any, code: Callable[[np.ndarray, slice], np.ndarray]) -> None:
-        for numbers, codes, ids, entries in self._blocks(0, block_rows(new.d)):
-            _add_entries(new.invlists, numbers, ids, code(codes, entries))
+    def _body(self, new: Any, code: Callable[[np.ndarray, np.ndarray, slice], np.ndarray]) -> Body:
         new.direct_map = self.index.direct_map
-        if isinstance(new, faiss.IndexIVFPQ):
-            new.use_precomputed_table = self.index.use_precomputed_table
-            new.precompute_table()
+
+        def entries() -> Iterator[Entries]:
+            for numbers, codes, ids, rows in self._blocks(0, block_rows(new.d)):
+                yield Entries(code(numbers, codes, rows), numbers, ids)
+
+        return Body(new, entries, np.diff(self._starts()))
 
 
 class Graph(Leaf):
@@ -273,17 +278,17 @@ class Graph(Leaf):
 
     def widened(self, offsets: np.ndarray, plan: Plan) -> tuple[Tail, Any]:
         graph = self._rebuilt(offsets) if plan.rebuild else self.index
-        tail, storage = self._storage.widened(offsets, plan)
+        tail, storage = self._storage.widened(offsets, replace(plan, fill=in_memory))
         return tail, self._over(storage, graph)
 
-    def widened_by(self, coder: Coder, tails: Callable[[slice], np.ndarray]) -> Any:
-        """A new index with `tails(rows)` behind the codes of its storage."""
+    def widened_by(self, coder: Coder, tails: np.ndarray) -> Any:
+        """A new index with `tails` [n, w] behind the codes of its storage."""
         storage = self._storage
         assert isinstance(storage, Row)
         return self._over(storage.widened_by(coder, tails), self.index)
 
-    def narrowed(self, d: int, tail: Tail) -> Any:
-        return self._over(self._storage.narrowed(d, tail), self.index)
+    def narrowed(self, d: int, tail: Tail, fill: Fill) -> Any:
+        return self._over(self._storage.narrowed(d, tail, in_memory), self.index)
 
     def decoded(self, start: int, size: int) -> Iterator[np.ndarray]:
         return self._storage.decoded(start, size)
@@ -362,7 +367,7 @@ def widened_quantizer(quantizer: Any, coder: Coder, ranks: np.ndarray) -> tuple[
     if name_of(quantizer) in ("IndexFlat", "IndexFlatIP", "IndexFlatL2", "IndexHNSWFlat"):
         centres = coder.centres(ranks)
         floats = FloatCodec(quantizer).coder(quantizer.d, coder.tail)
-        return rule.widened_by(floats, lambda rows: centres[rows]), centres
+        return rule.widened_by(floats, centres), centres
     d, width = int(quantizer.d), coder.tail.width
     drop = faiss.RemapDimensionsTransform(d + width, d, False)
     return pretransform([drop], faiss.clone_index(quantizer)), np.zeros((len(ranks), width), np.float32)
@@ -373,7 +378,7 @@ def narrowed_quantizer(quantizer: Any, d: int, tail: Tail) -> Any:
     quantizer = faiss.downcast_index(quantizer)
     if isinstance(quantizer, faiss.IndexPreTransform):
         return faiss.clone_index(faiss.downcast_index(quantizer.index))
-    return leaf_for(quantizer).narrowed(d, tail)
+    return leaf_for(quantizer).narrowed(d, tail, in_memory)
 
 
 def _nearest(quantizer: Any, vectors: np.ndarray, tail: Tail) -> np.ndarray:
@@ -411,6 +416,25 @@ def list_ids(lists: Any, number: int) -> np.ndarray:
         return np.empty(0, np.int64)
     memory: np.ndarray = faiss.rev_swig_ptr(lists.get_ids(number), size)
     return memory
+
+
+def in_memory(body: Body) -> Any:
+    """The leaf of `body` with its codes."""
+    new = body.shell
+    if not isinstance(new, faiss.IndexIVF):
+        new.codes.resize(int(new.ntotal) * int(new.code_size))
+        codes, start = codes_of(new), 0
+        for entries in body.entries():
+            codes[start : start + len(entries.codes)] = entries.codes
+            start += len(entries.codes)
+        return new
+    for entries in body.entries():
+        assert entries.lists is not None
+        assert entries.ids is not None
+        _add_entries(new.invlists, entries.lists, entries.ids, entries.codes)
+    if isinstance(new, faiss.IndexIVFPQ):
+        new.precompute_table()
+    return new
 
 
 def codes_of(index: Any) -> np.ndarray:

@@ -10,7 +10,7 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import InputError, StoreError
-from hubplugin_faiss.codes import Plan
+from hubplugin_faiss.plan import Fill, Plan
 from hubplugin_faiss.tail import Tail
 
 BLOCK_BYTES = 64 << 20
@@ -70,7 +70,7 @@ class Rule(ABC):
         """A new index of the same d with `offsets` [n] in it."""
 
     @abstractmethod
-    def downgraded(self) -> Any:
+    def downgraded(self, fill: Fill) -> Any:
         """A new index without offsets, as it was before `upgraded`."""
 
     @abstractmethod
@@ -111,7 +111,7 @@ class Leaf(Rule):
         tail, leaf = self.widened(offsets, plan)
         return pretransform([*chain, *appending(int(self.index.d), tail)], leaf)
 
-    def downgraded(self) -> Any:
+    def downgraded(self, fill: Fill) -> Any:
         raise StoreError(f"{name_of(self.index)} is not upgraded")
 
     def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None) -> None:
@@ -137,7 +137,7 @@ class Leaf(Rule):
         """A tail that suits this leaf, and a new leaf of d + w components with `offsets` [n] in its tails."""
 
     @abstractmethod
-    def narrowed(self, d: int, tail: Tail) -> Any:
+    def narrowed(self, d: int, tail: Tail, fill: Fill) -> Any:
         """Of this leaf with `tail` behind its d components: a new one without."""
 
     @abstractmethod

@@ -16,9 +16,12 @@ from hubplugin.errors import InputError, ModelFileError, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
 from hubplugin.store import Batch, Correction, Hits, Id, Store
-from hubplugin_faiss.augment import UNIT, downgrade, plan_for, require_unit, require_upgradable
-from hubplugin_faiss.files import beside, model_of, read_faiss, replace
+from hubplugin_faiss.augment import UNIT, downgrade, require_unit, require_upgradable
+from hubplugin_faiss.files import beside, model_of, put, read_faiss, take_out
 from hubplugin_faiss.rule import block_rows, rule_for
+
+MAPPED = 1 << 30
+"""Files of more bytes are mapped, not read."""
 
 
 class _Entry(int):
@@ -100,8 +103,7 @@ class FaissStore(Store):
             offsets = np.where(np.isnan(offsets), self._stored_offsets(), offsets)
         if np.isnan(offsets).any():
             raise StoreError(f"{self.url}: {int(np.isnan(offsets).sum())} targets have no offset yet; run apply again")
-        raw = downgrade(self._index) if self._rule.is_upgraded() else self._index
-        replace(self._path, rule_for(raw).upgraded(offsets, plan_for(offsets, self._writing)), self._writing)
+        put(self._path, self._raw, offsets, self._writing, self._path)
         self._pending_path.unlink(missing_ok=True)
         self._writing = None
         self._load()
@@ -117,13 +119,14 @@ class FaissStore(Store):
 
     def remove(self) -> None:
         if self._rule.is_upgraded():
-            replace(self._path, downgrade(self._index), None)
+            take_out(self._path, self._index)
             self._load()
         for path in (self._pending_path, self._model_path):
             path.unlink(missing_ok=True)
 
     def _load(self) -> None:
-        self._index = read_faiss(self._path)
+        # A file that fits is read, since whoever overwrites one in place that is mapped ends this process.
+        self._index = read_faiss(self._path, mapped=self._path.is_file() and self._path.stat().st_size > MAPPED)
         self._rule = rule_for(self._index)
         self.__dict__.pop("_raw", None)
 
