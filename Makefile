@@ -20,7 +20,7 @@ unit: $(VENV)/installed
 
 # Every scenario on every backend that is there; see docs/integration.md. REQUIRE="docker cluster" makes absence fail.
 integration: $(VENV)/installed
-	$(BIN)/python -m pytest integration_tests --kills 50 $(REQUIRE:%=--require-backend %)
+	$(BIN)/python -m pytest integration_tests --kills 50 --budget inf $(REQUIRE:%=--require-backend %)
 
 bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from integration_tests.galleries import Gallery
 NO_BACKEND = "here"
 """The column of scenarios that need no Qdrant."""
 
+_started = time.monotonic()
 _missing: dict[str, str] = {}
 _cells: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
 
@@ -30,6 +32,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="fail at once if this backend is not there; may be given several times",
     )
     group.addoption("--kills", type=int, default=4, help="how often the applying process is killed on each backend")
+    group.addoption(
+        "--budget",
+        type=float,
+        default=240.0,
+        help="seconds after which no scenario is begun on a server; inf for no limit. What needs none always runs",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -61,6 +69,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     absent = "; or ".join(f"{name}: {_missing[name]}" for name in able if name in _missing)
     nowhere = pytest.param(None, id="nowhere", marks=pytest.mark.skip(reason=f"no backend can run it; {absent}"))
     metafunc.parametrize("backend", there or [nowhere], indirect=True, scope="session")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    chosen = getattr(item, "callspec", None)
+    backend = BACKENDS.get(chosen.params.get("backend", "")) if chosen else None
+    budget = item.config.getoption("--budget")
+    if backend is not None and "server" in backend.can and time.monotonic() - _started > budget:
+        pytest.skip(f"the time budget of {budget:.0f} s is spent; make integration has none")
 
 
 @pytest.fixture(scope="session")
