@@ -49,6 +49,7 @@ def apply(
     settings: Setting = None,
     pairs: Paired = None,
     force: Annotated[bool, typer.Option("--force", help="Apply it even if it would not help.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Fit and check, and write nothing.")] = False,
     device: Device = "auto",
     memory: Memory = "512MiB",
 ) -> None:
@@ -60,7 +61,8 @@ def apply(
     with bars() as progress:
         applied = apply(
             open_store(store), queries, method, target_bank,
-            pairs=pairs, force=force, device=device, memory=memory, progress=progress, **_parameters(settings),
+            pairs=pairs, force=force, dry_run=dry_run,
+            device=device, memory=memory, progress=progress, **_parameters(settings),
         )  # fmt: skip
     typer.echo(f"{store}: {applied}")
 

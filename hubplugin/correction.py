@@ -29,17 +29,18 @@ TOLERANCE = 1e-5
 @dataclass(frozen=True)
 class Applied:
     """What `apply` or `refresh` did: the model, and of `scanned` targets how many had no offset, and how many a
-    different one, before."""
+    different one, before. `written` is False after a dry run, which only counted them."""
 
     model: OffsetModel
     scanned: int
     missing: int
     stale: int
+    written: bool = True
 
     def __str__(self) -> str:
         return (
             f"{self.scanned} targets, of which {self.missing} had no offset and {self.stale} another one; "
-            f"active: {self.model}"
+            f"{'active' if self.written else 'nothing was written; would be active'}: {self.model}"
         )
 
 
@@ -80,6 +81,7 @@ def apply(
     *,
     pairs: Pairs = None,
     force: bool = False,
+    dry_run: bool = False,
     device: str = "auto",
     memory: int | str = "512MiB",
     progress: Progress | None = None,
@@ -93,7 +95,7 @@ def apply(
     The correction is first tried on held-out bank queries (`tuning.check`), which raises CorrectionRefused if it
     would not help; force=True applies it untried. pairs: see `tuning.Pairs`. A run that was cut off while writing is
     taken up where it stopped, with its own model, if it is started again with the same banks, method and parameters;
-    method="auto" chooses again first.
+    method="auto" chooses again first. dry_run=True does all of it but the writing, and counts what would be written.
     Raises InputError for banks or parameters, StoreError for the store; searches are unchanged in every case.
     """
     bank = as_vectors(query_bank, "query bank")
@@ -102,7 +104,7 @@ def apply(
             f"{bank.name} has {bank.dim} dimensions, {store.url} has {store.dim}; embed the queries with its model"
         )
     cut_off = store.correction()
-    if cut_off is not None and not cut_off.active and method != "auto":
+    if cut_off is not None and not cut_off.active and method != "auto" and not dry_run:
         given = FitInput.read(bank, None, target_bank, store.metric, Compute(device, memory))
         if configure(method, **parameters).made(cut_off.model, given):
             return write(store, cut_off.model, device=device, memory=memory, progress=progress)
@@ -116,6 +118,9 @@ def apply(
             bank, gallery, model.method, target_bank,
             pairs=pairs, metric=store.metric, device=device, memory=memory, progress=progress, **model.parameters,
         )  # fmt: skip
+    if dry_run:
+        counts = _compared(store, model, "comparing offsets", device, memory, progress)
+        return Applied(model, *counts, written=False)
     return write(store, model, device=device, memory=memory, progress=progress)
 
 
@@ -181,16 +186,24 @@ def inspect(
     store: Store, *, device: str = "auto", memory: int | str = "512MiB", progress: Progress | None = None
 ) -> Inspection:
     """What correction lies in `store`, and whether every target has the offset that its vector gives."""
-    found, total = store.correction(), store.count()
-    missing = stale = done = 0
+    found, missing, stale = store.correction(), 0, 0
     if found is not None:
-        for batch in store.scan():
-            offsets = found.model.offsets(batch.vectors, device=device, memory=memory)
-            absent, differs = _differences(batch, offsets)
-            missing, stale, done = missing + int(absent.sum()), stale + int(differs.sum()), done + len(offsets)
-            if progress is not None:
-                progress("checking offsets", min(done, total), total)
-    return Inspection(store.url, store.metric, store.dim, total, found, missing, stale, store.notes())
+        _, missing, stale = _compared(store, found.model, "checking offsets", device, memory, progress)
+    return Inspection(store.url, store.metric, store.dim, store.count(), found, missing, stale, store.notes())
+
+
+def _compared(
+    store: Store, model: OffsetModel, what: str, device: str, memory: int | str, progress: Progress | None
+) -> tuple[int, int, int]:
+    """How many targets there are, how many have no offset, and how many one that `model` would not give."""
+    scanned = missing = stale = 0
+    total = store.count()
+    for batch in store.scan():
+        absent, differs = _differences(batch, model.offsets(batch.vectors, device=device, memory=memory))
+        scanned, missing, stale = scanned + len(absent), missing + int(absent.sum()), stale + int(differs.sum())
+        if progress is not None:
+            progress(what, min(scanned, total), total)
+    return scanned, missing, stale
 
 
 def _differences(batch: Batch, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

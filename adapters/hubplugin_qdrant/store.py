@@ -495,6 +495,7 @@ def apply(
     target_bank: VectorLike | None = None,
     pairs: Pairs = None,
     force: bool = False,
+    dry_run: bool = False,
     device: str = "auto",
     memory: int | str = "512MiB",
     progress: Progress | None = None,
@@ -504,7 +505,7 @@ def apply(
 
     query_bank: [m, d] example queries, as for `hubplugin.fit`, which also has `method`, its `parameters`,
     `target_bank`, `pairs`, `device`, `memory` and `progress`. force: apply it even if it does not help on held-out
-    bank queries. using: "" is the unnamed vector, or the only one there is.
+    bank queries. dry_run: write nothing. using: "" is the unnamed vector, or the only one there is.
     storage: that of the correction in place, or "payload": one number a point, added to the scores of the candidates
     that a search fetches, which works everywhere. "vector" is a second vector with one more dimension, which ranks
     exactly and at the speed of the index for the price of its space; it needs a named vector and server 1.18.
@@ -515,7 +516,7 @@ def apply(
     store = QdrantStore(client, collection, using, storage)
     return correction.apply(
         store, query_bank, method, target_bank,
-        pairs=pairs, force=force, device=device, memory=memory, progress=progress, **parameters,
+        pairs=pairs, force=force, dry_run=dry_run, device=device, memory=memory, progress=progress, **parameters,
     )  # fmt: skip
 
 

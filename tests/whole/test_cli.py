@@ -50,6 +50,17 @@ def test_apply_inspect_refresh_and_remove_tell_what_they_did(made, photos):
     np.testing.assert_array_equal(faiss.read_index(str(photos)).reconstruct_n(0, 1200), before)
 
 
+def test_a_dry_run_says_what_it_would_write_and_writes_nothing(made, photos):
+    before = photos.read_bytes()
+    tried = hubplugin(
+        "apply", f"faiss:{photos}", "--queries", made / "bank.npy", "--method", "dbsn", "--dry-run", "--force"
+    )
+    assert "1200 targets, of which 1200 had no offset" in tried.stdout
+    assert "nothing was written" in tried.stdout
+    assert photos.read_bytes() == before
+    assert [path.name for path in photos.parent.iterdir()] == [photos.name]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
