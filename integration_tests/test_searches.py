@@ -25,6 +25,11 @@ def corrected(backend, gallery):
     return gallery
 
 
+def require_formulas(backend):
+    if "server" in backend.can and backend.version() < (1, 14):
+        pytest.skip("before server 1.14 the client corrects the root of a request, and neither groups nor prefetches")
+
+
 def ids(points):
     return [point.id for point in points]
 
@@ -72,8 +77,7 @@ def test_a_batch_finds_what_single_queries_find(corrected):
 
 
 def test_groups_hold_the_corrected_best_of_each(backend, corrected):
-    if "server" in backend.can and backend.version() < (1, 14):
-        pytest.skip("groups are raw on servers before 1.14, and the client warns of it")
+    require_formulas(backend)
     modules = np.arange(len(corrected.ids)) % 40
     for row, query in enumerate(QUERIES[:5]):
         groups = corrected.hub.query_points_groups(
@@ -88,6 +92,7 @@ def test_groups_hold_the_corrected_best_of_each(backend, corrected):
 
 
 def test_a_hybrid_search_fuses_the_corrected_ranking(backend, fill):
+    require_formulas(backend)
     gallery = fill(using="code", sparse=True)
     hubplugin_qdrant.apply(backend.client(), gallery.name, using="code", query_bank=BANK, **APPLY)
     hub = backend.wrapped()
