@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import faiss
@@ -198,9 +198,9 @@ def plan_for(offsets: np.ndarray, model: OffsetModel | None, fill: Fill = in_mem
     return Plan(min(low - room, 0), max(high + room, 0), fingerprint, fill, **options)
 
 
-def warn_of_loss(index: Any, upgraded: Any, model: OffsetModel) -> None:
+def warn_of_loss(index: Any, upgraded: Any, model: OffsetModel, between: Callable[[], None] = lambda: None) -> None:
     """Warns if an approximate index finds less of the corrected ranking than it found of the raw one."""
-    found = loss_of_recall(index, upgraded, model)
+    found = loss_of_recall(index, upgraded, model, between)
     if found is None:
         return
     before, after, error = found

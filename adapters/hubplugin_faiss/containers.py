@@ -66,6 +66,9 @@ class IdMap(Rule):
     def tails(self) -> list[Tail]:
         return self._part.tails()
 
+    def selecting(self, selector: Any) -> Any:
+        return self._part.selecting(selector)
+
     @property
     def exhaustive(self) -> bool:  # type: ignore[override]
         return self._part.exhaustive
@@ -155,6 +158,9 @@ class Chain(Rule):
     @property
     def coarse(self) -> bool:  # type: ignore[override]
         return self._part.coarse
+
+    def selecting(self, selector: Any) -> Any:
+        return self._part.selecting(selector)
 
     @property
     def exhaustive(self) -> bool:  # type: ignore[override]

@@ -122,9 +122,13 @@ def put(
     def make(fill: Fill) -> Any:
         return rule.upgraded(offsets, plan_for(offsets, model, fill))
 
+    def give_back() -> None:
+        give_back_pages(source)
+        give_back_pages(beside(path, ".new"))
+
     def checked(written: Any) -> None:
         if not rule.exhaustive:
-            warn_of_loss(index, written, model)
+            warn_of_loss(index, written, model, give_back)
 
     _replace(path, make, index, model, source, progress, checked)
 
@@ -317,13 +321,20 @@ def _unit(shell: Any) -> int:
 
 
 def _require_same(written: Any, index: Any, path: Path) -> None:
-    """Raises StoreError unless `written`, read back from `path`, holds and finds the vectors of `index`."""
+    """Raises StoreError unless `written`, read back from `path`, holds some vectors of `index` and finds them.
+
+    It is searched among those only, so that a large file is not read as a whole.
+    """
     before, after = rule_for(index), rule_for(written)
     same = before.count == after.count
-    for start in (0, max(0, before.count - PROBES)) if same else ():
-        (probes, _), (found, _) = next(before.scan(start, PROBES)), next(after.scan(start, PROBES))
-        scores, labels = written.search(probes, 1)
-        same &= np.array_equal(probes, found) and bool((labels >= 0).all() and np.isfinite(scores).all())
+    if same:
+        rows = sorted({*range(min(PROBES, before.count)), *range(max(0, before.count - PROBES), before.count)})
+        selector = faiss.IDSelectorBatch(after.labels()[rows])
+        parameters = after.selecting(selector)
+        for start in (rows[0], max(0, before.count - PROBES)):
+            (probes, _), (found, _) = next(before.scan(start, PROBES)), next(after.scan(start, PROBES))
+            scores, labels = written.search(probes, 1, params=parameters)
+            same &= np.array_equal(probes, found) and bool((labels >= 0).all() and np.isfinite(scores).all())
     if not same:
         raise StoreError(f"{os.fspath(path)!r} does not read back as it was written; the disk may be failing")
 

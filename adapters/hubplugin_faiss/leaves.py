@@ -68,6 +68,9 @@ class Row(Leaf):
         for first in range(start, self.count, size):
             yield np.asarray(self.index.sa_decode(codes[first : first + size]))
 
+    def selecting(self, selector: Any) -> Any:
+        return faiss.SearchParameters(sel=selector)
+
     def append_tailed(self, d: int, tail: Tail, vectors: np.ndarray, offsets: np.ndarray, ids: Any) -> None:
         if ids is not None:
             raise StoreError(f"{name_of(self.index)} numbers its entries itself; add without ids")
@@ -168,6 +171,9 @@ class Lists(Leaf):
             len(tailed), faiss.swig_ptr(tailed), None if ids is None else faiss.swig_ptr(ids), faiss.swig_ptr(nearest)
         )
 
+    def selecting(self, selector: Any) -> Any:
+        return faiss.SearchParametersIVF(sel=selector, nprobe=self.index.nlist)
+
     def absorb(self, d: int, tail: Tail, other: Lists, other_tail: Tail, add_id: int) -> None:
         """Takes over the entries of `other`, their ids raised by `add_id`, with their offsets in codes of this one."""
         mine, theirs = (rule.index.quantizer.reconstruct_n(0, rule.index.nlist) for rule in (self, other))
@@ -181,7 +187,10 @@ class Lists(Leaf):
             bases = mine[numbers, d:] if self._residual else None
             tails = coder.tails(other_tail.offsets(vectors[:, d:]), bases)
             joined = coder.join(other_coder.head(codes), tails if bases is None else tails - bases)
-            _add_entries(self.index.invlists, numbers, ids + add_id, joined)
+            for number, own_ids, own_codes in _runs(numbers, ids + add_id, joined):
+                self.index.invlists.add_entries(
+                    number, len(own_ids), faiss.swig_ptr(own_ids), faiss.swig_ptr(own_codes)
+                )
         self.index.ntotal += other.count
 
     @property
@@ -394,12 +403,11 @@ def _lists_between(starts: np.ndarray, first: int, last: int) -> tuple[int, int]
     return int(np.searchsorted(starts, first, "right") - 1), int(np.searchsorted(starts, last, "left"))
 
 
-def _add_entries(lists: Any, numbers: np.ndarray, ids: np.ndarray, codes: np.ndarray) -> None:
-    """Adds entries, ordered by list, to the lists with these `numbers` [b]."""
+def _runs(lists: np.ndarray, ids: np.ndarray, codes: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Entries that are ordered by list, list by list: its number, the ids and the codes."""
     ids, codes = np.ascontiguousarray(ids), np.ascontiguousarray(codes)
-    for first, last in pairwise(np.flatnonzero(np.diff(numbers, prepend=-1, append=-1)).tolist()):
-        part = slice(first, last)
-        lists.add_entries(int(numbers[first]), last - first, faiss.swig_ptr(ids[part]), faiss.swig_ptr(codes[part]))
+    for first, last in pairwise(np.flatnonzero(np.diff(lists, prepend=-1, append=-1)).tolist()):
+        yield int(lists[first]), ids[first:last], codes[first:last]
 
 
 def _list_codes(lists: Any, number: int) -> np.ndarray:
@@ -428,10 +436,18 @@ def in_memory(body: Body) -> Any:
             codes[start : start + len(entries.codes)] = entries.codes
             start += len(entries.codes)
         return new
+    assert body.list_sizes is not None
+    filled = np.zeros(new.nlist, np.int64)
+    for number, size in enumerate(body.list_sizes.tolist()):
+        new.invlists.resize(number, size)  # at once: a list that grows is given room to spare
     for entries in body.entries():
         assert entries.lists is not None
         assert entries.ids is not None
-        _add_entries(new.invlists, entries.lists, entries.ids, entries.codes)
+        for number, ids, codes in _runs(entries.lists, entries.ids, entries.codes):
+            new.invlists.update_entries(
+                number, int(filled[number]), len(ids), faiss.swig_ptr(ids), faiss.swig_ptr(codes)
+            )
+            filled[number] += len(ids)
     if isinstance(new, faiss.IndexIVFPQ):
         new.precompute_table()
     return new

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import faiss
@@ -16,11 +17,13 @@ TOLERATED = 0.01
 """A loss of recall that is not worth a word."""
 
 
-def loss_of_recall(index: Any, upgraded: Any, model: OffsetModel) -> tuple[float, float, float] | None:
+def loss_of_recall(
+    index: Any, upgraded: Any, model: OffsetModel, between: Callable[[], None] = lambda: None
+) -> tuple[float, float, float] | None:
     """recall@10 of `index` against the raw ranking and of `upgraded` against the corrected one, and the standard
     error of their difference, both as they are set to search; None if `model` has no queries to try.
 
-    The rankings are exact over what the index itself reconstructs.
+    The rankings are exact over what the index itself reconstructs. `between` is called between pieces of the work.
     """
     bank = model.terms[0].bank
     if len(bank) < 2 * K or upgraded.ntotal < 10 * K:
@@ -28,13 +31,15 @@ def loss_of_recall(index: Any, upgraded: Any, model: OffsetModel) -> tuple[float
     probes = bank[np.linspace(0, len(bank) - 1, min(len(bank), PROBES)).astype(np.int64)]
     if model.metric is Metric.COSINE:
         probes = normalise(probes, "query bank")
-    raw, corrected = exact_rankings(upgraded, probes)
-    before, after = _recall(index, probes, raw), _recall(upgraded, probes, corrected)
+    raw, corrected = exact_rankings(upgraded, probes, between=between)
+    before, after = _recall(index, probes, raw, between), _recall(upgraded, probes, corrected, between)
     error = float((before - after).std() / np.sqrt(len(probes)))
     return float(before.mean()), float(after.mean()), error
 
 
-def exact_rankings(upgraded: Any, queries: np.ndarray, k: int = K) -> tuple[np.ndarray, np.ndarray]:
+def exact_rankings(
+    upgraded: Any, queries: np.ndarray, k: int = K, between: Callable[[], None] = lambda: None
+) -> tuple[np.ndarray, np.ndarray]:
     """Labels of the k best of each query [m, d] without and with the offsets of an upgraded index: [m, k] each."""
     rule = rule_for(upgraded)
     metric = Metric.EUCLIDEAN if rule.euclidean else Metric.DOT
@@ -51,6 +56,7 @@ def exact_rankings(upgraded: Any, queries: np.ndarray, k: int = K) -> tuple[np.n
             scores, rows = faiss.knn(asked, targets, min(k, len(targets)), metric=upgraded.metric_type)
             found.append((-scores if rule.euclidean else scores, labels[row + rows]))
         row += len(vectors)
+        between()
     rankings = []
     for found in best:
         scores, names = (np.concatenate(part, axis=1) for part in zip(*found, strict=True))
@@ -58,6 +64,9 @@ def exact_rankings(upgraded: Any, queries: np.ndarray, k: int = K) -> tuple[np.n
     return rankings[0], rankings[1]
 
 
-def _recall(index: Any, queries: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    _, found = index.search(np.ascontiguousarray(queries, np.float32), K)
+def _recall(index: Any, queries: np.ndarray, truth: np.ndarray, between: Callable[[], None]) -> np.ndarray:
+    found = []
+    for start in range(0, len(queries), 10):
+        found.extend(index.search(np.ascontiguousarray(queries[start : start + 10], np.float32), K)[1])
+        between()
     return np.array([len(np.intersect1d(a, b)) / K for a, b in zip(found, truth, strict=True)])

@@ -13,7 +13,7 @@ from hubplugin.errors import InputError, StoreError
 from hubplugin_faiss.plan import Fill, Plan
 from hubplugin_faiss.tail import Tail
 
-BLOCK_BYTES = 64 << 20
+BLOCK_BYTES = 8 << 20
 """Codes and vectors are handled in blocks of about this size, whatever the size of the index."""
 
 METRICS = {faiss.METRIC_INNER_PRODUCT: "inner product", faiss.METRIC_L2: "L2"}
@@ -95,6 +95,10 @@ class Rule(ABC):
     @abstractmethod
     def tails(self) -> list[Tail]:
         """The tails of all leaves that are upgraded."""
+
+    def selecting(self, selector: Any) -> Any:
+        """Search parameters that look only at the ids of `selector`; None where this type takes none."""
+        return None
 
     def is_upgraded(self) -> bool:
         return bool(self.tails())
