@@ -161,11 +161,7 @@ class EdgeStore(Store):
         return Batch(ids, matrix, np.array(offsets, np.float32), ids[-1] if ids else None)
 
     def correction(self) -> Correction | None:
-        manifest = self._manifest()
-        version = manifest.active.get(self.using)
-        active = version is not None
-        if version is None and manifest.writing is not None and manifest.writing.vector == self.using:
-            version = manifest.writing
+        version, active = self._manifest().lying(self.using)
         return None if version is None else Correction(load(self._model_file(version.model)), active)
 
     def begin(self, model: OffsetModel) -> Id | None:
@@ -183,7 +179,7 @@ class EdgeStore(Store):
         manifest = self._cleared(manifest)
         self._folder.mkdir(exist_ok=True)
         model.save(self._model_file(model.fingerprint))
-        self._target = _version(model, self.using, manifest.last_number + 1)
+        self._target = Version.of(model, manifest.last_number + 1, self.using, 1)
         self._write_manifest(manifest.changed(writing=self._target, last_number=self._target.number))
         return None
 
@@ -339,25 +335,6 @@ def _chosen_vector(url: str, path: Path, using: str) -> tuple[str, tuple[Metric,
     if found["distance"] not in METRICS:
         raise StoreError(f"{url}: {name} ranks by {found['distance']}; offsets are for {', '.join(METRICS)}")
     return using, (METRICS[found["distance"]], int(found["size"]))
-
-
-def _version(model: OffsetModel, using: str, number: int) -> Version:
-    gallery = model.gallery
-    return Version(
-        number=number,
-        vector=using,
-        metric=model.metric,
-        dim=model.dim,
-        method=model.method,
-        parameters=model.parameters,
-        model=model.fingerprint,
-        parts=1,
-        bank_fingerprint=model.bank_fingerprint,
-        count=gallery.count if gallery else 0,
-        smallest=gallery.smallest if gallery else 0.0,
-        largest=gallery.largest if gallery else 0.0,
-        deviation=gallery.deviation if gallery else 0.0,
-    )
 
 
 def _parse(url: str, content: str) -> Manifest:

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 import hubplugin
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric
+from hubplugin.model import OffsetModel
 
 FORMAT = 1
 """Version of the manifest. A reader refuses what a newer version wrote."""
@@ -74,6 +75,27 @@ class Version(Part):
     certain: bool = False
     max_candidates: int | None = None
     server_formula: bool = True
+
+    @classmethod
+    def of(cls, model: OffsetModel, number: int, vector: str, parts: int, **where: Any) -> Version:
+        """The version `number` of `vector` that `model` gives; `where` says how it is stored and searched."""
+        gallery = model.gallery
+        return cls(
+            number=number,
+            vector=vector,
+            metric=model.metric,
+            dim=model.dim,
+            method=model.method,
+            parameters=model.parameters,
+            model=model.fingerprint,
+            parts=parts,
+            bank_fingerprint=model.bank_fingerprint,
+            count=gallery.count if gallery else 0,
+            smallest=gallery.smallest if gallery else 0.0,
+            largest=gallery.largest if gallery else 0.0,
+            deviation=gallery.deviation if gallery else 0.0,
+            **where,
+        )
 
     @property
     def key(self) -> str:
@@ -133,6 +155,13 @@ class Manifest(Part):
     writing: Version | None = None
     retired: tuple[Version, ...] = ()
     lease: Lease | None = None
+
+    def lying(self, vector: str) -> tuple[Version | None, bool]:
+        """The version that lies in `vector`, if any, and whether it is active; a half-written one is not."""
+        if vector in self.active:
+            return self.active[vector], True
+        mine = self.writing is not None and self.writing.vector == vector
+        return self.writing if mine else None, False
 
     def kept_up(self) -> tuple[Version, ...]:
         """The versions whose offsets a write must bring along."""

@@ -180,11 +180,7 @@ class QdrantStore(Store):
         return Batch(ids, matrix, np.array(offsets, np.float32), ids[-1] if ids else None)
 
     def correction(self) -> Correction | None:
-        manifest = self._manifest()
-        version = manifest.active.get(self.using)
-        active = version is not None
-        if version is None and manifest.writing is not None and manifest.writing.vector == self.using:
-            version = manifest.writing
+        version, active = self._manifest().lying(self.using)
         if version is None:
             return None
         with self._one_line("reading the model"):
@@ -220,22 +216,12 @@ class QdrantStore(Store):
 
     def _new_version(self, model: OffsetModel, number: int, parts: int) -> Version:
         strict = self._info.config.strict_mode_config
-        gallery = model.gallery
-        return Version(
-            number=number,
-            vector=self.using,
+        return Version.of(
+            model,
+            number,
+            self.using,
+            parts,
             storage=self.storage,
-            metric=model.metric,
-            dim=model.dim,
-            method=model.method,
-            parameters=model.parameters,
-            model=model.fingerprint,
-            parts=parts,
-            bank_fingerprint=model.bank_fingerprint,
-            count=gallery.count if gallery else 0,
-            smallest=gallery.smallest if gallery else 0.0,
-            largest=gallery.largest if gallery else 0.0,
-            deviation=gallery.deviation if gallery else 0.0,
             max_candidates=strict.max_query_limit if strict is not None and strict.enabled else None,
             server_formula=self._server >= (1, 14),
         )
