@@ -57,8 +57,8 @@ class IdMap(Rule):
         if isinstance(self.index, faiss.IndexIDMap2):
             self.index.construct_rev_map()
 
-    def labels(self) -> np.ndarray:
-        return np.asarray(self._ids[self._part.labels()])
+    def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        return np.asarray(self._ids[self._part.labels(start, stop)])
 
     def order(self) -> np.ndarray:
         return self._part.order()
@@ -145,8 +145,8 @@ class Chain(Rule):
         mine.absorb(self._width() - tail.width, tail, theirs, other_tail, add_id)
         self.index.ntotal = self.index.index.ntotal
 
-    def labels(self) -> np.ndarray:
-        return self._part.labels()
+    def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        return self._part.labels(start, stop)
 
     def order(self) -> np.ndarray:
         return self._part.order()
@@ -239,8 +239,8 @@ class Refined(Rule):
         self._second.append(vectors, offsets, None)
         self.index.ntotal = self.index.refine_index.ntotal
 
-    def labels(self) -> np.ndarray:
-        return self._second.labels()
+    def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        return self._second.labels(start, stop)
 
     def tails(self) -> list[Tail]:
         return self._base.tails() + self._second.tails()
@@ -325,8 +325,8 @@ class Coarse(Rule):
     def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None) -> None:
         self.index.add(vectors)
 
-    def labels(self) -> np.ndarray:
-        return np.arange(self.count)
+    def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        return np.arange(start, self.count if stop is None else stop)
 
     def tails(self) -> list[Tail]:
         return []
@@ -376,14 +376,14 @@ class Parts(Rule):
                 part.append(vectors[first:last], offsets[first:last], ids[first:last])
         self.index.syncWithSubIndexes()
 
-    def labels(self) -> np.ndarray:
+    def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         if not self._sharded:
-            return self._parts[0].labels()
+            return self._parts[0].labels(start, stop)
         labels = [part.labels() for part in self._parts]
         if self.index.successive_ids:
             starts = np.cumsum([0, *(part.count for part in self._parts)])
-            labels = [own + start for own, start in zip(labels, starts[:-1], strict=True)]
-        return np.concatenate(labels)
+            labels = [own + before for own, before in zip(labels, starts[:-1], strict=True)]
+        return np.concatenate(labels)[start:stop]
 
     def tails(self) -> list[Tail]:
         return [tail for part in self._parts for tail in part.tails()]

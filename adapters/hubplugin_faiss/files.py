@@ -328,13 +328,14 @@ def _require_same(written: Any, index: Any, path: Path) -> None:
     before, after = rule_for(index), rule_for(written)
     same = before.count == after.count
     if same:
-        rows = sorted({*range(min(PROBES, before.count)), *range(max(0, before.count - PROBES), before.count)})
-        selector = faiss.IDSelectorBatch(after.labels()[rows])
+        starts = (0, max(0, before.count - PROBES))
+        labels = [after.labels(start, min(start + PROBES, before.count)) for start in starts]
+        selector = faiss.IDSelectorBatch(np.concatenate(labels))
         parameters = after.selecting(selector)
-        for start in (rows[0], max(0, before.count - PROBES)):
+        for start in starts:
             (probes, _), (found, _) = next(before.scan(start, PROBES)), next(after.scan(start, PROBES))
-            scores, labels = written.search(probes, 1, params=parameters)
-            same &= np.array_equal(probes, found) and bool((labels >= 0).all() and np.isfinite(scores).all())
+            scores, names = written.search(probes, 1, params=parameters)
+            same &= np.array_equal(probes, found) and bool((names >= 0).all() and np.isfinite(scores).all())
     if not same:
         raise StoreError(f"{os.fspath(path)!r} does not read back as it was written; the disk may be failing")
 

@@ -152,12 +152,10 @@ class Lists(Leaf):
             )
             yield vectors
 
-    def labels(self) -> np.ndarray:
-        lists = self.index.invlists
-        found = [np.empty(0, np.int64)]
-        for number in range(self.index.nlist):
-            found.append(list_ids(lists, number))
-        return np.concatenate(found)
+    def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        lists, starts = self.index.invlists, self._starts()
+        parts = _parts(starts, start, self.count if stop is None else stop)
+        return np.concatenate([np.empty(0, np.int64), *(list_ids(lists, number)[part] for number, part in parts)])
 
     def append_tailed(self, d: int, tail: Tail, vectors: np.ndarray, offsets: np.ndarray, ids: Any) -> None:
         # Placed by its vector alone, as in the raw index, and not by its offset times that of a list.
@@ -213,8 +211,9 @@ class Lists(Leaf):
         starts = self._starts()
         sizes = np.diff(starts)
         filled = np.maximum(sizes, 1)
-        sums = np.concatenate([[0], np.cumsum(offsets, dtype=np.float64)])
-        means = (sums[starts[1:]] - sums[starts[:-1]]) / filled
+        means = np.zeros(len(sizes))
+        means[sizes > 0] = np.add.reduceat(offsets, starts[:-1][sizes > 0], dtype=np.float64)
+        means /= filled
         ranks = means + 0.5 * offsets.std() * np.log(filled / max(sizes.mean(), 1))
         return np.where(sizes > 0, np.clip(ranks, offsets.min(), offsets.max()), 0).astype(np.float32)
 
@@ -223,14 +222,13 @@ class Lists(Leaf):
         lists, starts = self.index.invlists, self._starts()
         for first in range(start, self.count, size):
             last = min(first + size, self.count)
-            numbers, codes, ids = [], [], []
-            for number in range(*_lists_between(starts, first, last)):
-                part = slice(max(first - starts[number], 0), min(last, starts[number + 1]) - starts[number])
-                if part.stop > part.start:
-                    codes.append(_list_codes(lists, number)[part])
-                    ids.append(list_ids(lists, number)[part])
-                    numbers.append(np.full(part.stop - part.start, number, np.int64))
-            yield np.concatenate(numbers), np.concatenate(codes), np.concatenate(ids), slice(first, last)
+            parts = list(_parts(starts, first, last))
+            yield (
+                np.concatenate([np.full(part.stop - part.start, number, np.int64) for number, part in parts]),
+                np.concatenate([_list_codes(lists, number)[part] for number, part in parts]),
+                np.concatenate([list_ids(lists, number)[part] for number, part in parts]),
+                slice(first, last),
+            )
 
     def _empty(self, d: int, quantizer: Any) -> Any:
         old, metric = self.index, self.index.metric_type
@@ -398,9 +396,13 @@ def _nearest(quantizer: Any, vectors: np.ndarray, tail: Tail) -> np.ndarray:
     return np.ascontiguousarray(quantizer.search(np.concatenate([vectors, blank], axis=1), 1)[1].ravel())
 
 
-def _lists_between(starts: np.ndarray, first: int, last: int) -> tuple[int, int]:
-    """The range of list numbers that hold the entries [first, last)."""
-    return int(np.searchsorted(starts, first, "right") - 1), int(np.searchsorted(starts, last, "left"))
+def _parts(starts: np.ndarray, first: int, last: int) -> Iterator[tuple[int, slice]]:
+    """Where the entries [first, last) lie: list numbers, and which of the list's entries."""
+    numbers = range(int(np.searchsorted(starts, first, "right") - 1), int(np.searchsorted(starts, last, "left")))
+    for number in numbers:
+        part = slice(max(first - int(starts[number]), 0), min(last, int(starts[number + 1])) - int(starts[number]))
+        if part.stop > part.start:
+            yield number, part
 
 
 def _runs(lists: np.ndarray, ids: np.ndarray, codes: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:

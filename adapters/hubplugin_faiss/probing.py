@@ -43,18 +43,19 @@ def exact_rankings(
     """Labels of the k best of each query [m, d] without and with the offsets of an upgraded index: [m, k] each."""
     rule = rule_for(upgraded)
     metric = Metric.EUCLIDEAN if rule.euclidean else Metric.DOT
-    labels, row = rule.labels(), 0
+    row = 0
     best: list[list[tuple[np.ndarray, np.ndarray]]] = [[], []]
     highest = float(max(tail.offsets(tail.query[None]).max() for tail in rule.tails())) if rule.euclidean else 0.0
     for vectors, offsets in rule.scan(0, block_rows(upgraded.d)):
         assert offsets is not None
+        labels = rule.labels(row, row + len(vectors))
         tailed = augment_targets(vectors, offsets, metric, max_offset=highest)
         for found, targets, asked in (
             (best[0], vectors, queries),
             (best[1], tailed, augment_queries(queries, metric)),
         ):
             scores, rows = faiss.knn(asked, targets, min(k, len(targets)), metric=upgraded.metric_type)
-            found.append((-scores if rule.euclidean else scores, labels[row + rows]))
+            found.append((-scores if rule.euclidean else scores, labels[rows]))
         row += len(vectors)
         between()
     rankings = []

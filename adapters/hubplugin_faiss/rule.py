@@ -82,8 +82,8 @@ class Rule(ABC):
         """Adds `vectors` [n, d] with `offsets` [n] to an upgraded index."""
 
     @abstractmethod
-    def labels(self) -> np.ndarray:
-        """What a search calls each entry: int64 [n]."""
+    def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """What a search calls the entries [start, stop), all by default: int64 [stop - start]."""
 
     def order(self) -> np.ndarray:
         """Where the offset of each entry stands in a list by id: a permutation of 0 ... n - 1, int64 [n]."""
@@ -125,8 +125,8 @@ class Leaf(Rule):
         for vectors in self.decoded(start, size):
             yield vectors, None
 
-    def labels(self) -> np.ndarray:
-        return np.arange(self.count)
+    def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        return np.arange(start, self.count if stop is None else stop)
 
     def tails(self) -> list[Tail]:
         return []

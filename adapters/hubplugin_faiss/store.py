@@ -59,12 +59,12 @@ class FaissStore(Store):
         return self._rule.count
 
     def scan(self, after: Id | None = None) -> Iterator[Batch]:
-        labels, row = self._rule.labels(), int(after or 0)
+        row = int(after or 0)
         for vectors, offsets in self._rule.scan(row, block_rows(self.dim)):
             if self.metric is Metric.COSINE:
                 require_unit(vectors, self.url, row)
             ids = []
-            for label in labels[row : row + len(vectors)].tolist():
+            for label in self._rule.labels(row, row + len(vectors)).tolist():
                 ids.append(_Entry(label))
                 ids[-1].row = row
                 row += 1
