@@ -77,4 +77,5 @@ def test_scores_ids_and_bytes(kind, metric, d, n, shape, size, seed):
         apart = cases.as_similarities(scores[query], metric) - truth[query, rows]
         np.testing.assert_allclose(apart, apart.mean(), rtol=0, atol=1e-5 * scale + 2e-6)
         if metric == IP:
-            assert abs(apart.mean()) <= 5e-3 * np.abs(offsets).max() + 1e-5 * scale + 1e-5
+            # 16 bits hold huge offsets only in larger units, by whose square all scores are shifted alike.
+            assert abs(apart.mean()) <= 2e-8 * np.abs(offsets).max() ** 2 + 1e-5 * scale + 1e-5
