@@ -66,6 +66,9 @@ class IdMap(Rule):
     def tails(self) -> list[Tail]:
         return self._part.tails()
 
+    def files(self) -> list[str]:
+        return self._part.files()
+
     def selecting(self, selector: Any) -> Any:
         return self._part.selecting(selector)
 
@@ -159,6 +162,9 @@ class Chain(Rule):
     def coarse(self) -> bool:  # type: ignore[override]
         return self._part.coarse
 
+    def files(self) -> list[str]:
+        return self._part.files()
+
     def selecting(self, selector: Any) -> Any:
         return self._part.selecting(selector)
 
@@ -244,6 +250,9 @@ class Refined(Rule):
 
     def tails(self) -> list[Tail]:
         return self._base.tails() + self._second.tails()
+
+    def files(self) -> list[str]:
+        return self._base.files()
 
     @property
     def _base(self) -> Rule:

@@ -61,18 +61,20 @@ def upgrade_file(
     Raises StoreError or InputError as `upgrade` does, and StoreError for a file that Faiss cannot read.
     """
     source, raw = Path(path), beside(path if out is None else out, ".raw")
+    made_on_the_way: list[str] = []
     try:
-        index = read_faiss(source, mapped=True)
+        index = original = read_faiss(source, mapped=True)
         if rule_for(index).is_upgraded():
-            rule = rule_for(index)
-            _write(raw, lambda fill: rule.downgraded(fill), source, progress)
+            made_on_the_way = _write(raw, rule_for(index).downgraded, source, progress)
             index, source = read_faiss(raw, mapped=True), raw
         require_upgradable(rule_for(index))
         gallery = MappedGallery(source, index, unit=model.metric is Metric.COSINE)
         offsets = offsets_by(model, index, gallery, device, memory, progress)
-        put(path if out is None else out, index, offsets, model, source, progress)
+        obsolete = rule_for(original).files() if out is None else []
+        put(path if out is None else out, index, offsets, model, source, obsolete, progress)
     finally:
-        raw.unlink(missing_ok=True)
+        for name in (raw, *made_on_the_way):
+            Path(name).unlink(missing_ok=True)
 
 
 def read_index(path: str | os.PathLike[str]) -> tuple[Any, OffsetModel | None]:
@@ -113,10 +115,11 @@ def put(
     offsets: np.ndarray,
     model: OffsetModel,
     source: Path,
+    obsolete: list[str],
     progress: Progress | None = None,
 ) -> None:
     """Upgrades `index`, which was read from the file `source`, with `offsets` [n] in scan order, and puts it and its
-    `model` in the place of what the file `path` and its `.hub` hold."""
+    `model` in the place of what the file `path` and its `.hub` hold, and of the `obsolete` files of its lists."""
     rule = rule_for(index)
 
     def make(fill: Fill) -> Any:
@@ -130,14 +133,14 @@ def put(
         if not rule.exhaustive:
             warn_of_loss(index, written, model, give_back)
 
-    _replace(path, make, index, model, source, progress, checked)
+    _replace(path, make, index, model, source, obsolete, progress, checked)
 
 
 def take_out(path: str | os.PathLike[str], index: Any, progress: Progress | None = None) -> None:
     """Replaces the file `path`, which holds the upgraded `index`, by the index as it was."""
     rule = rule_for(index)
     require_upgraded(rule)
-    _replace(path, rule.downgraded, index, None, Path(path), progress, lambda written: None)
+    _replace(path, rule.downgraded, index, None, Path(path), rule.files(), progress, lambda written: None)
 
 
 def beside(path: str | os.PathLike[str], suffix: str) -> Path:
@@ -192,13 +195,15 @@ def _replace(
     index: Any,
     model: OffsetModel | None,
     source: Path,
+    obsolete: list[str],
     progress: Progress | None,
     checked: Callable[[Any], None],
 ) -> None:
     new, model_path = beside(path, ".new"), beside(path, ".hub")
     new_model = beside(model_path, ".new")
+    no_longer_needed: list[str] = []
     try:
-        _write(new, make, source, progress)
+        no_longer_needed = _write(new, make, source, progress)
         written = read_faiss(new, mapped=True)
         _require_same(written, index, new)
         checked(written)
@@ -210,14 +215,16 @@ def _replace(
         else:
             os.replace(new_model, model_path)
         _flush_folder(Path(path).parent)
+        no_longer_needed = obsolete
     except OSError as error:
         raise StoreError(f"cannot write {os.fspath(path)!r}: {error.strerror}; it is as it was") from None
     finally:
-        new.unlink(missing_ok=True)
+        for name in (new, *no_longer_needed):
+            Path(name).unlink(missing_ok=True)
 
 
-def _write(path: Path, make: Callable[[Fill], Any], source: Path, progress: Progress | None) -> None:
-    """Writes what `make` makes to the file `path` and flushes it.
+def _write(path: Path, make: Callable[[Fill], Any], source: Path, progress: Progress | None) -> list[str]:
+    """Writes what `make` makes to the file `path`, flushes it, and returns the files of its inverted lists.
 
     Faiss's own writer writes everything but the codes: leaves get a plug instead, which is then found in what was
     written, and the codes go in its place as they come.
@@ -237,9 +244,11 @@ def _write(path: Path, make: Callable[[Fill], Any], source: Path, progress: Prog
             faiss.write_index(index, os.fspath(path))
         except RuntimeError as error:
             raise StoreError(f"Faiss cannot write {os.fspath(path)!r}: {_reason(error)}") from None
-        with path.open("rb+") as written:
-            os.fsync(written.fileno())
-        return
+        files = rule_for(index).files()
+        for name in (os.fspath(path), *files):
+            with open(name, "rb+") as written:
+                os.fsync(written.fileno())
+        return files
     frame = faiss.serialize_index(index).tobytes()
     places = sorted((_place(frame, plug), number) for number, (_, plug) in enumerate(plugs))
     done, total = 0, sum(int(body.shell.ntotal) for body, _ in plugs)
@@ -257,6 +266,7 @@ def _write(path: Path, make: Callable[[Fill], Any], source: Path, progress: Prog
         file.write(frame[position:])
         file.flush()
         os.fsync(file.fileno())
+    return []
 
 
 def _plug(body: Body) -> bytes | None:

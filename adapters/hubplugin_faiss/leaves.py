@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any, ClassVar
 
 import faiss
@@ -169,6 +171,10 @@ class Lists(Leaf):
             len(tailed), faiss.swig_ptr(tailed), None if ids is None else faiss.swig_ptr(ids), faiss.swig_ptr(nearest)
         )
 
+    def files(self) -> list[str]:
+        lists = faiss.downcast_InvertedLists(self.index.invlists)
+        return [str(lists.filename)] if isinstance(lists, faiss.OnDiskInvertedLists) else []
+
     def selecting(self, selector: Any) -> Any:
         return faiss.SearchParametersIVF(sel=selector, nprobe=self.index.nlist)
 
@@ -246,6 +252,9 @@ class Lists(Leaf):
         alike(new, old, "nprobe", "max_codes", "parallel_mode", "by_residual", "quantizer_trains_alone")
         if isinstance(new, faiss.IndexIVFPQ):
             new.use_precomputed_table = min(old.use_precomputed_table, 0)  # -1 forbids them, 0 lets Faiss decide
+        if self.files():
+            lists = faiss.OnDiskInvertedLists(old.nlist, new.code_size, _free_name(self.files()[0]))
+            new.replace_invlists(lists, handed_over(lists))
         return new
 
     def _body(self, new: Any, code: Callable[[np.ndarray, np.ndarray, slice], np.ndarray]) -> Body:
@@ -396,6 +405,13 @@ def _nearest(quantizer: Any, vectors: np.ndarray, tail: Tail) -> np.ndarray:
     return np.ascontiguousarray(quantizer.search(np.concatenate([vectors, blank], axis=1), 1)[1].ravel())
 
 
+def _free_name(path: str) -> str:
+    """A name beside the lists file `path` that no file has: without the suffix of an earlier upgrade, or with one."""
+    stem = re.sub(r"\.hub\d+$", "", path)
+    names = itertools.chain([stem], (f"{stem}.hub{number}" for number in itertools.count()))
+    return next(name for name in names if not os.path.exists(name))
+
+
 def _parts(starts: np.ndarray, first: int, last: int) -> Iterator[tuple[int, slice]]:
     """Where the entries [first, last) lie: list numbers, and which of the list's entries."""
     numbers = range(int(np.searchsorted(starts, first, "right") - 1), int(np.searchsorted(starts, last, "left")))
@@ -408,7 +424,7 @@ def _parts(starts: np.ndarray, first: int, last: int) -> Iterator[tuple[int, sli
 def _runs(lists: np.ndarray, ids: np.ndarray, codes: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """Entries that are ordered by list, list by list: its number, the ids and the codes."""
     ids, codes = np.ascontiguousarray(ids), np.ascontiguousarray(codes)
-    for first, last in pairwise(np.flatnonzero(np.diff(lists, prepend=-1, append=-1)).tolist()):
+    for first, last in itertools.pairwise(np.flatnonzero(np.diff(lists, prepend=-1, append=-1)).tolist()):
         yield int(lists[first]), ids[first:last], codes[first:last]
 
 

@@ -96,6 +96,10 @@ class Rule(ABC):
     def tails(self) -> list[Tail]:
         """The tails of all leaves that are upgraded."""
 
+    def files(self) -> list[str]:
+        """The files in which this index keeps its inverted lists, beside its own."""
+        return []
+
     def selecting(self, selector: Any) -> Any:
         """Search parameters that look only at the ids of `selector`; None where this type takes none."""
         return None

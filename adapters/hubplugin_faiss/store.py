@@ -103,7 +103,7 @@ class FaissStore(Store):
             offsets = np.where(np.isnan(offsets), self._stored_offsets(), offsets)
         if np.isnan(offsets).any():
             raise StoreError(f"{self.url}: {int(np.isnan(offsets).sum())} targets have no offset yet; run apply again")
-        put(self._path, self._raw, offsets, self._writing, self._path)
+        put(self._path, self._raw, offsets, self._writing, self._path, self._rule.files())
         self._pending_path.unlink(missing_ok=True)
         self._writing = None
         self._load()
@@ -132,7 +132,12 @@ class FaissStore(Store):
 
     @cached_property
     def _raw(self) -> Any:
-        return downgrade(self._index) if self._rule.is_upgraded() else self._index
+        if not self._rule.is_upgraded():
+            return self._index
+        raw = downgrade(self._index)
+        for name in rule_for(raw).files():
+            os.unlink(name)  # lists on disk live on as long as they are mapped
+        return raw
 
     def _stored_offsets(self) -> np.ndarray:
         stored = [offsets for _, offsets in self._rule.scan(0, block_rows(self.dim)) if offsets is not None]

@@ -148,6 +148,36 @@ def test_the_same_file_may_be_opened_by_a_url_that_is_wrong_only_in_its_options(
         open_store(f"faiss:{path}?color=red")
 
 
+def test_lists_on_disk_are_written_beside_the_old_and_swapped_last(tmp_path, model):
+    index = faiss.index_factory(16, "IVF4,Flat", IP)
+    index.train(GALLERY)
+    index.add(GALLERY)
+    index.nprobe = 4
+    lists = faiss.OnDiskInvertedLists(4, index.code_size, str(tmp_path / "x.ivfdata"))
+    lists.merge_from_1(index.invlists)
+    index.replace_invlists(lists, True)
+    lists.this.disown()
+    faiss.write_index(index, str(tmp_path / "x.faiss"))
+    raw = index.search(BANK, 10)[1]
+    del index
+    expected = hubplugin_faiss.upgrade(faiss.read_index(str(tmp_path / "x.faiss")), model).search(BANK, 10)[1]
+    (tmp_path / "x.ivfdata.hub0").unlink()
+
+    hubplugin_faiss.upgrade_file(tmp_path / "x.faiss", model)
+    assert sorted(os.listdir(tmp_path)) == ["x.faiss", "x.faiss.hub", "x.ivfdata.hub0"]
+    np.testing.assert_array_equal(hubplugin_faiss.read_index(tmp_path / "x.faiss")[0].search(BANK, 10)[1], expected)
+
+    hubplugin_faiss.upgrade_file(tmp_path / "x.faiss", model)
+    assert len(os.listdir(tmp_path)) == 3
+    np.testing.assert_array_equal(hubplugin_faiss.read_index(tmp_path / "x.faiss")[0].search(BANK, 10)[1], expected)
+
+    store = open_store(f"faiss:{tmp_path}/x.faiss")
+    assert [[int(label) for label in row] for row in store.search(BANK, 10, raw=True).ids] == raw.tolist()
+    store.remove()
+    assert sorted(os.listdir(tmp_path)) == ["x.faiss", "x.ivfdata"]
+    np.testing.assert_array_equal(faiss.read_index(str(tmp_path / "x.faiss")).search(BANK, 10)[1], raw)
+
+
 KILLS = """
 import os, signal, sys, time
 import faiss, hubplugin, hubplugin_faiss, torch
