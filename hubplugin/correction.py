@@ -22,9 +22,6 @@ CLOSING_PASSES = 3
 """How often a shared store is read again before the switch. Each pass finds what came during the one before, so
 that more than one finds anything only where others write as fast as it reads."""
 
-TOLERANCE = 1e-5
-"""Offsets that differ by less are the same: float32 rounding of a sum in another order."""
-
 
 @dataclass(frozen=True)
 class Applied:
@@ -157,7 +154,7 @@ def write(
         total = store.count()
         for batch in store.scan(after):
             offsets = model.offsets(batch.vectors, device=device, memory=memory)
-            absent, differs = _differences(batch, offsets)
+            absent, differs = _differences(store, batch, offsets)
             wrong = np.ones(len(offsets), bool) if everything else absent | differs
             if wrong.all():
                 store.write(batch, offsets)
@@ -199,17 +196,17 @@ def _compared(
     scanned = missing = stale = 0
     total = store.count()
     for batch in store.scan():
-        absent, differs = _differences(batch, model.offsets(batch.vectors, device=device, memory=memory))
+        absent, differs = _differences(store, batch, model.offsets(batch.vectors, device=device, memory=memory))
         scanned, missing, stale = scanned + len(absent), missing + int(absent.sum()), stale + int(differs.sum())
         if progress is not None:
             progress(what, min(scanned, total), total)
     return scanned, missing, stale
 
 
-def _differences(batch: Batch, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _differences(store: Store, batch: Batch, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Which targets of `batch` have no offset, and which one that is not in `offsets`: bool [b] each."""
     absent = np.isnan(batch.offsets)
-    return absent, ~absent & (np.abs(batch.offsets - offsets) > TOLERANCE)
+    return absent, ~absent & (np.abs(batch.offsets - offsets) > store.precision)
 
 
 def require_match(model: OffsetModel, store: Store) -> None:

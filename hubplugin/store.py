@@ -75,6 +75,10 @@ class Store(ABC):
     shared: bool = False
     """Whether others may add, change and delete targets while a correction is written."""
 
+    precision: float = 1e-5
+    """Offsets that differ by less are the same to this store: float32 rounding of a sum in another order, and where
+    it quantises offsets, what that loses."""
+
     @abstractmethod
     def count(self) -> int:
         """How many vectors `scan` yields."""
