@@ -63,6 +63,9 @@ class IdMap(Rule):
     def order(self) -> np.ndarray:
         return self._part.order()
 
+    def rounding(self, offsets: np.ndarray) -> float:
+        return self._part.rounding(offsets)
+
     def tails(self) -> list[Tail]:
         return self._part.tails()
 
@@ -154,6 +157,14 @@ class Chain(Rule):
     def order(self) -> np.ndarray:
         return self._part.order()
 
+    def rounding(self, offsets: np.ndarray) -> float:
+        tail = self._tail()
+        if tail is None:
+            return self._part.rounding(offsets)
+        leaf, d = leaf_for(self.index.index), self._width() - tail.width
+        stored = leaf.coder(d, tail).tails(offsets, leaf.bases(d, len(offsets)))
+        return float(np.abs(tail.offsets(stored) - offsets).max())
+
     def tails(self) -> list[Tail]:
         tail = self._tail()
         return self._part.tails() if tail is None else [tail]
@@ -174,7 +185,8 @@ class Chain(Rule):
 
     @property
     def lossy(self) -> bool:  # type: ignore[override]
-        return self._part.lossy
+        links = [self.index.chain.at(number) for number in range(self.index.chain.size())]
+        return self._part.lossy or any(link.d_out < link.d_in for link in links)
 
     @property
     def _part(self) -> Rule:
@@ -229,9 +241,7 @@ class Refined(Rule):
     def downgraded(self, fill: Fill) -> Any:
         if not self._base.coarse:
             return self._of(self._base.downgraded(fill), self._second.downgraded(fill), self.index.k_factor)
-        chain = faiss.downcast_index(self.index.refine_index).chain
-        first = faiss.downcast_VectorTransform(chain.at(0))
-        if isinstance(first, faiss.RemapDimensionsTransform) and first.d_in == first.d_out:
+        if self._staged:
             return copied(self.index.base_index)
         return self._of(copied(self.index.base_index), self._second.downgraded(fill), self.index.k_factor / K_FACTOR)
 
@@ -248,6 +258,10 @@ class Refined(Rule):
     def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         return self._second.labels(start, stop)
 
+    def rounding(self, offsets: np.ndarray) -> float:
+        # The second stage that an upgrade adds rounds the vectors, too, and so what a model gives for them.
+        return self._second.rounding(offsets) + (2.0**-10 if self._staged else 0.0)
+
     def tails(self) -> list[Tail]:
         return self._base.tails() + self._second.tails()
 
@@ -260,7 +274,16 @@ class Refined(Rule):
 
     @property
     def lossy(self) -> bool:  # type: ignore[override]
-        return self._second.lossy
+        return self._second.lossy or self._staged
+
+    @property
+    def _staged(self) -> bool:
+        """Whether the second stage came with the upgrade."""
+        chain = getattr(self._second.index, "chain", None)
+        if chain is None or chain.size() == 0:
+            return False
+        first = faiss.downcast_VectorTransform(chain.at(0))
+        return isinstance(first, faiss.RemapDimensionsTransform) and first.d_in == first.d_out
 
     @property
     def _second(self) -> Rule:
@@ -337,6 +360,9 @@ class Coarse(Rule):
     def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         return np.arange(start, self.count if stop is None else stop)
 
+    def rounding(self, offsets: np.ndarray) -> float:
+        return 0.0
+
     def tails(self) -> list[Tail]:
         return []
 
@@ -393,6 +419,9 @@ class Parts(Rule):
             starts = np.cumsum([0, *(part.count for part in self._parts)])
             labels = [own + before for own, before in zip(labels, starts[:-1], strict=True)]
         return np.concatenate(labels)[start:stop]
+
+    def rounding(self, offsets: np.ndarray) -> float:
+        return max(part.rounding(offsets) for part in self._parts)
 
     def tails(self) -> list[Tail]:
         return [tail for part in self._parts for tail in part.tails()]

@@ -65,13 +65,19 @@ class Row(Leaf):
         codec.narrow(new, d)
         return fill(self._body(new, lambda codes, rows: coder.head(codes)))
 
+    def coder(self, d: int, tail: Tail) -> Coder:
+        return codec_of(self.index).coder(d, tail)
+
+    def bases(self, d: int, count: int) -> np.ndarray | None:
+        return None
+
     def decoded(self, start: int, size: int) -> Iterator[np.ndarray]:
         codes = codes_of(self.index)
         for first in range(start, self.count, size):
             yield np.asarray(self.index.sa_decode(codes[first : first + size]))
 
     def selecting(self, selector: Any) -> Any:
-        return faiss.SearchParameters(sel=selector)
+        return None if isinstance(self.index, faiss.IndexPQ) else faiss.SearchParameters(sel=selector)
 
     def append_tailed(self, d: int, tail: Tail, vectors: np.ndarray, offsets: np.ndarray, ids: Any) -> None:
         if ids is not None:
@@ -145,6 +151,14 @@ class Lists(Leaf):
         new = self._empty(d, narrowed_quantizer(self.index.quantizer, d, tail))
         codec.narrow(new, d)
         return fill(self._body(new, lambda numbers, codes, rows: coder.head(codes)))
+
+    def coder(self, d: int, tail: Tail) -> Coder:
+        return codec_of(self.index).coder(d, tail)
+
+    def bases(self, d: int, count: int) -> np.ndarray | None:
+        if not self._residual:
+            return None
+        return np.stack([self.index.quantizer.reconstruct(number % self.index.nlist)[d:] for number in range(count)])
 
     def decoded(self, start: int, size: int) -> Iterator[np.ndarray]:
         for numbers, codes, _, _ in self._blocks(start, size):
@@ -305,6 +319,12 @@ class Graph(Leaf):
 
     def narrowed(self, d: int, tail: Tail, fill: Fill) -> Any:
         return self._over(self._storage.narrowed(d, tail, in_memory), self.index)
+
+    def coder(self, d: int, tail: Tail) -> Coder:
+        return self._storage.coder(d, tail)
+
+    def bases(self, d: int, count: int) -> np.ndarray | None:
+        return None
 
     def decoded(self, start: int, size: int) -> Iterator[np.ndarray]:
         return self._storage.decoded(start, size)

@@ -10,6 +10,7 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import InputError, StoreError
+from hubplugin_faiss.codes import Coder
 from hubplugin_faiss.plan import Fill, Plan
 from hubplugin_faiss.tail import Tail
 
@@ -96,6 +97,10 @@ class Rule(ABC):
     def tails(self) -> list[Tail]:
         """The tails of all leaves that are upgraded."""
 
+    @abstractmethod
+    def rounding(self, offsets: np.ndarray) -> float:
+        """By how much an upgraded index may round `offsets` [n] when it stores them."""
+
     def files(self) -> list[str]:
         """The files in which this index keeps its inverted lists, beside its own."""
         return []
@@ -129,6 +134,9 @@ class Leaf(Rule):
         for vectors in self.decoded(start, size):
             yield vectors, None
 
+    def rounding(self, offsets: np.ndarray) -> float:
+        return 0.0
+
     def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         return np.arange(start, self.count if stop is None else stop)
 
@@ -147,6 +155,14 @@ class Leaf(Rule):
     @abstractmethod
     def narrowed(self, d: int, tail: Tail, fill: Fill) -> Any:
         """Of this leaf with `tail` behind its d components: a new one without."""
+
+    @abstractmethod
+    def coder(self, d: int, tail: Tail) -> Coder:
+        """Of this leaf with `tail` behind its d components: what wrote it."""
+
+    @abstractmethod
+    def bases(self, d: int, count: int) -> np.ndarray | None:
+        """Tails [count, w] of centroids that codes of this leaf differ from, None where they do not."""
 
     @abstractmethod
     def decoded(self, start: int, size: int) -> Iterator[np.ndarray]:

@@ -52,8 +52,21 @@ class FaissStore(Store):
         if self._index.metric_type == faiss.METRIC_L2:
             return Metric.EUCLIDEAN
         sample = next(self._rule.scan(0, 1000), None)
-        unit = sample is not None and (np.abs(np.linalg.norm(sample[0], axis=1) - 1) <= UNIT).all()
-        return Metric.COSINE if unit else Metric.DOT
+        if sample is None:
+            return Metric.DOT
+        lengths = np.linalg.norm(sample[0], axis=1)
+        if self._rule.lossy:  # what a coarse quantiser makes of unit vectors is a little shorter
+            return Metric.COSINE if 0.7 < np.median(lengths) < 1.1 else Metric.DOT
+        return Metric.COSINE if (np.abs(lengths - 1) <= UNIT).all() else Metric.DOT
+
+    @cached_property
+    def precision(self) -> float:  # type: ignore[override]
+        """A quantiser rounds offsets, too: twice what it may make of those that the model's gallery has."""
+        model = model_of(self._path, self._index)
+        if model is None or model.gallery is None:
+            return Store.precision
+        tried = np.linspace(model.gallery.smallest, model.gallery.largest, 1000, dtype=np.float32)
+        return Store.precision + 2 * self._rule.rounding(tried)
 
     def count(self) -> int:
         return self._rule.count
@@ -61,7 +74,7 @@ class FaissStore(Store):
     def scan(self, after: Id | None = None) -> Iterator[Batch]:
         row = int(after or 0)
         for vectors, offsets in self._rule.scan(row, block_rows(self.dim)):
-            if self.metric is Metric.COSINE:
+            if self.metric is Metric.COSINE and not self._rule.lossy:
                 require_unit(vectors, self.url, row)
             ids = []
             for label in self._rule.labels(row, row + len(vectors)).tolist():
@@ -128,7 +141,8 @@ class FaissStore(Store):
         # A file that fits is read, since whoever overwrites one in place that is mapped ends this process.
         self._index = read_faiss(self._path, mapped=self._path.is_file() and self._path.stat().st_size > MAPPED)
         self._rule = rule_for(self._index)
-        self.__dict__.pop("_raw", None)
+        for cached in ("_raw", "precision"):
+            self.__dict__.pop(cached, None)
 
     @cached_property
     def _raw(self) -> Any:
