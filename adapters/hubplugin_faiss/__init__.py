@@ -2,13 +2,23 @@
 
 from typing import TYPE_CHECKING, Any
 
-from hubplugin_faiss.augment import add, downgrade, merge, refresh, upgrade
+from hubplugin_faiss.augment import Gallery, add, downgrade, merge, refresh, upgrade
 from hubplugin_faiss.files import read_index, upgrade_file
 
 if TYPE_CHECKING:
     from hubplugin_faiss.search import CorrectedSearch
 
-__all__ = ["CorrectedSearch", "add", "downgrade", "merge", "read_index", "refresh", "upgrade", "upgrade_file"]
+__all__ = [
+    "CorrectedSearch",
+    "Gallery",
+    "add",
+    "downgrade",
+    "merge",
+    "read_index",
+    "refresh",
+    "upgrade",
+    "upgrade_file",
+]
 
 
 def __getattr__(name: str) -> Any:

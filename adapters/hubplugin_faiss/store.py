@@ -112,14 +112,17 @@ class FaissStore(Store):
         if self._writing is None:
             raise StoreError(f"{self.url}: nothing has been written that could be activated")
         offsets = np.array(self._pending("r"))
-        if self._rule.is_upgraded():
-            offsets = np.where(np.isnan(offsets), self._stored_offsets(), offsets)
-        if np.isnan(offsets).any():
-            raise StoreError(f"{self.url}: {int(np.isnan(offsets).sum())} targets have no offset yet; run apply again")
-        put(self._path, self._raw, offsets, self._writing, self._path, self._rule.files())
-        self._pending_path.unlink(missing_ok=True)
+        if not (self._rule.is_upgraded() and np.isnan(offsets).all()):  # else all were right as they were
+            if self._rule.is_upgraded():
+                offsets = np.where(np.isnan(offsets), self._stored_offsets(), offsets)
+            missing = int(np.isnan(offsets).sum())
+            if missing:
+                raise StoreError(f"{self.url}: {missing} targets have no offset yet; run apply again")
+            put(self._path, self._raw, offsets, self._writing, self._path, self._rule.files())
+            self._load()
         self._writing = None
-        self._load()
+        for path in (self._pending_path, self._model_path):
+            path.unlink(missing_ok=True)
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         index = self._raw if raw else self._index

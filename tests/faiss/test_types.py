@@ -362,3 +362,17 @@ def test_bytes_taken_as_they_are_carry_offsets_to_one_unit(kind, metric):
     np.testing.assert_array_equal(
         faiss.serialize_index(hubplugin_faiss.downgrade(upgraded)), faiss.serialize_index(index)
     )
+
+
+@kinds("PQ6x4fs", "IVF8,PQ6x4fs", "RaBitQ")
+@both
+def test_a_second_stage_of_the_original_vectors_finds_more(kind, metric):
+    case = cases.made(kind, metric)
+    truth = cases.similarities(case.queries, case.vectors, metric) + case.offsets
+    best = np.argsort(-truth, axis=1)[:, :10]
+    found = []
+    for vectors in (None, case.vectors):
+        upgraded = hubplugin_faiss.upgrade(case.index, case.offsets, vectors=vectors)
+        labels = upgraded.search(case.queries, 10)[1]
+        found.append(np.mean([len(np.intersect1d(a, b)) for a, b in zip(labels, best, strict=True)]))
+    assert found[1] > found[0]
