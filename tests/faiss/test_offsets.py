@@ -71,10 +71,13 @@ def test_scores_ids_and_bytes(kind, metric, d, n, shape, size, seed):
     asked = queries / np.linalg.norm(queries, axis=1, keepdims=True) if kind == "L2norm,Flat" else queries
     truth = cases.similarities(asked, decoded, metric) + stored
     scale = float(np.abs(cases.similarities(asked, decoded, metric)).max() + np.abs(offsets).max())
-    assert sorted(found[0]) == sorted(ids)
+    reached = found >= 0
+    assert reached.all() or kind == "HNSW8"  # a graph need not reach every entry, nor does the raw one
     for query in range(4):
-        rows = np.array([np.flatnonzero(ids == label)[0] for label in found[query]])
-        apart = cases.as_similarities(scores[query], metric) - truth[query, rows]
+        labels = found[query][reached[query]]
+        assert len(set(labels)) == len(labels) > 0
+        rows = np.array([np.flatnonzero(ids == label)[0] for label in labels])
+        apart = cases.as_similarities(scores[query][reached[query]], metric) - truth[query, rows]
         np.testing.assert_allclose(apart, apart.mean(), rtol=0, atol=1e-5 * scale + 2e-6)
         if metric == IP:
             # 16 bits hold huge offsets only in larger units, by whose square all scores are shifted alike.
