@@ -126,18 +126,15 @@ class Similarities:
         *,
         scale: float = 1.0,
         weights: torch.Tensor | None = None,
-        rows: int | None = None,
     ) -> Iterator[Tile]:
-        """Tiles over all of `targets` in order. `weights` [m] float64 is added to each row; `rows` fixes the
-        tile's height (tiles of equal height give equal bits from one pass to the next)."""
+        """Tiles over all of `targets` in order. `weights` [m] float64 is added to each row."""
         if targets.dim != self.dim:
             raise InputError(
                 f"{targets.name} has {targets.dim} dimensions, the bank has {self.dim}; embed both with one model"
             )
         bias = self._own * scale if weights is None else self._own * scale + weights
-        middle = float(bias.max() + bias.min()) / 2  # taken out of the tile, so that exponents stay small
-        bias, largest_bias = bias - middle, float(bias.max() - bias.min()) / 2
-        height = min(rows or self.tile_rows(), targets.rows)
+        bias, middle, largest_bias = _around_zero(bias)
+        height = min(self.tile_rows(), targets.rows)
         buffers: dict[torch.dtype, torch.Tensor] = {}
         done = 0
         for block in prepared_blocks(targets, self.metric, max(height, BLOCK_ROWS // height * height)):
@@ -194,14 +191,12 @@ class HeldSimilarities(Similarities):
         *,
         scale: float = 1.0,
         weights: torch.Tensor | None = None,
-        rows: int | None = None,
     ) -> Iterator[Tile]:
         if id(targets) not in self._products:
-            tiles = [replace(tile, s=tile.s.clone()) for tile in super().tiles(targets, what, rows=rows)]
+            tiles = [replace(tile, s=tile.s.clone()) for tile in super().tiles(targets, what)]
             self._products[id(targets)] = (targets, tiles)  # holds on to the targets too, so that the id stays theirs
         bias = torch.zeros(self.m, dtype=torch.float64) if weights is None else weights
-        middle = float(bias.max() + bias.min()) / 2
-        bias, largest_bias = bias - middle, float(bias.max() - bias.min()) / 2
+        bias, middle, largest_bias = _around_zero(bias)
         for tile in self._products[id(targets)][1]:
             s = torch.mul(tile.s, scale).add_(bias.to(tile.s.dtype).to(tile.s.device))
             yield Tile(tile.start, s, tile.own * scale + middle, tile.bound * abs(scale) + largest_bias)
@@ -223,6 +218,13 @@ def dense(similarities: Similarities, targets: Vectors) -> torch.Tensor:
     """s(b_u, t) of every bank row and target: float64 [m, n], for sets that fit in memory."""
     parts = [tile.s.cpu().double() + tile.own[:, None] for tile in similarities.tiles(targets, "similarities")]
     return torch.cat(parts).T
+
+
+def _around_zero(bias: torch.Tensor) -> tuple[torch.Tensor, float, float]:
+    """`bias` less its middle, the middle, and the largest that is left: so the exponents of a tile stay small."""
+    low, high = float(bias.min()), float(bias.max())
+    middle = (low + high) / 2
+    return bias - middle, middle, (high - low) / 2
 
 
 def _squares(vectors: np.ndarray) -> np.ndarray:
