@@ -28,7 +28,7 @@ from hubplugin.methods.inverted_softmax import DualInvertedSoftmax, InvertedSoft
 from hubplugin.methods.sinkhorn import DualBankSinkhorn
 from hubplugin.metric import Metric
 from hubplugin.model import LogSumExp, OffsetModel
-from hubplugin.reductions import Compute
+from hubplugin.reductions import Compute, Similarities
 from hubplugin.vectors import Progress, VectorLike, as_vectors
 
 
@@ -39,6 +39,11 @@ class Rule(ABC):
     @abstractmethod
     def dim(self) -> int:
         """Dimensions of the bank, and of every query."""
+
+    @property
+    @abstractmethod
+    def metric(self) -> Metric:
+        """The similarity of which `rescore` takes the values."""
 
     @abstractmethod
     def keep(self, targets: VectorLike) -> np.ndarray:
@@ -96,6 +101,10 @@ class Dynamic(Rule):
     def dim(self) -> int:
         return self.model.dim
 
+    @property
+    def metric(self) -> Metric:
+        return self.model.metric
+
     def keep(self, targets: VectorLike) -> np.ndarray:
         """[n, 2]: the offset, and 1 where the target is in the activation set, else 0."""
         vectors = as_vectors(targets, "targets")
@@ -111,26 +120,27 @@ class Dynamic(Rule):
 @dataclass(frozen=True)
 class DualSoftmax(Rule):
     """s * exp(T s) / ( exp(T s) + sum_u exp(T s(b_u, t)) ): dual softmax where only the query itself and the
-    bank are at hand (Sinkhorn paper section 3). `bank` is at unit length where the metric is cosine.
+    bank are at hand (Sinkhorn paper section 3).
 
     It multiplies a similarity by a probability, so it means something where the similarities of the candidates
     are positive.
     """
 
-    bank: np.ndarray
-    metric: Metric
+    bank: Similarities
     temperature: float
-    compute: Compute
 
     @property
     def dim(self) -> int:
-        return int(self.bank.shape[1])
+        return self.bank.dim
+
+    @property
+    def metric(self) -> Metric:
+        return self.bank.metric
 
     def keep(self, targets: VectorLike) -> np.ndarray:
         """[n]: LSE_u( T s(b_u, t) )."""
-        similarities = reductions.Similarities(self.bank, self.metric, self.compute)
         vectors = as_vectors(targets, "targets")
-        return reductions.log_sum_exp(similarities, vectors, 1 / self.temperature).astype(np.float32)
+        return reductions.log_sum_exp(self.bank, vectors, 1 / self.temperature).astype(np.float32)
 
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
         own = self.temperature * similarities
@@ -150,21 +160,23 @@ def dual_softmax(similarities: np.ndarray, temperature: float) -> np.ndarray:
 class GloballyCorrected(Rule):
     """s(q, t) - (how many of s(b_1, t) ... s(b_m, t) are larger than s(q, t)): QB-Norm section 3.4 (`gc`)."""
 
-    bank: np.ndarray
-    metric: Metric
-    compute: Compute
+    bank: Similarities
 
     @property
     def dim(self) -> int:
-        return int(self.bank.shape[1])
+        return self.bank.dim
+
+    @property
+    def metric(self) -> Metric:
+        return self.bank.metric
 
     def keep(self, targets: VectorLike) -> np.ndarray:
         """[n, d]: the targets' own vectors, which their store has already."""
         return as_vectors(targets, "targets").array()
 
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
-        bank = reductions.Similarities(self.bank, self.metric, self.compute)
-        scores: np.ndarray = similarities - reductions.count_larger(bank, as_vectors(kept, "candidates"), similarities)
+        larger = reductions.count_larger(self.bank, as_vectors(kept, "candidates"), similarities)
+        scores: np.ndarray = similarities - larger
         return scores
 
 
@@ -187,6 +199,10 @@ class SingleQuerySinkhorn(Rule):
     @property
     def dim(self) -> int:
         return self.model.dim
+
+    @property
+    def metric(self) -> Metric:
+        return self.model.metric
 
     def keep(self, targets: VectorLike) -> np.ndarray:
         """[n]: the offset."""
@@ -253,7 +269,7 @@ class SingleQueryDualSoftmax(QueryMethod):
     temperature: float = Field(20.0, gt=0)
 
     def rule(self, given: FitInput) -> Rule:
-        return DualSoftmax(given.query_bank, given.metric, self.temperature, given.compute)
+        return DualSoftmax(_bank(given), self.temperature)
 
 
 class GlobalCorrection(QueryMethod):
@@ -262,7 +278,7 @@ class GlobalCorrection(QueryMethod):
     name: ClassVar[str] = "gc"
 
     def rule(self, given: FitInput) -> Rule:
-        return GloballyCorrected(given.query_bank, given.metric, given.compute)
+        return GloballyCorrected(_bank(given))
 
 
 class SingleQuerySinkhornNormalisation(QueryMethod):
@@ -275,6 +291,10 @@ class SingleQuerySinkhornNormalisation(QueryMethod):
     def rule(self, given: FitInput) -> Rule:
         given.require_targets(self.name)
         return SingleQuerySinkhorn(DualBankSinkhorn(tau=self.tau, iterations=self.iterations).fit(given))
+
+
+def _bank(given: FitInput) -> Similarities:
+    return Similarities(given.query_bank, given.metric, given.compute)
 
 
 def _dynamic(method: Method, k: int, given: FitInput) -> Rule:
