@@ -113,7 +113,7 @@ class Similarities:
     def __init__(self, bank: np.ndarray, metric: Metric, compute: Compute):
         self.metric, self.compute, self.device = metric, compute, compute.torch_device()
         self.bank = _tensor(np.ascontiguousarray(bank, np.float32)).to(self.device)
-        self.m, self.dim = bank.shape
+        self.m, self.dim = len(bank), int(bank.shape[1])
         squares = np.ones(self.m) if metric is Metric.COSINE else _squares(bank)
         self._norm = math.sqrt(squares.max())
         self._own = torch.from_numpy(-squares / 2 if metric is Metric.EUCLIDEAN else np.zeros(self.m))

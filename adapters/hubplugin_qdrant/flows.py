@@ -10,7 +10,7 @@ import functools
 import itertools
 import time
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,7 @@ class Hub:
     raw: Any
     compute: Callable[[Callable[[], Any]], Any]
     oversampling: float | None = None
+    rules: Mapping[str, rewrite.Rules] = field(default_factory=dict)
     known: dict[str, Known] = field(default_factory=dict)
     fits: dict[str, OffsetModel] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)
@@ -101,6 +102,22 @@ class Hub:
                 return name
             raise
         return next((alias.collection_name for alias in aliases.aliases if alias.alias_name == name), name)
+
+    def rewritten(self, known: Known, name: str, request: models.QueryRequest) -> rewrite.Rewritten:
+        """`request` on the collection or alias `name`, corrected; says so once where a part of it cannot be."""
+        rules, manifest = self.rules_for(known, name), known.manifest or Manifest()
+        by_client = {vector for vector, version in manifest.active.items() if not version.server_formula}
+        if rules or by_client:
+            if rewrite.nearest_inside(request, by_client):
+                self.warn("prefetches are raw on a server without formulas; they are corrected from server 1.14 on")
+            elif rewrite.nearest_inside(request, rules):
+                self.warn(
+                    f"collection {name!r}: a rule ranks the root of a request; prefetches have stored offsets only"
+                )
+        return rewrite.rewrite(request, manifest, self.oversampling, rules)
+
+    def rules_for(self, known: Known, name: str) -> rewrite.Rules:
+        return self.rules.get(name) or self.rules.get(known.collection) or rewrite.NO_RULES
 
     def fitted(self, known: Known) -> Flow:
         """The versions of a collection that a write must bring along, each with its model."""
@@ -174,33 +191,40 @@ def _again_if_changed(flow: Callable[[Hub, dict[str, Any]], Flow]) -> Callable[[
 
 @_again_if_changed
 def query_points(hub: Hub, given: dict[str, Any]) -> Flow:
-    known = yield from hub.lookup(given["collection_name"])
-    if known.manifest is None:
+    name = given["collection_name"]
+    known = yield from hub.lookup(name)
+    if known.manifest is None and not hub.rules_for(known, name):
         return (yield hub.raw.query_points(**given))
     request = _request(given)
     if known.seconds:
         request = (yield from _resolved(hub, known, [request]))[0]
-    rewritten = rewrite.rewrite(request, known.manifest, hub.oversampling)
+    rewritten = hub.rewritten(known, name, request)
     response = yield hub.raw.query_points(**_arguments(given, rewritten.request))
-    return _finished(response, rewritten, request, known)
+    return (yield from _finished(hub, response, rewritten, request, known))
 
 
 @_again_if_changed
 def query_batch_points(hub: Hub, given: dict[str, Any]) -> Flow:
-    known = yield from hub.lookup(given["collection_name"])
-    if known.manifest is None:
+    name = given["collection_name"]
+    known = yield from hub.lookup(name)
+    if known.manifest is None and not hub.rules_for(known, name):
         return (yield hub.raw.query_batch_points(**given))
     requests = given["requests"]
     if known.seconds:
         requests = yield from _resolved(hub, known, requests)
-    rewritten = [rewrite.rewrite(request, known.manifest, hub.oversampling) for request in requests]
-    responses = yield hub.raw.query_batch_points(**(given | {"requests": [each.request for each in rewritten]}))
-    return [_finished(*each, known) for each in zip(responses, rewritten, requests, strict=True)]
+    rewritten = [hub.rewritten(known, name, request) for request in requests]
+    found = yield hub.raw.query_batch_points(**(given | {"requests": [each.request for each in rewritten]}))
+    responses = []
+    for each in zip(found, rewritten, requests, strict=True):
+        responses.append((yield from _finished(hub, *each, known)))
+    return responses
 
 
 @_again_if_changed
 def query_points_groups(hub: Hub, given: dict[str, Any]) -> Flow:
     known = yield from hub.lookup(given["collection_name"])
+    if (given.get("using") or "") in hub.rules_for(known, given["collection_name"]):
+        hub.warn("groups are not ranked by a rule; they have the offsets that are stored, if any")
     if known.manifest is None:
         return (yield hub.raw.query_points_groups(**given))
     points = given.get("limit", 10) * given.get("group_size", 3)
@@ -208,7 +232,7 @@ def query_points_groups(hub: Hub, given: dict[str, Any]) -> Flow:
     if known.seconds:
         request = (yield from _resolved(hub, known, [request]))[0]
     rewritten = rewrite.rewrite(request, known.manifest, hub.oversampling)
-    if rewritten.rank is not None:
+    if rewritten.in_client:
         hub.warn("groups are raw on a server without formulas; they are corrected from server 1.14 on")
         return (yield hub.raw.query_points_groups(**given))
     arguments = _arguments(given, rewritten.request)
@@ -216,8 +240,8 @@ def query_points_groups(hub: Hub, given: dict[str, Any]) -> Flow:
     arguments.pop("offset", None)
     result = yield hub.raw.query_points_groups(**arguments)
     for group in result.groups:
-        if rewritten.restore is not None:
-            group.hits = rewrite.with_distances(group.hits)
+        if rewritten.finish is not None:
+            group.hits = rewritten.finish(group.hits)
         _hide_seconds(group.hits, given, known)
     return result
 
@@ -503,11 +527,12 @@ def _hide_seconds(points: Any, given: dict[str, Any], known: Known) -> None:
             point.vector = rewrite.without_second(point.vector, known.seconds)
 
 
-def _finished(response: Any, rewritten: rewrite.Rewritten, request: models.QueryRequest, known: Known) -> Any:
-    points = response.points
-    _hide_seconds(points, {"with_vectors": request.with_vector}, known)
-    if rewritten.rank is not None:
-        points = rewrite.ranked(points, request, rewritten.rank)
-    if rewritten.restore is not None:
-        points = rewrite.with_distances(points)
-    return response if points is response.points else response.model_copy(update={"points": points})
+def _finished(
+    hub: Hub, response: Any, rewritten: rewrite.Rewritten, request: models.QueryRequest, known: Known
+) -> Flow:
+    _hide_seconds(response.points, {"with_vectors": request.with_vector}, known)
+    finish = rewritten.finish
+    if finish is None:
+        return response
+    points = (yield hub.compute(lambda: finish(response.points))) if rewritten.in_client else finish(response.points)
+    return response.model_copy(update={"points": points})

@@ -28,8 +28,7 @@ KEY = "hub_offset"
 """The payload key that is ours; everything below it is, too."""
 
 MANIFEST_ID = 0
-PROGRESS_ID = 1
-"""Ids of two points of the companion: the manifest, and how far a version has been written."""
+"""Id of the point of the companion that is the manifest."""
 
 PART_BYTES = 3 << 20
 """A model lies in parts of at most 3 MiB (4 as base64): a server accepts requests of 32 MB by default."""
@@ -130,8 +129,7 @@ class Version(Part):
 
     def candidates(self, results: int, oversampling: float | None = None) -> int:
         """How many candidates are fetched so that the first `results` are the corrected ones."""
-        wanted = int(max(results, SMALLEST_PAGE) * (oversampling or self.oversampling) + 0.5)
-        wanted = max(wanted, results)
+        wanted = candidates(results, oversampling or self.oversampling)
         return min(wanted, self.max_candidates) if self.max_candidates else wanted
 
 
@@ -177,6 +175,11 @@ class Manifest(Part):
 
     def changed(self, **fields: Any) -> Manifest:
         return self.model_copy(update=fields)
+
+
+def candidates(results: int, oversampling: float) -> int:
+    """How many candidates `oversampling` for each result are, and never fewer than the results."""
+    return max(int(max(results, SMALLEST_PAGE) * oversampling + 0.5), results)
 
 
 def companion(collection: str) -> str:
