@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +16,7 @@ from hubplugin.methods import FitInput, configure
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.reductions import Compute
-from hubplugin.store import Batch, Correction, Id, Store
+from hubplugin.store import Batch, Correction, Store
 from hubplugin.tuning import Pairs, check
 from hubplugin.vectors import Progress, VectorLike, as_vectors, spool
 
@@ -105,20 +107,20 @@ def apply(
         given = FitInput.read(bank, None, target_bank, store.metric, Compute(device, memory))
         if configure(method, **parameters).made(cut_off.model, given):
             return write(store, cut_off.model, device=device, memory=memory, progress=progress)
-    gallery = spool(_reported(store, "reading the gallery", progress), store.url)
+    gallery = _Gallery(store, progress)
     model = fit(
-        bank, method, gallery, target_bank, store.metric,
+        bank, method, gallery.vectors, target_bank, store.metric,
         device=device, memory=memory, progress=progress, pairs=pairs, **parameters,
     )  # fmt: skip
     if not force:
         check(
-            bank, gallery, model.method, target_bank,
+            bank, gallery.vectors, model.method, target_bank,
             pairs=pairs, metric=store.metric, device=device, memory=memory, progress=progress, **model.parameters,
         )  # fmt: skip
     if dry_run:
         counts = _compared(store, model, "comparing offsets", device, memory, progress)
         return Applied(model, *counts, written=False)
-    return write(store, model, device=device, memory=memory, progress=progress)
+    return _write(store, model, gallery, device, memory, progress)
 
 
 def refresh(
@@ -142,35 +144,50 @@ def write(
 ) -> Applied:
     """Writes the offsets of a fitted `model` to everything in `store` and activates them."""
     require_match(model, store)
+    gallery = None
     if model.gallery is None:
-        gallery = spool(_reported(store, "reading the gallery", progress), store.url)
-        model = model.centred_on(gallery, device=device, memory=memory, progress=progress)
-    found = store.correction()
-    amends = found is not None and found.active and found.model.fingerprint == model.fingerprint
+        gallery = _Gallery(store, progress)
+        model = model.centred_on(gallery.vectors, device=device, memory=memory, progress=progress)
+    return _write(store, model, gallery, device, memory, progress)
 
-    def one_pass(what: str, after: Id | None, everything: bool) -> tuple[int, int, int]:
+
+def _write(
+    store: Store,
+    model: OffsetModel,
+    gallery: _Gallery | None,
+    device: str,
+    memory: int | str,
+    progress: Progress | None,
+) -> Applied:
+    """`write`, of what was just read from the store, the `gallery`, where there is one."""
+    found = store.correction()
+    lies = found is not None and found.model.fingerprint == model.fingerprint
+    amends = found is not None and found.active and lies
+
+    def one_pass(what: str, batches: Iterator[Batch], everything: bool) -> tuple[int, int, int]:
         """Of how many targets how many had no offset, and how many another one."""
         scanned = missing = stale = 0
         total = store.count()
-        for batch in store.scan(after):
+        for batch in batches:
             offsets = model.offsets(batch.vectors, device=device, memory=memory)
             absent, differs = _differences(store, batch, offsets)
             wrong = np.ones(len(offsets), bool) if everything else absent | differs
             if wrong.all():
                 store.write(batch, offsets)
             elif wrong.any():
-                rows = np.flatnonzero(wrong).tolist()
-                part = Batch([batch.ids[row] for row in rows], batch.vectors[rows], batch.offsets[rows], batch.resume)
-                store.write(part, offsets[rows])
+                store.write(batch.some(np.flatnonzero(wrong)), offsets[wrong])
             scanned, missing, stale = scanned + len(offsets), missing + int(absent.sum()), stale + int(differs.sum())
             if progress is not None:
                 progress(what, min(scanned, total), total)
         return scanned, missing, stale
 
     try:
-        first = one_pass("writing offsets", store.begin(model), not amends)
+        after = store.begin(model)
+        # In a shared store a scan has the offsets of what is being written, so that only what lacks them is written.
+        anew = store.scan(after) if gallery is None or lies or not store.shared else gallery.batches()
+        first = one_pass("writing offsets", anew, not (amends or store.shared))
         for _ in range(CLOSING_PASSES if store.shared and not amends else 0):
-            _, missing, stale = one_pass("closing", None, False)
+            _, missing, stale = one_pass("closing", store.scan(), False)
             if not missing + stale:
                 break
         store.activate()
@@ -220,10 +237,31 @@ def require_match(model: OffsetModel, store: Store) -> None:
         )
 
 
-def _reported(store: Store, what: str, progress: Progress | None) -> Any:
-    total, done = store.count(), 0
-    for batch in store.scan():
-        yield batch.vectors
-        done += len(batch.vectors)
-        if progress is not None:
-            progress(what, min(done, total), total)
+class _Gallery:
+    """What a store holds, read once and kept on disk: its `vectors`, and, of a shared store, the batches they came in.
+
+    So a fit reads them as often as it needs, and they are written without another scan.
+    """
+
+    def __init__(self, store: Store, progress: Progress | None):
+        self._lines = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it goes with this object
+        self.vectors = spool(self._read(store, progress), store.url)
+
+    def _read(self, store: Store, progress: Progress | None) -> Iterator[np.ndarray]:
+        total, done = store.count(), 0
+        for batch in store.scan():
+            if store.shared:
+                print(json.dumps([batch.place, batch.ids]), file=self._lines)
+            yield batch.vectors
+            done += len(batch.vectors)
+            if progress is not None:
+                progress("reading the gallery", min(done, total), total)
+
+    def batches(self) -> Iterator[Batch]:
+        self._lines.seek(0)
+        first = 0
+        for line in self._lines:
+            place, ids = json.loads(line)
+            vectors = self.vectors.take(slice(first, first + len(ids)))
+            first += len(ids)
+            yield Batch(ids, vectors, np.full(len(ids), np.nan, np.float32), place=place)

@@ -10,18 +10,29 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 from hubplugin import vectors
 
 
+class RateColumn(ProgressColumn):
+    """How much is done a second."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{speed:,.0f}/s")
+
+
 @contextmanager
 def bars(console: Console | None = None) -> Iterator[vectors.Progress]:
-    """A `Progress` callback that draws one bar a kind of work, on stderr unless `console` is given.
+    """A `Progress` callback that draws one bar a kind of work, with its rate and the time left, on stderr or `console`.
 
         with bars() as progress:
             hubplugin.fit(bank, targets=gallery, progress=progress)
@@ -32,6 +43,7 @@ def bars(console: Console | None = None) -> Iterator[vectors.Progress]:
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
+        RateColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import TypeAlias, cast
 
@@ -31,12 +31,18 @@ GROUP = "hubplugin.adapters"
 class Batch:
     """Some targets of a store: `ids`, `vectors` [b, d] float32, and the `offsets` [b] float32 stored with them
     under the active correction, NaN where there is none. `resume` is what `Store.scan(after=...)` takes to
-    go on behind this batch."""
+    go on behind this batch; `place` is the store's own, which it wants back with what is written."""
 
     ids: Sequence[Id]
     vectors: np.ndarray
     offsets: np.ndarray
     resume: Id | None = None
+    place: Id | None = None
+
+    def some(self, rows: np.ndarray) -> Batch:
+        """The targets of the row numbers `rows`."""
+        ids = [self.ids[row] for row in rows.tolist()]
+        return replace(self, ids=ids, vectors=self.vectors[rows], offsets=self.offsets[rows])
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class Vectors(ABC):
         return np.concatenate(list(self.blocks()))
 
 
-class _Sliceable(Vectors):
+class Sliceable(Vectors):
     """An array, memory map, tensor or safetensors slice: anything that answers source[a:b]."""
 
     def __init__(self, name: str, source: Any, shape: tuple[int, ...], to_numpy: Callable[[Any], np.ndarray]):
@@ -85,7 +85,11 @@ class _Sliceable(Vectors):
 
     def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
         for start in range(0, self.rows, size):
-            yield self._to_numpy(self._source[start : start + size])
+            yield self.take(slice(start, start + size))
+
+    def take(self, rows: slice | np.ndarray) -> np.ndarray:
+        """Some rows, as they lie there: a slice of them, or those of some numbers."""
+        return self._to_numpy(self._source[rows])
 
 
 class _Parquet(Vectors):
@@ -136,7 +140,7 @@ def as_vectors(source: VectorLike, name: str = "vectors") -> Vectors:
         return _from_file(os.fspath(source), name)
     if isinstance(source, np.ndarray):
         _check_dtype(source.dtype, name)
-        return _Sliceable(name, source, source.shape, np.asarray)
+        return Sliceable(name, source, source.shape, np.asarray)
     if type(source).__module__.partition(".")[0] == "torch":
         return _from_tensor(source, name)
     if isinstance(source, Scannable):
@@ -148,10 +152,10 @@ def as_vectors(source: VectorLike, name: str = "vectors") -> Vectors:
             f"{name}: mixed dimensions: rows have different lengths; expected a matrix [rows, d]"
         ) from None
     _check_dtype(array.dtype, name)
-    return _Sliceable(name, array, array.shape, np.asarray)
+    return Sliceable(name, array, array.shape, np.asarray)
 
 
-def spool(blocks: Iterable[np.ndarray], name: str) -> Vectors:
+def spool(blocks: Iterable[np.ndarray], name: str) -> Sliceable:
     """Blocks that can be read only once, kept in a temporary file that is read as often as needed.
 
     The file goes with the returned object; memory holds one block whatever the number of rows.
@@ -171,7 +175,7 @@ def spool(blocks: Iterable[np.ndarray], name: str) -> Vectors:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    vectors = _Sliceable(name, mapped, mapped.shape, np.asarray)
+    vectors = Sliceable(name, mapped, mapped.shape, np.asarray)
     weakref.finalize(vectors, shutil.rmtree, folder, ignore_errors=True)
     return vectors
 
@@ -195,7 +199,7 @@ def _check_dtype(dtype: np.dtype, name: str) -> None:
 def _from_tensor(tensor: Any, name: str) -> Vectors:
     if tensor.is_complex() or str(tensor.dtype) == "torch.bool":
         raise InputError(f"{name} is a tensor of {tensor.dtype}; expected floats or integers in a matrix [rows, d]")
-    return _Sliceable(name, tensor.detach(), tuple(tensor.shape), lambda part: part.float().cpu().numpy())
+    return Sliceable(name, tensor.detach(), tuple(tensor.shape), lambda part: part.float().cpu().numpy())
 
 
 def _from_file(text: str, name: str) -> Vectors:
@@ -227,7 +231,7 @@ def _from_npy(name: str, path: Path, part: str | None) -> Vectors:
             ) from None
         raise
     _check_dtype(array.dtype, name)
-    return _Sliceable(name, array, array.shape, np.asarray)
+    return Sliceable(name, array, array.shape, np.asarray)
 
 
 def _from_npz(name: str, path: Path, part: str | None) -> Vectors:
@@ -254,7 +258,7 @@ def _from_safetensors(name: str, path: Path, part: str | None) -> Vectors:
     tensor = file.get_slice(_choose(name, path, part, list(file.keys()), "tensors"))
     if tensor.get_dtype() in ("BOOL", "C64"):
         raise InputError(f"{name} is of type {tensor.get_dtype()}; expected floats or integers in a matrix [rows, d]")
-    return _Sliceable(name, tensor, tuple(tensor.get_shape()), lambda part: part.float().numpy())
+    return Sliceable(name, tensor, tuple(tensor.get_shape()), lambda part: part.float().numpy())
 
 
 def _choose(name: str, path: Path, part: str | None, found: list[str], what: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 from grpc import RpcError, StatusCode
 from qdrant_client import QdrantClient, models
+from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
 from hubplugin.errors import HubpluginError, StoreError
@@ -40,10 +41,32 @@ def is_forbidden(error: Exception) -> bool:
 def is_passing(error: BaseException) -> bool:
     """Whether `error` may be gone when the request is made again: a lost connection, a busy or restarting server."""
     if isinstance(error, UnexpectedResponse):
-        return error.status_code in (429, 500, 502, 503, 504)
+        return error.status_code in (408, 429, 500, 502, 503, 504)
     if isinstance(error, RpcError):
         return error.code() in (StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED, StatusCode.RESOURCE_EXHAUSTED)
-    return isinstance(error, (ResponseHandlingException, httpx.TransportError))
+    return isinstance(error, (ResponseHandlingException, ResourceExhaustedResponse, httpx.TransportError))
+
+
+def is_late(error: Exception) -> bool:
+    """Whether `error` says that an answer took too long."""
+    if isinstance(error, UnexpectedResponse):
+        return error.status_code in (408, 504)
+    if isinstance(error, RpcError):
+        return bool(error.code() == StatusCode.DEADLINE_EXCEEDED)
+    return isinstance(getattr(error, "source", error), httpx.TimeoutException)
+
+
+def is_too_large(error: BaseException) -> bool:
+    """Whether `error` refuses a request, or its answer, for its size: the server, or a proxy before it."""
+    if isinstance(error, UnexpectedResponse):
+        return error.status_code == 413 or (error.status_code == 400 and b"larger than allowed" in error.content)
+    said = str(error.details()) if isinstance(error, RpcError) else ""
+    return "message larger than" in said or "message length too large" in said
+
+
+def lacks_points(error: Exception) -> bool:
+    """Whether `error` may say that a point to be changed is not there (any more)."""
+    return is_missing(error) or isinstance(error, KeyError)  # local mode
 
 
 @contextmanager
@@ -53,7 +76,10 @@ def one_line(url: str, doing: str, collection: str) -> Iterator[None]:
         yield
     except HubpluginError:
         raise
-    except (ResponseHandlingException, httpx.TransportError, UnexpectedResponse, RpcError, ValueError) as error:
+    except (
+        ResponseHandlingException, ResourceExhaustedResponse, httpx.TransportError, UnexpectedResponse, RpcError,
+        ValueError,
+    ) as error:  # fmt: skip
         if is_passing(error):
             raise StoreError(
                 f"{url}: {doing}: no answer ({_reason(error)}); is the server running and reachable?"

@@ -7,16 +7,16 @@ import socket
 import time
 import uuid
 import weakref
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, TypeAlias, cast
+from functools import partial
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 from qdrant_client import QdrantClient, models
 from qdrant_client.local.qdrant_local import QdrantLocal
-from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from hubplugin import correction
 from hubplugin.errors import InputError, StoreError
@@ -29,15 +29,25 @@ from hubplugin_qdrant import companion
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant.calibration import calibrated, chosen_probes
 from hubplugin_qdrant.client import HubQdrantClient
-from hubplugin_qdrant.companion import is_missing, is_passing, one_line
+from hubplugin_qdrant.companion import is_late, is_missing, is_passing, is_too_large, lacks_points, one_line
 from hubplugin_qdrant.manifest import Lease, Manifest, Version
+from hubplugin_qdrant.streams import Pace, Writers, in_order
 from hubplugin_qdrant.writes import chunks, second_vectors, set_offsets, stored_offset
 
-BATCH = 1000
-"""Points read and written at a time, where their vectors are not too large for it."""
+BATCH = 2000
+"""Points read and written at a time, at most, where their vectors are not too large for it."""
 
 BATCH_NUMBERS = 1_000_000
 """Numbers read at a time: some 10 MB of JSON, where a server by default accepts 32."""
+
+READERS, WRITERS = 4, 4
+"""Requests under way at a time: enough that the server never waits for us."""
+
+PAGES_AHEAD = 8
+"""Pages of a range of ids that are read before its turn; their vectors take up to 4 MB each."""
+
+RANGES = 10_000
+"""Ranges of ids, at most; each begins at a point that the server picked."""
 
 QUERIES_AT_ONCE = 64
 
@@ -48,6 +58,8 @@ RETRY_SECONDS = 60.0
 """For how long a request is made again while the server does not answer, as during a restart."""
 
 RETRY_WAIT = wait_random_exponential(multiplier=0.2, max=10)
+
+Page = TypeVar("Page")
 
 METRICS = {
     models.Distance.COSINE: Metric.COSINE,
@@ -88,7 +100,10 @@ class QdrantStore(Store):
         self.storage = storage or (active.storage if active is not None else "payload")
         self._owner = uuid.uuid4().hex
         self._target: Version | None = None
-        self._shard_keys: dict[Any, Any] = {}  # of the points scanned last, where the user shards by key
+        self._local = isinstance(self.client._client, QdrantLocal)  # which is no use from a second thread
+        self._reading, self._writing = Pace(self._largest), Pace(self._largest)
+        self._writers = Writers(0 if self._local else WRITERS)
+        self._lease_due = 0.0
         self._probes = np.empty((0, self.dim), np.float32)
 
     def _described(self, collection: str) -> models.CollectionInfo:
@@ -102,54 +117,76 @@ class QdrantStore(Store):
             raise StoreError(f"{self.url}: there is no collection {collection!r}; there are: {listed}") from None
 
     def count(self) -> int:
+        strict = self._info.config.strict_mode_config
+        inexact = strict is not None and strict.enabled and strict.search_allow_exact is False
         with self._one_line("counting"):
-            return self.client.count(self.collection, exact=True).count
+            return int(self._retry(self.client.count, self.collection, exact=not inexact).count)
 
     def scan(self, after: Id | None = None) -> Iterator[Batch]:
-        """Every point that has the vector, in the order of ids. A vector of length 0 has no cosine and is left out."""
+        """Every point that has the vector, in the order of ids. A vector of length 0 has no cosine and is left out.
+
+        No batch has a `resume`: a run that was cut off reads on from the start, and writes what lacks its offset.
+        """
+        self._writers.settle()
         version = self._target or self._manifest().active.get(self.using)
-        for records in self._pages(after, self._vectors_read(version), [m.KEY]):
-            if records and records[0].id == after:
-                records = records[1:]
-            self._shard_keys = {record.id: record.shard_key for record in records if record.shard_key is not None}
-            batch = self._batch(records, version)
-            if len(batch.ids):
-                yield batch
+        vectors = self._vectors_read(version)
+        for batches in self._pages(lambda records: self._batches(records, version), vectors, [m.KEY]):
+            self._renew()
+            yield from batches
 
     def _pages(
-        self, after: Id | None, with_vectors: list[str] | bool, with_payload: list[str] | bool
-    ) -> Iterator[list[models.Record]]:
-        """All points from `after` on, in the order of ids. The next page is under way while one is worked on."""
+        self,
+        turned: Callable[[list[models.Record]], Page],
+        with_vectors: list[str] | bool,
+        with_payload: list[str] | bool,
+    ) -> Iterator[Page]:
+        """All points, in the order of ids, page by page as `turned` makes them. Ranges of ids are read ahead."""
 
-        def read(offset: Id | None) -> tuple[list[models.Record], Any]:
-            with self._one_line("reading"):
-                found: tuple[list[models.Record], Any] = self._retry(
-                    self.client.scroll,
-                    self.collection,
-                    limit=self._page,
-                    offset=offset,
-                    with_vectors=with_vectors,
-                    with_payload=with_payload,
+        def page(offset: Id | None) -> tuple[list[models.Record], Any]:
+            def request(size: int) -> Any:
+                return self.client.scroll(
+                    self.collection, limit=size, offset=offset, with_vectors=with_vectors, with_payload=with_payload
                 )
-                return found
 
-        if isinstance(self.client._client, QdrantLocal):  # which is no use from a second thread
-            records, following = read(after)
-            yield records
-            while following is not None:
-                records, following = read(following)
-                yield records
-            return
-        with ThreadPoolExecutor(max_workers=1) as reader:
-            pending: Future[tuple[list[models.Record], Any]] | None = reader.submit(read, after)
-            while pending is not None:
-                records, following = pending.result()
-                pending = reader.submit(read, following) if following is not None else None
-                yield records
+            with self._one_line("reading"):
+                return cast(tuple[list[models.Record], Any], self._paced(self._reading, request))
+
+        def some(start: Id | None, stop: Id | None) -> tuple[list[Page], Id | None]:
+            pages: list[Page] = []
+            more = True
+            while more and len(pages) < PAGES_AHEAD:
+                records, start = page(start)
+                if stop is not None and (start is None or _order(start) >= _order(stop)):
+                    records = [record for record in records if _order(record.id) < _order(stop)]
+                    start = None
+                pages.append(turned(records))
+                more = start is not None
+            return pages, start
+
+        return in_order(some, self._starts(), 0 if self._local else READERS)
+
+    def _starts(self) -> list[Id | None]:
+        """Where the ranges of ids begin that are read side by side: at points that the server picks at random, so
+        that they are alike in size whatever the ids. Before 1.11 a server picks none, and there is one range."""
+        ranges = min(self.count() // (PAGES_AHEAD * self._largest), RANGES)
+        if self._local or self._server < (1, 11) or ranges < 2:
+            return [None]
+        picked: set[Id] = set()
+        with self._one_line("reading"):
+            for first in range(0, ranges, self._largest):
+                found = self._retry(
+                    self.client.query_points,
+                    self.collection,
+                    query=models.SampleQuery(sample=models.Sample.RANDOM),
+                    limit=min(self._largest, ranges - first),
+                    with_payload=False,
+                )
+                picked |= {_plain(point.id) for point in found.points}
+        return [None, *sorted(picked, key=_order)]
 
     @property
-    def _page(self) -> int:
-        """Points read and written at a time."""
+    def _largest(self) -> int:
+        """Points read and written at a time, at most."""
         strict = self._info.config.strict_mode_config
         limits = (strict.max_query_limit, strict.upsert_max_batchsize) if strict is not None and strict.enabled else ()
         return max(1, min(BATCH, BATCH_NUMBERS // self.dim, *(limit for limit in limits if limit)))
@@ -159,7 +196,15 @@ class QdrantStore(Store):
             return True
         return [self.using, version.second] if version is not None and version.storage == "vector" else [self.using]
 
-    def _batch(self, records: list[models.Record], version: Version | None) -> Batch:
+    def _batches(self, records: list[models.Record], version: Version | None) -> list[Batch]:
+        """One batch for each shard key, which is what its points are written by, where the user shards by key."""
+        by_shard: dict[Any, list[models.Record]] = {}
+        for record in records:
+            by_shard.setdefault(record.shard_key, []).append(record)
+        batches = [self._batch(part, key, version) for key, part in by_shard.items()]
+        return [batch for batch in batches if len(batch.ids)]
+
+    def _batch(self, records: list[models.Record], shard_key: Any, version: Version | None) -> Batch:
         ids: list[Id] = []
         vectors, offsets = [], []
         for record in records:
@@ -177,7 +222,7 @@ class QdrantStore(Store):
             else:
                 offsets.append(_stored_offset(record.payload, version))
         matrix = np.array(vectors, np.float32).reshape(len(ids), self.dim)
-        return Batch(ids, matrix, np.array(offsets, np.float32), ids[-1] if ids else None)
+        return Batch(ids, matrix, np.array(offsets, np.float32), place=shard_key)
 
     def correction(self) -> Correction | None:
         version, active = self._manifest().lying(self.using)
@@ -203,9 +248,7 @@ class QdrantStore(Store):
                 self.using, model.fingerprint, self.storage,
             ):  # fmt: skip
                 self._target = writing
-                found = self.client.retrieve(m.companion(self.collection), ids=[m.PROGRESS_ID])
-                progress = (found[0].payload or {}) if found else {}
-                return progress["resume"] if progress.get("number") == writing.number else None
+                return None
             manifest = self._cleared(manifest)
             parts = companion.write_model(self.client, self.collection, model)
             self._target = self._new_version(model, manifest.last_number + 1, parts)
@@ -258,33 +301,51 @@ class QdrantStore(Store):
             self._retry(self.client.update_collection, self.collection, vectors_config={name: changes})
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
-        with self._one_line("writing"):
-            if self._begun().storage == "vector":
-                self._write_vectors(batch, offsets)
+        """Returns before it is written; what goes wrong is raised by a later call. `scan` and `activate` wait."""
+        target, shard_key = self._begun(), batch.place
+        self._renew()
+        if target.storage == "vector":
+            values = second_vectors(batch.vectors, offsets, target).tolist()
+        else:
+            values = offsets.tolist()
+
+        def send(items: list[tuple[Id, Any]]) -> None:
+            if target.storage == "vector":
+                points = [models.PointVectors.model_construct(id=k, vector={target.second: v}) for k, v in items]
+                self.client.update_vectors(self.collection, points, wait=True, shard_key_selector=shard_key)
             else:
-                self._write_payload(batch, offsets)
-            self._renew(batch.resume)
+                operations: list[Any] = [set_offsets(k, {target.field: v}, shard_key=shard_key) for k, v in items]
+                self.client.batch_update_points(self.collection, operations, wait=True)
 
-    def _write_vectors(self, batch: Batch, offsets: np.ndarray) -> None:
-        target = self._begun()
-        seconds = second_vectors(batch.vectors, offsets, target).tolist()
-        by_shard: dict[Any, list[models.PointVectors]] = {}
-        for point, second in zip(batch.ids, seconds, strict=True):
-            update = models.PointVectors.model_construct(id=point, vector={target.second: second})
-            by_shard.setdefault(self._shard_keys.get(point), []).append(update)
-        for shard_key, points in by_shard.items():
-            self._retry(self.client.update_vectors, self.collection, points, wait=True, shard_key_selector=shard_key)
+        self._writers.submit(lambda: self._send(list(zip(batch.ids, values, strict=True)), send))
 
-    def _write_payload(self, batch: Batch, offsets: np.ndarray) -> None:
-        target = self._begun()
-        operations: list[Any] = [
-            set_offsets(point, {target.field: offset}, shard_key=self._shard_keys.get(point))
-            for point, offset in zip(batch.ids, offsets.tolist(), strict=True)
-        ]
-        self._retry(self.client.batch_update_points, self.collection, operations, wait=True)
+    def _send(self, items: list[tuple[Id, Any]], send: Callable[[list[tuple[Id, Any]]], None]) -> None:
+        """Gives `items`, each a point and what goes to it, to `send`, some at a time. Those of points that are no
+        longer there, for which a server refuses a whole request, are left out."""
+
+        def request(size: int) -> int:
+            send(items[:size])
+            return size
+
+        with self._one_line("writing"):
+            while items:
+                try:
+                    sent = self._paced(self._writing, request)
+                except Exception as error:
+                    if not lacks_points(error):
+                        raise
+                    points = [point for point, _ in items]
+                    found = self._retry(self.client.retrieve, self.collection, ids=points, with_payload=False)
+                    there = {_plain(record.id) for record in found}
+                    if len(there) == len(items):
+                        raise
+                    items = [item for item in items if item[0] in there]
+                else:
+                    items = items[sent:]
 
     def activate(self) -> None:
         target = self._begun()
+        self._writers.settle()
         with self._one_line("activating"):
             if target.storage == "payload":
                 self._index(target)
@@ -301,8 +362,9 @@ class QdrantStore(Store):
 
     def _index(self, version: Version) -> None:
         """A float index on the offsets: faster formulas, and under strict mode the only ones allowed."""
-        if not isinstance(self.client._client, QdrantLocal):  # local mode has no indexes, and warns of it
-            self.client.create_payload_index(self.collection, version.key, models.PayloadSchemaType.FLOAT, wait=True)
+        if not self._local:  # which has no indexes, and warns of it
+            kind = models.PayloadSchemaType.FLOAT
+            self._retry(self.client.create_payload_index, self.collection, version.key, kind, wait=True)
 
     def notes(self) -> Sequence[str]:
         manifest = self._manifest()
@@ -358,6 +420,7 @@ class QdrantStore(Store):
 
     def release(self) -> None:
         """Lets others write. What was half-written stays for the next run to go on with."""
+        self._writers.abandon()
         self._target = None
         if _writers.pop(self._owner, None) is None:
             return
@@ -391,24 +454,23 @@ class QdrantStore(Store):
                 self._retry(self.client.delete_vector_name, self.collection, version.second, wait=True)
 
     def _delete_payload(self, keys: list[str], indexes: list[str]) -> None:
-        if not isinstance(self.client._client, QdrantLocal):
+        if not self._local:
             schema = self.client.get_collection(self.collection).payload_schema
             for key in indexes:
                 if key in schema:
                     self._retry(self.client.delete_payload_index, self.collection, key, wait=True)
-        for records in self._pages(None, False, False):
-            by_shard: dict[Any, list[Any]] = {}
-            for record in records:
-                by_shard.setdefault(record.shard_key, []).append(record.id)
+        for by_shard in self._pages(_by_shard, False, False):
+            self._renew()
             for shard_key, points in by_shard.items():
-                self._retry(
-                    self.client.delete_payload,
-                    self.collection,
-                    keys=keys,
-                    points=points,
-                    wait=True,
-                    shard_key_selector=shard_key,
-                )
+                self._writers.submit(partial(self._without, points, keys, shard_key))
+        self._writers.settle()
+
+    def _without(self, points: list[Id], keys: list[str], shard_key: Any) -> None:
+        def send(items: list[tuple[Id, Any]]) -> None:
+            selector = models.PointIdsList(points=[point for point, _ in items], shard_key=shard_key)
+            self.client.delete_payload(self.collection, keys=keys, points=selector, wait=True)
+
+        self._send([(point, None) for point in points], send)
 
     def _manifest(self) -> Manifest:
         with self._one_line("reading the manifest"):
@@ -433,6 +495,7 @@ class QdrantStore(Store):
             )
         mine = Lease(owner=self._owner, host=host, process=os.getpid(), until=time.time() + LEASE_SECONDS)
         _writers[self._owner] = self
+        self._lease_due = time.time() + LEASE_SECONDS / 4
         manifest = manifest.changed(lease=mine)
         self._write_manifest(manifest)
         self._check_lease()
@@ -444,30 +507,50 @@ class QdrantStore(Store):
             raise StoreError(f"{self.url}: another run has begun to write; this one stops")
         return manifest
 
-    def _renew(self, resume: Id | None) -> None:
-        """Notes how far the version has been written, and that its writer lives."""
-        manifest = self._check_lease()
-        lease = cast(Lease, manifest.lease)
-        if lease.until - time.time() < LEASE_SECONDS / 2:
-            until = time.time() + LEASE_SECONDS
-            self._write_manifest(manifest.changed(lease=lease.model_copy(update={"until": until})))
-        point = models.PointStruct(
-            id=m.PROGRESS_ID, vector={}, payload={"number": self._begun().number, "resume": resume}
-        )
-        self._retry(self.client.upsert, m.companion(self.collection), [point], wait=True)
+    def _renew(self) -> None:
+        """Says from time to time that this writer lives, if it is one, and notices if another took its place."""
+        if self._owner in _writers and time.time() > self._lease_due:
+            manifest = self._check_lease()
+            lease = cast(Lease, manifest.lease).model_copy(update={"until": time.time() + LEASE_SECONDS})
+            self._write_manifest(manifest.changed(lease=lease))
+            self._lease_due = time.time() + LEASE_SECONDS / 4
 
     def _one_line(self, doing: str) -> AbstractContextManager[None]:
         return one_line(self.url, doing, self.collection)
 
+    def _paced(self, pace: Pace, request: Callable[[int], Any]) -> Any:
+        """The answer to a request about as many points as suit the server at present."""
+
+        def once() -> Any:
+            size, started = pace.size, time.monotonic()
+            try:
+                answer = request(size)
+            except Exception as error:
+                if is_too_large(error) and size == 1:
+                    raise StoreError(f"{self.url}: the server takes no request as large as one point") from None
+                if is_too_large(error) or is_late(error):
+                    pace.halve(size)
+                raise
+            pace.answered(size, time.monotonic() - started)
+            return answer
+
+        return self._retry(once)
+
     def _retry(self, call: Any, *given: Any, **named: Any) -> Any:
         """The answer to a request that does no harm if it is made twice, made again while the server is away."""
         attempts = Retrying(
-            retry=retry_if_exception(is_passing),
+            retry=retry_if_exception(lambda error: is_passing(error) or is_too_large(error)),
             stop=stop_after_delay(RETRY_SECONDS),
-            wait=RETRY_WAIT,
+            wait=_wait,
             reraise=True,
         )
         return attempts(call, *given, **named)
+
+
+def _wait(state: RetryCallState) -> float:
+    """Until a request is made again: as long as the server asked for, if it did."""
+    error = state.outcome.exception() if state.outcome is not None else None
+    return max(RETRY_WAIT(state), float(getattr(error, "retry_after_s", 0)))
 
 
 def apply(
@@ -613,6 +696,19 @@ def _chosen_vector(
         known = ", ".join(distance.value for distance in METRICS)
         raise StoreError(f"{url}: {name} ranks by {found.distance.value}; offsets are for {known}: re-create it as one")
     return using, found
+
+
+def _order(point: Any) -> tuple[int, int]:
+    """Numbers come before UUIDs, as a server sorts them."""
+    return (0, point) if isinstance(point, int) else (1, uuid.UUID(str(point)).int)
+
+
+def _by_shard(records: list[models.Record]) -> dict[Any, list[Id]]:
+    """The ids of `records` by shard key."""
+    by_shard: dict[Any, list[Id]] = {}
+    for record in records:
+        by_shard.setdefault(record.shard_key, []).append(_plain(record.id))
+    return by_shard
 
 
 def _plain(point: Id | uuid.UUID) -> Id:
