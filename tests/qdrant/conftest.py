@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
-from qdrant_client import QdrantClient, models
+from qdrant_client import AsyncQdrantClient, QdrantClient, models
 
 import hubplugin_qdrant
 from hubplugin import OffsetModel
-from hubplugin_qdrant import HubQdrantClient, QdrantStore
+from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient, QdrantStore
 from hubplugin_qdrant.manifest import Manifest, Version
 
 ROWS, DIM = 120, 8
@@ -22,14 +25,34 @@ def clustered(seed: int, count: int) -> np.ndarray:
     return (centres[rng.integers(6, size=count)] + 0.7 * rng.normal(size=(count, DIM))).astype(np.float32)
 
 
+class Awaited:
+    """An async client as a sync one: what it returns is awaited."""
+
+    def __init__(self, client: AsyncQdrantClient):
+        self.client = client
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.client, name)
+        return (lambda *given, **named: self._done(found(*given, **named))) if callable(found) else found
+
+    @staticmethod
+    def _done(result: Any) -> Any:
+        async def awaited() -> Any:
+            return await result
+
+        return asyncio.run(awaited()) if inspect.isawaitable(result) else result
+
+
 @dataclass
 class Photos:
-    """The collection "photos": the vector `using` of 200 points, payload {"n": id, "colour": ...}."""
+    """The collection "photos": the vector `using` of 120 points, payload {"n": id, "colour": ...}. `awaited`: what
+    `wrapped` gives is async."""
 
     plain: QdrantClient
     using: str
     distance: models.Distance
     storage: str = "payload"
+    awaited: bool = False
 
     gallery = clustered(1, ROWS)
     queries = clustered(2, 20)
@@ -47,7 +70,16 @@ class Photos:
 
     def apply(self, **given) -> HubQdrantClient:
         hubplugin_qdrant.apply(self.plain, "photos", self.bank, using=self.using, **(self.settings() | given))
-        return HubQdrantClient.wrap(self.plain)
+        return self.wrapped()
+
+    def wrapped(self, **options) -> Any:
+        """A corrected client on the collection."""
+        if not self.awaited:
+            return HubQdrantClient.wrap(self.plain, **options)
+        plain = AsyncQdrantClient(":memory:")
+        plain._client.collections = self.plain._client.collections
+        plain._client.aliases = self.plain._client.aliases
+        return Awaited(AsyncHubQdrantClient.wrap(plain, **options))
 
     def settings(self):
         return {"method": "is", "force": True, "storage": self.storage}
@@ -93,16 +125,22 @@ COLLECTIONS = [
     ("", models.Distance.EUCLID, "payload"),
     ("image", models.Distance.COSINE, "vector"),
     ("image", models.Distance.EUCLID, "vector"),
+    ("image", models.Distance.COSINE, "payload", True),
+    ("image", models.Distance.DOT, "vector", True),
 ]
 
 
-@pytest.fixture(params=COLLECTIONS, ids=lambda of: f"{of[0] or 'unnamed'}-{of[1].value}-{of[2]}")
+def _named(of: tuple) -> str:
+    return f"{of[0] or 'unnamed'}-{of[1].value}-{of[2]}{'-async' if of[3:] else ''}"
+
+
+@pytest.fixture(params=COLLECTIONS, ids=_named)
 def photos(request) -> Photos:
-    """Unnamed and named vectors, each distance, both storages."""
+    """Unnamed and named vectors, each distance, both storages, sync and async clients."""
     return Photos(QdrantClient(":memory:"), *request.param)
 
 
-@pytest.fixture(params=COLLECTIONS[:3], ids=lambda of: of[1].value)
+@pytest.fixture(params=[of for of in COLLECTIONS if of[2] == "payload"], ids=_named)
 def in_payload(request) -> Photos:
     """The same with offsets as payload only."""
     return Photos(QdrantClient(":memory:"), *request.param)

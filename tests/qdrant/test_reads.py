@@ -6,11 +6,11 @@ import json
 
 import numpy as np
 import pytest
-from qdrant_client import AsyncQdrantClient, QdrantClient, models
+from qdrant_client import QdrantClient, models
 from qdrant_client.conversions.conversion import RestToGrpc
 
 import hubplugin_qdrant
-from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
+from hubplugin_qdrant import HubQdrantClient
 from hubplugin_qdrant.manifest import Manifest
 from hubplugin_qdrant.rewrite import rewrite
 from tests.qdrant.conftest import ROWS, Photos
@@ -220,21 +220,6 @@ def test_a_manifest_of_a_newer_version_is_searched_raw_with_a_warning_and_never_
     assert ids(found) == ids(cosine.plain.query_points("photos", cosine.queries[0]))
     with pytest.raises(hubplugin_qdrant.store.StoreError, match="upgrade hubplugin"):
         cosine.apply()
-
-
-@pytest.mark.anyio
-async def test_the_async_client_returns_what_the_sync_one_does(photos):
-    client = photos.apply()
-    plain = AsyncQdrantClient(":memory:")
-    plain._client.collections = photos.plain._client.collections
-    wrapped = AsyncHubQdrantClient.wrap(plain)
-    assert isinstance(wrapped, AsyncQdrantClient)
-    query, using = photos.queries[0], photos.using or None
-    assert await wrapped.query_points("photos", query, using) == client.query_points("photos", query, using)
-    requests = [models.QueryRequest(query=query.tolist(), using=using, limit=4)]
-    assert await wrapped.query_batch_points("photos", requests) == client.query_batch_points("photos", requests)
-    group = {"group_by": "colour", "query": query, "using": using}
-    assert await wrapped.query_points_groups("photos", **group) == client.query_points_groups("photos", **group)
 
 
 def test_a_corrected_request_is_valid_for_rest_and_grpc(photos):

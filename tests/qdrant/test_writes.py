@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from qdrant_client import AsyncQdrantClient, QdrantClient, models
+from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
 from hubplugin import InputError
-from hubplugin_qdrant import AsyncHubQdrantClient
 from hubplugin_qdrant.writes import require_free
 from tests.qdrant.conftest import ROWS, Photos, clustered
 
@@ -205,20 +204,3 @@ def test_a_collection_that_is_deleted_takes_its_correction_with_it(cosine):
     Photos(cosine.plain, "", models.Distance.COSINE)
     client.upsert("photos", [cosine.point(500, NEW[0])])
     assert not cosine.mark(500)
-
-
-@pytest.mark.anyio
-async def test_the_async_client_writes_offsets_too(photos):
-    photos.apply()
-    plain = AsyncQdrantClient(":memory:")
-    plain._client.collections = photos.plain._client.collections
-    client = AsyncHubQdrantClient.wrap(plain)
-    await client.upsert("photos", [photos.point(500, NEW[0])])
-    client.upload_points("photos", [photos.point(501, NEW[1])])
-    client.upload_collection("photos", [struct(photos, NEW[2])], ids=[502])
-    await client.clear_payload("photos", points_selector=[3])
-    with pytest.raises(InputError, match="reserved"):
-        await client.set_payload("photos", {"hub_offset": 1}, points=[3])
-    for row, vector in enumerate(NEW):
-        check(photos, 500 + row, vector)
-    assert whole(photos)
