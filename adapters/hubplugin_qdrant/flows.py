@@ -71,9 +71,21 @@ class Hub:
                 collection = yield from self._real_name(name)
                 if collection != name:
                     manifest = yield from self._read(collection)
+        if manifest is not None:
+            manifest = yield from self._counted(collection, manifest)
         found = Known(collection, manifest, time.monotonic() + MANIFEST_SECONDS)
         self.known[name] = found
         return found
+
+    def _counted(self, collection: str, manifest: Manifest) -> Flow:
+        """`manifest` with what is so for now: whether any point lacks its second vector. Without such points nobody
+        need look for them, which would take a look at every point."""
+        active = dict(manifest.active)
+        for name, version in active.items():
+            if version.storage == "vector":
+                lacking = yield self.raw.count(collection, rewrite.lacking_second(version), exact=False)
+                active[name] = version.model_copy(update={"everywhere": lacking.count == 0})
+        return manifest.changed(active=active)
 
     def _read(self, collection: str) -> Flow:
         try:
@@ -166,7 +178,7 @@ class Hub:
         self.known.clear()
 
 
-_CLIENT_NAMES = {"filter": "query_filter", "params": "search_params"}
+_CLIENT_NAMES = {"filter": "query_filter", "params": "search_params", "with_vector": "with_vectors"}
 """What `QueryRequest` calls otherwise than the methods of the client."""
 
 
@@ -227,8 +239,7 @@ def query_points_groups(hub: Hub, given: dict[str, Any]) -> Flow:
         hub.warn("groups are not ranked by a rule; they have the offsets that are stored, if any")
     if known.manifest is None:
         return (yield hub.raw.query_points_groups(**given))
-    points = given.get("limit", 10) * given.get("group_size", 3)
-    request = _request(given | {"limit": points})
+    request = _request(given)  # the server multiplies the candidates by the size of a group
     if known.seconds:
         request = (yield from _resolved(hub, known, [request]))[0]
     rewritten = rewrite.rewrite(request, known.manifest, hub.oversampling)
@@ -236,7 +247,6 @@ def query_points_groups(hub: Hub, given: dict[str, Any]) -> Flow:
         hub.warn("groups are raw on a server without formulas; they are corrected from server 1.14 on")
         return (yield hub.raw.query_points_groups(**given))
     arguments = _arguments(given, rewritten.request)
-    arguments |= {"limit": given.get("limit", 10)}
     arguments.pop("offset", None)
     result = yield hub.raw.query_points_groups(**arguments)
     for group in result.groups:
@@ -466,19 +476,24 @@ def _kept(hub: Hub, known: Known, selector: Any) -> Flow:
 
 def _request(given: dict[str, Any]) -> models.QueryRequest:
     """The arguments of `query_points` as one request."""
-    return models.QueryRequest.model_construct(
-        prefetch=given.get("prefetch"),
-        query=_plain(given.get("query")),
-        using=given.get("using"),
-        filter=given.get("query_filter"),
-        params=given.get("search_params"),
-        score_threshold=given.get("score_threshold"),
-        limit=given.get("limit", 10),
-        offset=given.get("offset"),
-        with_payload=given.get("with_payload", True),
-        with_vector=given.get("with_vectors", False),
-        lookup_from=given.get("lookup_from"),
+    return _REQUEST.model_copy(
+        update={
+            "prefetch": given.get("prefetch"),
+            "query": _plain(given.get("query")),
+            "using": given.get("using"),
+            "filter": given.get("query_filter"),
+            "params": given.get("search_params"),
+            "score_threshold": given.get("score_threshold"),
+            "limit": given.get("limit", 10),
+            "offset": given.get("offset"),
+            "with_payload": given.get("with_payload", True),
+            "with_vector": given.get("with_vectors", False),
+            "lookup_from": given.get("lookup_from"),
+        }
     )
+
+
+_REQUEST = models.QueryRequest()
 
 
 def _plain(query: Any) -> Any:
@@ -500,6 +515,7 @@ def _arguments(given: dict[str, Any], request: models.QueryRequest) -> dict[str,
         "limit",
         "offset",
         "with_payload",
+        "with_vector",
         "lookup_from",
     )
     return given | {_CLIENT_NAMES.get(name, name): getattr(request, name) for name in fields}

@@ -14,7 +14,7 @@ from __future__ import annotations
 import uuid
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import hubplugin
 from hubplugin.errors import StoreError
@@ -53,7 +53,8 @@ class Version(Part):
     model: fingerprint of the model. parts: how many points of the companion hold it. oversampling: candidates for
     each result. certain: whether those were proven to give the probe queries their exact corrected top 10.
     max_candidates: what the collection's strict mode allows, if it does. server_formula: whether the server adds the
-    offsets; otherwise the client does.
+    offsets; otherwise the client does. everywhere: whether every point was seen to have its second vector; a reader's
+    own knowledge, which is not written.
     """
 
     number: int
@@ -74,6 +75,7 @@ class Version(Part):
     certain: bool = False
     max_candidates: int | None = None
     server_formula: bool = True
+    everywhere: bool = Field(default=False, exclude=True)
 
     @classmethod
     def of(cls, model: OffsetModel, number: int, vector: str, parts: int, **where: Any) -> Version:

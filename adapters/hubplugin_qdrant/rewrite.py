@@ -4,8 +4,7 @@ A nearest query becomes a prefetch of itself, over more candidates, under a form
 
     query=q, limit=10   ->   prefetch=[query=q, limit=100], query=formula($score + hub_offset.v1), limit=10
 
-With storage="vector" it goes to the second vector, and, for points that another client wrote and that lack it, to
-the first:
+With storage="vector" it goes to the second vector, and, where points lack it that another client wrote, to the first:
 
     query=q, limit=10   ->   prefetch=[query=[q, 1] using hub_v1, query=q where there is no hub_v1], sum of both
 
@@ -79,15 +78,18 @@ def rewrite(
         query = _over_corrected(request.query, _listed(request.prefetch), manifest)
         fields = {"prefetch": prefetches or None, "query": query, "with_payload": shown}
         return Rewritten(request.model_copy(update=fields))
-    corrected = models.QueryRequest.model_construct(
-        shard_key=request.shard_key,
-        prefetch=_candidates(request, prefetches, _results(request), version, oversampling),
-        query=_formula(version),
-        score_threshold=similarity_threshold(request.score_threshold, version.metric),
-        limit=request.limit,
-        offset=request.offset,
-        with_vector=request.with_vector,
-        with_payload=shown,
+    if version.everywhere and version.metric is not Metric.EUCLIDEAN:
+        return Rewritten(request.model_copy(update=_augmented(request, prefetches, version) | {"with_payload": shown}))
+    corrected = request.model_copy(
+        update={
+            "prefetch": _candidates(request, prefetches, _results(request), version, oversampling),
+            "query": _formula(version),
+            "using": None,
+            "filter": None,
+            "lookup_from": None,
+            "score_threshold": similarity_threshold(request.score_threshold, version.metric),
+            "with_payload": shown,
+        }
     )
     return Rewritten(corrected, with_distances if version.metric is Metric.EUCLIDEAN else None)
 
@@ -109,13 +111,23 @@ def rewrite_prefetch(
             return prefetch
         query = _over_corrected(prefetch.query, children, manifest)
         return prefetch.model_copy(update={"prefetch": prefetches, "query": query})
+    if version.everywhere and version.metric is not Metric.EUCLIDEAN:
+        return prefetch.model_copy(update=_augmented(prefetch, prefetches, version))
     results = prefetch.limit or SERVER_LIMIT
-    return models.Prefetch.model_construct(
+    return _prefetch(
         prefetch=_candidates(prefetch, prefetches, results, version, oversampling),
         query=_formula(version),
         limit=results,
         score_threshold=similarity_threshold(prefetch.score_threshold, version.metric),
     )
+
+
+_PREFETCH = models.Prefetch()
+
+
+def _prefetch(**fields: Any) -> models.Prefetch:
+    """A prefetch of what is known to be valid: a copy takes half the time of a new one."""
+    return _PREFETCH.model_copy(update=fields)
 
 
 def _formula(version: Version) -> models.FormulaQuery:
@@ -287,14 +299,13 @@ def _candidates(
     oversampling: float | None,
 ) -> list[models.Prefetch]:
     """The raw query of `node` over as many candidates as its corrected results may hide among."""
-    query: Any = node.query.nearest if isinstance(node.query, models.NearestQuery) else node.query
     if version.storage == "vector":
-        return _by_second_vector(node, query, prefetches, results, version)
+        return _by_second_vector(node, prefetches, results, version)
     limit = _over_all(prefetches, version.candidates(results, oversampling), version)
     return [
-        models.Prefetch.model_construct(
+        _prefetch(
             prefetch=prefetches or None,
-            query=query,
+            query=_nearest(node.query),
             using=node.using,
             filter=node.filter,
             params=node.params,
@@ -313,27 +324,44 @@ def _over_all(prefetches: list[models.Prefetch], limit: int, version: Version | 
 
 
 def _by_second_vector(
-    node: models.QueryRequest | models.Prefetch,
-    query: list[float],
-    prefetches: list[models.Prefetch],
-    results: int,
-    version: Version,
+    node: models.QueryRequest | models.Prefetch, prefetches: list[models.Prefetch], results: int, version: Version
 ) -> list[models.Prefetch]:
-    """The query in d + 1 dimensions; and in d, among the points that lack the second vector."""
-    lacking = models.Filter(must_not=[models.HasVectorCondition(has_vector=version.second)])
-    if node.filter is not None:
-        lacking.must = [node.filter]
-    second = query if version.metric is not Metric.COSINE else _unit(query)
-    common: dict[str, Any] = {"prefetch": prefetches or None, "params": node.params, "limit": results}
+    """The query in d + 1 dimensions; and in d, among the points that lack the second vector, if there are any."""
+    common: dict[str, Any] = {"params": node.params, "limit": results}
+    augmented = _prefetch(filter=node.filter, **_augmented(node, prefetches, version), **common)
+    if version.everywhere:
+        return [augmented]
+    lacking = models.Filter(must=node.filter, must_not=has_vector(version.second))
+    query = _nearest(node.query)
     return [
-        models.Prefetch.model_construct(
-            query=[*second, 0.0 if version.metric is Metric.EUCLIDEAN else 1.0],
-            using=version.second,
-            filter=node.filter,
-            **common,
-        ),
-        models.Prefetch.model_construct(query=query, using=node.using, filter=lacking, **common),
+        augmented,
+        _prefetch(query=query, using=node.using, filter=lacking, prefetch=prefetches or None, **common),
     ]
+
+
+def _augmented(
+    node: models.QueryRequest | models.Prefetch, prefetches: list[models.Prefetch], version: Version
+) -> dict[str, Any]:
+    """The query of `node` in d + 1 dimensions, [q, 1] or, under Euclidean distance, [q, 0]: where it goes, and over
+    what."""
+    query = _nearest(node.query)
+    query = query if version.metric is not Metric.COSINE else _unit(query)
+    last = 0.0 if version.metric is Metric.EUCLIDEAN else 1.0
+    return {"query": [*query, last], "using": version.second, "prefetch": prefetches or None}
+
+
+def _nearest(query: Any) -> Any:
+    """What a nearest query asks for the nearest of."""
+    return query.nearest if isinstance(query, models.NearestQuery) else query
+
+
+def has_vector(name: str) -> models.HasVectorCondition:
+    return models.HasVectorCondition(has_vector=name)
+
+
+def lacking_second(version: Version) -> models.Filter:
+    """The points that have the vector of `version`, and no second one beside it."""
+    return models.Filter(must=has_vector(version.vector), must_not=has_vector(version.second))
 
 
 def _unit(vector: list[float]) -> list[float]:
@@ -373,7 +401,7 @@ def resolved(node: Any, manifest: Manifest, vectors: dict[Reference, list[float]
 
 def _reference(node: models.QueryRequest | models.Prefetch, manifest: Manifest) -> Reference | None:
     version = manifest.active.get(node.using or "")
-    query = node.query.nearest if isinstance(node.query, models.NearestQuery) else node.query
+    query = _nearest(node.query)
     if version is None or version.storage != "vector" or not isinstance(query, (int, str, UUID)):
         return None
     place = node.lookup_from
@@ -389,9 +417,8 @@ def _corrected_vector(query: Any, using: str | None, manifest: Manifest) -> Vers
     version = manifest.active.get(using or "")
     if version is None or not is_nearest(query):
         return None
-    nearest = query.nearest if isinstance(query, models.NearestQuery) else query
     # What could not be resolved is the server's to refuse.
-    return version if version.storage == "payload" or isinstance(nearest, list) else None
+    return version if version.storage == "payload" or isinstance(_nearest(query), list) else None
 
 
 def is_nearest(query: Any) -> bool:
