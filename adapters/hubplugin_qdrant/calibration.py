@@ -41,13 +41,15 @@ def chosen_probes(model: OffsetModel, scan: Iterator[Batch]) -> np.ndarray:
     return probes
 
 
-def calibrated(client: QdrantClient, collection: str, version: Version, probes: np.ndarray, points: int) -> Version:
-    """`version` with the oversampling that suits `collection`; see `with_oversampling`."""
+def calibrated(
+    client: QdrantClient, collection: str, version: Version, probes: np.ndarray, points: int, at_once: int
+) -> Version:
+    """`version` with the oversampling that suits `collection`; see `with_oversampling`. at_once: queries a request."""
     return with_oversampling(
         version,
         points,
-        lambda oversampling: _scores(client, collection, version, probes, oversampling),
-        lambda candidates: _last_candidates(client, collection, version, probes, candidates),
+        lambda oversampling: _scores(client, collection, version, probes, oversampling, at_once),
+        lambda candidates: _last_candidates(client, collection, version, probes, candidates, at_once),
     )
 
 
@@ -80,32 +82,41 @@ def with_oversampling(
 
 
 def _scores(
-    client: QdrantClient, collection: str, version: Version, probes: np.ndarray, oversampling: float
+    client: QdrantClient, collection: str, version: Version, probes: np.ndarray, oversampling: float, at_once: int
 ) -> np.ndarray:
     """The corrected similarities of the best 10 for each probe, best first, -inf where there are fewer."""
     corrected = HubQdrantClient.wrap(client, oversampling=oversampling)
     manifest = Manifest(active={version.vector: version})
     corrected._hub.known[collection] = Known(collection, manifest, math.inf)
-    return _similarities(_search(corrected, collection, version, probes, SMALLEST_PAGE, 0), SMALLEST_PAGE, version)
+    return _similarities(
+        _search(corrected, collection, version, probes, SMALLEST_PAGE, 0, at_once), SMALLEST_PAGE, version
+    )
 
 
 def _last_candidates(
-    client: QdrantClient, collection: str, version: Version, probes: np.ndarray, candidates: int
+    client: QdrantClient, collection: str, version: Version, probes: np.ndarray, candidates: int, at_once: int
 ) -> np.ndarray:
     """The raw similarity of the last candidate of each probe: [m]."""
-    found = _search(client, collection, version, probes, 1, candidates - 1)
+    found = _search(client, collection, version, probes, 1, candidates - 1, at_once)
     return _similarities(found, 1, version)[:, 0]
 
 
 def _search(
-    client: QdrantClient, collection: str, version: Version, probes: np.ndarray, limit: int, offset: int
+    client: QdrantClient,
+    collection: str,
+    version: Version,
+    probes: np.ndarray,
+    limit: int,
+    offset: int,
+    at_once: int,
 ) -> list[models.QueryResponse]:
     requests = [
         models.QueryRequest(query=probe, using=version.vector or None, limit=limit, offset=offset, with_payload=False)
         for probe in probes.tolist()
     ]
-    # A strict server takes few requests at once.
-    return [response for chunk in chunks(requests, 8) for response in client.query_batch_points(collection, chunk)]
+    return [
+        response for chunk in chunks(requests, at_once) for response in client.query_batch_points(collection, chunk)
+    ]
 
 
 def _similarities(found: list[models.QueryResponse], width: int, version: Version) -> np.ndarray:

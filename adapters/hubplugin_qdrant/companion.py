@@ -21,6 +21,14 @@ from hubplugin_qdrant.manifest import Manifest, Version
 
 logger = logging.getLogger("hubplugin_qdrant")
 
+PASSING_CODES = (
+    StatusCode.UNAVAILABLE,
+    StatusCode.DEADLINE_EXCEEDED,
+    StatusCode.RESOURCE_EXHAUSTED,
+    StatusCode.INTERNAL,  # a node of a cluster that is away; over HTTP 500
+    StatusCode.FAILED_PRECONDITION,
+)
+
 
 def is_missing(error: Exception) -> bool:
     """Whether `error` says that a collection is not there."""
@@ -43,17 +51,27 @@ def is_passing(error: BaseException) -> bool:
     if isinstance(error, UnexpectedResponse):
         return error.status_code in (408, 429, 500, 502, 503, 504)
     if isinstance(error, RpcError):
-        return error.code() in (StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED, StatusCode.RESOURCE_EXHAUSTED)
+        return error.code() in PASSING_CODES
     return isinstance(error, (ResponseHandlingException, ResourceExhaustedResponse, httpx.TransportError))
 
 
-def is_late(error: Exception) -> bool:
-    """Whether `error` says that an answer took too long."""
+def is_too_much(error: Exception) -> bool:
+    """Whether less at a time would help: an answer took too long, or a rate is limited, by points and not requests."""
     if isinstance(error, UnexpectedResponse):
-        return error.status_code in (408, 504)
+        return error.status_code in (408, 429, 504)
     if isinstance(error, RpcError):
-        return bool(error.code() == StatusCode.DEADLINE_EXCEEDED)
-    return isinstance(getattr(error, "source", error), httpx.TimeoutException)
+        return error.code() in (StatusCode.DEADLINE_EXCEEDED, StatusCode.RESOURCE_EXHAUSTED)
+    source = getattr(error, "source", error)
+    return isinstance(source, (httpx.TimeoutException, TimeoutError, ResourceExhaustedResponse))
+
+
+def finished(answer: Any) -> Any:
+    """`answer`, unless it says that a write is still waiting its turn, as a server does after a minute from 1.18 on:
+    then ResponseHandlingException, as if there were none."""
+    for result in answer if isinstance(answer, list) else [answer]:
+        if str(getattr(result, "status", "")).endswith(("WAIT_TIMEOUT", "wait_timeout")):
+            raise ResponseHandlingException(TimeoutError("the server has not done it yet"))
+    return answer
 
 
 def is_too_large(error: BaseException) -> bool:
@@ -87,7 +105,7 @@ def one_line(url: str, doing: str, collection: str) -> Iterator[None]:
         if is_forbidden(error):
             raise StoreError(
                 f"{url}: {doing}: the api key may not do this; it needs write access to the collection and to its "
-                f"companion, {m.companion(collection)}"
+                f"companion, {m.companion(collection)}, and to create and delete the latter the right to manage"
             ) from None
         raise StoreError(f"{url}: {doing}: refused: {_reason(error)}") from None
 

@@ -29,7 +29,15 @@ from hubplugin_qdrant import companion
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant.calibration import calibrated, chosen_probes
 from hubplugin_qdrant.client import HubQdrantClient
-from hubplugin_qdrant.companion import is_late, is_missing, is_passing, is_too_large, lacks_points, one_line
+from hubplugin_qdrant.companion import (
+    finished,
+    is_missing,
+    is_passing,
+    is_too_large,
+    is_too_much,
+    lacks_points,
+    one_line,
+)
 from hubplugin_qdrant.manifest import Lease, Manifest, Version
 from hubplugin_qdrant.streams import Pace, Writers, in_order
 from hubplugin_qdrant.writes import chunks, second_vectors, set_offsets, stored_offset
@@ -49,13 +57,17 @@ PAGES_AHEAD = 8
 RANGES = 10_000
 """Ranges of ids, at most; each begins at a point that the server picked."""
 
-QUERIES_AT_ONCE = 64
+QUERIES_AT_ONCE = 32
 
 LEASE_SECONDS = 60.0
 """A writer on another machine that has not been heard of for this long is taken for dead."""
 
 RETRY_SECONDS = 60.0
 """For how long a request is made again while the server does not answer, as during a restart."""
+
+SCHEMA_SECONDS, OPTIMISE_SECONDS, POLL_SECONDS = 3600.0, 600.0, 0.5
+"""For how long a server may take to make an index or a vector, and to build its graph before the oversampling is
+calibrated on it; and how often it is asked."""
 
 RETRY_WAIT = wait_random_exponential(multiplier=0.2, max=10)
 
@@ -248,6 +260,8 @@ class QdrantStore(Store):
                 self.using, model.fingerprint, self.storage,
             ):  # fmt: skip
                 self._target = writing
+                if self.storage == "vector":
+                    self._create_second(writing)
                 return None
             manifest = self._cleared(manifest)
             parts = companion.write_model(self.client, self.collection, model)
@@ -289,16 +303,35 @@ class QdrantStore(Store):
         dense = models.DenseVectorConfig(
             size=self.dim + 1,
             distance=models.Distance.EUCLID if self.metric is Metric.EUCLIDEAN else models.Distance.DOT,
-            datatype=None if first.datatype is None else models.VectorStorageDatatype(first.datatype.value),
+            # A coarser type would leave nothing of the offset.
+            datatype=models.VectorStorageDatatype.FLOAT16 if first.datatype == models.Datatype.FLOAT16 else None,
         )
         name = version.second
-        self._retry(
-            self.client.create_vector_name, self.collection, name, models.DenseVectorNameConfig(dense=dense), wait=True
+        if name not in self._vectors():
+            config = models.DenseVectorNameConfig(dense=dense)
+            self._retry(self.client.create_vector_name, self.collection, name, config, wait=True)
+            self._until(lambda: name in self._vectors(), SCHEMA_SECONDS)
+        settings = first.model_dump(
+            include={"hnsw_config", "quantization_config", "on_disk", "memory"}, exclude_none=True
         )
-        settings = first.model_dump(include={"hnsw_config", "quantization_config", "on_disk"}, exclude_none=True)
         if settings:
             changes = models.VectorParamsDiff.model_validate(settings)
             self._retry(self.client.update_collection, self.collection, vectors_config={name: changes})
+
+    def _vectors(self) -> dict[str, models.VectorParams]:
+        """The named vectors that there are now."""
+        found = self._retry(self.client.get_collection, self.collection).config.params.vectors
+        return found if isinstance(found, dict) else {}
+
+    def _until(self, done: Callable[[], bool], seconds: float) -> None:
+        """Waits for the server to finish what it was asked for, `seconds` at most."""
+        given_up = time.monotonic() + seconds
+        while not done():
+            if time.monotonic() > given_up:
+                companion.logger.warning("%s: the server has not finished within %g s; going on", self.url, seconds)
+                return
+            self._renew()
+            time.sleep(POLL_SECONDS)
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
         """Returns before it is written; what goes wrong is raised by a later call. `scan` and `activate` wait."""
@@ -349,7 +382,10 @@ class QdrantStore(Store):
         with self._one_line("activating"):
             if target.storage == "payload":
                 self._index(target)
-                target = calibrated(self.client, self.collection, target, self._probes, self.count())
+                self._until(self._optimised, OPTIMISE_SECONDS)
+                target = calibrated(
+                    self.client, self.collection, target, self._probes, self.count(), self._queries_at_once
+                )
             manifest = self._leased(self._manifest())
             before = manifest.active.get(self.using)
             if before is not None and before.number == target.number:
@@ -364,7 +400,20 @@ class QdrantStore(Store):
         """A float index on the offsets: faster formulas, and under strict mode the only ones allowed."""
         if not self._local:  # which has no indexes, and warns of it
             kind = models.PayloadSchemaType.FLOAT
-            self._retry(self.client.create_payload_index, self.collection, version.key, kind, wait=True)
+            self._retry(self.client.create_payload_index, self.collection, version.key, kind, wait=False)
+            self._until(lambda: version.key in self._schema(), SCHEMA_SECONDS)
+
+    def _schema(self) -> dict[str, models.PayloadIndexInfo]:
+        """The payload indexes that there are now."""
+        schema: dict[str, models.PayloadIndexInfo] = self._retry(
+            self.client.get_collection, self.collection
+        ).payload_schema
+        return schema
+
+    def _optimised(self) -> bool:
+        """Whether searches use the graph again, which a server builds anew after so many writes."""
+        status = self._retry(self.client.get_collection, self.collection).status
+        return bool(status != models.CollectionStatus.YELLOW)
 
     def notes(self) -> Sequence[str]:
         manifest = self._manifest()
@@ -382,18 +431,22 @@ class QdrantStore(Store):
             models.QueryRequest(query=query, using=self.using or None, limit=k, with_payload=False)
             for query in np.asarray(queries, np.float32).tolist()
         ]
-        strict = self._info.config.strict_mode_config
-        at_once = strict.search_max_batchsize if strict is not None and strict.enabled else None
         with self._one_line("searching"):
             found = [
                 response
-                for chunk in chunks(requests, min(QUERIES_AT_ONCE, at_once or QUERIES_AT_ONCE))
+                for chunk in chunks(requests, self._queries_at_once)
                 for response in client.query_batch_points(self.collection, chunk)
             ]
         return Hits(
             [[cast(Id, point.id) for point in response.points] for response in found],
             [[point.score for point in response.points] for response in found],
         )
+
+    @property
+    def _queries_at_once(self) -> int:
+        strict = self._info.config.strict_mode_config
+        allowed = strict.search_max_batchsize if strict is not None and strict.enabled else None
+        return min(QUERIES_AT_ONCE, allowed or QUERIES_AT_ONCE)
 
     def remove(self) -> None:
         """Deletes our payload, indexes and companion and nothing else; goes on where it was cut off."""
@@ -448,17 +501,16 @@ class QdrantStore(Store):
         return manifest.changed(retired=(), writing=None if mine is not None else manifest.writing)
 
     def _delete_seconds(self, versions: list[Version]) -> None:
-        there = self.client.get_collection(self.collection).config.params.vectors or {}
+        there = self._vectors() if any(version.storage == "vector" for version in versions) else {}
         for version in versions:
-            if version.storage == "vector" and isinstance(there, dict) and version.second in there:
+            if version.second in there:
                 self._retry(self.client.delete_vector_name, self.collection, version.second, wait=True)
 
     def _delete_payload(self, keys: list[str], indexes: list[str]) -> None:
         if not self._local:
-            schema = self.client.get_collection(self.collection).payload_schema
-            for key in indexes:
-                if key in schema:
-                    self._retry(self.client.delete_payload_index, self.collection, key, wait=True)
+            for key in set(indexes) & set(self._schema()):
+                self._retry(self.client.delete_payload_index, self.collection, key, wait=False)
+            self._until(lambda: not set(indexes) & set(self._schema()), SCHEMA_SECONDS)
         for by_shard in self._pages(_by_shard, False, False):
             self._renew()
             for shard_key, points in by_shard.items():
@@ -528,7 +580,7 @@ class QdrantStore(Store):
             except Exception as error:
                 if is_too_large(error) and size == 1:
                     raise StoreError(f"{self.url}: the server takes no request as large as one point") from None
-                if is_too_large(error) or is_late(error):
+                if is_too_large(error) or is_too_much(error):
                     pace.halve(size)
                 raise
             pace.answered(size, time.monotonic() - started)
@@ -544,7 +596,7 @@ class QdrantStore(Store):
             wait=_wait,
             reraise=True,
         )
-        return attempts(call, *given, **named)
+        return attempts(lambda: finished(call(*given, **named)))
 
 
 def _wait(state: RetryCallState) -> float:

@@ -66,6 +66,7 @@ def test_ranges_of_ids_that_are_read_side_by_side_leave_nothing_out(storage, mon
     uuids = [photos.point(1000 + row, vector) for row, vector in enumerate(clustered(8, 40))]
     photos.plain.upsert("photos", [point.model_copy(update={"id": str(uuid.uuid4())}) for point in uuids])
     monkeypatch.setattr("hubplugin_qdrant.store.QdrantLocal", type("NoClient", (), {}))
+    monkeypatch.setattr("hubplugin_qdrant.store.SCHEMA_SECONDS", 0)  # local mode makes no index
     monkeypatch.setattr("hubplugin_qdrant.store.BATCH", 7)
     monkeypatch.setattr("hubplugin_qdrant.store.PAGES_AHEAD", 2)
     store = QdrantStore(photos.plain, "photos")

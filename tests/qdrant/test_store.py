@@ -204,6 +204,7 @@ def test_runs_killed_at_many_moments_end_where_an_uninterrupted_one_does(tmp_pat
 def test_pages_that_are_read_ahead_leave_nothing_out(photos, monkeypatch):
     """As with a server: in local mode nothing is read ahead."""
     monkeypatch.setattr("hubplugin_qdrant.store.QdrantLocal", type("NoClient", (), {}))
+    monkeypatch.setattr("hubplugin_qdrant.store.SCHEMA_SECONDS", 0)  # local mode makes no index
     monkeypatch.setattr("hubplugin_qdrant.store.BATCH", 7)
     client = photos.apply()
     found = client.query_points("photos", photos.queries[0], photos.using or None).points
