@@ -4,6 +4,7 @@ tail is a few more fields behind it, written by a quantiser of the same kind tha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
@@ -44,14 +45,14 @@ class Floats:
 class Coder:
     """Writes a tail behind codes of `head_bits` bits as `tail_bits` more, and takes it off again.
 
-    quantiser: codes tails [n, w]. used: how many components of the tail carry the offset; the others are padding.
+    quantiser: codes tails [n, w]. components: those of the tail that carry the offset; the others are padding.
     limits: the smallest and largest value that a component may have. step: the distance of two levels of the first
     component, 0 where it has none.
     """
 
     tail: Tail
     quantiser: Quantiser
-    used: int
+    components: Sequence[int]
     head_bits: int
     tail_bits: int
     limits: tuple[float, float] = (-np.inf, np.inf)
@@ -70,7 +71,7 @@ class Coder:
             tails[:, i] = np.clip(values - about[:, i], *self.limits)
             return np.asarray(self.quantiser.decode(self.quantiser.compute_codes(tails))[:, i] + about[:, i])
 
-        return self.tail.fill(offsets, snap, self.used)
+        return self.tail.fill(offsets, snap, self.components)
 
     def centres(self, offsets: np.ndarray) -> np.ndarray:
         """Tails [n, w] of centroids whose lists are to rank as if every entry had that offset.
@@ -79,10 +80,10 @@ class Coder:
         """
         if self.tail.whole:
             return np.zeros((len(offsets), self.tail.width), np.float32)
-        tails = self.tail.fill(offsets, lambda i, values: values.astype(np.float32), 1)
+        tails = self.tail.fill(offsets, _exactly, self.components[:1])
         if self.step:
             tails[:, 0] = self.tail.query[0] + np.round((tails[:, 0] - self.tail.query[0]) / self.step) * self.step
-        tails[:, 1 : self.used] = self.tail.query[1 : self.used]
+        tails[:, 1:] = self.tail.query[1:]
         return tails
 
     def join(self, heads: np.ndarray, tails: np.ndarray) -> np.ndarray:
@@ -146,7 +147,7 @@ class FloatCodec(Codec):
         return self.coder(self.index.d, self._tail(plan, [query], 1, b""))
 
     def coder(self, d: int, tail: Tail) -> Coder:
-        return Coder(tail, Floats(tail.width), tail.width, 32 * d, 32 * tail.width)
+        return Coder(tail, Floats(tail.width), range(tail.width), 32 * d, 32 * tail.width)
 
     def widen(self, new: Any, coder: Coder) -> None:
         pass
@@ -218,7 +219,7 @@ class ScalarCodec(Codec):
         used = int(np.count_nonzero(tail.query)) if self.whole else self._used
         limits = self.BYTES.get(self.kind, (-65504.0, 65504.0) if self.kind in self.FLOATS else (-np.inf, np.inf))
         step = float(trained[1, 0]) / self.LEVELS[self.kind] if self.kind in self.LEVELS else 0.0
-        return Coder(tail, quantiser, used, quantiser.bits * d, quantiser.bits * tail.width, limits, step)
+        return Coder(tail, quantiser, range(used), quantiser.bits * d, quantiser.bits * tail.width, limits, step)
 
     @property
     def _used(self) -> int:
@@ -271,26 +272,35 @@ class ScalarCodec(Codec):
 
 
 class ProductCodec(Codec):
-    """One more sub-quantiser, whose codebook is trained on the offsets."""
+    """More sub-quantisers, whose codebooks are trained on the offsets: one, or where it has less than 256 levels two,
+    the second for what the first loses."""
 
     lossy = True
 
     def plan(self, plan: Plan, sample: np.ndarray, bases: np.ndarray | None) -> Coder:
         pq = self.index.pq
+        used = 1 if pq.nbits >= 8 else 2
         state = sample.tobytes() + (b"" if bases is None else bases.tobytes())
-        query = -np.sqrt(2 * plan.high) if self.euclidean else max(E, plan.size * 1e-30)
-        tail = self._tail(plan, [query], pq.dsub, state)
-        exact = Coder(tail, Floats(tail.width), 1, 0, 0)
-        values = exact.tails(sample)[:, 0]
-        if bases is not None:
-            values = values - exact.centres(bases)[:, 0]
-        codebook = np.zeros((pq.ksub, pq.dsub), np.float32)
-        codebook[:, 0] = levels(values, pq.ksub)
-        return self._coder(self.index.d, tail, codebook)
+        first = -np.sqrt(2 * plan.high) if self.euclidean else max(E, plan.size * 1e-30)
+        tail = self._tail(plan, [first], used * pq.dsub, state)
+        alone = Tail(tail.query[:1], self.euclidean)
+        about = 0.0 if bases is None else Coder(alone, Floats(1), (0,), 0, 0).centres(bases)[:, 0]
+        values = alone.fill(sample, _exactly, (0,))[:, 0] - about
+        codebooks = np.zeros((used, pq.ksub, pq.dsub), np.float32)
+        codebooks[0, :, 0] = levels(values, pq.ksub)
+        if used == 2:
+            kept = codebooks[0, _nearest(codebooks[0, :, 0], values), 0] + about
+            lost = sample - alone.offsets(kept[:, None])
+            second = -np.sqrt(2 * np.abs(lost).max()) if self.euclidean else first
+            values = Tail(np.array([second]), self.euclidean).fill(lost, _exactly, (0,))[:, 0]
+            codebooks[1, :, 0] = levels(values - (0.0 if bases is None else second), pq.ksub)
+            tail.query[pq.dsub] = second
+        return self._coder(self.index.d, tail, codebooks)
 
     def coder(self, d: int, tail: Tail) -> Coder:
         pq = self.index.pq
-        return self._coder(d, tail, faiss.vector_to_array(pq.centroids).reshape(pq.M, pq.ksub, pq.dsub)[-1])
+        codebooks = faiss.vector_to_array(pq.centroids).reshape(pq.M, pq.ksub, pq.dsub)
+        return self._coder(d, tail, codebooks[d // pq.dsub :])
 
     def widen(self, new: Any, coder: Coder) -> None:
         behind = faiss.vector_to_array(coder.quantiser.centroids)  # type: ignore[attr-defined]
@@ -304,11 +314,16 @@ class ProductCodec(Codec):
         if self.index.pq.sdc_table.size():
             new.pq.compute_sdc_table()
 
-    def _coder(self, d: int, tail: Tail, codebook: np.ndarray) -> Coder:
-        pq = self.index.pq
-        quantiser = faiss.ProductQuantizer(pq.dsub, 1, pq.nbits)
-        faiss.copy_array_to_vector(np.ascontiguousarray(codebook).ravel(), quantiser.centroids)
-        return Coder(tail, quantiser, 1, d // pq.dsub * pq.nbits, pq.nbits)
+    def _coder(self, d: int, tail: Tail, codebooks: np.ndarray) -> Coder:
+        pq, used = self.index.pq, len(codebooks)
+        quantiser = faiss.ProductQuantizer(tail.width, used, pq.nbits)
+        faiss.copy_array_to_vector(np.ascontiguousarray(codebooks).ravel(), quantiser.centroids)
+        components = range(0, tail.width, pq.dsub)
+        return Coder(tail, quantiser, components, d // pq.dsub * pq.nbits, used * pq.nbits)
+
+
+def _exactly(component: int, values: np.ndarray) -> np.ndarray:
+    return values.astype(np.float32)
 
 
 def levels(values: np.ndarray, count: int, rounds: int = 20) -> np.ndarray:
@@ -319,11 +334,16 @@ def levels(values: np.ndarray, count: int, rounds: int = 20) -> np.ndarray:
     # Starting evenly over the range, not over the mass, keeps the rare extremes, which are the hubs.
     found = np.linspace(distinct[0], distinct[-1], count)
     for _ in range(rounds):
-        nearest = np.searchsorted((found[1:] + found[:-1]) / 2, values)
+        nearest = _nearest(found, values)
         members = np.bincount(nearest, minlength=count)
         means = np.bincount(nearest, values, minlength=count) / np.maximum(members, 1)
         found = np.where(members > 0, means, found)
     return np.asarray(found, np.float32)
+
+
+def _nearest(levels: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Which of the sorted `levels` [k] is nearest to each of `values` [n]."""
+    return np.searchsorted((levels[1:] + levels[:-1]) / 2, values)
 
 
 def _bits(codes: np.ndarray) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -63,8 +63,8 @@ class Tail:
         values = (q @ q - ((q - t) ** 2).sum(axis=1)) / 2 if self.euclidean else t @ q - q @ q
         return values.astype(np.float32)
 
-    def fill(self, offsets: np.ndarray, snap: Snap, used: int) -> np.ndarray:
-        """Tails [n, w] for `offsets` [n], written into the first `used` components.
+    def fill(self, offsets: np.ndarray, snap: Snap, components: Sequence[int]) -> np.ndarray:
+        """Tails [n, w] for `offsets` [n], written into `components`, which are in ascending order.
 
         Each component takes what is left of the offset, less the q_i^2 that the later ones hold in reserve, as far
         as its quantiser can express it, and leaves the rest to the next one. Neutral fills every component with its
@@ -73,7 +73,7 @@ class Tail:
         q = self.query.astype(np.float64)
         tails = np.zeros((len(offsets), self.width), np.float32)
         left = q @ q - 2 * offsets.astype(np.float64) if self.euclidean else offsets.astype(np.float64) + q @ q
-        for i in range(used):
+        for i in components:
             wanted = left - q[i + 1 :] @ q[i + 1 :]
             tails[:, i] = snap(i, q[i] + np.sqrt(np.maximum(wanted, 0)) if self.euclidean else wanted / q[i])
             left -= (tails[:, i] - q[i]) ** 2 if self.euclidean else tails[:, i] * q[i]

@@ -48,7 +48,7 @@ REFUSED = {
         lambda: faiss.IndexIDMap(faiss.IndexLattice(8, 2, 4, 2)), OFFSETS, "IndexLattice cannot carry offsets",
     ),
     "ids": (lambda: with_ids_of_its_own("IVF4,Flat"), OFFSETS, "the ids of this IndexIVFFlat are not 0 ... 49"),
-    "staged ids": (lambda: with_ids_of_its_own("IVF4,PQ2x4fs"), OFFSETS, "keep ids of your own in an IndexIDMap2"),
+    "staged ids": (lambda: with_ids_of_its_own("IVF4,RaBitQ"), OFFSETS, "keep ids of your own in an IndexIDMap2"),
 }  # fmt: skip
 
 
