@@ -8,7 +8,7 @@ from hubplugin.errors import InputError
 from hubplugin.methods import FitInput, configure
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.reductions import Compute
+from hubplugin.reductions import Compute, Precision
 from hubplugin.tuning import Pairs, choose
 from hubplugin.vectors import Progress, VectorLike, as_vectors
 
@@ -20,9 +20,10 @@ def fit(
     target_bank: VectorLike | None = None,
     metric: Metric | str = "cosine",
     device: str = "auto",
-    memory: int | str = "512MiB",
+    memory: int | str = "1GiB",
     progress: Progress | None = None,
     pairs: Pairs = None,
+    precision: Precision = "float32",
     **parameters: Any,
 ) -> OffsetModel:
     """Estimates the offsets of a gallery from example queries.
@@ -34,13 +35,16 @@ def fit(
     targets: the gallery [n, d], likewise, or a store. Needed by sn and dbsn; the offsets are centred on it.
     target_bank: [p, d]; needed by dualis, used by dbsn, ignored by the others.
     metric: cosine | dot | euclidean. Temperatures are in the units of the similarity.
-    device: "auto" is cuda, then mps, then cpu. memory: bounds the similarities held at one time.
+    device: "auto" is cuda, then mps, then cpu. memory: bounds the similarities held at one time;
+        a Sinkhorn fit that finds room for m x n in float16 takes the time of one product, else of `iterations`.
     progress: called as progress(what, done, total).
     pairs: for auto, which target of the target bank belongs to each bank query; see `hubplugin.tuning.Pairs`.
 
+    precision: "float32", within 1e-5 of exact arithmetic, or "float64", at some three times the time.
+
     Raises InputError, one line, for anything that cannot be used as given.
     """
-    compute = Compute(device, memory, progress)
+    compute = Compute(device, memory, progress, precision)
     if method == "auto":
         if parameters:
             raise InputError(f"method 'auto' takes no parameters; given: {', '.join(parameters)}")

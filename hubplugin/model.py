@@ -19,7 +19,7 @@ from hubplugin.metric import Metric
 from hubplugin.vectors import Progress, VectorLike, as_vectors
 
 if TYPE_CHECKING:
-    from hubplugin.reductions import Compute
+    from hubplugin.reductions import Compute, Precision
 
 FORMAT = 1
 """Version of the model file. A reader refuses what a newer version wrote."""
@@ -112,8 +112,9 @@ class OffsetModel:
         targets: VectorLike,
         *,
         device: str = "auto",
-        memory: int | str = "512MiB",
+        memory: int | str = "1GiB",
         progress: Progress | None = None,
+        precision: Precision = "float32",
     ) -> np.ndarray:
         """Offsets of `targets` [n, d] (or a store or file of them), seen by the fit or not: float32 [n].
 
@@ -121,24 +122,25 @@ class OffsetModel:
         """
         from hubplugin.reductions import Compute
 
-        return (self.raw_offsets(targets, Compute(device, memory, progress)) - self.centre).astype(np.float32)
+        return (self.raw_offsets(targets, Compute(device, memory, progress, precision)) - self.centre).astype(
+            np.float32
+        )
 
     def centred_on(
         self,
         targets: VectorLike,
         *,
         device: str = "auto",
-        memory: int | str = "512MiB",
+        memory: int | str = "1GiB",
         progress: Progress | None = None,
     ) -> OffsetModel:
         """This model with offsets of mean 0 over `targets` [n, d], and their statistics."""
         from hubplugin.reductions import Compute
 
-        return self.centred(targets, Compute(device, memory, progress))
+        return self.centred_by(self.raw_offsets(targets, Compute(device, memory, progress)))
 
-    def centred(self, targets: VectorLike, compute: Compute) -> OffsetModel:
-        """`centred_on` for whoever holds a `Compute`."""
-        raw = self.raw_offsets(targets, compute)
+    def centred_by(self, raw: np.ndarray) -> OffsetModel:
+        """`centred_on` for whoever knows the raw offsets of the targets: float64 [n]."""
         centre = float(raw.mean())
         centred = raw - centre
         statistics = GalleryStatistics(len(raw), float(centred.min()), float(centred.max()), float(centred.std()))
@@ -150,7 +152,7 @@ class OffsetModel:
         k: int = 1,
         *,
         device: str = "auto",
-        memory: int | str = "512MiB",
+        memory: int | str = "1GiB",
         progress: Progress | None = None,
     ) -> OffsetModel:
         """This model with the activation set of the gallery `targets` [n, d]: QB-Norm eq. 2, whose k is 1.
@@ -173,7 +175,7 @@ class OffsetModel:
         targets: VectorLike,
         *,
         device: str = "auto",
-        memory: int | str = "512MiB",
+        memory: int | str = "1GiB",
         progress: Progress | None = None,
     ) -> np.ndarray:
         """Which of `targets` [n, d] are in the activation set, seen by the fit or not: bool [n]."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -33,9 +34,15 @@ SAFE_EXPONENT = 60.0
 
 _SIZE = TypeAdapter(ByteSize)
 
-SAFE_DRIFT = 10.0
-"""While log alpha has moved by less, held exponentials lose nothing that counts: what lies below float32's range
-beside its column's peak, 87 in the exponent, is still 67 below it."""
+SAFE_DRIFT = {torch.float64: 20.0, torch.float32: 20.0, torch.float16: 12.0}
+"""While no log alpha has moved from another by more, held exponentials lose nothing that counts: what lies below the
+type's range beside its column's peak (87 in the exponent, for float16 under `HALF_PEAK` 26) stays far below it."""
+
+HALF_PEAK = 2.0**14
+"""The largest float16 of a target: its range then ends at 4e-12 of that. What is rounded off each term, up to 5e-4 of
+it, averages out over the bank and the targets: log alpha comes within 1e-5 of float64's (see the tests)."""
+
+Precision: TypeAlias = Literal["float32", "float64"]
 
 
 @dataclass(frozen=True)
@@ -43,12 +50,14 @@ class Compute:
     """Where and within what memory to compute.
 
     device: "auto" (cuda, then mps, then cpu) or any torch device name. memory: bytes, or text such as
-    "512MiB"; bounds the tiles of similarities beyond the bank itself. progress: see `vectors.Progress`.
+    "512MiB"; bounds what is held of similarities beyond the bank itself. progress: see `vectors.Progress`.
+    precision: "float32", which goes over to float64 by itself where similarities are large, or "float64" throughout.
     """
 
     device: str = "auto"
-    memory: int | str = "512MiB"
+    memory: int | str = "1GiB"
     progress: Progress | None = None
+    precision: Precision = "float32"
 
     def torch_device(self) -> torch.device:
         if self.device == "auto":
@@ -69,6 +78,12 @@ class Compute:
         except ValidationError:
             raise InputError(f"memory={self.memory!r} is not a size; write it like '512MiB' or '2GiB'") from None
 
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """What exponentials may be held in between iterations, the best first."""
+        if self.precision not in get_args(Precision):
+            raise InputError(f"precision={self.precision!r} is unknown; use one of {', '.join(get_args(Precision))}")
+        return (torch.float64,) if self.precision == "float64" else (torch.float32, torch.float16)
+
     def report(self, what: str, done: int, total: int) -> None:
         if self.progress is not None:
             self.progress(what, done, total)
@@ -88,6 +103,16 @@ def prepared_blocks(vectors: Vectors, metric: Metric, size: int = BLOCK_ROWS) ->
 def prepared(vectors: Vectors, metric: Metric) -> np.ndarray:
     """All of a bank, checked and at unit length where the metric is cosine: float32 [m, d]."""
     return np.concatenate(list(prepared_blocks(vectors, metric)))
+
+
+def sampled(vectors: Vectors, count: int, metric: Metric, rng: np.random.Generator) -> np.ndarray:
+    """At most `count` rows at random, in order, prepared: float32 [min(count, n), d]."""
+    wanted, parts, start = np.sort(rng.permutation(vectors.rows)[:count]), [], 0
+    for block in prepared_blocks(vectors, metric):
+        inside = wanted[(wanted >= start) & (wanted < start + len(block))]
+        parts.append(block[inside - start])
+        start += len(block)
+    return np.concatenate(parts)
 
 
 @dataclass(frozen=True)
@@ -166,7 +191,8 @@ class Similarities:
         return int(min(max(budget // (self.m * 4), 1), BLOCK_ROWS))
 
     def _dtype(self, similarity: float) -> torch.dtype:
-        wide = similarity > FLOAT32_SIMILARITY and self.device.type != "mps"  # mps has no float64
+        wide = similarity > FLOAT32_SIMILARITY or self.compute.precision == "float64"
+        wide = wide and self.device.type != "mps"  # which has no float64
         return torch.float64 if wide else torch.float32
 
     def _bank(self, dtype: torch.dtype) -> torch.Tensor:
@@ -325,78 +351,163 @@ def count_larger(similarities: Similarities, targets: Vectors, levels: np.ndarra
     return result
 
 
-def sinkhorn(similarities: Similarities, columns: list[Vectors], tau: float, iterations: int) -> np.ndarray:
-    """log alpha [m] (float64) after `iterations` of Sinkhorn over the targets in `columns` taken together.
+@dataclass(frozen=True)
+class Scaling:
+    """What `sinkhorn` found. log_alpha: [m], float64. log_sums: LSE_u( s(b_u, t)/tau + log_alpha_u ) of the first
+    columns [n], float64, to 1e-4 where the exponentials were held; None where they were not."""
 
-    DBSN algorithm A1 in the log domain, from log beta = 0:
+    log_alpha: np.ndarray
+    log_sums: np.ndarray | None
+
+
+def sinkhorn(
+    similarities: Similarities,
+    columns: list[Vectors],
+    tau: float,
+    iterations: int,
+    masses: list[float] | None = None,
+) -> Scaling:
+    """log alpha after `iterations` of Sinkhorn over the targets in `columns` taken together.
+
+    DBSN algorithm A1 in the log domain, from log beta_j = log w_j:
 
         log alpha_u = -log m - LSE_j( s(b_u, t_j)/tau + log beta_j )
-        log beta_j  = -log n - LSE_u( s(b_u, t_j)/tau + log alpha_u )
+        log beta_j  = log(w_j / n) - LSE_u( s(b_u, t_j)/tau + log alpha_u )
 
+    w_j is the mass of the part t_j is in, 1 by default: how many targets each of a sample stands for; n is their sum.
     The log beta that ends the last iteration reads only log alpha, so it is a weighted `log_sum_exp` over
     any targets and is left to the caller. One pass over the similarities is one iteration: a tile's
-    exponentials e = exp(s/tau + log alpha) give its beta = 1 / (n sum_u e), and e @ beta is the same tile's
+    exponentials e = exp(s/tau + log alpha) give its beta = w / (n sum_u e), and e @ beta is the same tile's
     share of the next log alpha. No row of that product can underflow: each log alpha gives every bank row a
     share of 1/m over n columns, so some target holds at least 1/(m n) of it beside a column total of at most 1.
     """
-    n, m = sum(part.rows for part in columns), similarities.m
-    log_alpha = -math.log(m) - _log_sum_over_targets(similarities, columns, tau)
+    m, masses = similarities.m, masses or [1.0] * len(columns)
+    n = sum(part.rows * mass for part, mass in zip(columns, masses, strict=True))
     kernel = _Kernel(similarities, columns, tau)
+    if kernel.serves_first_iteration:
+        total = _accumulator(similarities)
+        for tile in kernel.tiles(torch.zeros(m, dtype=torch.float64), "Sinkhorn iteration 1"):
+            total += tile.exponentials.sum(dim=0).to(total) * masses[tile.part]
+        log_sum = total.cpu().log()
+    else:
+        log_sum = _log_sum_over_targets(similarities, columns, tau, masses)
+    log_alpha = -math.log(m) - log_sum
     for iteration in range(2, iterations + 1):
-        total = torch.zeros(m, dtype=torch.float64, device=_accumulator_device(similarities))
-        for exponentials, weights in kernel.tiles(log_alpha, f"Sinkhorn iteration {iteration} of {iterations}"):
-            n_beta = 1 / (exponentials @ weights)
-            total += ((n_beta @ exponentials) * weights).to(total.device, torch.float64)
+        total = _accumulator(similarities)
+        for tile in kernel.tiles(log_alpha, f"Sinkhorn iteration {iteration} of {iterations}"):
+            n_beta = masses[tile.part] / (tile.exponentials @ tile.weights)
+            total += ((n_beta @ tile.exponentials) * tile.weights).to(total)
         log_alpha = log_alpha - math.log(m) - (total.cpu() / n).log()
-    return log_alpha.numpy()
+    return Scaling(log_alpha.numpy(), kernel.held_log_sums(log_alpha))
+
+
+@dataclass(frozen=True)
+class _Exponentials:
+    """exp( s(b_u, t_j)/tau + log alpha_u ) of some targets of a part of the columns: `exponentials` [b, m] x
+    `weights` [m] x exp(`log_scale`) [b]."""
+
+    part: int
+    exponentials: torch.Tensor
+    weights: torch.Tensor
+    log_scale: torch.Tensor
 
 
 class _Kernel:
-    """exp( s(b_u, t_j)/tau + log alpha_u ) up to a factor a target, tile by tile.
+    """exp( s(b_u, t_j)/tau + log alpha_u ), tile by tile.
 
     Where the memory budget has room for all of it, the tiles of one iteration serve the next ones too, with
     weights exp(change of log alpha); so an iteration costs two products with a vector instead of one with a matrix.
+    They are held in float32 or, where that has no room, in float16: see `HALF_PEAK`.
     """
 
     def __init__(self, similarities: Similarities, columns: list[Vectors], tau: float):
         self._similarities, self._columns, self._tau = similarities, columns, tau
         self._rows = sum(part.rows for part in columns)
-        self._fits = self._rows * similarities.m * 4 <= similarities.compute.bytes()
-        self._held: list[torch.Tensor] = []
-        self._reference = torch.empty(0)
+        size, compute = self._rows * similarities.m, similarities.compute
+        self._dtype = next((d for d in compute.dtypes() if size * d.itemsize <= compute.bytes()), None)
+        self._held: list[_Exponentials] = []
+        self._reference = torch.zeros(0)
 
-    def tiles(self, log_alpha: torch.Tensor, what: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Pairs of exponentials [b, m] and weights [m], whose product is the tile."""
-        if not self._held or float((log_alpha - self._reference).abs().max()) > SAFE_DRIFT:
-            self._held, self._reference = [], log_alpha
-            ones = torch.ones(self._similarities.m, device=self._similarities.device)
-            for part in self._columns:
-                for tile in self._similarities.tiles(part, what, scale=1 / self._tau, weights=log_alpha):
-                    exponentials, _ = _exponentials(tile)
-                    if self._fits:
-                        self._held.append(exponentials.clone())
-                    yield exponentials, ones.to(exponentials.dtype)
+    @property
+    def serves_first_iteration(self) -> bool:
+        """Whether exponentials that are held from log alpha = 0 neither overflow nor vanish over all targets."""
+        cosine = self._similarities.metric is Metric.COSINE
+        return self._dtype is not None and cosine and 1 / self._tau <= SAFE_EXPONENT
+
+    def tiles(self, log_alpha: torch.Tensor, what: str) -> Iterator[_Exponentials]:
+        """All columns, in order. A tile is overwritten by the next."""
+        if not self._serves(log_alpha):
+            yield from self._multiplied(log_alpha, what)
             return
-        weights, done = (log_alpha - self._reference).exp().to(self._similarities.device, torch.float32), 0
-        for exponentials in self._held:
-            yield exponentials, weights.to(exponentials.dtype)
+        change = log_alpha - self._reference
+        largest, done = change.max(), 0
+        weights = (change - largest).exp().to(self._similarities.device)
+        scratch = torch.empty(0)
+        for held in self._held:
+            exponentials = held.exponentials
+            if exponentials.dtype is torch.float16:
+                if scratch.shape != exponentials.shape:
+                    scratch = torch.empty_like(exponentials, dtype=torch.float32)
+                exponentials = scratch.copy_(exponentials)
+            yield _Exponentials(held.part, exponentials, weights.to(exponentials.dtype), held.log_scale + largest)
             done += len(exponentials)
             self._similarities.compute.report(what, done, self._rows)
 
+    def held_log_sums(self, log_alpha: torch.Tensor) -> np.ndarray | None:
+        """LSE_u( s(b_u, t)/tau + log_alpha_u ) for the first columns, if that needs no multiplication."""
+        if not self._serves(log_alpha):
+            return None
+        tiles = (tile for tile in self.tiles(log_alpha, "log-sum-exp") if tile.part == 0)
+        sums = [(tile.exponentials @ tile.weights).cpu().double().log() + tile.log_scale for tile in tiles]
+        return torch.cat(sums).numpy()
 
-def _log_sum_over_targets(similarities: Similarities, columns: list[Vectors], tau: float) -> torch.Tensor:
-    """LSE_j( s(b_u, t_j)/tau ) for every bank row: float64 [m], carried from tile to tile with its peak."""
-    device = _accumulator_device(similarities)
-    peak = torch.full((similarities.m,), -math.inf, dtype=torch.float64, device=device)
-    total = torch.zeros(similarities.m, dtype=torch.float64, device=device)
-    for part in columns:
-        for tile in similarities.tiles(part, "Sinkhorn iteration 1", scale=1 / tau):
+    def _serves(self, log_alpha: torch.Tensor) -> bool:
+        if not self._held:
+            return False
+        change = log_alpha - self._reference
+        return float(change.max() - change.min()) <= SAFE_DRIFT[self._held[0].exponentials.dtype]
+
+    def _multiplied(self, log_alpha: torch.Tensor, what: str) -> Iterator[_Exponentials]:
+        self._held, self._reference = [], log_alpha
+        ones, room = torch.ones(self._similarities.m, device=self._similarities.device), self._room()
+        for part, targets in enumerate(self._columns):
+            for tile in self._similarities.tiles(targets, what, scale=1 / self._tau, weights=log_alpha):
+                exponentials, peak = _exponentials(tile)
+                log_scale = peak + tile.own
+                yield _Exponentials(part, exponentials, ones.to(exponentials.dtype), log_scale)
+                if room is None:
+                    continue
+                if room.dtype is torch.float16:
+                    largest = exponentials.amax(dim=1, keepdim=True)
+                    exponentials.mul_(HALF_PEAK / largest)
+                    log_scale = log_scale + (largest[:, 0].cpu().double() / HALF_PEAK).log()
+                kept, room = room[: len(exponentials)].copy_(exponentials), room[len(exponentials) :]
+                self._held.append(_Exponentials(part, kept, ones, log_scale))
+
+    def _room(self) -> torch.Tensor | None:
+        if self._dtype is None:
+            return None
+        return torch.empty((self._rows, self._similarities.m), dtype=self._dtype, device=self._similarities.device)
+
+
+def _log_sum_over_targets(
+    similarities: Similarities, columns: list[Vectors], tau: float, masses: list[float]
+) -> torch.Tensor:
+    """LSE_j( s(b_u, t_j)/tau + log w_j ) for every bank row: float64 [m], carried from tile to tile with its peak."""
+    total = _accumulator(similarities)
+    peak = torch.full_like(total, -math.inf)
+    for targets, mass in zip(columns, masses, strict=True):
+        for tile in similarities.tiles(targets, "Sinkhorn iteration 1", scale=1 / tau):
             s = tile.s.add_(tile.own.to(tile.s.device, tile.s.dtype)[:, None])
-            highest = torch.maximum(peak, s.amax(dim=0).to(device, torch.float64))
-            share = s.sub_(highest.to(s.device, s.dtype)).exp_().sum(dim=0).to(device, torch.float64)
+            highest = torch.maximum(peak, s.amax(dim=0).to(peak))
+            share = s.sub_(highest.to(s)).exp_().sum(dim=0).to(total) * mass
             total = total * (peak - highest).exp() + share
             peak = highest
     return (peak + total.log()).cpu()
+
+
+def _accumulator(similarities: Similarities) -> torch.Tensor:
+    return torch.zeros(similarities.m, dtype=torch.float64, device=_accumulator_device(similarities))
 
 
 def _accumulator_device(similarities: Similarities) -> torch.device:

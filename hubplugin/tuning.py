@@ -22,8 +22,8 @@ from hubplugin.errors import CorrectionRefused, InputError
 from hubplugin.evaluation.hubness import k_occurrence, skewness
 from hubplugin.methods import FitInput, Method, configure
 from hubplugin.metric import Metric
-from hubplugin.reductions import Compute, HoldingCompute, Similarities, dense, prepared_blocks
-from hubplugin.vectors import BLOCK_ROWS, Progress, VectorLike, Vectors, as_vectors
+from hubplugin.reductions import Compute, HoldingCompute, Similarities, dense, sampled
+from hubplugin.vectors import Progress, VectorLike, as_vectors
 
 Pairs: TypeAlias = bool | Sequence[int] | np.ndarray | None
 """Which target of the target bank belongs to each bank query: True for row i to row i, an array of rows [m], False
@@ -333,7 +333,7 @@ class _Trial:
             }
         return Candidate(
             method="none" if self.configuration is None else self.configuration.name,
-            parameters={} if self.configuration is None else self.configuration.model_dump(),
+            parameters={} if self.configuration is None else self.configuration.parameters,
             skewness=skewness(self.occurrence),
             cost=float(self.costs.mean()) / self.gap,
             **found,
@@ -371,7 +371,10 @@ class _Experiment:
         self._rows, self._fold_of = distinct[np.argsort(place, kind="stable")], np.sort(place) % FOLDS
         # Held at one time: fit x (targets + target bank), target bank x targets, and a Sinkhorn fit's exponentials.
         self._fit_rows = min(FIT_ROWS, max(math.isqrt(given.compute.bytes() // 32), 2 * FOLDS))
-        self.targets = _sampled(given.require_targets("auto"), 2 * self._fit_rows, given.metric, rng)
+        gallery = given.require_targets("auto")
+        if gallery.rows < 2:
+            raise InputError(f"{gallery.name} has one row; hubness needs at least 2 targets")
+        self.targets = sampled(gallery, 2 * self._fit_rows, given.metric, rng)
         first = next(self._folds()).similarities
         self.spread = max(float((first - first.mean(dim=1, keepdim=True)).std()), 1e-6)
         self.probes = sum(len(self._probe_rows(fold)) for fold in range(FOLDS))
@@ -523,7 +526,7 @@ def _coarse(spread: float, dual: bool) -> list[Method]:
 
 def _neighbours(configuration: Method) -> list[Method]:
     """Half a step of the first grid to either side, one parameter at a time."""
-    given, near = configuration.model_dump(), []
+    given, near = configuration.parameters, []
     for name, value in given.items():
         if name == "iterations":
             continue
@@ -580,19 +583,6 @@ def _agreement_and_coverage(
     reached = [len(set(part[:count].argmax(dim=1).tolist())) for part in (from_bank, from_gallery)]
     agreement = float(torch.corrcoef(torch.stack(near))[0, 1])
     return agreement, reached[0] / reached[1]
-
-
-def _sampled(vectors: Vectors, count: int, metric: Metric, rng: np.random.Generator) -> np.ndarray:
-    """At most `count` rows at random, in order, at unit length where the metric is cosine: float32."""
-    if vectors.rows < 2:
-        raise InputError(f"{vectors.name} has one row; hubness needs at least 2 targets")
-    wanted = np.sort(rng.permutation(vectors.rows)[:count])
-    parts, start = [], 0
-    for block in prepared_blocks(vectors, metric, BLOCK_ROWS):
-        inside = wanted[(wanted >= start) & (wanted < start + len(block))]
-        parts.append(block[inside - start])
-        start += len(block)
-    return np.concatenate(parts)
 
 
 def _with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

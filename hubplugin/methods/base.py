@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -75,6 +75,14 @@ class FitInput:
         return self.target_bank
 
 
+@dataclass(frozen=True)
+class Solution:
+    """The terms of a model, and its raw offsets for the targets of the fit [n] where they came along the way."""
+
+    terms: tuple[Term, ...]
+    raw: np.ndarray | None = None
+
+
 class Method(BaseModel, ABC):
     """Parameters of one method. Temperatures are in the units of the similarity."""
 
@@ -82,17 +90,29 @@ class Method(BaseModel, ABC):
 
     name: ClassVar[str]
 
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """By name, without those that are not set."""
+        return self.model_dump(exclude_none=True)
+
     @abstractmethod
     def terms(self, given: FitInput) -> tuple[Term, ...]:
         """The terms whose sum at t is offset(t), up to a constant."""
 
+    def solve(self, given: FitInput) -> Solution:
+        """`terms`, with what else the way to them gives."""
+        return Solution(self.terms(given))
+
     def model(self, given: FitInput) -> OffsetModel:
         """The model of these parameters on `given`, not centred."""
+        return self._model(given, self.terms(given))
+
+    def _model(self, given: FitInput, terms: tuple[Term, ...]) -> OffsetModel:
         return OffsetModel(
             method=self.name,
-            parameters=self.model_dump(),
+            parameters=self.parameters,
             metric=given.metric,
-            terms=self.terms(given),
+            terms=terms,
             bank_fingerprint=given.fingerprint,
         )
 
@@ -100,12 +120,16 @@ class Method(BaseModel, ABC):
         """Whether `model` is what these parameters gave on the banks of `given`, whatever the targets were."""
         return (model.method, model.parameters, model.metric, model.bank_fingerprint) == (
             self.name,
-            self.model_dump(),
+            self.parameters,
             given.metric,
             given.fingerprint,
         )
 
     def fit(self, given: FitInput) -> OffsetModel:
         """The model of these parameters on `given`, centred on its targets where it has some."""
-        model = self.model(given)
-        return model if given.targets is None else model.centred(given.targets, given.compute)
+        solution = self.solve(given)
+        model = self._model(given, solution.terms)
+        if given.targets is None:
+            return model
+        raw = model.raw_offsets(given.targets, given.compute) if solution.raw is None else solution.raw
+        return model.centred_by(raw)

@@ -63,7 +63,7 @@ def test_progress_counts_up_to_the_whole(rng):
         "Sinkhorn iteration 1",
         "Sinkhorn iteration 2 of 3",
         "Sinkhorn iteration 3 of 3",
-        "offsets",
+        "log-sum-exp",
     }
 
 

@@ -8,6 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hubplugin
+from hubplugin.metric import Metric
+from hubplugin.reductions import Compute, Similarities, sinkhorn
+from hubplugin.vectors import as_vectors
 from tests.conftest import DEVICES
 from tests.core import formulas
 
@@ -91,12 +94,37 @@ def test_many_tiles_and_blocks_equal_one(method, parameters, rng, monkeypatch):
     assert_true(method, parameters, "cosine", bank, targets, target_bank, memory="1MiB")
 
 
-@pytest.mark.parametrize("tau", [0.001, 0.005, 0.05, 1.0])
-def test_sinkhorn_is_the_same_whether_or_not_the_similarities_fit_the_budget(tau, real):
-    bank, targets = real["bank_queries"][:700], real["test_targets"][:400]
-    held = hubplugin.fit(bank, "sn", targets=targets, tau=tau).offsets(targets)
-    streamed = hubplugin.fit(bank, "sn", targets=targets, tau=tau, memory="1MiB").offsets(targets)
-    np.testing.assert_allclose(held, streamed, rtol=0, atol=2e-6)
+@pytest.mark.parametrize("tau", [0.001, 0.005, 0.05, 0.2, 1.0])
+@pytest.mark.parametrize("memory", ["4MiB", "2MiB", "1MiB"])  # exponentials held in float32, in float16, not at all
+def test_sinkhorn_is_true_whatever_room_there_is(memory, tau, real):
+    bank, targets, second = real["bank_queries"][:700], real["test_targets"][:600], real["bank_targets"][:240]
+    assert_true("dbsn", {"tau": tau, "iterations": 10}, "cosine", bank, targets, second, memory=memory)
+
+
+def test_float64_is_exact_to_the_float32_that_offsets_come_in(real):
+    bank, targets = real["bank_queries"][:200], real["test_targets"][:300]
+    assert_true("sn", {"tau": 0.01, "iterations": 10}, "cosine", bank, targets, None, atol=1e-8, precision="float64")
+
+
+def test_a_sample_stands_for_the_gallery(real):
+    bank, targets = real["bank_queries"][:700], real["test_targets"]
+    exact = hubplugin.fit(bank, "sn", targets=targets, tau=0.1).offsets(targets)
+    everybody = hubplugin.fit(bank, "sn", targets=targets, tau=0.1, sample=10_000).offsets(targets)
+    np.testing.assert_array_equal(everybody, exact)
+    some = hubplugin.fit(bank, "sn", targets=targets, tau=0.1, sample=400).offsets(targets)
+    assert abs(float(some.mean())) < 1e-6
+    assert np.corrcoef(some, exact)[0, 1] > 0.98
+
+
+def test_a_sample_counts_for_as_many_targets_as_it_stands_for():
+    # Every target twice over is the same gallery as every target once, each standing for two.
+    rng = np.random.default_rng(1)
+    bank, half, second = unit(rng, 60, 8), unit(rng, 50, 8), unit(rng, 30, 8)
+    similarities = Similarities(bank, Metric.COSINE, Compute("cpu"))
+    given = [as_vectors(half), as_vectors(second)]
+    twice = [as_vectors(np.concatenate([half, half])), as_vectors(second)]
+    expected = sinkhorn(similarities, twice, 0.05, 10).log_alpha
+    np.testing.assert_allclose(sinkhorn(similarities, given, 0.05, 10, [2.0, 1.0]).log_alpha, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(("method", "parameters"), SETTINGS)
