@@ -48,6 +48,9 @@ def apply(
     method: Annotated[str, typer.Option(help="is, sn, dbsn, dualis, nnn, csls, dn or auto.")] = "auto",
     settings: Setting = None,
     pairs: Paired = None,
+    group_by: Annotated[
+        str | None, typer.Option(help="A payload key that searches are filtered by: fit within each of its values.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Apply it even if it would not help.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Fit and check, and write nothing.")] = False,
     device: Device = "auto",
@@ -61,7 +64,7 @@ def apply(
     with bars() as progress:
         applied = apply(
             open_store(store), queries, method, target_bank,
-            pairs=pairs, force=force, dry_run=dry_run,
+            pairs=pairs, group_by=group_by, force=force, dry_run=dry_run,
             device=device, memory=memory, progress=progress, **_parameters(settings),
         )  # fmt: skip
     typer.echo(f"{store}: {applied}")

@@ -2,51 +2,70 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from hubplugin.errors import InputError, StoreError
+from hubplugin.evaluation.hubness import skewness_of_finds
 from hubplugin.fitting import fit
+from hubplugin.groups import GroupedModel, Members, Value, fit_within, offsets_of
 from hubplugin.methods import FitInput, configure
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.reductions import Compute
 from hubplugin.store import Batch, Correction, Store
-from hubplugin.tuning import Pairs, check
+from hubplugin.tuning import OCCURRENCE, Pairs, check, choose
 from hubplugin.vectors import Progress, VectorLike, as_vectors, spool
 
 CLOSING_PASSES = 3
 """How often a shared store is read again before the switch. Each pass finds what came during the one before, so
 that more than one finds anything only where others write as fast as it reads."""
 
+NAMED = 10
+"""How many of the groups that stay neutral are named."""
+
+PROBES = 200
+"""Bank queries with which an inspection looks at hubness."""
+
 
 @dataclass(frozen=True)
 class Applied:
     """What `apply` or `refresh` did: the model, and of `scanned` targets how many had no offset, and how many a
-    different one, before. `written` is False after a dry run, which only counted them."""
+    different one, before. `written` is False after a dry run, which only counted them. neutral: the groups that have
+    the offset 0, and why."""
 
     model: OffsetModel
     scanned: int
     missing: int
     stale: int
     written: bool = True
+    neutral: Mapping[Value, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return (
+        text = (
             f"{self.scanned} targets, of which {self.missing} had no offset and {self.stale} another one; "
             f"{'active' if self.written else 'nothing was written; would be active'}: {self.model}"
         )
+        if self.neutral:
+            named = "; ".join(f"{value!r}: {why}" for value, why in itertools.islice(self.neutral.items(), NAMED))
+            more = f"; and {len(self.neutral) - NAMED} more" if len(self.neutral) > NAMED else ""
+            text += f"\n{len(self.neutral)} groups keep the offset 0: {named}{more}"
+        return text
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `inspect` found: the correction, if any, and of `count` targets how many lack an offset, and how many
-    have one that their vector no longer gives."""
+    """What `inspect` found: the correction, if any, and of `count` targets how many lack an offset, how many have one
+    that their vector no longer gives, and how many carry something else in its place. skewness: of the 10-occurrence
+    of some bank queries over the targets as they are now, searched raw and corrected; None where it was not measured.
+    """
 
     url: str
     metric: Metric
@@ -55,6 +74,8 @@ class Inspection:
     correction: Correction | None
     missing: int = 0
     stale: int = 0
+    foreign: int = 0
+    skewness: tuple[float, float] | None = None
     notes: Sequence[str] = ()
 
     def __str__(self) -> str:
@@ -68,8 +89,17 @@ class Inspection:
                 f"\noffsets from {model.gallery.smallest:+.4f} to {model.gallery.largest:+.4f}, "
                 f"standard deviation {model.gallery.deviation:.4f}"
             )
+        lines = [text, *self.notes]
+        if self.skewness is not None:
+            raw, corrected = self.skewness
+            lines.append(
+                f"hubness now: skewness of the {OCCURRENCE}-occurrence {raw:.2f} raw, {corrected:.2f} corrected"
+            )
         health = "every target has its offset" if not self.missing + self.stale else "run refresh"
-        return "\n".join((text, *self.notes, f"{self.missing} missing, {self.stale} stale: {health}"))
+        lines.append(f"{self.missing} missing, {self.stale} stale: {health}")
+        if self.foreign:
+            lines.append(f"{self.foreign} with something in the place of offsets that this correction did not write")
+        return "\n".join(lines)
 
 
 def apply(
@@ -79,6 +109,7 @@ def apply(
     target_bank: VectorLike | None = None,
     *,
     pairs: Pairs = None,
+    group_by: str | None = None,
     force: bool = False,
     dry_run: bool = False,
     device: str = "auto",
@@ -92,9 +123,12 @@ def apply(
     chosen on held-out bank queries, since no setting is safe on every gallery.
 
     The correction is first tried on held-out bank queries (`tuning.check`), which raises CorrectionRefused if it
-    would not help; force=True applies it untried. pairs: see `tuning.Pairs`. A run that was cut off while writing is
-    taken up where it stopped, with its own model, if it is started again with the same banks, method and parameters;
-    method="auto" chooses again first. dry_run=True does all of it but the writing, and counts what would be written.
+    would not help; force=True applies it untried. pairs: see `tuning.Pairs`. group_by: a key of the targets, where
+    searches are filtered by its value: offsets are fitted, centred and tried within each value's own targets, by one
+    method for all; targets of a value that is refused or has too few of them keep the offset 0. A run that was cut off
+    while writing is taken up where it stopped, with its own model, if it is started again with the same banks, method
+    and parameters; method="auto" chooses again first. dry_run=True does all of it but the writing, and counts what
+    would be written.
     Raises InputError for banks or parameters, StoreError for the store; searches are unchanged in every case.
     """
     bank = as_vectors(query_bank, "query bank")
@@ -102,25 +136,36 @@ def apply(
         raise InputError(
             f"{bank.name} has {bank.dim} dimensions, {store.url} has {store.dim}; embed the queries with its model"
         )
+    if group_by is not None:
+        store.group_by(group_by)
     cut_off = store.correction()
     if cut_off is not None and not cut_off.active and method != "auto" and not dry_run:
         given = FitInput.read(bank, None, target_bank, store.metric, Compute(device, memory))
-        if configure(method, **parameters).made(cut_off.model, given):
+        if configure(method, **parameters).made(cut_off.model, given) and _key(cut_off.model) == group_by:
             return write(store, cut_off.model, device=device, memory=memory, progress=progress)
-    gallery = _Gallery(store, progress)
-    model = fit(
-        bank, method, gallery.vectors, target_bank, store.metric,
-        device=device, memory=memory, progress=progress, pairs=pairs, **parameters,
-    )  # fmt: skip
-    if not force:
-        check(
-            bank, gallery.vectors, model.method, target_bank,
-            pairs=pairs, metric=store.metric, device=device, memory=memory, progress=progress, **model.parameters,
+    gallery = _Gallery(store, progress, grouped=group_by is not None)
+    computing: dict[str, Any] = {"device": device, "memory": memory, "progress": progress}
+    neutral: dict[Value, str] = {}
+    if group_by is None:
+        model = fit(bank, method, gallery.vectors, target_bank, store.metric, pairs=pairs, **computing, **parameters)
+        if not force:
+            check(
+                bank, gallery.vectors, model.method, target_bank,
+                pairs=pairs, metric=store.metric, **computing, **model.parameters,
+            )  # fmt: skip
+    else:
+        if method == "auto":
+            winner = choose(bank, gallery.vectors, target_bank, pairs=pairs, metric=store.metric, **computing).winner
+            method, parameters = winner.method, winner.parameters
+        given = FitInput.read(bank, None, target_bank, store.metric, Compute(**computing))
+        model, neutral = fit_within(
+            group_by, gallery.groups(), gallery.vectors.rows, bank, configure(method, **parameters), given,
+            target_bank, pairs, force,
         )  # fmt: skip
     if dry_run:
         counts = _compared(store, model, "comparing offsets", device, memory, progress)
-        return Applied(model, *counts, written=False)
-    return _write(store, model, gallery, device, memory, progress)
+        return Applied(model, *counts[:3], written=False, neutral=neutral)
+    return replace(_write(store, model, gallery, device, memory, progress), neutral=neutral)
 
 
 def refresh(
@@ -169,7 +214,7 @@ def _write(
         scanned = missing = stale = 0
         total = store.count()
         for batch in batches:
-            offsets = model.offsets(batch.vectors, device=device, memory=memory)
+            offsets = offsets_of(model, batch.vectors, batch.groups, device=device, memory=memory)
             absent, differs = _differences(store, batch, offsets)
             wrong = np.ones(len(offsets), bool) if everything else absent | differs
             if wrong.all():
@@ -197,27 +242,55 @@ def _write(
 
 
 def inspect(
-    store: Store, *, device: str = "auto", memory: int | str = "512MiB", progress: Progress | None = None
+    store: Store,
+    *,
+    probes: int = PROBES,
+    device: str = "auto",
+    memory: int | str = "512MiB",
+    progress: Progress | None = None,
 ) -> Inspection:
-    """What correction lies in `store`, and whether every target has the offset that its vector gives."""
-    found, missing, stale = store.correction(), 0, 0
+    """What correction lies in `store`, whether every target has the offset that its vector gives, and what it does to
+    hubness now, seen by searching for `probes` queries of the bank; 0 searches for none."""
+    found, missing, stale, foreign = store.correction(), 0, 0, 0
     if found is not None:
-        _, missing, stale = _compared(store, found.model, "checking offsets", device, memory, progress)
-    return Inspection(store.url, store.metric, store.dim, store.count(), found, missing, stale, store.notes())
+        _, missing, stale, foreign = _compared(store, found.model, "checking offsets", device, memory, progress)
+    skewness = _skewness(store, found.model, probes) if found is not None and found.active else None
+    return Inspection(
+        store.url, store.metric, store.dim, store.count(), found, missing, stale, foreign, skewness, store.notes()
+    )
+
+
+def _skewness(store: Store, model: OffsetModel, probes: int) -> tuple[float, float] | None:
+    """Of the k-occurrence of bank queries, raw and corrected; None where the model keeps no more than their mean."""
+    bank = model.terms[0].bank
+    queries = bank[np.linspace(0, len(bank) - 1, min(probes, len(bank))).astype(int)]
+    if len(bank) < 2 or not probes:
+        return None
+    count = store.count()
+
+    def skewness(raw: bool) -> float:
+        found = Counter(itertools.chain.from_iterable(store.search(queries, OCCURRENCE, raw=raw).ids))
+        return skewness_of_finds(np.array([*found.values()]), count)
+
+    return skewness(raw=True), skewness(raw=False)
 
 
 def _compared(
     store: Store, model: OffsetModel, what: str, device: str, memory: int | str, progress: Progress | None
-) -> tuple[int, int, int]:
-    """How many targets there are, how many have no offset, and how many one that `model` would not give."""
-    scanned = missing = stale = 0
+) -> tuple[int, int, int, int]:
+    """How many targets there are, how many have no offset, how many one that `model` would not give, and how many
+    something else in its place."""
+    scanned = missing = stale = foreign = 0
     total = store.count()
     for batch in store.scan():
-        absent, differs = _differences(store, batch, model.offsets(batch.vectors, device=device, memory=memory))
+        absent, differs = _differences(
+            store, batch, offsets_of(model, batch.vectors, batch.groups, device=device, memory=memory)
+        )
         scanned, missing, stale = scanned + len(absent), missing + int(absent.sum()), stale + int(differs.sum())
+        foreign += batch.foreign
         if progress is not None:
             progress(what, min(scanned, total), total)
-    return scanned, missing, stale
+    return scanned, missing, stale, foreign
 
 
 def _differences(store: Store, batch: Batch, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -243,7 +316,9 @@ class _Gallery:
     So a fit reads them as often as it needs, and they are written without another scan.
     """
 
-    def __init__(self, store: Store, progress: Progress | None):
+    def __init__(self, store: Store, progress: Progress | None, grouped: bool = False):
+        self._values: dict[Value, int] | None = {} if grouped else None
+        self._codes = tempfile.TemporaryFile()  # noqa: SIM115 - so does this
         self._lines = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it goes with this object
         self.vectors = spool(self._read(store, progress), store.url)
 
@@ -252,16 +327,39 @@ class _Gallery:
         for batch in store.scan():
             if store.shared:
                 print(json.dumps([batch.place, batch.ids]), file=self._lines)
+            if self._values is not None:
+                codes = [self._values.setdefault(value, len(self._values)) for value in batch.groups or ()]
+                np.array(codes, np.int32).tofile(self._codes)
             yield batch.vectors
             done += len(batch.vectors)
             if progress is not None:
                 progress("reading the gallery", min(done, total), total)
 
+    def groups(self) -> list[tuple[Value, Members]]:
+        """The targets of each value, but of none: in the order in which they first came."""
+        codes = self._by_row()
+        return [
+            (value, Members(f"{self.vectors.name}, {value!r}", self.vectors, np.flatnonzero(codes == code)))
+            for value, code in (self._values or {}).items()
+            if value is not None
+        ]
+
+    def _by_row(self) -> np.ndarray:
+        self._codes.flush()
+        return np.memmap(self._codes, np.int32, "r")
+
     def batches(self) -> Iterator[Batch]:
         self._lines.seek(0)
+        values = list(self._values or ())
         first = 0
         for line in self._lines:
             place, ids = json.loads(line)
-            vectors = self.vectors.take(slice(first, first + len(ids)))
+            rows = slice(first, first + len(ids))
+            groups = [values[code] for code in self._by_row()[rows]] if values else None
             first += len(ids)
-            yield Batch(ids, vectors, np.full(len(ids), np.nan, np.float32), place=place)
+            offsets = np.full(len(ids), np.nan, np.float32)
+            yield Batch(ids, self.vectors.take(rows), offsets, place=place, groups=groups)
+
+
+def _key(model: OffsetModel) -> str | None:
+    return model.key if isinstance(model, GroupedModel) else None

@@ -15,13 +15,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
-from typing import TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 
 from hubplugin.errors import HubpluginError, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
+
+if TYPE_CHECKING:
+    from hubplugin.groups import Value
 
 Id: TypeAlias = int | str
 GROUP = "hubplugin.adapters"
@@ -30,19 +33,23 @@ GROUP = "hubplugin.adapters"
 @dataclass(frozen=True)
 class Batch:
     """Some targets of a store: `ids`, `vectors` [b, d] float32, and the `offsets` [b] float32 stored with them
-    under the active correction, NaN where there is none. `resume` is what `Store.scan(after=...)` takes to
-    go on behind this batch; `place` is the store's own, which it wants back with what is written."""
+    under the active correction, NaN where there is none. `foreign` of them carry something else where offsets lie,
+    which no correction of this store has written. `resume` is what `Store.scan(after=...)` takes to go on behind this
+    batch; `place` is the store's own, which it wants back with what is written. `groups`: see `Store.group_by`."""
 
     ids: Sequence[Id]
     vectors: np.ndarray
     offsets: np.ndarray
     resume: Id | None = None
     place: Id | None = None
+    foreign: int = 0
+    groups: Sequence[Value] | None = None
 
     def some(self, rows: np.ndarray) -> Batch:
         """The targets of the row numbers `rows`."""
         ids = [self.ids[row] for row in rows.tolist()]
-        return replace(self, ids=ids, vectors=self.vectors[rows], offsets=self.offsets[rows])
+        groups = None if self.groups is None else [self.groups[row] for row in rows.tolist()]
+        return replace(self, ids=ids, vectors=self.vectors[rows], offsets=self.offsets[rows], groups=groups)
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,11 @@ class Store(ABC):
 
         In a `shared` store the offsets are those of the version that was begun, until it is active.
         """
+
+    def group_by(self, key: str) -> None:
+        """From now on the batches of a scan have `groups`, the value of `key` that each target has, None where it has
+        none. They have them without being asked where the correction that lies in the store is by groups."""
+        raise StoreError(f"{self.url}: its targets have nothing to be grouped by")
 
     @abstractmethod
     def correction(self) -> Correction | None:

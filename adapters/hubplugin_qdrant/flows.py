@@ -143,13 +143,13 @@ class Hub:
             pairs.append((version, self.fits[version.model]))
         return pairs
 
-    def marks(self, known: Known, vectors: list[Any]) -> Flow:
+    def marks(self, known: Known, vectors: list[Any], payloads: list[Any]) -> Flow:
         fitted = yield from self.fitted(known)
         if known.manifest and writes.awaits_embedding(vectors, known.manifest):
             self.warn(
                 f"collection {known.collection!r}: documents that the server embeds get no offset here; run refresh"
             )
-        return (yield self.compute(lambda: writes.marks(vectors, fitted)))
+        return (yield self.compute(lambda: writes.marks(vectors, payloads, fitted)))
 
     def embedded(self, objects: Any) -> Any:
         """`objects` with the documents in them embedded, as the plain client would do it."""
@@ -160,14 +160,13 @@ class Hub:
             return next(iter(self.raw._embed_models(objects, is_query=False, batch_size=size)))
         return list(self.raw._embed_models(objects, is_query=False, batch_size=size))
 
-    def embedded_query(self, request: models.QueryRequest) -> models.QueryRequest:
-        """`request` with the documents that it asks for the nearest of embedded, as the plain client would do it."""
-        request = request.model_copy(update={"query": self.raw._resolve_query(request.query)})
-        if self.raw.cloud_inference or not self.raw._inference_inspector.inspect(request):
-            return request
+    def embedded_queries(self, requests: list[models.QueryRequest]) -> Flow:
+        """`requests` with the documents that they ask for the nearest of embedded, as the plain client would do it."""
+        if self.raw.cloud_inference or not self.raw._inference_inspector.inspect(requests):
+            return requests
+        plain = [each.model_copy(update={"query": self.raw._resolve_query(each.query)}) for each in requests]
         size = self.raw.local_inference_batch_size
-        embedded: models.QueryRequest = next(iter(self.raw._embed_models(request, is_query=True, batch_size=size)))
-        return embedded
+        return (yield self.compute(lambda: list(self.raw._embed_models(plain, is_query=True, batch_size=size))))
 
     def warn(self, text: str) -> None:
         if text not in self.warned:
@@ -276,7 +275,7 @@ def upsert(hub: Hub, given: dict[str, Any]) -> Flow:
     if known.manifest is None:
         return (yield hub.raw.upsert(**given))
     points = yield hub.compute(lambda: hub.embedded(writes.as_rest(given["points"])))
-    found = yield from hub.marks(known, writes.vectors_of(points))
+    found = yield from hub.marks(known, writes.vectors_of(points), writes.payloads_of(points))
     return (yield hub.raw.upsert(**(given | {"points": writes.marked(points, found)})))
 
 
@@ -289,7 +288,8 @@ def upload_points(hub: Hub, given: dict[str, Any]) -> Flow:
     def points() -> Any:
         for chunk in writes.chunks(given["points"], OFFSETS_AT_ONCE):
             embedded = hub.embedded(writes.as_rest(chunk))
-            yield from writes.marked(embedded, writes.marks(writes.vectors_of(embedded), fitted))
+            found = writes.marks(writes.vectors_of(embedded), writes.payloads_of(embedded), fitted)
+            yield from writes.marked(embedded, found)
 
     return (yield hub.raw.upload_points(**(given | {"points": points()})))
 
@@ -309,8 +309,9 @@ def upload_collection(hub: Hub, given: dict[str, Any]) -> Flow:
         beside = iter(payloads) if payloads is not None else itertools.repeat({})
         for chunk in writes.chunks(vectors, OFFSETS_AT_ONCE):
             embedded = hub.embedded(chunk)
-            found = writes.marks(embedded, fitted)
-            for vector, mark, payload in zip(embedded, found, beside, strict=False):
+            these = list(itertools.islice(beside, len(embedded)))
+            found = writes.marks(embedded[: len(these)], these, fitted)
+            for vector, mark, payload in zip(embedded, found, these, strict=False):
                 yield writes.with_vectors(vector, mark), writes.with_offsets(payload, mark)
 
     marked_vectors, marked_payloads = itertools.tee(points())
@@ -445,7 +446,13 @@ def _update(hub: Hub, known: Known, operations: list[Any], given: dict[str, Any]
 
     for operation in operations:
         points, selector = writes.points_of(operation), writes.wiped(operation)
-        found = (yield from hub.marks(known, writes.vectors_of(points))) if points is not None else []
+        found: list[writes.Mark] = []
+        if points is not None:
+            if isinstance(operation, models.UpdateVectorsOperation):
+                payloads = yield from _groups_of(hub, known, operation.update_vectors, flush)
+            else:
+                payloads = writes.payloads_of(points)
+            found = yield from hub.marks(known, writes.vectors_of(points), payloads)
         kept: dict[Any, Any] = {}
         if selector is not None:
             yield from flush()  # what is kept is what the operations before have left
@@ -455,6 +462,19 @@ def _update(hub: Hub, known: Known, operations: list[Any], given: dict[str, Any]
         pending.extend(together)
     yield from flush()
     return results
+
+
+def _groups_of(hub: Hub, known: Known, update: models.UpdateVectors, flush: Callable[[], Flow]) -> Flow:
+    """Of each point of `update` what of its payload says which group it is in, where that matters."""
+    keys = [version.group_by for version in (known.manifest or Manifest()).kept_up() if version.group_by]
+    if not keys:
+        return [None] * len(update.points)
+    yield from flush()  # an operation before may have changed it
+    ids = [point.id for point in update.points]
+    options = {} if update.shard_key is None else {"shard_key_selector": update.shard_key}
+    records = yield hub.raw.retrieve(known.collection, ids=ids, with_payload=keys, **options)
+    payloads = {str(record.id): record.payload for record in records}
+    return [payloads.get(str(point)) for point in ids]
 
 
 def _kept(hub: Hub, known: Known, selector: Any) -> Flow:
@@ -478,17 +498,17 @@ def _request(given: dict[str, Any]) -> models.QueryRequest:
     """The arguments of `query_points` as one request."""
     return _REQUEST.model_copy(
         update={
-            "prefetch": given.get("prefetch"),
-            "query": _plain(given.get("query")),
+            "prefetch": _rest(given.get("prefetch")),
+            "query": _rest(given.get("query")),
             "using": given.get("using"),
-            "filter": given.get("query_filter"),
-            "params": given.get("search_params"),
+            "filter": _rest(given.get("query_filter")),
+            "params": _rest(given.get("search_params")),
             "score_threshold": given.get("score_threshold"),
             "limit": given.get("limit", 10),
             "offset": given.get("offset"),
             "with_payload": given.get("with_payload", True),
-            "with_vector": given.get("with_vectors", False),
-            "lookup_from": given.get("lookup_from"),
+            "with_vector": _rest(given.get("with_vectors", False)),
+            "lookup_from": _rest(given.get("lookup_from")),
         }
     )
 
@@ -496,11 +516,24 @@ def _request(given: dict[str, Any]) -> models.QueryRequest:
 _REQUEST = models.QueryRequest()
 
 
-def _plain(query: Any) -> Any:
-    """`query` in a form that a prefetch takes, too."""
-    if isinstance(query, np.ndarray):
-        return query.tolist()
-    return GrpcToRest.convert_point_id(query) if isinstance(query, grpc.PointId) else query
+_FROM_GRPC: dict[type, Callable[[Any], Any]] = {
+    grpc.PointId: GrpcToRest.convert_point_id,
+    grpc.PrefetchQuery: GrpcToRest.convert_prefetch_query,
+    grpc.Filter: GrpcToRest.convert_filter,
+    grpc.SearchParams: GrpcToRest.convert_search_params,
+    grpc.LookupLocation: GrpcToRest.convert_lookup_location,
+    grpc.WithVectorsSelector: GrpcToRest.convert_with_vectors_selector,
+}
+
+
+def _rest(value: Any) -> Any:
+    """`value`, an argument of the client, in the form that a prefetch takes."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, list) and value and isinstance(value[0], grpc.PrefetchQuery):
+        return [_rest(each) for each in value]
+    convert = _FROM_GRPC.get(type(value))
+    return value if convert is None else convert(value)
 
 
 def _arguments(given: dict[str, Any], request: models.QueryRequest) -> dict[str, Any]:
@@ -524,7 +557,7 @@ def _arguments(given: dict[str, Any], request: models.QueryRequest) -> dict[str,
 def _resolved(hub: Hub, known: Known, requests: Any) -> Flow:
     """`requests` with the vectors of the points, and of the documents, that they ask for the nearest of."""
     manifest = known.manifest or Manifest()
-    requests = yield hub.compute(lambda: [hub.embedded_query(request) for request in requests])
+    requests = yield from hub.embedded_queries(list(requests))
     vectors: dict[rewrite.Reference, list[float]] = {}
     for reference in {found for request in requests for found in rewrite.references(request, manifest)}:
         place = reference.collection or known.collection

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import hubplugin
 from hubplugin.errors import StoreError
+from hubplugin.groups import GroupedModel
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 
@@ -53,8 +54,8 @@ class Version(Part):
     model: fingerprint of the model. parts: how many points of the companion hold it. oversampling: candidates for
     each result. certain: whether those were proven to give the probe queries their exact corrected top 10.
     max_candidates: what the collection's strict mode allows, if it does. server_formula: whether the server adds the
-    offsets; otherwise the client does. everywhere: whether every point was seen to have its second vector; a reader's
-    own knowledge, which is not written.
+    offsets; otherwise the client does. group_by: the payload key within whose values the offsets were fitted.
+    everywhere: whether every point was seen to have its second vector; a reader's own knowledge, which is not written.
     """
 
     number: int
@@ -75,6 +76,7 @@ class Version(Part):
     certain: bool = False
     max_candidates: int | None = None
     server_formula: bool = True
+    group_by: str | None = None
     everywhere: bool = Field(default=False, exclude=True)
 
     @classmethod
@@ -95,6 +97,7 @@ class Version(Part):
             smallest=gallery.smallest if gallery else 0.0,
             largest=gallery.largest if gallery else 0.0,
             deviation=gallery.deviation if gallery else 0.0,
+            group_by=model.key if isinstance(model, GroupedModel) else None,
             **where,
         )
 
@@ -106,6 +109,12 @@ class Version(Part):
     @property
     def field(self) -> str:
         return f"v{self.number}"
+
+    def held(self, payload: dict[str, Any] | None) -> float | None:
+        """The offset in the payload of a point, None if there is none."""
+        under = (payload or {}).get(KEY)
+        value: Any = under.get(self.field) if isinstance(under, dict) else None
+        return float(value) if type(value) in (int, float) else None
 
     @property
     def second(self) -> str:
@@ -174,6 +183,15 @@ class Manifest(Part):
     def everything(self) -> tuple[Version, ...]:
         """Every version of which something may lie in the points."""
         return (*self.kept_up(), *self.retired)
+
+    def is_foreign(self, payload: dict[str, Any] | None) -> bool:
+        """Whether what a point holds under our key is not what these versions write there: a number each."""
+        under = (payload or {}).get(KEY)
+        fields = {version.field for version in self.everything()}
+        return under is not None and not (
+            isinstance(under, dict)
+            and all(field in fields and type(value) in (int, float) for field, value in under.items())
+        )
 
     def changed(self, **fields: Any) -> Manifest:
         return self.model_copy(update=fields)

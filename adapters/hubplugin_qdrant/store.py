@@ -40,7 +40,7 @@ from hubplugin_qdrant.companion import (
 )
 from hubplugin_qdrant.manifest import Lease, Manifest, Version
 from hubplugin_qdrant.streams import Pace, Writers, in_order
-from hubplugin_qdrant.writes import chunks, second_vectors, set_offsets, stored_offset
+from hubplugin_qdrant.writes import chunks, group_of, second_vectors, set_offsets, stored_offset
 
 BATCH = 2000
 """Points read and written at a time, at most, where their vectors are not too large for it."""
@@ -112,6 +112,7 @@ class QdrantStore(Store):
         self.storage = storage or (active.storage if active is not None else "payload")
         self._owner = uuid.uuid4().hex
         self._target: Version | None = None
+        self._group_by: str | None = None
         self._local = isinstance(self.client._client, QdrantLocal)  # which is no use from a second thread
         self._reading, self._writing = Pace(self._largest), Pace(self._largest)
         self._writers = Writers(0 if self._local else WRITERS)
@@ -134,15 +135,21 @@ class QdrantStore(Store):
         with self._one_line("counting"):
             return int(self._retry(self.client.count, self.collection, exact=not inexact).count)
 
+    def group_by(self, key: str) -> None:
+        self._group_by = key
+
     def scan(self, after: Id | None = None) -> Iterator[Batch]:
         """Every point that has the vector, in the order of ids. A vector of length 0 has no cosine and is left out.
 
         No batch has a `resume`: a run that was cut off reads on from the start, and writes what lacks its offset.
         """
         self._writers.settle()
-        version = self._target or self._manifest().active.get(self.using)
-        vectors = self._vectors_read(version)
-        for batches in self._pages(lambda records: self._batches(records, version), vectors, [m.KEY]):
+        manifest = self._manifest()
+        version = self._target or manifest.active.get(self.using)
+        key = self._group_by if self._target is None else None
+        key = key or (version.group_by if version is not None else None)
+        vectors, payload = self._vectors_read(version), [m.KEY, key] if key else [m.KEY]
+        for batches in self._pages(lambda records: self._batches(records, version, manifest, key), vectors, payload):
             self._renew()
             yield from batches
 
@@ -208,17 +215,27 @@ class QdrantStore(Store):
             return True
         return [self.using, version.second] if version is not None and version.storage == "vector" else [self.using]
 
-    def _batches(self, records: list[models.Record], version: Version | None) -> list[Batch]:
+    def _batches(
+        self, records: list[models.Record], version: Version | None, manifest: Manifest, key: str | None
+    ) -> list[Batch]:
         """One batch for each shard key, which is what its points are written by, where the user shards by key."""
         by_shard: dict[Any, list[models.Record]] = {}
         for record in records:
             by_shard.setdefault(record.shard_key, []).append(record)
-        batches = [self._batch(part, key, version) for key, part in by_shard.items()]
+        batches = [self._batch(part, place, version, manifest, key) for place, part in by_shard.items()]
         return [batch for batch in batches if len(batch.ids)]
 
-    def _batch(self, records: list[models.Record], shard_key: Any, version: Version | None) -> Batch:
+    def _batch(
+        self,
+        records: list[models.Record],
+        shard_key: Any,
+        version: Version | None,
+        manifest: Manifest,
+        key: str | None,
+    ) -> Batch:
         ids: list[Id] = []
-        vectors, offsets = [], []
+        vectors, groups = [], []
+        offsets: list[float | None] = []
         for record in records:
             vector: Any = record.vector
             second = None
@@ -229,12 +246,16 @@ class QdrantStore(Store):
                 continue
             ids.append(_plain(record.id))
             vectors.append(vector)
+            if key is not None:
+                groups.append(group_of(record.payload, key))
             if version is not None and version.storage == "vector":
                 offsets.append(stored_offset(vector, second, version))
             else:
-                offsets.append(_stored_offset(record.payload, version))
+                offsets.append(version.held(record.payload) if version is not None else None)
         matrix = np.array(vectors, np.float32).reshape(len(ids), self.dim)
-        return Batch(ids, matrix, np.array(offsets, np.float32), place=shard_key)
+        foreign = sum(manifest.is_foreign(record.payload) for record in records)
+        found = np.array(offsets, np.float32)
+        return Batch(ids, matrix, found, place=shard_key, foreign=foreign, groups=groups if key is not None else None)
 
     def correction(self) -> Correction | None:
         version, active = self._manifest().lying(self.using)
@@ -615,6 +636,7 @@ def apply(
     method: str = "auto",
     target_bank: VectorLike | None = None,
     pairs: Pairs = None,
+    group_by: str | None = None,
     force: bool = False,
     dry_run: bool = False,
     device: str = "auto",
@@ -626,7 +648,9 @@ def apply(
 
     query_bank: [m, d] example queries, as for `hubplugin.fit`, which also has `method`, its `parameters`,
     `target_bank`, `pairs`, `device`, `memory` and `progress`. force: apply it even if it does not help on held-out
-    bank queries. dry_run: write nothing. using: "" is the unnamed vector, or the only one there is.
+    bank queries. dry_run: write nothing. group_by: a payload key that searches are filtered by, such as "tenant":
+    offsets are fitted within each of its values; see `hubplugin.correction.apply`. using: "" is the unnamed vector, or
+    the only one there is.
     storage: that of the correction in place, or "payload": one number a point, added to the scores of the candidates
     that a search fetches, which works everywhere. "vector" is a second vector with one more dimension, which ranks
     exactly and at the speed of the index for the price of its space; it needs a named vector and server 1.18.
@@ -637,7 +661,8 @@ def apply(
     store = QdrantStore(client, collection, using, storage)
     return correction.apply(
         store, query_bank, method, target_bank,
-        pairs=pairs, force=force, dry_run=dry_run, device=device, memory=memory, progress=progress, **parameters,
+        pairs=pairs, group_by=group_by, force=force, dry_run=dry_run,
+        device=device, memory=memory, progress=progress, **parameters,
     )  # fmt: skip
 
 
@@ -660,13 +685,15 @@ def inspect(
     collection: str,
     *,
     using: str = "",
+    probes: int = correction.PROBES,
     device: str = "auto",
     memory: int | str = "512MiB",
     progress: Progress | None = None,
 ) -> correction.Inspection:
-    """What correction lies in the collection, and whether every point has the offset that its vector gives."""
+    """What correction lies in the collection, whether every point has the offset that its vector gives, and what the
+    correction does to hubness now, seen by searching for `probes` queries of the bank; 0 searches for none."""
     store = QdrantStore(client, collection, using)
-    return correction.inspect(store, device=device, memory=memory, progress=progress)
+    return correction.inspect(store, probes=probes, device=device, memory=memory, progress=progress)
 
 
 def remove(client: QdrantClient, collection: str, *, using: str = "") -> None:
@@ -765,11 +792,6 @@ def _by_shard(records: list[models.Record]) -> dict[Any, list[Id]]:
 
 def _plain(point: Id | uuid.UUID) -> Id:
     return point if isinstance(point, int) else str(point)
-
-
-def _stored_offset(payload: dict[str, Any] | None, version: Version | None) -> float:
-    value = ((payload or {}).get(m.KEY) or {}).get(version.field) if version is not None else None
-    return float(value) if isinstance(value, (int, float)) else float("nan")
 
 
 def _alive(lease: Lease, host: str) -> bool:

@@ -15,6 +15,7 @@ from qdrant_client import grpc, models
 from qdrant_client.conversions.conversion import GrpcToRest
 
 from hubplugin.errors import InputError
+from hubplugin.groups import Value, offsets_of
 from hubplugin.metric import Metric, augment_targets, normalise
 from hubplugin.model import OffsetModel
 from hubplugin_qdrant.manifest import KEY, Manifest, Version
@@ -48,8 +49,20 @@ def stored_offset(vector: Sequence[float], second: Sequence[float] | None, versi
     return version.ceiling - extra**2 / 2 if version.metric is Metric.EUCLIDEAN else extra
 
 
-def marks(vectors: Sequence[Any], fitted: Sequence[tuple[Version, OffsetModel]]) -> list[Mark]:
+def group_of(payload: dict[str, Any] | None, key: str) -> Value:
+    """The value of `key`, a path such as "shop.tenant", if it is one text, number or truth value."""
+    found: Any = payload
+    for name in key.split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found if isinstance(found, (str, int)) else None
+
+
+def marks(
+    vectors: Sequence[Any], payloads: Sequence[dict[str, Any] | None], fitted: Sequence[tuple[Version, OffsetModel]]
+) -> list[Mark]:
     """The mark of each of `vectors`, as clients give them: a list, an array, or a dict of them by name.
+
+    payloads: of the same points; they say which group a point is in, where a model has groups.
 
     A vector that is absent, not yet embedded, of another dimension or without direction has no offset; whether
     it may be written is the server's to say.
@@ -67,7 +80,8 @@ def marks(vectors: Sequence[Any], fitted: Sequence[tuple[Version, OffsetModel]])
                     dense.append(array)
         if rows:
             matrix = np.array(dense, np.float32)
-            offsets = model.offsets(matrix)
+            key = version.group_by
+            offsets = offsets_of(model, matrix, [group_of(payloads[row], key) for row in rows] if key else None)
             if version.storage == "vector":
                 for row, second in zip(rows, second_vectors(matrix, offsets, version).tolist(), strict=True):
                     found[row].vectors[version.second] = second
@@ -95,6 +109,14 @@ def vectors_of(points: Any) -> list[Any]:
             return [{name: column[row] for name, column in points.vectors.items()} for row in range(count)]
         return list(points.vectors)
     return [point.vector for point in points]
+
+
+def payloads_of(points: Any) -> list[Any]:
+    """The payloads of what `upsert` takes, one a point."""
+    if isinstance(points, models.Batch):
+        given: list[Any] = [None] * len(points.ids)
+        return list(points.payloads or given)
+    return [point.payload for point in points]
 
 
 def as_rest(points: Any) -> Any:

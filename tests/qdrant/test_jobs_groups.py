@@ -1,0 +1,202 @@
+"""Offsets fitted within each tenant: a search filtered by tenant is corrected as if the tenant were alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from qdrant_client import QdrantClient, models
+
+import hubplugin
+import hubplugin_qdrant
+from hubplugin import CorrectionRefused, InputError, StoreError
+from hubplugin.correction import apply
+from hubplugin.groups import GroupedModel, from_bytes
+from hubplugin_qdrant import HubQdrantClient, QdrantStore
+from tests.qdrant.conftest import DIM, Photos, clustered
+
+LARGE = 130
+TENANTS = {"acme": 0, "brown": 1, 7: 2}
+"""Tenant to number; each has LARGE points, in turn. Points 3 * LARGE and 1 above belong to "tiny", 2 above to none."""
+
+
+def tenant_of(key):
+    return "tiny" if key < 3 * LARGE + 2 else None
+
+
+class Shops(Photos):
+    gallery = clustered(11, 3 * LARGE + 3)
+
+    def point(self, key, vector, **payload):
+        tenant = [*TENANTS][key % 3] if key < 3 * LARGE else tenant_of(key)
+        at = {"shop": {"tenant": tenant}} if tenant is not None else {}
+        return super().point(key, vector, **(at | payload))
+
+    def settings(self):
+        return super().settings() | {"group_by": "shop.tenant", "method": "sn"}
+
+    def alone(self, tenant, method="sn"):
+        """The rows of a tenant, and a model fitted on nothing else."""
+        rows = np.arange(TENANTS[tenant], 3 * LARGE, 3)
+        metric = {models.Distance.COSINE: "cosine", models.Distance.EUCLID: "euclidean"}.get(self.distance, "dot")
+        return rows, hubplugin.fit(self.bank, method, self.gallery[rows], metric=metric)
+
+    def offset(self, key):
+        (found,) = self.mark(key).values()
+        return found
+
+
+def of(tenant):
+    return models.Filter(must=[models.FieldCondition(key="shop.tenant", match=models.MatchValue(value=tenant))])
+
+
+@pytest.fixture
+def shops() -> Shops:
+    return Shops(QdrantClient(":memory:"), "", models.Distance.COSINE)
+
+
+@pytest.mark.parametrize("method", ["sn", "nnn", "dn"])
+@pytest.mark.parametrize(
+    ("using", "distance", "storage"),
+    [
+        ("", models.Distance.COSINE, "payload"),
+        ("image", models.Distance.DOT, "vector"),
+        ("image", models.Distance.EUCLID, "vector"),
+    ],
+)
+def test_a_search_within_a_tenant_is_that_of_a_fit_on_the_tenant_alone(using, distance, storage, method):
+    shops = Shops(QdrantClient(":memory:"), using, distance, storage)
+    client = shops.apply(method=method)
+    for tenant in TENANTS:
+        rows, model = shops.alone(tenant, method)
+        offsets = model.offsets(shops.gallery[rows])
+        for query in shops.queries[:3]:
+            scores = _similarities(query, shops.gallery[rows], distance) + offsets
+            found = client.query_points("photos", query, using or None, query_filter=of(tenant)).points
+            assert [point.id for point in found] == rows[np.argsort(-scores)[:10]].tolist()
+
+
+def _similarities(query, targets, distance):
+    q, t = query.astype(np.float64), targets.astype(np.float64)
+    if distance is models.Distance.COSINE:
+        q, t = q / np.linalg.norm(q), t / np.linalg.norm(t, axis=1, keepdims=True)
+    return -((q - t) ** 2).sum(axis=1) / 2 if distance is models.Distance.EUCLID else t @ q
+
+
+def test_points_of_a_small_group_or_of_none_are_neutral_and_the_small_group_is_named(shops):
+    applied = hubplugin_qdrant.apply(shops.plain, "photos", shops.bank, **shops.settings())
+    assert [shops.offset(3 * LARGE + more) for more in range(3)] == [0, 0, 0]
+    assert "1 groups keep the offset 0: 'tiny': 2 targets, 100 are needed" in str(applied)
+    report = hubplugin_qdrant.inspect(shops.plain, "photos")
+    assert (report.missing, report.stale) == (0, 0)
+    assert "within each 'shop.tenant', 3 of them corrected" in str(report)
+
+
+def test_what_a_wrapped_client_writes_gets_the_offset_of_its_tenant(shops):
+    client = shops.apply()
+    fresh = clustered(12, 5)
+    written = [
+        (3, "acme", lambda v: client.upsert("photos", [shops.point(3, v)])),
+        (1000, "brown", lambda v: client.upload_points("photos", [shops.point(1000, v, shop={"tenant": "brown"})])),
+        (
+            1001, 7,
+            lambda v: client.upload_collection("photos", [v.tolist()], [{"shop": {"tenant": 7}}], ids=[1001]),
+        ),
+        (4, "brown", lambda v: client.update_vectors("photos", [models.PointVectors(id=4, vector=v.tolist())])),
+        (
+            1002, "acme",
+            lambda v: client.upsert(
+                "photos", models.Batch(ids=[1002], vectors=[v.tolist()], payloads=[{"shop": {"tenant": "acme"}}])
+            ),
+        ),
+    ]  # fmt: skip
+    for (key, tenant, write), vector in zip(written, fresh, strict=True):
+        write(vector)
+        _, model = shops.alone(tenant)
+        assert shops.offset(key) == pytest.approx(model.offsets([vector])[0], abs=1e-5)
+    client.upsert("photos", [shops.point(1003, fresh[0], shop={"tenant": "unheard of"})])
+    assert shops.offset(1003) == 0
+    assert hubplugin_qdrant.inspect(shops.plain, "photos").stale == 0
+
+
+def test_a_refresh_finds_points_that_went_to_another_tenant(shops):
+    client = shops.apply()
+    client.set_payload("photos", {"shop": {"tenant": "brown"}}, points=[0])
+    applied = hubplugin_qdrant.refresh(shops.plain, "photos")
+    assert (applied.missing, applied.stale) == (0, 1)
+    _, model = shops.alone("brown")
+    assert shops.offset(0) == pytest.approx(model.offsets(shops.gallery[:1])[0], abs=1e-5)
+
+
+def test_a_removal_takes_the_groups_out_too(shops):
+    before = shops.plain.scroll("photos", limit=1000)[0]
+    shops.apply()
+    hubplugin_qdrant.remove(shops.plain, "photos")
+    assert shops.plain.scroll("photos", limit=1000)[0] == before
+    assert [found.name for found in shops.plain.get_collections().collections] == ["photos"]
+
+
+def test_a_run_that_was_cut_off_goes_on_by_the_same_key_and_not_by_another(shops):
+    def stop(what, done, total):
+        if what == "writing offsets":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        shops.apply(progress=stop)
+    begun = QdrantStore(shops.plain, "photos").correction().model
+    resumed = hubplugin_qdrant.apply(shops.plain, "photos", shops.bank, **shops.settings())
+    assert resumed.model.fingerprint == begun.fingerprint
+    whole = hubplugin_qdrant.apply(shops.plain, "photos", shops.bank, **(shops.settings() | {"group_by": None}))
+    assert not isinstance(whole.model, GroupedModel)
+
+
+def test_the_guard_judges_each_tenant_and_a_run_with_none_left_is_refused(shops):
+    with pytest.raises(CorrectionRefused, match=r"no value of 'shop\.tenant' can be corrected .*'acme': .*distinct"):
+        shops.apply(force=False)
+    with pytest.raises(CorrectionRefused, match="no target has one"):
+        shops.apply(group_by="brand")
+    assert [found.name for found in shops.plain.get_collections().collections] == ["photos"]
+
+
+def test_a_tenant_that_is_refused_stays_neutral_and_is_named(shops, monkeypatch):
+    def check(bank, members, *given, **named):
+        if members.name.endswith("'acme'"):
+            raise CorrectionRefused("it would not help")
+
+    monkeypatch.setattr("hubplugin.groups.check", check)
+    applied = hubplugin_qdrant.apply(shops.plain, "photos", shops.bank, **(shops.settings() | {"force": False}))
+    assert applied.neutral["acme"] == "it would not help"
+    assert {shops.offset(key) for key in range(0, 3 * LARGE, 3)} == {0}
+    assert shops.offset(1) != 0
+
+
+def test_a_grouped_model_comes_back_from_its_bytes_and_wants_to_be_told_the_groups(shops):
+    shops.apply()
+    model = QdrantStore(shops.plain, "photos").correction().model
+    again = from_bytes(model.to_bytes(), "model")
+    assert again.fingerprint == model.fingerprint
+    groups = ["acme", 7, None, "unknown"]
+    np.testing.assert_array_equal(
+        again.offsets(shops.gallery[:4], groups=groups), model.offsets(shops.gallery[:4], groups=groups)
+    )
+    with pytest.raises(InputError, match="pass groups="):
+        model.offsets(shops.gallery[:4])
+    with pytest.raises(hubplugin.ModelFileError, match="damaged"):
+        from_bytes(model.to_bytes()[:-1] + b"\0\0", "model")
+
+
+def test_a_store_whose_targets_have_no_payload_says_so(tmp_path):
+    import faiss
+
+    index = faiss.IndexFlatIP(DIM)
+    index.add(clustered(1, 50))
+    faiss.write_index(index, str(tmp_path / "a.faiss"))
+    with pytest.raises(StoreError, match="nothing to be grouped by"):
+        apply(hubplugin.open_store(f"faiss:{tmp_path}/a.faiss"), clustered(2, 20), "is", group_by="tenant")
+
+
+def test_an_unfiltered_search_ranks_all_tenants_together(shops):
+    client = shops.apply()
+    offsets = np.array([shops.offset(key) for key in range(len(shops.gallery))])
+    scores = _similarities(shops.queries[0], shops.gallery, shops.distance) + offsets
+    found = HubQdrantClient.wrap(client).query_points("photos", shops.queries[0]).points
+    assert [point.id for point in found] == np.argsort(-scores)[:10].tolist()
