@@ -25,7 +25,7 @@ def search(hub, gallery):
 
 
 def health(backend, gallery):
-    report = hubplugin_qdrant.inspect(backend.client(), gallery.name)
+    report = hubplugin_qdrant.inspect(backend.client(), gallery.name, probes=0)
     return report.count, report.missing, report.stale
 
 

@@ -131,7 +131,8 @@ class EdgeStore(Store):
 
     def scan(self, after: Id | None = None) -> Iterator[Batch]:
         """Every point that has the vector, in the order of ids. A vector of length 0 has no cosine and is left out."""
-        version = self._target or self._manifest().active.get(self.using)
+        manifest = self._manifest()
+        version = self._target or manifest.active.get(self.using)
         following: Any = after
         more = True
         while more:
@@ -140,12 +141,12 @@ class EdgeStore(Store):
             )
             with _one_line(self.url):
                 records, following = self.shard.scroll(request)
-            batch = self._batch([record for record in records if _plain(record.id) != after], version)
+            batch = self._batch([record for record in records if _plain(record.id) != after], version, manifest)
             if len(batch.ids):
                 yield batch
             more = following is not None
 
-    def _batch(self, records: list[Any], version: Version | None) -> Batch:
+    def _batch(self, records: list[Any], version: Version | None, manifest: Manifest) -> Batch:
         ids: list[Id] = []
         vectors, offsets = [], []
         for record in records:
@@ -156,9 +157,10 @@ class EdgeStore(Store):
                 continue
             ids.append(_plain(record.id))
             vectors.append(vector)
-            offsets.append(_stored_offset(record.payload, version))
+            offsets.append(version.held(record.payload) if version is not None else None)
         matrix = np.array(vectors, np.float32).reshape(len(ids), self.dim)
-        return Batch(ids, matrix, np.array(offsets, np.float32), ids[-1] if ids else None)
+        foreign = sum(manifest.is_foreign(record.payload) for record in records)
+        return Batch(ids, matrix, np.array(offsets, np.float32), ids[-1] if ids else None, foreign=foreign)
 
     def correction(self) -> Correction | None:
         version, active = self._manifest().lying(self.using)
@@ -359,11 +361,6 @@ def _points(found: list[Any], version: Version | None) -> list[models.ScoredPoin
 
 def _plain(point: Any) -> Id:
     return point if isinstance(point, int) else str(point)
-
-
-def _stored_offset(payload: dict[str, Any] | None, version: Version | None) -> float:
-    value = ((payload or {}).get(m.KEY) or {}).get(version.field) if version is not None else None
-    return float(value) if isinstance(value, (int, float)) else float("nan")
 
 
 @contextmanager

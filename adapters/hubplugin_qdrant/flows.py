@@ -244,7 +244,7 @@ def query_points_groups(hub: Hub, given: dict[str, Any]) -> Flow:
     rewritten = rewrite.rewrite(request, known.manifest, hub.oversampling)
     if rewritten.in_client:
         hub.warn("groups are raw on a server without formulas; they are corrected from server 1.14 on")
-        return (yield hub.raw.query_points_groups(**given))
+        return (yield hub.raw.query_points_groups(**_without_our_key(known, given)))
     arguments = _arguments(given, rewritten.request)
     arguments.pop("offset", None)
     result = yield hub.raw.query_points_groups(**arguments)

@@ -29,6 +29,7 @@ from pydantic import BaseModel
 from qdrant_client import grpc, models
 from qdrant_client.conversions.conversion import GrpcToRest
 
+from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin_qdrant.manifest import DEFAULT_OVERSAMPLING, KEY, Manifest, Version, candidates
 
@@ -206,8 +207,8 @@ def _ranked_by_client(request: models.QueryRequest, version: Version, oversampli
     def finish(points: Points) -> Points:
         scores, shown = [], []
         for point, similarity in zip(points, _similarities(points, version.metric), strict=True):
-            payload = dict(point.payload or {})
-            scores.append(similarity + (payload.pop(KEY, None) or {}).get(version.field, 0.0))
+            scores.append(similarity + (version.held(point.payload) or 0.0))
+            payload = {key: value for key, value in (point.payload or {}).items() if key != KEY}
             asked = request.with_payload not in (False, None)
             shown.append(point.model_copy(update={"payload": payload if asked else None}))
         return _page(shown, scores, request, version.metric)
@@ -417,8 +418,14 @@ def _corrected_vector(query: Any, using: str | None, manifest: Manifest) -> Vers
     version = manifest.active.get(using or "")
     if version is None or not is_nearest(query):
         return None
-    # What could not be resolved is the server's to refuse.
-    return version if version.storage == "payload" or isinstance(_nearest(query), list) else None
+    if version.storage == "payload" or isinstance(_nearest(query), list):
+        return version
+    if isinstance(_nearest(query), (models.Document, models.Image, models.InferenceObject)):
+        raise InputError(
+            f"a {type(_nearest(query)).__name__} that the server embeds cannot be augmented for storage='vector': "
+            "embed it in the client (cloud_inference=False), or apply storage='payload'"
+        )
+    return None  # a point that is not there is the server's to refuse
 
 
 def is_nearest(query: Any) -> bool:

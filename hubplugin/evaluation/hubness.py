@@ -27,6 +27,16 @@ def skewness(occurrence: np.ndarray) -> float:
     return _standardised_moment(occurrence, 3)
 
 
+def skewness_of_finds(finds: np.ndarray, targets: int) -> float:
+    """`skewness` of the k-occurrence over `targets`, from that of the targets found at all, `finds`: what is never
+    found takes no memory."""
+    values, times = np.unique(np.append(finds, 0), return_counts=True)
+    times[0] += targets - len(finds) - 1
+    centred = values - np.average(values, weights=times)
+    variance = np.average(centred**2, weights=times)
+    return float(np.average(centred**3, weights=times) / variance**1.5) if variance else 0.0
+
+
 def kurtosis(occurrence: np.ndarray) -> float:
     """Fourth standardised moment less 3, so that a normal distribution has 0 (Fisher): NNN table 3."""
     return _standardised_moment(occurrence, 4) - 3.0 if np.ptp(occurrence) else 0.0

@@ -19,7 +19,7 @@ NEW = clustered(9, 3)
 
 
 def whole(photos) -> bool:
-    found = hubplugin_qdrant.inspect(photos.plain, "photos", using=photos.using)
+    found = hubplugin_qdrant.inspect(photos.plain, "photos", using=photos.using, probes=0)
     return (found.missing, found.stale) == (0, 0)
 
 

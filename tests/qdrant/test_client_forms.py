@@ -1,0 +1,187 @@
+"""Queries in every form that a client takes, and what becomes of those that cannot be corrected."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+from pydantic import BaseModel
+from qdrant_client import models
+from qdrant_client.conversions.conversion import RestToGrpc
+
+from hubplugin import InputError
+from tests.qdrant.conftest import ROWS, Photos
+
+RED = models.Filter(must=[models.FieldCondition(key="colour", match=models.MatchValue(value="red"))])
+EXACT = models.SearchParams(exact=True)
+RRF = models.FusionQuery(fusion=models.Fusion.RRF)
+
+
+def ids(response):
+    return [point.id for point in response.points]
+
+
+def forms(photos, row):
+    """Ways to ask for the nearest of the vector of point `row`, and whether they leave the point itself out."""
+    vector, using = photos.gallery[row], photos.using or None
+    elsewhere = models.LookupLocation(collection="elsewhere", vector="copy")
+    return [
+        ({"query": vector, "using": using}, False),
+        ({"query": vector.tolist(), "using": using}, False),
+        ({"query": models.NearestQuery(nearest=vector.tolist()), "using": using}, False),
+        ({"query": models.NearestQuery(nearest=row), "using": using}, True),
+        ({"query": row, "using": using}, True),
+        ({"query": RestToGrpc.convert_extended_point_id(row), "using": using}, True),
+        ({"query": 1000 + row, "using": using, "lookup_from": elsewhere}, False),
+    ]
+
+
+@pytest.fixture
+def elsewhere(photos):
+    """A collection that holds the same vectors under other ids, for lookup_from."""
+    photos.plain.create_collection("elsewhere", {"copy": models.VectorParams(size=8, distance=photos.distance)})
+    copies = [
+        models.PointStruct(id=1000 + row, vector={"copy": vector.tolist()}) for row, vector in enumerate(photos.gallery)
+    ]
+    photos.plain.upload_points("elsewhere", copies)
+
+
+def test_every_form_is_corrected_wherever_it_stands(photos, elsewhere):
+    client = photos.apply()
+    for asked, left_out in forms(photos, 7):
+        expected = photos.best(photos.gallery[7], 5, [row for row in range(0, ROWS, 3) if row != 7 or not left_out])
+        assert ids(client.query_points("photos", query_filter=RED, limit=5, **asked)) == expected, asked
+        grouped = client.query_points_groups("photos", "n", query_filter=RED, limit=5, group_size=1, **asked)
+        assert [group.id for group in grouped.groups] == expected, asked
+        if isinstance(asked["query"], (list, int, models.NearestQuery)):  # what a request or prefetch takes
+            request = models.QueryRequest(filter=RED, limit=5, **asked)
+            assert ids(client.query_batch_points("photos", [request])[0]) == expected, asked
+            prefetch = models.Prefetch(filter=RED, limit=5, **asked)
+            assert ids(client.query_points("photos", RRF, prefetch=prefetch, limit=5)) == expected, asked
+            nested = models.Prefetch(prefetch=prefetch, query=RRF, limit=5)
+            assert ids(client.query_points("photos", RRF, prefetch=nested, limit=5)) == expected, asked
+
+
+def test_structures_of_grpc_are_taken_where_the_plain_client_takes_them(photos):
+    client, query, using = photos.apply(), photos.queries[0], photos.using or None
+    rest = {"query_filter": RED, "search_params": EXACT, "with_payload": True}
+    structures = {
+        "query_filter": RestToGrpc.convert_filter(RED),
+        "search_params": RestToGrpc.convert_search_params(EXACT),
+        "with_payload": RestToGrpc.convert_with_payload_interface(True),
+    }
+    assert client.query_points("photos", query, using, **structures) == client.query_points(
+        "photos", query, using, **rest
+    )
+
+
+def test_a_point_that_is_not_there_is_the_clients_own_error(photos):
+    client = photos.apply()
+    with pytest.raises(Exception, match="999") as plain:
+        photos.plain.query_points("photos", 999, photos.using or None)
+    with pytest.raises(type(plain.value), match="999"):
+        client.query_points("photos", 999, photos.using or None)
+
+
+def mmr(query):
+    return models.NearestQuery(nearest=query.tolist(), mmr=models.Mmr(diversity=0.5))
+
+
+def test_diversity_stays_raw_in_a_prefetch_too(photos):
+    client, query, using = photos.apply(), photos.queries[0], photos.using or None
+    prefetch = models.Prefetch(query=mmr(query), using=using, limit=5)
+    expected = photos.plain.query_points("photos", mmr(query), using, limit=5)
+    assert ids(client.query_points("photos", RRF, prefetch=prefetch, limit=5)) == ids(expected)
+
+
+@pytest.fixture
+def embedding(monkeypatch):
+    """Documents are embedded as the query whose number they are, as fastembed would do it in the client."""
+
+    def embedded(value):
+        if isinstance(value, models.Document):
+            return Photos.queries[int(value.text)].tolist()
+        if isinstance(value, list):
+            return [embedded(part) for part in value]
+        if isinstance(value, BaseModel):
+            return value.model_copy(update={name: embedded(part) for name, part in value if part is not None})
+        return value
+
+    def embed(self, raw_models, is_query=False, batch_size=None):
+        yield from map(embedded, [raw_models] if isinstance(raw_models, BaseModel) else raw_models)
+
+    monkeypatch.setattr("qdrant_client.embed.model_embedder.ModelEmbedder.embed_models", embed)
+
+
+DOCUMENT = models.Document(text="3", model="a model")
+
+
+def test_a_document_that_the_client_embeds_is_corrected(photos, embedding):
+    client, using, expected = photos.apply(), photos.using or None, photos.best(photos.queries[3])
+    for query in (DOCUMENT, models.NearestQuery(nearest=DOCUMENT)):
+        assert ids(client.query_points("photos", query, using)) == expected
+        request = models.QueryRequest(query=query, using=using)
+        assert ids(client.query_batch_points("photos", [request])[0]) == expected
+        prefetch = models.Prefetch(query=query, using=using)
+        assert ids(client.query_points("photos", RRF, prefetch=prefetch)) == expected
+
+
+def test_without_fastembed_a_document_is_refused_as_by_the_plain_client(photos):
+    client, using = photos.apply(), photos.using or None
+    with pytest.raises(ImportError, match="fastembed"):
+        photos.plain.query_points("photos", DOCUMENT, using)
+    with pytest.raises(ImportError, match="fastembed"):
+        client.query_points("photos", DOCUMENT, using)
+
+
+def test_a_document_that_the_server_embeds_is_corrected_there_or_refused(photos, monkeypatch):
+    client, using = photos.apply(), photos.using or None
+    sent = []
+    raw = client.raw
+    raw.cloud_inference = True
+    monkeypatch.setattr(type(raw), "query_points", lambda self, **given: sent.append(given) or 1 / 0)
+    if photos.storage == "vector":
+        with pytest.raises(InputError, match=r"a Document that the server embeds.*embed it in the client"):
+            client.query_points("photos", DOCUMENT, using)
+        assert not sent
+    else:
+        with pytest.raises(ZeroDivisionError):
+            client.query_points("photos", DOCUMENT, using)
+        assert sent[0]["prefetch"][0].query == DOCUMENT
+        assert isinstance(sent[0]["query"], models.FormulaQuery)
+
+
+@pytest.fixture
+def before_formulas(in_payload, monkeypatch):
+    monkeypatch.setattr(in_payload.plain, "info", lambda: models.VersionInfo(title="", version="1.13.4"))
+    return in_payload, in_payload.apply()
+
+
+def test_what_must_stay_raw_before_formulas_is_raw_and_said_once(before_formulas):
+    photos, client = before_formulas
+    query, using = photos.queries[0].tolist(), photos.using or None
+    fused = {"query": RRF, "prefetch": models.Prefetch(query=query, using=using, limit=5)}
+    grouped = {"group_by": "colour", "query": query, "using": using}
+    with pytest.warns(UserWarning, match=r"^prefetches are raw on a server without formulas.*1\.14"):
+        found = client.query_points("photos", **fused)
+    assert ids(found) == ids(photos.plain.query_points("photos", **fused))
+    with pytest.warns(UserWarning, match=r"^groups are raw on a server without formulas.*1\.14"):
+        groups = client.query_points_groups("photos", **grouped).groups
+    raw = photos.plain.query_points_groups("photos", **grouped).groups
+    assert [[hit.id for hit in group.hits] for group in groups] == [[hit.id for hit in group.hits] for group in raw]
+    assert not any("hub_offset" in (hit.payload or {}) for group in groups for hit in group.hits)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        client.query_points("photos", **fused)
+        client.query_points_groups("photos", **grouped)
+
+
+def test_points_of_another_program_are_found_with_a_neutral_offset(photos):
+    photos.apply()
+    query = photos.queries[0]
+    photos.plain.upsert("photos", [photos.point(500, query)])
+    found = photos.wrapped().query_points("photos", query, photos.using or None, limit=ROWS + 1).points
+    scores = {point.id: point.score for point in found}
+    raw = photos.plain.query_points("photos", query, photos.using or None, limit=ROWS + 1).points
+    assert len(scores) == ROWS + 1
+    assert scores[500] == pytest.approx(next(point.score for point in raw if point.id == 500), abs=1e-3)

@@ -1,0 +1,60 @@
+"""What an inspection tells of a collection as it stands."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import skew
+
+import hubplugin_qdrant
+from hubplugin.evaluation.hubness import skewness_of_finds
+from hubplugin_qdrant import QdrantStore
+
+
+def test_hubness_is_that_of_the_bank_queries_over_the_points_as_they_are_now(photos):
+    photos.apply()
+    photos.plain.delete("photos", list(range(100, 120)))
+    photos.gallery = photos.gallery[:100]
+    raw = photos.similarities(photos.bank) - photos.model.offsets(photos.gallery)
+    expected = []
+    for scores in (raw, photos.similarities(photos.bank)):
+        found = np.argsort(-scores, axis=1)[:, :10]
+        expected.append(skew(np.bincount(found.ravel(), minlength=100)))
+    report = hubplugin_qdrant.inspect(photos.plain, "photos", using=photos.using)
+    assert report.skewness == pytest.approx(expected, abs=0.02)
+    assert f"skewness of the 10-occurrence {expected[0]:.1f}" in str(report).replace(
+        f"{expected[0]:.2f}", f"{expected[0]:.1f}"
+    )
+
+
+@pytest.mark.parametrize("targets", [5, 100])
+def test_skewness_needs_only_what_was_found(rng, targets):
+    occurrence = np.zeros(targets, int)
+    occurrence[:5] = rng.integers(1, 50, 5)
+    assert skewness_of_finds(occurrence[:5], targets) == pytest.approx(skew(occurrence))
+
+
+def test_a_search_that_finds_nothing_has_no_skewness():
+    assert skewness_of_finds(np.array([], int), 7) == 0
+
+
+@pytest.mark.parametrize("under", ["text", {"v7": 0.1}, {"v1": "text"}, {"v1": 0.1, "else": 0.2}])
+def test_points_with_something_in_the_place_of_offsets_are_counted(cosine, under):
+    cosine.apply()
+    cosine.plain.set_payload("photos", {"hub_offset": under}, points=[3, 4])
+    report = hubplugin_qdrant.inspect(cosine.plain, "photos", probes=0)
+    assert report.foreign == 2
+    assert "2 with something in the place of offsets" in str(report)
+
+
+def test_a_version_that_is_kept_for_others_is_not_foreign(cosine):
+    cosine.apply()
+    cosine.apply(method="nnn")
+    assert set(cosine.mark(0)) == {"v1", "v2"}
+    assert hubplugin_qdrant.inspect(cosine.plain, "photos", probes=0).foreign == 0
+
+
+def test_without_a_bank_or_probes_no_search_is_made(cosine, monkeypatch):
+    cosine.apply(method="dn")
+    monkeypatch.setattr(QdrantStore, "search", None)
+    assert hubplugin_qdrant.inspect(cosine.plain, "photos").skewness is None
