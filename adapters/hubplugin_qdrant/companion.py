@@ -151,14 +151,20 @@ def write_manifest(client: QdrantClient, collection: str, manifest: Manifest) ->
 
 def create(client: QdrantClient, collection: str, replication_factor: int | None) -> None:
     """The companion of `collection`, as well replicated as that, if it is not there."""
-    if not client.collection_exists(m.companion(collection)):
+    if client.collection_exists(m.companion(collection)):
+        return
+    try:
         client.create_collection(
             m.companion(collection),
             vectors_config={},
             shard_number=1,
             replication_factor=replication_factor,
             on_disk_payload=True,
+            strict_mode_config=models.StrictModeConfig(enabled=False),  # the limits of a server may be its default
         )
+    except Exception:
+        if not client.collection_exists(m.companion(collection)):  # another run has been quicker
+            raise
 
 
 def write_model(client: QdrantClient, collection: str, model: OffsetModel) -> int:

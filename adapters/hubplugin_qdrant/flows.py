@@ -11,7 +11,7 @@ import itertools
 import time
 import warnings
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,9 @@ Flow = Generator[Any, Any, Any]
 
 MANIFEST_SECONDS = 10.0
 """For how long a manifest is taken to be the current one; a change made elsewhere is noticed within it."""
+
+PATIENCE_SECONDS = 1.0
+"""When the manifest is asked for again while its collection is away for a moment."""
 
 OFFSETS_AT_ONCE = 256
 """Points of an upload whose offsets are computed together: beyond it the time for each no longer falls."""
@@ -64,6 +67,15 @@ class Hub:
         found = self.known.get(name)
         if found is not None and found.until > time.monotonic():
             return found
+        try:
+            return (yield from self._looked_up(name))
+        except Exception as error:
+            if found is None or not companion.is_passing(error):
+                raise
+            found.until = time.monotonic() + PATIENCE_SECONDS  # what was known serves until the companion answers
+            return found
+
+    def _looked_up(self, name: str) -> Flow:
         collection, manifest = name, None
         if not name.endswith(m.companion("")):
             manifest = yield from self._read(name)
@@ -72,19 +84,21 @@ class Hub:
                 if collection != name:
                     manifest = yield from self._read(collection)
         if manifest is not None:
-            manifest = yield from self._counted(collection, manifest)
+            manifest = yield from self._seen(collection, manifest)
         found = Known(collection, manifest, time.monotonic() + MANIFEST_SECONDS)
         self.known[name] = found
         return found
 
-    def _counted(self, collection: str, manifest: Manifest) -> Flow:
-        """`manifest` with what is so for now: whether any point lacks its second vector. Without such points nobody
-        need look for them, which would take a look at every point."""
+    def _seen(self, collection: str, manifest: Manifest) -> Flow:
+        """`manifest` with what is so for now: whether any point lacks its second vector. Without such points no search
+        need look for them, which would take a look at every point. (A count would count vectors of deleted points.)"""
         active = dict(manifest.active)
         for name, version in active.items():
             if version.storage == "vector":
-                lacking = yield self.raw.count(collection, rewrite.lacking_second(version), exact=False)
-                active[name] = version.model_copy(update={"everywhere": lacking.count == 0})
+                lacking, _ = yield self.raw.scroll(
+                    collection, rewrite.lacking_second(version), limit=1, with_payload=False
+                )
+                active[name] = version.model_copy(update={"everywhere": not lacking})
         return manifest.changed(active=active)
 
     def _read(self, collection: str) -> Flow:
@@ -182,19 +196,24 @@ _CLIENT_NAMES = {"filter": "query_filter", "params": "search_params", "with_vect
 
 
 def _again_if_changed(flow: Callable[[Hub, dict[str, Any]], Flow]) -> Callable[[Hub, dict[str, Any]], Flow]:
-    """`flow`, done once more if it fails for looking for what somebody has removed meanwhile."""
+    """`flow`, done once more if it fails for looking for what somebody has removed meanwhile; raw, if the collection
+    is another one now than the manifest says."""
 
     @functools.wraps(flow)
     def again(hub: Hub, given: dict[str, Any]) -> Flow:
+        name = given["collection_name"]
         try:
             return (yield from flow(hub, given))
-        except Exception:
-            before = hub.known.pop(given["collection_name"], None)
+        except Exception as error:
+            before = hub.known.pop(name, None)
             if before is None or before.manifest is None:
                 raise
-            now = yield from hub.lookup(given["collection_name"])
+            now = yield from hub.lookup(name)
             if now.manifest is not None and now.manifest.everything() == before.manifest.everything():
-                raise
+                if not any(second in str(error) for second in now.seconds):
+                    raise
+                hub.warn(f"collection {name!r} has lost its second vector; it is raw here: remove and apply again")
+                hub.known[name] = replace(now, manifest=None)
         return (yield from flow(hub, given))
 
     return again
@@ -276,6 +295,14 @@ def upsert(hub: Hub, given: dict[str, Any]) -> Flow:
         return (yield hub.raw.upsert(**given))
     points = yield hub.compute(lambda: hub.embedded(writes.as_rest(given["points"])))
     found = yield from hub.marks(known, writes.vectors_of(points), writes.payloads_of(points))
+    if given.get("update_filter") is None and given.get("update_mode") is None:
+        found, apart = writes.apart(points, found)
+        if apart:
+            listed = models.PointsList(
+                points=writes.as_structs(writes.marked(points, found)), shard_key=given.get("shard_key_selector")
+            )
+            operations = [models.UpsertOperation(upsert=listed), *writes.set_all(apart, listed.shard_key)]
+            return (yield hub.raw.batch_update_points(update_operations=operations, **_options(given)))[0]
     return (yield hub.raw.upsert(**(given | {"points": writes.marked(points, found)})))
 
 
@@ -432,14 +459,14 @@ def _update(hub: Hub, known: Known, operations: list[Any], given: dict[str, Any]
     """The results of `operations`, one each, made in their order together with what must go with them."""
     for operation in operations:
         writes.check(operation)
-    options = {key: given[key] for key in ("collection_name", "wait", "ordering", "timeout") if key in given}
+    options = _options(given)
     pending: list[Any] = []
     asked: list[int] = []  # which of the pending ones were asked for
     results: list[Any] = []
 
-    def flush() -> Flow:
+    def flush(**also: Any) -> Flow:
         if pending:
-            done = yield hub.raw.batch_update_points(update_operations=pending, **options)
+            done = yield hub.raw.batch_update_points(update_operations=pending, **(options | also))
             results.extend(done[number] for number in asked)
             pending.clear()
             asked.clear()
@@ -455,7 +482,7 @@ def _update(hub: Hub, known: Known, operations: list[Any], given: dict[str, Any]
             found = yield from hub.marks(known, writes.vectors_of(points), payloads)
         kept: dict[Any, Any] = {}
         if selector is not None:
-            yield from flush()  # what is kept is what the operations before have left
+            yield from flush(wait=True)  # what is kept is what the operations before have left
             kept = yield from _kept(hub, known, selector)
         together, itself = writes.completed(operation, known.manifest or Manifest(), found, kept)
         asked.append(len(pending) + itself)
@@ -464,12 +491,17 @@ def _update(hub: Hub, known: Known, operations: list[Any], given: dict[str, Any]
     return results
 
 
-def _groups_of(hub: Hub, known: Known, update: models.UpdateVectors, flush: Callable[[], Flow]) -> Flow:
+def _options(given: dict[str, Any]) -> dict[str, Any]:
+    """Those of a write that `batch_update_points` has, too."""
+    return {key: given[key] for key in ("collection_name", "wait", "ordering", "timeout") if key in given}
+
+
+def _groups_of(hub: Hub, known: Known, update: models.UpdateVectors, flush: Callable[..., Flow]) -> Flow:
     """Of each point of `update` what of its payload says which group it is in, where that matters."""
     keys = [version.group_by for version in (known.manifest or Manifest()).kept_up() if version.group_by]
     if not keys:
         return [None] * len(update.points)
-    yield from flush()  # an operation before may have changed it
+    yield from flush(wait=True)  # an operation before may have changed it
     ids = [point.id for point in update.points]
     options = {} if update.shard_key is None else {"shard_key_selector": update.shard_key}
     records = yield hub.raw.retrieve(known.collection, ids=ids, with_payload=keys, **options)
@@ -481,13 +513,18 @@ def _kept(hub: Hub, known: Known, selector: Any) -> Flow:
     """The marks of the points that `selector` names, by id."""
     kept: dict[Any, Any] = {}
     points, condition = getattr(selector, "points", None), getattr(selector, "filter", None)
+    shard_key = getattr(selector, "shard_key", None)
+    options: dict[str, Any] = {"with_payload": [m.KEY]}
+    options |= {} if shard_key is None else {"shard_key_selector": shard_key}
     if points is not None:
-        records = yield hub.raw.retrieve(known.collection, ids=list(points), with_payload=[m.KEY])
+        records = yield hub.raw.retrieve(known.collection, ids=list(points), **options)
         return {record.id: record.payload[m.KEY] for record in records if (record.payload or {}).get(m.KEY)}
     following: Any = None
+    limits = [version.max_candidates for version in (known.manifest or Manifest()).everything()]
+    page = min(1000, *(limit for limit in limits if limit)) if any(limits) else 1000
     while True:
         records, following = yield hub.raw.scroll(
-            known.collection, scroll_filter=condition, limit=1000, offset=following, with_payload=[m.KEY]
+            known.collection, scroll_filter=condition, limit=page, offset=following, **options
         )
         kept |= {record.id: record.payload[m.KEY] for record in records if (record.payload or {}).get(m.KEY)}
         if following is None:

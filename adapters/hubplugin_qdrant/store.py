@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 from qdrant_client import QdrantClient, models
+from qdrant_client.http.exceptions import UnexpectedResponse
 from qdrant_client.local.qdrant_local import QdrantLocal
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
@@ -267,6 +268,11 @@ class QdrantStore(Store):
     def begin(self, model: OffsetModel) -> Id | None:
         if self.count() == 0:
             raise StoreError(f"{self.url}: the collection is empty; add points first")
+        if getattr(self._info.config.optimizer_config, "prevent_unoptimized", None):
+            raise StoreError(
+                f"{self.url}: with prevent_unoptimized each write waits for the graph; switch it off for the time: "
+                "update_collection(optimizers_config=OptimizersConfigDiff(prevent_unoptimized=False))"
+            )
         if self.storage == "vector":
             self._require_second()
         self._probes = chosen_probes(model, self.scan())
@@ -293,16 +299,13 @@ class QdrantStore(Store):
             return None
 
     def _new_version(self, model: OffsetModel, number: int, parts: int) -> Version:
+        return Version.of(model, number, self.using, parts, storage=self.storage, **self._abilities())
+
+    def _abilities(self) -> dict[str, Any]:
+        """What collection and server allow a search to do at present."""
         strict = self._info.config.strict_mode_config
-        return Version.of(
-            model,
-            number,
-            self.using,
-            parts,
-            storage=self.storage,
-            max_candidates=strict.max_query_limit if strict is not None and strict.enabled else None,
-            server_formula=self._server >= (1, 14),
-        )
+        limit = strict.max_query_limit if strict is not None and strict.enabled else None
+        return {"max_candidates": limit, "server_formula": self._server >= (1, 14)}
 
     def _require_second(self) -> None:
         """Raises StoreError if no second vector can be added in place."""
@@ -319,7 +322,7 @@ class QdrantStore(Store):
             )
 
     def _create_second(self, version: Version) -> None:
-        """The second vector, with the memory, graph and quantisation settings of the first."""
+        """The second vector, with the memory and graph settings of the first."""
         first = cast(dict[str, models.VectorParams], self._info.config.params.vectors)[self.using]
         dense = models.DenseVectorConfig(
             size=self.dim + 1,
@@ -332,9 +335,8 @@ class QdrantStore(Store):
             config = models.DenseVectorNameConfig(dense=dense)
             self._retry(self.client.create_vector_name, self.collection, name, config, wait=True)
             self._until(lambda: name in self._vectors(), SCHEMA_SECONDS)
-        settings = first.model_dump(
-            include={"hnsw_config", "quantization_config", "on_disk", "memory"}, exclude_none=True
-        )
+        # No quantisation: it would clip the query's last component to the range of the others.
+        settings = first.model_dump(include={"hnsw_config", "on_disk", "memory"}, exclude_none=True)
         if settings:
             changes = models.VectorParamsDiff.model_validate(settings)
             self._retry(self.client.update_collection, self.collection, vectors_config={name: changes})
@@ -404,6 +406,7 @@ class QdrantStore(Store):
             if target.storage == "payload":
                 self._index(target)
                 self._until(self._optimised, OPTIMISE_SECONDS)
+                target = target.model_copy(update=self._abilities())
                 target = calibrated(
                     self.client, self.collection, target, self._probes, self.count(), self._queries_at_once
                 )
@@ -419,10 +422,20 @@ class QdrantStore(Store):
 
     def _index(self, version: Version) -> None:
         """A float index on the offsets: faster formulas, and under strict mode the only ones allowed."""
-        if not self._local:  # which has no indexes, and warns of it
-            kind = models.PayloadSchemaType.FLOAT
-            self._retry(self.client.create_payload_index, self.collection, version.key, kind, wait=False)
-            self._until(lambda: version.key in self._schema(), SCHEMA_SECONDS)
+        if self._local or version.key in self._schema():  # local mode has no indexes, and warns of it
+            return
+        schema: Any = models.PayloadSchemaType.FLOAT
+        if self._server >= (1, 17):  # nobody filters by it: no links for it in the graph
+            schema = models.FloatIndexParams(type=models.FloatIndexType.FLOAT, enable_hnsw=False)
+        try:
+            self._retry(self.client.create_payload_index, self.collection, version.key, schema, wait=False)
+        except UnexpectedResponse as error:
+            strict = self._info.config.strict_mode_config
+            if error.status_code != 400 or (strict is not None and strict.unindexed_filtering_retrieve is False):
+                raise
+            companion.logger.warning("%s: no index on the offsets, searches are slower: %s", self.url, error)
+            return
+        self._until(lambda: version.key in self._schema(), SCHEMA_SECONDS)
 
     def _schema(self) -> dict[str, models.PayloadIndexInfo]:
         """The payload indexes that there are now."""

@@ -136,14 +136,37 @@ def marked(points: Any, found: Sequence[Mark]) -> Any:
             return points.model_copy(
                 update={"payloads": [with_offsets(p, mark) for p, mark in zip(payloads, found, strict=True)]}
             )
-        rows = zip(points.ids, vectors_of(points), payloads, strict=True)
-        points = [models.PointStruct(id=key, vector=vector, payload=payload) for key, vector, payload in rows]
+        points = as_structs(points)
     return [
         point.model_copy(
             update={"payload": with_offsets(point.payload, mark), "vector": with_vectors(point.vector, mark)}
         )
         for point, mark in zip(points, found, strict=True)
     ]
+
+
+def apart(points: Any, found: Sequence[Mark]) -> tuple[list[Mark], dict[Any, dict[str, float]]]:
+    """The marks without the offsets of those `points` that bring no payload, and these offsets by id.
+
+    Up to 1.14 a server keeps the payload that a point has if it is written without one; an offset in a payload would
+    take the place of it all.
+    """
+    ids = points.ids if isinstance(points, models.Batch) else [point.id for point in points]
+    bare = [payload is None and bool(mark.offsets) for payload, mark in zip(payloads_of(points), found, strict=True)]
+    rest = [Mark({}, mark.vectors) if alone else mark for mark, alone in zip(found, bare, strict=True)]
+    return rest, {key: mark.offsets for key, mark, alone in zip(ids, found, bare, strict=True) if alone}
+
+
+def as_structs(points: Any) -> list[models.PointStruct]:
+    """What `upsert` takes, point by point."""
+    if not isinstance(points, models.Batch):
+        return list(points)
+    rows = zip(points.ids, vectors_of(points), payloads_of(points), strict=True)
+    return [models.PointStruct(id=key, vector=vector, payload=payload) for key, vector, payload in rows]
+
+
+def set_all(offsets: dict[Any, dict[str, float]], shard_key: Any) -> list[models.SetPayloadOperation]:
+    return [set_offsets(point, each, shard_key=shard_key) for point, each in offsets.items()]
 
 
 def with_offsets(payload: dict[str, Any] | None, mark: Mark) -> dict[str, Any] | None:
@@ -205,16 +228,18 @@ def completed(
     """
     if isinstance(operation, models.UpsertOperation):
         given = operation.upsert
-        points = marked(given.batch if isinstance(given, models.PointsBatch) else given.points, found)
-        if isinstance(points, models.Batch):
-            return [models.UpsertOperation(upsert=given.model_copy(update={"batch": points}))], 0
+        points = given.batch if isinstance(given, models.PointsBatch) else given.points
+        later: dict[Any, dict[str, float]] = {}
+        if getattr(given, "update_filter", None) is None and getattr(given, "update_mode", None) is None:
+            found, later = apart(points, found)
         options = {name: getattr(given, name) for name in type(given).model_fields if name not in ("batch", "points")}
-        return [models.UpsertOperation(upsert=models.PointsList(points=points, **options))], 0
+        listed = models.PointsList(points=as_structs(marked(points, found)), **options)
+        return [models.UpsertOperation(upsert=listed), *set_all(later, given.shard_key)], 0
     if isinstance(operation, models.UpdateVectorsOperation):
         update = operation.update_vectors
         pairs = list(zip(update.points, found, strict=True))
-        points = [p.model_copy(update={"vector": with_vectors(p.vector, mark)}) for p, mark in pairs]
-        together = models.UpdateVectorsOperation(update_vectors=update.model_copy(update={"points": points}))
+        changed = [p.model_copy(update={"vector": with_vectors(p.vector, mark)}) for p, mark in pairs]
+        together = models.UpdateVectorsOperation(update_vectors=update.model_copy(update={"points": changed}))
         offsets = [set_offsets(p.id, mark.offsets, **_also(update, p.id)) for p, mark in pairs if mark.offsets]
         return [together, *offsets], 0
     if isinstance(operation, models.DeleteVectorsOperation):
@@ -236,7 +261,7 @@ def completed(
     if selector is None:
         return [operation], 0
     shard_key = getattr(selector, "shard_key", None)
-    return [operation, *(set_offsets(point, offsets, shard_key=shard_key) for point, offsets in kept.items())], 0
+    return [operation, *set_all(kept, shard_key)], 0
 
 
 def _also(update: models.UpdateVectors, point: Any) -> dict[str, Any]:

@@ -216,3 +216,40 @@ def test_a_run_that_was_cut_off_writes_only_what_lacks_its_offset(cosine, monkey
     assert (applied.scanned, applied.missing) == (ROWS, ROWS // 2)
     found = [record.payload["hub_offset"]["v1"] for record in cosine.plain.scroll("photos", limit=1000)[0]]
     np.testing.assert_allclose(found, cosine.model.offsets(cosine.gallery), rtol=0, atol=1e-6)
+
+
+def test_a_point_written_without_payload_keeps_what_a_server_keeps_of_it(cosine, monkeypatch):
+    """Up to 1.14 the payload that was there: so the offset goes in an operation of its own, as no payload."""
+    client, operations = cosine.apply(), []
+    update = cosine.plain.batch_update_points
+    monkeypatch.setattr(
+        client.raw, "batch_update_points",
+        lambda update_operations, **named: operations.extend(update_operations)
+        or update(update_operations=update_operations, **named),
+    )  # fmt: skip
+    fresh = clustered(9, 2)
+    client.upsert("photos", [models.PointStruct(id=key, vector=fresh[key].tolist()) for key in range(2)])
+    upsert, *offsets = operations
+    assert [point.payload for point in upsert.upsert.points] == [None, None]
+    assert len(offsets) == 2
+    found = [cosine.mark(key)["v1"] for key in range(2)]
+    np.testing.assert_allclose(found, cosine.model.offsets(fresh), rtol=0, atol=1e-5)
+
+
+def test_a_companion_that_is_away_for_a_moment_does_not_stop_a_search(cosine, monkeypatch):
+    client = cosine.apply()
+    before = client.query_points("photos", cosine.queries[0]).points
+
+    def away(*given, **named):
+        raise UnexpectedResponse(500, "Internal", b"", httpx.Headers())
+
+    monkeypatch.setattr(client.raw, "retrieve", away)
+    client._hub.known["photos"].until = 0.0
+    assert client.query_points("photos", cosine.queries[0]).points == before
+
+
+def test_what_the_collection_allows_now_is_asked_again_by_a_refresh(cosine, monkeypatch):
+    cosine.apply()
+    monkeypatch.setattr(QdrantStore, "_abilities", lambda store: {"max_candidates": 30, "server_formula": True})
+    hubplugin_qdrant.refresh(cosine.plain, "photos")
+    assert cosine.version.max_candidates == 30
