@@ -328,27 +328,35 @@ def _by_second_vector(
     node: models.QueryRequest | models.Prefetch, prefetches: list[models.Prefetch], results: int, version: Version
 ) -> list[models.Prefetch]:
     """The query in d + 1 dimensions; and in d, among the points that lack the second vector, if there are any."""
-    common: dict[str, Any] = {"params": node.params, "limit": results}
-    augmented = _prefetch(filter=node.filter, **_augmented(node, prefetches, version), **common)
+    augmented = _prefetch(filter=node.filter, limit=results, **_augmented(node, prefetches, version))
     if version.everywhere:
         return [augmented]
     lacking = models.Filter(must=node.filter, must_not=has_vector(version.second))
-    query = _nearest(node.query)
-    return [
-        augmented,
-        _prefetch(query=query, using=node.using, filter=lacking, prefetch=prefetches or None, **common),
-    ]
+    plain = _prefetch(
+        query=_nearest(node.query),
+        using=node.using,
+        filter=lacking,
+        prefetch=prefetches or None,
+        params=node.params,
+        limit=results,
+    )
+    return [augmented, plain]
 
 
 def _augmented(
     node: models.QueryRequest | models.Prefetch, prefetches: list[models.Prefetch], version: Version
 ) -> dict[str, Any]:
-    """The query of `node` in d + 1 dimensions, [q, 1] or, under Euclidean distance, [q, 0]: where it goes, and over
-    what."""
+    """The query of `node` in d + 1 dimensions, [q, 1] or, under Euclidean distance, [q, 0]: where it goes, over what,
+    and how. The last component is unlike the others, so that codes made for those lose it."""
     query = _nearest(node.query)
     query = query if version.metric is not Metric.COSINE else _unit(query)
     last = 0.0 if version.metric is Metric.EUCLIDEAN else 1.0
-    return {"query": [*query, last], "using": version.second, "prefetch": prefetches or None}
+    params = (node.params or _SEARCH_PARAMS).model_copy(update={"quantization": _FULL_VECTORS})
+    return {"query": [*query, last], "using": version.second, "prefetch": prefetches or None, "params": params}
+
+
+_SEARCH_PARAMS = models.SearchParams()
+_FULL_VECTORS = models.QuantizationSearchParams(ignore=True)
 
 
 def _nearest(query: Any) -> Any:
