@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 from pydantic import BaseModel
-from qdrant_client import models
+from qdrant_client import QdrantClient, models
 from qdrant_client.conversions.conversion import RestToGrpc
 
 from hubplugin import InputError
@@ -185,3 +185,14 @@ def test_points_of_another_program_are_found_with_a_neutral_offset(photos):
     raw = photos.plain.query_points("photos", query, photos.using or None, limit=ROWS + 1).points
     assert len(scores) == ROWS + 1
     assert scores[500] == pytest.approx(next(point.score for point in raw if point.id == 500), abs=1e-3)
+
+
+def test_a_collection_that_was_made_anew_past_the_wrapper_is_searched_raw_with_a_warning():
+    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, "vector")
+    photos.apply()
+    photos.plain.delete_collection("photos")
+    photos.__post_init__()
+    client, query = photos.wrapped(), photos.queries[0]
+    with pytest.warns(UserWarning, match="'photos' has lost its second vector; it is raw here: remove and apply again"):
+        found = client.query_points("photos", query, "image")
+    assert found == photos.plain.query_points("photos", query, "image")

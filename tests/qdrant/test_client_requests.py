@@ -11,7 +11,7 @@ from qdrant_client import QdrantClient, models
 from hubplugin_qdrant import HubQdrantClient
 from tests.qdrant.conftest import Photos
 
-QUERY, MANIFEST, COUNT = "photos/points/query", "photos--hub/points", "photos/points/count"
+QUERY, MANIFEST, LACKING = "photos/points/query", "photos--hub/points", "photos/points/scroll"
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def wire(request):
         "/collections/photos--hub/points": [manifest],
         "/collections/photos/points/query": {"points": []},
         "/collections/photos/points/query/batch": [{"points": []}],
-        "/collections/photos/points/count": {"count": 0},
+        "/collections/photos/points/scroll": {"points": []},
         "/collections/other/points/query": {"points": []},
         "/aliases": {"aliases": []},
     }
@@ -55,12 +55,12 @@ def test_the_first_corrected_query_adds_one_reading_of_the_manifest_and_nothing_
 
 
 @pytest.mark.parametrize("wire", ["vector"], indirect=True)
-def test_with_second_vectors_it_counts_the_points_without_and_goes_straight_to_them_if_there_are_none(wire):
+def test_with_second_vectors_it_looks_for_points_without_and_goes_straight_to_them_if_there_are_none(wire):
     wire.query_points("photos", wire.query, "image")
     wire.query_points("photos", wire.query, "image")
-    assert paths(wire) == [MANIFEST, COUNT, QUERY, QUERY]
+    assert paths(wire) == [MANIFEST, LACKING, QUERY, QUERY]
     sent = wire.requests[-1][1]
-    assert (sent["using"], sent.get("prefetch")) == ("hub_v1", None)
+    assert (sent["using"], sent.get("prefetch"), sent["params"]) == ("hub_v1", None, {"quantization": {"ignore": True}})
     assert sent["query"]["nearest"] == pytest.approx([*wire.query.tolist(), 1.0])
 
 
