@@ -17,7 +17,7 @@ from hubplugin_faiss import containers
 from hubplugin_faiss.leaves import in_memory
 from hubplugin_faiss.plan import Fill, Plan
 from hubplugin_faiss.probing import TOLERATED, loss_of_recall
-from hubplugin_faiss.rule import Rule, name_of, rule_for
+from hubplugin_faiss.rule import Rule, block_rows, name_of, rule_for
 
 UNIT = 1e-2
 """How far from 1 the length of a vector may lie that counts as normalised; float16 keeps it within 1e-3."""
@@ -71,10 +71,11 @@ def upgrade(
     are |q - t|^2 + 2 (M - offset), with M a little above the largest offset. A vector that is added through plain
     Faiss is neutral under inner product and has the largest offset under L2: use `add`.
 
-    vectors: the originals [ntotal, d] in the order of the ids, for types whose codes have no room for an offset: they
-    get a second stage, which otherwise holds only what their codes decode to. rebuild: build graphs anew instead of
+    vectors: the originals [ntotal, d] in the order of the ids. Types whose codes have no room for an offset hold them
+    in the second stage that they get, instead of what their codes decode to. rebuild: build graphs anew instead of
     keeping their links. With a model, an approximate index is searched with queries of its bank, and a warning says
-    by how much recall fell, if it did by more than 0.01.
+    by how much recall fell, if it did by more than 0.01. It is measured over what the index reconstructs, so that a
+    loss in the codes themselves shows only where `vectors` are given.
 
     Raises StoreError for an index that is untrained, empty, already upgraded or of a type that cannot carry offsets,
     InputError for offsets or a model that do not suit it.
@@ -94,8 +95,8 @@ def upgrade(
     gallery = Gallery(index, unit=model.metric is Metric.COSINE)
     offsets = offsets_by(model, index, gallery, device, memory, progress)
     upgraded = rule.upgraded(offsets, plan_for(offsets, model, **options))
-    if not rule.exhaustive:
-        warn_of_loss(index, upgraded, model)
+    if originals is not None or not rule.exhaustive:
+        warn_of_loss(index, upgraded, model, originals=originals)
     return upgraded
 
 
@@ -141,6 +142,11 @@ def add(
         if model.metric is Metric.COSINE:
             require_unit(block, given.name)
         offsets = model.offsets(block, device=device, memory=memory)
+        # By L2 it is the length that counts which codes will leave of them: that of those that are there.
+        like = next(rule.scan(0, block_rows(index.d)))[0] if rule.euclidean else block
+        favour = rule.favour(like, model.metric is Metric.COSINE)
+        if favour is not None:
+            offsets -= (favour.mean() if rule.euclidean else favour).astype(np.float32)
     else:
         offsets = checked_offsets(model_or_offsets, len(block), "the batch")
     if ids is not None:
@@ -179,9 +185,17 @@ def refresh(
 def offsets_by(
     model: OffsetModel, index: Any, gallery: Vectors, device: str, memory: int | str, progress: Progress | None
 ) -> np.ndarray:
-    """The offsets of `index` by `model` in scan order: float32 [n], centred if the model is not."""
+    """The offsets of `index` by `model` in scan order, less what the index favours: float32 [n], centred if the model
+    is not."""
     require_suits(model, index)
     offsets = model.offsets(gallery, device=device, memory=memory, progress=progress)
+    rule, unit, row = rule_for(index), model.metric is Metric.COSINE, 0
+    if rule.favour(np.zeros((1, index.d), np.float32), unit) is not None:
+        for vectors in gallery.blocks():
+            favour = rule.favour(vectors, unit)
+            assert favour is not None
+            offsets[row : row + len(vectors)] -= favour
+            row += len(vectors)
     if model.gallery is None:
         offsets -= offsets.mean(dtype=np.float64)
     return offsets
@@ -198,9 +212,15 @@ def plan_for(offsets: np.ndarray, model: OffsetModel | None, fill: Fill = in_mem
     return Plan(min(low - room, 0), max(high + room, 0), fingerprint, fill, **options)
 
 
-def warn_of_loss(index: Any, upgraded: Any, model: OffsetModel, between: Callable[[], None] = lambda: None) -> None:
+def warn_of_loss(
+    index: Any,
+    upgraded: Any,
+    model: OffsetModel,
+    between: Callable[[], None] = lambda: None,
+    originals: Vectors | None = None,
+) -> None:
     """Warns if an approximate index finds less of the corrected ranking than it found of the raw one."""
-    found = loss_of_recall(index, upgraded, model, between)
+    found = loss_of_recall(index, upgraded, model, between, originals)
     if found is None:
         return
     before, after, error = found

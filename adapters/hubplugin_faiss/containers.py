@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
-from hubplugin_faiss.leaves import Lists, in_memory, list_ids
+from hubplugin_faiss.leaves import Lists, PackedLists, in_memory, list_ids
 from hubplugin_faiss.plan import Fill, Plan
 from hubplugin_faiss.rule import (
     Leaf,
@@ -73,6 +74,9 @@ class IdMap(Rule):
     def files(self) -> list[str]:
         return self._part.files()
 
+    def favour(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:
+        return self._part.favour(vectors, unit)
+
     def selecting(self, selector: Any) -> Any:
         return self._part.selecting(selector)
 
@@ -108,6 +112,7 @@ class Chain(Rule):
     """Transforms before a part. The tail of a leaf behind them joins the same chain."""
 
     names = ("IndexPreTransform",)
+    AFFINE = (faiss.LinearTransform, faiss.RemapDimensionsTransform, faiss.CenteringTransform)
 
     def check(self) -> None:
         super().check()
@@ -133,10 +138,19 @@ class Chain(Rule):
             self.index.reverse_chain(len(inner), faiss.swig_ptr(inner), faiss.swig_ptr(outer))
             yield outer, offsets if tail is None else tail.offsets(inner[:, -tail.width :])
 
+    def favour(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:
+        """By inner product, one that shifts all vectors to A t + b ranks by (A q).(A t) + b.(A t)."""
+        if self.euclidean:
+            return super().favour(vectors, unit)
+        links = [faiss.downcast_VectorTransform(self.index.chain.at(number)) for number in range(self._own_links)]
+        affine = itertools.dropwhile(lambda link: isinstance(link, faiss.NormalizationTransform), links)
+        if not all(isinstance(link, self.AFFINE) for link in affine):
+            return None
+        shift = self._transformed(np.zeros((1, self.index.d)))[0].astype(np.float64)
+        return (self._transformed(vectors) - shift) @ shift if shift.any() else None
+
     def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None) -> None:
-        tail = self._tail()
-        for number in range(self.index.chain.size() - (2 if tail else 0)):
-            vectors = self.index.chain.at(number).apply(np.ascontiguousarray(vectors, np.float32))
+        tail, vectors = self._tail(), self._transformed(vectors)
         if tail is None:
             self._part.append(vectors, offsets, ids)
         else:
@@ -147,8 +161,10 @@ class Chain(Rule):
         """Takes over the entries of another upgraded IVF index of the same training."""
         tail, other_tail = self._tail(), other._tail()
         mine, theirs = self._part, other._part
-        if tail is None or other_tail is None or not (isinstance(mine, Lists) and isinstance(theirs, Lists)):
+        if tail is None or other_tail is None or not isinstance(mine, Lists | PackedLists):
             raise StoreError("only upgraded IVF indexes can be merged")
+        if type(mine) is not type(theirs):
+            raise StoreError("only IVF indexes of one type and one training can be merged")
         mine.absorb(self._width() - tail.width, tail, theirs, other_tail, add_id)
         self.index.ntotal = self.index.index.ntotal
 
@@ -192,6 +208,17 @@ class Chain(Rule):
     @property
     def _part(self) -> Rule:
         return rule_for(self.index.index)
+
+    @property
+    def _own_links(self) -> int:
+        """How many transforms there are before those that append a tail."""
+        return int(self.index.chain.size()) - (0 if self._tail() is None else 2)
+
+    def _transformed(self, vectors: np.ndarray) -> np.ndarray:
+        """`vectors` [b, d] behind all transforms but those that append a tail."""
+        for number in range(self._own_links):
+            vectors = self.index.chain.at(number).apply(np.ascontiguousarray(vectors, np.float32))
+        return vectors
 
     def _width(self) -> int:
         return int(self.index.index.d)
@@ -410,6 +437,9 @@ class Parts(Rule):
                 part.append(vectors[first:last], offsets[first:last], ids[first:last])
         self.index.syncWithSubIndexes()
 
+    def favour(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:
+        return self._parts[0].favour(vectors, unit)
+
     def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         if not self._sharded:
             return self._parts[0].labels(start, stop)
@@ -448,6 +478,7 @@ class Parts(Rule):
 
     def _of(self, parts: list[Any]) -> Any:
         if self._sharded:
+            # Faiss does not tell whether a thread searches each part; it makes no difference to what is found.
             new = faiss.IndexShards(self.index.d, False, self.index.successive_ids)
         else:
             new = faiss.IndexReplicas(self.index.d)

@@ -194,7 +194,7 @@ class Lists(Leaf):
     def selecting(self, selector: Any) -> Any:
         return faiss.SearchParametersIVF(sel=selector, nprobe=self.index.nlist)
 
-    def absorb(self, d: int, tail: Tail, other: Lists, other_tail: Tail, add_id: int) -> None:
+    def absorb(self, d: int, tail: Tail, other: Any, other_tail: Tail, add_id: int) -> None:
         """Takes over the entries of `other`, their ids raised by `add_id`, with their offsets in codes of this one."""
         mine, theirs = (rule.index.quantizer.reconstruct_n(0, rule.index.nlist) for rule in (self, other))
         if type(self.index) is not type(other.index) or not np.array_equal(mine[:, :d], theirs[:, :d]):
@@ -420,14 +420,10 @@ class Graph(Leaf):
 class Packed(Leaf):
     """Codes of 4 bits in the order in which Faiss scans them fast: unpacked, handed on, and packed again."""
 
-    names = ("IndexPQFastScan", "IndexIVFPQFastScan")
+    names = ("IndexPQFastScan",)
     lossy = True
     whole = False
-    FIELDS = ("implem", "skip", "qbs")
-
-    @property
-    def exhaustive(self) -> bool:  # type: ignore[override]
-        return not self._listed
+    exhaustive = True
 
     def widened(self, offsets: np.ndarray, plan: Plan) -> tuple[Tail, Any]:
         tail, plain = self._plain.widened(offsets, replace(plan, fill=in_memory))
@@ -448,63 +444,83 @@ class Packed(Leaf):
     def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         return self._plain.labels(start, stop)
 
-    def append_tailed(self, d: int, tail: Tail, vectors: np.ndarray, offsets: np.ndarray, ids: Any) -> None:
-        part = leaf_for(self._unpacked(empty=True))
-        if ids is None and self._listed:
-            ids = self.count + np.arange(len(vectors))
-        part.append_tailed(d, tail, vectors, offsets, ids)
-        self.index.merge_from(self._packed(part.index), 0)
-        self.__dict__.pop("_plain", None)
-
     def selecting(self, selector: Any) -> Any:
         return self._plain.selecting(selector)
 
-    @property
-    def _listed(self) -> bool:
-        return isinstance(self.index, faiss.IndexIVF)
+    def append_tailed(self, d: int, tail: Tail, vectors: np.ndarray, offsets: np.ndarray, ids: Any) -> None:
+        self._take(lambda part: part.append_tailed(d, tail, vectors, offsets, ids))
+
+    def _take(self, fill: Callable[[Any], None]) -> None:
+        """Takes over what `fill` adds to an empty index of plain codes."""
+        part = leaf_for(self._empty())
+        fill(part)
+        self.index.merge_from(self._packed(part.index), 0)
+        self.__dict__.pop("_plain", None)
 
     @cached_property
     def _plain(self) -> Leaf:
-        return leaf_for(self._unpacked())
-
-    def _unpacked(self, empty: bool = False) -> Any:
-        """An index with the same codes, or none, in plain order."""
-        old = self.index
-        d, m = int(old.d), int(old.pq.M)
-        if self._listed:
-            plain = faiss.IndexIVFPQ(old.quantizer, d, old.nlist, m, 4, old.metric_type)
-            alike(plain, old, "nprobe", "max_codes", "parallel_mode", "by_residual", "quantizer_trains_alone")
-        else:
-            plain = faiss.IndexPQ(d, m, 4, old.metric_type)
-            alike(plain, old)
-        faiss.copy_array_to_vector(faiss.vector_to_array(old.pq.centroids), plain.pq.centroids)
-        plain.ntotal = 0
-        if empty:
-            return plain
-        if self._listed:
-            lists = faiss.downcast_InvertedLists(old.invlists)
-            for number in range(old.nlist):
-                if size := lists.list_size(number):
-                    codes = _unpacked(lists.packer, lists.get_codes(number), size, plain.code_size)
-                    plain.invlists.add_entries(number, size, lists.get_ids(number), faiss.swig_ptr(codes))
-        elif self.count:
-            packer = old.get_CodePacker()
+        """An index with the same codes in plain order."""
+        plain = self._empty()
+        if self.count:
+            packer = self.index.get_CodePacker()
             packer.this.own()
-            codes = _unpacked(packer, old.codes.data(), self.count, plain.code_size)
+            codes = _unpacked(packer, self.index.codes.data(), self.count, plain.code_size)
             faiss.copy_array_to_vector(codes.ravel(), plain.codes)
-        plain.ntotal = old.ntotal
+        plain.ntotal = self.count
+        return leaf_for(plain)
+
+    def _empty(self) -> Any:
+        """An index of plain codes like this one, without any."""
+        old = self.index
+        plain = faiss.IndexPQ(old.d, int(old.pq.M), 4, old.metric_type)
+        faiss.copy_array_to_vector(faiss.vector_to_array(old.pq.centroids), plain.pq.centroids)
+        plain.is_trained = True
         return plain
 
     def _packed(self, plain: Any) -> Any:
-        """An index like this one of the codes of `plain`, whose coarse quantizer it takes over."""
-        if not self._listed:
-            new = faiss.IndexPQFastScan(plain, self.index.bbs)
-        else:
-            new = faiss.IndexIVFPQFastScan(plain, self.index.bbs)
-            new.own_fields, plain.own_fields = plain.own_fields, False
-            alike(new, plain, "nprobe", "max_codes", "parallel_mode", "quantizer_trains_alone")
-            new.qbs2 = self.index.qbs2
-        for field in self.FIELDS:
+        new = faiss.IndexPQFastScan(plain, self.index.bbs)
+        alike(new, plain)
+        new.implem, new.skip, new.qbs = self.index.implem, self.index.skip, self.index.qbs
+        return new
+
+
+class PackedLists(Packed):
+    """The same in inverted lists."""
+
+    names = ("IndexIVFPQFastScan",)
+    exhaustive = False
+    FIELDS = ("nprobe", "max_codes", "parallel_mode", "by_residual", "quantizer_trains_alone")
+
+    def append_tailed(self, d: int, tail: Tail, vectors: np.ndarray, offsets: np.ndarray, ids: Any) -> None:
+        super().append_tailed(d, tail, vectors, offsets, self.count + np.arange(len(vectors)) if ids is None else ids)
+
+    def absorb(self, d: int, tail: Tail, other: Any, other_tail: Tail, add_id: int) -> None:
+        """As `Lists.absorb`."""
+        self._take(lambda part: part.absorb(d, tail, other._plain, other_tail, add_id))
+
+    @cached_property
+    def _plain(self) -> Leaf:
+        plain, lists = self._empty(), faiss.downcast_InvertedLists(self.index.invlists)
+        for number in range(self.index.nlist):
+            if size := lists.list_size(number):
+                codes = _unpacked(lists.packer, lists.get_codes(number), size, plain.code_size)
+                plain.invlists.add_entries(number, size, lists.get_ids(number), faiss.swig_ptr(codes))
+        plain.ntotal = self.count
+        return leaf_for(plain)
+
+    def _empty(self) -> Any:
+        old = self.index
+        plain = faiss.IndexIVFPQ(old.quantizer, old.d, old.nlist, int(old.pq.M), 4, old.metric_type)
+        faiss.copy_array_to_vector(faiss.vector_to_array(old.pq.centroids), plain.pq.centroids)
+        alike(plain, old, *self.FIELDS)
+        plain.ntotal = 0
+        return plain
+
+    def _packed(self, plain: Any) -> Any:
+        new = faiss.IndexIVFPQFastScan(plain, self.index.bbs)
+        new.own_fields, plain.own_fields = plain.own_fields, False  # the coarse quantizer, too
+        alike(new, plain, *self.FIELDS)
+        for field in ("implem", "skip", "qbs", "qbs2"):
             setattr(new, field, getattr(self.index, field))
         return new
 

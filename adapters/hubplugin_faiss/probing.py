@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import faiss
@@ -10,6 +10,7 @@ import numpy as np
 
 from hubplugin.metric import Metric, augment_queries, augment_targets, normalise
 from hubplugin.model import OffsetModel
+from hubplugin.vectors import Vectors
 from hubplugin_faiss.rule import block_rows, rule_for
 
 PROBES, K = 400, 10
@@ -18,12 +19,17 @@ TOLERATED = 0.01
 
 
 def loss_of_recall(
-    index: Any, upgraded: Any, model: OffsetModel, between: Callable[[], None] = lambda: None
+    index: Any,
+    upgraded: Any,
+    model: OffsetModel,
+    between: Callable[[], None] = lambda: None,
+    originals: Vectors | None = None,
 ) -> tuple[float, float, float] | None:
     """recall@10 of `index` against the raw ranking and of `upgraded` against the corrected one, and the standard
     error of their difference, both as they are set to search; None if `model` has no queries to try.
 
-    The rankings are exact over what the index itself reconstructs. `between` is called between pieces of the work.
+    The rankings are exact over `originals`, in the order of the ids, or else over what the index itself reconstructs:
+    then what its codes lose of a vector counts in neither. `between` is called between pieces of the work.
     """
     bank = model.terms[0].bank
     if len(bank) < 2 * K or upgraded.ntotal < 10 * K:
@@ -31,24 +37,52 @@ def loss_of_recall(
     probes = bank[np.linspace(0, len(bank) - 1, min(len(bank), PROBES)).astype(np.int64)]
     if model.metric is Metric.COSINE:
         probes = normalise(probes, "query bank")
-    raw, corrected = exact_rankings(upgraded, probes, between=between)
+    targets = _reconstructed(upgraded) if originals is None else _given(upgraded, originals, model)
+    raw, corrected = exact_rankings(upgraded, targets, probes, between)
     before, after = _recall(index, probes, raw, between), _recall(upgraded, probes, corrected, between)
     error = float((before - after).std() / np.sqrt(len(probes)))
     return float(before.mean()), float(after.mean()), error
 
 
-def exact_rankings(
-    upgraded: Any, queries: np.ndarray, k: int = K, between: Callable[[], None] = lambda: None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Labels of the k best of each query [m, d] without and with the offsets of an upgraded index: [m, k] each."""
-    rule = rule_for(upgraded)
-    metric = Metric.EUCLIDEAN if rule.euclidean else Metric.DOT
-    row = 0
-    best: list[list[tuple[np.ndarray, np.ndarray]]] = [[], []]
-    highest = float(max(tail.offsets(tail.query[None]).max() for tail in rule.tails())) if rule.euclidean else 0.0
+def _reconstructed(upgraded: Any) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Vectors [b, d], offsets [b] and labels [b] of all entries, as the index has them."""
+    rule, row = rule_for(upgraded), 0
     for vectors, offsets in rule.scan(0, block_rows(upgraded.d)):
         assert offsets is not None
-        labels = rule.labels(row, row + len(vectors))
+        favour = rule.favour(vectors, unit=False)
+        yield (
+            vectors,
+            offsets if favour is None else (offsets + favour).astype(np.float32),
+            rule.labels(row, row + len(vectors)),
+        )
+        row += len(vectors)
+
+
+def _given(
+    upgraded: Any, originals: Vectors, model: OffsetModel
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Vectors [b, d], offsets [b] and labels [b] of all entries, as they were before they were coded."""
+    rule, row = rule_for(upgraded), 0
+    labels = np.empty(rule.count, np.int64)
+    labels[rule.order()] = rule.labels()
+    for vectors in originals.blocks():
+        yield vectors, model.offsets(vectors), labels[row : row + len(vectors)]
+        row += len(vectors)
+
+
+def exact_rankings(
+    upgraded: Any,
+    targets: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]],
+    queries: np.ndarray,
+    between: Callable[[], None],
+    k: int = K,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Labels of the k best `targets` of each query [m, d] without and with their offsets: [m, k] each."""
+    rule = rule_for(upgraded)
+    metric = Metric.EUCLIDEAN if rule.euclidean else Metric.DOT
+    best: list[list[tuple[np.ndarray, np.ndarray]]] = [[], []]
+    highest = float(max(tail.offsets(tail.query[None]).max() for tail in rule.tails())) if rule.euclidean else 0.0
+    for vectors, offsets, labels in targets:
         tailed = augment_targets(vectors, offsets, metric, max_offset=highest)
         for found, targets, asked in (
             (best[0], vectors, queries),
@@ -56,7 +90,6 @@ def exact_rankings(
         ):
             scores, rows = faiss.knn(asked, targets, min(k, len(targets)), metric=upgraded.metric_type)
             found.append((-scores if rule.euclidean else scores, labels[rows]))
-        row += len(vectors)
         between()
     rankings = []
     for found in best:

@@ -101,6 +101,17 @@ class Rule(ABC):
     def rounding(self, offsets: np.ndarray) -> float:
         """By how much an upgraded index may round `offsets` [n] when it stores them."""
 
+    def favour(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:
+        """What this index adds to the similarity of `vectors` [b, d] to any query that a model knows nothing of, up to
+        a constant: float [b], None for nothing. An offset takes it off again.
+
+        unit: whether the model takes all vectors for unit ones. By L2, q.t - |t|^2 / 2, those that codes have made
+        shorter come nearer.
+        """
+        if self.euclidean and unit and self.lossy:
+            return np.asarray(1 - (vectors.astype(np.float64) ** 2).sum(axis=1)) / 2
+        return None
+
     def files(self) -> list[str]:
         """The files in which this index keeps its inverted lists, beside its own."""
         return []

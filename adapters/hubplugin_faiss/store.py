@@ -55,8 +55,8 @@ class FaissStore(Store):
         if sample is None:
             return Metric.DOT
         lengths = np.linalg.norm(sample[0], axis=1)
-        if self._rule.lossy:  # what a coarse quantiser makes of unit vectors is a little shorter
-            return Metric.COSINE if 0.7 < np.median(lengths) < 1.1 else Metric.DOT
+        if self._rule.lossy:  # of unit vectors PQ makes shorter ones, down to a half, and RaBitQ longer ones
+            return Metric.COSINE if 0.4 < np.median(lengths) < 1.3 else Metric.DOT
         return Metric.COSINE if (np.abs(lengths - 1) <= UNIT).all() else Metric.DOT
 
     @cached_property
@@ -81,7 +81,8 @@ class FaissStore(Store):
                 ids.append(_Entry(label))
                 ids[-1].row = row
                 row += 1
-            yield Batch(ids, vectors, np.full(len(vectors), np.nan, np.float32) if offsets is None else offsets, row)
+            known = np.full(len(vectors), np.nan, np.float32) if offsets is None else offsets
+            yield Batch(ids, vectors, (known + self._favour(vectors)).astype(np.float32), row)
 
     def correction(self) -> Correction | None:
         model = model_of(self._path, self._index)
@@ -106,7 +107,8 @@ class FaissStore(Store):
         return None
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
-        self._pending("r+")[[entry.row for entry in batch.ids if isinstance(entry, _Entry)]] = offsets
+        rows = [entry.row for entry in batch.ids if isinstance(entry, _Entry)]
+        self._pending("r+")[rows] = offsets - self._favour(batch.vectors)
 
     def activate(self) -> None:
         if self._writing is None:
@@ -155,6 +157,10 @@ class FaissStore(Store):
         for name in rule_for(raw).files():
             os.unlink(name)  # lists on disk live on as long as they are mapped
         return raw
+
+    def _favour(self, vectors: np.ndarray) -> np.ndarray | float:
+        favour = self._rule.favour(vectors, self.metric is Metric.COSINE)
+        return 0.0 if favour is None else favour
 
     def _stored_offsets(self) -> np.ndarray:
         stored = [offsets for _, offsets in self._rule.scan(0, block_rows(self.dim)) if offsets is not None]

@@ -27,7 +27,9 @@ def model() -> hubplugin.OffsetModel:
     return hubplugin.fit(BANK, "nnn", targets=GALLERY, k=4)
 
 
-@pytest.fixture(params=["Flat", "IDMap2,Flat", "IVF4,Flat", "HNSW8", "SQ8", "IVF4,SQ4", "PQ4x8np", "PQ8x4fs"])
+@pytest.fixture(
+    params=["Flat", "IDMap2,Flat", "IVF4,Flat", "HNSW8", "SQ8", "IVF4,SQ4", "PQ4x8np", "PQ8x4fs", "RaBitQ", "PCA8,Flat"]
+)
 def path(request, tmp_path) -> Path:
     index = faiss.index_factory(16, request.param, IP)
     index.train(GALLERY)

@@ -10,6 +10,7 @@ import faiss
 import numpy as np
 import pytest
 
+import hubplugin
 import hubplugin_faiss
 from hubplugin_faiss.rule import rule_for
 from tests.faiss import cases
@@ -253,6 +254,17 @@ def test_training_lists_and_search_settings_are_kept(metric):
     np.testing.assert_array_equal(new.quantizer.reconstruct_n(0, 8)[:, :24], raw.quantizer.reconstruct_n(0, 8))
 
 
+def test_nsg_over_pq_which_faiss_has_for_l2_alone():
+    case, upgraded = pair("NSG16,PQ6x8np", L2)
+    np.testing.assert_allclose(stored(upgraded), case.offsets, atol=6e-3)
+    truth = cases.similarities(case.queries, decoded(upgraded), L2) + stored(upgraded)
+    best = np.argsort(-truth, axis=1)[:, :10]
+    found = upgraded.search(case.queries, 10)[1]
+    assert np.mean([len(np.intersect1d(a, b)) for a, b in zip(found, best, strict=True)]) > 8
+    back = faiss.serialize_index(hubplugin_faiss.downgrade(upgraded))
+    np.testing.assert_array_equal(back, faiss.serialize_index(case.index))
+
+
 @both
 def test_a_graph_is_kept_unless_it_is_to_be_rebuilt(metric):
     case = cases.made("HNSW16,Flat", metric)
@@ -289,13 +301,13 @@ def test_vectors_added_to_a_graph_are_linked_as_in_the_raw_graph(metric):
     assert (ours == theirs).mean() > 0.99
 
 
-@kinds("IVF8,Flat", "IVF8,SQ8", "IVF8,PQ6x8np")
+@kinds("IVF8,Flat", "IVF8,SQ8", "IVF8,PQ6x8np", "IVF8,PQ6x4fs")
 @both
 def test_merge_joins_ivf_indexes_whatever_their_offsets_are(kind, metric):
     case = cases.made(kind, metric)
     halves = []
     for part in (slice(0, 300), slice(300, 600)):
-        half = faiss.clone_index(case.index)
+        half = faiss.deserialize_index(faiss.serialize_index(case.index))
         half.reset()
         half.add(case.vectors[part])
         halves.append(hubplugin_faiss.upgrade(half, case.offsets[part]))
@@ -347,12 +359,19 @@ def test_every_replica_is_upgraded():
 
 
 @both
+@pytest.mark.parametrize("lists", [False, True])
 @pytest.mark.parametrize("kind", ["QT_8bit_direct", "QT_8bit_direct_signed"])
-def test_bytes_taken_as_they_are_carry_offsets_to_one_unit(kind, metric):
+def test_bytes_taken_as_they_are_carry_offsets_to_one_unit(kind, lists, metric):
     rng = np.random.default_rng(9)
     low, high = (0, 256) if kind == "QT_8bit_direct" else (-128, 128)
     vectors, queries = (rng.integers(low, high, (rows, 33)).astype(np.float32) for rows in (300, 20))
-    index = faiss.IndexScalarQuantizer(33, getattr(faiss.ScalarQuantizer, kind), metric)
+    quantiser = getattr(faiss.ScalarQuantizer, kind)
+    if lists:
+        index = faiss.IndexIVFScalarQuantizer(faiss.IndexFlat(33, metric), 33, 4, quantiser, metric, False)
+        index.nprobe = 4
+        index.train(vectors)
+    else:
+        index = faiss.IndexScalarQuantizer(33, quantiser, metric)
     index.add(vectors)
     offsets = rng.uniform(-4000, 4000, 300).astype(np.float32)
     upgraded = hubplugin_faiss.upgrade(index, offsets)
@@ -365,6 +384,25 @@ def test_bytes_taken_as_they_are_carry_offsets_to_one_unit(kind, metric):
     np.testing.assert_array_equal(
         faiss.serialize_index(hubplugin_faiss.downgrade(upgraded)), faiss.serialize_index(index)
     )
+
+
+@pytest.mark.parametrize(("kind", "metric"), [("PCA12,Flat", IP), ("PCA20,IVF8,Flat", IP), ("PQ6x8np", L2)])
+def test_a_model_takes_off_what_the_index_itself_favours(kind, metric):
+    """The mean that a PCA takes off, or the length that codes lose by L2: the ranking is by the model's similarity."""
+    rng = np.random.default_rng(7)
+    centre = rng.normal(size=24)
+    vectors, queries, bank = (cases.unit(rng.normal(size=(rows, 24)) + 0.3 * centre) for rows in (600, 40, 100))
+    index = faiss.index_factory(24, kind, metric)
+    index.train(vectors)
+    index.add(vectors)
+    cases.look_everywhere(index)
+    model = hubplugin.fit(bank, "nnn", targets=vectors, k=5)
+    upgraded = hubplugin_faiss.upgrade(index, model)
+    truth = queries @ decoded(upgraded).T + model.offsets(decoded(upgraded))
+    found = np.take_along_axis(truth, upgraded.search(queries, 10)[1], axis=1)
+    np.testing.assert_allclose(found, -np.sort(-truth, axis=1)[:, :10], atol=0.02 if "PQ" in kind else 1e-5)
+    hubplugin_faiss.add(upgraded, vectors[:50], model)
+    assert abs((stored(upgraded)[-50:] - stored(upgraded)[:50]).mean()) < 0.02
 
 
 @kinds("RaBitQ", "IVF8,RaBitQ", "RQ3x4")
