@@ -103,7 +103,7 @@ def test_sinkhorn_is_true_whatever_room_there_is(memory, tau, real):
 
 def test_float64_is_exact_to_the_float32_that_offsets_come_in(real):
     bank, targets = real["bank_queries"][:200], real["test_targets"][:300]
-    assert_true("sn", {"tau": 0.01, "iterations": 10}, "cosine", bank, targets, None, atol=1e-8, precision="float64")
+    assert_true("sn", {"tau": 0.01, "iterations": 10}, "cosine", bank, targets, None, atol=3e-7, precision="float64")
 
 
 def test_a_sample_stands_for_the_gallery(real):
