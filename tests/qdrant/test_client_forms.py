@@ -103,6 +103,8 @@ def embedding(monkeypatch):
             return Photos.queries[int(value.text)].tolist()
         if isinstance(value, list):
             return [embedded(part) for part in value]
+        if isinstance(value, dict):
+            return {name: embedded(part) for name, part in value.items()}
         if isinstance(value, BaseModel):
             return value.model_copy(update={name: embedded(part) for name, part in value if part is not None})
         return value
@@ -124,6 +126,24 @@ def test_a_document_that_the_client_embeds_is_corrected(photos, embedding):
         assert ids(client.query_batch_points("photos", [request])[0]) == expected
         prefetch = models.Prefetch(query=query, using=using)
         assert ids(client.query_points("photos", RRF, prefetch=prefetch)) == expected
+
+
+def test_a_document_that_the_client_embeds_is_written_with_its_offset(in_payload, embedding):
+    client, named = in_payload.apply(), in_payload.using
+    expected = pytest.approx(in_payload.model.offsets(in_payload.queries[3:4])[0], abs=1e-5)
+    points = [models.PointStruct(id=key, vector={named: DOCUMENT} if named else DOCUMENT) for key in (500, 501)]
+    client.upsert("photos", points[:1])
+    client.upload_points("photos", points[1:])
+    assert [in_payload.mark(key) for key in (500, 501)] == [{"v1": expected}] * 2
+
+
+def test_a_document_that_the_server_embeds_has_no_offset_and_a_warning_says_so(cosine, monkeypatch):
+    client, sent = cosine.apply(), []
+    client.raw.cloud_inference = True
+    monkeypatch.setattr(client.raw._client, "upsert", lambda *given, **named: sent.append(named["points"]))
+    with pytest.warns(UserWarning, match="documents that the server embeds get no offset here; run refresh"):
+        client.upsert("photos", [models.PointStruct(id=500, vector=DOCUMENT, payload={"n": 1})])
+    assert [(point.vector, point.payload) for point in sent[0]] == [(DOCUMENT, {"n": 1})]
 
 
 def test_without_fastembed_a_document_is_refused_as_by_the_plain_client(photos):

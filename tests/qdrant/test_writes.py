@@ -27,6 +27,10 @@ def struct(photos, vector):
     return {photos.using: vector.tolist()} if photos.using else vector.tolist()
 
 
+def column(photos, vectors):
+    return {photos.using: vectors.tolist()} if photos.using else vectors.tolist()
+
+
 def check(photos, key, vector):
     """Point `key` holds the offset of `vector`, to float32."""
     expected = float(photos.model.offsets(vector[None])[0])
@@ -47,8 +51,7 @@ def test_upserted_points_get_their_offsets(photos):
 
 def test_an_upserted_batch_gets_its_offsets(photos):
     client = photos.apply()
-    rows = NEW.tolist()
-    vectors = {photos.using: rows} if photos.using else rows
+    vectors = column(photos, NEW)
     client.upsert("photos", models.Batch(ids=[500, 501, 502], vectors=vectors))
     client.upsert("photos", models.Batch(ids=[503, 504, 505], vectors=vectors, payloads=[{"n": 1}, {}, {"n": 3}]))
     for row, vector in enumerate(NEW):
@@ -60,6 +63,42 @@ def test_an_upsert_replaces_the_offset_of_the_point_that_was_there(photos):
     client = photos.apply()
     client.upsert("photos", [photos.point(3, NEW[0])])
     check(photos, 3, NEW[0])
+
+
+NUMBER_3 = models.Filter(must=[models.FieldCondition(key="n", match=models.MatchValue(value=3))])
+
+
+@pytest.mark.parametrize(
+    ("condition", "written"),
+    [
+        ({"update_filter": NUMBER_3}, {3, 500}),
+        ({"update_mode": models.UpdateMode.INSERT_ONLY}, {500}),
+        ({"update_mode": models.UpdateMode.UPDATE_ONLY}, {3, 4}),
+        ({"update_filter": NUMBER_3, "update_mode": models.UpdateMode.UPDATE_ONLY}, {3}),
+    ],
+)
+def test_a_conditional_upsert_writes_the_offsets_of_what_it_writes_and_no_others(photos, condition, written):
+    client = photos.apply()
+    points = [photos.point(key, vector) for key, vector in zip((3, 4, 500), NEW, strict=True)]
+    client.upsert("photos", points, **condition)
+    for key, vector in zip((3, 4, 500), NEW, strict=True):
+        if key in written:
+            check(photos, key, vector)
+        elif key == 500:
+            assert not client.retrieve("photos", [500])
+        else:
+            check(photos, key, photos.gallery[key])
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_conditional_update_of_vectors_brings_offsets_under_the_same_condition(photos, wait):
+    client = photos.apply()
+    updates = [
+        models.PointVectors(id=key, vector=struct(photos, vector)) for key, vector in zip((3, 4), NEW, strict=False)
+    ]
+    client.update_vectors("photos", updates, update_filter=NUMBER_3, wait=wait)
+    check(photos, 3, NEW[0])
+    check(photos, 4, photos.gallery[4])
 
 
 def test_uploaded_points_get_their_offsets(photos):
@@ -124,10 +163,21 @@ def test_a_batch_of_updates_is_done_in_order_with_one_result_each(photos):
         ),
         models.SetPayloadOperation(set_payload=models.SetPayload(payload={"k": 2}, points=[500])),
         models.OverwritePayloadOperation(overwrite_payload=models.SetPayload(payload={"k": 3}, points=[3])),
+        models.DeletePayloadOperation(delete_payload=models.DeletePayload(keys=["colour"], points=[5])),
         models.DeleteOperation(delete=models.PointIdsList(points=[7])),
+        models.UpsertOperation(
+            upsert=models.PointsBatch(batch=models.Batch(ids=[501], vectors=column(photos, NEW[2:]), payloads=[{}]))
+        ),
     ]
+    if photos.using:
+        vectors = models.DeleteVectors(vector=[photos.using], points=[8])
+        operations.append(models.DeleteVectorsOperation(delete_vectors=vectors))
     results = client.batch_update_points("photos", operations)
     assert len(results) == len(operations)
+    check(photos, 501, NEW[2])
+    check(photos, 5, photos.gallery[5])
+    assert client.retrieve("photos", [5])[0].payload == {"n": 5}
+    assert bool(photos.mark(8)) == (not photos.using)
     check(photos, 500, NEW[0])
     check(photos, 3, NEW[1])
     assert client.retrieve("photos", [500])[0].payload == {"k": 2}
