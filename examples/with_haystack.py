@@ -1,4 +1,4 @@
-"""Haystack's QdrantDocumentStore over a corrected collection: it makes its client itself, so its subclass wraps it.
+"""Haystack over a corrected collection: HubQdrantDocumentStore is a QdrantDocumentStore that wraps its client.
 
 pip install 'hubplugin[frameworks]'
 python examples/with_haystack.py                                # Qdrant in this process
@@ -19,23 +19,9 @@ from qdrant_client import QdrantClient
 from stdlib_search import compare, embed, functions, query_bank, sparse
 
 import hubplugin_qdrant
-from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
+from hubplugin_qdrant.haystack import HubQdrantDocumentStore
 
 COLLECTION = "hubplugin-with-haystack"
-
-
-class HubQdrantDocumentStore(QdrantDocumentStore):
-    """A QdrantDocumentStore over a HubQdrantClient; the store has no parameter for a client of one's own."""
-
-    def _initialize_client(self) -> None:
-        super()._initialize_client()
-        if self._client is not None and not isinstance(self._client, HubQdrantClient):
-            self._client = HubQdrantClient.wrap(self._client)
-
-    async def _initialize_async_client(self) -> None:
-        await super()._initialize_async_client()
-        if self._async_client is not None and not isinstance(self._async_client, AsyncHubQdrantClient):
-            self._async_client = AsyncHubQdrantClient.wrap(self._async_client)
 
 
 def document(code: str, metadata: dict[str, str]) -> Document:

@@ -5,6 +5,8 @@ from uuid import UUID
 
 import pytest
 import with_haystack as example
+from haystack import Pipeline
+from haystack.components.writers import DocumentWriter
 from haystack_integrations.components.retrievers.qdrant import (
     QdrantEmbeddingRetriever,
     QdrantHybridRetriever,
@@ -15,6 +17,12 @@ from haystack_integrations.document_stores.qdrant.converters import convert_id
 from qdrant_client import QdrantClient
 from stdlib_search import embed
 
+from hubplugin_qdrant.haystack import (
+    HubQdrantDocumentStore,
+    HubQdrantEmbeddingRetriever,
+    HubQdrantHybridRetriever,
+    HubQdrantSparseEmbeddingRetriever,
+)
 from tests.frameworks.conftest import SHOUT, corrected, first_answers_right, reciprocal_ranks, stored_offsets
 
 COLLECTION = example.COLLECTION
@@ -40,7 +48,7 @@ def search(options, functions):
 
 @pytest.fixture
 def store(options, search):
-    store = example.HubQdrantDocumentStore(**options)
+    store = HubQdrantDocumentStore(**options)
     yield store
     store.close()
 
@@ -58,7 +66,7 @@ def test_a_search_returns_the_corrected_ranking(store, search):
 
 def test_an_awaited_search_returns_the_corrected_ranking(options, search):
     async def ask(question: str) -> list[str]:
-        store = example.HubQdrantDocumentStore(**options)
+        store = HubQdrantDocumentStore(**options)
         found = await QdrantEmbeddingRetriever(store, top_k=5).run_async(embed([question])[0])
         await store.close_async()
         return [document.meta["name"] for document in found["documents"]]
@@ -106,10 +114,40 @@ def test_a_deleted_document_is_found_no_more(store, shouted):
 
 def test_the_store_of_a_pipeline_comes_back_from_its_dictionary(store, search):
     written = store.to_dict()
+    assert written["type"] == "hubplugin_qdrant.haystack.HubQdrantDocumentStore"
     store.close()
-    again = example.HubQdrantDocumentStore.from_dict(written)
+    again = HubQdrantDocumentStore.from_dict(written)
     assert example.dense(again, search.questions[0]) == search.best(search.questions[0])
     again.close()
+
+
+def test_a_pipeline_comes_back_from_its_yaml_corrected(store, search):
+    question = search.questions[0]
+    asked = {
+        "dense": {"query_embedding": embed([question])[0]},
+        "sparse": {"query_sparse_embedding": example.words(question)},
+        "hybrid": {"query_embedding": embed([question])[0], "query_sparse_embedding": example.words(question)},
+    }
+    pipeline = Pipeline()
+    for name, kind in zip(asked, RETRIEVERS, strict=True):
+        pipeline.add_component(name, kind(store, top_k=5))
+    pipeline.add_component("writer", DocumentWriter(store))
+    before, written = pipeline.run(asked | {"writer": {"documents": []}}), pipeline.dumps()
+    store.close()
+    again = Pipeline.loads(written, allowed_modules=["hubplugin_qdrant.haystack"])
+    for name in asked:
+        retriever = again.get_component(name)
+        assert names(retriever.run(**asked[name])) == names(before[name])
+        retriever._document_store.close()  # a folder has one client at a time
+    assert names(before["dense"]) == search.best(question)
+    assert isinstance(again.get_component("writer").document_store, HubQdrantDocumentStore)
+
+
+RETRIEVERS = (HubQdrantEmbeddingRetriever, HubQdrantSparseEmbeddingRetriever, HubQdrantHybridRetriever)
+
+
+def names(found):
+    return [document.meta["name"] for document in found["documents"]]
 
 
 def test_the_example_finds_more_when_corrected(functions, capsys):
