@@ -155,7 +155,8 @@ class Lease(Part):
 
 class Manifest(Part):
     """All that is known about a collection. `active` has the version that searches use, by vector name;
-    `writing` the one that is half-written; `retired` those whose offsets still lie in the points."""
+    `writing` the one that is half-written; `retired` those whose offsets still lie in the points. origin: what
+    this collection is a copy of, if it is one."""
 
     format: int = FORMAT
     hubplugin: str = hubplugin.__version__
@@ -164,6 +165,7 @@ class Manifest(Part):
     writing: Version | None = None
     retired: tuple[Version, ...] = ()
     lease: Lease | None = None
+    origin: str | None = None
 
     def lying(self, vector: str) -> tuple[Version | None, bool]:
         """The version that lies in `vector`, if any, and whether it is active; a half-written one is not."""

@@ -284,7 +284,8 @@ def without_second(vector: Any, names: tuple[str, ...]) -> Any:
     """The vectors of a point without those that are ours."""
     if not isinstance(vector, dict):
         return vector
-    return {name: value for name, value in vector.items() if name not in names}
+    theirs = {name: value for name, value in vector.items() if name not in names}
+    return theirs[""] if names and set(theirs) == {""} else theirs
 
 
 def with_distances(points: Points) -> Points:

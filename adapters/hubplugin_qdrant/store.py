@@ -103,6 +103,7 @@ class QdrantStore(Store):
             self.collection = companion.real_name(self.client, collection)
             info = self._described(collection)
             self._server = _version(self.client.info().version)
+        self._source = self.collection
         manifest = self._manifest()
         self.using, parameters = _chosen_vector(self.url, info, using, manifest.seconds())
         self.metric, self.dim = METRICS[parameters.distance], parameters.size
@@ -134,7 +135,7 @@ class QdrantStore(Store):
         strict = self._info.config.strict_mode_config
         inexact = strict is not None and strict.enabled and strict.search_allow_exact is False
         with self._one_line("counting"):
-            return int(self._retry(self.client.count, self.collection, exact=not inexact).count)
+            return int(self._retry(self.client.count, self._source, exact=not inexact).count)
 
     def group_by(self, key: str) -> None:
         self._group_by = key
@@ -159,13 +160,16 @@ class QdrantStore(Store):
         turned: Callable[[list[models.Record]], Page],
         with_vectors: list[str] | bool,
         with_payload: list[str] | bool,
+        collection: str | None = None,
     ) -> Iterator[Page]:
         """All points, in the order of ids, page by page as `turned` makes them. Ranges of ids are read ahead."""
+
+        place = collection or self._source
 
         def page(offset: Id | None) -> tuple[list[models.Record], Any]:
             def request(size: int) -> Any:
                 return self.client.scroll(
-                    self.collection, limit=size, offset=offset, with_vectors=with_vectors, with_payload=with_payload
+                    place, limit=size, offset=offset, with_vectors=with_vectors, with_payload=with_payload
                 )
 
             with self._one_line("reading"):
@@ -183,9 +187,9 @@ class QdrantStore(Store):
                 more = start is not None
             return pages, start
 
-        return in_order(some, self._starts(), 0 if self._local else READERS)
+        return in_order(some, self._starts(place), 0 if self._local else READERS)
 
-    def _starts(self) -> list[Id | None]:
+    def _starts(self, collection: str) -> list[Id | None]:
         """Where the ranges of ids begin that are read side by side: at points that the server picks at random, so
         that they are alike in size whatever the ids. Before 1.11 a server picks none, and there is one range."""
         ranges = min(self.count() // (PAGES_AHEAD * self._largest), RANGES)
@@ -196,7 +200,7 @@ class QdrantStore(Store):
             for first in range(0, ranges, self._largest):
                 found = self._retry(
                     self.client.query_points,
-                    self.collection,
+                    collection,
                     query=models.SampleQuery(sample=models.Sample.RANDOM),
                     limit=min(self._largest, ranges - first),
                     with_payload=False,
@@ -273,19 +277,20 @@ class QdrantStore(Store):
                 f"{self.url}: with prevent_unoptimized each write waits for the graph; switch it off for the time: "
                 "update_collection(optimizers_config=OptimizersConfigDiff(prevent_unoptimized=False))"
             )
-        if self.storage == "vector":
-            self._require_second()
+        lies = _is_of(self._manifest().active.get(self.using), model, self.storage)
+        if self.storage == "vector" and not self.adds_vectors and not lies:
+            raise StoreError(
+                f"{self.url}: storage='vector' needs a copy, {self._why_no_second()}: see apply(alias=...)"
+            )
         self._probes = chosen_probes(model, self.scan())
         with self._one_line("preparing"):
             companion.create(self.client, self.collection, self._info.config.params.replication_factor)
             manifest = self._leased(self._manifest())
             active, writing = manifest.active.get(self.using), manifest.writing
-            if active is not None and (active.model, active.storage) == (model.fingerprint, self.storage):
+            if _is_of(active, model, self.storage):
                 self._target = active
                 return None
-            if writing is not None and (writing.vector, writing.model, writing.storage) == (
-                self.using, model.fingerprint, self.storage,
-            ):  # fmt: skip
+            if writing is not None and writing.vector == self.using and _is_of(writing, model, self.storage):
                 self._target = writing
                 if self.storage == "vector":
                     self._create_second(writing)
@@ -307,19 +312,16 @@ class QdrantStore(Store):
         limit = strict.max_query_limit if strict is not None and strict.enabled else None
         return {"max_candidates": limit, "server_formula": self._server >= (1, 14)}
 
-    def _require_second(self) -> None:
-        """Raises StoreError if no second vector can be added in place."""
+    @property
+    def adds_vectors(self) -> bool:
+        """Whether a second vector can be added in place."""
+        return bool(self.using) and self._server >= (1, 18) and hasattr(self.client, "create_vector_name")
+
+    def _why_no_second(self) -> str:
         if not self.using:
-            raise StoreError(
-                f"{self.url}: storage='vector' adds a second vector, which would turn the unnamed one "
-                "into one named '' for good; use storage='payload'"
-            )
-        if self._server < (1, 18) or not hasattr(self.client, "create_vector_name"):
-            found = ".".join(map(str, self._server))
-            raise StoreError(
-                f"{self.url}: storage='vector' needs server 1.18 (this one is {found}) and qdrant-client 1.18; "
-                "use storage='payload'"
-            )
+            return "since a second vector would turn the unnamed one into one named '' for good"
+        found = ".".join(map(str, self._server))
+        return f"since server (this one is {found}) and qdrant-client add vectors in place from 1.18 on"
 
     def _create_second(self, version: Version) -> None:
         """The second vector, with the memory and graph settings of the first."""
@@ -391,7 +393,7 @@ class QdrantStore(Store):
                     if not lacks_points(error):
                         raise
                     points = [point for point, _ in items]
-                    found = self._retry(self.client.retrieve, self.collection, ids=points, with_payload=False)
+                    found = self._retry(self.client.retrieve, self._source, ids=points, with_payload=False)
                     there = {_plain(record.id) for record in found}
                     if len(there) == len(items):
                         raise
@@ -453,6 +455,8 @@ class QdrantStore(Store):
         manifest = self._manifest()
         active = manifest.active.get(self.using)
         lines = [active.where()] if active is not None else []
+        if manifest.origin is not None:
+            lines.append(f"in {self.collection!r}, a copy of {manifest.origin!r}, which stays as it was")
         if manifest.writing is not None and manifest.writing.vector == self.using:
             lines.append(f"half-written: {manifest.writing.where()}")
         if manifest.lease is not None and _alive(manifest.lease, socket.gethostname()):
@@ -484,10 +488,17 @@ class QdrantStore(Store):
 
     def remove(self) -> None:
         """Deletes our payload, indexes and companion and nothing else; goes on where it was cut off."""
+        from hubplugin_qdrant import copies  # which is made of stores
+
         with self._one_line("removing"):
+            copies.abandoned(self, self._manifest())
             if not self.client.collection_exists(m.companion(self.collection)):
                 return
             manifest = self._leased(self._manifest())
+            if manifest.origin is not None:
+                copies.restored(self, manifest)
+                _writers.pop(self._owner, None)
+                return
             active = {name: version for name, version in manifest.active.items() if name != self.using}
             mine = [version for version in manifest.everything() if version not in active.values()]
             writing = (
@@ -646,6 +657,7 @@ def apply(
     *,
     using: str = "",
     storage: Storage | None = None,
+    alias: str | None = None,
     method: str = "auto",
     target_bank: VectorLike | None = None,
     pairs: Pairs = None,
@@ -666,17 +678,31 @@ def apply(
     the only one there is.
     storage: that of the correction in place, or "payload": one number a point, added to the scores of the candidates
     that a search fetches, which works everywhere. "vector" is a second vector with one more dimension, which ranks
-    exactly and at the speed of the index for the price of its space; it needs a named vector and server 1.18.
+    exactly and at the speed of the index for the price of its space. Before server 1.18, or beside an unnamed vector,
+    it is made in a copy of the collection, and the alias that `collection` is then stands for the copy. alias: one to
+    be made where it is none.
     Searches change in one step at the end; a run that was cut off goes on when it is started again.
     Raises InputError for the bank or a parameter, StoreError for the collection or the server, CorrectionRefused if
     the correction would not help.
     """
-    store = QdrantStore(client, collection, using, storage)
+    store = _opened(client, collection, using, storage, alias)
     return correction.apply(
         store, query_bank, method, target_bank,
         pairs=pairs, group_by=group_by, force=force, dry_run=dry_run,
         device=device, memory=memory, progress=progress, **parameters,
     )  # fmt: skip
+
+
+def _opened(
+    client: QdrantClient, collection: str, using: str, storage: Storage | None, alias: str | None, url: str = ""
+) -> QdrantStore:
+    """The store, or one that copies where nothing else will do."""
+    from hubplugin_qdrant.copies import CopiedStore
+
+    store = QdrantStore(client, collection, using, storage, url=url)
+    if storage != "vector" or store.adds_vectors:
+        return store
+    return CopiedStore(client, collection, store.using, alias, url=url)
 
 
 def refresh(
@@ -724,7 +750,7 @@ def open_url(url: str) -> QdrantStore:
     scheme, _, rest = url.partition(":")
     parts = urlsplit(f"//{rest.removeprefix('//')}" if scheme != "qdrant-local" else f"local:{rest}")
     options = dict(parse_qsl(parts.query))
-    using, storage = options.pop("using", ""), options.pop("storage", None)
+    using, storage, alias = options.pop("using", ""), options.pop("storage", None), options.pop("alias", None)
     place, _, collection = parts.path.rpartition("/")
     expected = "qdrant-local:PATH/COLLECTION" if scheme == "qdrant-local" else f"{scheme}://HOST:6333/COLLECTION"
     if parts.username or parts.password or options:
@@ -735,7 +761,8 @@ def open_url(url: str) -> QdrantStore:
     if not collection or not (place if scheme == "qdrant-local" else parts.hostname):
         raise InputError(f"{url!r} names no collection; expected {expected}")
     with one_line(url, "opening", collection):
-        return QdrantStore(_connect(scheme, parts, place), collection, using, cast(Storage | None, storage), url=url)
+        client = _connect(scheme, parts, place)
+        return _opened(client, collection, using, cast(Storage | None, storage), alias, url=url)
 
 
 def _connect(scheme: str, parts: Any, place: str) -> QdrantClient:
@@ -801,6 +828,10 @@ def _by_shard(records: list[models.Record]) -> dict[Any, list[Id]]:
     for record in records:
         by_shard.setdefault(record.shard_key, []).append(_plain(record.id))
     return by_shard
+
+
+def _is_of(version: Version | None, model: OffsetModel, storage: Storage) -> bool:
+    return version is not None and (version.model, version.storage) == (model.fingerprint, storage)
 
 
 def _plain(point: Id | uuid.UUID) -> Id:

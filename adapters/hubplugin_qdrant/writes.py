@@ -175,7 +175,14 @@ def with_offsets(payload: dict[str, Any] | None, mark: Mark) -> dict[str, Any] |
 
 
 def with_vectors(vector: Any, mark: Mark) -> Any:
-    return {**vector, **mark.vectors} if mark.vectors else vector
+    return {**named(vector), **mark.vectors} if mark.vectors else vector
+
+
+def named(vector: Any) -> dict[str, Any]:
+    """The vectors of a point by name; "" is the unnamed one."""
+    if vector is None:
+        return {}
+    return vector if isinstance(vector, dict) else {"": vector}
 
 
 def require_free(keys: Any) -> None:

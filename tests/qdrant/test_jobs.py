@@ -70,7 +70,7 @@ def test_ranges_of_ids_that_are_read_side_by_side_leave_nothing_out(storage, mon
     monkeypatch.setattr("hubplugin_qdrant.store.BATCH", 7)
     monkeypatch.setattr("hubplugin_qdrant.store.PAGES_AHEAD", 2)
     store = QdrantStore(photos.plain, "photos")
-    assert len(store._starts()) > 2
+    assert len(store._starts("photos")) > 2
     found = [point for batch in store.scan() for point in batch.ids]
     assert found == [record.id for record in photos.plain.scroll("photos", limit=1000)[0]]
     photos.apply()

@@ -267,14 +267,6 @@ def test_storage_changes_from_one_to_the_other_in_one_step():
     assert (set(point.payload), set(point.vector)) == ({"n", "colour"}, {"image"})
 
 
-@pytest.mark.parametrize("server", ["1.17.3", "1.9.0"])
-def test_a_second_vector_is_refused_where_the_server_cannot_add_one(server, monkeypatch):
-    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT)
-    monkeypatch.setattr(photos.plain, "info", lambda: models.VersionInfo(title="", version=server))
-    with pytest.raises(StoreError, match=r"needs server 1\.18 \(this one is 1\.\d+\).*use storage='payload'"):
-        photos.apply(storage="vector")
-
-
 def test_a_second_vector_beside_an_unnamed_one_is_refused(cosine):
     with pytest.raises(StoreError, match=r"unnamed one into one named ''.*use storage='payload'"):
         cosine.apply(storage="vector")

@@ -1,0 +1,328 @@
+"""storage="vector" where no second vector can be added in place: a corrected copy, and one switch of the alias.
+
+Servers before 1.18 add no named vector to a collection that there is, and none adds one beside an unnamed one for good.
+So the collection behind an alias is copied to `<collection>--v3`, which has the second vector as well, and the alias
+then stands for the copy. The copy's manifest names its `origin`, which stays as it was: `restored` goes back to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from qdrant_client import QdrantClient, models
+
+from hubplugin.correction import CLOSING_PASSES
+from hubplugin.errors import InputError, StoreError
+from hubplugin.model import OffsetModel
+from hubplugin.store import Batch, Correction, Id
+from hubplugin_qdrant import companion
+from hubplugin_qdrant import manifest as m
+from hubplugin_qdrant.manifest import Manifest, Version
+from hubplugin_qdrant.store import QdrantStore
+from hubplugin_qdrant.writes import named, second_vectors
+
+
+class CopiedStore(QdrantStore):
+    """The collection behind an alias, corrected in a copy that takes its place. Until `begin` it is the collection.
+
+    Every alias of the collection will then stand for the copy, and `alias`, too, if it is given.
+    Raises StoreError where there is no alias, and for what a copy would not hold.
+    """
+
+    def __init__(self, client: QdrantClient, collection: str, using: str, alias: str | None, *, url: str = ""):
+        super().__init__(client, collection, using, "vector", url=url)
+        self._before = self._manifest()
+        self._copy = f"{self._before.origin or self.collection}--v{self._before.last_number + 1}"
+        with self._one_line("opening"):
+            self._aliases = _aliases(self.client, self.collection)
+            if alias is not None and alias not in self._aliases:
+                if self.client.collection_exists(alias):
+                    raise InputError(f"alias={alias!r} is taken by something else; choose another name")
+                self._aliases.append(alias)
+        if not self._aliases:
+            raise StoreError(
+                f"{self.url}: storage='vector' needs a copy here, {self._why_no_second()}; no alias can take the place "
+                f"of {self.collection!r} itself: give it one with alias=... and use that in your application, or use "
+                "storage='payload'"
+            )
+        _require_no_others(self, self._before)
+        if self._info.config.params.sharding_method == models.ShardingMethod.CUSTOM:
+            raise StoreError(f"{self.url}: a collection sharded by key is not copied; use storage='payload'")
+
+    def correction(self) -> Correction | None:
+        found = super().correction()
+        if found is not None or self.collection == self._copy:
+            return found
+        half = companion.read_manifest(self.client, self._copy)
+        version = _filled(half, self.using) if half is not None else None
+        return None if version is None else Correction(companion.read_model(self.client, self._copy, version), False)
+
+    def begin(self, model: OffsetModel) -> Id | None:
+        active = self._before.active.get(self.using)
+        if active is not None and (active.model, active.storage) == (model.fingerprint, "vector"):
+            return super().begin(model)
+        if self.count() == 0:
+            raise StoreError(f"{self.url}: the collection is empty; add points first")
+        with self._one_line("preparing"):
+            self.collection = self._copy
+            companion.create(self.client, self.collection, self._info.config.params.replication_factor)
+            manifest = self._leased(self._manifest())
+            version = _filled(manifest, self.using)
+            if version is None or version.model != model.fingerprint:
+                self._retry(self.client.delete_collection, self.collection)  # what another fit has begun
+                if version is not None:
+                    companion.delete_model(self.client, self.collection, version)
+                number = self._before.last_number + 1
+                version = self._new_version(model, number, companion.write_model(self.client, self.collection, model))
+                origin = self._before.origin or self._source
+                self._write_manifest(manifest.changed(active={}, writing=version, last_number=number, origin=origin))
+            self._target = version
+            if not self.client.collection_exists(self.collection):
+                first = _named_vectors(self._info, self._before.seconds())
+                vectors = first | {version.second: self._second(first[self.using])}
+                _create(self.client, self.collection, self._info, vectors, self._local)
+        return None
+
+    def _second(self, first: models.VectorParams) -> models.VectorParams:
+        euclidean = first.distance == models.Distance.EUCLID
+        return models.VectorParams(
+            size=self.dim + 1,
+            distance=models.Distance.EUCLID if euclidean else models.Distance.DOT,
+            datatype=models.Datatype.FLOAT16 if first.datatype == models.Datatype.FLOAT16 else None,
+            hnsw_config=first.hnsw_config,
+            on_disk=first.on_disk,
+        )
+
+    @property
+    def _filling(self) -> bool:
+        return self._target is not None and self.collection == self._copy
+
+    def scan(self, after: Id | None = None) -> Iterator[Batch]:
+        """As ever; once begun, a point that the copy lacks, or has otherwise, has no offset."""
+        if not self._filling:
+            yield from super().scan(after)
+            return
+        self._writers.settle()
+        manifest = self._manifest()
+        for batches in self._pages(lambda records: self._compared(records, manifest), True, True):
+            self._renew()
+            yield from batches
+
+    def _compared(self, records: list[models.Record], manifest: Manifest) -> list[Batch]:
+        target = self._begun()
+        others = {record.id: record for record in self._full(self.collection, [record.id for record in records])}
+        joined, plain = [], []
+        for record in records:
+            content, other = Content.of(record, self._before.seconds()), others.get(record.id)
+            vector: dict[str, Any] = dict(content.vectors)
+            if other is not None and content.like(Content.of(other, (target.second,))):
+                vector |= {name: found for name, found in named(other.vector).items() if name == target.second}
+            elif self.using not in vector:
+                plain.append(content.point())
+            joined.append(record.model_copy(update={"vector": vector}))
+        if plain:
+            self._retry(self.client.upsert, self.collection, plain, wait=True)
+        return self._batches(joined, target, manifest, target.group_by)
+
+    def write(self, batch: Batch, offsets: np.ndarray) -> None:
+        if not self._filling:
+            super().write(batch, offsets)
+            return
+        self._renew()
+        seconds = second_vectors(batch.vectors, offsets, self._begun()).tolist()
+        items = list(zip(batch.ids, seconds, strict=True))
+        self._writers.submit(partial(self._send, items, partial(self._fill, self._begun())))
+
+    def _fill(self, target: Version, items: list[tuple[Id, Any]]) -> None:
+        """Copies points as they are now, each with its second vector; those that are gone are left out."""
+        seconds = dict(items)
+        contents = [Content.of(record, self._before.seconds()) for record in self._full(self._source, list(seconds))]
+        if contents:
+            points = [content.point(**{target.second: seconds[content.id]}) for content in contents]
+            self.client.upsert(self.collection, points, wait=True)
+
+    def _full(self, collection: str, ids: Sequence[Any]) -> list[models.Record]:
+        found: list[models.Record] = self._retry(
+            self.client.retrieve, collection, ids=list(ids), with_payload=True, with_vectors=True
+        )
+        return found
+
+    def activate(self) -> None:
+        if not self._filling:
+            super().activate()
+            return
+        target = self._begun()
+        self._writers.settle()
+        with self._one_line("activating"):
+            sweep(self, self._source, self.collection)
+            manifest = self._leased(self._manifest())
+            self._write_manifest(manifest.changed(active={self.using: target}, writing=None))
+            _switch(self.client, self._aliases, self.collection)
+            if self._before.origin is not None:  # a copy before this one
+                self.client.delete_collection(self._source)
+                self.client.delete_collection(m.companion(self._source))
+        self._source = self.collection
+
+
+def restored(store: QdrantStore, manifest: Manifest) -> None:
+    """Goes back from a copy, `store.collection`, to its origin, with all that was written to the copy meanwhile."""
+    origin = manifest.origin
+    assert origin is not None
+    _require_no_others(store, manifest)
+    client, copy = store.client, store.collection
+    if not client.collection_exists(origin):
+        vectors: Any = _named_vectors(store._info, manifest.seconds())
+        _create(client, origin, store._info, vectors[""] if set(vectors) == {""} else vectors, store._local)
+    for _ in range(CLOSING_PASSES):
+        if not mirror(store, copy, origin, manifest.seconds()):
+            break
+    _switch(client, _aliases(client, copy), origin)
+    client.delete_collection(copy)
+    client.delete_collection(m.companion(copy))
+    QdrantStore(client, origin, store.using).remove()
+
+
+def abandoned(store: QdrantStore, manifest: Manifest) -> None:
+    """Deletes the copy of `store.collection` that has been begun and not taken its place, if there is one."""
+    copy = f"{manifest.origin or store.collection}--v{manifest.last_number + 1}"
+    half = companion.read_manifest(store.client, copy)
+    if half is not None and half.origin is not None and not _aliases(store.client, copy):
+        store.client.delete_collection(copy)
+        store.client.delete_collection(m.companion(copy))
+
+
+def mirror(store: QdrantStore, source: str, copy: str, ours: Iterable[str]) -> int:
+    """Makes `copy` hold what `source` does, but for what is `ours`; returns how many points differed."""
+    names = tuple(ours)
+    differing = 0
+
+    def compared(records: list[models.Record]) -> list[tuple[Id, Any]]:
+        ids = [record.id for record in records]
+        there = store._retry(store.client.retrieve, copy, ids=ids, with_payload=True, with_vectors=True)
+        others = {content.id: content for content in (Content.of(record, ()) for record in there)}
+        contents = [Content.of(record, names) for record in records]
+        return [(one.id, one.point()) for one in contents if one.id not in others or not one.like(others[one.id])]
+
+    def send(items: list[tuple[Id, Any]]) -> None:
+        store.client.upsert(copy, [point for _, point in items], wait=True)
+
+    for items in store._pages(compared, True, True, source):
+        store._renew()
+        differing += len(items)
+        store._writers.submit(partial(store._send, items, send))
+    store._writers.settle()
+    return differing + sweep(store, source, copy)
+
+
+def sweep(store: QdrantStore, source: str, copy: str) -> int:
+    """Deletes from `copy` what `source` does not have; returns how many points."""
+    swept = 0
+    for ids in store._pages(lambda records: [record.id for record in records], False, False, copy):
+        store._renew()
+        there = store._retry(store.client.retrieve, source, ids=ids, with_payload=False)
+        gone = set(ids) - {record.id for record in there}
+        if gone:
+            store._retry(store.client.delete, copy, points_selector=models.PointIdsList(points=list(gone)), wait=True)
+        swept += len(gone)
+    return swept
+
+
+def _filled(manifest: Manifest, using: str) -> Version | None:
+    """The version that a copy is being, or has been, filled with."""
+    return manifest.writing or manifest.active.get(using)
+
+
+def _require_no_others(store: QdrantStore, manifest: Manifest) -> None:
+    others = [version.vector for version in manifest.kept_up() if version.vector != store.using]
+    if others:
+        raise StoreError(f"{store.url}: vector {others[0]!r} of it is corrected, too; remove that correction first")
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a user has written of a point, its vectors by name."""
+
+    id: Id
+    vectors: dict[str, Any]
+    payload: dict[str, Any]
+
+    @classmethod
+    def of(cls, record: models.Record, ours: Sequence[str]) -> Content:
+        """`record` without the vectors that are ours, and our payload key."""
+        vectors = {name: vector for name, vector in named(record.vector).items() if name not in ours}
+        payload = {key: value for key, value in (record.payload or {}).items() if key != m.KEY}
+        return cls(record.id if isinstance(record.id, int) else str(record.id), vectors, payload)
+
+    def point(self, **seconds: list[float]) -> models.PointStruct:
+        """As it is written, with second vectors beside its own."""
+        vector: Any = self.vectors | seconds
+        return models.PointStruct(
+            id=self.id, vector=vector[""] if set(vector) == {""} else vector, payload=self.payload
+        )
+
+    def like(self, other: Content) -> bool:
+        if self.payload != other.payload or set(self.vectors) != set(other.vectors):
+            return False
+        return all(_alike(vector, other.vectors[name]) for name, vector in self.vectors.items())
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if not isinstance(one, list):
+        return bool(one == other)
+    return np.shape(one) == np.shape(other) and bool(np.allclose(one, other, rtol=1e-6, atol=1e-7))
+
+
+def _named_vectors(info: models.CollectionInfo, ours: Sequence[str]) -> dict[str, models.VectorParams]:
+    found = info.config.params.vectors or {}
+    by_name: Mapping[str, models.VectorParams] = {"": found} if isinstance(found, models.VectorParams) else found
+    return {name: parameters for name, parameters in by_name.items() if name not in ours}
+
+
+def _create(client: QdrantClient, name: str, like: models.CollectionInfo, vectors: Any, local: bool) -> None:
+    """A collection with the settings of another, its payload indexes among them, and `vectors`."""
+    config, params = like.config, like.config.params
+    settings = {
+        "sparse_vectors_config": params.sparse_vectors,
+        "shard_number": params.shard_number,
+        "sharding_method": params.sharding_method,
+        "replication_factor": params.replication_factor,
+        "write_consistency_factor": params.write_consistency_factor,
+        "on_disk_payload": params.on_disk_payload,
+        "hnsw_config": _as(models.HnswConfigDiff, config.hnsw_config),
+        "optimizers_config": _as(models.OptimizersConfigDiff, config.optimizer_config),
+        "wal_config": _as(models.WalConfigDiff, config.wal_config),
+        "quantization_config": config.quantization_config,
+        "strict_mode_config": _as(models.StrictModeConfig, config.strict_mode_config),
+        "metadata": getattr(config, "metadata", None),
+    }
+    client.create_collection(
+        name, vectors_config=vectors, **{key: value for key, value in settings.items() if value is not None}
+    )
+    if params.read_fan_out_factor is not None:
+        fan_out = models.CollectionParamsDiff(read_fan_out_factor=params.read_fan_out_factor)
+        client.update_collection(name, collection_params=fan_out)
+    for key, index in ({} if local else like.payload_schema).items():
+        if key.partition(".")[0] != m.KEY:
+            client.create_payload_index(name, key, index.params or index.data_type, wait=True)
+
+
+def _as(kind: Any, given: Any) -> Any:
+    """`given`, which a server has told, as what it takes, by the fields that both have."""
+    if given is None:
+        return None
+    fields = {key: value for key, value in given.model_dump(exclude_none=True).items() if key in kind.model_fields}
+    return kind.model_validate(fields)
+
+
+def _aliases(client: QdrantClient, collection: str) -> list[str]:
+    return [found.alias_name for found in client.get_aliases().aliases if found.collection_name == collection]
+
+
+def _switch(client: QdrantClient, aliases: Sequence[str], collection: str) -> None:
+    """Makes `aliases` stand for `collection`, all in one step, whatever they stood for."""
+    create = [models.CreateAlias(collection_name=collection, alias_name=alias) for alias in aliases]
+    client.update_collection_aliases([models.CreateAliasOperation(create_alias=each) for each in create])

@@ -1,0 +1,218 @@
+"""storage="vector" on a server that adds no vector to a collection: in a copy, whose alias is switched in one step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from qdrant_client import QdrantClient, models
+
+import hubplugin_qdrant
+from hubplugin import InputError, StoreError
+from hubplugin_qdrant import HubQdrantClient, QdrantStore
+from tests.qdrant.conftest import DIM, ROWS, Photos, clustered
+
+
+class Aliased(Photos):
+    """The collection "photos" behind the alias "shop", on a server of 1.17."""
+
+    @classmethod
+    def on(cls, client, using="image", distance=models.Distance.COSINE):
+        photos = cls(client, using, distance, "vector")
+        photos.plain.upsert("photos", [models.PointStruct(id=900, vector={}, payload={"n": 900})])
+        photos.alias("shop")
+        return photos
+
+    def alias(self, name):
+        create = models.CreateAlias(collection_name="photos", alias_name=name)
+        self.plain.update_collection_aliases([models.CreateAliasOperation(create_alias=create)])
+
+    def apply_to(self, name="shop", **given):
+        hubplugin_qdrant.apply(self.plain, name, self.bank, using=self.using, **(self.settings() | given))
+        return HubQdrantClient.wrap(self.plain)
+
+    def best_of(self, model, query, count=10):
+        q, t = query.astype(np.float64), self.gallery.astype(np.float64)
+        if self.distance is models.Distance.COSINE:
+            q, t = q / np.linalg.norm(q), t / np.linalg.norm(t, axis=1, keepdims=True)
+        s = -((q - t) ** 2).sum(axis=1) / 2 if self.distance is models.Distance.EUCLID else t @ q
+        return np.argsort(-(s + model.offsets(self.gallery)))[:count].tolist()
+
+    def content(self, name="shop"):
+        """What a user sees of each point."""
+        records, _ = HubQdrantClient.wrap(self.plain).scroll(name, limit=1000, with_vectors=True)
+        vectors = [record.vector if isinstance(record.vector, dict) else {"": record.vector} for record in records]
+        return [
+            (record.id, record.payload, {name: np.round(vector, 5).tolist() for name, vector in each.items()})
+            for record, each in zip(records, vectors, strict=True)
+        ]
+
+    def names(self):
+        return sorted(found.name for found in self.plain.get_collections().collections)
+
+    def stands_for(self):
+        return {found.alias_name: found.collection_name for found in self.plain.get_aliases().aliases}
+
+
+@pytest.fixture
+def client(monkeypatch):
+    client = QdrantClient(":memory:")
+    monkeypatch.setattr(client, "info", lambda: models.VersionInfo(title="", version="1.17.3"))
+    return client
+
+
+@pytest.fixture
+def shop(client):
+    return Aliased.on(client)
+
+
+@pytest.mark.parametrize(
+    ("using", "distance"),
+    [("image", models.Distance.COSINE), ("image", models.Distance.EUCLID), ("", models.Distance.DOT)],
+)
+def test_a_copy_takes_the_place_of_the_collection_and_ranks_exactly(client, using, distance):
+    shop = Aliased.on(client, using, distance)
+    shop.alias("window")
+    shop.plain.query_points("photos", query=[1.0] * DIM, using=using or None)  # local mode normalises in its course
+    before = shop.content("photos")
+    wrapped = shop.apply_to()
+    assert shop.stands_for() == {"shop": "photos--v1", "window": "photos--v1"}
+    assert shop.names() == ["photos", "photos--v1", "photos--v1--hub"]
+    model = QdrantStore(client, "shop", using).correction().model
+    for query in shop.queries[:3]:
+        found = wrapped.query_points("shop", query, using or None).points
+        assert [point.id for point in found] == shop.best_of(model, query)
+    assert shop.content() == before == shop.content("photos")
+    report = hubplugin_qdrant.inspect(client, "shop", using=using)
+    assert (report.missing, report.stale) == (0, 0)
+    assert "a copy of 'photos', which stays as it was" in str(report)
+
+
+def test_what_comes_changes_and_goes_while_the_copy_fills_is_in_it(shop):
+    fresh = clustered(7, 3)
+    events = {
+        "reading the gallery": lambda: shop.plain.delete("shop", [1]),
+        "writing offsets": lambda: (
+            shop.plain.delete("shop", [2]),
+            shop.plain.upsert("shop", [shop.point(3, fresh[0]), shop.point(500, fresh[1])]),
+            shop.plain.set_payload("shop", {"colour": "grey"}, points=[4]),
+            shop.plain.update_vectors("shop", [models.PointVectors(id=5, vector={"image": fresh[2].tolist()})]),
+        ),
+    }
+    shop.apply_to(progress=lambda what, done, total: events.pop(what, lambda: None)())
+    assert not events
+    assert shop.content() == shop.content("photos")
+    report = hubplugin_qdrant.inspect(shop.plain, "shop")
+    assert (report.missing, report.stale) == (0, 0)
+
+
+def test_a_removal_goes_back_to_the_collection_with_all_that_was_written_meanwhile(shop):
+    wrapped = shop.apply_to()
+    wrapped.upsert("shop", [shop.point(0, clustered(7, 1)[0]), shop.point(500, clustered(8, 1)[0])])
+    wrapped.delete("shop", [1])
+    after = shop.content()
+    hubplugin_qdrant.remove(shop.plain, "shop")
+    assert shop.stands_for() == {"shop": "photos"}
+    assert shop.names() == ["photos"]
+    assert shop.content() == after
+    assert len(after) == ROWS + 1
+
+
+def test_a_removal_makes_the_collection_anew_where_it_was_deleted(client):
+    shop = Aliased.on(client, "", models.Distance.DOT)
+    shop.apply_to()
+    before = shop.content()
+    client.delete_collection("photos")
+    hubplugin_qdrant.remove(client, "shop")
+    assert shop.names() == ["photos"]
+    assert shop.content() == before
+    assert isinstance(client.get_collection("photos").config.params.vectors, models.VectorParams)
+
+
+def test_a_run_that_was_cut_off_goes_on_and_a_removal_takes_its_copy_out(shop, monkeypatch):
+    monkeypatch.setattr("hubplugin_qdrant.store.BATCH", 10)
+
+    def stop(what, done, total):
+        if what == "writing offsets" and done >= ROWS // 2:
+            raise KeyboardInterrupt
+
+    before = shop.content("photos")
+    with pytest.raises(KeyboardInterrupt):
+        shop.apply_to(progress=stop)
+    assert shop.stands_for() == {"shop": "photos"}
+    applied = hubplugin_qdrant.apply(shop.plain, "shop", shop.bank, **shop.settings())
+    assert applied.missing == ROWS // 2
+    hubplugin_qdrant.remove(shop.plain, "shop")
+    with pytest.raises(KeyboardInterrupt):
+        shop.apply_to(progress=stop)
+    hubplugin_qdrant.remove(shop.plain, "shop")
+    assert (shop.names(), shop.content()) == (["photos"], before)
+
+
+def test_a_second_fit_gets_a_copy_of_its_own_and_the_first_one_goes(shop):
+    shop.apply_to()
+    wrapped = shop.apply_to(method="nnn")
+    assert shop.names() == ["photos", "photos--v2", "photos--v2--hub"]
+    model = QdrantStore(shop.plain, "shop").correction().model
+    assert [p.id for p in wrapped.query_points("shop", shop.queries[0], "image").points] == shop.best_of(
+        model, shop.queries[0]
+    )
+    hubplugin_qdrant.refresh(shop.plain, "shop")
+    hubplugin_qdrant.remove(shop.plain, "shop")
+    assert shop.names() == ["photos"]
+
+
+def test_a_copy_takes_the_place_of_offsets_in_the_payload(shop):
+    shop.apply_to("shop", storage="payload")
+    wrapped = shop.apply_to("shop")
+    model = QdrantStore(shop.plain, "shop").correction().model
+    found = wrapped.query_points("shop", shop.queries[0], "image").points
+    assert [point.id for point in found] == shop.best_of(model, shop.queries[0])
+    hubplugin_qdrant.remove(shop.plain, "shop")
+    assert shop.names() == ["photos"]
+    assert all("hub_offset" not in record.payload for record in shop.plain.scroll("photos", limit=1000)[0])
+
+
+def test_a_copy_has_the_settings_of_the_collection(client):
+    client.create_collection(
+        "photos",
+        {"image": models.VectorParams(size=DIM, distance=models.Distance.DOT, on_disk=True)},
+        sparse_vectors_config={"words": models.SparseVectorParams(modifier=models.Modifier.IDF)},
+    )
+    words = models.SparseVector(indices=[3, 7], values=[0.5, 0.25])
+    client.upload_points(
+        "photos",
+        [
+            models.PointStruct(id=row, vector={"image": vector.tolist(), "words": words})
+            for row, vector in enumerate(clustered(1, 50))
+        ],
+    )
+    given = {"using": "image", "storage": "vector", "method": "is", "force": True}
+    hubplugin_qdrant.apply(client, "photos", clustered(2, 30), alias="shop", **given)
+    before, after = (client.get_collection(name).config.params for name in ("photos", "shop"))
+    assert after.sparse_vectors == before.sparse_vectors
+    assert after.vectors["image"] == before.vectors["image"]
+    assert set(after.vectors) == {"image", "hub_v1"}
+    assert client.retrieve("shop", [3], with_vectors=True)[0].vector["words"] == words
+
+
+def test_a_collection_without_an_alias_is_refused_with_what_to_do(client):
+    plain = Photos(client, "image", models.Distance.DOT, "vector")
+    with pytest.raises(StoreError, match=r"this one is 1\.17.*give it one with alias=.*or use storage='payload'"):
+        plain.apply()
+    with pytest.raises(InputError, match="alias='photos' is taken"):
+        plain.apply(alias="photos")
+    assert [found.name for found in client.get_collections().collections] == ["photos"]
+
+
+def test_two_copies_at_once_are_refused(shop):
+    refused = []
+
+    def meanwhile(what, done, total):
+        if what == "writing offsets" and not refused:
+            with pytest.raises(StoreError, match="another run is writing") as caught:
+                shop.apply_to(method="nnn")
+            refused.append(caught)
+
+    shop.apply_to(progress=meanwhile)
+    assert refused
+    assert QdrantStore(shop.plain, "shop").correction().model.method == "is"
