@@ -40,7 +40,7 @@ def test_a_node_that_stops_and_comes_back_during_apply_loses_nothing(backend, ga
     model = apply(gallery.store(), BANK, progress=begin_once, **APPLY).model
     absence.join()
     store = gallery.store()
-    report = inspect(store)
+    report = inspect(store, probes=0)
     assert (report.count, report.missing, report.stale) == (len(gallery.ids), 0, 0)
     assert gallery.agreement(store.search(QUERIES, K).ids, model) >= 0.99
 

@@ -10,8 +10,9 @@ import pytest
 import hubplugin_qdrant.edge
 import hubplugin_qdrant.store
 from hubplugin.correction import apply, inspect, refresh
+from hubplugin.evaluation.hubness import skewness
 from hubplugin_qdrant import flows
-from integration_tests.galleries import APPLY, BANK, LATER, OTHER_BANK, QUERIES, Answer, K, point_id
+from integration_tests.galleries import APPLY, BANK, LATER, OTHER_BANK, QUERIES, Answer, K, exact_scores, point_id
 
 
 @pytest.mark.parametrize("using", ["", "code"], ids=["unnamed", "named"])
@@ -40,11 +41,28 @@ def test_what_another_program_adds_and_changes_is_refreshed(gallery):
     gallery.insert(gallery.ids[:20], gallery.vectors[20:40])
     gallery.vectors = np.concatenate([gallery.vectors[20:40], gallery.vectors[20:], LATER])
     gallery.ids = gallery.ids + fresh
-    before = inspect(store)
+    before = inspect(store, probes=0)
     assert (before.count, before.missing + before.stale) == (len(gallery.ids), len(fresh) + 20)
     applied = refresh(store)
     assert (applied.scanned, applied.missing + applied.stale) == (len(gallery.ids), len(fresh) + 20)
     assert gallery.agreement(store.search(QUERIES, K).ids, model) >= 0.99
+
+
+def test_an_inspection_tells_hubness_as_it_is_now(gallery):
+    store = gallery.store()
+    model = apply(store, BANK, **APPLY).model
+    gallery.insert(gallery.ids[:20], gallery.vectors[20:40])
+    gallery.vectors = np.concatenate([gallery.vectors[20:40], gallery.vectors[20:]])
+    refresh(store)
+    probes = model.terms[0].bank[np.linspace(0, len(model.terms[0].bank) - 1, 50).astype(int)]
+    expected = []
+    for each in (None, model):
+        found = np.argsort(-exact_scores(probes, gallery.vectors, each), axis=1)[:, :10]
+        expected.append(skewness(np.bincount(found.ravel(), minlength=len(gallery.ids))))
+    report = inspect(store, probes=50)
+    assert report.skewness == pytest.approx(expected, abs=0.05)
+    assert report.skewness[1] < report.skewness[0]
+    assert "hubness now: skewness" in str(report)
 
 
 def test_a_removal_leaves_every_point_as_it_was(gallery):
@@ -104,6 +122,6 @@ def test_what_is_closed_and_opened_again_is_still_corrected(gallery):
         pass
     after = gallery.store()
     assert after.search(QUERIES, K).ids == corrected
-    report = inspect(after)
+    report = inspect(after, probes=0)
     assert report.correction is not None
     assert (report.correction.model.fingerprint, report.missing, report.stale) == (model.fingerprint, 0, 0)

@@ -47,7 +47,7 @@ def test_a_process_killed_at_random_moments_leaves_searches_whole_and_the_next_g
             del store
     _finish(gallery, bank)
     store = gallery.store()
-    report = inspect(store)
+    report = inspect(store, probes=0)
     assert report.correction is not None
     assert (report.correction.active, report.missing, report.stale) == (True, 0, 0)
     store.remove()
@@ -83,7 +83,7 @@ def test_a_server_restarted_in_mid_apply_is_waited_for(backend, gallery, monkeyp
     model = apply(gallery.store(), BANK, progress=restart_once, **APPLY).model
     restart.join()
     store = gallery.store()
-    report = inspect(store)
+    report = inspect(store, probes=0)
     assert (report.missing, report.stale) == (0, 0)
     assert gallery.agreement(store.search(QUERIES, K).ids, model) >= 0.99
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from qdrant_client import models
 
 import hubplugin_qdrant
 from hubplugin_qdrant import QdrantStore
@@ -40,7 +41,7 @@ def test_either_storage_corrects_is_kept_up_and_is_removed_without_a_trace(backe
     gallery.ids, gallery.vectors = ids + fresh, np.concatenate([vectors, LATER])
     found = search(backend, gallery)
     assert set(fresh) & {key for line in found for key in line}
-    assert hubplugin_qdrant.inspect(client, gallery.name, using="code").missing == len(LATER)
+    assert hubplugin_qdrant.inspect(client, gallery.name, using="code", probes=0).missing == len(LATER)
     hubplugin_qdrant.refresh(client, gallery.name, using="code")
     assert gallery.agreement(search(backend, gallery), model) >= 0.99
 
@@ -49,6 +50,34 @@ def test_either_storage_corrects_is_kept_up_and_is_removed_without_a_trace(backe
     hubplugin_qdrant.remove(client, gallery.name, using="code")
     assert_same(gallery.content(), before)
     assert gallery.agreement(search(backend, gallery), None) == 1
+
+
+def test_points_that_come_where_others_were_deleted_are_found(backend, fill, storage):
+    gallery = fill(using="code")
+    client = backend.client()
+    hubplugin_qdrant.apply(client, gallery.name, using="code", query_bank=BANK, storage=storage, **APPLY)
+    client.delete(gallery.name, gallery.ids[:30], wait=True)  # whose vectors a server may go on counting
+    fresh = [point_id(len(gallery.ids) + row) for row in range(10)]
+    gallery.insert(fresh, LATER[:10])
+    hub = backend.wrapped()
+    for key, vector in zip(fresh, LATER, strict=False):
+        assert key in [point.id for point in hub.query_points(gallery.name, vector, "code", limit=K).points]
+
+
+QUANTISED = {
+    "scalar": models.ScalarQuantization(scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8)),
+    "binary": models.BinaryQuantization(binary=models.BinaryQuantizationConfig(always_ram=True)),
+}
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_the_offsets_of_a_quantised_collection_keep_their_weight(backend, fill, storage, kind):
+    gallery = fill(using="code", graph="graph" in backend.can, quantization_config=QUANTISED[kind])
+    given = {"using": "code", "storage": storage}
+    model = hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **given, **APPLY).model
+    hub, exact = backend.wrapped(), models.SearchParams(exact=True)
+    found = [hub.query_points(gallery.name, query, "code", limit=K, search_params=exact).points for query in QUERIES]
+    assert gallery.agreement([[point.id for point in points] for points in found], model) >= 0.98
 
 
 @pytest.mark.needs("client", "graph")

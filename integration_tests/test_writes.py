@@ -51,6 +51,27 @@ def test_points_written_through_the_wrapper_need_no_refresh(backend, corrected):
     assert [record.payload for record in shown] == [{"row": "overwritten"}] * 20
 
 
+def test_a_conditional_upsert_brings_offsets_for_what_it_writes(backend, corrected):
+    if "server" in backend.can and backend.version() < (1, 17):
+        pytest.skip("conditional upserts came with servers 1.16 and 1.17")
+    hub, rows = backend.wrapped(), len(corrected.ids)
+    keys = [corrected.ids[0], corrected.ids[1], point_id(rows)]
+    points = [models.PointStruct(id=key, vector=LATER[0].tolist(), payload={"row": 0}) for key in keys]
+    first = models.Filter(must=[models.FieldCondition(key="row", match=models.MatchValue(value=0))])
+    hub.upsert(corrected.name, points, update_filter=first, update_mode=models.UpdateMode.UPDATE_ONLY)
+    corrected.vectors = np.concatenate([LATER[:1], corrected.vectors[1:]])
+    assert health(backend, corrected) == (rows, 0, 0)
+    assert corrected.agreement(search(hub, corrected), corrected.model) >= 0.99
+
+
+def test_what_others_left_in_the_place_of_offsets_is_told_and_taken_out(backend, corrected):
+    client = backend.client()
+    client.set_payload(corrected.name, {"hub_offset": {"v77": 1.5}}, points=corrected.ids[:3], wait=True)
+    assert hubplugin_qdrant.inspect(client, corrected.name, probes=0).foreign == 3
+    hubplugin_qdrant.remove(client, corrected.name)
+    assert not any("hub_offset" in beside for _, beside in corrected.content().values())
+
+
 def test_points_written_by_a_plain_client_are_found_and_then_refreshed(backend, corrected):
     fresh = [point_id(len(corrected.ids) + row) for row in range(len(LATER))]
     corrected.insert(fresh, LATER)
