@@ -18,6 +18,7 @@ import numpy as np
 import typer
 
 D = 128
+ROWS = {"SQ8": 3_200_000, "IVF64,SQ8": 3_200_000, "HNSW16": 500_000, "PQ32x4fs": 3_200_000}
 PEAK = """
 def peak():  # not ru_maxrss, which a child has from its parent
     return 1024 * next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
@@ -35,7 +36,7 @@ faiss.omp_set_num_threads(1)
 index = faiss.read_index("small.faiss")
 def resident(): return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 before = resident() - os.path.getsize("small.faiss")
-upgraded = hubplugin_faiss.upgrade(index, np.linspace(-0.1, 0.1, index.ntotal))
+upgraded = hubplugin_faiss.upgrade(index, np.linspace(-0.1, 0.1, index.ntotal, dtype=np.float32))
 print(peak() - before)
 """
 
@@ -71,8 +72,8 @@ def main(
     with tempfile.TemporaryDirectory(dir=folder) as name:
         place = Path(name)
         hubplugin.fit(vectors(64, 9), "nnn", targets=vectors(1000, 8), k=4).save(place / "model.hub")
-        for kind in ("Flat", "SQ8", "IVF64,Flat", "IVF64,SQ8", "HNSW16"):
-            write(kind, 800_000 if "HNSW" not in kind else 100_000, place / "small.faiss")
+        for kind in ("Flat", "SQ8", "IVF64,Flat", "IVF64,SQ8", "HNSW16", "PQ32x4fs"):
+            write(kind, ROWS.get(kind, 800_000), place / "small.faiss")
             size, peak = (place / "small.faiss").stat().st_size, run(MEMORY, place)
             print(f"upgrade       {kind:12} {size / 2**20:8.0f} MiB index, peak {peak / size:.2f}x", flush=True)
         for kind in ("Flat", "IVF64,Flat"):

@@ -183,19 +183,26 @@ def refresh(
 
 
 def offsets_by(
-    model: OffsetModel, index: Any, gallery: Vectors, device: str, memory: int | str, progress: Progress | None
+    model: OffsetModel,
+    index: Any,
+    gallery: Vectors,
+    device: str,
+    memory: int | str,
+    progress: Progress | None,
+    into: np.ndarray | None = None,
 ) -> np.ndarray:
     """The offsets of `index` by `model` in scan order, less what the index favours: float32 [n], centred if the model
-    is not."""
+    is not. `into` [n] is where they are written."""
     require_suits(model, index)
-    offsets = model.offsets(gallery, device=device, memory=memory, progress=progress)
-    rule, unit, row = rule_for(index), model.metric is Metric.COSINE, 0
-    if rule.favour(np.zeros((1, index.d), np.float32), unit) is not None:
-        for vectors in gallery.blocks():
-            favour = rule.favour(vectors, unit)
-            assert favour is not None
-            offsets[row : row + len(vectors)] -= favour
-            row += len(vectors)
+    offsets = np.empty(gallery.rows, np.float32) if into is None else into
+    rule, row = rule_for(index), 0
+    for vectors in gallery.blocks():
+        values = model.offsets(vectors, device=device, memory=memory)
+        favour = rule.favour(vectors, model.metric is Metric.COSINE)
+        offsets[row : row + len(vectors)] = values if favour is None else values - favour
+        row += len(vectors)
+        if progress is not None:
+            progress("offsets", row, gallery.rows)
     if model.gallery is None:
         offsets -= offsets.mean(dtype=np.float64)
     return offsets

@@ -62,7 +62,7 @@ class IdMap(Rule):
     def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         return np.asarray(self._ids[self._part.labels(start, stop)])
 
-    def order(self) -> np.ndarray:
+    def order(self) -> np.ndarray | slice:
         return self._part.order()
 
     def rounding(self, offsets: np.ndarray) -> float:
@@ -171,7 +171,7 @@ class Chain(Rule):
     def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         return self._part.labels(start, stop)
 
-    def order(self) -> np.ndarray:
+    def order(self) -> np.ndarray | slice:
         return self._part.order()
 
     def rounding(self, offsets: np.ndarray) -> float:
@@ -286,6 +286,9 @@ class Refined(Rule):
     def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         return self._second.labels(start, stop)
 
+    def order(self) -> np.ndarray | slice:
+        return self._second.order()
+
     def rounding(self, offsets: np.ndarray) -> float:
         # The second stage that an upgrade adds rounds the vectors, too, and so what a model gives for them.
         return self._second.rounding(offsets) + (2.0**-10 if self._staged else 0.0)
@@ -385,6 +388,9 @@ class Coarse(Rule):
 
     def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         return np.arange(start, self.count if stop is None else stop)
+
+    def order(self) -> np.ndarray | slice:
+        return slice(None)
 
     def rounding(self, offsets: np.ndarray) -> float:
         return 0.0

@@ -11,7 +11,7 @@ import ctypes
 import os
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -59,24 +59,25 @@ def upgrade_file(
     An index that is already upgraded gets the offsets of `model` instead of its own. The new file is written beside,
     flushed, read back and searched before it takes the place of the old one; a kill at any moment leaves one of the
     two whole, and running this again finishes. Codes in a row or in inverted lists go from the mapped old file to the
-    new one piece by piece, so that memory holds the offsets and no more, whatever the size.
+    new one piece by piece, and offsets lie in a file meanwhile, so that memory does not grow with the size.
 
     Raises StoreError or InputError as `upgrade` does, and StoreError for a file that Faiss cannot read.
     """
-    source, raw = Path(path), beside(path if out is None else out, ".raw")
+    target = path if out is None else out
+    source, raw, spool = Path(path), beside(target, ".raw"), beside(target, ".spool")
     made_on_the_way: list[str] = []
     try:
         index = original = read_faiss(source, mapped=True)
         if rule_for(index).is_upgraded():
-            made_on_the_way = _write(raw, rule_for(index).downgraded, source, progress)
+            made_on_the_way = _write(raw, rule_for(index).downgraded, [source], progress)
             index, source = read_faiss(raw, mapped=True), raw
         require_upgradable(rule_for(index))
-        gallery = MappedGallery(source, index, unit=model.metric is Metric.COSINE)
-        offsets = offsets_by(model, index, gallery, device, memory, progress)
+        gallery = MappedGallery([source, spool], index, unit=model.metric is Metric.COSINE)
+        offsets = offsets_by(model, index, gallery, device, memory, progress, _spooled(spool, gallery.rows))
         obsolete = rule_for(original).files() if out is None else []
-        put(path if out is None else out, index, offsets, model, source, obsolete, progress)
+        put(target, index, offsets, model, [source, spool], obsolete, progress)
     finally:
-        for name in (os.fspath(raw), *made_on_the_way):
+        for name in (os.fspath(raw), os.fspath(spool), *made_on_the_way):
             Path(name).unlink(missing_ok=True)
 
 
@@ -117,33 +118,33 @@ def put(
     index: Any,
     offsets: np.ndarray,
     model: OffsetModel,
-    source: Path,
+    mapped: Sequence[Path],
     obsolete: list[str],
     progress: Progress | None = None,
 ) -> None:
-    """Upgrades `index`, which was read from the file `source`, with `offsets` [n] in scan order, and puts it and its
-    `model` in the place of what the file `path` and its `.hub` hold, and of the `obsolete` files of its lists."""
+    """Upgrades `index` with `offsets` [n] in scan order, and puts it and its `model` in the place of what the file
+    `path` and its `.hub` hold, and of the `obsolete` files of its lists. `mapped`: the files from which index and
+    offsets are mapped."""
     rule = rule_for(index)
 
     def make(fill: Fill) -> Any:
         return rule.upgraded(offsets, plan_for(offsets, model, fill))
 
     def give_back() -> None:
-        give_back_pages(source)
-        give_back_pages(beside(path, ".new"))
+        give_back_pages(*mapped, beside(path, ".new"))
 
     def checked(written: Any) -> None:
         if not rule.exhaustive:
             warn_of_loss(index, written, model, give_back)
 
-    _replace(path, make, index, model, source, obsolete, progress, checked)
+    _replace(path, make, index, model, mapped, obsolete, progress, checked)
 
 
 def take_out(path: str | os.PathLike[str], index: Any, progress: Progress | None = None) -> None:
     """Replaces the file `path`, which holds the upgraded `index`, by the index as it was."""
     rule = rule_for(index)
     require_upgraded(rule)
-    _replace(path, rule.downgraded, index, None, Path(path), rule.files(), progress, lambda written: None)
+    _replace(path, rule.downgraded, index, None, [Path(path)], rule.files(), progress, lambda written: None)
 
 
 def beside(path: str | os.PathLike[str], suffix: str) -> Path:
@@ -162,11 +163,11 @@ def read_faiss(path: str | os.PathLike[str], *, mapped: bool = False) -> Any:
 
 
 class MappedGallery(Gallery):
-    """The vectors of an index that is mapped from a file, whose pages are given back as they have been read."""
+    """The vectors of an index that is mapped from the first of some files, whose pages are given back meanwhile."""
 
-    def __init__(self, source: Path, index: Any, *, unit: bool):
-        super().__init__(index, source.name, unit=unit)
-        self._source = source
+    def __init__(self, mapped: Sequence[Path], index: Any, *, unit: bool):
+        super().__init__(index, mapped[0].name, unit=unit)
+        self._mapped = mapped
 
     def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
         read = 0
@@ -174,19 +175,27 @@ class MappedGallery(Gallery):
             yield block
             read += block.nbytes
             if read > PAGES_KEPT:
-                give_back_pages(self._source)
+                give_back_pages(*self._mapped)
                 read = 0
 
 
-def give_back_pages(path: Path) -> None:
-    """Tells the kernel that pages of the mapped file `path` may go, so that a file that is larger than memory is read
-    without filling it. They are read from the file again where they are needed."""
+def _spooled(path: Path, rows: int) -> np.ndarray:
+    """Room for offsets [rows] in a file that is mapped."""
+    try:
+        return np.memmap(path, np.float32, "w+", shape=(rows,))
+    except OSError as error:
+        raise StoreError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from None
+
+
+def give_back_pages(*paths: Path) -> None:
+    """Tells the kernel that pages of the mapped files `paths` may go, so that files that are larger than memory are
+    read without filling it. They are read again where they are needed."""
     if not sys.platform.startswith("linux"):
         return
-    libc, name = ctypes.CDLL(None), os.path.realpath(path)
+    libc, names = ctypes.CDLL(None), tuple(os.path.realpath(path) for path in paths)
     with open("/proc/self/maps") as maps:
         for line in maps:
-            if line.rstrip("\n").endswith(name):
+            if line.rstrip("\n").endswith(names):
                 first, _, last = line.split(maxsplit=1)[0].partition("-")
                 start = int(first, 16)
                 libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(int(last, 16) - start), 4)  # MADV_DONTNEED
@@ -197,7 +206,7 @@ def _replace(
     make: Callable[[Fill], Any],
     index: Any,
     model: OffsetModel | None,
-    source: Path,
+    mapped: Sequence[Path],
     obsolete: list[str],
     progress: Progress | None,
     checked: Callable[[Any], None],
@@ -206,7 +215,7 @@ def _replace(
     new_model = beside(model_path, ".new")
     no_longer_needed: list[str] = []
     try:
-        no_longer_needed = _write(new, make, source, progress)
+        no_longer_needed = _write(new, make, mapped, progress)
         written = read_faiss(new, mapped=True)
         _require_same(written, index, new)
         checked(written)
@@ -226,7 +235,7 @@ def _replace(
             Path(name).unlink(missing_ok=True)
 
 
-def _write(path: Path, make: Callable[[Fill], Any], source: Path, progress: Progress | None) -> list[str]:
+def _write(path: Path, make: Callable[[Fill], Any], mapped: Sequence[Path], progress: Progress | None) -> list[str]:
     """Writes what `make` makes to the file `path`, flushes it, and returns the files of its inverted lists.
 
     Faiss's own writer writes everything but the codes: leaves get a plug instead, which is then found in what was
@@ -262,7 +271,7 @@ def _write(path: Path, make: Callable[[Fill], Any], source: Path, progress: Prog
             file.write(frame[position:place])
             for count in _pour(body, file):
                 done += count
-                give_back_pages(source)
+                give_back_pages(*mapped)
                 if progress is not None:
                     progress("writing the index", done, total)
             position = place + len(plug)
@@ -349,7 +358,7 @@ def _require_same(written: Any, index: Any, path: Path) -> None:
             (probes, _), (found, _) = next(before.scan(start, PROBES)), next(after.scan(start, PROBES))
             scores, names = written.search(probes, 1, params=parameters)
             near = np.allclose(probes, found, rtol=0, atol=HALF * float(np.abs(probes).max()))
-            same &= near and bool((names >= 0).all() and np.isfinite(scores).all())
+            same &= near and bool((names >= 0).any() and np.isfinite(scores[names >= 0]).all())
     if not same:
         raise StoreError(f"{os.fspath(path)!r} does not read back as it was written; the disk may be failing")
 

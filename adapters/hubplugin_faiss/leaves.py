@@ -16,7 +16,7 @@ import numpy as np
 from hubplugin.errors import StoreError
 from hubplugin_faiss.codes import Codec, Coder, FloatCodec, ProductCodec, ScalarCodec
 from hubplugin_faiss.plan import Body, Entries, Fill, Plan
-from hubplugin_faiss.rule import Leaf, alike, block_rows, handed_over, leaf_for, name_of, pretransform
+from hubplugin_faiss.rule import Leaf, Rule, alike, block_rows, handed_over, leaf_for, name_of, pretransform
 from hubplugin_faiss.tail import Tail
 
 SAMPLE = 65_536
@@ -175,6 +175,9 @@ class Lists(Leaf):
         parts = _parts(starts, start, self.count if stop is None else stop)
         return np.concatenate([np.empty(0, np.int64), *(list_ids(lists, number)[part] for number, part in parts)])
 
+    def order(self) -> np.ndarray | slice:
+        return Rule.order(self)
+
     def append_tailed(self, d: int, tail: Tail, vectors: np.ndarray, offsets: np.ndarray, ids: Any) -> None:
         # Placed by its vector alone, as in the raw index, and not by its offset times that of a list.
         coder, index = codec_of(self.index).coder(d, tail), self.index
@@ -192,7 +195,7 @@ class Lists(Leaf):
         return [str(lists.filename)] if isinstance(lists, faiss.OnDiskInvertedLists) else []
 
     def selecting(self, selector: Any) -> Any:
-        return faiss.SearchParametersIVF(sel=selector, nprobe=self.index.nlist)
+        return faiss.SearchParametersIVF(sel=selector, nprobe=min(self.index.nlist, 64))
 
     def absorb(self, d: int, tail: Tail, other: Any, other_tail: Tail, add_id: int) -> None:
         """Takes over the entries of `other`, their ids raised by `add_id`, with their offsets in codes of this one."""
@@ -237,14 +240,18 @@ class Lists(Leaf):
         sizes = np.diff(starts)
         filled = sizes > 0
         means, squares = np.zeros((2, len(sizes)))
-        for sums, values in ((means, offsets.astype(np.float64)), (squares, offsets.astype(np.float64) ** 2)):
-            sums[filled] = np.add.reduceat(values, starts[:-1][filled]) / sizes[filled]
+        for first in range(0, len(offsets), max(SAMPLE, len(sizes))):
+            values = offsets[first : first + max(SAMPLE, len(sizes))].astype(np.float64)
+            numbers = np.searchsorted(starts, first + np.arange(len(values)), "right") - 1
+            means += np.bincount(numbers, values, minlength=len(sizes)) / np.maximum(sizes, 1)
+            squares += np.bincount(numbers, values**2, minlength=len(sizes)) / np.maximum(sizes, 1)
         if self.euclidean:
             apart = self._spreads(rows)
             deviations = np.sqrt(np.maximum(squares - means**2, 0) + apart / self.index.d)
             more = 0.5 * deviations * np.sqrt(2 * np.log(np.maximum(sizes, 2))) - apart / 2
         else:
-            more = 0.5 * offsets.std() * np.log(np.maximum(sizes, 1))
+            mean, square = sizes @ means / sizes.sum(), sizes @ squares / sizes.sum()
+            more = 0.5 * np.sqrt(max(square - mean**2, 0)) * np.log(np.maximum(sizes, 1))
         ranks = means + more - (more * sizes).sum() / sizes.sum()
         return np.where(filled, np.clip(ranks, offsets.min(), offsets.max()), 0).astype(np.float32)
 
@@ -427,6 +434,7 @@ class Packed(Leaf):
 
     def widened(self, offsets: np.ndarray, plan: Plan) -> tuple[Tail, Any]:
         tail, plain = self._plain.widened(offsets, replace(plan, fill=in_memory))
+        del self._plain  # its codes are not needed any more
         return tail, self._packed(plain)
 
     def narrowed(self, d: int, tail: Tail, fill: Fill) -> Any:
@@ -444,6 +452,9 @@ class Packed(Leaf):
     def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         return self._plain.labels(start, stop)
 
+    def order(self) -> np.ndarray | slice:
+        return self._plain.order()
+
     def selecting(self, selector: Any) -> Any:
         return self._plain.selecting(selector)
 
@@ -455,7 +466,7 @@ class Packed(Leaf):
         part = leaf_for(self._empty())
         fill(part)
         self.index.merge_from(self._packed(part.index), 0)
-        self.__dict__.pop("_plain", None)
+        self.__dict__.pop("_plain", None)  # looked at before, but no longer so
 
     @cached_property
     def _plain(self) -> Leaf:
@@ -464,9 +475,9 @@ class Packed(Leaf):
         if self.count:
             packer = self.index.get_CodePacker()
             packer.this.own()
-            codes = _unpacked(packer, self.index.codes.data(), self.count, plain.code_size)
-            faiss.copy_array_to_vector(codes.ravel(), plain.codes)
-        plain.ntotal = self.count
+            plain.codes.resize(self.count * plain.code_size)
+            plain.ntotal = self.count
+            _unpack(packer, self.index.codes.data(), codes_of(plain))
         return leaf_for(plain)
 
     def _empty(self) -> Any:
@@ -503,7 +514,8 @@ class PackedLists(Packed):
         plain, lists = self._empty(), faiss.downcast_InvertedLists(self.index.invlists)
         for number in range(self.index.nlist):
             if size := lists.list_size(number):
-                codes = _unpacked(lists.packer, lists.get_codes(number), size, plain.code_size)
+                codes = np.empty((size, plain.code_size), np.uint8)
+                _unpack(lists.packer, lists.get_codes(number), codes)
                 plain.invlists.add_entries(number, size, lists.get_ids(number), faiss.swig_ptr(codes))
         plain.ntotal = self.count
         return leaf_for(plain)
@@ -581,14 +593,15 @@ def _runs(lists: np.ndarray, ids: np.ndarray, codes: np.ndarray) -> Iterator[tup
         yield int(lists[first]), ids[first:last], codes[first:last]
 
 
-def _unpacked(packer: Any, packed: Any, count: int, code_size: int) -> np.ndarray:
-    """The first `count` codes of what lies at `packed` in the blocks of `packer`: uint8 [count, code_size]."""
-    blocks = -(-count // packer.nvec)
+def _unpack(packer: Any, packed: Any, codes: np.ndarray) -> None:
+    """Fills `codes` [n, code_size] with what lies at `packed` in the blocks of `packer`."""
+    blocks = -(-len(codes) // packer.nvec)
     memory = faiss.rev_swig_ptr(packed, blocks * packer.block_size).reshape(blocks, packer.block_size)
-    codes = np.empty((blocks, packer.nvec, packer.code_size), np.uint8)
-    for block, into in zip(memory, codes, strict=True):
-        packer.unpack_all(faiss.swig_ptr(block), faiss.swig_ptr(into))
-    return np.ascontiguousarray(codes.reshape(-1, packer.code_size)[:count, :code_size])
+    unpacked = np.empty((packer.nvec, packer.code_size), np.uint8)
+    for number, block in enumerate(memory):
+        packer.unpack_all(faiss.swig_ptr(block), faiss.swig_ptr(unpacked))
+        part = codes[number * packer.nvec : (number + 1) * packer.nvec]
+        part[:] = unpacked[: len(part), : codes.shape[1]]
 
 
 def _list_codes(lists: Any, number: int) -> np.ndarray:

@@ -86,8 +86,9 @@ class Rule(ABC):
     def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         """What a search calls the entries [start, stop), all by default: int64 [stop - start]."""
 
-    def order(self) -> np.ndarray:
-        """Where the offset of each entry stands in a list by id: a permutation of 0 ... n - 1, int64 [n]."""
+    def order(self) -> np.ndarray | slice:
+        """Where the offset of each entry stands in a list by id: a permutation of 0 ... n - 1, int64 [n], or all in
+        order, slice(None)."""
         labels = self.labels()
         if (np.bincount(labels[(labels >= 0) & (labels < len(labels))], minlength=len(labels)) != 1).any():
             raise InputError(f"the ids of this {name_of(self.index)} are not 0 ... {len(labels) - 1}: pass a model")
@@ -150,6 +151,9 @@ class Leaf(Rule):
 
     def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         return np.arange(start, self.count if stop is None else stop)
+
+    def order(self) -> np.ndarray | slice:
+        return slice(None)
 
     def tails(self) -> list[Tail]:
         return []

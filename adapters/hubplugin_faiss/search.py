@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import faiss
 import numpy as np
@@ -19,7 +19,7 @@ GROWTH = 4
 class Searchable(Protocol):
     """Anything with Faiss's search: scores [m, k] and ids [m, k], best first, -1 where there are no more."""
 
-    def search(self, x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]: ...
+    def search(self, x: np.ndarray, k: int, **options: Any) -> tuple[np.ndarray, np.ndarray]: ...
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,13 @@ class CorrectedSearch:
         if ids is not None and len(self._kept) != np.size(ids):
             raise InputError(f"{np.size(ids)} ids for {len(self._kept)} targets: expected one for each")
 
-    def search(self, x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    def search(self, x: np.ndarray, k: int, **options: Any) -> tuple[np.ndarray, np.ndarray]:
         """Corrected scores and ids [m, k] of queries [m, d], as Faiss gives them: inner products, larger first, or
-        squared distances, smaller first, with 2 * offset taken off."""
-        found = self.search_certified(x, k)
+        squared distances, smaller first, with 2 * offset taken off. `options`, such as params=, go to the index."""
+        found = self.search_certified(x, k, **options)
         return found.scores, found.ids
 
-    def search_certified(self, x: np.ndarray, k: int) -> Certified:
+    def search_certified(self, x: np.ndarray, k: int, **options: Any) -> Certified:
         """As `search`, with a certificate for each query."""
         queries = np.ascontiguousarray(x, np.float32)
         if queries.ndim != 2 or k < 1:
@@ -92,7 +92,7 @@ class CorrectedSearch:
         open_, fetch = np.arange(len(queries)), GROWTH * k
         while len(open_):
             fetch = min(fetch, max(self._limit, k), len(self._kept))
-            raw, found = self._index.search(queries[open_], fetch)
+            raw, found = self._index.search(queries[open_], fetch, **options)
             for query, similarities, candidates in zip(open_, self._similarities(raw), found, strict=True):
                 there = candidates >= 0
                 best, which, bound = self._ranked(queries[query], similarities[there], candidates[there])

@@ -113,14 +113,15 @@ class FaissStore(Store):
     def activate(self) -> None:
         if self._writing is None:
             raise StoreError(f"{self.url}: nothing has been written that could be activated")
-        offsets = np.array(self._pending("r"))
+        offsets = self._pending("r")
         if not (self._rule.is_upgraded() and np.isnan(offsets).all()):  # else all were right as they were
             if self._rule.is_upgraded():
                 offsets = np.where(np.isnan(offsets), self._stored_offsets(), offsets)
             missing = int(np.isnan(offsets).sum())
             if missing:
                 raise StoreError(f"{self.url}: {missing} targets have no offset yet; run apply again")
-            put(self._path, self._raw, offsets, self._writing, self._path, self._rule.files())
+            mapped = [self._path, self._pending_path]
+            put(self._path, self._raw, offsets, self._writing, mapped, self._rule.files())
             self._load()
         self._writing = None
         for path in (self._pending_path, self._model_path):

@@ -82,6 +82,18 @@ def test_any_object_with_a_search_will_do():
     cases.assert_ranked(found, cases.similarities(case.queries, case.vectors, IP) + case.offsets, case.ids)
 
 
+def test_search_parameters_reach_the_index():
+    case = cases.made("IVF8,Flat", IP)
+    search = CorrectedSearch(case.index, case.offsets)
+    allowed = faiss.SearchParametersIVF(nprobe=8, sel=faiss.IDSelectorRange(0, 200))
+    found = search.search_certified(case.queries, 5, params=allowed)
+    truth = cases.similarities(case.queries, case.vectors[:200], IP) + case.offsets[:200]
+    assert found.certified.all()
+    cases.assert_ranked(found.ids, truth, case.ids[:200])
+    one = search.search(case.queries, 5, params=faiss.SearchParametersIVF(nprobe=1))[1]
+    assert (one != search.search(case.queries, 5)[1]).any()
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
