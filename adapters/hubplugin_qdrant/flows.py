@@ -70,8 +70,12 @@ class Hub:
         try:
             return (yield from self._looked_up(name))
         except Exception as error:
-            if found is None or not companion.is_passing(error):
+            if not companion.is_passing(error):
                 raise
+            if found is None:
+                self.warn(f"what is known of {name!r} cannot be read just now; until it can, its searches are raw here")
+                found = Known(name, None, 0.0)
+            self.known[name] = found
             found.until = time.monotonic() + PATIENCE_SECONDS  # what was known serves until the companion answers
             return found
 
@@ -95,9 +99,14 @@ class Hub:
         active = dict(manifest.active)
         for name, version in active.items():
             if version.storage == "vector":
-                lacking, _ = yield self.raw.scroll(
-                    collection, rewrite.lacking_second(version), limit=1, with_payload=False
-                )
+                try:
+                    lacking, _ = yield self.raw.scroll(
+                        collection, rewrite.lacking_second(version), limit=1, with_payload=False
+                    )
+                except Exception as error:
+                    if not companion.is_answer(error):
+                        raise
+                    lacking = True
                 active[name] = version.model_copy(update={"everywhere": not lacking})
         return manifest.changed(active=active)
 

@@ -246,6 +246,9 @@ def test_a_companion_that_is_away_for_a_moment_does_not_stop_a_search(cosine, mo
     monkeypatch.setattr(client.raw, "retrieve", away)
     client._hub.known["photos"].until = 0.0
     assert client.query_points("photos", cosine.queries[0]).points == before
+    with pytest.warns(UserWarning, match="cannot be read just now"):
+        raw = HubQdrantClient.wrap(client).query_points("photos", cosine.queries[0], with_payload=False).points
+    assert raw == cosine.plain.query_points("photos", cosine.queries[0], with_payload=False).points
 
 
 def test_what_the_collection_allows_now_is_asked_again_by_a_refresh(cosine, monkeypatch):
