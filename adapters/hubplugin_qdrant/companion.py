@@ -56,6 +56,13 @@ def is_passing(error: BaseException) -> bool:
     return isinstance(error, (ResponseHandlingException, ResourceExhaustedResponse, httpx.TransportError))
 
 
+def is_answer(error: Exception) -> bool:
+    """Whether `error` is what a server that is there has answered."""
+    if isinstance(error, RpcError):
+        return error.code() is not StatusCode.UNAVAILABLE
+    return isinstance(error, (UnexpectedResponse, ResourceExhaustedResponse))
+
+
 def is_too_much(error: Exception) -> bool:
     """Whether less at a time would help: an answer took too long, or a rate is limited, by points and not requests."""
     if isinstance(error, UnexpectedResponse):

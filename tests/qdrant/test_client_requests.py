@@ -31,13 +31,15 @@ def wire(request):
 
     def answer(sent: httpx.Request) -> httpx.Response:
         client.requests.append((sent.url.path, json.loads(sent.content) if sent.content else None))
+        if sent.url.path in client.refused:
+            return httpx.Response(client.refused[sent.url.path], json={"status": {"error": "no active replica"}})
         if sent.url.path not in results:
             return httpx.Response(404, json={"status": {"error": "Not found"}})
         return httpx.Response(200, json={"result": results[sent.url.path], "status": "ok", "time": 0.0})
 
     client = HubQdrantClient(url="http://localhost", check_compatibility=False)
     client.http.client._client = httpx.Client(transport=httpx.MockTransport(answer), base_url="http://localhost")
-    client.requests, client.query = [], photos.queries[0]
+    client.requests, client.refused, client.query = [], {}, photos.queries[0]
     return client
 
 
@@ -73,3 +75,27 @@ def test_a_collection_without_a_correction_costs_two_small_requests_and_gets_the
     plain.http.client._client = wire.http.client._client
     plain.query_points("other", wire.query, "image")
     assert wire.requests[-1] == wire.requests[-2]
+
+
+@pytest.mark.parametrize("wire", ["payload"], indirect=True)
+@pytest.mark.parametrize("status", [403, 500, 503])
+def test_a_companion_that_answers_an_error_breaks_no_search(wire, status, monkeypatch):
+    wire.refused[f"/collections/{MANIFEST}"] = status
+    with pytest.warns(UserWarning, match=r"photos.*searches are raw here"):
+        wire.query_points("photos", wire.query, "image")
+    assert "prefetch" not in wire.requests[-1][1]
+    wire.refused.clear()
+    monkeypatch.setattr("hubplugin_qdrant.flows.time.monotonic", lambda: 1e12)
+    wire.query_points("photos", wire.query, "image")
+    assert "prefetch" in wire.requests[-1][1]
+    wire.refused[f"/collections/{MANIFEST}"] = status
+    monkeypatch.setattr("hubplugin_qdrant.flows.time.monotonic", lambda: 2e12)
+    wire.query_points("photos", wire.query, "image")
+    assert ("prefetch" in wire.requests[-1][1]) == (status != 403)  # who may not read it has no business with it
+
+
+@pytest.mark.parametrize("wire", ["vector"], indirect=True)
+def test_where_nothing_can_be_looked_for_both_vectors_are_searched(wire):
+    wire.refused[f"/collections/{LACKING}"] = 400
+    wire.query_points("photos", wire.query, "image")
+    assert [each["using"] for each in wire.requests[-1][1]["prefetch"]] == ["hub_v1", "image"]
