@@ -39,7 +39,7 @@ PROBES = 200
 class Applied:
     """What `apply` or `refresh` did: the model, and of `scanned` targets how many had no offset, and how many a
     different one, before. `written` is False after a dry run, which only counted them. neutral: the groups that have
-    the offset 0, and why."""
+    the offset 0, and why. plan: what would be done to the store, after a dry run."""
 
     model: OffsetModel
     scanned: int
@@ -47,6 +47,7 @@ class Applied:
     stale: int
     written: bool = True
     neutral: Mapping[Value, str] = field(default_factory=dict)
+    plan: Sequence[str] = ()
 
     def __str__(self) -> str:
         text = (
@@ -56,8 +57,8 @@ class Applied:
         if self.neutral:
             named = "; ".join(f"{value!r}: {why}" for value, why in itertools.islice(self.neutral.items(), NAMED))
             more = f"; and {len(self.neutral) - NAMED} more" if len(self.neutral) > NAMED else ""
-            text += f"\n{len(self.neutral)} groups keep the offset 0: {named}{more}"
-        return text
+            text += f"\nkept at offset 0: {named}{more}"
+        return "\n".join((text, *self.plan))
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ def apply(
         )  # fmt: skip
     if dry_run:
         counts = _compared(store, model, "comparing offsets", device, memory, progress)
-        return Applied(model, *counts[:3], written=False, neutral=neutral)
+        return Applied(model, *counts[:3], written=False, neutral=neutral, plan=store.plan())
     return replace(_write(store, model, gallery, device, memory, progress), neutral=neutral)
 
 

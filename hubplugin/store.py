@@ -135,6 +135,10 @@ class Store(ABC):
         """What the store has to add to an inspection, a line each: where and how the correction lies in it."""
         return ()
 
+    def plan(self) -> Sequence[str]:
+        """What writing a correction anew would do to the store, a line each."""
+        return ()
+
     @abstractmethod
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         """The k nearest of each query [m, d] by the store's own search, corrected if a correction is active."""

@@ -97,6 +97,15 @@ class CopiedStore(QdrantStore):
             on_disk=first.on_disk,
         )
 
+    def plan(self) -> Sequence[str]:
+        aliases = ", ".join(map(repr, self._aliases))
+        second = f"with a vector 'hub_v{self._before.last_number + 1}' of {self.dim + 1} dimensions"
+        return (
+            f"{self.collection!r} would be copied to {self._copy!r}, {second} beside {self.using!r}",
+            f"{aliases} would then stand for the copy; {self.collection!r} stays as it is",
+            f"manifest and model would lie in {m.companion(self._copy)!r}",
+        )
+
     @property
     def _filling(self) -> bool:
         return self._target is not None and self.collection == self._copy

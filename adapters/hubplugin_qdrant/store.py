@@ -480,6 +480,17 @@ class QdrantStore(Store):
             [[point.score for point in response.points] for response in found],
         )
 
+    def plan(self) -> Sequence[str]:
+        number = self._manifest().last_number + 1
+        if self.storage == "vector":
+            where = f"a vector 'hub_v{number}' of {self.dim + 1} dimensions beside {self.using!r}"
+        else:
+            where = f"a number 'v{number}' under the payload key {m.KEY!r}, with a float index"
+        return (
+            f"each point of {self.collection!r} would get {where}",
+            f"manifest and model would lie in {m.companion(self.collection)!r}",
+        )
+
     @property
     def _queries_at_once(self) -> int:
         strict = self._info.config.strict_mode_config

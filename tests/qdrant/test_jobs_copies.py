@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
@@ -216,3 +218,23 @@ def test_two_copies_at_once_are_refused(shop):
     shop.apply_to(progress=meanwhile)
     assert refused
     assert QdrantStore(shop.plain, "shop").correction().model.method == "is"
+
+
+@pytest.mark.parametrize(
+    ("storage", "said"),
+    [
+        ("payload", "each point of 'photos' would get a number 'v1' under the payload key 'hub_offset'"),
+        (
+            "vector",
+            r"'photos' would be copied to 'photos--v1', with a vector 'hub_v1' of 9 .*\n'shop' would then stand",
+        ),
+    ],
+)
+def test_a_dry_run_says_what_would_be_done_and_does_nothing(shop, storage, said):
+    before = shop.plain.scroll("photos", limit=1000, with_vectors=True)[0]
+    settings = shop.settings() | {"storage": storage}
+    applied = hubplugin_qdrant.apply(shop.plain, "shop", shop.bank, dry_run=True, **settings)
+    assert re.search(said, str(applied))
+    assert (applied.scanned, applied.missing, applied.written) == (ROWS, ROWS, False)
+    assert shop.names() == ["photos"]
+    assert shop.plain.scroll("photos", limit=1000, with_vectors=True)[0] == before

@@ -85,7 +85,7 @@ def _similarities(query, targets, distance):
 def test_points_of_a_small_group_or_of_none_are_neutral_and_the_small_group_is_named(shops):
     applied = hubplugin_qdrant.apply(shops.plain, "photos", shops.bank, **shops.settings())
     assert [shops.offset(3 * LARGE + more) for more in range(3)] == [0, 0, 0]
-    assert "1 groups keep the offset 0: 'tiny': 2 targets, 100 are needed" in str(applied)
+    assert "kept at offset 0: 'tiny': 2 targets, 100 are needed" in str(applied)
     report = hubplugin_qdrant.inspect(shops.plain, "photos")
     assert (report.missing, report.stale) == (0, 0)
     assert "within each 'shop.tenant', 3 of them corrected" in str(report)
