@@ -24,7 +24,7 @@ from integration_tests.galleries import Collection, Gallery, Shard
 from integration_tests.waiting import wait_until
 
 HERE = Path(__file__).parent
-TEST_KEY = "for-tests-only"
+TEST_KEY, READ_ONLY_KEY = "for-tests-only", "for-reading-tests-only"
 
 
 ABILITIES = {
@@ -322,6 +322,7 @@ class Docker(Server):
     """The four servers of docker-compose.yml; this one is the open one, spoken to by REST."""
 
     name = "docker"
+    read_only_key = READ_ONLY_KEY
     can = Server.can | {"disk", "restart", "fresh", "keyed", "tls"}
     service = "open"
 
@@ -334,6 +335,7 @@ class Docker(Server):
         services = ("open", "keyed", "tls", "fresh")
         certificates = _certificates(folder / "certificates")
         environment = {"HUBPLUGIN_TEST_CERTIFICATES": str(certificates), "HUBPLUGIN_TEST_KEY": TEST_KEY}
+        environment["HUBPLUGIN_TEST_READ_ONLY_KEY"] = READ_ONLY_KEY
         with Compose("docker-compose.yml", services, environment, folder).started() as self._compose:
             self._addresses = {
                 service: Address(

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 K = 10
 
+PAGE = 50
+"""Points read or written at a time: what the strictest server of a scenario allows."""
+
 Answer: TypeAlias = list[list[int | str]]
 """The ids found for each query, best first."""
 
@@ -157,7 +160,7 @@ class Collection(Gallery):
             models.PointStruct(id=key, vector=self._vector(vector, sparse), payload=payload(row))
             for row, (key, vector) in enumerate(zip(self.ids, self.vectors, strict=True))
         ]
-        self.client.upload_points(name, rows_of_points, wait=True)
+        self.client.upload_points(name, rows_of_points, batch_size=PAGE, wait=True)
         if graph:
             wait_until(self._indexed, seconds=120)
 
@@ -187,7 +190,7 @@ class Collection(Gallery):
         following = None
         while True:
             records, following = self.client.scroll(
-                self.name, limit=500, offset=following, with_payload=True, with_vectors=True
+                self.name, limit=PAGE, offset=following, with_payload=True, with_vectors=True
             )
             for record in records:
                 key = record.id if isinstance(record.id, int) else str(record.id)

@@ -1,0 +1,169 @@
+"""What servers do otherwise than local mode, or than one another: each was read in their source before it was run."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from qdrant_client import QdrantClient, models
+
+import hubplugin
+import hubplugin_qdrant
+import hubplugin_qdrant.store
+from hubplugin_qdrant import HubQdrantClient
+from integration_tests.galleries import APPLY, BANK, OTHER_BANK, QUERIES, TARGETS, K
+from integration_tests.test_connections import There
+from integration_tests.waiting import wait_until
+
+pytestmark = pytest.mark.needs("client")
+
+
+def health(client, gallery):
+    report = hubplugin_qdrant.inspect(client, gallery.name, probes=0)
+    return report.missing, report.stale
+
+
+def agreement(hub, gallery, model):
+    found = [hub.query_points(gallery.name, query, limit=K).points for query in QUERIES]
+    return gallery.agreement([[point.id for point in points] for points in found], model)
+
+
+def test_an_upsert_without_a_payload_leaves_what_a_plain_one_leaves(backend, gallery):
+    """Servers keep the payload of a point that was there up to 1.14, and clear it from 1.15 on."""
+    hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **APPLY)
+    hub, keys = backend.wrapped(), gallery.ids[:3]
+    for client, key in ((backend.client(), keys[0]), (hub, keys[1])):
+        client.upsert(gallery.name, [models.PointStruct(id=key, vector=TARGETS[0].tolist())], wait=True)
+    operation = models.UpsertOperation(
+        upsert=models.PointsList(points=[models.PointStruct(id=keys[2], vector=TARGETS[0].tolist())])
+    )
+    hub.batch_update_points(gallery.name, [operation])
+    left = [set(gallery.content()[key][1] or {}) - {"hub_offset"} for key in keys]
+    assert left[0] == left[1] == left[2]
+    hubplugin_qdrant.refresh(backend.client(), gallery.name)
+    assert health(backend.client(), gallery) == (0, 0)
+
+
+def test_a_payload_that_is_overwritten_right_after_its_vector_keeps_the_new_offset(backend, gallery):
+    hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **APPLY)
+    key = gallery.ids[0]
+    vectors = models.UpdateVectors(points=[models.PointVectors(id=key, vector=TARGETS[7].tolist())])
+    payload = models.SetPayload(payload={"row": "new"}, points=[key])
+    operations = [
+        models.UpdateVectorsOperation(update_vectors=vectors),
+        models.OverwritePayloadOperation(overwrite_payload=payload),
+    ]
+    backend.wrapped().batch_update_points(gallery.name, operations, wait=False)
+    wait_until(lambda: gallery.content()[key][1].get("row") == "new")
+    wait_until(lambda: health(backend.client(), gallery) == (0, 0))
+
+
+def test_points_deleted_while_offsets_are_written_do_no_harm(backend, gallery, monkeypatch):
+    monkeypatch.setattr(hubplugin_qdrant.store, "BATCH", 25)
+    left = iter(gallery.ids[::3])
+
+    def delete(what, done, total):
+        if what == "writing offsets" and (key := next(left, None)) is not None:
+            backend.client().delete(gallery.name, [key], wait=True)
+
+    hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, progress=delete, **APPLY)
+    assert health(backend.client(), gallery) == (0, 0)
+
+
+@pytest.mark.needs("client", "threads")
+def test_points_deleted_while_offsets_are_taken_out_do_no_harm(backend, gallery, monkeypatch):
+    monkeypatch.setattr(hubplugin_qdrant.store, "BATCH", 25)
+    hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **APPLY)
+
+    def delete():
+        for key in gallery.ids[::-3]:
+            backend.client().delete(gallery.name, [key], wait=True)
+
+    beside = threading.Thread(target=delete)
+    beside.start()
+    try:
+        hubplugin_qdrant.remove(backend.client(), gallery.name)
+    finally:
+        beside.join()
+    assert not any("hub_offset" in beside for _, beside in gallery.content().values())
+
+
+STRICT = {
+    "enabled": True,
+    "max_query_limit": 100,
+    "unindexed_filtering_retrieve": False,
+    "search_allow_exact": False,
+    "upsert_max_batchsize": 50,
+    "search_max_batchsize": 4,
+    "max_payload_index_count": 1,
+}
+
+
+@pytest.mark.needs("client", "server")
+def test_a_strict_server_is_searched_written_and_left_within_its_limits(backend, fill):
+    if backend.version() < (1, 13):
+        pytest.skip("strict mode came with server 1.13")
+    known = {name: value for name, value in STRICT.items() if name in models.StrictModeConfig.model_fields}
+    gallery = fill(strict_mode_config=models.StrictModeConfig(**known))
+    model = hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **APPLY).model
+    hub = backend.wrapped()
+    assert agreement(hub, gallery, model) >= 0.9  # among 100 candidates, which is all that it allows
+    hub.query_points_groups(gallery.name, group_by="row", query=QUERIES[0], limit=3, group_size=2)
+    hub.overwrite_payload(gallery.name, {"row": 0}, points=gallery.ids[:5])
+    hubplugin_qdrant.refresh(backend.client(), gallery.name)
+    assert health(backend.client(), gallery) == (0, 0)
+    hubplugin_qdrant.remove(backend.client(), gallery.name)
+    assert not any("hub_offset" in beside for _, beside in gallery.content().values())
+
+
+@pytest.mark.needs("client", "server")
+def test_a_client_with_the_default_patience_is_enough(backend, gallery):
+    options = {name: value for name, value in backend.address.options().items() if name != "timeout"}
+    model = hubplugin_qdrant.apply(QdrantClient(**options), gallery.name, query_bank=BANK, **APPLY).model
+    assert agreement(HubQdrantClient(**options), gallery, model) >= 0.99
+    hubplugin_qdrant.remove(QdrantClient(**options), gallery.name)
+
+
+@pytest.mark.needs("client", "server", "graph")
+def test_the_graph_is_whole_again_after_a_correction(backend, fill):
+    gallery = fill(graph=True)
+    model = hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **APPLY).model
+
+    def whole():
+        info = backend.client().get_collection(gallery.name)
+        return info.status == models.CollectionStatus.GREEN and (info.indexed_vectors_count or 0) >= len(gallery.ids)
+
+    wait_until(whole, seconds=120)
+    found = [backend.client().query_points(gallery.name, query, limit=K).points for query in QUERIES]
+    raw = gallery.agreement([[point.id for point in points] for points in found], None)
+    assert agreement(backend.wrapped(), gallery, model) >= raw - 0.02
+
+
+@pytest.mark.needs("client", "keyed")
+def test_a_key_that_may_only_read_searches_corrected_and_is_told_what_else_it_may_not(backend):
+    there = There(backend.keyed())
+    gallery = there.gallery()
+    try:
+        model = hubplugin_qdrant.apply(there.client(), gallery.name, query_bank=BANK, **APPLY).model
+        options = there.address.options() | {"api_key": backend.read_only_key}
+        assert agreement(HubQdrantClient(**options), gallery, model) >= 0.99
+        with pytest.raises(hubplugin.StoreError, match="the api key may not do this") as caught:
+            hubplugin_qdrant.apply(QdrantClient(**options), gallery.name, query_bank=OTHER_BANK, **APPLY)
+        assert backend.read_only_key not in str(caught.value)
+        assert agreement(HubQdrantClient(**options), gallery, model) >= 0.99
+    finally:
+        gallery.drop()
+
+
+def test_a_collection_that_a_plain_client_makes_anew_is_searched(backend, fill):
+    gallery = fill(using="code")
+    hubplugin_qdrant.apply(backend.client(), gallery.name, using="code", query_bank=BANK, **APPLY)
+    client = backend.client()
+    client.delete_collection(gallery.name)
+    parameters = models.VectorParams(size=TARGETS.shape[1], distance=models.Distance.COSINE)
+    client.create_collection(gallery.name, {"code": parameters})
+    gallery.ids, gallery.vectors = gallery.ids[:40], np.asarray(gallery.vectors[:40])
+    gallery.insert(gallery.ids, gallery.vectors)
+    found = [backend.wrapped().query_points(gallery.name, query, "code", limit=K).points for query in QUERIES]
+    assert gallery.agreement([[point.id for point in points] for points in found], None) == 1
