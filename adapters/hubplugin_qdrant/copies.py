@@ -163,6 +163,7 @@ class CopiedStore(QdrantStore):
     def activate(self) -> None:
         if not self._filling:
             super().activate()
+            delete_abandoned(self, self._manifest())
             return
         target = self._begun()
         self._writers.settle()
@@ -171,9 +172,7 @@ class CopiedStore(QdrantStore):
             manifest = self._leased(self._manifest())
             self._write_manifest(manifest.changed(active={self.using: target}, writing=None))
             _switch(self.client, self._aliases, self.collection)
-            if self._before.origin is not None:  # a copy before this one
-                self.client.delete_collection(self._source)
-                self.client.delete_collection(m.companion(self._source))
+            delete_abandoned(self, manifest)  # the copy before this one
         self._source = self.collection
 
 
@@ -189,19 +188,27 @@ def restored(store: QdrantStore, manifest: Manifest) -> None:
     for _ in range(CLOSING_PASSES):
         if not mirror(store, copy, origin, manifest.seconds()):
             break
+    # From here on the copy is one that a run has left behind, whatever becomes of this one.
+    store._write_manifest(manifest.changed(active={}, writing=_filled(manifest, store.using)))
     _switch(client, _aliases(client, copy), origin)
     client.delete_collection(copy)
     client.delete_collection(m.companion(copy))
     QdrantStore(client, origin, store.using).remove()
 
 
-def abandoned(store: QdrantStore, manifest: Manifest) -> None:
-    """Deletes the copy of `store.collection` that has been begun and not taken its place, if there is one."""
-    copy = f"{manifest.origin or store.collection}--v{manifest.last_number + 1}"
-    half = companion.read_manifest(store.client, copy)
-    if half is not None and half.origin is not None and not _aliases(store.client, copy):
-        store.client.delete_collection(copy)
-        store.client.delete_collection(m.companion(copy))
+def delete_abandoned(store: QdrantStore, manifest: Manifest) -> None:
+    """Deletes the copies that no alias stands for and that a run has begun, or left behind, when it was cut off."""
+    base = manifest.origin or store.collection
+    for found in store.client.get_collections().collections:
+        copy = found.name.removesuffix(m.companion(""))
+        number = copy.removeprefix(f"{base}--v")
+        if copy == found.name or not number.isdecimal() or _aliases(store.client, copy):
+            continue
+        left = companion.read_manifest(store.client, copy)
+        replaced = manifest.origin is not None and int(number) < manifest.last_number
+        if left is not None and left.origin == base and (replaced or not left.active):
+            store.client.delete_collection(copy)
+            store.client.delete_collection(found.name)
 
 
 def mirror(store: QdrantStore, source: str, copy: str, ours: Iterable[str]) -> int:

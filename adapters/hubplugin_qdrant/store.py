@@ -502,7 +502,7 @@ class QdrantStore(Store):
         from hubplugin_qdrant import copies  # which is made of stores
 
         with self._one_line("removing"):
-            copies.abandoned(self, self._manifest())
+            copies.delete_abandoned(self, self._manifest())
             if not self.client.collection_exists(m.companion(self.collection)):
                 return
             manifest = self._leased(self._manifest())

@@ -238,3 +238,68 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(shop, storage, said)
     assert (applied.scanned, applied.missing, applied.written) == (ROWS, ROWS, False)
     assert shop.names() == ["photos"]
     assert shop.plain.scroll("photos", limit=1000, with_vectors=True)[0] == before
+
+
+class Killed(BaseException):
+    """Nothing catches it, as nothing does a kill."""
+
+
+class Mortal:
+    """A client that is killed after so many requests."""
+
+    def __init__(self, client, requests):
+        self.client, self.left = client, requests
+
+    def __getattr__(self, name):
+        found = getattr(self.client, name)
+        if name.startswith("_") or not callable(found):
+            return found
+
+        def call(*given, **named):
+            answer = found(*given, **named)
+            self.left -= 1
+            if self.left == 0:
+                raise Killed
+            return answer
+
+        return call
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["first", "second"])
+def test_a_copy_that_is_killed_at_any_moment_is_finished_or_removed_by_the_next_run(monkeypatch, again):
+    monkeypatch.setattr("hubplugin_qdrant.store._alive", lambda lease, host: False)
+    monkeypatch.setattr("hubplugin_qdrant.store.BATCH", 60)
+    monkeypatch.setattr(Photos, "gallery", Photos.gallery[:50])
+    monkeypatch.setattr(QdrantStore, "release", lambda store: None)  # which a killed run does not come to
+    jobs = {
+        "apply": lambda client, shop: hubplugin_qdrant.apply(
+            client, "shop", shop.bank, using="image", **(shop.settings() | ({"method": "csls"} if again else {}))
+        ),
+        "remove": lambda client, shop: hubplugin_qdrant.remove(client, "shop", using="image"),
+    }
+    for job, moments in (("apply", range(1, 60, 3)), ("remove", range(1, 60, 3))):
+        for moment in moments:
+            client = QdrantClient(":memory:")
+            monkeypatch.setattr(client, "info", lambda: models.VersionInfo(title="", version="1.17.3"))
+            shop = Aliased.on(client)
+            shop.plain.query_points("photos", query=[1.0] * DIM, using="image")
+            before = shop.content("photos")
+            if again:
+                shop.apply_to()
+            if job == "remove":
+                jobs["apply"](client, shop)
+            try:
+                jobs[job](Mortal(client, moment), shop)
+                break
+            except Killed:
+                pass
+            assert shop.content() == before
+            jobs[job](client, shop)
+            assert shop.content() == before
+            if job == "apply":
+                copy = shop.stands_for()["shop"]
+                assert shop.names() == ["photos", copy, f"{copy}--hub"]
+                jobs["remove"](client, shop)
+            assert (shop.names(), shop.stands_for(), shop.content()) == (["photos"], {"shop": "photos"}, before)
+        else:
+            pytest.fail("there are more moments than were tried")
