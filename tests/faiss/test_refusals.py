@@ -16,7 +16,7 @@ OFFSETS = np.linspace(-0.1, 0.1, 50).astype(np.float32)
 
 
 def flat(metric: int = IP, vectors: np.ndarray = X) -> faiss.Index:
-    index = faiss.IndexFlat(vectors.shape[1], metric)
+    index = (faiss.IndexFlatIP if metric == IP else faiss.IndexFlatL2)(vectors.shape[1])
     index.add(vectors)
     return index
 
@@ -63,6 +63,12 @@ def test_an_index_that_cannot_be_upgraded_says_why_in_one_line(name):
     assert "\n" not in str(caught.value)
     if before is not None and name != "no rule":
         np.testing.assert_array_equal(faiss.serialize_index(index), before)
+
+
+def test_an_index_on_a_gpu_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(faiss, "GpuIndex", faiss.IndexFlatIP, raising=False)
+    with pytest.raises(hubplugin.StoreError, match="IndexFlatIP lies on a GPU; take it to the CPU first"):
+        hubplugin_faiss.upgrade(flat(), OFFSETS)
 
 
 def fitted(metric: str, d: int = 8) -> hubplugin.OffsetModel:
