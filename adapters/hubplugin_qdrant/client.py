@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from qdrant_client import AsyncQdrantClient, QdrantClient
+from qdrant_client.client_base import QdrantBase
 from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
 
 from hubplugin_qdrant import flows
@@ -148,6 +149,11 @@ class HubQdrantClient(QdrantClient):
 
     def __del__(self) -> None:
         """The connection is closed by `raw`, which has no other owner or one outside."""
+
+    def migrate(self, dest_client: QdrantBase, *args: Any, **kwargs: Any) -> None:
+        """QdrantClient's, of collections as they lie in the store; the correction of one is in its companion,
+        `<collection>--hub`, which must be named, too, where names are given."""
+        self.raw.migrate(dest_client.raw if isinstance(dest_client, HubQdrantClient) else dest_client, *args, **kwargs)
 
     query_points = _corrected(QdrantClient.query_points, flows.query_points)
     query_batch_points = _corrected(QdrantClient.query_batch_points, flows.query_batch_points)

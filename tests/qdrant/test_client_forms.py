@@ -10,6 +10,7 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.conversions.conversion import RestToGrpc
 
 from hubplugin import InputError
+from hubplugin_qdrant import HubQdrantClient
 from tests.qdrant.conftest import ROWS, Photos
 
 RED = models.Filter(must=[models.FieldCondition(key="colour", match=models.MatchValue(value="red"))])
@@ -216,3 +217,12 @@ def test_a_collection_that_was_made_anew_past_the_wrapper_is_searched_raw_with_a
     with pytest.warns(UserWarning, match="'photos' has lost its second vector; it is raw here: remove and apply again"):
         found = client.query_points("photos", query, "image")
     assert found == photos.plain.query_points("photos", query, "image")
+
+
+def test_a_collection_that_is_migrated_stays_corrected(photos):
+    if photos.awaited:
+        pytest.skip("the async client has no migrate")
+    client, other = photos.apply(), QdrantClient(":memory:")
+    client.migrate(HubQdrantClient.wrap(other))
+    found = HubQdrantClient.wrap(other).query_points("photos", photos.queries[0], photos.using or None)
+    assert ids(found) == photos.best(photos.queries[0])

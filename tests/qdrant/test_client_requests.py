@@ -8,8 +8,9 @@ import httpx
 import pytest
 from qdrant_client import QdrantClient, models
 
+import hubplugin_qdrant
 from hubplugin_qdrant import HubQdrantClient
-from tests.qdrant.conftest import Photos
+from tests.qdrant.conftest import DIM, Photos
 
 QUERY, MANIFEST, LACKING = "photos/points/query", "photos--hub/points", "photos/points/scroll"
 
@@ -99,3 +100,15 @@ def test_where_nothing_can_be_looked_for_both_vectors_are_searched(wire):
     wire.refused[f"/collections/{LACKING}"] = 400
     wire.query_points("photos", wire.query, "image")
     assert [each["using"] for each in wire.requests[-1][1]["prefetch"]] == ["hub_v1", "image"]
+
+
+def test_a_second_vector_has_the_graph_and_memory_of_the_first_but_no_codes(monkeypatch):
+    client, sent = QdrantClient(":memory:"), []
+    codes = models.ScalarQuantization(scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8))
+    settings = {"on_disk": True, "hnsw_config": models.HnswConfigDiff(m=24)}
+    first = models.VectorParams(size=DIM, distance=models.Distance.DOT, quantization_config=codes, **settings)
+    client.create_collection("photos", {"image": first})
+    client.upload_collection("photos", {"image": Photos.gallery})
+    monkeypatch.setattr(client, "update_collection", lambda *given, **named: sent.append(named["vectors_config"]))
+    hubplugin_qdrant.apply(client, "photos", Photos.bank, using="image", storage="vector", method="is", force=True)
+    assert sent == [{"hub_v1": models.VectorParamsDiff(**settings)}]
