@@ -427,14 +427,15 @@ def _corrected_vector(query: Any, using: str | None, manifest: Manifest) -> Vers
     version = manifest.active.get(using or "")
     if version is None or not is_nearest(query):
         return None
-    if version.storage == "payload" or isinstance(_nearest(query), list):
+    nearest = _nearest(query)
+    if version.storage == "payload" or (isinstance(nearest, list) and len(nearest) == version.dim):
         return version
-    if isinstance(_nearest(query), (models.Document, models.Image, models.InferenceObject)):
+    if isinstance(nearest, (models.Document, models.Image, models.InferenceObject)):
         raise InputError(
-            f"a {type(_nearest(query)).__name__} that the server embeds cannot be augmented for storage='vector': "
+            f"a {type(nearest).__name__} that the server embeds cannot be augmented for storage='vector': "
             "embed it in the client (cloud_inference=False), or apply storage='payload'"
         )
-    return None  # a point that is not there is the server's to refuse
+    return None  # another dimension, or a point that is not there, is the server's to refuse
 
 
 def is_nearest(query: Any) -> bool:

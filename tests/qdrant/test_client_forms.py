@@ -84,6 +84,22 @@ def test_a_point_that_is_not_there_is_the_clients_own_error(photos):
         client.query_points("photos", 999, photos.using or None)
 
 
+@pytest.mark.parametrize("wrong", ["dimension", "vector", "collection"])
+def test_what_cannot_be_searched_is_the_clients_own_error(photos, wrong):
+    client = photos.apply()
+    query = [1.0, 2.0] if wrong == "dimension" else photos.queries[0]
+    asked = (
+        "pictures" if wrong == "collection" else "photos",
+        query,
+        "nope" if wrong == "vector" else photos.using or None,
+    )
+    with pytest.raises(Exception) as plain:  # noqa: PT011 - whatever it is
+        photos.plain.query_points(*asked)
+    with pytest.raises(type(plain.value)) as wrapped:
+        client.query_points(*asked)
+    assert str(wrapped.value) == str(plain.value)
+
+
 def mmr(query):
     return models.NearestQuery(nearest=query.tolist(), mmr=models.Mmr(diversity=0.5))
 

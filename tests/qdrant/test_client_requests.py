@@ -7,6 +7,7 @@ import json
 import httpx
 import pytest
 from qdrant_client import QdrantClient, models
+from qdrant_client.http.exceptions import ResponseHandlingException
 
 import hubplugin_qdrant
 from hubplugin_qdrant import HubQdrantClient
@@ -32,6 +33,7 @@ def wire(request):
 
     def answer(sent: httpx.Request) -> httpx.Response:
         client.requests.append((sent.url.path, json.loads(sent.content) if sent.content else None))
+        client.params = dict(sent.url.params)
         if sent.url.path in client.refused:
             return httpx.Response(client.refused[sent.url.path], json={"status": {"error": "no active replica"}})
         if sent.url.path not in results:
@@ -112,3 +114,36 @@ def test_a_second_vector_has_the_graph_and_memory_of_the_first_but_no_codes(monk
     monkeypatch.setattr(client, "update_collection", lambda *given, **named: sent.append(named["vectors_config"]))
     hubplugin_qdrant.apply(client, "photos", Photos.bank, using="image", storage="vector", method="is", force=True)
     assert sent == [{"hub_v1": models.VectorParamsDiff(**settings)}]
+
+
+@pytest.mark.parametrize("wire", ["payload"], indirect=True)
+def test_where_and_how_to_ask_is_said_as_it_was(wire):
+    filtered = models.Filter(must=[models.HasIdCondition(has_id=[1])])
+    params = models.SearchParams(hnsw_ef=64, quantization=models.QuantizationSearchParams(rescore=True))
+    place = {"consistency": "majority", "timeout": 7, "shard_key_selector": "left"}
+    wire.query_points("photos", wire.query, "image", query_filter=filtered, search_params=params, **place)
+    body = wire.requests[-1][1]
+    assert wire.params == {"consistency": "majority", "timeout": "7"}
+    assert body["shard_key"] == "left"
+    assert body["params"] == {"hnsw_ef": 64, "quantization": {"rescore": True}}
+    (candidates,) = body["prefetch"]
+    assert candidates["params"] == body["params"]
+    assert candidates["filter"] == {"must": [{"has_id": [1]}]}
+    assert "filter" not in body
+
+
+@pytest.mark.parametrize("wire", ["payload"], indirect=True)
+@pytest.mark.filterwarnings("ignore:what is known of 'photos'")
+def test_a_server_that_goes_away_is_the_clients_own_error(wire):
+    def gone(sent):
+        raise httpx.ConnectError("connection refused")
+
+    known, wire.http.client._client = wire.http.client._client, httpx.Client(transport=httpx.MockTransport(gone))
+    with pytest.raises(ResponseHandlingException, match="connection refused"):
+        wire.query_points("photos", wire.query, "image")  # before anything is known
+    wire.http.client._client = known
+    wire._hub.forget()
+    wire.query_points("photos", wire.query, "image")
+    wire.http.client._client = httpx.Client(transport=httpx.MockTransport(gone), base_url="http://localhost")
+    with pytest.raises(ResponseHandlingException, match="connection refused"):
+        wire.query_points("photos", wire.query, "image")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
@@ -224,20 +225,23 @@ def test_a_manifest_of_a_newer_version_is_searched_raw_with_a_warning_and_never_
 
 def test_a_corrected_request_is_valid_for_rest_and_grpc(photos):
     photos.apply()
-    manifest = Manifest.model_validate(photos.plain.retrieve("photos--hub", [0])[0].payload)
+    written = Manifest.model_validate(photos.plain.retrieve("photos--hub", [0])[0].payload)
+    complete = {"everywhere": photos.storage == "vector"}
+    everywhere = {name: version.model_copy(update=complete) for name, version in written.active.items()}
     inner = models.Prefetch(query=photos.queries[0].tolist(), using=photos.using or None, limit=5, score_threshold=0.1)
     formula = models.FormulaQuery(formula=models.SumExpression(sum=["$score", 1.0]), defaults={"$score": 0.5})
-    for request in (
+    requests = (
         models.QueryRequest(query=photos.queries[0].tolist(), using=photos.using or None, filter=RED, limit=3),
         models.QueryRequest(query=models.FusionQuery(fusion=models.Fusion.DBSF), prefetch=[inner, inner]),
         models.QueryRequest(query=formula, prefetch=inner),
         models.QueryRequest(query=photos.queries[0].tolist(), using=photos.using or None, prefetch=[inner]),
-    ):
+    )
+    for request, manifest in itertools.product(requests, (written, written.changed(active=everywhere))):
         corrected = rewrite(request, manifest).request
         text = corrected.model_dump_json(exclude_none=True)
         assert json.loads(
             models.QueryRequest.model_validate_json(text).model_dump_json(exclude_none=True)
         ) == json.loads(text)
-        RestToGrpc.convert_query(corrected.query)
-        for prefetch in corrected.prefetch:
+        RestToGrpc.convert_query(QdrantClient._resolve_query(corrected.query))
+        for prefetch in corrected.prefetch or []:
             RestToGrpc.convert_prefetch_query(prefetch)
