@@ -105,11 +105,13 @@ def refresh(store: StoreUrl, device: Device = "auto", memory: Memory = "512MiB")
 @app.command()
 def remove(store: StoreUrl) -> None:
     """Take the correction out; the store is as if it had never been there."""
+    from hubplugin.progress import bars
     from hubplugin.store import open_store
 
     opened = open_store(store)
     found = opened.correction()
-    opened.remove()
+    with bars() as opened.progress:
+        opened.remove()
     typer.echo(f"{store}: {'correction removed' if found else 'there was no correction'}")
 
 

@@ -206,6 +206,7 @@ def _write(
     progress: Progress | None,
 ) -> Applied:
     """`write`, of what was just read from the store, the `gallery`, where there is one."""
+    store.progress = progress
     found = store.correction()
     lies = found is not None and found.model.fingerprint == model.fingerprint
     amends = found is not None and found.active and lies

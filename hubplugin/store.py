@@ -22,6 +22,7 @@ import numpy as np
 from hubplugin.errors import HubpluginError, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
+from hubplugin.vectors import Progress
 
 if TYPE_CHECKING:
     from hubplugin.groups import Value
@@ -91,6 +92,9 @@ class Store(ABC):
     precision: float = 1e-5
     """Offsets that differ by less are the same to this store: float32 rounding of a sum in another order, and where
     it quantises offsets, what that loses."""
+
+    progress: Progress | None = None
+    """Told of long work that no other method reports: the removal of offsets."""
 
     @abstractmethod
     def count(self) -> int:

@@ -216,20 +216,25 @@ def mirror(store: QdrantStore, source: str, copy: str, ours: Iterable[str]) -> i
     names = tuple(ours)
     differing = 0
 
-    def compared(records: list[models.Record]) -> list[tuple[Id, Any]]:
+    def compared(records: list[models.Record]) -> tuple[int, list[tuple[Id, Any]]]:
         ids = [record.id for record in records]
         there = store._retry(store.client.retrieve, copy, ids=ids, with_payload=True, with_vectors=True)
         others = {content.id: content for content in (Content.of(record, ()) for record in there)}
         contents = [Content.of(record, names) for record in records]
-        return [(one.id, one.point()) for one in contents if one.id not in others or not one.like(others[one.id])]
+        changed = [one for one in contents if one.id not in others or not one.like(others[one.id])]
+        return len(records), [(one.id, one.point()) for one in changed]
 
     def send(items: list[tuple[Id, Any]]) -> None:
         store.client.upsert(copy, [point for _, point in items], wait=True)
 
-    for items in store._pages(compared, True, True, source):
+    done, total = 0, store.count()
+    for read, items in store._pages(compared, True, True, source):
         store._renew()
         differing += len(items)
         store._writers.submit(partial(store._send, items, send))
+        done += read
+        if store.progress is not None:
+            store.progress(f"bringing back to {copy!r}", min(done, total), total)
     store._writers.settle()
     return differing + sweep(store, source, copy)
 

@@ -523,7 +523,9 @@ class QdrantStore(Store):
                 self._write_manifest(manifest.changed(lease=None))
             else:
                 self._delete_seconds(mine)
-                self._delete_payload([m.KEY], [version.key for version in mine])
+                keys = [version.key for version in mine if version.storage == "payload"]
+                if keys:
+                    self._delete_payload([m.KEY], keys)
                 self.client.delete_collection(m.companion(self.collection))
         _writers.pop(self._owner, None)
 
@@ -567,10 +569,14 @@ class QdrantStore(Store):
             for key in set(indexes) & set(self._schema()):
                 self._retry(self.client.delete_payload_index, self.collection, key, wait=False)
             self._until(lambda: not set(indexes) & set(self._schema()), SCHEMA_SECONDS)
+        done, total = 0, self.count()
         for by_shard in self._pages(_by_shard, False, False):
             self._renew()
             for shard_key, points in by_shard.items():
                 self._writers.submit(partial(self._without, points, keys, shard_key))
+                done += len(points)
+            if self.progress is not None:
+                self.progress("removing offsets", min(done, total), total)
         self._writers.settle()
 
     def _without(self, points: list[Id], keys: list[str], shard_key: Any) -> None:
@@ -746,15 +752,17 @@ def inspect(
     return correction.inspect(store, probes=probes, device=device, memory=memory, progress=progress)
 
 
-def remove(client: QdrantClient, collection: str, *, using: str = "") -> None:
+def remove(client: QdrantClient, collection: str, *, using: str = "", progress: Progress | None = None) -> None:
     """Takes the correction out: points, payloads and vectors are as if it had never been there."""
-    QdrantStore(client, collection, using).remove()
+    store = QdrantStore(client, collection, using)
+    store.progress = progress
+    store.remove()
 
 
 def open_url(url: str) -> QdrantStore:
     """The store behind qdrant://HOST:6333/COLLECTION, qdrant+https://HOST:6333/COLLECTION or
-    qdrant-local:PATH/COLLECTION, each with ?using=VECTOR where the collection has named vectors, and &storage=vector
-    for offsets in a second vector.
+    qdrant-local:PATH/COLLECTION, each with ?using=VECTOR where the collection has named vectors, &storage=vector
+    for offsets in a second vector, and &alias=NAME for that of a copy.
 
     The api key is read from the environment variable QDRANT_API_KEY and is never part of a URL.
     """
@@ -766,7 +774,7 @@ def open_url(url: str) -> QdrantStore:
     expected = "qdrant-local:PATH/COLLECTION" if scheme == "qdrant-local" else f"{scheme}://HOST:6333/COLLECTION"
     if parts.username or parts.password or options:
         raise InputError(
-            f"expected {expected}, and no more than ?using=VECTOR&storage=vector behind it; "
+            f"expected {expected}, and no more than ?using=VECTOR&storage=vector&alias=NAME behind it; "
             "an api key is read from the environment variable QDRANT_API_KEY"
         )
     if not collection or not (place if scheme == "qdrant-local" else parts.hostname):

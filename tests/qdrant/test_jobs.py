@@ -256,3 +256,25 @@ def test_what_the_collection_allows_now_is_asked_again_by_a_refresh(cosine, monk
     monkeypatch.setattr(QdrantStore, "_abilities", lambda store: {"max_candidates": 30, "server_formula": True})
     hubplugin_qdrant.refresh(cosine.plain, "photos")
     assert cosine.version.max_candidates == 30
+
+
+def test_a_removal_shows_how_far_it_is(cosine):
+    cosine.apply()
+    said = []
+    hubplugin_qdrant.remove(cosine.plain, "photos", progress=lambda *told: said.append(told))
+    assert said[-1] == ("removing offsets", ROWS, ROWS)
+
+
+def test_points_that_go_while_offsets_are_removed_do_not_stop_it(cosine):
+    cosine.apply()
+    delete_payload, gone = cosine.plain.delete_payload, [3, 5]
+
+    def meanwhile(*given, **named):
+        cosine.plain.delete("photos", gone)
+        return delete_payload(*given, **named)
+
+    cosine.plain.delete_payload = meanwhile
+    hubplugin_qdrant.remove(cosine.plain, "photos")
+    left = cosine.plain.scroll("photos", limit=1000)[0]
+    assert len(left) == ROWS - 2
+    assert not any("hub_offset" in point.payload for point in left)

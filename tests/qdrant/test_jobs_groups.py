@@ -9,6 +9,7 @@ from qdrant_client import QdrantClient, models
 import hubplugin
 import hubplugin_qdrant
 from hubplugin import CorrectionRefused, InputError, StoreError
+from hubplugin.cli import app
 from hubplugin.correction import apply
 from hubplugin.groups import GroupedModel, from_bytes
 from hubplugin_qdrant import HubQdrantClient, QdrantStore
@@ -200,3 +201,11 @@ def test_an_unfiltered_search_ranks_all_tenants_together(shops):
     scores = _similarities(shops.queries[0], shops.gallery, shops.distance) + offsets
     found = HubQdrantClient.wrap(client).query_points("photos", shops.queries[0]).points
     assert [point.id for point in found] == np.argsort(-scores)[:10].tolist()
+
+
+def test_the_command_line_fits_within_groups(shops, tmp_path, capsys, monkeypatch):
+    np.save(tmp_path / "bank.npy", Photos.bank)
+    monkeypatch.setattr("hubplugin.store.open_store", lambda url: QdrantStore(shops.plain, "photos"))
+    given = ["--queries", str(tmp_path / "bank.npy"), "--method", "nnn", "--force", "--group-by", "shop.tenant"]
+    app(["apply", "qdrant://host/photos", *given], standalone_mode=False)
+    assert "within each 'shop.tenant', 3 of them corrected" in capsys.readouterr().out
