@@ -36,11 +36,12 @@ ROOT = Path(__file__).resolve().parent.parent
 COPIES = 4
 PROBE = {"nprobe": 16, "efSearch": 64, "search_L": 64}
 TYPES = (
-    "Flat", "L2:Flat", "SQfp16", "SQbf16", "SQ8", "SQ6", "SQ4", "L2:SQ8", "L2:SQ4", "PQ48np", "PQ96x4np",
-    "IVF128,Flat", "L2:IVF128,Flat", "IVF128,SQfp16", "IVF128,SQ8", "IVF128,SQ4", "IVF128,PQ48np", "L2:IVF128,PQ48np",
-    "IVF128_HNSW32,Flat", "HNSW32", "L2:HNSW32", "HNSW32,SQ8", "L2:HNSW32,PQ48np", "NSG32", "OPQ48,IVF128,PQ48np",
-    "PCA128,Flat", "IVF128,PQ48np,RFlat", "IVF128,PQ48np,Refine(SQfp16)", "PQ96x4fs", "IVF128,PQ96x4fs",
-    "IVF128,PQ96x4fs,RFlat", "RaBitQ", "IVF128,RaBitQ", "L2:LSH", "RQ16x8", "PRQ8x2x8",
+    "Flat", "L2:Flat", "SQfp16", "SQbf16", "SQ8", "SQ6", "SQ4", "L2:SQ8", "L2:SQ4", "PQ48np", "PQ96x4np", "L2:PQ48np",
+    "IVF128,Flat", "L2:IVF128,Flat", "IVF128,SQfp16", "IVF128,SQ8", "IVF128,SQ4", "L2:IVF128,SQ4", "IVF128,PQ48np",
+    "L2:IVF128,PQ48np", "IVF128_HNSW32,Flat", "HNSW32", "L2:HNSW32", "HNSW32,SQ8", "L2:HNSW32,PQ48np", "NSG32",
+    "OPQ48,IVF128,PQ48np", "PCA128,Flat", "IVF128,PQ48np,RFlat", "IVF128,PQ48np,Refine(SQfp16)", "PQ96x4fs",
+    "L2:PQ96x4fs", "IVF128,PQ96x4fs", "IVF128,PQ96x4fsr", "IVF128,PQ96x4fs,RFlat", "RaBitQ", "IVF128,RaBitQ",
+    "L2:IVF128,RaBitQ", "L2:LSH", "RQ16x8", "PRQ8x2x8",
 )  # fmt: skip
 
 

@@ -46,8 +46,8 @@ class Coder:
     """Writes a tail behind codes of `head_bits` bits as `tail_bits` more, and takes it off again.
 
     quantiser: codes tails [n, w]. components: those of the tail that carry the offset; the others are padding.
-    limits: the smallest and largest value that a component may have. step: the distance of two levels of the first
-    component, 0 where it has none.
+    limits: the smallest and largest value that a component may have. step: what the tails of centroids are multiples
+    of, 0 for nothing.
     """
 
     tail: Tail
@@ -76,7 +76,8 @@ class Coder:
     def centres(self, offsets: np.ndarray) -> np.ndarray:
         """Tails [n, w] of centroids whose lists are to rank as if every entry had that offset.
 
-        They lie a whole number of steps from the query's, so that neutral is a level in every list.
+        Where levels are close they lie a whole number of steps from the query's, so that neutral is a level in every
+        list.
         """
         if self.tail.whole:
             return np.zeros((len(offsets), self.tail.width), np.float32)
@@ -218,7 +219,9 @@ class ScalarCodec(Codec):
         faiss.copy_array_to_vector(np.ascontiguousarray(trained, np.float32).ravel(), quantiser.trained)
         used = int(np.count_nonzero(tail.query)) if self.whole else self._used
         limits = self.BYTES.get(self.kind, (-65504.0, 65504.0) if self.kind in self.FLOATS else (-np.inf, np.inf))
-        step = float(trained[1, 0]) / self.LEVELS[self.kind] if self.kind in self.LEVELS else 0.0
+        # Ranks of lists cannot be rounded to a fifteenth: at equal nprobe that cost 0.006 of recall, and 0.06 by L2.
+        fine = self.kind in self.LEVELS and self.kind != faiss.ScalarQuantizer.QT_4bit
+        step = float(trained[1, 0]) / self.LEVELS[self.kind] if fine else 0.0
         return Coder(tail, quantiser, range(used), quantiser.bits * d, quantiser.bits * tail.width, limits, step)
 
     @property
