@@ -3,12 +3,12 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint unit integration bench clean
+.PHONY: demo test lint unit ratios integration bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/hubplugin demo
 
-test: lint unit
+test: lint unit ratios
 
 lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
@@ -22,7 +22,13 @@ unit: $(VENV)/installed
 integration: $(VENV)/installed
 	$(BIN)/python -m pytest integration_tests --kills 50 --budget inf $(REQUIRE:%=--require-backend %)
 
+# Ratios to the bare product, against those stored in benchmarks/results.
+ratios: $(VENV)/installed
+	$(BIN)/python -m benchmarks.check
+
+# The peers are installed for this alone.
 bench: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[benchmarks]'
 	$(BIN)/python -m benchmarks
 
 # Constraints pin every direct dependency; torch comes first, so that nothing else chooses its build.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 import numpy as np
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
 EXAMPLES = ROOT / "examples" / "data"
 CODE_SEARCH = Path(os.environ.get("HUBPLUGIN_CODE_SEARCH", ROOT.parent / "shared" / "data" / "code_search"))
 
@@ -27,3 +30,24 @@ def write_table(page: Path, name: str, table: str) -> None:
     if not found:
         raise SystemExit(f"{page} has no place for {name!r}")
     page.write_text(before + start + table.rstrip() + "\n" + end + after.partition(end)[2])
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *rows)) + "\n"
+
+
+def machine(threads: int) -> str:
+    """What a figure was seen on."""
+    model = next(
+        (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
+        platform.processor(),
+    )
+    return (
+        f"{model}, {os.cpu_count()} cores of which {threads} used, no GPU, {platform.system()}, "
+        f"torch {torch.__version__}, numpy {np.__version__}"
+    )
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines() if Path(path).exists() else []

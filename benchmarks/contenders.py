@@ -1,0 +1,221 @@
+"""What the speed of a fit is measured on: hubplugin's methods and their peers, each from the same arrays to offsets.
+
+`python -m benchmarks.contenders NAME OPERANDS [--repeats 5]` runs one of them in a process of its own, in turns with
+the bare product, and prints one line of JSON. `benchmarks.fit` puts them side by side.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+
+import hubplugin
+from benchmarks.tables import CODE_SEARCH, EXAMPLES
+from hubplugin.reductions import CACHE_BYTES
+
+TAU = 0.05
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Unit vectors, float32: bank [m, d], targets [n, d], second (the target bank) [p, d]."""
+
+    bank: np.ndarray
+    targets: np.ndarray
+    second: np.ndarray
+
+    @property
+    def gallery(self) -> np.ndarray:
+        """Targets and second bank as one gallery."""
+        return np.concatenate([self.targets, self.second])
+
+    def __str__(self) -> str:
+        m, d = self.bank.shape
+        return f"bank {m:,}, targets {len(self.targets):,}, target bank {len(self.second):,}, d {d}"
+
+
+def operands(name: str) -> Operands:
+    """code_search: the issue's case; examples: what comes with the repository; random: small, for the check in CI."""
+    if name == "random":
+        rng = np.random.default_rng(0)
+        centre = rng.normal(size=128)
+        parts = [rng.normal(size=(rows, 128)) + centre for rows in (3_000, 2_000, 2_000)]
+    else:
+        folder = {"code_search": CODE_SEARCH, "examples": EXAMPLES}[name]
+        parts = [np.load(folder / f"{part}.npy") for part in ("bank_queries", "test_targets", "bank_targets")]
+    bank, targets, second = (np.asarray(part, np.float32) for part in parts)
+    return Operands(*(part / np.linalg.norm(part, axis=1, keepdims=True) for part in (bank, targets, second)))
+
+
+def bare(*pairs: tuple[np.ndarray, np.ndarray]) -> None:
+    """The products of (columns, bank) and nothing else, in tiles that fit the cache."""
+    for columns, bank in pairs:
+        height = max(CACHE_BYTES // (4 * len(bank)), 1)
+        rows, factor = torch.from_numpy(columns), torch.from_numpy(bank).T
+        out = torch.empty((height, len(bank)))
+        for start in range(0, len(rows), height):
+            part = rows[start : start + height]
+            torch.mm(part, factor, out=out[: len(part)])
+
+
+@dataclass(frozen=True)
+class Contender:
+    """`run` gives offsets from operands, or from what `prepare` made of them; `floor` does the products that nobody can
+    do without. goal: the most times the floor that hubplugin allows itself. like: whose offsets must come out, and to
+    what: the largest difference (`within`), or where the mathematics differ, a correlation (`correlates`)."""
+
+    run: Callable
+    floor: Callable[[Operands], None]
+    goal: float | None = None
+    like: str | None = None
+    within: float | None = None
+    correlates: float | None = None
+    needs: str | None = None
+    prepare: Callable = field(default=lambda given: given)
+
+
+def _to_targets(given: Operands) -> None:
+    bare((given.targets, given.bank))
+
+
+def _to_both(given: Operands) -> None:
+    bare((given.gallery, given.bank))
+
+
+def _single(method: str, **parameters: float) -> Callable:
+    return lambda given: hubplugin.fit(given.bank, method, device="cpu", **parameters).offsets(
+        given.targets, device="cpu"
+    )
+
+
+def _dbsn(memory: str, *, offsets: bool = True) -> Callable:
+    def run(given: Operands) -> np.ndarray:
+        model = hubplugin.fit(
+            given.bank, "dbsn", targets=given.targets, target_bank=given.second, tau=TAU, device="cpu", memory=memory
+        )
+        return model.offsets(given.targets, device="cpu") if offsets else np.zeros(0)
+
+    return run
+
+
+def _sn(memory: str, **parameters: int) -> Callable:
+    return lambda given: hubplugin.fit(
+        given.bank, "sn", targets=given.gallery, tau=TAU, device="cpu", memory=memory, **parameters
+    )
+
+
+def _new_targets(prepared: tuple) -> np.ndarray:
+    model, targets = prepared
+    return model.offsets(targets, device="cpu")
+
+
+def _pot(given: Operands) -> np.ndarray:
+    """As DBSN's release does it: the whole cost matrix in float64, `ot.sinkhorn` with 10 iterations."""
+    import ot
+
+    columns = given.gallery
+    cost = 1 - columns.astype(np.float64) @ given.bank.T.astype(np.float64)
+    a, b = np.full(len(columns), 1 / len(columns)), np.full(len(given.bank), 1 / len(given.bank))
+    log = ot.sinkhorn(a, b, cost, TAU, numItermax=10, stopThr=0, warn=False, log=True)[1]
+    return TAU * np.log(log["u"][: len(given.targets)])
+
+
+def _geomloss(given: Operands) -> np.ndarray:
+    """Its own schedule of temperatures down to tau, its own number of iterations: another way to the same limit."""
+    from geomloss import SamplesLoss
+
+    loss = SamplesLoss("sinkhorn", p=2, blur=TAU**0.5, debias=False, potentials=True, backend="tensorized")
+    with torch.no_grad():
+        potential = loss(torch.from_numpy(given.gallery), torch.from_numpy(given.bank))[0]
+    return potential.flatten()[: len(given.targets)].numpy()
+
+
+def _nnn_retrieval(given: Operands) -> np.ndarray:
+    from nnn import NNNRanker, NNNRetriever
+
+    ranker = NNNRanker(NNNRetriever(given.bank.shape[1]), given.targets, given.bank, alternate_ks=128)
+    return -0.75 * ranker.alignment_means.flatten().numpy()
+
+
+CONTENDERS = {
+    "is": Contender(_single("is", tau=TAU), _to_targets, 1.2),
+    "csls": Contender(_single("csls"), _to_targets, 1.2),
+    "nnn k=16": Contender(_single("nnn", k=16), _to_targets, 1.2),
+    "nnn k=128": Contender(_single("nnn", k=128, alpha=0.75), _to_targets, 1.2),
+    "nnn k=128, nnn-retrieval": Contender(_nnn_retrieval, _to_targets, like="nnn k=128", within=1e-5, needs="nnn"),
+    "dualis": Contender(
+        lambda given: hubplugin.fit(given.bank, "dualis", target_bank=given.second, device="cpu").offsets(
+            given.targets, device="cpu"
+        ),
+        lambda given: bare((given.targets, given.bank), (given.targets, given.second)),
+        1.2,
+    ),
+    "offsets of new targets (dbsn)": Contender(
+        _new_targets,
+        _to_targets,
+        1.2,
+        prepare=lambda given: (
+            hubplugin.fit(given.bank, "sn", targets=given.second[:500], tau=TAU, device="cpu"),
+            given.targets,
+        ),
+    ),
+    "dbsn": Contender(_dbsn("1GiB", offsets=False), _to_both, 1.5),
+    "dbsn and its offsets": Contender(_dbsn("1GiB"), _to_both),
+    "dbsn and its offsets, POT": Contender(_pot, _to_both, like="dbsn and its offsets", within=1e-4, needs="ot"),
+    "dbsn and its offsets, geomloss": Contender(
+        _geomloss, _to_both, like="dbsn and its offsets", correlates=0.95, needs="geomloss"
+    ),
+    "dbsn, nothing held": Contender(
+        _dbsn("64MiB"), _to_both, 11.0, like="dbsn and its offsets", within=1e-5
+    ),
+    "sn": Contender(_sn("1GiB"), _to_both, 1.5),
+    "sn, a tenth sampled": Contender(
+        lambda given: _sn("1GiB", sample=len(given.gallery) // 10)(given), _to_both, 1.3
+    ),
+}  # fmt: skip
+
+
+def measure(name: str, operand_name: str, repeats: int) -> dict:
+    """Seconds of the contender and of the bare product, in turns, and memory beyond the operands and one product."""
+    contender, given = CONTENDERS[name], operands(operand_name)
+    prepared = contender.prepare(given)
+    contender.floor(given)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seconds, floors, offsets = [], [], np.zeros(0)
+    for _ in range(repeats):
+        start = time.perf_counter()
+        contender.floor(given)
+        middle = time.perf_counter()
+        offsets = contender.run(prepared)
+        floors.append(middle - start)
+        seconds.append(time.perf_counter() - middle)
+    memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    if isinstance(offsets, hubplugin.OffsetModel):
+        offsets = np.zeros(0)
+    return {"seconds": seconds, "floor": floors, "memory_mib": round(memory), "offsets": offsets.tolist()}
+
+
+def main(
+    name: str,
+    operands: str,
+    repeats: int = 5,
+    threads: int = 1,
+    out: Annotated[Path | None, typer.Option(help="Write the JSON here.")] = None,
+) -> None:
+    torch.set_num_threads(threads)
+    text = json.dumps(measure(name, operands, repeats))
+    (out.write_text if out else sys.stdout.write)(text)
+
+
+if __name__ == "__main__":
+    typer.run(main)
