@@ -305,9 +305,18 @@ def top_k_mean(similarities: Similarities, targets: Vectors, k: int, what: str =
     """Mean of the k largest s(b_u, t) for every target (of all, where the bank has fewer): float64 [n]."""
     result = np.empty(targets.rows)
     for tile in similarities.tiles(targets, what):
-        largest = torch.topk(tile.s, min(k, similarities.m), dim=1, sorted=False).values
+        largest = _k_largest(tile.s, min(k, similarities.m))
         result[tile.start : tile.stop] = largest.mean(dim=1).cpu().double() + tile.own
     return result
+
+
+def _k_largest(s: torch.Tensor, k: int) -> torch.Tensor:
+    """The k largest of every row of `s`, which is overwritten, in any order: [b, k]."""
+    if s.device.type != "cpu":
+        return torch.topk(s, k, dim=1, sorted=False).values
+    # On a CPU numpy's partition takes one time for any k: 0.7 of torch.topk's at k = 10, a fifth at k = 128.
+    s.numpy().partition(s.shape[1] - k, axis=1)
+    return s[:, s.shape[1] - k :]
 
 
 def dot(similarities: Similarities, targets: Vectors, what: str = "similarity to the mean") -> np.ndarray:
