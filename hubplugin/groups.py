@@ -211,7 +211,7 @@ def fit_within(
                     **method.model_dump(exclude_none=True),
                 )  # fmt: skip
         except CorrectionRefused as refusal:
-            neutral[value] = str(refusal)
+            neutral[value] = str(refusal).partition("; nothing was changed")[0]  # which holds for all of it or none
         else:
             model = method.fit(replace(given, targets=members))
             assert model.gallery is not None

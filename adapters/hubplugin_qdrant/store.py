@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 import uuid
 import weakref
@@ -17,7 +18,16 @@ import numpy as np
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import UnexpectedResponse
 from qdrant_client.local.qdrant_local import QdrantLocal
-from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    sleep_using_event,
+    stop_after_delay,
+    stop_any,
+    stop_when_event_set,
+    wait_random_exponential,
+)
 
 from hubplugin import correction
 from hubplugin.errors import InputError, StoreError
@@ -104,6 +114,7 @@ class QdrantStore(Store):
             info = self._described(collection)
             self._server = _version(self.client.info().version)
         self._source = self.collection
+        self._given_up = threading.Event()
         manifest = self._manifest()
         self.using, parameters = _chosen_vector(self.url, info, using, manifest.seconds())
         self.metric, self.dim = METRICS[parameters.distance], parameters.size
@@ -531,7 +542,9 @@ class QdrantStore(Store):
 
     def release(self) -> None:
         """Lets others write. What was half-written stays for the next run to go on with."""
+        self._given_up.set()  # what is being tried again need not be
         self._writers.abandon()
+        self._given_up.clear()
         self._target = None
         if _writers.pop(self._owner, None) is None:
             return
@@ -654,7 +667,8 @@ class QdrantStore(Store):
         """The answer to a request that does no harm if it is made twice, made again while the server is away."""
         attempts = Retrying(
             retry=retry_if_exception(lambda error: is_passing(error) or is_too_large(error)),
-            stop=stop_after_delay(RETRY_SECONDS),
+            stop=stop_any(stop_after_delay(RETRY_SECONDS), stop_when_event_set(self._given_up)),
+            sleep=sleep_using_event(self._given_up),
             wait=_wait,
             reraise=True,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from qdrant_client import QdrantClient, models
 from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 from qdrant_client.http.exceptions import UnexpectedResponse
-from tenacity import wait_none
+from tenacity import wait_fixed, wait_none
 
 import hubplugin_qdrant
 from hubplugin import StoreError
@@ -181,9 +182,28 @@ def test_a_server_that_limits_the_rate_is_asked_again_when_it_said(cosine, monke
         return count(*given, **named)
 
     monkeypatch.setattr(cosine.plain, "count", limited)
-    monkeypatch.setattr("tenacity.nap.time.sleep", waits.append)
+    monkeypatch.setattr("hubplugin_qdrant.store.sleep_using_event", lambda given_up: waits.append)
     cosine.apply()
     assert waits[0] >= 7
+
+
+def test_an_interrupted_run_does_not_wait_for_a_server_that_is_away(cosine, monkeypatch):
+    monkeypatch.setattr("hubplugin_qdrant.store.QdrantLocal", type("NoClient", (), {}))  # so that threads write
+    tried = threading.Event()
+
+    def away(*given, **named):
+        tried.set()
+        raise UnexpectedResponse(503, "Unavailable", b"", httpx.Headers())
+
+    def interrupt(what, done, total):
+        if what == "writing offsets":
+            tried.wait()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(cosine.plain, "batch_update_points", away)
+    monkeypatch.setattr("hubplugin_qdrant.store.RETRY_WAIT", wait_fixed(600))
+    with pytest.raises(KeyboardInterrupt):
+        cosine.apply(progress=interrupt)
 
 
 def test_a_run_that_another_has_taken_the_place_of_stops(cosine, monkeypatch):
