@@ -439,9 +439,8 @@ class _Kernel:
 
     @property
     def serves_first_iteration(self) -> bool:
-        """Whether exponentials that are held from log alpha = 0 neither overflow nor vanish over all targets."""
-        cosine = self._similarities.metric is Metric.COSINE
-        return self._dtype is not None and cosine and 1 / self._tau <= SAFE_EXPONENT
+        """Whether exponentials at log alpha = 0 neither overflow nor vanish over all targets."""
+        return self._similarities.metric is Metric.COSINE and 1 / self._tau <= SAFE_EXPONENT
 
     def tiles(self, log_alpha: torch.Tensor, what: str) -> Iterator[_Exponentials]:
         """All columns, in order. A tile is overwritten by the next."""
