@@ -7,6 +7,10 @@ then stands for the copy. The copy's manifest names its `origin`, which stays as
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import json
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +25,9 @@ from hubplugin.model import OffsetModel
 from hubplugin.store import Batch, Correction, Id
 from hubplugin_qdrant import companion
 from hubplugin_qdrant import manifest as m
+from hubplugin_qdrant.client import HubQdrantClient
 from hubplugin_qdrant.manifest import Manifest, Version
-from hubplugin_qdrant.store import QdrantStore
+from hubplugin_qdrant.store import QdrantStore, order
 from hubplugin_qdrant.writes import named, second_vectors
 
 
@@ -117,16 +122,20 @@ class CopiedStore(QdrantStore):
             return
         self._writers.settle()
         manifest = self._manifest()
-        for batches in self._pages(lambda records: self._compared(records, manifest), True, True):
+        self._seen = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it goes with this object
+        for batches, seen in self._pages(lambda records: self._compared(records, manifest), True, True):
             self._renew()
+            self._seen.write(seen)
             yield from batches
 
-    def _compared(self, records: list[models.Record], manifest: Manifest) -> list[Batch]:
+    def _compared(self, records: list[models.Record], manifest: Manifest) -> tuple[list[Batch], str]:
+        """The batches of `records`, and how the points were when they were seen, a line each."""
         target = self._begun()
         others = {record.id: record for record in self._full(self.collection, [record.id for record in records])}
-        joined, plain = [], []
+        joined, plain, seen = [], [], []
         for record in records:
             content, other = Content.of(record, self._before.seconds()), others.get(record.id)
+            seen.append(json.dumps([content.id, content.digest]) + "\n")
             vector: dict[str, Any] = dict(content.vectors)
             if other is not None and content.like(Content.of(other, (target.second,))):
                 vector |= {name: found for name, found in named(other.vector).items() if name == target.second}
@@ -135,7 +144,7 @@ class CopiedStore(QdrantStore):
             joined.append(record.model_copy(update={"vector": vector}))
         if plain:
             self._retry(self.client.upsert, self.collection, plain, wait=True)
-        return self._batches(joined, target, manifest, target.group_by)
+        return self._batches(joined, target, manifest, target.group_by), "".join(seen)
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
         if not self._filling:
@@ -172,8 +181,44 @@ class CopiedStore(QdrantStore):
             manifest = self._leased(self._manifest())
             self._write_manifest(manifest.changed(active={self.using: target}, writing=None))
             _switch(self.client, self._aliases, self.collection)
+            self._follow(target)
             delete_abandoned(self, manifest)  # the copy before this one
         self._source = self.collection
+
+    def _follow(self, target: Version) -> None:
+        """Does to the copy what was done to the collection between the last scan and the switch, unless the copy's
+        point has been changed since. Nobody writes to the collection any more."""
+        self._seen.seek(0)
+        lines = map(json.loads, self._seen)
+        expected = next(lines, None)
+        late: list[tuple[Id, str | None, Content | None]] = []  # point, its digest before, what it is now
+        pages = self._pages(lambda records: [Content.of(r, self._before.seconds()) for r in records], True, True)
+        and_end: Iterable[Sequence[Content | None]] = itertools.chain(pages, [[None]])
+        for contents in and_end:
+            for content in contents:
+                while expected is not None and (content is None or order(expected[0]) < order(content.id)):
+                    late.append((*expected, None))
+                    expected = next(lines, None)
+                before = None
+                if content is not None and expected is not None and expected[0] == content.id:
+                    before, expected = expected[1], next(lines, None)
+                if content is not None and before != content.digest:
+                    late.append((content.id, before, content))
+            self._renew()
+            self._bring(late, target)
+            late.clear()
+
+    def _bring(self, late: list[tuple[Id, str | None, Content | None]], target: Version) -> None:
+        found = self._full(self.collection, [key for key, _, _ in late]) if late else []
+        now = {content.id: content.digest for content in (Content.of(r, (target.second,)) for r in found)}
+        followed = [(key, content) for key, before, content in late if now.get(key) == before]
+        written = [content.point() for _, content in followed if content is not None]
+        gone: list[Any] = [key for key, content in followed if content is None]
+        if written:
+            self._retry(HubQdrantClient.wrap(self.client).upsert, self.collection, written, wait=True)
+        if gone:
+            selector = models.PointIdsList(points=gone)
+            self._retry(self.client.delete, self.collection, points_selector=selector, wait=True)
 
 
 def restored(store: QdrantStore, manifest: Manifest) -> None:
@@ -277,6 +322,12 @@ class Content:
         vectors = {name: vector for name, vector in named(record.vector).items() if name not in ours}
         payload = {key: value for key, value in (record.payload or {}).items() if key != m.KEY}
         return cls(record.id if isinstance(record.id, int) else str(record.id), vectors, payload)
+
+    @property
+    def digest(self) -> str:
+        """Names the content: the same for the same."""
+        written = json.dumps([self.payload, self.vectors], sort_keys=True, default=repr)
+        return hashlib.blake2b(written.encode(), digest_size=16).hexdigest()
 
     def point(self, **seconds: list[float]) -> models.PointStruct:
         """As it is written, with second vectors beside its own."""

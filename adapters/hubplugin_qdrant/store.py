@@ -191,8 +191,8 @@ class QdrantStore(Store):
             more = True
             while more and len(pages) < PAGES_AHEAD:
                 records, start = page(start)
-                if stop is not None and (start is None or _order(start) >= _order(stop)):
-                    records = [record for record in records if _order(record.id) < _order(stop)]
+                if stop is not None and (start is None or order(start) >= order(stop)):
+                    records = [record for record in records if order(record.id) < order(stop)]
                     start = None
                 pages.append(turned(records))
                 more = start is not None
@@ -217,7 +217,7 @@ class QdrantStore(Store):
                     with_payload=False,
                 )
                 picked |= {_plain(point.id) for point in found.points}
-        return [None, *sorted(picked, key=_order)]
+        return [None, *sorted(picked, key=order)]
 
     @property
     def _largest(self) -> int:
@@ -850,7 +850,7 @@ def _chosen_vector(
     return using, found
 
 
-def _order(point: Any) -> tuple[int, int]:
+def order(point: Any) -> tuple[int, int]:
     """Numbers come before UUIDs, as a server sorts them."""
     return (0, point) if isinstance(point, int) else (1, uuid.UUID(str(point)).int)
 

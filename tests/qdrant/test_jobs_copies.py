@@ -10,7 +10,7 @@ from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
 from hubplugin import InputError, StoreError
-from hubplugin_qdrant import HubQdrantClient, QdrantStore
+from hubplugin_qdrant import HubQdrantClient, QdrantStore, copies
 from tests.qdrant.conftest import DIM, ROWS, Photos, clustered
 
 
@@ -104,6 +104,30 @@ def test_what_comes_changes_and_goes_while_the_copy_fills_is_in_it(shop):
     assert not events
     assert shop.content() == shop.content("photos")
     report = hubplugin_qdrant.inspect(shop.plain, "shop")
+    assert (report.missing, report.stale) == (0, 0)
+
+
+def test_what_is_written_between_the_last_scan_and_the_switch_is_in_the_copy_unless_it_was_changed_there(
+    client, monkeypatch
+):
+    shop, switch = Aliased.on(client, "image", models.Distance.DOT), copies._switch
+    fresh = clustered(7, 3)
+
+    def late(client, aliases, collection):
+        client.upsert("shop", [shop.point(0, fresh[0]), shop.point(500, fresh[1])])
+        client.delete("shop", [1, 2])
+        client.set_payload("shop", {"n": "late"}, points=[3, 4])
+        switch(client, aliases, collection)
+        client.set_payload("shop", {"n": "new"}, points=[4])
+        client.delete("shop", [5])
+
+    monkeypatch.setattr(copies, "_switch", late)
+    wrapped = shop.apply_to()
+    found = {point.id: point for point in wrapped.scroll("shop", limit=1000, with_vectors=True)[0]}
+    assert found.keys() == {*range(ROWS), 500, 900} - {1, 2, 5}
+    np.testing.assert_allclose([found[0].vector["image"], found[500].vector["image"]], fresh[:2], atol=1e-6)
+    assert [found[key].payload["n"] for key in (3, 4)] == ["late", "new"]
+    report = hubplugin_qdrant.inspect(client, "shop")
     assert (report.missing, report.stale) == (0, 0)
 
 
