@@ -73,8 +73,8 @@ class Contender:
     """One way from operands to offsets.
 
     `run` is timed; `prepare` before it and `finish` after it are not. `floor` does the products that nobody can do
-    without. goal: the most times the floor that hubplugin allows itself. like: whose offsets must come out, and to what:
-    the largest difference (`within`), or where the mathematics differ, a correlation (`correlates`).
+    without. goal: the most times the floor that hubplugin allows itself. like: whose offsets must come out, and how
+    near: the largest difference (`within`), or where the mathematics differ, a correlation (`correlates`).
     """
 
     run: Callable
@@ -184,6 +184,10 @@ CONTENDERS = {
     "sn, a tenth sampled": Contender(
         lambda given: _sn("1GiB", sample=len(given.gallery) // 10)(given), _to_both, 1.3,
         like="sn", correlates=0.9, finish=_offsets,
+    ),
+    "auto, without pairs": Contender(
+        lambda given: hubplugin.choose(given.bank, given.gallery, given.second, pairs=False, device="cpu"), _to_both,
+        finish=lambda choice, given: np.zeros(0),
     ),
 }  # fmt: skip
 

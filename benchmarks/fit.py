@@ -4,7 +4,7 @@
 
 Every contender runs in a process of its own, in turns with the product, so that noise falls on both; ratios are medians
 over the turns. Results that must agree are compared before anything is printed. Writes benchmarks/results/fit.json,
-scaling.svg beside it, and the tables of docs/speed.md.
+scaling.svg beside it, and the tables of docs/speed.md and of the README.
 """
 
 from __future__ import annotations
@@ -200,9 +200,15 @@ def main(
     head = ["work", "times the product", "from-to", "goal", "seconds", "MiB", "differs by"]
     about = f"{operands(data)}; {machine(threads)}; `{command}`\n\n"
     write_table(PAGE, "fit", about + markdown(head, rows))
+    shown = [row for row in rows if row[0] in SHOWN]
+    write_table(ROOT / "README.md", "speed", about + markdown(head, shown))
     lines = [[name, f"{slope:.2f}"] for name, slope in steep.items()]
     write_table(PAGE, "growth", markdown(["time grows with", "to the power of"], lines))
 
+
+SHOWN = ("is", "nnn k=128", "nnn k=128, nnn-retrieval", "dbsn", "dbsn and its offsets",
+         "dbsn and its offsets, POT", "dbsn and its offsets, geomloss")  # fmt: skip
+"""What the README shows."""
 
 CHECKED = ("is", "nnn k=16", "dbsn", "dbsn, nothing held")
 """What `benchmarks.check` runs again."""
