@@ -1,6 +1,6 @@
 """How near the automatic choice comes to the best candidate in hindsight.
 
-    python -m benchmarks.auto_choice [--splits 5] [--sets 1 2 3 4] [--write docs/choosing.md]
+    python -m benchmarks.auto_choice [--splits 5] [--first 0] [--sets 1 2 3 4] [--write docs/choosing.md]
 
 Each split draws bank and test pairs anew from one data set. The choice sees the bank and the gallery; hindsight tries
 every candidate, fitted on the whole bank, on test queries that the choice never saw.
@@ -68,6 +68,7 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--splits", type=int, default=5)
+    parser.add_argument("--first", type=int, default=0, help="the seed of the first split")
     parser.add_argument("--sets", type=int, nargs="*", default=range(1, len(SETS) + 1), help="which, from 1")
     parser.add_argument("--write", type=Path, help="page whose table is replaced")
     given = parser.parse_args()
@@ -80,7 +81,7 @@ def main() -> None:
             print(f"{name}: {folder.name} is not here; set HUBPLUGIN_CODE_SEARCH", file=sys.stderr)
             continue
         found = []
-        for seed in range(given.splits):
+        for seed in range(given.first, given.first + given.splits):
             found.append(split(folder, bank, test, seed))
             for basis, part in zip(("pairs", "hubness"), found[-1], strict=True):
                 print(f"{name} {bank} split {seed} by {basis}: {part}", file=sys.stderr, flush=True)
