@@ -9,21 +9,24 @@ from __future__ import annotations
 import json
 
 from benchmarks.fit import run_apart, summary
-from benchmarks.tables import RESULTS
+from benchmarks.tables import RESULTS, machine
 
-BOUND = 2.0
-"""Times the stored ratio. Of several turns the lowest counts, which other work on the machine disturbs the least."""
+SAME, OTHER = 2.0, 4.0
+"""Times the stored ratio, on the processor it was stored on and on another, where a product costs more or less beside
+an exponential. Of several turns the lowest counts, which other work on the machine disturbs the least."""
 
 
 def main() -> None:
+    results = json.loads((RESULTS / "fit.json").read_text())
+    bound = SAME if results["machine"].partition(",")[0] == machine(1).partition(",")[0] else OTHER
     slower = []
-    for name, stored in json.loads((RESULTS / "fit.json").read_text())["check"].items():
+    for name, stored in results["check"].items():
         found = summary(run_apart(name, "random", repeats=5, threads=1))["low"]
-        print(f"{name}: {found:.2f} times the bare product, stored {stored:.2f}", flush=True)
-        if found > BOUND * stored:
+        print(f"{name}: {found:.2f} times the bare product; stored {stored:.2f}, allowed {bound:g} x", flush=True)
+        if found > bound * stored:
             slower.append(name)
     if slower:
-        raise SystemExit(f"slower than {BOUND} x the stored ratio: {', '.join(slower)}; see python -m benchmarks.fit")
+        raise SystemExit(f"slower than {bound:g} x the stored ratio: {', '.join(slower)}; see python -m benchmarks.fit")
 
 
 if __name__ == "__main__":
