@@ -35,8 +35,9 @@ import os, hubplugin_faiss, faiss, numpy as np
 faiss.omp_set_num_threads(1)
 index = faiss.read_index("small.faiss")
 def resident(): return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+offsets = np.linspace(-0.1, 0.1, index.ntotal, dtype=np.float32)
 before = resident() - os.path.getsize("small.faiss")
-upgraded = hubplugin_faiss.upgrade(index, np.linspace(-0.1, 0.1, index.ntotal, dtype=np.float32))
+upgraded = hubplugin_faiss.upgrade(index, offsets)
 print(peak() - before)
 """
 
