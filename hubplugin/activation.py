@@ -322,7 +322,7 @@ def fit_rule(
     target_bank: VectorLike | None = None,
     metric: Metric | str = "cosine",
     device: str = "auto",
-    memory: int | str = "512MiB",
+    memory: int | str = "1GiB",
     progress: Progress | None = None,
     **parameters: Any,
 ) -> Rule:

@@ -54,7 +54,7 @@ def apply(
     force: Annotated[bool, typer.Option("--force", help="Apply it even if it would not help.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Fit and check, and write nothing.")] = False,
     device: Device = "auto",
-    memory: Memory = "512MiB",
+    memory: Memory = "1GiB",
 ) -> None:
     """Fit, check, write, activate; resumes where it was cut off."""
     from hubplugin.correction import apply
@@ -77,7 +77,7 @@ def diagnose(
     target_bank: Annotated[str | None, typer.Option(help="A second bank, of example targets.")] = None,
     pairs: Paired = None,
     device: Device = "auto",
-    memory: Memory = "512MiB",
+    memory: Memory = "1GiB",
 ) -> None:
     """Is there hubness, who are the hubs, would a correction help? Changes nothing."""
     from hubplugin.diagnosis import diagnose
@@ -92,7 +92,7 @@ def diagnose(
 
 
 @app.command()
-def refresh(store: StoreUrl, device: Device = "auto", memory: Memory = "512MiB") -> None:
+def refresh(store: StoreUrl, device: Device = "auto", memory: Memory = "1GiB") -> None:
     """Write the offsets that are missing or stale, and no others."""
     from hubplugin.correction import refresh
     from hubplugin.progress import bars
@@ -116,7 +116,7 @@ def remove(store: StoreUrl) -> None:
 
 
 @app.command()
-def inspect(store: StoreUrl, device: Device = "auto", memory: Memory = "512MiB") -> None:
+def inspect(store: StoreUrl, device: Device = "auto", memory: Memory = "1GiB") -> None:
     """Say what correction lies in the store, and whether it is whole."""
     from hubplugin.correction import inspect
     from hubplugin.progress import bars
@@ -159,7 +159,7 @@ def evaluate(
     json: Annotated[Path | None, typer.Option(help="Write every figure as JSON.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write one line a method as CSV.")] = None,
     device: Device = "auto",
-    memory: Memory = "512MiB",
+    memory: Memory = "1GiB",
 ) -> None:
     """Every method side by side on queries whose true targets are known, with confidence intervals."""
     from hubplugin.evaluation.evaluate import evaluate

@@ -114,7 +114,7 @@ def apply(
     force: bool = False,
     dry_run: bool = False,
     device: str = "auto",
-    memory: int | str = "512MiB",
+    memory: int | str = "1GiB",
     progress: Progress | None = None,
     **parameters: Any,
 ) -> Applied:
@@ -170,7 +170,7 @@ def apply(
 
 
 def refresh(
-    store: Store, *, device: str = "auto", memory: int | str = "512MiB", progress: Progress | None = None
+    store: Store, *, device: str = "auto", memory: int | str = "1GiB", progress: Progress | None = None
 ) -> Applied:
     """Writes the offsets that are missing or stale under the active model, and no others."""
     found = store.correction()
@@ -185,7 +185,7 @@ def write(
     model: OffsetModel,
     *,
     device: str = "auto",
-    memory: int | str = "512MiB",
+    memory: int | str = "1GiB",
     progress: Progress | None = None,
 ) -> Applied:
     """Writes the offsets of a fitted `model` to everything in `store` and activates them."""
@@ -248,7 +248,7 @@ def inspect(
     *,
     probes: int = PROBES,
     device: str = "auto",
-    memory: int | str = "512MiB",
+    memory: int | str = "1GiB",
     progress: Progress | None = None,
 ) -> Inspection:
     """What correction lies in `store`, whether every target has the offset that its vector gives, and what it does to

@@ -68,7 +68,7 @@ def diagnose(
     pairs: Pairs = None,
     metric: Metric | str | None = None,
     device: str = "auto",
-    memory: int | str = "512MiB",
+    memory: int | str = "1GiB",
     progress: Progress | None = None,
     seed: int = 0,
 ) -> Diagnosis:

@@ -181,7 +181,7 @@ def choose(
     pairs: Pairs = None,
     metric: Metric | str = "cosine",
     device: str = "auto",
-    memory: int | str = "512MiB",
+    memory: int | str = "1GiB",
     progress: Progress | None = None,
     seed: int = 0,
 ) -> Choice:
@@ -223,7 +223,7 @@ def judge(
     pairs: Pairs = None,
     metric: Metric | str = "cosine",
     device: str = "auto",
-    memory: int | str = "512MiB",
+    memory: int | str = "1GiB",
     progress: Progress | None = None,
     seed: int = 0,
     **parameters: Any,
@@ -251,7 +251,7 @@ def judge_all(
     pairs: Pairs = None,
     metric: Metric | str = "cosine",
     device: str = "auto",
-    memory: int | str = "512MiB",
+    memory: int | str = "1GiB",
     progress: Progress | None = None,
     seed: int = 0,
 ) -> list[Judgement]:

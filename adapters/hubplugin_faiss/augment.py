@@ -57,7 +57,7 @@ def upgrade(
     vectors: VectorLike | None = None,
     rebuild: bool = False,
     device: str = "auto",
-    memory: int | str = "512MiB",
+    memory: int | str = "1GiB",
     progress: Progress | None = None,
 ) -> Any:
     """A stock Faiss index of the same d that ranks by similarity + offset. `index` itself is not changed.
@@ -117,7 +117,7 @@ def add(
     ids: np.ndarray | None = None,
     *,
     device: str = "auto",
-    memory: int | str = "512MiB",
+    memory: int | str = "1GiB",
 ) -> None:
     """Adds `vectors` [n, d] to an upgraded index, each with its offset.
 
@@ -175,7 +175,7 @@ def refresh(
     model_or_offsets: OffsetModel | VectorLike,
     *,
     device: str = "auto",
-    memory: int | str = "512MiB",
+    memory: int | str = "1GiB",
     progress: Progress | None = None,
 ) -> Any:
     """An upgraded index with all its offsets replaced, as by `upgrade(downgrade(index), model)`."""

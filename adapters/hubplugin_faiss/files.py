@@ -51,7 +51,7 @@ def upgrade_file(
     out: str | os.PathLike[str] | None = None,
     *,
     device: str = "auto",
-    memory: int | str = "512MiB",
+    memory: int | str = "1GiB",
     progress: Progress | None = None,
 ) -> None:
     """Upgrades the index in the file `path` in place, or to the file `out`, and lays `model` beside it as `.hub`.

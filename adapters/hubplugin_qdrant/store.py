@@ -696,7 +696,7 @@ def apply(
     force: bool = False,
     dry_run: bool = False,
     device: str = "auto",
-    memory: int | str = "512MiB",
+    memory: int | str = "1GiB",
     progress: Progress | None = None,
     **parameters: Any,
 ) -> correction.Applied:
@@ -742,7 +742,7 @@ def refresh(
     *,
     using: str = "",
     device: str = "auto",
-    memory: int | str = "512MiB",
+    memory: int | str = "1GiB",
     progress: Progress | None = None,
 ) -> correction.Applied:
     """Writes the offsets of points that came or changed without the wrapper, and no others; says how many."""
@@ -757,7 +757,7 @@ def inspect(
     using: str = "",
     probes: int = correction.PROBES,
     device: str = "auto",
-    memory: int | str = "512MiB",
+    memory: int | str = "1GiB",
     progress: Progress | None = None,
 ) -> correction.Inspection:
     """What correction lies in the collection, whether every point has the offset that its vector gives, and what the

@@ -85,7 +85,7 @@ def evaluate(
     metric: Metric | str = "cosine",
     seed: int = 0,
     device: str = "auto",
-    memory: int | str = "512MiB",
+    memory: int | str = "1GiB",
     progress: Progress | None = None,
 ) -> Evaluation:
     """Ranks all targets for all queries, raw and under each method, and measures recall and hubness.
