@@ -41,8 +41,10 @@ class CopiedStore(QdrantStore):
     def __init__(self, client: QdrantClient, collection: str, using: str, alias: str | None, *, url: str = ""):
         super().__init__(client, collection, using, "vector", url=url)
         self._before = self._manifest()
-        self._copy = f"{self._before.origin or self.collection}--v{self._before.last_number + 1}"
+        origin = self._before.origin or self.collection
+        self._copy = f"{origin}--v{self._before.last_number + 1}"
         with self._one_line("opening"):
+            _require_free(self, self._copy, origin)
             self._aliases = _aliases(self.client, self.collection)
             if alias is not None and alias not in self._aliases:
                 if self.client.collection_exists(alias):
@@ -62,9 +64,12 @@ class CopiedStore(QdrantStore):
         found = super().correction()
         if found is not None or self.collection == self._copy:
             return found
-        half = companion.read_manifest(self.client, self._copy)
-        version = _filled(half, self.using) if half is not None else None
-        return None if version is None else Correction(companion.read_model(self.client, self._copy, version), False)
+        with self._one_line("reading the model"):
+            half = self._retry(companion.read_manifest, self.client, self._copy)
+            version = _filled(half, self.using) if half is not None else None
+            if version is None:
+                return None
+            return Correction(self._retry(companion.read_model, self.client, self._copy, version), False)
 
     def begin(self, model: OffsetModel) -> Id | None:
         active = self._before.active.get(self.using)
@@ -86,10 +91,9 @@ class CopiedStore(QdrantStore):
                 origin = self._before.origin or self._source
                 self._write_manifest(manifest.changed(active={}, writing=version, last_number=number, origin=origin))
             self._target = version
-            if not self.client.collection_exists(self.collection):
-                first = _named_vectors(self._info, self._before.seconds())
-                vectors = first | {version.second: self._second(first[self.using])}
-                _create(self.client, self.collection, self._info, vectors, self._local)
+            first = _named_vectors(self._info, self._before.seconds())
+            vectors = first | {version.second: self._second(first[self.using])}
+            _create(self, self.collection, vectors)
         return None
 
     def _second(self, first: models.VectorParams) -> models.VectorParams:
@@ -227,9 +231,8 @@ def restored(store: QdrantStore, manifest: Manifest) -> None:
     assert origin is not None
     _require_no_others(store, manifest)
     client, copy = store.client, store.collection
-    if not client.collection_exists(origin):
-        vectors: Any = _named_vectors(store._info, manifest.seconds())
-        _create(client, origin, store._info, vectors[""] if set(vectors) == {""} else vectors, store._local)
+    vectors: Any = _named_vectors(store._info, manifest.seconds())
+    _create(store, origin, vectors[""] if set(vectors) == {""} else vectors)
     for _ in range(CLOSING_PASSES):
         if not mirror(store, copy, origin, manifest.seconds()):
             break
@@ -250,6 +253,8 @@ def delete_abandoned(store: QdrantStore, manifest: Manifest) -> None:
         if copy == found.name or not number.isdecimal() or _aliases(store.client, copy):
             continue
         left = companion.read_manifest(store.client, copy)
+        if left is not None and store.is_taken(left):
+            continue
         replaced = manifest.origin is not None and int(number) < manifest.last_number
         if left is not None and left.origin == base and (replaced or not left.active):
             store.client.delete_collection(copy)
@@ -300,6 +305,19 @@ def sweep(store: QdrantStore, source: str, copy: str) -> int:
 def _filled(manifest: Manifest, using: str) -> Version | None:
     """The version that a copy is being, or has been, filled with."""
     return manifest.writing or manifest.active.get(using)
+
+
+def _require_free(store: QdrantStore, copy: str, origin: str) -> None:
+    """Raises StoreError if `copy` is there and is anything but what a run on `origin` has left behind."""
+    if not store.client.collection_exists(copy):
+        return
+    aliases, left = _aliases(store.client, copy), companion.read_manifest(store.client, copy)
+    if left is None or left.origin != origin:
+        raise StoreError(
+            f"{store.url}: {copy!r}, as the copy would be called, is not ours; delete it or use storage='payload'"
+        )
+    if aliases:
+        raise StoreError(f"{store.url}: its copy {copy!r} is in use as {aliases[0]!r}: apply to that")
 
 
 def _require_no_others(store: QdrantStore, manifest: Manifest) -> None:
@@ -354,8 +372,10 @@ def _named_vectors(info: models.CollectionInfo, ours: Sequence[str]) -> dict[str
     return {name: parameters for name, parameters in by_name.items() if name not in ours}
 
 
-def _create(client: QdrantClient, name: str, like: models.CollectionInfo, vectors: Any, local: bool) -> None:
-    """A collection with the settings of another, its payload indexes among them, and `vectors`."""
+def _create(store: QdrantStore, name: str, vectors: Any) -> None:
+    """A collection with the settings of that of `store` and with `vectors`, if it is not there, and its payload
+    indexes, if they are not."""
+    client, like = store.client, store._info
     config, params = like.config, like.config.params
     settings = {
         "sparse_vectors_config": params.sparse_vectors,
@@ -371,14 +391,15 @@ def _create(client: QdrantClient, name: str, like: models.CollectionInfo, vector
         "strict_mode_config": _as(models.StrictModeConfig, config.strict_mode_config),
         "metadata": getattr(config, "metadata", None),
     }
-    client.create_collection(
-        name, vectors_config=vectors, **{key: value for key, value in settings.items() if value is not None}
-    )
+    if not client.collection_exists(name):
+        given = {key: value for key, value in settings.items() if value is not None}
+        client.create_collection(name, vectors_config=vectors, **given)
     if params.read_fan_out_factor is not None:
         fan_out = models.CollectionParamsDiff(read_fan_out_factor=params.read_fan_out_factor)
         client.update_collection(name, collection_params=fan_out)
-    for key, index in ({} if local else like.payload_schema).items():
-        if key.partition(".")[0] != m.KEY:
+    there = client.get_collection(name).payload_schema
+    for key, index in ({} if store._local else like.payload_schema).items():
+        if key.partition(".")[0] != m.KEY and key not in there:
             client.create_payload_index(name, key, index.params or index.data_type, wait=True)
 
 

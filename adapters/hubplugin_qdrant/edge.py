@@ -182,7 +182,9 @@ class EdgeStore(Store):
         self._folder.mkdir(exist_ok=True)
         model.save(self._model_file(model.fingerprint))
         self._target = Version.of(model, manifest.last_number + 1, self.using, 1)
-        self._write_manifest(manifest.changed(writing=self._target, last_number=self._target.number))
+        # What is half-written for another vector is given up, and taken out by the next job.
+        retired = manifest.retired + ((manifest.writing,) if manifest.writing is not None else ())
+        self._write_manifest(manifest.changed(writing=self._target, last_number=self._target.number, retired=retired))
         return None
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:

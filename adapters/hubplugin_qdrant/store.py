@@ -295,7 +295,7 @@ class QdrantStore(Store):
             )
         self._probes = chosen_probes(model, self.scan())
         with self._one_line("preparing"):
-            companion.create(self.client, self.collection, self._info.config.params.replication_factor)
+            self._retry(companion.create, self.client, self.collection, self._info.config.params.replication_factor)
             manifest = self._leased(self._manifest())
             active, writing = manifest.active.get(self.using), manifest.writing
             if _is_of(active, model, self.storage):
@@ -307,9 +307,13 @@ class QdrantStore(Store):
                     self._create_second(writing)
                 return None
             manifest = self._cleared(manifest)
-            parts = companion.write_model(self.client, self.collection, model)
+            parts = self._retry(companion.write_model, self.client, self.collection, model)
             self._target = self._new_version(model, manifest.last_number + 1, parts)
-            self._write_manifest(manifest.changed(writing=self._target, last_number=self._target.number))
+            # What is half-written for another vector is given up, and taken out by the next job.
+            retired = manifest.retired + ((manifest.writing,) if manifest.writing is not None else ())
+            self._write_manifest(
+                manifest.changed(writing=self._target, last_number=self._target.number, retired=retired)
+            )
             if self.storage == "vector":
                 self._create_second(self._target)
             return None
@@ -420,9 +424,10 @@ class QdrantStore(Store):
                 self._index(target)
                 self._until(self._optimised, OPTIMISE_SECONDS)
                 target = target.model_copy(update=self._abilities())
-                target = calibrated(
-                    self.client, self.collection, target, self._probes, self.count(), self._queries_at_once
-                )
+                target = self._retry(
+                    calibrated,
+                    self.client, self.collection, target, self._probes, self.count(), self._queries_at_once,
+                )  # fmt: skip
             manifest = self._leased(self._manifest())
             before = manifest.active.get(self.using)
             if before is not None and before.number == target.number:
@@ -510,35 +515,37 @@ class QdrantStore(Store):
 
     def remove(self) -> None:
         """Deletes our payload, indexes and companion and nothing else; goes on where it was cut off."""
+        try:
+            with self._one_line("removing"):
+                self._remove()
+        finally:
+            self.release()
+
+    def _remove(self) -> None:
         from hubplugin_qdrant import copies  # which is made of stores
 
-        with self._one_line("removing"):
-            copies.delete_abandoned(self, self._manifest())
-            if not self.client.collection_exists(m.companion(self.collection)):
-                return
-            manifest = self._leased(self._manifest())
-            if manifest.origin is not None:
-                copies.restored(self, manifest)
-                _writers.pop(self._owner, None)
-                return
-            active = {name: version for name, version in manifest.active.items() if name != self.using}
-            mine = [version for version in manifest.everything() if version not in active.values()]
-            writing = (
-                manifest.writing if manifest.writing is not None and manifest.writing.vector != self.using else None
-            )
-            keep = tuple(version for version in mine if version is not writing)
-            manifest = manifest.changed(active=active, writing=writing, retired=keep)
-            self._write_manifest(manifest)
-            if active or writing:
-                manifest = self._cleared(manifest)
-                self._write_manifest(manifest.changed(lease=None))
-            else:
-                self._delete_seconds(mine)
-                keys = [version.key for version in mine if version.storage == "payload"]
-                if keys:
-                    self._delete_payload([m.KEY], keys)
-                self.client.delete_collection(m.companion(self.collection))
-        _writers.pop(self._owner, None)
+        copies.delete_abandoned(self, self._manifest())
+        if not self.client.collection_exists(m.companion(self.collection)):
+            return
+        manifest = self._leased(self._manifest())
+        if manifest.origin is not None:
+            copies.restored(self, manifest)
+            return
+        active = {name: version for name, version in manifest.active.items() if name != self.using}
+        mine = [version for version in manifest.everything() if version not in active.values()]
+        writing = manifest.writing if manifest.writing is not None and manifest.writing.vector != self.using else None
+        keep = tuple(version for version in mine if version is not writing)
+        manifest = manifest.changed(active=active, writing=writing, retired=keep)
+        self._write_manifest(manifest)
+        if active or writing:
+            manifest = self._cleared(manifest)
+            self._write_manifest(manifest.changed(lease=None))
+        else:
+            self._delete_seconds(mine)
+            keys = [version.key for version in mine if version.storage == "payload"]
+            if keys:
+                self._delete_payload([m.KEY], keys)
+            self.client.delete_collection(m.companion(self.collection))
 
     def release(self) -> None:
         """Lets others write. What was half-written stays for the next run to go on with."""
@@ -614,7 +621,7 @@ class QdrantStore(Store):
     def _leased(self, manifest: Manifest) -> Manifest:
         """`manifest` with this writer's lease in it, written and read back. Raises StoreError if another has one."""
         lease, host = manifest.lease, socket.gethostname()
-        if lease is not None and lease.owner != self._owner and _alive(lease, host):
+        if lease is not None and self.is_taken(manifest):
             wait = max(0, round(lease.until - time.time()))
             raise StoreError(
                 f"{self.url}: another run is writing (host {lease.host}, process {lease.process}); wait for it, "
@@ -627,6 +634,11 @@ class QdrantStore(Store):
         self._write_manifest(manifest)
         self._check_lease()
         return manifest
+
+    def is_taken(self, manifest: Manifest) -> bool:
+        """Whether another run than this one is writing."""
+        lease = manifest.lease
+        return lease is not None and lease.owner != self._owner and _alive(lease, socket.gethostname())
 
     def _check_lease(self) -> Manifest:
         manifest = self._manifest()

@@ -244,6 +244,37 @@ def test_two_copies_at_once_are_refused(shop):
     assert QdrantStore(shop.plain, "shop").correction().model.method == "is"
 
 
+def test_a_copy_that_is_in_use_is_not_filled_again(shop):
+    wrapped = shop.apply_to()
+    wrapped.upsert("shop", [shop.point(500, clustered(7, 1)[0])])
+    before = shop.content()
+    for method in ("is", "nnn"):
+        with pytest.raises(StoreError, match="'photos--v1' is in use as 'shop': apply to that"):
+            shop.apply_to("photos", alias="window", method=method)
+    assert shop.content() == before
+    assert shop.stands_for() == {"shop": "photos--v1"}
+
+
+def test_a_collection_of_the_user_that_is_called_like_a_copy_is_left_alone(shop):
+    shop.plain.create_collection("photos--v1", models.VectorParams(size=DIM, distance=models.Distance.DOT))
+    with pytest.raises(StoreError, match="'photos--v1', as the copy would be called, is not ours"):
+        shop.apply_to()
+    assert shop.names() == ["photos", "photos--v1"]
+
+
+def test_a_removal_leaves_the_copy_alone_that_another_run_is_filling(shop):
+    names = []
+
+    def meanwhile(what, done, total):
+        if what == "writing offsets" and not names:
+            hubplugin_qdrant.remove(shop.plain, "shop")
+            names.extend(shop.names())
+
+    shop.apply_to(progress=meanwhile)
+    assert names == ["photos", "photos--v1", "photos--v1--hub"]
+    assert shop.stands_for() == {"shop": "photos--v1"}
+
+
 @pytest.mark.parametrize(
     ("storage", "said"),
     [

@@ -141,6 +141,38 @@ def test_a_run_that_ended_in_an_error_lets_the_next_one_in(cosine):
     assert [p.id for p in client.query_points("photos", cosine.queries[0]).points] == cosine.best(cosine.queries[0])
 
 
+def test_a_removal_that_ended_in_an_error_lets_the_next_one_in(cosine):
+    def stop(what, done, total):
+        raise KeyboardInterrupt
+
+    cosine.apply()
+    store = QdrantStore(cosine.plain, "photos")
+    store.progress = stop
+    with pytest.raises(KeyboardInterrupt):
+        store.remove()
+    hubplugin_qdrant.remove(cosine.plain, "photos")
+    assert [found.name for found in cosine.plain.get_collections().collections] == ["photos"]
+
+
+def test_what_a_run_on_another_vector_has_left_half_written_is_taken_out():
+    client = QdrantClient(":memory:")
+    parameters = models.VectorParams(size=DIM, distance=models.Distance.DOT)
+    client.create_collection("photos", {"image": parameters, "text": parameters})
+    vectors = {"image": clustered(1, 100), "text": clustered(2, 100)}
+    client.upload_collection("photos", vectors, payload=[{"n": row} for row in range(100)])
+
+    def stop(what, done, total):
+        if what == "writing offsets":
+            raise KeyboardInterrupt
+
+    given = {"query_bank": clustered(4, 50), "method": "is", "force": True}
+    with pytest.raises(KeyboardInterrupt):
+        hubplugin_qdrant.apply(client, "photos", using="image", progress=stop, **given)
+    hubplugin_qdrant.apply(client, "photos", using="text", **given)
+    hubplugin_qdrant.apply(client, "photos", using="text", **(given | {"method": "nnn"}))
+    assert {key for point in contents(client) for key in point.payload["hub_offset"]} == {"v2", "v3"}
+
+
 KILLED = """
 import os, signal, sys
 import hubplugin_qdrant.store, torch
