@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -59,17 +60,24 @@ class Compute:
     progress: Progress | None = None
     precision: Precision = "float32"
 
+    def __post_init__(self) -> None:
+        if self.precision not in get_args(Precision):
+            raise InputError(f"precision={self.precision!r} is unknown; use one of {', '.join(get_args(Precision))}")
+
     def torch_device(self) -> torch.device:
+        double = self.precision == "float64"
         if self.device == "auto":
             if torch.cuda.is_available():
                 return torch.device("cuda")
-            return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+            return torch.device("mps" if torch.backends.mps.is_available() and not double else "cpu")
         try:
             device = torch.device(self.device)
             torch.empty(1, device=device)
         except (RuntimeError, AssertionError) as error:
             reason = str(error).splitlines()[0]
             raise InputError(f"device {self.device!r} is not usable here ({reason}); use 'auto' or 'cpu'") from None
+        if double and device.type == "mps":
+            raise InputError("precision='float64' is not to be had on mps; use device='cpu'")
         return device
 
     def bytes(self) -> int:
@@ -80,8 +88,6 @@ class Compute:
 
     def dtypes(self) -> tuple[torch.dtype, ...]:
         """What exponentials may be held in between iterations, the best first."""
-        if self.precision not in get_args(Precision):
-            raise InputError(f"precision={self.precision!r} is unknown; use one of {', '.join(get_args(Precision))}")
         return (torch.float64,) if self.precision == "float64" else (torch.float32, torch.float16)
 
     def report(self, what: str, done: int, total: int) -> None:
@@ -233,6 +239,10 @@ class HoldingCompute(Compute):
     """A `Compute` whose similarities are held, one set a bank: see `HeldSimilarities`."""
 
     _banks: dict[int, tuple[np.ndarray, HeldSimilarities]] = field(default_factory=dict, compare=False)
+
+    def release(self) -> None:
+        """Lets go of all that is held, which otherwise stays until the garbage collector comes by."""
+        self._banks.clear()
 
     def similarities(self, bank: np.ndarray, metric: Metric) -> Similarities:
         if id(bank) not in self._banks:
@@ -426,7 +436,7 @@ class _Kernel:
 
     Where the memory budget has room for all of it, the tiles of one iteration serve the next ones too, with
     weights exp(change of log alpha); so an iteration costs two products with a vector instead of one with a matrix.
-    They are held in float32 or, where that has no room, in float16: see `HALF_PEAK`.
+    They are held in float32 or, where that has no room and similarities are not large, in float16: see `HALF_PEAK`.
     """
 
     def __init__(self, similarities: Similarities, columns: list[Vectors], tau: float):
@@ -449,7 +459,9 @@ class _Kernel:
             return
         change = log_alpha - self._reference
         largest, done = change.max(), 0
-        weights = (change - largest).exp().to(self._similarities.device)
+        dtype = self._held[0].exponentials.dtype
+        weights = (change - largest).exp().to(torch.float32 if dtype is torch.float16 else dtype)
+        weights = weights.to(self._similarities.device)
         scratch = torch.empty(0)
         for held in self._held:
             exponentials = held.exponentials
@@ -457,7 +469,7 @@ class _Kernel:
                 if scratch.shape != exponentials.shape:
                     scratch = torch.empty_like(exponentials, dtype=torch.float32)
                 exponentials = scratch.copy_(exponentials)
-            yield _Exponentials(held.part, exponentials, weights.to(exponentials.dtype), held.log_scale + largest)
+            yield _Exponentials(held.part, exponentials, weights, held.log_scale + largest)
             done += len(exponentials)
             self._similarities.compute.report(what, done, self._rows)
 
@@ -477,7 +489,7 @@ class _Kernel:
 
     def _multiplied(self, log_alpha: torch.Tensor, what: str) -> Iterator[_Exponentials]:
         self._held, self._reference = [], log_alpha
-        ones, room = torch.ones(self._similarities.m, device=self._similarities.device), self._room()
+        ones, room = torch.ones(self._similarities.m, device=self._similarities.device), self._room
         for part, targets in enumerate(self._columns):
             for tile in self._similarities.tiles(targets, what, scale=1 / self._tau, weights=log_alpha):
                 exponentials, peak = _exponentials(tile)
@@ -486,12 +498,16 @@ class _Kernel:
                 if room is None:
                     continue
                 if room.dtype is torch.float16:
+                    if exponentials.dtype is torch.float64:  # what is too large for float32 is so for float16
+                        self._held, room = [], None
+                        continue
                     largest = exponentials.amax(dim=1, keepdim=True)
                     exponentials.mul_(HALF_PEAK / largest)
                     log_scale = log_scale + (largest[:, 0].cpu().double() / HALF_PEAK).log()
                 kept, room = room[: len(exponentials)].copy_(exponentials), room[len(exponentials) :]
                 self._held.append(_Exponentials(part, kept, ones, log_scale))
 
+    @cached_property
     def _room(self) -> torch.Tensor | None:
         if self._dtype is None:
             return None

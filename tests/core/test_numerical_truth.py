@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hubplugin
+from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin.reductions import Compute, Similarities, sinkhorn
 from hubplugin.vectors import as_vectors
@@ -101,9 +102,23 @@ def test_sinkhorn_is_true_whatever_room_there_is(memory, tau, real):
     assert_true("dbsn", {"tau": tau, "iterations": 10}, "cosine", bank, targets, second, memory=memory)
 
 
+@pytest.mark.parametrize("metric", ["dot", "euclidean"])
+def test_large_similarities_are_not_held_in_float16(metric, rng):
+    bank, targets = (3 * rng.normal(size=(650, 4)).astype(np.float32) for _ in range(2))
+    assert_true("sn", {"tau": 10, "iterations": 4}, metric, bank, targets, None, memory="1MiB")
+
+
 def test_float64_is_exact_to_the_float32_that_offsets_come_in(real):
     bank, targets = real["bank_queries"][:200], real["test_targets"][:300]
     assert_true("sn", {"tau": 0.01, "iterations": 10}, "cosine", bank, targets, None, atol=3e-7, precision="float64")
+
+
+def test_float64_is_asked_of_devices_that_have_it_and_typos_are_told(monkeypatch, rng):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    assert Compute(precision="float64").torch_device().type == "cpu"
+    with pytest.raises(InputError, match="precision='double' is unknown; use one of float32, float64"):
+        hubplugin.fit(unit(rng, 5, 4), "is", precision="double")
 
 
 def test_a_sample_stands_for_the_gallery(real):
