@@ -399,11 +399,14 @@ class _Experiment:
                 second = second[np.random.default_rng(fold).permutation(len(second))[: self._fit_rows]]
             compute = HoldingCompute(given.compute.device, given.compute.memory)
             vectors = as_vectors(targets, "targets")
-            yield _Fold(
-                FitInput(given.query_bank[fitted], vectors, second, given.metric, compute),
-                dense(Similarities(given.query_bank[probes], given.metric, compute), vectors),
-                own,
-            )
+            try:
+                yield _Fold(
+                    FitInput(given.query_bank[fitted], vectors, second, given.metric, compute),
+                    dense(Similarities(given.query_bank[probes], given.metric, compute), vectors),
+                    own,
+                )
+            finally:
+                compute.release()
 
     def run(self, configurations: Sequence[Method | None]) -> list[_Trial]:
         """Each configuration over all folds; the folds are the outer loop, so that each is multiplied once."""
