@@ -179,7 +179,7 @@ CONTENDERS = {
     "dbsn and its offsets, geomloss": Contender(
         _geomloss, _to_both, like="dbsn", correlates=0.95, needs="geomloss"
     ),
-    "dbsn, nothing held": Contender(_dbsn("64MiB"), _to_both, 11.0, like="dbsn", within=1e-5, finish=_offsets),
+    "dbsn, nothing held": Contender(_dbsn("16MiB"), _to_both, 11.0, like="dbsn", within=1e-5, finish=_offsets),
     "sn": Contender(_sn("1GiB"), _to_both, 1.5, finish=_offsets),
     "sn, a tenth sampled": Contender(
         lambda given: _sn("1GiB", sample=len(given.gallery) // 10)(given), _to_both, 1.3,
