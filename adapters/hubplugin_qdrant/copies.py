@@ -28,7 +28,7 @@ from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant.client import HubQdrantClient
 from hubplugin_qdrant.manifest import Manifest, Version
 from hubplugin_qdrant.store import QdrantStore, order
-from hubplugin_qdrant.writes import named, second_vectors
+from hubplugin_qdrant.writes import chunks, named, second_vectors
 
 
 class CopiedStore(QdrantStore):
@@ -40,6 +40,8 @@ class CopiedStore(QdrantStore):
 
     def __init__(self, client: QdrantClient, collection: str, using: str, alias: str | None, *, url: str = ""):
         super().__init__(client, collection, using, "vector", url=url)
+        self._scans = 0
+        self._filled: dict[Id, str] = {}  # what the last scan found wanting, by digest, as it was then copied
         self._before = self._manifest()
         origin = self._before.origin or self.collection
         self._copy = f"{origin}--v{self._before.last_number + 1}"
@@ -75,8 +77,7 @@ class CopiedStore(QdrantStore):
         active = self._before.active.get(self.using)
         if active is not None and (active.model, active.storage) == (model.fingerprint, "vector"):
             return super().begin(model)
-        if self.count() == 0:
-            raise StoreError(f"{self.url}: the collection is empty; add points first")
+        self._require_writable()
         with self._one_line("preparing"):
             self.collection = self._copy
             companion.create(self.client, self.collection, self._info.config.params.replication_factor)
@@ -127,6 +128,7 @@ class CopiedStore(QdrantStore):
         self._writers.settle()
         manifest = self._manifest()
         self._seen = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it goes with this object
+        self._scans, self._filled = self._scans + 1, {}
         for batches, seen in self._pages(lambda records: self._compared(records, manifest), True, True):
             self._renew()
             self._seen.write(seen)
@@ -144,10 +146,9 @@ class CopiedStore(QdrantStore):
             if other is not None and content.like(Content.of(other, (target.second,))):
                 vector |= {name: found for name, found in named(other.vector).items() if name == target.second}
             elif self.using not in vector:
-                plain.append(content.point())
+                plain.append(content)
             joined.append(record.model_copy(update={"vector": vector}))
-        if plain:
-            self._retry(self.client.upsert, self.collection, plain, wait=True)
+        _write(self, self.client, self.collection, plain)
         return self._batches(joined, target, manifest, target.group_by), "".join(seen)
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
@@ -166,6 +167,8 @@ class CopiedStore(QdrantStore):
         if contents:
             points = [content.point(**{target.second: seconds[content.id]}) for content in contents]
             self.client.upsert(self.collection, points, wait=True)
+            if self._scans >= CLOSING_PASSES:  # no scan before leaves the writing to what it has found
+                self._filled |= {content.id: content.digest for content in contents}
 
     def _full(self, collection: str, ids: Sequence[Any]) -> list[models.Record]:
         found: list[models.Record] = self._retry(
@@ -192,34 +195,39 @@ class CopiedStore(QdrantStore):
     def _follow(self, target: Version) -> None:
         """Does to the copy what was done to the collection between the last scan and the switch, unless the copy's
         point has been changed since. Nobody writes to the collection any more."""
+        for late in chunks(self._late(), self._largest):
+            self._bring(late, target)
+
+    def _late(self) -> Iterator[tuple[Id, str | None]]:
+        """The points that came, changed or went since the last scan, each with its digest before."""
         self._seen.seek(0)
         lines = map(json.loads, self._seen)
         expected = next(lines, None)
-        late: list[tuple[Id, str | None, Content | None]] = []  # point, its digest before, what it is now
-        pages = self._pages(lambda records: [Content.of(r, self._before.seconds()) for r in records], True, True)
-        and_end: Iterable[Sequence[Content | None]] = itertools.chain(pages, [[None]])
-        for contents in and_end:
-            for content in contents:
-                while expected is not None and (content is None or order(expected[0]) < order(content.id)):
-                    late.append((*expected, None))
+        pages = self._pages(
+            lambda records: [(c.id, c.digest) for c in (Content.of(r, self._before.seconds()) for r in records)],
+            True,
+            True,
+        )
+        and_end: Iterable[Sequence[tuple[Id, str] | None]] = itertools.chain(pages, [[None]])
+        for page in and_end:
+            self._renew()
+            for now in page:
+                while expected is not None and (now is None or order(expected[0]) < order(now[0])):
+                    yield expected[0], self._filled.get(*expected)
                     expected = next(lines, None)
                 before = None
-                if content is not None and expected is not None and expected[0] == content.id:
-                    before, expected = expected[1], next(lines, None)
-                if content is not None and before != content.digest:
-                    late.append((content.id, before, content))
-            self._renew()
-            self._bring(late, target)
-            late.clear()
+                if now is not None and expected is not None and expected[0] == now[0]:
+                    before, expected = self._filled.get(*expected), next(lines, None)
+                if now is not None and before != now[1]:
+                    yield now[0], before
 
-    def _bring(self, late: list[tuple[Id, str | None, Content | None]], target: Version) -> None:
-        found = self._full(self.collection, [key for key, _, _ in late]) if late else []
-        now = {content.id: content.digest for content in (Content.of(r, (target.second,)) for r in found)}
-        followed = [(key, content) for key, before, content in late if now.get(key) == before]
-        written = [content.point() for _, content in followed if content is not None]
-        gone: list[Any] = [key for key, content in followed if content is None]
-        if written:
-            self._retry(HubQdrantClient.wrap(self.client).upsert, self.collection, written, wait=True)
+    def _bring(self, late: list[tuple[Id, str | None]], target: Version) -> None:
+        found = self._full(self.collection, [key for key, _ in late])
+        copied = {content.id: content.digest for content in (Content.of(r, (target.second,)) for r in found)}
+        followed = [key for key, before in late if copied.get(key) == before]
+        contents = [Content.of(record, self._before.seconds()) for record in self._full(self._source, followed)]
+        _write(self, HubQdrantClient.wrap(self.client), self.collection, contents)
+        gone: list[Any] = list(set(followed) - {content.id for content in contents})
         if gone:
             selector = models.PointIdsList(points=gone)
             self._retry(self.client.delete, self.collection, points_selector=selector, wait=True)
@@ -266,27 +274,34 @@ def mirror(store: QdrantStore, source: str, copy: str, ours: Iterable[str]) -> i
     names = tuple(ours)
     differing = 0
 
-    def compared(records: list[models.Record]) -> tuple[int, list[tuple[Id, Any]]]:
+    def compared(records: list[models.Record]) -> tuple[int, list[Id]]:
         ids = [record.id for record in records]
         there = store._retry(store.client.retrieve, copy, ids=ids, with_payload=True, with_vectors=True)
         others = {content.id: content for content in (Content.of(record, ()) for record in there)}
         contents = [Content.of(record, names) for record in records]
-        changed = [one for one in contents if one.id not in others or not one.like(others[one.id])]
-        return len(records), [(one.id, one.point()) for one in changed]
+        return len(records), [one.id for one in contents if one.id not in others or not one.like(others[one.id])]
 
-    def send(items: list[tuple[Id, Any]]) -> None:
-        store.client.upsert(copy, [point for _, point in items], wait=True)
+    def send(ids: list[Id]) -> None:
+        records = store._retry(store.client.retrieve, source, ids=ids, with_payload=True, with_vectors=True)
+        _write(store, store.client, copy, [Content.of(record, names) for record in records])
 
     done, total = 0, store.count()
-    for read, items in store._pages(compared, True, True, source):
+    for read, ids in store._pages(compared, True, True, source):
         store._renew()
-        differing += len(items)
-        store._writers.submit(partial(store._send, items, send))
+        differing += len(ids)
+        store._writers.submit(partial(send, ids))
         done += read
         if store.progress is not None:
             store.progress(f"bringing back to {copy!r}", min(done, total), total)
     store._writers.settle()
     return differing + sweep(store, source, copy)
+
+
+def _write(store: QdrantStore, client: QdrantClient, collection: str, contents: Iterable[Content]) -> None:
+    def send(items: list[tuple[Id, Any]]) -> None:
+        client.upsert(collection, [point for _, point in items], wait=True)
+
+    store._send([(content.id, content.point()) for content in contents], send)
 
 
 def sweep(store: QdrantStore, source: str, copy: str) -> int:

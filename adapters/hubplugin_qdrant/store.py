@@ -280,7 +280,8 @@ class QdrantStore(Store):
         with self._one_line("reading the model"):
             return Correction(companion.read_model(self.client, self.collection, version), active)
 
-    def begin(self, model: OffsetModel) -> Id | None:
+    def _require_writable(self) -> None:
+        """Raises StoreError where there is nothing to write to, or writing would take for ever."""
         if self.count() == 0:
             raise StoreError(f"{self.url}: the collection is empty; add points first")
         if getattr(self._info.config.optimizer_config, "prevent_unoptimized", None):
@@ -288,6 +289,9 @@ class QdrantStore(Store):
                 f"{self.url}: with prevent_unoptimized each write waits for the graph; switch it off for the time: "
                 "update_collection(optimizers_config=OptimizersConfigDiff(prevent_unoptimized=False))"
             )
+
+    def begin(self, model: OffsetModel) -> Id | None:
+        self._require_writable()
         lies = _is_of(self._manifest().active.get(self.using), model, self.storage)
         if self.storage == "vector" and not self.adds_vectors and not lies:
             raise StoreError(

@@ -131,6 +131,23 @@ def test_what_is_written_between_the_last_scan_and_the_switch_is_in_the_copy_unl
     assert (report.missing, report.stale) == (0, 0)
 
 
+def test_a_point_that_changes_all_the_time_has_its_last_change(client, monkeypatch):
+    shop = Aliased.on(client, "image", models.Distance.DOT)
+    switch, fill = copies._switch, copies.CopiedStore._fill
+    changes = iter(range(1000, 2000))
+
+    def change(*given):
+        client.set_payload("photos", {"n": next(changes)}, points=[4])
+
+    def changed_before(step):
+        return lambda *given: (change(), step(*given))
+
+    monkeypatch.setattr(copies, "_switch", changed_before(switch))
+    monkeypatch.setattr(copies.CopiedStore, "_fill", changed_before(fill))
+    shop.apply_to(progress=change)
+    assert client.retrieve("shop", [4])[0].payload["n"] == next(changes) - 1
+
+
 def test_a_removal_goes_back_to_the_collection_with_all_that_was_written_meanwhile(shop):
     wrapped = shop.apply_to()
     wrapped.upsert("shop", [shop.point(0, clustered(7, 1)[0]), shop.point(500, clustered(8, 1)[0])])
