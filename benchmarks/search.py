@@ -1,6 +1,6 @@
 """Search before and after a correction, in every type of Faiss index and in both storages of Qdrant, in one table.
 
-    python -m benchmarks.search [TYPE ...] [--rounds 600]
+    python -m benchmarks.search [TYPE ...] [--rounds 600]      # some types: their rows alone are taken anew
 
 Raw and corrected searches take turns on the same queries, one thread each, k = 10. Recall@10 of the raw search is
 against the exact raw ranking, of the corrected one against the exact corrected ranking (DBSN, tau 0.05). Qdrant is its
@@ -31,9 +31,11 @@ import hubplugin_faiss
 from benchmarks.faiss_types import TYPES, built, exact, load, set_search
 from benchmarks.tables import CODE_SEARCH, EXAMPLES, RESULTS, ROOT, machine, markdown, write_table
 from hubplugin.correction import write
+from hubplugin.metric import Metric, augment_queries, augment_targets
 from hubplugin_qdrant.edge import EdgeStore
 
-K, BATCH, SCALE = 10, 100, 0.001
+K, BATCH = 10, 100
+QDRANT = "Qdrant Edge"
 Search = Callable[[np.ndarray], object]
 """Queries [q, d] to whatever the engine gives."""
 
@@ -81,7 +83,7 @@ def qdrant(
     vectors = {"": edge.EdgeVectorParams(d, edge.Distance.Cosine)}
     vectors["hub"] = edge.EdgeVectorParams(d + 1, edge.Distance.Dot)
     shard = edge.EdgeShard.create(str(folder), edge.EdgeConfig(vectors))
-    second = np.concatenate([gallery, offsets[:, None] / SCALE], axis=1)
+    second = augment_targets(gallery, offsets, Metric.COSINE)
     for start in range(0, n, 1_000):
         rows = range(start, min(start + 1_000, n))
         points = [edge.Point(row, {"": gallery[row].tolist(), "hub": second[row].tolist()}, {}) for row in rows]
@@ -92,27 +94,31 @@ def qdrant(
     def raw(queries: np.ndarray) -> object:
         return [[point.id for point in store.query(query, K, raw=True)] for query in queries]
 
-    def through(vector: str, tail: list[float]) -> Search:
+    def through(vector: str, asked: Callable[[np.ndarray], np.ndarray]) -> Search:
         def search(queries: np.ndarray) -> object:
-            nearest = (edge.Query.Nearest([*query.tolist(), *tail], vector or None) for query in queries)
-            requests = (edge.QueryRequest(K, 0, query) for query in nearest)
-            return [[point.id for point in shard.query(request)] for request in requests]
+            nearest = (edge.Query.Nearest(query.tolist(), vector or None) for query in asked(queries))
+            return [[point.id for point in shard.query(edge.QueryRequest(K, 0, query))] for query in nearest]
 
         return search
 
-    yield "Qdrant Edge, vector", (through("", []), through("hub", [SCALE]))
+    yield (
+        f"{QDRANT}, vector",
+        (through("", lambda queries: queries), through("hub", lambda queries: augment_queries(queries, Metric.COSINE))),
+    )
     write(store, model)
     shard.optimize()
 
     def corrected(queries: np.ndarray) -> object:
         return [[point.id for point in store.query(query, K)] for query in queries]
 
-    yield "Qdrant Edge, payload", (raw, corrected)
+    yield f"{QDRANT}, payload", (raw, corrected)
     shard.close()
 
 
 def main(
-    types: Annotated[list[str] | None, typer.Argument(help="Factory strings, L2: in front for Euclidean.")] = None,
+    types: Annotated[
+        list[str] | None, typer.Argument(help="Factory strings, L2: in front for Euclidean; or Qdrant Edge.")
+    ] = None,
     rounds: Annotated[int, typer.Option(help="Single queries timed.")] = 600,
 ) -> None:
     folder = CODE_SEARCH if CODE_SEARCH.is_dir() else EXAMPLES
@@ -121,8 +127,13 @@ def main(
     queries = queries[:1_000]
     model = hubplugin.fit(bank[:4_000], "dbsn", targets=gallery, tau=0.05)
     truths = tuple(exact(queries, gallery, offsets) for offsets in (np.zeros(len(gallery)), model.offsets(gallery)))
+    page, stored = ROOT / "docs" / "speed.md", RESULTS / "search.json"
     results: dict[str, tuple[Searched, Searched]] = {}
-    for kind in track(types or TYPES, "Faiss", console=Console(stderr=True), transient=True):
+    if types and stored.exists():
+        known = json.loads(stored.read_text())["stores"]
+        results = {name: (Searched(**raw), Searched(**corrected)) for name, (raw, corrected) in known.items()}
+    kinds = [kind for kind in types or TYPES if kind != QDRANT]
+    for kind in track(kinds, "Faiss", console=Console(stderr=True), transient=True):
         raw = built(kind, gallery)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the losses that it warns of stand in the table
@@ -130,7 +141,7 @@ def main(
         set_search(corrected)
         searches = tuple(lambda part, index=index: index.search(part, K) for index in (raw, corrected))
         results[kind] = measured(searches, lambda found: found[1], truths, queries, rounds)
-    if not types:
+    if not types or QDRANT in types:
         with tempfile.TemporaryDirectory() as place:
             for name, searches in qdrant(gallery, model, Path(place)):
                 results[name] = measured(searches, np.array, truths, queries, rounds)
@@ -144,17 +155,15 @@ def main(
         ]
         for name, (a, b) in results.items()
     ]  # fmt: skip
-    table = markdown(head, lines)
-    print(table)
-    if types:
-        return
     command = f"python -m benchmarks.search --rounds {rounds}"
     about = f"{len(gallery):,} targets of {folder.name}, {len(queries):,} queries, {gallery.shape[1]} dimensions"
+    found = {name: [asdict(side) for side in sides] for name, sides in results.items()}
+    text = json.dumps({"machine": machine(1), "command": command, "about": about, "stores": found}, indent=1)
     RESULTS.mkdir(exist_ok=True)
-    stored = {name: [asdict(side) for side in sides] for name, sides in results.items()}
-    text = json.dumps({"machine": machine(1), "command": command, "about": about, "stores": stored}, indent=1)
-    (RESULTS / "search.json").write_text(text + "\n")
-    write_table(ROOT / "docs" / "speed.md", "search", f"{about}; {machine(1)}; `{command}`\n\n{table}")
+    stored.write_text(text + "\n")
+    table = markdown(head, lines)
+    print(table)
+    write_table(page, "search", f"{about}; {machine(1)}; `{command}`\n\n{table}")
 
 
 if __name__ == "__main__":
