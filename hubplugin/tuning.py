@@ -555,7 +555,7 @@ def _ranked(trials: Sequence[_Trial]) -> list[_Trial]:
             # It evens out the very k-occurrence that is measured here, so it looks better than it is beside `dbsn`,
             # which spreads the same bank over the target bank too, and which finds more (docs/choosing.md).
             twin = configure("dbsn", **first.parameters)
-            ranked.sort(key=lambda trial: trial.method != twin)
+            ranked.sort(key=lambda trial: trial.method != twin or trial.candidate(trial).cost > COST)
         return ranked
     hits = np.stack([np.asarray(trial.hits) for trial in trials])
     ranks = np.array([np.mean(np.asarray(trial.log_ranks)) for trial in trials])

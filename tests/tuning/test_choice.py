@@ -7,7 +7,8 @@ import pytest
 from scipy import stats
 
 import hubplugin
-from hubplugin.tuning import COST, FOLDS, judge
+from hubplugin.methods import configure
+from hubplugin.tuning import COST, FOLDS, _ranked, _Trial, judge
 from tests.core import formulas
 
 
@@ -226,3 +227,11 @@ def test_methods_and_parameters_that_cannot_be_used_are_refused(small, call, say
     with pytest.raises(hubplugin.InputError) as caught:
         call(small["query_bank"], small["targets"])
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(("cost", "first"), [(COST / 2, "dbsn"), (2 * COST, "sn")])
+def test_dbsn_takes_the_place_of_sn_unless_it_costs_too_much(cost, first):
+    def trial(method, cost):
+        return _Trial(configure(method, tau=0.1), np.arange(40), np.full(10, cost), 1.0, None, None)
+
+    assert _ranked([trial("is", 0.2), trial("sn", 0.1), trial("dbsn", cost)])[0].method.name == first
