@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 from qdrant_client import QdrantClient, models
+from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 from qdrant_client.http.exceptions import UnexpectedResponse
 from qdrant_client.local.qdrant_local import QdrantLocal
 from tenacity import (
@@ -23,9 +24,6 @@ from tenacity import (
     Retrying,
     retry_if_exception,
     sleep_using_event,
-    stop_after_delay,
-    stop_any,
-    stop_when_event_set,
     wait_random_exponential,
 )
 
@@ -73,8 +71,9 @@ QUERIES_AT_ONCE = 32
 LEASE_SECONDS = 60.0
 """A writer on another machine that has not been heard of for this long is taken for dead."""
 
-RETRY_SECONDS = 60.0
-"""For how long a request is made again while the server does not answer, as during a restart."""
+RETRY_SECONDS, LIMITED_SECONDS = 60.0, 600.0
+"""For how long a request is made again while the server does not answer, as during a restart, and while it limits the
+rate, which it counts by the minute."""
 
 SCHEMA_SECONDS, OPTIMISE_SECONDS, POLL_SECONDS = 3600.0, 600.0, 0.5
 """For how long a server may take to make an index or a vector, and to build its graph before the oversampling is
@@ -683,12 +682,20 @@ class QdrantStore(Store):
         """The answer to a request that does no harm if it is made twice, made again while the server is away."""
         attempts = Retrying(
             retry=retry_if_exception(lambda error: is_passing(error) or is_too_large(error)),
-            stop=stop_any(stop_after_delay(RETRY_SECONDS), stop_when_event_set(self._given_up)),
+            stop=lambda state: _patience_is_over(state) or self._given_up.is_set(),
             sleep=sleep_using_event(self._given_up),
             wait=_wait,
             reraise=True,
         )
         return attempts(lambda: finished(call(*given, **named)))
+
+
+def _patience_is_over(state: RetryCallState) -> bool:
+    """Whether a request has been made again for long enough. One that a rate is limited for waits its turn among
+    the others that are under way."""
+    error = state.outcome.exception() if state.outcome is not None else None
+    patience = LIMITED_SECONDS if isinstance(error, ResourceExhaustedResponse) else RETRY_SECONDS
+    return (state.seconds_since_start or 0.0) >= patience
 
 
 def _wait(state: RetryCallState) -> float:

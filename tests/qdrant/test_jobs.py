@@ -187,6 +187,21 @@ def test_a_server_that_limits_the_rate_is_asked_again_when_it_said(cosine, monke
     assert waits[0] >= 7
 
 
+def test_a_request_waits_its_turn_where_others_use_up_the_rate(cosine, monkeypatch):
+    count, refusals = cosine.plain.count, iter(range(5))
+
+    def limited(*given, **named):
+        for _ in refusals:
+            raise ResourceExhaustedResponse("too many requests", 0)
+        return count(*given, **named)
+
+    monkeypatch.setattr(cosine.plain, "count", limited)
+    monkeypatch.setattr("hubplugin_qdrant.store.RETRY_WAIT", wait_none())
+    monkeypatch.setattr("hubplugin_qdrant.store.RETRY_SECONDS", 0)
+    cosine.apply()
+    assert next(refusals, None) is None
+
+
 def test_an_interrupted_run_does_not_wait_for_a_server_that_is_away(cosine, monkeypatch):
     monkeypatch.setattr("hubplugin_qdrant.store.QdrantLocal", type("NoClient", (), {}))  # so that threads write
     tried = threading.Event()
