@@ -70,7 +70,7 @@ class Hub:
         try:
             return (yield from self._looked_up(name))
         except Exception as error:
-            if not companion.is_passing(error):
+            if not (companion.is_passing(error) or companion.is_answer(error)):
                 raise
             if found is None:
                 self.warn(f"what is known of {name!r} cannot be read just now; until it can, its searches are raw here")

@@ -81,7 +81,7 @@ def test_a_collection_without_a_correction_costs_two_small_requests_and_gets_the
 
 
 @pytest.mark.parametrize("wire", ["payload"], indirect=True)
-@pytest.mark.parametrize("status", [403, 500, 503])
+@pytest.mark.parametrize("status", [400, 403, 500, 503])
 def test_a_companion_that_answers_an_error_breaks_no_search(wire, status, monkeypatch):
     wire.refused[f"/collections/{MANIFEST}"] = status
     with pytest.warns(UserWarning, match=r"photos.*searches are raw here"):
