@@ -40,7 +40,8 @@ def fit(
     progress: called as progress(what, done, total).
     pairs: for auto, which target of the target bank belongs to each bank query; see `hubplugin.tuning.Pairs`.
 
-    precision: "float32", within 1e-5 of exact arithmetic, or "float64", at some three times the time.
+    precision: "float32", within 1e-5 of exact arithmetic (or of 1e-4 of the temperature, where that is more), or
+        "float64", at twice the time.
 
     Raises InputError, one line, for anything that cannot be used as given.
     """

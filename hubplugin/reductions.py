@@ -8,6 +8,7 @@ allow; nothing of size bank x targets is held unless the budget has room for it.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -42,6 +43,9 @@ type's range beside its column's peak (87 in the exponent, for float16 under `HA
 HALF_PEAK = 2.0**14
 """The largest float16 of a target: its range then ends at 4e-12 of that. What is rounded off each term, up to 5e-4 of
 it, averages out over the bank and the targets: log alpha comes within 1e-5 of float64's (see the tests)."""
+
+HALF_TERMS = 256
+"""Targets, and bank rows, below which what float16 rounds off is not taken to average out."""
 
 Precision: TypeAlias = Literal["float32", "float64"]
 
@@ -443,7 +447,9 @@ class _Kernel:
         self._similarities, self._columns, self._tau = similarities, columns, tau
         self._rows = sum(part.rows for part in columns)
         size, compute = self._rows * similarities.m, similarities.compute
-        self._dtype = next((d for d in compute.dtypes() if size * d.itemsize <= compute.bytes()), None)
+        enough = min(self._rows, similarities.m) >= HALF_TERMS
+        dtypes = [dtype for dtype in compute.dtypes() if dtype is not torch.float16 or enough]
+        self._dtype = next((dtype for dtype in dtypes if size * dtype.itemsize <= compute.bytes()), None)
         self._held: list[_Exponentials] = []
         self._reference = torch.zeros(0)
 
@@ -477,8 +483,9 @@ class _Kernel:
         """LSE_u( s(b_u, t)/tau + log_alpha_u ) for the first columns, if that needs no multiplication."""
         if not self._serves(log_alpha):
             return None
-        tiles = (tile for tile in self.tiles(log_alpha, "log-sum-exp") if tile.part == 0)
+        tiles = itertools.takewhile(lambda tile: tile.part == 0, self.tiles(log_alpha, "log-sum-exp"))
         sums = [(tile.exponentials @ tile.weights).cpu().double().log() + tile.log_scale for tile in tiles]
+        self._similarities.compute.report("log-sum-exp", self._rows, self._rows)
         return torch.cat(sums).numpy()
 
     def _serves(self, log_alpha: torch.Tensor) -> bool:
