@@ -14,7 +14,6 @@ checkout), else examples/data.
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 from pathlib import Path
@@ -29,10 +28,10 @@ from rich.table import Table
 
 import hubplugin
 import hubplugin_faiss
+from benchmarks.tables import CODE_SEARCH, EXAMPLES
 from hubplugin.model import OffsetModel
 from hubplugin_faiss.rule import rule_for
 
-ROOT = Path(__file__).resolve().parent.parent
 COPIES = 4
 PROBE = {"nprobe": 16, "efSearch": 64, "search_L": 64}
 TYPES = (
@@ -148,8 +147,7 @@ def main(
     data: Annotated[Path | None, typer.Option(help="A folder with the four arrays.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the table here, too.")] = None,
 ) -> None:
-    larger = Path(os.environ.get("HUBPLUGIN_CODE_SEARCH", ROOT.parent / "shared" / "data" / "code_search"))
-    folder = data or (larger if larger.is_dir() else ROOT / "examples" / "data")
+    folder = data or (CODE_SEARCH if CODE_SEARCH.is_dir() else EXAMPLES)
     faiss.omp_set_num_threads(1)
     bank, queries, gallery = load(folder)
     queries, bank = queries[:1000], bank[:4000]

@@ -43,8 +43,9 @@ def machine(threads: int) -> str:
         (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
         platform.processor(),
     )
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     return (
-        f"{model}, {os.cpu_count()} cores of which {threads} used, no GPU, {platform.system()}, "
+        f"{model}, {os.cpu_count()} cores of which {threads} used, {gpu}, {platform.system()}, "
         f"torch {torch.__version__}, numpy {np.__version__}"
     )
 

@@ -208,7 +208,7 @@ def fit_within(
                 check(
                     query_bank, members, method.name, target_bank,
                     pairs=pairs, metric=given.metric, device=compute.device, memory=compute.memory,
-                    **method.model_dump(exclude_none=True),
+                    **method.parameters,
                 )  # fmt: skip
         except CorrectionRefused as refusal:
             neutral[value] = str(refusal).partition("; nothing was changed")[0]  # which holds for all of it or none
