@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from qdrant_client import QdrantClient, models
@@ -27,7 +28,7 @@ from hubplugin_qdrant import companion
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant.client import HubQdrantClient
 from hubplugin_qdrant.manifest import Manifest, Version
-from hubplugin_qdrant.store import QdrantStore, order
+from hubplugin_qdrant.store import Page, QdrantStore, order
 from hubplugin_qdrant.writes import chunks, named, second_vectors
 
 
@@ -40,8 +41,7 @@ class CopiedStore(QdrantStore):
 
     def __init__(self, client: QdrantClient, collection: str, using: str, alias: str | None, *, url: str = ""):
         super().__init__(client, collection, using, "vector", url=url)
-        self._scans = 0
-        self._filled: dict[Id, str] = {}  # what the last scan found wanting, by digest, as it was then copied
+        self._scans, self._trail = 0, Trail(final=False)
         self._before = self._manifest()
         origin = self._before.origin or self.collection
         self._copy = f"{origin}--v{self._before.last_number + 1}"
@@ -127,29 +127,35 @@ class CopiedStore(QdrantStore):
             return
         self._writers.settle()
         manifest = self._manifest()
-        self._seen = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it goes with this object
-        self._scans, self._filled = self._scans + 1, {}
+        # No scan but the last leaves the writing to what it has found.
+        self._scans, self._trail = self._scans + 1, Trail(final=self._scans + 1 >= CLOSING_PASSES)
         for batches, seen in self._pages(lambda records: self._compared(records, manifest), True, True):
             self._renew()
-            self._seen.write(seen)
+            self._trail.saw(seen)
             yield from batches
 
-    def _compared(self, records: list[models.Record], manifest: Manifest) -> tuple[list[Batch], str]:
-        """The batches of `records`, and how the points were when they were seen, a line each."""
-        target = self._begun()
-        others = {record.id: record for record in self._full(self.collection, [record.id for record in records])}
+    def _sides(self) -> tuple[Side, Side]:
+        """The collection, and the copy."""
+        ours = (self._begun().second,)
+        return Side(self, self._source, self._before.seconds()), Side(self, self.collection, ours)
+
+    def _compared(self, records: list[models.Record], manifest: Manifest) -> tuple[list[Batch], Seen]:
+        """The batches of `records`, and how the points were when they were seen."""
+        here, there = self._sides()
+        target, others = self._begun(), there.contents(map(_id, records))
         joined, plain, seen = [], [], []
         for record in records:
-            content, other = Content.of(record, self._before.seconds()), others.get(record.id)
-            seen.append(json.dumps([content.id, content.digest]) + "\n")
-            vector: dict[str, Any] = dict(content.vectors)
-            if other is not None and content.like(Content.of(other, (target.second,))):
-                vector |= {name: found for name, found in named(other.vector).items() if name == target.second}
-            elif self.using not in vector:
+            content = here.content(record)
+            other = others.get(content.id)
+            seen.append((content.id, content.digest))
+            vectors = dict(content.vectors)
+            if other is not None and content.like(other):
+                vectors |= other.ours
+            elif not self._correctable(vectors.get(self.using)):
                 plain.append(content)
-            joined.append(record.model_copy(update={"vector": vector}))
-        _write(self, self.client, self.collection, plain)
-        return self._batches(joined, target, manifest, target.group_by), "".join(seen)
+            joined.append(record.model_copy(update={"vector": vectors}))
+        there.write(plain)
+        return self._batches(joined, target, manifest, target.group_by), seen
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
         if not self._filling:
@@ -158,23 +164,14 @@ class CopiedStore(QdrantStore):
         self._renew()
         seconds = second_vectors(batch.vectors, offsets, self._begun()).tolist()
         items = list(zip(batch.ids, seconds, strict=True))
-        self._writers.submit(partial(self._send, items, partial(self._fill, self._begun())))
+        self._writers.submit(partial(self._send, items, partial(self._fill, self._begun(), self._trail)))
 
-    def _fill(self, target: Version, items: list[tuple[Id, Any]]) -> None:
+    def _fill(self, target: Version, trail: Trail, items: list[tuple[Id, Any]]) -> None:
         """Copies points as they are now, each with its second vector; those that are gone are left out."""
-        seconds = dict(items)
-        contents = [Content.of(record, self._before.seconds()) for record in self._full(self._source, list(seconds))]
-        if contents:
-            points = [content.point(**{target.second: seconds[content.id]}) for content in contents]
-            self.client.upsert(self.collection, points, wait=True)
-            if self._scans >= CLOSING_PASSES:  # no scan before leaves the writing to what it has found
-                self._filled |= {content.id: content.digest for content in contents}
-
-    def _full(self, collection: str, ids: Sequence[Any]) -> list[models.Record]:
-        found: list[models.Record] = self._retry(
-            self.client.retrieve, collection, ids=list(ids), with_payload=True, with_vectors=True
-        )
-        return found
+        seconds, (here, there) = dict(items), self._sides()
+        contents = list(here.contents(seconds).values())
+        there.put(self.client, [content.point({target.second: seconds[content.id]}) for content in contents])
+        trail.wrote(contents)
 
     def activate(self) -> None:
         if not self._filling:
@@ -184,53 +181,13 @@ class CopiedStore(QdrantStore):
         target = self._begun()
         self._writers.settle()
         with self._one_line("activating"):
-            sweep(self, self._source, self.collection)
+            sweep(*self._sides())
             manifest = self._leased(self._manifest())
             self._write_manifest(manifest.changed(active={self.using: target}, writing=None))
             _switch(self.client, self._aliases, self.collection)
-            self._follow(target)
+            follow(self._trail, *self._sides(), HubQdrantClient.wrap(self.client))
             delete_abandoned(self, manifest)  # the copy before this one
         self._source = self.collection
-
-    def _follow(self, target: Version) -> None:
-        """Does to the copy what was done to the collection between the last scan and the switch, unless the copy's
-        point has been changed since. Nobody writes to the collection any more."""
-        for late in chunks(self._late(), self._largest):
-            self._bring(late, target)
-
-    def _late(self) -> Iterator[tuple[Id, str | None]]:
-        """The points that came, changed or went since the last scan, each with its digest before."""
-        self._seen.seek(0)
-        lines = map(json.loads, self._seen)
-        expected = next(lines, None)
-        pages = self._pages(
-            lambda records: [(c.id, c.digest) for c in (Content.of(r, self._before.seconds()) for r in records)],
-            True,
-            True,
-        )
-        and_end: Iterable[Sequence[tuple[Id, str] | None]] = itertools.chain(pages, [[None]])
-        for page in and_end:
-            self._renew()
-            for now in page:
-                while expected is not None and (now is None or order(expected[0]) < order(now[0])):
-                    yield expected[0], self._filled.get(*expected)
-                    expected = next(lines, None)
-                before = None
-                if now is not None and expected is not None and expected[0] == now[0]:
-                    before, expected = self._filled.get(*expected), next(lines, None)
-                if now is not None and before != now[1]:
-                    yield now[0], before
-
-    def _bring(self, late: list[tuple[Id, str | None]], target: Version) -> None:
-        found = self._full(self.collection, [key for key, _ in late])
-        copied = {content.id: content.digest for content in (Content.of(r, (target.second,)) for r in found)}
-        followed = [key for key, before in late if copied.get(key) == before]
-        contents = [Content.of(record, self._before.seconds()) for record in self._full(self._source, followed)]
-        _write(self, HubQdrantClient.wrap(self.client), self.collection, contents)
-        gone: list[Any] = list(set(followed) - {content.id for content in contents})
-        if gone:
-            selector = models.PointIdsList(points=gone)
-            self._retry(self.client.delete, self.collection, points_selector=selector, wait=True)
 
 
 def restored(store: QdrantStore, manifest: Manifest) -> None:
@@ -241,12 +198,15 @@ def restored(store: QdrantStore, manifest: Manifest) -> None:
     client, copy = store.client, store.collection
     vectors: Any = _named_vectors(store._info, manifest.seconds())
     _create(store, origin, vectors[""] if set(vectors) == {""} else vectors)
-    for _ in range(CLOSING_PASSES):
-        if not mirror(store, copy, origin, manifest.seconds()):
+    here, there = Side(store, copy, manifest.seconds()), Side(store, origin, ())
+    for number in range(1, CLOSING_PASSES + 1):
+        trail = Trail(final=number == CLOSING_PASSES)
+        if not mirror(here, there, trail):
             break
     # From here on the copy is one that a run has left behind, whatever becomes of this one.
     store._write_manifest(manifest.changed(active={}, writing=_filled(manifest, store.using)))
     _switch(client, _aliases(client, copy), origin)
+    follow(trail, here, there, client)
     client.delete_collection(copy)
     client.delete_collection(m.companion(copy))
     QdrantStore(client, origin, store.using).remove()
@@ -269,52 +229,58 @@ def delete_abandoned(store: QdrantStore, manifest: Manifest) -> None:
             store.client.delete_collection(found.name)
 
 
-def mirror(store: QdrantStore, source: str, copy: str, ours: Iterable[str]) -> int:
-    """Makes `copy` hold what `source` does, but for what is `ours`; returns how many points differed."""
-    names = tuple(ours)
+def mirror(here: Side, there: Side, trail: Trail) -> int:
+    """Makes `there` hold what `here` does; returns how many points differed. `trail` learns what was seen."""
+    store = here.store
     differing = 0
 
-    def compared(records: list[models.Record]) -> tuple[int, list[Id]]:
-        ids = [record.id for record in records]
-        there = store._retry(store.client.retrieve, copy, ids=ids, with_payload=True, with_vectors=True)
-        others = {content.id: content for content in (Content.of(record, ()) for record in there)}
-        contents = [Content.of(record, names) for record in records]
-        return len(records), [one.id for one in contents if one.id not in others or not one.like(others[one.id])]
+    def compared(records: list[models.Record]) -> tuple[Seen, list[Id]]:
+        contents = [here.content(record) for record in records]
+        others = there.contents(content.id for content in contents)
+        wrong = [one.id for one in contents if one.id not in others or not one.like(others[one.id])]
+        return [(content.id, content.digest) for content in contents], wrong
 
     def send(ids: list[Id]) -> None:
-        records = store._retry(store.client.retrieve, source, ids=ids, with_payload=True, with_vectors=True)
-        _write(store, store.client, copy, [Content.of(record, names) for record in records])
+        contents = list(here.contents(ids).values())
+        there.write(contents)
+        trail.wrote(contents)
 
     done, total = 0, store.count()
-    for read, ids in store._pages(compared, True, True, source):
+    for seen, ids in here.pages(compared):
         store._renew()
+        trail.saw(seen)
         differing += len(ids)
         store._writers.submit(partial(send, ids))
-        done += read
+        done += len(seen)
         if store.progress is not None:
-            store.progress(f"bringing back to {copy!r}", min(done, total), total)
+            store.progress(f"bringing back to {there.name!r}", min(done, total), total)
     store._writers.settle()
-    return differing + sweep(store, source, copy)
+    return differing + sweep(here, there)
 
 
-def _write(store: QdrantStore, client: QdrantClient, collection: str, contents: Iterable[Content]) -> None:
-    def send(items: list[tuple[Id, Any]]) -> None:
-        client.upsert(collection, [point for _, point in items], wait=True)
-
-    store._send([(content.id, content.point()) for content in contents], send)
-
-
-def sweep(store: QdrantStore, source: str, copy: str) -> int:
-    """Deletes from `copy` what `source` does not have; returns how many points."""
-    swept = 0
-    for ids in store._pages(lambda records: [record.id for record in records], False, False, copy):
+def sweep(here: Side, there: Side) -> int:
+    """Deletes from `there` what `here` does not have; returns how many points."""
+    swept, store = 0, here.store
+    for ids in store._pages(lambda records: [_id(record) for record in records], False, False, there.name):
         store._renew()
-        there = store._retry(store.client.retrieve, source, ids=ids, with_payload=False)
-        gone = set(ids) - {record.id for record in there}
-        if gone:
-            store._retry(store.client.delete, copy, points_selector=models.PointIdsList(points=list(gone)), wait=True)
+        found = store._retry(store.client.retrieve, here.name, ids=ids, with_payload=False)
+        gone = set(ids) - {_id(record) for record in found}
+        there.delete(gone)
         swept += len(gone)
     return swept
+
+
+def follow(trail: Trail, here: Side, there: Side, client: QdrantClient) -> None:
+    """Does to `there`, through `client`, what was done to `here` since `trail` saw it, unless the point that is there
+    has been changed since: nobody writes `here` any more."""
+    store = here.store
+    pages = here.pages(lambda records: [(content.id, content.digest) for content in map(here.content, records)])
+    for late in chunks(trail.late(pages, store._renew), store._largest):
+        others = there.contents(key for key, _ in late)
+        followed = [key for key, before in late if (others[key].digest if key in others else None) == before]
+        contents = here.contents(followed)
+        there.write(contents.values(), client)
+        there.delete(set(followed) - set(contents))
 
 
 def _filled(manifest: Manifest, using: str) -> Version | None:
@@ -343,42 +309,154 @@ def _require_no_others(store: QdrantStore, manifest: Manifest) -> None:
 
 @dataclass(frozen=True)
 class Content:
-    """What a user has written of a point, its vectors by name."""
+    """What a user has written of a point, its vectors by name, and beside it the vectors that are `ours`."""
 
     id: Id
     vectors: dict[str, Any]
     payload: dict[str, Any]
-
-    @classmethod
-    def of(cls, record: models.Record, ours: Sequence[str]) -> Content:
-        """`record` without the vectors that are ours, and our payload key."""
-        vectors = {name: vector for name, vector in named(record.vector).items() if name not in ours}
-        payload = {key: value for key, value in (record.payload or {}).items() if key != m.KEY}
-        return cls(record.id if isinstance(record.id, int) else str(record.id), vectors, payload)
+    ours: dict[str, Any]
 
     @property
     def digest(self) -> str:
         """Names the content: the same for the same."""
-        written = json.dumps([self.payload, self.vectors], sort_keys=True, default=repr)
+        written = json.dumps([_rounded(self.payload), self.vectors], sort_keys=True, default=repr)
         return hashlib.blake2b(written.encode(), digest_size=16).hexdigest()
 
-    def point(self, **seconds: list[float]) -> models.PointStruct:
-        """As it is written, with second vectors beside its own."""
-        vector: Any = self.vectors | seconds
+    def point(self, ours: Mapping[str, list[float]]) -> models.PointStruct:
+        """As it is written, with `ours` beside its own vectors."""
+        vector: Any = self.vectors | dict(ours)
         return models.PointStruct(
             id=self.id, vector=vector[""] if set(vector) == {""} else vector, payload=self.payload
         )
 
     def like(self, other: Content) -> bool:
-        if self.payload != other.payload or set(self.vectors) != set(other.vectors):
+        if not _same(self.payload, other.payload) or set(self.vectors) != set(other.vectors):
             return False
         return all(_alike(vector, other.vectors[name]) for name, vector in self.vectors.items())
+
+
+Seen: TypeAlias = "list[tuple[Id, str]]"
+"""Points by id, in the order of ids, each with the digest of its content."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two collections between which points are copied: as a user sees it, without the vectors `ours`."""
+
+    store: QdrantStore
+    name: str
+    ours: Sequence[str]
+
+    def content(self, record: models.Record) -> Content:
+        vectors, payload = named(record.vector), dict(record.payload or {})
+        payload.pop(m.KEY, None)
+        ours = {name: vectors.pop(name) for name in self.ours if name in vectors}
+        return Content(_id(record), vectors, payload, ours)
+
+    def contents(self, ids: Iterable[Id]) -> dict[Id, Content]:
+        """What is there of the points `ids`."""
+        wanted, store = list(ids), self.store
+        if not wanted:
+            return {}
+        found = store._retry(store.client.retrieve, self.name, ids=wanted, with_payload=True, with_vectors=True)
+        return {content.id: content for content in map(self.content, found)}
+
+    def pages(self, turned: Callable[[list[models.Record]], Page]) -> Iterator[Page]:
+        """All points with all that they hold, in the order of ids."""
+        return self.store._pages(turned, True, True, self.name)
+
+    def write(self, contents: Iterable[Content], client: QdrantClient | None = None) -> None:
+        """Puts `contents` in the place of what is there, through `client`, by default the plain one."""
+
+        def send(items: list[tuple[Id, Any]]) -> None:
+            self.put(client or self.store.client, [content.point({}) for _, content in items])
+
+        self.store._send([(content.id, content) for content in contents], send)
+
+    def put(self, client: QdrantClient, points: list[models.PointStruct]) -> None:
+        """Writes `points` in one request. An upsert alone may leave of the point before it what it does not name: a
+        vector up to 1.18, an empty payload up to 1.14."""
+        if points:
+            before = models.PointIdsList(points=[point.id for point in points])
+            operations: list[Any] = [
+                models.DeleteOperation(delete=before),
+                models.UpsertOperation(upsert=models.PointsList(points=points)),
+            ]
+            client.batch_update_points(self.name, operations, wait=True)
+
+    def delete(self, ids: Iterable[Id]) -> None:
+        def send(items: list[tuple[Id, Any]]) -> None:
+            selector = models.PointIdsList(points=[key for key, _ in items])
+            self.store.client.delete(self.name, points_selector=selector, wait=True)
+
+        self.store._send([(key, None) for key in ids], send)
+
+
+@dataclass
+class Trail:
+    """How the points of a collection were when a scan saw them, in a temporary file, and when they were then copied:
+    what was done to them later can be told. final: no scan after this one looks whether what was copied is right."""
+
+    final: bool
+    copied: dict[Id, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._lines = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it goes with this object
+
+    def saw(self, points: Seen) -> None:
+        self._lines.write("".join(json.dumps(point) + "\n" for point in points))
+
+    def wrote(self, contents: Iterable[Content]) -> None:
+        if self.final:
+            self.copied |= {content.id: content.digest for content in contents}
+
+    def late(self, pages: Iterable[Seen], renew: Callable[[], None]) -> Iterator[tuple[Id, str | None]]:
+        """The points that came, changed or went since, as `pages` has them now, each with its digest before."""
+        self._lines.seek(0)
+        lines = map(json.loads, self._lines)
+        expected = next(lines, None)
+        and_end: Iterable[Sequence[tuple[Id, str] | None]] = itertools.chain(pages, [[None]])
+        for page in and_end:
+            renew()
+            for now in page:
+                while expected is not None and (now is None or order(expected[0]) < order(now[0])):
+                    yield expected[0], self.copied.get(*expected)
+                    expected = next(lines, None)
+                before = None
+                if now is not None and expected is not None and expected[0] == now[0]:
+                    before, expected = self.copied.get(*expected), next(lines, None)
+                if now is not None and before != now[1]:
+                    yield now[0], before
+
+
+def _id(record: models.Record) -> Id:
+    return record.id if isinstance(record.id, int) else str(record.id)
 
 
 def _alike(one: Any, other: Any) -> bool:
     if not isinstance(one, list):
         return bool(one == other)
     return np.shape(one) == np.shape(other) and bool(np.allclose(one, other, rtol=1e-6, atol=1e-7))
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values of a payload are the same. A server may read a number one step off what it was sent."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-12)
+    return type(one) is type(other) and bool(one == other)
+
+
+def _rounded(value: Any) -> Any:
+    """A value of a payload to as many digits as make two that are the same equal, but for a few on the boundary."""
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_rounded(inner) for inner in value]
+    return float(f"{value:.12g}") if isinstance(value, float) else value
 
 
 def _named_vectors(info: models.CollectionInfo, ours: Sequence[str]) -> dict[str, models.VectorParams]:

@@ -240,6 +240,10 @@ class QdrantStore(Store):
         batches = [self._batch(part, place, version, manifest, key) for place, part in by_shard.items()]
         return [batch for batch in batches if len(batch.ids)]
 
+    def _correctable(self, vector: Any) -> bool:
+        """Whether `vector` is there and has an offset: one of length 0 has no cosine."""
+        return vector is not None and (self.metric is not Metric.COSINE or any(vector))
+
     def _batch(
         self,
         records: list[models.Record],
@@ -257,7 +261,7 @@ class QdrantStore(Store):
             if isinstance(vector, dict):
                 second = vector.get(version.second) if version is not None else None
                 vector = vector.get(self.using)
-            if vector is None or (self.metric is Metric.COSINE and not any(vector)):
+            if not self._correctable(vector):
                 continue
             ids.append(_plain(record.id))
             vectors.append(vector)

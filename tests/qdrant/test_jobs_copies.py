@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import numpy as np
@@ -129,6 +130,57 @@ def test_what_is_written_between_the_last_scan_and_the_switch_is_in_the_copy_unl
     assert [found[key].payload["n"] for key in (3, 4)] == ["late", "new"]
     report = hubplugin_qdrant.inspect(client, "shop")
     assert (report.missing, report.stale) == (0, 0)
+
+
+def test_what_is_written_between_the_last_scan_and_the_switch_back_is_in_the_collection_unless_it_was_changed_there(
+    client, monkeypatch
+):
+    shop, switch = Aliased.on(client, "image", models.Distance.DOT), copies._switch
+    wrapped, fresh = shop.apply_to(), clustered(7, 2)
+
+    def late(client, aliases, collection):
+        wrapped.upsert("shop", [shop.point(0, fresh[0]), shop.point(500, fresh[1])])
+        wrapped.delete("shop", [1, 2])
+        wrapped.set_payload("shop", {"n": "late"}, points=[3, 4])
+        switch(client, aliases, collection)
+        client.set_payload("shop", {"n": "new"}, points=[4])
+        client.delete("shop", [5])
+
+    monkeypatch.setattr(copies, "_switch", late)
+    hubplugin_qdrant.remove(client, "shop")
+    assert (shop.names(), shop.stands_for()) == (["photos"], {"shop": "photos"})
+    found = {point.id: point for point in client.scroll("shop", limit=1000, with_vectors=True)[0]}
+    assert found.keys() == {*range(ROWS), 500, 900} - {1, 2, 5}
+    np.testing.assert_allclose([found[0].vector["image"], found[500].vector["image"]], fresh, atol=1e-6)
+    assert [found[key].payload["n"] for key in (3, 4)] == ["late", "new"]
+    assert not any("hub_offset" in point.payload for point in found.values())
+
+
+def test_a_vector_without_direction_is_copied_too(shop):
+    shop.plain.upsert("photos", [shop.point(500, np.zeros(DIM, np.float32))])
+    shop.apply_to()
+    assert shop.content() == shop.content("photos")
+    hubplugin_qdrant.remove(shop.plain, "shop")
+    assert shop.plain.count("shop").count == ROWS + 2
+
+
+NESTED = {"size": 20 / 7, "deep": [{"er": [20 / 7, True, None, "x"]}, 1]}
+
+
+@pytest.mark.parametrize(
+    ("other", "alike"),
+    [
+        ({"size": math.nextafter(20 / 7, 9), "deep": [{"er": [math.nextafter(20 / 7, 0), True, None, "x"]}, 1]}, True),
+        ({"size": 20 / 7 + 1e-9, "deep": NESTED["deep"]}, False),
+        ({"size": 20 / 7, "deep": [{"er": [20 / 7, 1, None, "x"]}, 1]}, False),
+        ({"size": 20 / 7, "deep": [{"er": [20 / 7, True, None, "x"]}, 1.0]}, False),
+        ({"size": 20 / 7, "deep": [{"er": [20 / 7, True, None]}, 1]}, False),
+        ({"size": 20 / 7}, False),
+    ],
+)
+def test_payloads_are_the_same_if_their_numbers_differ_by_what_a_server_reads_them_off(other, alike):
+    one, two = (copies.Content(1, {"image": [0.5]}, payload, {}) for payload in (NESTED, other))
+    assert (one.like(two), two.like(one), one.digest == two.digest) == (alike, alike, alike)
 
 
 def test_a_point_that_changes_all_the_time_has_its_last_change(client, monkeypatch):
