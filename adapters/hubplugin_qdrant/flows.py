@@ -79,6 +79,23 @@ class Hub:
             found.until = time.monotonic() + PATIENCE_SECONDS  # what was known serves until the companion answers
             return found
 
+    def lookup_to_upload(self, name: str) -> Flow:
+        """What is known of `name`, whose second vectors were seen to be there: an upload cannot be made once more."""
+        known = yield from self.lookup(name)
+        active = known.manifest.active.values() if known.manifest is not None else ()
+        seconds = {version.second for version in active if version.storage == "vector"}
+        if seconds:
+            there = (yield self.raw.get_collection(name)).config.params.vectors
+            if not isinstance(there, dict) or not seconds <= set(there):
+                return self.without_second(name, known)
+        return known
+
+    def without_second(self, name: str, known: Known) -> Known:
+        """Takes the collection for what it is: another one than the manifest says."""
+        self.warn(f"collection {name!r} has lost its second vector; it is raw here: remove and apply again")
+        self.known[name] = replace(known, manifest=None)
+        return self.known[name]
+
     def _looked_up(self, name: str) -> Flow:
         collection, manifest = name, None
         if not name.endswith(m.companion("")):
@@ -221,8 +238,7 @@ def _again_if_changed(flow: Callable[[Hub, dict[str, Any]], Flow]) -> Callable[[
             if now.manifest is not None and now.manifest.everything() == before.manifest.everything():
                 if not any(second in str(error) for second in now.seconds):
                     raise
-                hub.warn(f"collection {name!r} has lost its second vector; it is raw here: remove and apply again")
-                hub.known[name] = replace(now, manifest=None)
+                hub.without_second(name, now)
         return (yield from flow(hub, given))
 
     return again
@@ -316,7 +332,7 @@ def upsert(hub: Hub, given: dict[str, Any]) -> Flow:
 
 
 def upload_points(hub: Hub, given: dict[str, Any]) -> Flow:
-    known = yield from hub.lookup(given["collection_name"])
+    known = yield from hub.lookup_to_upload(given["collection_name"])
     if known.manifest is None:
         return (yield hub.raw.upload_points(**given))
     fitted = yield from hub.fitted(known)
@@ -331,7 +347,7 @@ def upload_points(hub: Hub, given: dict[str, Any]) -> Flow:
 
 
 def upload_collection(hub: Hub, given: dict[str, Any]) -> Flow:
-    known = yield from hub.lookup(given["collection_name"])
+    known = yield from hub.lookup_to_upload(given["collection_name"])
     if known.manifest is None:
         return (yield hub.raw.upload_collection(**given))
     fitted = yield from hub.fitted(known)

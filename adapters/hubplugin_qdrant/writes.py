@@ -148,11 +148,11 @@ def marked(points: Any, found: Sequence[Mark]) -> Any:
 def apart(points: Any, found: Sequence[Mark]) -> tuple[list[Mark], dict[Any, dict[str, float]]]:
     """The marks without the offsets of those `points` that bring no payload, and these offsets by id.
 
-    Up to 1.14 a server keeps the payload that a point has if it is written without one; an offset in a payload would
-    take the place of it all.
+    Up to 1.14 a server keeps the payload that a point has if it is written without one, or, by gRPC, with an empty
+    one; an offset in a payload would take the place of it all.
     """
     ids = points.ids if isinstance(points, models.Batch) else [point.id for point in points]
-    bare = [payload is None and bool(mark.offsets) for payload, mark in zip(payloads_of(points), found, strict=True)]
+    bare = [not payload and bool(mark.offsets) for payload, mark in zip(payloads_of(points), found, strict=True)]
     rest = [Mark({}, mark.vectors) if alone else mark for mark, alone in zip(found, bare, strict=True)]
     return rest, {key: mark.offsets for key, mark, alone in zip(ids, found, bare, strict=True) if alone}
 

@@ -235,6 +235,23 @@ def test_a_collection_that_was_made_anew_past_the_wrapper_is_searched_raw_with_a
     assert found == photos.plain.query_points("photos", query, "image")
 
 
+@pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
+def test_uploads_go_through_to_a_collection_that_was_made_anew_past_the_wrapper(awaited):
+    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, "vector", awaited)
+    photos.apply()
+    photos.plain.delete_collection("photos")
+    photos.__post_init__()
+    vector = photos.gallery[:1]
+    with pytest.warns(UserWarning, match="'photos' has lost its second vector"):
+        photos.wrapped().upload_points("photos", [photos.point(500, vector[0])])
+    with pytest.warns(UserWarning, match="'photos' has lost its second vector"):
+        photos.wrapped().upload_collection("photos", {"image": vector}, ids=[501])
+    assert [set(photos.plain.retrieve("photos", [key], with_vectors=True)[0].vector) for key in (500, 501)] == [
+        {"image"},
+        {"image"},
+    ]
+
+
 def test_a_collection_that_is_migrated_stays_corrected(photos):
     if photos.awaited:
         pytest.skip("the async client has no migrate")

@@ -253,8 +253,10 @@ def test_a_run_that_was_cut_off_writes_only_what_lacks_its_offset(cosine, monkey
     np.testing.assert_allclose(found, cosine.model.offsets(cosine.gallery), rtol=0, atol=1e-6)
 
 
-def test_a_point_written_without_payload_keeps_what_a_server_keeps_of_it(cosine, monkeypatch):
-    """Up to 1.14 the payload that was there: so the offset goes in an operation of its own, as no payload."""
+@pytest.mark.parametrize("payload", [None, {}])
+def test_a_point_written_without_payload_keeps_what_a_server_keeps_of_it(cosine, monkeypatch, payload):
+    """Up to 1.14 the payload that was there (by gRPC also if an empty one is given): so the offset goes in an
+    operation of its own, and the point as it is given."""
     client, operations = cosine.apply(), []
     update = cosine.plain.batch_update_points
     monkeypatch.setattr(
@@ -263,9 +265,10 @@ def test_a_point_written_without_payload_keeps_what_a_server_keeps_of_it(cosine,
         or update(update_operations=update_operations, **named),
     )  # fmt: skip
     fresh = clustered(9, 2)
-    client.upsert("photos", [models.PointStruct(id=key, vector=fresh[key].tolist()) for key in range(2)])
+    points = [models.PointStruct(id=key, vector=fresh[key].tolist(), payload=payload) for key in range(2)]
+    client.upsert("photos", points)
     upsert, *offsets = operations
-    assert [point.payload for point in upsert.upsert.points] == [None, None]
+    assert [point.payload for point in upsert.upsert.points] == [payload, payload]
     assert len(offsets) == 2
     found = [cosine.mark(key)["v1"] for key in range(2)]
     np.testing.assert_allclose(found, cosine.model.offsets(fresh), rtol=0, atol=1e-5)
