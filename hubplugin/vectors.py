@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import sys
 import tempfile
 import weakref
 import zipfile
@@ -101,24 +102,30 @@ class _Parquet(Vectors):
             import pyarrow.parquet as pq
         except ImportError:
             raise InputError(f"{name}: reading {path.name} needs pyarrow: pip install 'hubplugin[parquet]'") from None
-        self._file = pq.ParquetFile(path)
-        schema = self._file.schema_arrow
-        lists = [
-            f.name
-            for f in schema
-            if pa.types.is_list(f.type) or pa.types.is_large_list(f.type) or pa.types.is_fixed_size_list(f.type)
-        ]
+        self.name, self._file, self._errors = name, pq.ParquetFile(path), (pa.ArrowException, OSError)
+        types = {field.name: field.type for field in self._file.schema_arrow}
+        kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+        lists = [column for column, of in types.items() if any(kind(of) for kind in kinds)]
         self._column = _choose(name, path, column, lists, "list columns")
+        values = types[self._column].value_type
+        if not (pa.types.is_floating(values) or pa.types.is_integer(values)):
+            raise InputError(f"{name}: column {self._column!r} has lists of {values}; expected floats or integers")
         first = next(self._raw_batches(1), np.empty((0, 0)))
         super().__init__(name, self._file.metadata.num_rows, first.shape[1])
 
     def _raw_batches(self, size: int) -> Iterator[np.ndarray]:
-        for batch in self._file.iter_batches(batch_size=size, columns=[self._column]):
-            column = batch.column(0)
+        batches = self._file.iter_batches(batch_size=size, columns=[self._column])
+        while True:
+            try:
+                column = next(batches).column(0)
+            except StopIteration:
+                return
+            except self._errors as error:
+                raise InputError(f"{self.name}: damaged .parquet file: {_one_line(error)}") from None
             lengths = column.value_lengths().to_numpy(zero_copy_only=False)
             if column.null_count or len(np.unique(lengths)) > 1:
                 raise InputError(
-                    f"{getattr(self, 'name', self._column)}: mixed dimensions: rows of column {self._column!r} "
+                    f"{self.name}: mixed dimensions: rows of column {self._column!r} "
                     "have different lengths or are null; every row must hold one vector of the same length"
                 )
             values = column.flatten().to_numpy(zero_copy_only=False)
@@ -138,21 +145,22 @@ def as_vectors(source: VectorLike, name: str = "vectors") -> Vectors:
         return source
     if isinstance(source, (str, os.PathLike)):
         return _from_file(os.fspath(source), name)
-    if isinstance(source, np.ndarray):
-        _check_dtype(source.dtype, name)
-        return Sliceable(name, source, source.shape, np.asarray)
-    if type(source).__module__.partition(".")[0] == "torch":
+    torch = sys.modules.get("torch")  # who has a tensor has imported it
+    if torch is not None and isinstance(source, torch.Tensor):
         return _from_tensor(source, name)
     if isinstance(source, Scannable):
         return spool((batch.vectors for batch in source.scan()), name)
+    if np.ma.is_masked(source):
+        raise InputError(f"{name} is a masked array with values that are masked; remove those rows or fill them")
     try:
         array = np.asarray(source)
     except ValueError:
         raise InputError(
             f"{name}: mixed dimensions: rows have different lengths; expected a matrix [rows, d]"
         ) from None
-    _check_dtype(array.dtype, name)
-    return Sliceable(name, array, array.shape, np.asarray)
+    except Exception as error:  # whatever the conversion of a foreign object raises
+        raise InputError(f"{name}: {type(source).__name__} is no matrix [rows, d]: {_one_line(error)}") from None
+    return _from_array(array, name)
 
 
 def spool(blocks: Iterable[np.ndarray], name: str) -> Sliceable:
@@ -190,24 +198,38 @@ def fingerprint(*arrays: np.ndarray | None) -> str:
     return digest.hexdigest()[:16]
 
 
-def _check_dtype(dtype: np.dtype, name: str) -> None:
-    if dtype.kind not in "fiu":
-        what = "an object array" if dtype.kind == "O" else f"an array of {dtype}"
+def _from_array(array: np.ndarray, name: str) -> Vectors:
+    if array.dtype.kind not in "fiu":
+        what = "an object array" if array.dtype.kind == "O" else f"an array of {array.dtype}"
         raise InputError(f"{name} is {what}; expected floats or integers in a matrix [rows, d]")
+    return Sliceable(name, array, array.shape, np.asarray)
 
 
 def _from_tensor(tensor: Any, name: str) -> Vectors:
-    if tensor.is_complex() or str(tensor.dtype) == "torch.bool":
-        raise InputError(f"{name} is a tensor of {tensor.dtype}; expected floats or integers in a matrix [rows, d]")
-    return Sliceable(name, tensor.detach(), tuple(tensor.shape), lambda part: part.float().cpu().numpy())
+    dense = not tensor.is_nested and tensor.layout is sys.modules["torch"].strided
+    if tensor.is_complex() or tensor.is_meta or not dense or str(tensor.dtype) == "torch.bool":
+        kind = "a meta tensor" if tensor.is_meta else f"a tensor of {tensor.dtype}" if dense else "a sparse tensor"
+        raise InputError(f"{name} is {kind}; expected floats or integers in a dense matrix [rows, d]")
+    return Sliceable(name, tensor.detach(), tuple(tensor.shape), _numpy)
+
+
+def _numpy(tensor: Any) -> np.ndarray:
+    # numpy knows no bfloat16; a double stays one, so that what float32 cannot hold is seen.
+    plain = tensor if str(tensor.dtype) == "torch.float64" else tensor.float()
+    array: np.ndarray = plain.cpu().resolve_neg().numpy()
+    return array
 
 
 def _from_file(text: str, name: str) -> Vectors:
     path, part = Path(text), None
-    if not path.exists() and "#" in text:
-        head, _, part = text.rpartition("#")
-        path = Path(head)
-    if not path.is_file():
+    try:
+        if not path.exists() and "#" in text:
+            head, _, part = text.rpartition("#")
+            path = Path(head)
+        found = path.is_file()
+    except OSError as error:
+        raise InputError(f"{name}: {text[:80]!r} cannot be opened: {error.strerror}") from None
+    if not found:
         raise InputError(f"{name}: there is no file {str(path)!r}")
     name = f"{name} ({path.name})"
     readers = {".npy": _from_npy, ".npz": _from_npz, ".safetensors": _from_safetensors, ".parquet": _Parquet}
@@ -223,15 +245,13 @@ def _from_file(text: str, name: str) -> Vectors:
 
 def _from_npy(name: str, path: Path, part: str | None) -> Vectors:
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        return _from_array(np.lib.format.open_memmap(path, mode="r"), name)
     except ValueError as error:
-        if "object" in str(error).lower() or "pickle" in str(error).lower():
+        if "Python objects" in str(error):
             raise InputError(
                 f"{name} holds pickled objects, which are never loaded; expected numbers in a matrix [rows, d]"
             ) from None
         raise
-    _check_dtype(array.dtype, name)
-    return Sliceable(name, array, array.shape, np.asarray)
 
 
 def _from_npz(name: str, path: Path, part: str | None) -> Vectors:
@@ -258,7 +278,7 @@ def _from_safetensors(name: str, path: Path, part: str | None) -> Vectors:
     tensor = file.get_slice(_choose(name, path, part, list(file.keys()), "tensors"))
     if tensor.get_dtype() in ("BOOL", "C64"):
         raise InputError(f"{name} is of type {tensor.get_dtype()}; expected floats or integers in a matrix [rows, d]")
-    return Sliceable(name, tensor, tuple(tensor.get_shape()), lambda part: part.float().numpy())
+    return Sliceable(name, tensor, tuple(tensor.get_shape()), _numpy)
 
 
 def _choose(name: str, path: Path, part: str | None, found: list[str], what: str) -> str:

@@ -135,8 +135,14 @@ def test_pickles_are_never_unpickled(tmp_path):
         (np.array([[True, False]]), "bool"),
         (np.array([[1j, 2]]), "complex"),
         (torch.tensor([[True]]), "torch.bool"),
+        (torch.eye(3).to_sparse(), "sparse tensor"),
+        (torch.empty(3, 2, device="meta"), "meta tensor"),
+        (torch.full((2, 2), 1e300, dtype=torch.float64), "too large for float32"),
+        ([torch.ones(2, requires_grad=True)], "list is no matrix [rows, d]: Can't call numpy()"),
+        (np.ma.masked_array(X, mask=X > 1), "values that are masked"),
         ([[1.0, 2.0], [3.0]], "mixed dimensions"),
         ("nowhere.npy", "no file 'nowhere.npy'"),
+        ("some text " * 500, "cannot be opened: File name too long"),
     ],
 )
 def test_what_is_no_matrix_of_numbers_is_refused_by_name(source, says):
@@ -177,6 +183,37 @@ def test_parquet_rows_of_different_lengths_are_refused(tmp_path):
     assert "mixed dimensions" in refusal(tmp_path / "x.parquet")
     pq.write_table(pa.table({"v": [[1.0, 2.0], None]}), tmp_path / "y.parquet")
     assert "mixed dimensions" in refusal(tmp_path / "y.parquet")
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ([["a", "b"]], "lists of string; expected floats or integers"),
+        ([[True, False]], "lists of bool; expected floats or integers"),
+        ([[[1.0], [2.0]]], "lists of list"),
+        ([None, [1.0, 2.0]], r"query bank (x.parquet): mixed dimensions"),
+    ],
+)
+def test_a_parquet_column_without_a_vector_in_each_row_is_refused(values, says, tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"v": values}), tmp_path / "x.parquet")
+    assert says in refusal(tmp_path / "x.parquet")
+
+
+def test_a_parquet_file_with_a_damaged_page_is_refused_when_it_is_reached(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "x.parquet"
+    numbers = np.random.default_rng(0).normal(size=(3000, 2))
+    pq.write_table(pa.table({"v": numbers.tolist()}), path, row_group_size=500, compression="zstd")
+    content = bytearray(path.read_bytes())
+    page = pq.ParquetFile(path).metadata.row_group(5).column(0)
+    content[page.data_page_offset : page.data_page_offset + 400] = bytes(400)
+    path.write_bytes(content)
+    assert "damaged .parquet file" in refusal(path)
 
 
 @given(arrays(np.float64, st.tuples(st.integers(1, 9), st.integers(1, 5)), elements=st.floats(-1e6, 1e6)))
