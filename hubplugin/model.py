@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 FORMAT = 1
 """Version of the model file. A reader refuses what a newer version wrote."""
 
+LARGEST_OFFSET = 1e38
+"""Offsets are stored as float32, which ends at 3.4e38."""
+
 
 @dataclass(frozen=True)
 class LogSumExp:
@@ -141,7 +144,7 @@ class OffsetModel:
 
     def centred_by(self, raw: np.ndarray) -> OffsetModel:
         """`centred_on` for whoever knows the raw offsets of the targets: float64 [n]."""
-        centre = float(raw.mean())
+        centre = float(self._checked(raw).mean())
         centred = raw - centre
         statistics = GalleryStatistics(len(raw), float(centred.min()), float(centred.max()), float(centred.std()))
         return replace(self, centre=centre, gallery=statistics)
@@ -190,7 +193,7 @@ class OffsetModel:
         return inside
 
     def raw_offsets(self, targets: VectorLike, compute: Compute) -> np.ndarray:
-        """The sum of the terms, not centred: float64 [n]."""
+        """The sum of the terms, not centred: float64 [n]. Raises InputError where it is beyond float32."""
         from hubplugin import reductions
 
         vectors = as_vectors(targets, "targets")
@@ -208,8 +211,17 @@ class OffsetModel:
                 value = reductions.top_k_mean(similarities, vectors, term.k, "offsets")
             else:
                 value = reductions.dot(similarities, vectors, "offsets")
-            total += term.scale * value
-        return total
+            with np.errstate(over="ignore", invalid="ignore"):
+                total += term.scale * value
+        return self._checked(total)
+
+    def _checked(self, raw: np.ndarray) -> np.ndarray:
+        if not np.abs(raw).max() < LARGEST_OFFSET:  # nor is NaN
+            raise InputError(
+                f"{self._described} gives offsets that are no numbers a search can add: its parameters are out of "
+                "proportion to the similarities of these vectors"
+            )
+        return raw
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the model to one safetensors file, whole or not at all (written beside, then renamed)."""
@@ -299,10 +311,13 @@ class OffsetModel:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ModelFileError(f"{name} is damaged: its header cannot be read ({error!r}); fit it again") from None
 
+    @property
+    def _described(self) -> str:
+        return f"{self.method}({', '.join(f'{key}={value}' for key, value in self.parameters.items())})"
+
     def __repr__(self) -> str:
-        given = ", ".join(f"{key}={value}" for key, value in self.parameters.items())
         fitted = f", gallery of {self.gallery.count}" if self.gallery else ""
-        return f"OffsetModel({self.method}({given}), {self.metric.value}, bank {self.terms[0].bank.shape}{fitted})"
+        return f"OffsetModel({self._described}, {self.metric.value}, bank {self.terms[0].bank.shape}{fitted})"
 
 
 def load(path: str | os.PathLike[str]) -> OffsetModel:

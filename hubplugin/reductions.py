@@ -76,9 +76,9 @@ class Compute:
             return torch.device("mps" if torch.backends.mps.is_available() and not double else "cpu")
         try:
             device = torch.device(self.device)
-            torch.empty(1, device=device)
-        except (RuntimeError, AssertionError) as error:
-            reason = str(error).splitlines()[0]
+            torch.empty(1, device=device).cpu()
+        except (RuntimeError, AssertionError, TypeError) as error:
+            reason = str(error).splitlines()[0].partition(". ")[0]
             raise InputError(f"device {self.device!r} is not usable here ({reason}); use 'auto' or 'cpu'") from None
         if double and device.type == "mps":
             raise InputError("precision='float64' is not to be had on mps; use device='cpu'")
@@ -147,12 +147,14 @@ class Similarities:
 
     def __init__(self, bank: np.ndarray, metric: Metric, compute: Compute):
         self.metric, self.compute, self.device = metric, compute, compute.torch_device()
-        self.bank = _tensor(np.ascontiguousarray(bank, np.float32)).to(self.device)
         self.m, self.dim = len(bank), int(bank.shape[1])
-        squares = np.ones(self.m) if metric is Metric.COSINE else _squares(bank)
+        # Far from the origin |b|^2 and |t|^2 swallow the distance; it stays what it is when both are moved there.
+        self._origin = bank.mean(axis=0, dtype=np.float64) if metric is Metric.EUCLIDEAN else None
+        self._source = self._moved(bank)
+        squares = np.ones(self.m) if metric is Metric.COSINE else _squares(self._source)
         self._norm = math.sqrt(squares.max())
         self._own = torch.from_numpy(-squares / 2 if metric is Metric.EUCLIDEAN else np.zeros(self.m))
-        self._banks = {torch.float32: self.bank}
+        self._banks: dict[torch.dtype, torch.Tensor] = {}
 
     def tiles(
         self,
@@ -172,7 +174,8 @@ class Similarities:
         height = min(self.tile_rows(), targets.rows)
         buffers: dict[torch.dtype, torch.Tensor] = {}
         done = 0
-        for block in prepared_blocks(targets, self.metric, max(height, BLOCK_ROWS // height * height)):
+        for read in prepared_blocks(targets, self.metric, max(height, BLOCK_ROWS // height * height)):
+            block = self._moved(read)
             squares = np.ones(len(block)) if self.metric is Metric.COSINE else _squares(block)
             similarity = self._norm * math.sqrt(squares.max())
             dtype = self._dtype(
@@ -184,7 +187,7 @@ class Similarities:
             block_bias = bias.to(dtype).to(self.device)
             if dtype not in buffers:
                 buffers[dtype] = torch.empty((height, self.m), dtype=dtype, device=self.device)
-            on_device = _tensor(block).to(self.device).to(dtype) * scale
+            on_device = _tensor(block).to(dtype).to(self.device) * scale
             for start in range(0, len(block), height):
                 part = on_device[start : start + height]
                 s = buffers[dtype][: len(part)]
@@ -205,9 +208,12 @@ class Similarities:
         wide = wide and self.device.type != "mps"  # which has no float64
         return torch.float64 if wide else torch.float32
 
+    def _moved(self, vectors: np.ndarray) -> np.ndarray:
+        return vectors if self._origin is None else vectors - self._origin
+
     def _bank(self, dtype: torch.dtype) -> torch.Tensor:
         if dtype not in self._banks:
-            self._banks[dtype] = self.bank.to(dtype)
+            self._banks[dtype] = _tensor(np.ascontiguousarray(self._source)).to(dtype).to(self.device)
         return self._banks[dtype]
 
 

@@ -22,5 +22,5 @@ class DistributionNormalisation(Method):
     lam: float = Field(0.5, gt=0)
 
     def terms(self, given: FitInput) -> tuple[Term, ...]:
-        mean = given.query_bank.mean(axis=0, dtype=np.float64, keepdims=True).astype(np.float32)
-        return (Dot(mean, -self.lam),)
+        # Kept in float64: no bank row, so it is not held by float32, and far from the origin its rounding would show.
+        return (Dot(given.query_bank.mean(axis=0, dtype=np.float64, keepdims=True), -self.lam),)

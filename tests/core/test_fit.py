@@ -23,6 +23,8 @@ X = np.eye(4, dtype=np.float32)
         ({"method": "is", "metric": "manhattan"}, "use one of cosine, dot, euclidean"),
         ({"method": "is", "targets": X, "memory": "much"}, "memory='much' is not a size"),
         ({"method": "is", "targets": X, "device": "abacus"}, "device 'abacus' is not usable here"),
+        ({"method": "is", "targets": X, "device": "meta"}, "device 'meta' is not usable here"),
+        ({"method": "is", "targets": X, "device": None}, "device None is not usable here"),
     ],
 )
 def test_arguments_that_cannot_be_used_are_refused_in_one_line(arguments, says):

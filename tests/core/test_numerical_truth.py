@@ -73,6 +73,22 @@ def test_unnormalised_vectors_whose_similarities_are_in_the_hundreds(method, par
 
 
 @pytest.mark.parametrize(("method", "parameters"), SETTINGS)
+def test_distances_far_from_the_origin(method, parameters, rng):
+    bank, targets, target_bank = (unit(rng, rows, 8) + np.float32(1e5) for rows in (40, 60, 20))
+    assert_true(method, parameters, "euclidean", bank, targets, target_bank)
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters"),
+    [("sn", {"tau": 1e-30}), ("is", {"tau": 1e-320}), ("is", {"tau": 1e308}), ("nnn", {"alpha": 1e39})],
+)
+def test_offsets_that_would_be_no_numbers_are_refused(method, parameters, rng):
+    bank, targets = 3 * rng.normal(size=(30, 8)), 3 * rng.normal(size=(50, 8))
+    with pytest.raises(InputError, match="out of proportion to the similarities"):
+        hubplugin.fit(bank, method, targets=targets, metric="dot", **parameters)
+
+
+@pytest.mark.parametrize(("method", "parameters"), SETTINGS)
 @pytest.mark.parametrize("case", ["bank of one", "one target", "duplicate rows", "bank equals targets"])
 def test_degenerate_sets(method, parameters, case, rng):
     bank, targets, target_bank = unit(rng, 30, 8), unit(rng, 40, 8), unit(rng, 20, 8)
