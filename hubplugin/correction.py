@@ -15,10 +15,10 @@ import numpy as np
 from hubplugin.errors import InputError, StoreError
 from hubplugin.evaluation.hubness import skewness_of_finds
 from hubplugin.fitting import fit
-from hubplugin.groups import GroupedModel, Members, Value, fit_within, offsets_of
+from hubplugin.groups import Members, fit_within
 from hubplugin.methods import FitInput, configure
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel
+from hubplugin.model import GroupedModel, OffsetModel, Value
 from hubplugin.reductions import Compute
 from hubplugin.store import Batch, Correction, Store
 from hubplugin.tuning import OCCURRENCE, Pairs, check, choose
@@ -216,7 +216,7 @@ def _write(
         scanned = missing = stale = 0
         total = store.count()
         for batch in batches:
-            offsets = offsets_of(model, batch.vectors, batch.groups, device=device, memory=memory)
+            offsets = model.offsets(batch.vectors, groups=batch.groups, device=device, memory=memory)
             absent, differs = _differences(store, batch, offsets)
             wrong = np.ones(len(offsets), bool) if everything else absent | differs
             if wrong.all():
@@ -286,7 +286,7 @@ def _compared(
     total = store.count()
     for batch in store.scan():
         absent, differs = _differences(
-            store, batch, offsets_of(model, batch.vectors, batch.groups, device=device, memory=memory)
+            store, batch, model.offsets(batch.vectors, groups=batch.groups, device=device, memory=memory)
         )
         scanned, missing, stale = scanned + len(absent), missing + int(absent.sum()), stale + int(differs.sum())
         foreign += batch.foreign

@@ -7,164 +7,21 @@ own, and under `sn` and `dbsn` log alpha. So all groups share one bank.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from hubplugin.errors import CorrectionRefused, InputError, ModelFileError
+from hubplugin.errors import CorrectionRefused
 from hubplugin.methods import FitInput, Method
-from hubplugin.model import GalleryStatistics, LogSumExp, OffsetModel, Term
-from hubplugin.reductions import Compute, Precision
+from hubplugin.model import GalleryStatistics, Group, GroupedModel, LogSumExp, Term, Value
 from hubplugin.tuning import Pairs, check
-from hubplugin.vectors import Progress, Sliceable, VectorLike, Vectors, as_vectors, fingerprint
-
-Value: TypeAlias = str | int | None
-"""What makes a group: the value of a key of the targets, a text, a number or a truth value. None: no group."""
+from hubplugin.vectors import Sliceable, VectorLike, Vectors
 
 SMALLEST_GROUP = 100
 """Targets below which a group has no hubs to speak of: the 10 best of it are a tenth of it."""
-
-FORMAT = 1
-
-
-@dataclass(frozen=True)
-class Group:
-    """What of a model is one group's own: the centre, the statistics, and log_weights [m] under `sn` and `dbsn`."""
-
-    centre: float
-    gallery: GalleryStatistics
-    log_weights: np.ndarray | None = None
-
-
-@dataclass(frozen=True, repr=False)
-class GroupedModel(OffsetModel):
-    """An OffsetModel for each value of `key`, over one bank. Targets of other values, or of none, have the offset 0.
-
-    `terms` lack the groups' own weights; `gallery` has the statistics of all groups together.
-    """
-
-    key: str = ""
-    groups: Mapping[Value, Group] = field(default_factory=dict)
-
-    def within(self, value: Value) -> OffsetModel:
-        """The model of one group. Raises KeyError if there is none."""
-        group, terms = self.groups[value], self.terms
-        if group.log_weights is not None:
-            (term,) = terms
-            assert isinstance(term, LogSumExp)
-            terms = (replace(term, log_weights=group.log_weights),)
-        return OffsetModel(
-            self.method, self.parameters, self.metric, terms, self.bank_fingerprint, group.centre, group.gallery
-        )
-
-    def offsets(
-        self,
-        targets: VectorLike,
-        *,
-        groups: Sequence[Value] | None = None,
-        device: str = "auto",
-        memory: int | str = "1GiB",
-        progress: Progress | None = None,
-        precision: Precision = "float32",
-    ) -> np.ndarray:
-        """Offsets of `targets` [n, d], of which the first is of the group groups[0] and so on: float32 [n]."""
-        if groups is None:
-            raise InputError(f"the model has offsets within each {self.key!r}: pass groups=, the value of each target")
-        vectors = as_vectors(targets, "targets").array()
-        rows: dict[Value, list[int]] = {}
-        for row, value in enumerate(groups):
-            if value in self.groups:
-                rows.setdefault(value, []).append(row)
-        offsets = np.zeros(len(vectors), np.float32)
-        if rows and all(self.groups[value].log_weights is None for value in rows):
-            raw = self.raw_offsets(vectors, Compute(device, memory, progress, precision))
-            for value, some in rows.items():
-                offsets[some] = raw[some] - self.groups[value].centre
-        else:
-            for value, some in rows.items():
-                offsets[some] = self.within(value).offsets(
-                    vectors[some], device=device, memory=memory, precision=precision
-                )
-        return offsets
-
-    def to_bytes(self) -> bytes:
-        """The model as safetensors: the shared part as a model file of its own, and what the groups have."""
-        from safetensors.numpy import save
-
-        tensors = {
-            "centres": np.array([group.centre for group in self.groups.values()]),
-            "statistics": np.array([_row(group.gallery) for group in self.groups.values()]).reshape(-1, 4),
-        }
-        weights = [group.log_weights for group in self.groups.values() if group.log_weights is not None]
-        if weights:
-            tensors["log_weights"] = np.stack(weights)
-        shared = OffsetModel(*(getattr(self, name) for name in _SHARED))
-        tensors["shared"] = np.frombuffer(shared.to_bytes(), np.uint8)
-        header = {
-            "format": FORMAT,
-            "key": self.key,
-            "values": list(self.groups),
-            "tensors": fingerprint(*(tensors[name] for name in sorted(tensors))),
-        }
-        return save(tensors, metadata={"hubplugin-groups": json.dumps(header)})
-
-    def __repr__(self) -> str:
-        return f"{super().__repr__()} within each {self.key!r}, {len(self.groups)} of them corrected"
-
-
-_SHARED = ("method", "parameters", "metric", "terms", "bank_fingerprint", "centre", "gallery")
-
-
-def _row(statistics: GalleryStatistics) -> tuple[float, ...]:
-    return (statistics.count, statistics.smallest, statistics.largest, statistics.deviation)
-
-
-def from_bytes(content: bytes, name: str) -> OffsetModel:
-    """The model that `to_bytes` of either kind wrote. Raises ModelFileError if it is damaged or no such thing."""
-    length = int.from_bytes(content[:8], "little")
-    try:
-        metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
-    except ValueError:
-        metadata = {}
-    if "hubplugin-groups" not in metadata:
-        return OffsetModel.from_bytes(content, name)
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
-    try:
-        header, tensors = json.loads(metadata["hubplugin-groups"]), load(content)
-        if header["format"] > FORMAT:
-            raise ModelFileError(f"{name} is of a newer hubplugin than this one: upgrade hubplugin")
-        if header["tensors"] != fingerprint(*(tensors[part] for part in sorted(tensors))):
-            raise ModelFileError(f"{name} is damaged: its tensors do not match their checksum; fit it again")
-        weights = tensors.get("log_weights", [None] * len(header["values"]))
-        parts = zip(header["values"], tensors["centres"], tensors["statistics"], weights, strict=True)
-        groups = {
-            value: Group(float(centre), GalleryStatistics(int(row[0]), *map(float, row[1:])), log_weights)
-            for value, centre, row, log_weights in parts
-        }
-        shared = OffsetModel.from_bytes(tensors["shared"].tobytes(), name)
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise ModelFileError(f"{name} is damaged: its header cannot be read ({error!r}); fit it again") from None
-    return GroupedModel(**{part: getattr(shared, part) for part in _SHARED}, key=header["key"], groups=groups)
-
-
-def offsets_of(
-    model: OffsetModel,
-    vectors: np.ndarray,
-    groups: Sequence[Value] | None,
-    *,
-    device: str = "auto",
-    memory: int | str = "1GiB",
-) -> np.ndarray:
-    """The offsets of `vectors` [n, d] by a model of either kind: float32 [n]."""
-    if isinstance(model, GroupedModel):
-        return model.offsets(vectors, groups=groups, device=device, memory=memory)
-    return model.offsets(vectors, device=device, memory=memory)
 
 
 class Members(Vectors):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -21,8 +22,11 @@ from hubplugin.vectors import Progress, VectorLike, as_vectors
 if TYPE_CHECKING:
     from hubplugin.reductions import Compute, Precision
 
-FORMAT = 1
-"""Version of the model file. A reader refuses what a newer version wrote."""
+FORMAT = 2
+"""Version of the model file. A reader refuses what another version wrote."""
+
+Value: TypeAlias = str | int | None
+"""What makes a group: the value of a key of the targets, a text, a number or a truth value. None: no group."""
 
 LARGEST_OFFSET = 1e38
 """Offsets are stored as float32, which ends at 3.4e38."""
@@ -107,13 +111,15 @@ class OffsetModel:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Names this very model, its centre included: the first 16 hex digits of the SHA-256 of its file."""
-        return hashlib.sha256(self.to_bytes()).hexdigest()[:16]
+        """Names this very model, its centre included, whatever version of hubplugin wrote it: the first 16 hex digits
+        of the SHA-256 of what its file holds."""
+        return _digest(*self._content())[:16]
 
     def offsets(
         self,
         targets: VectorLike,
         *,
+        groups: Sequence[Value] | None = None,
         device: str = "auto",
         memory: int | str = "1GiB",
         progress: Progress | None = None,
@@ -121,6 +127,7 @@ class OffsetModel:
     ) -> np.ndarray:
         """Offsets of `targets` [n, d] (or a store or file of them), seen by the fit or not: float32 [n].
 
+        groups: what a `GroupedModel` must know of each target; others do not look at it.
         Raises InputError where `targets` cannot be used or have other dimensions than the bank.
         """
         from hubplugin.reductions import Compute
@@ -224,22 +231,25 @@ class OffsetModel:
         return raw
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the model to one safetensors file, whole or not at all (written beside, then renamed)."""
-        content, beside = self.to_bytes(), Path(f"{os.fspath(path)}.tmp")
+        """Writes the model to one safetensors file, whole or not at all (written beside, then renamed).
+
+        Raises ModelFileError if it cannot; what lay there before is then untouched.
+        """
+        content, target = self.to_bytes(), os.path.realpath(path)
+        beside = Path(f"{target}.{uuid.uuid4().hex[:8]}.tmp")  # its own, so that two who save do not write into one
         try:
-            with beside.open("wb") as file:
+            with beside.open("xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(beside, path)
+            os.replace(beside, target)
         except OSError as error:
-            beside.unlink(missing_ok=True)
             raise ModelFileError(f"cannot write model file {os.fspath(path)!r}: {error.strerror}") from None
+        finally:
+            beside.unlink(missing_ok=True)
 
-    def to_bytes(self) -> bytes:
-        """The model as the bytes of a model file: safetensors with a JSON header."""
-        from safetensors.numpy import save
-
+    def _content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """What a model file holds: header and tensors."""
         tensors: dict[str, np.ndarray] = {}
         terms = []
         for number, term in enumerate(self.terms):
@@ -255,7 +265,6 @@ class OffsetModel:
                 tensors[f"activation.{number}"] = np.ascontiguousarray(thresholds)
         header = {
             "format": FORMAT,
-            "hubplugin": hubplugin.__version__,
             "method": self.method,
             "parameters": self.parameters,
             "metric": self.metric.value,
@@ -265,14 +274,21 @@ class OffsetModel:
             "gallery": asdict(self.gallery) if self.gallery else None,
             "activation": self.activation.k if self.activation else None,
             "terms": terms,
-            "tensors_sha256": _digest(tensors),
         }
-        return save(tensors, metadata={"hubplugin": json.dumps(header)})
+        return header, tensors
 
-    @classmethod
-    def from_bytes(cls, content: bytes, name: str = "model") -> OffsetModel:
+    def to_bytes(self) -> bytes:
+        """The model as the bytes of a model file: safetensors with a JSON header."""
+        from safetensors.numpy import save
+
+        header, tensors = self._content()
+        made = {"hubplugin": hubplugin.__version__, "sha256": _digest(header, tensors)}
+        return save(tensors, metadata={"hubplugin": json.dumps(header | made)})
+
+    @staticmethod
+    def from_bytes(content: bytes, name: str = "model") -> OffsetModel:
         """The model in the bytes of a model file. Raises ModelFileError if they are damaged, are no model, or
-        come from a newer version; `name` is what the error calls it."""
+        come from another version; `name` is what the error calls it."""
         from safetensors import SafetensorError
         from safetensors.numpy import load
 
@@ -286,28 +302,16 @@ class OffsetModel:
             raise ModelFileError(f"{name} is a safetensors file, but not a hubplugin model; fit one with hubplugin.fit")
         try:
             header = json.loads(metadata["hubplugin"])
-            if header["format"] > FORMAT:
+            written, version = header["format"], header.pop("hubplugin")
+            if written != FORMAT:
+                mend = "upgrade hubplugin" if written > FORMAT else "fit it again"
                 raise ModelFileError(
-                    f"{name} has format {header['format']}, written by hubplugin {header['hubplugin']}; this version "
-                    f"({hubplugin.__version__}) reads up to format {FORMAT}: upgrade hubplugin"
+                    f"{name} has format {written}, written by hubplugin {version}; this version "
+                    f"({hubplugin.__version__}) reads format {FORMAT}: {mend}"
                 )
-            if header["tensors_sha256"] != _digest(tensors):
-                raise ModelFileError(f"{name} is damaged: its tensors do not match their checksum; fit it again")
-            terms = []
-            for number, fields in enumerate(header["terms"]):
-                prefix = f"{number}."
-                arrays = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-                terms.append(_TERMS[fields.pop("kind")](**fields, **arrays))
-            return cls(
-                method=header["method"],
-                parameters=header["parameters"],
-                metric=Metric(header["metric"]),
-                terms=tuple(terms),
-                bank_fingerprint=header["bank_fingerprint"],
-                centre=float(header["centre"]),
-                gallery=GalleryStatistics(**header["gallery"]) if header["gallery"] else None,
-                activation=_activation(header["activation"], tensors, len(terms)),
-            )
+            if header.pop("sha256") != _digest(header, tensors):
+                raise ModelFileError(f"{name} is damaged: its content does not match its checksum; fit it again")
+            return _model(header, tensors)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ModelFileError(f"{name} is damaged: its header cannot be read ({error!r}); fit it again") from None
 
@@ -320,10 +324,86 @@ class OffsetModel:
         return f"OffsetModel({self._described}, {self.metric.value}, bank {self.terms[0].bank.shape}{fitted})"
 
 
+@dataclass(frozen=True)
+class Group:
+    """What of a model is one group's own: the centre, the statistics, and log_weights [m] under `sn` and `dbsn`."""
+
+    centre: float
+    gallery: GalleryStatistics
+    log_weights: np.ndarray | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class GroupedModel(OffsetModel):
+    """An OffsetModel for each value of `key`, over one bank. Targets of other values, or of none, have the offset 0.
+
+    `terms` lack the groups' own weights; `gallery` has the statistics of all groups together.
+    """
+
+    key: str = ""
+    groups: Mapping[Value, Group] = field(default_factory=dict)
+
+    def within(self, value: Value) -> OffsetModel:
+        """The model of one group. Raises KeyError if there is none."""
+        group, terms = self.groups[value], self.terms
+        if group.log_weights is not None:
+            (term,) = terms
+            assert isinstance(term, LogSumExp)
+            terms = (replace(term, log_weights=group.log_weights),)
+        return OffsetModel(
+            self.method, self.parameters, self.metric, terms, self.bank_fingerprint, group.centre, group.gallery
+        )
+
+    def offsets(
+        self,
+        targets: VectorLike,
+        *,
+        groups: Sequence[Value] | None = None,
+        device: str = "auto",
+        memory: int | str = "1GiB",
+        progress: Progress | None = None,
+        precision: Precision = "float32",
+    ) -> np.ndarray:
+        """Offsets of `targets` [n, d], of which the first is of the group groups[0] and so on: float32 [n]."""
+        from hubplugin.reductions import Compute
+
+        if groups is None:
+            raise InputError(f"the model has offsets within each {self.key!r}: pass groups=, the value of each target")
+        vectors = as_vectors(targets, "targets").array()
+        rows: dict[Value, list[int]] = {}
+        for row, value in enumerate(groups):
+            if value in self.groups:
+                rows.setdefault(value, []).append(row)
+        offsets = np.zeros(len(vectors), np.float32)
+        if rows and all(self.groups[value].log_weights is None for value in rows):
+            raw = self.raw_offsets(vectors, Compute(device, memory, progress, precision))
+            for value, some in rows.items():
+                offsets[some] = raw[some] - self.groups[value].centre
+        else:
+            for value, some in rows.items():
+                offsets[some] = self.within(value).offsets(
+                    vectors[some], device=device, memory=memory, precision=precision
+                )
+        return offsets
+
+    def _content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        header, tensors = super()._content()
+        groups = self.groups.values()
+        tensors["groups.centres"] = np.array([group.centre for group in groups])
+        tensors["groups.statistics"] = np.array([astuple(group.gallery) for group in groups]).reshape(-1, 4)
+        weights = [group.log_weights for group in groups if group.log_weights is not None]
+        if weights:
+            tensors["groups.log_weights"] = np.stack(weights)
+        return header | {"key": self.key, "values": list(self.groups)}, tensors
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()} within each {self.key!r}, {len(self.groups)} of them corrected"
+
+
 def load(path: str | os.PathLike[str]) -> OffsetModel:
     """The model that `OffsetModel.save` wrote to `path`.
 
-    Raises ModelFileError if there is no such file, it is damaged, or a newer version wrote it.
+    Raises ModelFileError if there is no such file, it is damaged, or another version wrote it.
     """
     try:
         content = Path(path).read_bytes()
@@ -332,12 +412,38 @@ def load(path: str | os.PathLike[str]) -> OffsetModel:
     return OffsetModel.from_bytes(content, f"model file {os.fspath(path)!r}")
 
 
-def _activation(k: int | None, tensors: dict[str, np.ndarray], terms: int) -> Activation | None:
-    return None if k is None else Activation(k, tuple(tensors[f"activation.{number}"] for number in range(terms)))
+def _model(header: dict[str, Any], tensors: dict[str, np.ndarray]) -> OffsetModel:
+    """The model whose `_content` was `header` and `tensors`."""
+    terms = []
+    for number, fields in enumerate(header["terms"]):
+        prefix = f"{number}."
+        arrays = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+        terms.append(_TERMS[fields.pop("kind")](**fields, **arrays))
+    k, gallery = header["activation"], header["gallery"]
+    given: dict[str, Any] = {
+        "method": header["method"],
+        "parameters": header["parameters"],
+        "metric": Metric(header["metric"]),
+        "terms": tuple(terms),
+        "bank_fingerprint": header["bank_fingerprint"],
+        "centre": float(header["centre"]),
+        "gallery": GalleryStatistics(**gallery) if gallery else None,
+        "activation": Activation(k, tuple(tensors[f"activation.{i}"] for i in range(len(terms)))) if k else None,
+    }
+    if "key" not in header:
+        return OffsetModel(**given)
+    values = header["values"]
+    weights = tensors.get("groups.log_weights", [None] * len(values))
+    parts = zip(values, tensors["groups.centres"], tensors["groups.statistics"], weights, strict=True)
+    groups = {
+        value: Group(float(centre), GalleryStatistics(int(row[0]), *map(float, row[1:])), log_weights)
+        for value, centre, row, log_weights in parts
+    }
+    return GroupedModel(**given, key=header["key"], groups=groups)
 
 
-def _digest(tensors: dict[str, np.ndarray]) -> str:
-    digest = hashlib.sha256()
+def _digest(header: dict[str, Any], tensors: dict[str, np.ndarray]) -> str:
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for key in sorted(tensors):
         digest.update(f"{key}{tensors[key].shape}{tensors[key].dtype.str}".encode())
         digest.update(np.ascontiguousarray(tensors[key]).data)

@@ -15,17 +15,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 
 from hubplugin.errors import HubpluginError, StoreError
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel
+from hubplugin.model import OffsetModel, Value
 from hubplugin.vectors import Progress
-
-if TYPE_CHECKING:
-    from hubplugin.groups import Value
 
 Id: TypeAlias = int | str
 GROUP = "hubplugin.adapters"

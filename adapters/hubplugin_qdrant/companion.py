@@ -14,7 +14,6 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
-from hubplugin import groups
 from hubplugin.errors import HubpluginError, StoreError
 from hubplugin.model import OffsetModel
 from hubplugin_qdrant import manifest as m
@@ -201,7 +200,7 @@ def model_of(found: list[list[Any]], version: Version, collection: str) -> Offse
     if not all(found):
         raise StoreError(f"the model of {collection!r} is incomplete in {m.companion(collection)!r}; apply again")
     content = b"".join(base64.b64decode(records[0].payload["part"]) for records in found)
-    return groups.from_bytes(content, f"the model in collection {m.companion(collection)!r}")
+    return OffsetModel.from_bytes(content, f"the model in collection {m.companion(collection)!r}")
 
 
 def delete_model(client: QdrantClient, collection: str, version: Version) -> None:

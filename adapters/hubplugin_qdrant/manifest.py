@@ -18,9 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import hubplugin
 from hubplugin.errors import StoreError
-from hubplugin.groups import GroupedModel
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel
+from hubplugin.model import GroupedModel, OffsetModel
 
 FORMAT = 1
 """Version of the manifest. A reader refuses what a newer version wrote."""

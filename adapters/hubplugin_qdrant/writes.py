@@ -15,9 +15,8 @@ from qdrant_client import grpc, models
 from qdrant_client.conversions.conversion import GrpcToRest
 
 from hubplugin.errors import InputError
-from hubplugin.groups import Value, offsets_of
 from hubplugin.metric import Metric, augment_targets, normalise
-from hubplugin.model import OffsetModel
+from hubplugin.model import OffsetModel, Value
 from hubplugin_qdrant.manifest import KEY, Manifest, Version
 
 
@@ -81,7 +80,7 @@ def marks(
         if rows:
             matrix = np.array(dense, np.float32)
             key = version.group_by
-            offsets = offsets_of(model, matrix, [group_of(payloads[row], key) for row in rows] if key else None)
+            offsets = model.offsets(matrix, groups=[group_of(payloads[row], key) for row in rows] if key else None)
             if version.storage == "vector":
                 for row, second in zip(rows, second_vectors(matrix, offsets, version).tolist(), strict=True):
                     found[row].vectors[version.second] = second

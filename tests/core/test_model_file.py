@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
+import threading
 
 import numpy as np
 import pytest
 
 import hubplugin
+from hubplugin.model import FORMAT, GalleryStatistics, Group, GroupedModel
 
 METHODS = ["is", "sn", "dbsn", "dualis", "nnn", "csls", "dn"]
 
@@ -51,7 +54,7 @@ def test_the_header_names_what_the_file_holds(fitted):
     with_header(content, seen.update)
     assert seen["method"] == "dbsn"
     assert seen["parameters"] == {"tau": 0.05, "iterations": 10}
-    assert (seen["metric"], seen["dim"], seen["format"]) == ("cosine", 6, 1)
+    assert (seen["metric"], seen["dim"], seen["format"]) == ("cosine", 6, FORMAT)
     assert seen["hubplugin"] == hubplugin.__version__
     assert seen["gallery"]["count"] == 30
 
@@ -64,11 +67,13 @@ def refusal(path):
     return str(caught.value)
 
 
-def test_a_model_file_of_a_newer_format_is_refused_by_version(fitted, tmp_path):
+@pytest.mark.parametrize(("format", "mend"), [(99, "upgrade hubplugin"), (1, "fit it again")])
+def test_a_model_file_of_another_format_is_refused_by_version(format, mend, fitted, tmp_path):
     path = tmp_path / "m.hub"
-    newer = with_header(fitted("is")[0].to_bytes(), lambda h: h.update(format=99, hubplugin="9.9"))
-    path.write_bytes(newer)
-    assert "format 99, written by hubplugin 9.9" in refusal(path)
+    path.write_bytes(with_header(fitted("is")[0].to_bytes(), lambda h: h.update(format=format, hubplugin="9.9")))
+    said = refusal(path)
+    assert f"format {format}, written by hubplugin 9.9" in said
+    assert mend in said
 
 
 @pytest.mark.parametrize("cut", [0, 5, 40, -1])
@@ -78,11 +83,18 @@ def test_a_truncated_file_is_refused(cut, fitted, tmp_path):
     assert "damaged" in refusal(path)
 
 
-def test_a_flipped_bit_in_the_tensors_is_noticed(fitted, tmp_path):
-    content = bytearray(fitted("is")[0].to_bytes())
-    content[-3] ^= 4
-    (tmp_path / "m.hub").write_bytes(content)
-    assert "checksum" in refusal(tmp_path / "m.hub")
+def test_a_flipped_bit_is_noticed_wherever_it_is(fitted, tmp_path):
+    model, _ = fitted("dbsn")
+    whole = model.to_bytes()
+    for place in np.random.default_rng(0).permutation(len(whole))[:400]:
+        content = bytearray(whole)
+        content[place] ^= 1
+        (tmp_path / "m.hub").write_bytes(content)
+        try:
+            again = hubplugin.load(tmp_path / "m.hub")
+        except hubplugin.ModelFileError:
+            continue
+        assert again.fingerprint == model.fingerprint  # the bit was in what says who wrote the file
 
 
 def test_a_header_without_its_fields_is_refused(fitted, tmp_path):
@@ -114,3 +126,54 @@ def test_a_save_that_fails_leaves_the_old_file_whole(fitted, tmp_path, monkeypat
         fitted("nnn")[0].save(tmp_path / "m.hub")
     assert (tmp_path / "m.hub").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["m.hub"]
+
+
+def test_two_who_save_to_one_path_leave_one_whole_model(fitted, tmp_path):
+    models = [fitted(method)[0] for method in ("is", "dbsn", "nnn", "dualis")]
+
+    def save(model):
+        for _ in range(30):
+            model.save(tmp_path / "m.hub")
+
+    threads = [threading.Thread(target=save, args=(model,)) for model in models]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        if (tmp_path / "m.hub").exists():
+            hubplugin.load(tmp_path / "m.hub")
+    for thread in threads:
+        thread.join()
+    assert hubplugin.load(tmp_path / "m.hub").fingerprint in {model.fingerprint for model in models}
+    assert [path.name for path in tmp_path.iterdir()] == ["m.hub"]
+
+
+def test_a_link_stays_a_link_and_a_folder_is_refused(fitted, tmp_path):
+    model, _ = fitted("is")
+    (tmp_path / "link.hub").symlink_to("there.hub")
+    model.save(tmp_path / "link.hub")
+    assert os.readlink(tmp_path / "link.hub") == "there.hub"
+    assert hubplugin.load(tmp_path / "there.hub").fingerprint == model.fingerprint
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(hubplugin.ModelFileError, match="Is a directory"):
+        model.save(tmp_path / "folder")
+    assert "Is a directory" in refusal(tmp_path / "folder")
+
+
+def test_a_later_version_of_hubplugin_names_a_model_as_this_one_does(fitted, tmp_path, monkeypatch):
+    model, _ = fitted("dbsn")
+    model.save(tmp_path / "m.hub")
+    monkeypatch.setattr("hubplugin.__version__", "7.0")
+    assert hubplugin.load(tmp_path / "m.hub").fingerprint == model.fingerprint
+
+
+def test_a_model_by_groups_comes_back_from_its_file(fitted, tmp_path):
+    model, targets = fitted("is")
+    statistics = GalleryStatistics(30, -1.0, 1.0, 0.5)
+    groups = {"acme": Group(0.25, statistics), 7: Group(-1.0, statistics)}
+    shared = {name: getattr(model, name) for name in ("method", "parameters", "metric", "terms", "bank_fingerprint")}
+    grouped = GroupedModel(**shared, gallery=statistics, key="shop", groups=groups)
+    grouped.save(tmp_path / "m.hub")
+    again = hubplugin.load(tmp_path / "m.hub")
+    given = ["acme", 7, None] * 10
+    np.testing.assert_array_equal(again.offsets(targets, groups=given), grouped.offsets(targets, groups=given))
+    assert again.fingerprint == grouped.fingerprint != model.fingerprint

@@ -11,7 +11,7 @@ import hubplugin_qdrant
 from hubplugin import CorrectionRefused, InputError, StoreError
 from hubplugin.cli import app
 from hubplugin.correction import apply
-from hubplugin.groups import GroupedModel, from_bytes
+from hubplugin.model import GroupedModel, OffsetModel
 from hubplugin_qdrant import HubQdrantClient, QdrantStore
 from tests.qdrant.conftest import DIM, Photos, clustered
 
@@ -173,7 +173,7 @@ def test_a_tenant_that_is_refused_stays_neutral_and_is_named(shops, monkeypatch)
 def test_a_grouped_model_comes_back_from_its_bytes_and_wants_to_be_told_the_groups(shops):
     shops.apply()
     model = QdrantStore(shops.plain, "photos").correction().model
-    again = from_bytes(model.to_bytes(), "model")
+    again = OffsetModel.from_bytes(model.to_bytes(), "model")
     assert again.fingerprint == model.fingerprint
     groups = ["acme", 7, None, "unknown"]
     np.testing.assert_array_equal(
@@ -182,7 +182,7 @@ def test_a_grouped_model_comes_back_from_its_bytes_and_wants_to_be_told_the_grou
     with pytest.raises(InputError, match="pass groups="):
         model.offsets(shops.gallery[:4])
     with pytest.raises(hubplugin.ModelFileError, match="damaged"):
-        from_bytes(model.to_bytes()[:-1] + b"\0\0", "model")
+        OffsetModel.from_bytes(model.to_bytes()[:-1] + b"\0\0", "model")
 
 
 def test_a_store_whose_targets_have_no_payload_says_so(tmp_path):
