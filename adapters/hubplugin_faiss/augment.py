@@ -17,7 +17,7 @@ from hubplugin_faiss import containers
 from hubplugin_faiss.leaves import in_memory
 from hubplugin_faiss.plan import Fill, Plan
 from hubplugin_faiss.probing import TOLERATED, loss_of_recall
-from hubplugin_faiss.rule import Rule, block_rows, name_of, rule_for
+from hubplugin_faiss.rule import Favour, Rule, name_of, rule_for
 
 UNIT = 1e-2
 """How far from 1 the length of a vector may lie that counts as normalised; float16 keeps it within 1e-3."""
@@ -92,8 +92,12 @@ def upgrade(
         offsets = checked_offsets(model_or_offsets, rule.count, "the index")[rule.order()]
         return rule.upgraded(offsets, plan_for(offsets, None, **options))
     model = model_or_offsets
-    gallery = Gallery(index, unit=model.metric is Metric.COSINE)
+    gallery: Vectors = Gallery(index, unit=model.metric is Metric.COSINE)
+    if originals is not None and rule.coarse:
+        gallery = originals
     offsets = offsets_by(model, index, gallery, device, memory, progress)
+    if gallery is originals:
+        offsets = offsets[rule.order()]
     upgraded = rule.upgraded(offsets, plan_for(offsets, model, **options))
     if originals is not None or not rule.exhaustive:
         warn_of_loss(index, upgraded, model, originals=originals)
@@ -128,7 +132,7 @@ def add(
     """
     rule = rule_for(index)
     require_upgraded(rule)
-    given = as_vectors(vectors, "vectors")
+    given, unit = as_vectors(vectors, "vectors"), False
     if given.dim != index.d:
         raise InputError(f"{given.name} have {given.dim} dimensions, the index has {index.d}")
     block = given.array()
@@ -139,21 +143,19 @@ def add(
             raise InputError(
                 "the model is not centred on the index: use model = model.centred_on(targets), then refresh"
             )
-        if model.metric is Metric.COSINE:
+        unit = model.metric is Metric.COSINE
+        if unit:
             require_unit(block, given.name)
-        offsets = model.offsets(block, device=device, memory=memory)
-        # By L2 it is the length that counts which codes will leave of them: that of those that are there.
-        like = next(rule.scan(0, block_rows(index.d)))[0] if rule.euclidean else block
-        favour = rule.favour(like, model.metric is Metric.COSINE)
-        if favour is not None:
-            offsets -= (favour.mean() if rule.euclidean else favour).astype(np.float32)
+        coded = rule.coded(block)
+        offsets = model.offsets(coded, device=device, memory=memory)
+        offsets = (offsets - Favour(rule, unit)(coded)).astype(np.float32)
     else:
         offsets = checked_offsets(model_or_offsets, len(block), "the batch")
     if ids is not None:
         ids = np.ascontiguousarray(ids, np.int64)
         if ids.shape != (len(block),):
             raise InputError(f"{len(block)} vectors, but ids of shape {ids.shape}: expected one for each")
-    rule.append(block, offsets, ids)
+    rule.append(block, offsets, ids, unit)
 
 
 def merge(index: Any, other: Any, add_id: int = 0) -> None:
@@ -195,11 +197,10 @@ def offsets_by(
     is not. `into` [n] is where they are written."""
     require_suits(model, index)
     offsets = np.empty(gallery.rows, np.float32) if into is None else into
-    rule, row = rule_for(index), 0
+    favour, row = Favour(rule_for(index), model.metric is Metric.COSINE), 0
     for vectors in gallery.blocks():
         values = model.offsets(vectors, device=device, memory=memory)
-        favour = rule.favour(vectors, model.metric is Metric.COSINE)
-        offsets[row : row + len(vectors)] = values if favour is None else values - favour
+        offsets[row : row + len(vectors)] = values - favour(vectors)
         row += len(vectors)
         if progress is not None:
             progress("offsets", row, gallery.rows)
@@ -215,8 +216,8 @@ def plan_for(offsets: np.ndarray, model: OffsetModel | None, fill: Fill = in_mem
     if model is not None and model.gallery is not None:
         low, high = min(low, model.gallery.smallest), max(high, model.gallery.largest)
     room = (high - low) / 2
-    fingerprint = "" if model is None else model.fingerprint
-    return Plan(min(low - room, 0), max(high + room, 0), fingerprint, fill, **options)
+    fingerprint, unit = ("", False) if model is None else (model.fingerprint, model.metric is Metric.COSINE)
+    return Plan(min(low - room, 0), max(high + room, 0), fingerprint, fill, unit, **options)
 
 
 def warn_of_loss(

@@ -11,9 +11,19 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
-from hubplugin_faiss.leaves import Lists, PackedLists, in_memory, list_ids
+from hubplugin.metric import normalise
+from hubplugin_faiss.leaves import (
+    Lists,
+    PackedLists,
+    in_memory,
+    list_ids,
+    list_ranks,
+    ranked_quantizer,
+    unranked_quantizer,
+)
 from hubplugin_faiss.plan import Fill, Plan
 from hubplugin_faiss.rule import (
+    Favour,
     Leaf,
     Rule,
     alike,
@@ -50,10 +60,10 @@ class IdMap(Rule):
     def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         return self._part.scan(start, size)
 
-    def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None) -> None:
+    def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False) -> None:
         if ids is None:
             raise StoreError(f"{name_of(self.index)} has ids of its own: pass ids= with the vectors")
-        self._part.append(vectors, offsets, None)
+        self._part.append(vectors, offsets, None, unit)
         faiss.copy_array_to_vector(np.concatenate([self._ids, ids]), self.index.id_map)
         self.index.ntotal = self.index.index.ntotal
         if isinstance(self.index, faiss.IndexIDMap2):
@@ -77,8 +87,15 @@ class IdMap(Rule):
     def favour(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:
         return self._part.favour(vectors, unit)
 
+    def coded(self, vectors: np.ndarray) -> np.ndarray:
+        return self._part.coded(vectors)
+
     def selecting(self, selector: Any) -> Any:
         return self._part.selecting(selector)
+
+    @property
+    def coarse(self) -> bool:  # type: ignore[override]
+        return self._part.coarse
 
     @property
     def exhaustive(self) -> bool:  # type: ignore[override]
@@ -134,25 +151,35 @@ class Chain(Rule):
     def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         tail = self._tail()
         for inner, offsets in self._part.scan(start, size):
-            outer, inner = np.empty((len(inner), self.index.d), np.float32), np.ascontiguousarray(inner)
-            self.index.reverse_chain(len(inner), faiss.swig_ptr(inner), faiss.swig_ptr(outer))
-            yield outer, offsets if tail is None else tail.offsets(inner[:, -tail.width :])
+            yield self._reversed(inner), offsets if tail is None else tail.offsets(inner[:, -tail.width :])
 
     def favour(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:
         """By inner product, one that shifts all vectors to A t + b ranks by (A q).(A t) + b.(A t)."""
-        if self.euclidean:
-            return super().favour(vectors, unit)
+        own = super().favour(vectors, unit)
         links = [faiss.downcast_VectorTransform(self.index.chain.at(number)) for number in range(self._own_links)]
         affine = itertools.dropwhile(lambda link: isinstance(link, faiss.NormalizationTransform), links)
-        if not all(isinstance(link, self.AFFINE) for link in affine):
-            return None
+        if self.euclidean or not all(isinstance(link, self.AFFINE) for link in affine):
+            return own
         shift = self._transformed(np.zeros((1, self.index.d)))[0].astype(np.float64)
-        return (self._transformed(vectors) - shift) @ shift if shift.any() else None
+        if not shift.any():
+            return own
+        return np.asarray((self._transformed(vectors) - shift) @ shift + (0 if own is None else own))
 
-    def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None) -> None:
+    def coded(self, vectors: np.ndarray) -> np.ndarray:
+        if not self.lossy:
+            return vectors
+        tail, inner = self._tail(), self._transformed(vectors)
+        if tail is None:
+            inner = self._part.coded(inner)
+        else:
+            inner = leaf_for(self.index.index).coded_tailed(tail, inner)
+            inner = np.concatenate([inner, np.broadcast_to(tail.query, (len(inner), tail.width))], axis=1)
+        return self._reversed(inner)
+
+    def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False) -> None:
         tail, vectors = self._tail(), self._transformed(vectors)
         if tail is None:
-            self._part.append(vectors, offsets, ids)
+            self._part.append(vectors, offsets, ids, unit)
         else:
             leaf_for(self.index.index).append_tailed(vectors.shape[1], tail, vectors, offsets, ids)
         self.index.ntotal = self.index.index.ntotal
@@ -220,6 +247,12 @@ class Chain(Rule):
             vectors = self.index.chain.at(number).apply(np.ascontiguousarray(vectors, np.float32))
         return vectors
 
+    def _reversed(self, inner: np.ndarray) -> np.ndarray:
+        """The vectors [b, d] of which all transforms make about `inner`."""
+        outer, inner = np.empty((len(inner), self.index.d), np.float32), np.ascontiguousarray(inner)
+        self.index.reverse_chain(len(inner), faiss.swig_ptr(inner), faiss.swig_ptr(outer))
+        return outer
+
     def _width(self) -> int:
         return int(self.index.index.d)
 
@@ -264,24 +297,38 @@ class Refined(Rule):
         second = self._second.upgraded(offsets, plan)
         if self._base.coarse:
             return self._of(copied(self.index.base_index), second, self.index.k_factor * K_FACTOR)
-        return self._of(self._base.upgraded(offsets[self._base.labels()], plan), second, self.index.k_factor)
+        labels = self._base.labels()
+        offsets = offsets[labels]
+        if plan.unit:  # the two stages favour different vectors
+            offsets = offsets + _favours(self._second)[labels] - _favours(self._base)
+        return self._of(self._base.upgraded(offsets, plan), second, self.index.k_factor)
 
     def downgraded(self, fill: Fill) -> Any:
         if not self._base.coarse:
             return self._of(self._base.downgraded(fill), self._second.downgraded(fill), self.index.k_factor)
         if self._staged:
-            return copied(self.index.base_index)
+            return unranked(self.index.base_index)
         return self._of(copied(self.index.base_index), self._second.downgraded(fill), self.index.k_factor / K_FACTOR)
 
     def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         return self._second.scan(start, size)
 
-    def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None) -> None:
+    def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False) -> None:
         if ids is not None:
             raise StoreError(f"{name_of(self.index)} numbers its entries itself; add without ids")
-        self._base.append(vectors, offsets, None)
-        self._second.append(vectors, offsets, None)
+        base = offsets
+        if unit and not self._base.coarse:
+            first, second = Favour(self._base, unit), Favour(self._second, unit)
+            base = offsets + second(self._second.coded(vectors)) - first(self._base.coded(vectors))
+        self._base.append(vectors, base, None, unit)
+        self._second.append(vectors, offsets, None, unit)
         self.index.ntotal = self.index.refine_index.ntotal
+
+    def coded(self, vectors: np.ndarray) -> np.ndarray:
+        return self._second.coded(vectors)
+
+    def favour(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:
+        return None if self._staged else self._second.favour(vectors, unit)
 
     def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         return self._second.labels(start, stop)
@@ -298,6 +345,10 @@ class Refined(Rule):
 
     def files(self) -> list[str]:
         return self._base.files()
+
+    @property
+    def coarse(self) -> bool:  # type: ignore[override]
+        return self._staged
 
     @property
     def _base(self) -> Rule:
@@ -330,8 +381,9 @@ class Refined(Rule):
 class Coarse(Rule):
     """Codes that have no room for one more component.
 
-    Candidates are found by them as ever, and ranked by a second stage that holds what they decode to, and the
-    offsets, in 16 bits a component. It numbers its entries 0, 1, 2, ..., so a search must return those.
+    Candidates are found by them as ever, in lists that are ranked by the offsets of their entries, and ranked by a
+    second stage that holds what the codes decode to, at unit length where the model takes it so, and the offsets, in
+    16 bits a component. It numbers its entries 0, 1, 2, ..., so a search must return those.
     """
 
     names = (
@@ -366,25 +418,40 @@ class Coarse(Rule):
     def upgraded(self, offsets: np.ndarray, plan: Plan) -> Any:
         d, metric = self.index.d, self.index.metric_type
         stage = faiss.IndexScalarQuantizer(d, faiss.ScalarQuantizer.QT_fp16, metric)
-        given = plan.vectors
-        for vectors in (vectors for vectors, _ in self.scan(0, block_rows(d))) if given is None else given.blocks():
-            stage.add(vectors)
+        given = (
+            (vectors for vectors, _ in self.scan(0, block_rows(d))) if plan.vectors is None else plan.vectors.blocks()
+        )
+        for vectors in given:
+            stage.add(normalise(vectors, "index") if plan.unit else vectors)
         # A first transform that changes nothing tells this second stage from one that the index had before.
         same = faiss.RemapDimensionsTransform(d, d, False)
         second = leaf_for(stage).behind([same], offsets, replace(plan, fill=in_memory))
-        new = faiss.IndexRefine(base := copied(self.index), second)
+        new = faiss.IndexRefine(base := self._ranked(offsets, plan), second)
         new.own_fields, new.own_refine_index, new.k_factor = handed_over(base), handed_over(second), K_FACTOR
         return new
 
     def downgraded(self, fill: Fill) -> Any:
-        return copied(self.index)
+        return unranked(self.index)
 
     def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         for first in range(start, self.count, size):
             yield self.index.reconstruct_n(first, min(size, self.count - first)), None
 
-    def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None) -> None:
-        self.index.add(vectors)
+    def favour(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:
+        return None  # it does not rank what it finds
+
+    def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False) -> None:
+        if not isinstance(self.index, faiss.IndexIVF):
+            self.index.add(vectors)
+            return
+        # Placed by its vector alone, as in the raw index.
+        ranked, raw = faiss.downcast_index(self.index.quantizer), unranked_quantizer(self.index.quantizer)
+        self.index.quantizer = raw
+        try:
+            self.index.add(vectors)
+        finally:
+            self.index.quantizer = ranked
+            raw.this.acquire()  # assigned, it had become the index's
 
     def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         return np.arange(start, self.count if stop is None else stop)
@@ -397,6 +464,27 @@ class Coarse(Rule):
 
     def tails(self) -> list[Tail]:
         return []
+
+    def _ranked(self, offsets: np.ndarray, plan: Plan) -> Any:
+        """A copy of the index whose lists, if it has any, rank by the offsets of their entries."""
+        new = copied(self.index)
+        if isinstance(new, faiss.IndexIVF):
+            replace_quantizer(new, ranked_quantizer(new.quantizer, self._ranks(offsets), plan))
+        return new
+
+    def _ranks(self, offsets: np.ndarray) -> np.ndarray:
+        index, labels = self.index, [list_ids(self.index.invlists, number) for number in range(self.index.nlist)]
+        sizes = np.array([len(own) for own in labels])
+        apart = np.zeros(len(sizes))
+        if self.euclidean:
+            centres, numbers, first = index.quantizer.reconstruct_n(0, index.nlist), np.empty(self.count, np.int64), 0
+            numbers[np.concatenate(labels)] = np.repeat(np.arange(len(sizes)), sizes)
+            for vectors, _ in self.scan(0, block_rows(index.d)):
+                own = numbers[first : first + len(vectors)]
+                apart += np.bincount(own, ((vectors - centres[own]) ** 2).sum(axis=1), minlength=len(sizes))
+                first += len(vectors)
+            apart /= np.maximum(sizes, 1)
+        return list_ranks(offsets[np.concatenate(labels)], np.cumsum([0, *sizes]), apart if self.euclidean else None)
 
 
 class Parts(Rule):
@@ -429,18 +517,18 @@ class Parts(Rule):
                 yield from part.scan(start, size)
             start = max(0, start - part.count)
 
-    def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None) -> None:
+    def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False) -> None:
         parts = self._parts
         if not self._sharded:
             for part in parts:
-                part.append(vectors, offsets, ids)
+                part.append(vectors, offsets, ids, unit)
         elif self.index.successive_ids:
             raise StoreError("IndexShards with successive ids takes vectors only once; add to one of its shards")
         else:
             ids = self.count + np.arange(len(vectors)) if ids is None else ids
             edges = [len(vectors) * number // len(parts) for number in range(len(parts) + 1)]
             for part, first, last in zip(parts, edges[:-1], edges[1:], strict=True):
-                part.append(vectors[first:last], offsets[first:last], ids[first:last])
+                part.append(vectors[first:last], offsets[first:last], ids[first:last], unit)
         self.index.syncWithSubIndexes()
 
     def favour(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:
@@ -493,6 +581,30 @@ class Parts(Rule):
             handed_over(part)
         new.own_indices = True
         return new
+
+
+def _favours(rule: Rule) -> np.ndarray:
+    """What an index favours of each entry, in scan order: float32 [n]."""
+    favour, row, values = Favour(rule, True), 0, np.zeros(rule.count, np.float32)
+    for vectors, _ in rule.scan(0, block_rows(rule.index.d)):
+        values[row : row + len(vectors)] = favour(vectors)
+        row += len(vectors)
+    return values
+
+
+def replace_quantizer(index: Any, quantizer: Any) -> None:
+    """Gives the IVF `index`, which owns its coarse quantizer, another one."""
+    old = faiss.downcast_index(index.quantizer)
+    index.quantizer = quantizer  # which it owns from now on
+    old.this.acquire()
+
+
+def unranked(index: Any) -> Any:
+    """A copy of an index without room for offsets, whose lists rank by their vectors alone again."""
+    new = copied(index)
+    if isinstance(new, faiss.IndexIVF):
+        replace_quantizer(new, unranked_quantizer(new.quantizer))
+    return new
 
 
 def copied(index: Any) -> Any:

@@ -38,14 +38,16 @@ class Plan:
     """What all parts of one index share when it is upgraded.
 
     low, high: the offsets that must find room; neutral, 0, lies between them. fingerprint: names the model, "" where
-    there is none. fill: makes an index of a leaf and its codes. rebuild: build graphs anew. vectors: the originals,
-    where codes are too coarse to rank by.
+    there is none. fill: makes an index of a leaf and its codes. unit: whether the model takes all vectors for unit
+    ones, so that what codes do to their lengths is to be taken off again. rebuild: build graphs anew. vectors: the
+    originals, where codes are too coarse to rank by.
     """
 
     low: float
     high: float
     fingerprint: str
     fill: Fill
+    unit: bool = False
     rebuild: bool = False
     vectors: Vectors | None = None
 

@@ -11,7 +11,7 @@ import numpy as np
 from hubplugin.metric import Metric, augment_queries, augment_targets, normalise
 from hubplugin.model import OffsetModel
 from hubplugin.vectors import Vectors
-from hubplugin_faiss.rule import block_rows, rule_for
+from hubplugin_faiss.rule import Favour, block_rows, rule_for
 
 PROBES, K = 400, 10
 TOLERATED = 0.01
@@ -37,22 +37,24 @@ def loss_of_recall(
     probes = bank[np.linspace(0, len(bank) - 1, min(len(bank), PROBES)).astype(np.int64)]
     if model.metric is Metric.COSINE:
         probes = normalise(probes, "query bank")
-    targets = _reconstructed(upgraded) if originals is None else _given(upgraded, originals, model)
+    unit = model.metric is Metric.COSINE
+    targets = _reconstructed(upgraded, unit) if originals is None else _given(upgraded, originals, model)
     raw, corrected = exact_rankings(upgraded, targets, probes, between)
     before, after = _recall(index, probes, raw, between), _recall(upgraded, probes, corrected, between)
     error = float((before - after).std() / np.sqrt(len(probes)))
     return float(before.mean()), float(after.mean()), error
 
 
-def _reconstructed(upgraded: Any) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Vectors [b, d], offsets [b] and labels [b] of all entries, as the index has them."""
+def _reconstructed(upgraded: Any, unit: bool) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Vectors [b, d], offsets [b] and labels [b] of all entries, as the index has them; unit vectors where the model
+    takes them for such, whatever length codes have left them."""
     rule, row = rule_for(upgraded), 0
+    favour = Favour(rule, unit)
     for vectors, offsets in rule.scan(0, block_rows(upgraded.d)):
         assert offsets is not None
-        favour = rule.favour(vectors, unit=False)
         yield (
-            vectors,
-            offsets if favour is None else (offsets + favour).astype(np.float32),
+            normalise(vectors, "index") if unit and rule.lossy else vectors,
+            (offsets + favour(vectors)).astype(np.float32),
             rule.labels(row, row + len(vectors)),
         )
         row += len(vectors)

@@ -18,7 +18,7 @@ from hubplugin.model import OffsetModel, load
 from hubplugin.store import Batch, Correction, Hits, Id, Store
 from hubplugin_faiss.augment import UNIT, downgrade, require_unit, require_upgradable
 from hubplugin_faiss.files import beside, model_of, put, read_faiss, take_out
-from hubplugin_faiss.rule import block_rows, rule_for
+from hubplugin_faiss.rule import Favour, block_rows, rule_for
 
 MAPPED = 1 << 30
 """Files of more bytes are mapped, not read."""
@@ -147,7 +147,7 @@ class FaissStore(Store):
         # A file that fits is read, since whoever overwrites one in place that is mapped ends this process.
         self._index = read_faiss(self._path, mapped=self._path.is_file() and self._path.stat().st_size > MAPPED)
         self._rule = rule_for(self._index)
-        for cached in ("_raw", "precision"):
+        for cached in ("_raw", "_favour", "precision"):
             self.__dict__.pop(cached, None)
 
     @cached_property
@@ -159,9 +159,9 @@ class FaissStore(Store):
             os.unlink(name)  # lists on disk live on as long as they are mapped
         return raw
 
-    def _favour(self, vectors: np.ndarray) -> np.ndarray | float:
-        favour = self._rule.favour(vectors, self.metric is Metric.COSINE)
-        return 0.0 if favour is None else favour
+    @cached_property
+    def _favour(self) -> Favour:
+        return Favour(self._rule, self.metric is Metric.COSINE)
 
     def _stored_offsets(self) -> np.ndarray:
         stored = [offsets for _, offsets in self._rule.scan(0, block_rows(self.dim)) if offsets is not None]
