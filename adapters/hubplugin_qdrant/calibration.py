@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import numpy as np
 from qdrant_client import QdrantClient, models
@@ -15,7 +16,6 @@ from hubplugin_qdrant.client import HubQdrantClient
 from hubplugin_qdrant.flows import Known
 from hubplugin_qdrant.manifest import SMALLEST_PAGE, Manifest, Version
 from hubplugin_qdrant.rewrite import similarity_threshold
-from hubplugin_qdrant.writes import chunks
 
 PROBES = 32
 """Probe queries: 320 results."""
@@ -41,16 +41,26 @@ def chosen_probes(model: OffsetModel, scan: Iterator[Batch]) -> np.ndarray:
     return probes
 
 
+Asked: TypeAlias = Callable[[QdrantClient, list[models.QueryRequest]], list[models.QueryResponse]]
+"""Puts requests to a client, as many at a time as the server takes, and again where it must."""
+
+
 def calibrated(
-    client: QdrantClient, collection: str, version: Version, probes: np.ndarray, points: int, at_once: int
+    client: QdrantClient, collection: str, version: Version, probes: np.ndarray, points: int, asked: Asked
 ) -> Version:
-    """`version` with the oversampling that suits `collection`; see `with_oversampling`. at_once: queries a request."""
-    return with_oversampling(
-        version,
-        points,
-        lambda oversampling: _scores(client, collection, version, probes, oversampling, at_once),
-        lambda candidates: _last_candidates(client, collection, version, probes, candidates, at_once),
-    )
+    """`version` with the oversampling that suits `collection`; see `with_oversampling`."""
+
+    def last(candidates: int) -> np.ndarray:
+        """The raw similarity of the last candidate of each probe: [m]."""
+        return _similarities(asked(client, _requests(version, probes, 1, candidates - 1)), 1, version)[:, 0]
+
+    def corrected(oversampling: float) -> np.ndarray:
+        """The corrected similarities of the best 10 for each probe, best first, -inf where there are fewer."""
+        hub = HubQdrantClient.wrap(client, oversampling=oversampling)
+        hub._hub.known[collection] = Known(collection, Manifest(active={version.vector: version}), math.inf)
+        return _similarities(asked(hub, _requests(version, probes, SMALLEST_PAGE, 0)), SMALLEST_PAGE, version)
+
+    return with_oversampling(version, points, corrected, last)
 
 
 def with_oversampling(
@@ -81,41 +91,10 @@ def with_oversampling(
     return version.model_copy(update={"oversampling": oversampling, "certain": certain})
 
 
-def _scores(
-    client: QdrantClient, collection: str, version: Version, probes: np.ndarray, oversampling: float, at_once: int
-) -> np.ndarray:
-    """The corrected similarities of the best 10 for each probe, best first, -inf where there are fewer."""
-    corrected = HubQdrantClient.wrap(client, oversampling=oversampling)
-    manifest = Manifest(active={version.vector: version})
-    corrected._hub.known[collection] = Known(collection, manifest, math.inf)
-    return _similarities(
-        _search(corrected, collection, version, probes, SMALLEST_PAGE, 0, at_once), SMALLEST_PAGE, version
-    )
-
-
-def _last_candidates(
-    client: QdrantClient, collection: str, version: Version, probes: np.ndarray, candidates: int, at_once: int
-) -> np.ndarray:
-    """The raw similarity of the last candidate of each probe: [m]."""
-    found = _search(client, collection, version, probes, 1, candidates - 1, at_once)
-    return _similarities(found, 1, version)[:, 0]
-
-
-def _search(
-    client: QdrantClient,
-    collection: str,
-    version: Version,
-    probes: np.ndarray,
-    limit: int,
-    offset: int,
-    at_once: int,
-) -> list[models.QueryResponse]:
-    requests = [
+def _requests(version: Version, probes: np.ndarray, limit: int, offset: int) -> list[models.QueryRequest]:
+    return [
         models.QueryRequest(query=probe, using=version.vector or None, limit=limit, offset=offset, with_payload=False)
         for probe in probes.tolist()
-    ]
-    return [
-        response for chunk in chunks(requests, at_once) for response in client.query_batch_points(collection, chunk)
     ]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import time
 import warnings
 from collections.abc import Callable, Generator, Mapping
@@ -38,8 +39,8 @@ OFFSETS_AT_ONCE = 256
 
 @dataclass
 class Known:
-    """What is known of a collection until `until`: its real name, and its manifest, if it has one, with the names of
-    the vectors that are ours."""
+    """What is known of a collection until `until`, for good if that is infinite: its real name, and its manifest, if it
+    has one, with the names of the vectors that are ours."""
 
     collection: str
     manifest: Manifest | None
@@ -231,9 +232,10 @@ def _again_if_changed(flow: Callable[[Hub, dict[str, Any]], Flow]) -> Callable[[
         try:
             return (yield from flow(hub, given))
         except Exception as error:
-            before = hub.known.pop(name, None)
-            if before is None or before.manifest is None:
+            before = hub.known.get(name)
+            if before is None or before.manifest is None or before.until == math.inf or companion.is_passing(error):
                 raise
+            del hub.known[name]
             now = yield from hub.lookup(name)
             if now.manifest is not None and now.manifest.everything() == before.manifest.everything():
                 if not any(second in str(error) for second in now.seconds):

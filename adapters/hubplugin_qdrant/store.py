@@ -23,7 +23,6 @@ from tenacity import (
     RetryCallState,
     Retrying,
     retry_if_exception,
-    sleep_using_event,
     wait_random_exponential,
 )
 
@@ -128,7 +127,7 @@ class QdrantStore(Store):
         self._local = isinstance(self.client._client, QdrantLocal)  # which is no use from a second thread
         self._reading, self._writing = Pace(self._largest), Pace(self._largest)
         self._writers = Writers(0 if self._local else WRITERS)
-        self._lease_due = 0.0
+        self._lease_due, self._renewing = 0.0, threading.Lock()
         self._probes = np.empty((0, self.dim), np.float32)
 
     def _described(self, collection: str) -> models.CollectionInfo:
@@ -431,10 +430,7 @@ class QdrantStore(Store):
                 self._index(target)
                 self._until(self._optimised, OPTIMISE_SECONDS)
                 target = target.model_copy(update=self._abilities())
-                target = self._retry(
-                    calibrated,
-                    self.client, self.collection, target, self._probes, self.count(), self._queries_at_once,
-                )  # fmt: skip
+                target = calibrated(self.client, self.collection, target, self._probes, self.count(), self._answers)
             manifest = self._leased(self._manifest())
             before = manifest.active.get(self.using)
             if before is not None and before.number == target.number:
@@ -493,15 +489,18 @@ class QdrantStore(Store):
             for query in np.asarray(queries, np.float32).tolist()
         ]
         with self._one_line("searching"):
-            found = [
-                response
-                for chunk in chunks(requests, self._queries_at_once)
-                for response in client.query_batch_points(self.collection, chunk)
-            ]
+            found = self._answers(client, requests)
         return Hits(
             [[cast(Id, point.id) for point in response.points] for response in found],
             [[point.score for point in response.points] for response in found],
         )
+
+    def _answers(self, client: QdrantClient, requests: list[models.QueryRequest]) -> list[models.QueryResponse]:
+        return [
+            response
+            for chunk in chunks(requests, self._queries_at_once)
+            for response in self._retry(client.query_batch_points, self.collection, chunk)
+        ]
 
     def plan(self) -> Sequence[str]:
         number = self._manifest().last_number + 1
@@ -558,9 +557,11 @@ class QdrantStore(Store):
         """Lets others write. What was half-written stays for the next run to go on with."""
         self._given_up.set()  # what is being tried again need not be
         self._writers.abandon()
+        with self._renewing:  # which a reader may be at
+            mine = _writers.pop(self._owner, None)
         self._given_up.clear()
         self._target = None
-        if _writers.pop(self._owner, None) is None:
+        if mine is None:
             return
         try:
             manifest = companion.read_manifest(self.client, self.collection)
@@ -655,11 +656,20 @@ class QdrantStore(Store):
 
     def _renew(self) -> None:
         """Says from time to time that this writer lives, if it is one, and notices if another took its place."""
-        if self._owner in _writers and time.time() > self._lease_due:
-            manifest = self._check_lease()
-            lease = cast(Lease, manifest.lease).model_copy(update={"until": time.time() + LEASE_SECONDS})
-            self._write_manifest(manifest.changed(lease=lease))
-            self._lease_due = time.time() + LEASE_SECONDS / 4
+        if self._owner in _writers and time.time() > self._lease_due and self._renewing.acquire(blocking=False):
+            try:
+                manifest = self._check_lease()
+                lease = cast(Lease, manifest.lease).model_copy(update={"until": time.time() + LEASE_SECONDS})
+                self._write_manifest(manifest.changed(lease=lease))
+                self._lease_due = time.time() + LEASE_SECONDS / 4
+            finally:
+                self._renewing.release()
+
+    def _sleep(self, seconds: float) -> None:
+        """Waits before a request is made again, for as long as this run is not given up, and lives meanwhile."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and not self._given_up.wait(min(left, LEASE_SECONDS / 4)):
+            self._renew()
 
     def _one_line(self, doing: str) -> AbstractContextManager[None]:
         return one_line(self.url, doing, self.collection)
@@ -687,7 +697,7 @@ class QdrantStore(Store):
         attempts = Retrying(
             retry=retry_if_exception(lambda error: is_passing(error) or is_too_large(error)),
             stop=lambda state: _patience_is_over(state) or self._given_up.is_set(),
-            sleep=sleep_using_event(self._given_up),
+            sleep=self._sleep,
             wait=_wait,
             reraise=True,
         )

@@ -7,7 +7,7 @@ import json
 import httpx
 import pytest
 from qdrant_client import QdrantClient, models
-from qdrant_client.http.exceptions import ResponseHandlingException
+from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
 import hubplugin_qdrant
 from hubplugin_qdrant import HubQdrantClient
@@ -95,6 +95,14 @@ def test_a_companion_that_answers_an_error_breaks_no_search(wire, status, monkey
     monkeypatch.setattr("hubplugin_qdrant.flows.time.monotonic", lambda: 2e12)
     wire.query_points("photos", wire.query, "image")
     assert ("prefetch" in wire.requests[-1][1]) == (status != 403)  # who may not read it has no business with it
+
+
+@pytest.mark.parametrize("wire", ["vector"], indirect=True)
+def test_a_search_that_a_busy_server_refuses_is_refused_and_asked_no_more(wire):
+    wire.refused[f"/collections/{QUERY}"] = 503
+    with pytest.raises(UnexpectedResponse, match="503"):
+        wire.query_points("photos", wire.query, "image")
+    assert paths(wire) == [MANIFEST, LACKING, QUERY]
 
 
 @pytest.mark.parametrize("wire", ["vector"], indirect=True)

@@ -182,7 +182,7 @@ def test_a_server_that_limits_the_rate_is_asked_again_when_it_said(cosine, monke
         return count(*given, **named)
 
     monkeypatch.setattr(cosine.plain, "count", limited)
-    monkeypatch.setattr("hubplugin_qdrant.store.sleep_using_event", lambda given_up: waits.append)
+    monkeypatch.setattr(QdrantStore, "_sleep", lambda store, seconds: waits.append(seconds))
     cosine.apply()
     assert waits[0] >= 7
 
@@ -200,6 +200,24 @@ def test_a_request_waits_its_turn_where_others_use_up_the_rate(cosine, monkeypat
     monkeypatch.setattr("hubplugin_qdrant.store.RETRY_SECONDS", 0)
     cosine.apply()
     assert next(refusals, None) is None
+
+
+def test_a_calibration_that_a_rate_is_limited_for_goes_on_with_the_request_that_was_refused(cosine, monkeypatch):
+    cosine.apply()
+    expected, search, asked = cosine.version, cosine.plain._client.query_batch_points, []
+
+    def limited(*given, **named):
+        asked.append(given)
+        if len(asked) % 2:
+            raise ResourceExhaustedResponse("too many requests", 0)
+        return search(*given, **named)
+
+    monkeypatch.setattr(cosine.plain._client, "query_batch_points", limited)
+    monkeypatch.setattr("hubplugin_qdrant.store.RETRY_WAIT", wait_none())
+    cosine.apply(method="csls")
+    cosine.apply()
+    assert asked
+    assert (cosine.version.oversampling, cosine.version.certain) == (expected.oversampling, expected.certain)
 
 
 def test_an_interrupted_run_does_not_wait_for_a_server_that_is_away(cosine, monkeypatch):
@@ -236,6 +254,31 @@ def test_a_run_that_another_has_taken_the_place_of_stops(cosine, monkeypatch):
     raw = cosine.plain.query_points("photos", cosine.queries[0]).points
     shown = HubQdrantClient.wrap(cosine.plain).query_points("photos", cosine.queries[0]).points
     assert [(point.id, point.score) for point in shown] == [(point.id, point.score) for point in raw]
+
+
+@pytest.mark.parametrize("taken", [False, True], ids=["kept", "taken"])
+def test_a_run_that_is_held_up_keeps_its_lease_or_stops(cosine, monkeypatch, taken):
+    monkeypatch.setattr("hubplugin_qdrant.store.LEASE_SECONDS", 0.8)
+    update, left = cosine.plain.batch_update_points, []
+
+    def held_up(*given, **named):
+        manifest = cosine.plain.retrieve("photos--hub", [0])[0].payload
+        if not left:
+            left.append(time.time())
+            if taken:
+                manifest["lease"]["owner"] = "another"
+                cosine.plain.upsert("photos--hub", [models.PointStruct(id=0, vector={}, payload=manifest)])
+            raise ResourceExhaustedResponse("too many requests", 1)
+        left.append(manifest["lease"]["until"] - time.time())
+        return update(*given, **named)
+
+    monkeypatch.setattr(cosine.plain, "batch_update_points", held_up)
+    if taken:
+        with pytest.raises(StoreError, match="another run has begun to write"):
+            cosine.apply()
+    else:
+        cosine.apply()
+        assert left[1] > 0
 
 
 def test_a_run_that_was_cut_off_writes_only_what_lacks_its_offset(cosine, monkeypatch):
