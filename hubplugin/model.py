@@ -231,22 +231,26 @@ class OffsetModel:
         return raw
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the model to one safetensors file, whole or not at all (written beside, then renamed).
+        """Writes the model to one safetensors file, whole or not at all: to a `.tmp` file beside, then renamed, which
+        is left only by a process that is killed outright.
 
         Raises ModelFileError if it cannot; what lay there before is then untouched.
         """
-        content, target = self.to_bytes(), os.path.realpath(path)
-        beside = Path(f"{target}.{uuid.uuid4().hex[:8]}.tmp")  # its own, so that two who save do not write into one
+        content = self.to_bytes()
         try:
-            with beside.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, target)
-        except OSError as error:
-            raise ModelFileError(f"cannot write model file {os.fspath(path)!r}: {error.strerror}") from None
-        finally:
-            beside.unlink(missing_ok=True)
+            target = os.path.realpath(path)
+            beside = Path(f"{target}.{uuid.uuid4().hex[:8]}.tmp")  # its own, so that two who save do not share one
+            try:
+                with beside.open("xb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(beside, target)
+            except BaseException:
+                beside.unlink(missing_ok=True)
+                raise
+        except (OSError, ValueError) as error:  # a path with a null byte is a ValueError
+            raise ModelFileError(f"cannot write model file {os.fspath(path)!r}: {_reason(error)}") from None
 
     def _content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """What a model file holds: header and tensors."""
@@ -312,7 +316,7 @@ class OffsetModel:
             if header.pop("sha256") != _digest(header, tensors):
                 raise ModelFileError(f"{name} is damaged: its content does not match its checksum; fit it again")
             return _model(header, tensors)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ModelFileError(f"{name} is damaged: its header cannot be read ({error!r}); fit it again") from None
 
     @property
@@ -407,9 +411,13 @@ def load(path: str | os.PathLike[str]) -> OffsetModel:
     """
     try:
         content = Path(path).read_bytes()
-    except OSError as error:
-        raise ModelFileError(f"cannot read model file {os.fspath(path)!r}: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise ModelFileError(f"cannot read model file {os.fspath(path)!r}: {_reason(error)}") from None
     return OffsetModel.from_bytes(content, f"model file {os.fspath(path)!r}")
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _model(header: dict[str, Any], tensors: dict[str, np.ndarray]) -> OffsetModel:

@@ -157,6 +157,11 @@ def test_a_link_stays_a_link_and_a_folder_is_refused(fitted, tmp_path):
     with pytest.raises(hubplugin.ModelFileError, match="Is a directory"):
         model.save(tmp_path / "folder")
     assert "Is a directory" in refusal(tmp_path / "folder")
+    for name in ("x" * 300, "a\0b"):
+        with pytest.raises(hubplugin.ModelFileError, match="cannot write"):
+            model.save(tmp_path / name)
+        with pytest.raises(hubplugin.ModelFileError, match="cannot read"):
+            hubplugin.load(tmp_path / name)
 
 
 def test_a_later_version_of_hubplugin_names_a_model_as_this_one_does(fitted, tmp_path, monkeypatch):
