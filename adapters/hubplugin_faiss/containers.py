@@ -469,22 +469,24 @@ class Coarse(Rule):
         """A copy of the index whose lists, if it has any, rank by the offsets of their entries."""
         new = copied(self.index)
         if isinstance(new, faiss.IndexIVF):
-            replace_quantizer(new, ranked_quantizer(new.quantizer, self._ranks(offsets), plan))
+            lists = [list_ids(new.invlists, number) for number in range(new.nlist)]
+            starts, apart = np.cumsum([0, *map(len, lists)]), self._spreads(lists, plan) if self.euclidean else None
+            ranks = list_ranks(offsets[np.concatenate(lists)], starts, apart)
+            replace_quantizer(new, ranked_quantizer(new.quantizer, ranks, plan))
         return new
 
-    def _ranks(self, offsets: np.ndarray) -> np.ndarray:
-        index, labels = self.index, [list_ids(self.index.invlists, number) for number in range(self.index.nlist)]
-        sizes = np.array([len(own) for own in labels])
-        apart = np.zeros(len(sizes))
-        if self.euclidean:
-            centres, numbers, first = index.quantizer.reconstruct_n(0, index.nlist), np.empty(self.count, np.int64), 0
-            numbers[np.concatenate(labels)] = np.repeat(np.arange(len(sizes)), sizes)
-            for vectors, _ in self.scan(0, block_rows(index.d)):
-                own = numbers[first : first + len(vectors)]
-                apart += np.bincount(own, ((vectors - centres[own]) ** 2).sum(axis=1), minlength=len(sizes))
-                first += len(vectors)
-            apart /= np.maximum(sizes, 1)
-        return list_ranks(offsets[np.concatenate(labels)], np.cumsum([0, *sizes]), apart if self.euclidean else None)
+    def _spreads(self, lists: list[np.ndarray], plan: Plan) -> np.ndarray:
+        """The mean squared distance of the entries `lists` from the centroid of each: float64 [nlist]."""
+        centres = self.index.quantizer.reconstruct_n(0, self.index.nlist)
+        if plan.unit:  # 1 - |c|^2 about their mean, whatever codes make of their distances
+            return np.asarray(1 - (centres.astype(np.float64) ** 2).sum(axis=1))
+        sums, numbers, first = np.zeros(len(lists)), np.empty(self.count, np.int64), 0
+        numbers[np.concatenate(lists)] = np.repeat(np.arange(len(lists)), [len(own) for own in lists])
+        for vectors, _ in self.scan(0, block_rows(self.index.d)):
+            own = numbers[first : first + len(vectors)]
+            sums += np.bincount(own, ((vectors - centres[own]) ** 2).sum(axis=1), minlength=len(lists))
+            first += len(vectors)
+        return np.asarray(sums / np.maximum([len(own) for own in lists], 1))
 
 
 class Parts(Rule):
