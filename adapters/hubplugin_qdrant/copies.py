@@ -78,6 +78,7 @@ class CopiedStore(QdrantStore):
         if active is not None and (active.model, active.storage) == (model.fingerprint, "vector"):
             return super().begin(model)
         self._require_writable()
+        self._require_formulas()
         with self._one_line("preparing"):
             self.collection = self._copy
             companion.create(self.client, self.collection, self._info.config.params.replication_factor)

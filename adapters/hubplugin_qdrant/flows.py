@@ -113,10 +113,13 @@ class Hub:
 
     def _seen(self, collection: str, manifest: Manifest) -> Flow:
         """`manifest` with what is so for now: whether any point lacks its second vector. Without such points no search
-        need look for them, which would take a look at every point. (A count would count vectors of deleted points.)"""
+        need look for them, which would take a look at every point. (A count would count vectors of deleted points.)
+        A server without formulas cannot add them to what it finds: there they are found when they are refreshed."""
         active = dict(manifest.active)
         for name, version in active.items():
-            if version.storage == "vector":
+            if version.storage == "vector" and not version.server_formula:
+                active[name] = version.model_copy(update={"everywhere": True})
+            elif version.storage == "vector":
                 try:
                     lacking, _ = yield self.raw.scroll(
                         collection, rewrite.lacking_second(version), limit=1, with_payload=False
@@ -159,7 +162,7 @@ class Hub:
     def rewritten(self, known: Known, name: str, request: models.QueryRequest) -> rewrite.Rewritten:
         """`request` on the collection or alias `name`, corrected; says so once where a part of it cannot be."""
         rules, manifest = self.rules_for(known, name), known.manifest or Manifest()
-        by_client = {vector for vector, version in manifest.active.items() if not version.server_formula}
+        by_client = {vector for vector, version in manifest.active.items() if version.ranked_by_client}
         if rules or by_client:
             if rewrite.nearest_inside(request, by_client):
                 self.warn("prefetches are raw on a server without formulas; they are corrected from server 1.14 on")

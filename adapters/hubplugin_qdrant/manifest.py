@@ -101,6 +101,11 @@ class Version(Part):
         )
 
     @property
+    def ranked_by_client(self) -> bool:
+        """Whether the client must add the offsets, which the server cannot. Those in a second vector need no adding."""
+        return self.storage == "payload" and not self.server_formula
+
+    @property
     def key(self) -> str:
         """Where a point's payload holds its offset."""
         return f"{KEY}.{self.field}"

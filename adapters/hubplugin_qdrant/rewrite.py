@@ -69,7 +69,7 @@ def rewrite(
     """
     rule = rules.get(request.using or "") if is_nearest(request.query) else None
     version = _corrected_vector(request.query, request.using, manifest)
-    if rule is None and version is not None and not version.server_formula:
+    if rule is None and version is not None and version.ranked_by_client:
         return _ranked_by_client(request, version, oversampling)
     shown = without_our_key(request.with_payload)
     prefetches = [rewrite_prefetch(child, manifest, oversampling) for child in _listed(request.prefetch)]
@@ -107,7 +107,7 @@ def rewrite_prefetch(
     children = _listed(prefetch.prefetch)
     prefetches = [rewrite_prefetch(child, manifest, oversampling) for child in children]
     version = _corrected_vector(prefetch.query, prefetch.using, manifest)
-    if version is None or not version.server_formula:
+    if version is None or version.ranked_by_client:
         if not prefetches:
             return prefetch
         query = _over_corrected(prefetch.query, children, manifest)

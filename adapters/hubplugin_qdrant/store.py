@@ -292,8 +292,16 @@ class QdrantStore(Store):
                 "update_collection(optimizers_config=OptimizersConfigDiff(prevent_unoptimized=False))"
             )
 
+    def _require_formulas(self) -> None:
+        """Raises StoreError where distances in d + 1 dimensions cannot be turned back into corrected ones."""
+        if self.storage == "vector" and self.metric is Metric.EUCLIDEAN and self._server < (1, 14):
+            raise StoreError(
+                f"{self.url}: storage='vector' under Euclidean distance needs server 1.14; use storage='payload'"
+            )
+
     def begin(self, model: OffsetModel) -> Id | None:
         self._require_writable()
+        self._require_formulas()
         lies = _is_of(self._manifest().active.get(self.using), model, self.storage)
         if self.storage == "vector" and not self.adds_vectors and not lies:
             raise StoreError(
@@ -426,10 +434,10 @@ class QdrantStore(Store):
         target = self._begun()
         self._writers.settle()
         with self._one_line("activating"):
+            target = target.model_copy(update=self._abilities())
             if target.storage == "payload":
                 self._index(target)
                 self._until(self._optimised, OPTIMISE_SECONDS)
-                target = target.model_copy(update=self._abilities())
                 target = calibrated(self.client, self.collection, target, self._probes, self.count(), self._answers)
             manifest = self._leased(self._manifest())
             before = manifest.active.get(self.using)

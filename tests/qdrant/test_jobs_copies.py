@@ -90,6 +90,32 @@ def test_a_copy_takes_the_place_of_the_collection_and_ranks_exactly(client, usin
     assert "a copy of 'photos', which stays as it was" in str(report)
 
 
+@pytest.mark.parametrize("using", ["", "image"])
+def test_a_server_without_formulas_ranks_by_the_second_vector_alone(monkeypatch, using):
+    client, sent = QdrantClient(":memory:"), []
+    monkeypatch.setattr(client, "info", lambda: models.VersionInfo(title="", version="1.10.1"))
+    shop = Aliased.on(client, using, models.Distance.DOT)
+    wrapped = shop.apply_to()
+    query, model = shop.queries[0], QdrantStore(client, "shop", using).correction().model
+    best = shop.best_of(model, query)
+    search = client._client.query_points
+    monkeypatch.setattr(client._client, "query_points", lambda **given: sent.append(given) or search(**given))
+    found = wrapped.query_points("shop", query, using or None).points
+    assert [point.id for point in found] == best
+    assert [given["prefetch"] for given in sent] == [None]
+    below = models.Prefetch(query=query.tolist(), using=using or None, limit=10)
+    fused = wrapped.query_points("shop", prefetch=below, query=models.FusionQuery(fusion=models.Fusion.RRF)).points
+    assert [point.id for point in fused] == best
+
+
+def test_second_vectors_under_euclidean_distance_need_formulas(client, monkeypatch):
+    monkeypatch.setattr(client, "info", lambda: models.VersionInfo(title="", version="1.13.6"))
+    shop = Aliased.on(client, "image", models.Distance.EUCLID)
+    with pytest.raises(StoreError, match=r"needs server 1\.14; use storage='payload'"):
+        shop.apply_to()
+    assert shop.names() == ["photos"]
+
+
 def test_what_comes_changes_and_goes_while_the_copy_fills_is_in_it(shop):
     fresh = clustered(7, 3)
     events = {
