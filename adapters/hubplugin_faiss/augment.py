@@ -13,7 +13,7 @@ from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
-from hubplugin_faiss import containers
+from hubplugin_faiss import containers, gpu  # noqa: F401 (importing gpu registers its rules)
 from hubplugin_faiss.leaves import in_memory
 from hubplugin_faiss.plan import Fill, Plan
 from hubplugin_faiss.probing import TOLERATED, loss_of_recall

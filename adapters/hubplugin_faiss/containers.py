@@ -574,8 +574,9 @@ class Parts(Rule):
 
     def _of(self, parts: list[Any]) -> Any:
         if self._sharded:
-            # Faiss does not tell whether a thread searches each part; it makes no difference to what is found.
-            new = faiss.IndexShards(self.index.d, False, self.index.successive_ids)
+            # Faiss does not tell whether a thread searches each part, which it does where it puts parts on GPUs.
+            threaded = any(isinstance(part, getattr(faiss, "GpuIndex", ())) for part in parts)
+            new = faiss.IndexShards(self.index.d, threaded, self.index.successive_ids)
         else:
             new = faiss.IndexReplicas(self.index.d)
         for part in parts:

@@ -226,11 +226,9 @@ def rule_for(index: Any) -> Rule:
         raise StoreError(f"{type(index).__name__} holds bits, and an offset is a real number: it cannot be upgraded")
     if not isinstance(index, faiss.Index):
         raise StoreError(f"expected a faiss index, got {type(index).__name__}")
-    if isinstance(index, getattr(faiss, "GpuIndex", ())):
-        raise StoreError(
-            f"{type(index).__name__} lies on a GPU; take it to the CPU first: faiss.index_gpu_to_cpu(index)"
-        )
     name = name_of(index)
+    if name not in Rule.registry and isinstance(index, getattr(faiss, "GpuIndex", ())):
+        raise StoreError(f"{name} cannot carry offsets on a GPU; take it to the CPU: faiss.index_gpu_to_cpu(index)")
     if name not in Rule.registry:
         raise StoreError(f"{name} cannot carry offsets; types that can: {', '.join(sorted(Rule.registry))}")
     rule = Rule.registry[name](faiss.downcast_index(index))

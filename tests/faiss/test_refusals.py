@@ -65,10 +65,10 @@ def test_an_index_that_cannot_be_upgraded_says_why_in_one_line(name):
         np.testing.assert_array_equal(faiss.serialize_index(index), before)
 
 
-def test_an_index_on_a_gpu_is_refused_by_name(monkeypatch):
-    monkeypatch.setattr(faiss, "GpuIndex", faiss.IndexFlatIP, raising=False)
-    with pytest.raises(hubplugin.StoreError, match="IndexFlatIP lies on a GPU; take it to the CPU first"):
-        hubplugin_faiss.upgrade(flat(), OFFSETS)
+def test_an_index_on_a_gpu_without_a_rule_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(faiss, "GpuIndex", faiss.IndexFlat1D, raising=False)
+    with pytest.raises(hubplugin.StoreError, match="IndexFlat1D cannot carry offsets on a GPU; take it to the CPU"):
+        hubplugin_faiss.upgrade(faiss.IndexFlat1D(), OFFSETS)
 
 
 def fitted(metric: str, d: int = 8) -> hubplugin.OffsetModel:
