@@ -66,9 +66,9 @@ def test_an_index_that_cannot_be_upgraded_says_why_in_one_line(name):
 
 
 def test_an_index_on_a_gpu_without_a_rule_is_refused_by_name(monkeypatch):
-    monkeypatch.setattr(faiss, "GpuIndex", faiss.IndexFlat1D, raising=False)
-    with pytest.raises(hubplugin.StoreError, match="IndexFlat1D cannot carry offsets on a GPU; take it to the CPU"):
-        hubplugin_faiss.upgrade(faiss.IndexFlat1D(), OFFSETS)
+    monkeypatch.setattr(faiss, "GpuIndex", faiss.IndexLattice, raising=False)
+    with pytest.raises(hubplugin.StoreError, match="IndexLattice cannot carry offsets on a GPU; take it to the CPU"):
+        hubplugin_faiss.upgrade(faiss.IndexLattice(8, 2, 4, 2), OFFSETS)
 
 
 def fitted(metric: str, d: int = 8) -> hubplugin.OffsetModel:
