@@ -34,6 +34,7 @@ ABILITIES = {
     "processes": "no other process can open it by a URL",
     "disk": "nothing can be closed and opened again",
     "server": "it is no server",
+    "grpc": "its port for gRPC is not known",
     "restart": "it cannot be restarted from here",
     "fresh": "there is no second, empty server beside it",
     "keyed": "there is no server with an api key beside it",
@@ -211,7 +212,7 @@ class Address:
 class Server(ClientBackend):
     """A backend that is a server at `address`."""
 
-    can = frozenset({"client", "graph", "threads", "processes", "server"})
+    can = frozenset({"client", "graph", "threads", "processes", "server", "grpc"})
     address: Address
 
     def client(self) -> QdrantClient:
@@ -233,6 +234,7 @@ class Server(ClientBackend):
 
 class Url(Server):
     name = "url"
+    can = Server.can - {"grpc"}
 
     @classmethod
     def missing(cls) -> str | None:
@@ -254,7 +256,18 @@ class Url(Server):
         yield
 
 
-class Binary(Server):
+class Single(Server):
+    """A server that may be stopped and started again."""
+
+    @abstractmethod
+    def stop(self) -> None: ...
+
+    @abstractmethod
+    def start(self) -> None:
+        """Returns when it answers again."""
+
+
+class Binary(Single):
     name = "binary"
     can = Server.can | {"disk", "restart", "fresh"}
 
@@ -272,8 +285,10 @@ class Binary(Server):
             self._stack, self._folder = stack, folder
             yield
 
-    def restart(self) -> None:
+    def stop(self) -> None:
         self._process.stop()
+
+    def start(self) -> None:
         self._process.start()
 
     def fresh(self) -> Address:
@@ -318,7 +333,7 @@ class _Process:
             self._running = None
 
 
-class Docker(Server):
+class Docker(Single):
     """The four servers of docker-compose.yml; this one is the open one, spoken to by REST."""
 
     name = "docker"
@@ -355,8 +370,11 @@ class Docker(Server):
     def _chosen(self, addresses: dict[str, Address]) -> Address:
         return addresses["open"]
 
-    def restart(self) -> None:
-        self._compose.run(f"restart {self.service}")
+    def stop(self) -> None:
+        self._compose.run(f"stop {self.service}")
+
+    def start(self) -> None:
+        self._compose.run(f"start {self.service}")
         wait_until(self.address.ready)
 
     def fresh(self) -> Address:

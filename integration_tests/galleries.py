@@ -162,18 +162,20 @@ class Collection(Gallery):
         ]
         self.client.upload_points(name, rows_of_points, batch_size=PAGE, wait=True)
         if graph:
-            wait_until(self._indexed, seconds=120)
+            wait_until(self.indexed, seconds=120)
 
     def _vector(self, vector: np.ndarray, sparse: bool = False) -> Any:
         dense = vector.tolist()
         if not sparse:
             return {self.using: dense} if self.using else dense
-        largest = np.argsort(-np.abs(vector))[:8]
-        return {self.using: dense, "words": models.SparseVector(indices=largest.tolist(), values=[1.0] * 8)}
+        largest = np.sort(np.argsort(-np.abs(vector))[:8])
+        values = np.abs(vector[largest]).tolist()  # so that no two targets score the same
+        return {self.using: dense, "words": models.SparseVector(indices=largest.tolist(), values=values)}
 
-    def _indexed(self) -> bool:
+    def indexed(self) -> bool:
+        """Whether the server is done with its graphs. It makes none for a handful of points that lie by themselves."""
         info = self.client.get_collection(self.name)
-        return info.status == models.CollectionStatus.GREEN and (info.indexed_vectors_count or 0) >= len(self.ids)
+        return info.status == models.CollectionStatus.GREEN and (info.indexed_vectors_count or 0) > len(self.ids) / 2
 
     def store(self) -> Store:
         return QdrantStore(self.client, self.name, self.using)
@@ -207,9 +209,9 @@ class Collection(Gallery):
 
     def drop(self) -> None:
         client = self.backend.client()
-        for name in (self.name, f"{self.name}--hub"):
-            if client.collection_exists(name):
-                client.delete_collection(name)
+        for found in client.get_collections().collections:  # with its companion, its copies and theirs
+            if found.name == self.name or found.name.startswith(f"{self.name}--"):
+                client.delete_collection(found.name)
 
 
 class Shard(Gallery):

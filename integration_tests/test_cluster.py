@@ -27,18 +27,21 @@ def test_many_shards_answer_as_one(backend, fill):
 def test_a_node_that_stops_and_comes_back_during_apply_loses_nothing(backend, gallery, monkeypatch):
     monkeypatch.setattr(hubplugin_qdrant.store, "BATCH", 20)
 
-    def stop_and_start():
-        backend.stop("node3")
-        backend.start("node3")
+    away, back = threading.Event(), threading.Thread(target=backend.start, args=["node3"])
 
-    absence = threading.Thread(target=stop_and_start)
+    def stop_and_start(what, done, total):
+        if what == "writing offsets" and not away.is_set():
+            away.set()
+            backend.stop("node3")
+        elif what == "closing" and back.ident is None:
+            back.start()
 
-    def begin_once(what, done, total):
-        if what == "writing offsets" and absence.ident is None:
-            absence.start()
-
-    model = apply(gallery.store(), BANK, progress=begin_once, **APPLY).model
-    absence.join()
+    try:
+        model = apply(gallery.store(), BANK, progress=stop_and_start, **APPLY).model
+    finally:
+        if back.ident is None:
+            back.start()
+        back.join()
     store = gallery.store()
     report = inspect(store, probes=0)
     assert (report.count, report.missing, report.stale) == (len(gallery.ids), 0, 0)

@@ -41,7 +41,7 @@ def last_line(ran):
     return line
 
 
-@pytest.mark.needs("server")
+@pytest.mark.needs("grpc")
 @pytest.mark.parametrize("prefer_grpc", [False, True], ids=["rest", "grpc"])
 def test_both_transports_apply_search_and_remove(backend, gallery, prefer_grpc):
     options = replace(backend.address, prefer_grpc=prefer_grpc).options()

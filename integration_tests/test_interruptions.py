@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -74,14 +75,18 @@ def _finish(gallery, bank):
 @pytest.mark.needs("restart")
 def test_a_server_restarted_in_mid_apply_is_waited_for(backend, gallery, monkeypatch):
     monkeypatch.setattr(hubplugin_qdrant.store, "BATCH", 20)
-    restart = threading.Thread(target=backend.restart)
+    back = threading.Thread(target=backend.start)
 
     def restart_once(what, done, total):
-        if what == "writing offsets" and restart.ident is None:
-            restart.start()
+        if what == "writing offsets" and back.ident is None:
+            backend.stop()
+            back.start()
 
-    model = apply(gallery.store(), BANK, progress=restart_once, **APPLY).model
-    restart.join()
+    try:
+        model = apply(gallery.store(), BANK, progress=restart_once, **APPLY).model
+    finally:
+        if back.ident is not None:
+            back.join()
     store = gallery.store()
     report = inspect(store, probes=0)
     assert (report.missing, report.stale) == (0, 0)
@@ -93,7 +98,8 @@ def test_a_restarted_server_still_corrects(backend, gallery):
     hub = backend.wrapped()
     hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **APPLY)
     before = [hub.query_points(gallery.name, query=query, limit=K).points for query in QUERIES]
-    backend.restart()
+    backend.stop()
+    backend.start()
     assert [backend.wrapped().query_points(gallery.name, query=query, limit=K).points for query in QUERIES] == before
 
 
@@ -116,7 +122,7 @@ def test_snapshots_restored_into_a_fresh_server_are_still_corrected(backend, gal
             headers=keys[1],
             timeout=60,
         ).raise_for_status()
-    restored = HubQdrantClient(**fresh.options())
+    restored = HubQdrantClient(**replace(fresh, prefer_grpc=backend.address.prefer_grpc).options())
     try:
         after = [restored.query_points(gallery.name, query=query, limit=K).points for query in QUERIES]
         assert [[(p.id, p.score) for p in points] for points in after] == [

@@ -29,15 +29,17 @@ def agreement(hub, gallery, model):
     return gallery.agreement([[point.id for point in points] for points in found], model)
 
 
-def test_an_upsert_without_a_payload_leaves_what_a_plain_one_leaves(backend, gallery):
-    """Servers keep the payload of a point that was there up to 1.14, and clear it from 1.15 on."""
+@pytest.mark.parametrize("given", [None, {}], ids=["none", "empty"])
+def test_an_upsert_without_a_payload_leaves_what_a_plain_one_leaves(backend, gallery, given):
+    """Servers keep the payload of a point that was there up to 1.14, by gRPC also if an empty one is given; from 1.15
+    on they clear it."""
     hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **APPLY)
     hub, keys = backend.wrapped(), gallery.ids[:3]
     for client, key in ((backend.client(), keys[0]), (hub, keys[1])):
-        client.upsert(gallery.name, [models.PointStruct(id=key, vector=TARGETS[0].tolist())], wait=True)
-    operation = models.UpsertOperation(
-        upsert=models.PointsList(points=[models.PointStruct(id=keys[2], vector=TARGETS[0].tolist())])
-    )
+        point = models.PointStruct(id=key, vector=TARGETS[0].tolist(), payload=given)
+        client.upsert(gallery.name, [point], wait=True)
+    point = models.PointStruct(id=keys[2], vector=TARGETS[0].tolist(), payload=given)
+    operation = models.UpsertOperation(upsert=models.PointsList(points=[point]))
     hub.batch_update_points(gallery.name, [operation])
     left = [set(gallery.content()[key][1] or {}) - {"hub_offset"} for key in keys]
     assert left[0] == left[1] == left[2]
@@ -96,7 +98,7 @@ STRICT = {
     "search_allow_exact": False,
     "upsert_max_batchsize": 50,
     "search_max_batchsize": 4,
-    "max_payload_index_count": 1,
+    "max_payload_index_count": 2,
 }
 
 
@@ -106,6 +108,8 @@ def test_a_strict_server_is_searched_written_and_left_within_its_limits(backend,
         pytest.skip("strict mode came with server 1.13")
     known = {name: value for name, value in STRICT.items() if name in models.StrictModeConfig.model_fields}
     gallery = fill(strict_mode_config=models.StrictModeConfig(**known))
+    # Groups are by a key with an index only: beside it there is room for one more.
+    backend.client().create_payload_index(gallery.name, "row", models.PayloadSchemaType.INTEGER, wait=True)
     model = hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **APPLY).model
     hub = backend.wrapped()
     assert agreement(hub, gallery, model) >= 0.9  # among 100 candidates, which is all that it allows
@@ -115,6 +119,20 @@ def test_a_strict_server_is_searched_written_and_left_within_its_limits(backend,
     assert health(backend.client(), gallery) == (0, 0)
     hubplugin_qdrant.remove(backend.client(), gallery.name)
     assert not any("hub_offset" in beside for _, beside in gallery.content().values())
+
+
+@pytest.mark.needs("client", "server")
+def test_rates_that_are_limited_are_waited_for(backend, fill):
+    if backend.version() < (1, 13):
+        pytest.skip("rates are limited from server 1.13 on")
+    client = backend.client()
+    # A minute's worth of either is less than what making the gallery and correcting it takes.
+    limits = models.StrictModeConfig(enabled=True, read_rate_limit=150, write_rate_limit=90)
+    gallery = fill(rows=60, strict_mode_config=limits)
+    model = hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, **APPLY).model
+    client.update_collection(gallery.name, strict_mode_config=models.StrictModeConfig(enabled=False))
+    assert health(client, gallery) == (0, 0)
+    assert agreement(backend.wrapped(), gallery, model) >= 0.99
 
 
 @pytest.mark.needs("client", "server")
@@ -129,12 +147,7 @@ def test_a_client_with_the_default_patience_is_enough(backend, gallery):
 def test_the_graph_is_whole_again_after_a_correction(backend, fill):
     gallery = fill(graph=True)
     model = hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **APPLY).model
-
-    def whole():
-        info = backend.client().get_collection(gallery.name)
-        return info.status == models.CollectionStatus.GREEN and (info.indexed_vectors_count or 0) >= len(gallery.ids)
-
-    wait_until(whole, seconds=120)
+    wait_until(gallery.indexed, seconds=120)
     found = [backend.client().query_points(gallery.name, query, limit=K).points for query in QUERIES]
     raw = gallery.agreement([[point.id for point in points] for points in found], None)
     assert agreement(backend.wrapped(), gallery, model) >= raw - 0.02

@@ -62,14 +62,22 @@ def is_answer(error: Exception) -> bool:
     return isinstance(error, (UnexpectedResponse, ResourceExhaustedResponse))
 
 
-def is_too_much(error: Exception) -> bool:
-    """Whether less at a time would help: an answer took too long, or a rate is limited, by points and not requests."""
+def is_late(error: Exception) -> bool:
+    """Whether an answer took too long, so that less at a time would help."""
     if isinstance(error, UnexpectedResponse):
-        return error.status_code in (408, 429, 504)
+        return error.status_code in (408, 504)
     if isinstance(error, RpcError):
-        return error.code() in (StatusCode.DEADLINE_EXCEEDED, StatusCode.RESOURCE_EXHAUSTED)
-    source = getattr(error, "source", error)
-    return isinstance(source, (httpx.TimeoutException, TimeoutError, ResourceExhaustedResponse))
+        return bool(error.code() == StatusCode.DEADLINE_EXCEEDED)
+    return isinstance(getattr(error, "source", error), (httpx.TimeoutException, TimeoutError))
+
+
+def is_limited(error: BaseException | None) -> bool:
+    """Whether a rate is limited: that of reading by requests, that of writing by points."""
+    if isinstance(error, UnexpectedResponse):
+        return error.status_code == 429
+    if isinstance(error, RpcError):
+        return bool(error.code() == StatusCode.RESOURCE_EXHAUSTED) and not is_too_large(error)
+    return isinstance(error, ResourceExhaustedResponse)
 
 
 def finished(answer: Any) -> Any:

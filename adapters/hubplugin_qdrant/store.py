@@ -16,7 +16,6 @@ from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 from qdrant_client import QdrantClient, models
-from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 from qdrant_client.http.exceptions import UnexpectedResponse
 from qdrant_client.local.qdrant_local import QdrantLocal
 from tenacity import (
@@ -39,10 +38,11 @@ from hubplugin_qdrant.calibration import calibrated, chosen_probes
 from hubplugin_qdrant.client import HubQdrantClient
 from hubplugin_qdrant.companion import (
     finished,
+    is_late,
+    is_limited,
     is_missing,
     is_passing,
     is_too_large,
-    is_too_much,
     lacks_points,
     one_line,
 )
@@ -125,7 +125,7 @@ class QdrantStore(Store):
         self._target: Version | None = None
         self._group_by: str | None = None
         self._local = isinstance(self.client._client, QdrantLocal)  # which is no use from a second thread
-        self._reading, self._writing = Pace(self._largest), Pace(self._largest)
+        self._reading, self._writing = Pace(self._largest), Pace(self._largest, limited=True)
         self._writers = Writers(0 if self._local else WRITERS)
         self._lease_due, self._renewing = 0.0, threading.Lock()
         self._probes = np.empty((0, self.dim), np.float32)
@@ -692,7 +692,7 @@ class QdrantStore(Store):
             except Exception as error:
                 if is_too_large(error) and size == 1:
                     raise StoreError(f"{self.url}: the server takes no request as large as one point") from None
-                if is_too_large(error) or is_too_much(error):
+                if is_too_large(error) or is_late(error) or (pace.limited and is_limited(error)):
                     pace.halve(size)
                 raise
             pace.answered(size, time.monotonic() - started)
@@ -716,7 +716,7 @@ def _patience_is_over(state: RetryCallState) -> bool:
     """Whether a request has been made again for long enough. One that a rate is limited for waits its turn among
     the others that are under way."""
     error = state.outcome.exception() if state.outcome is not None else None
-    patience = LIMITED_SECONDS if isinstance(error, ResourceExhaustedResponse) else RETRY_SECONDS
+    patience = LIMITED_SECONDS if is_limited(error) else RETRY_SECONDS
     return (state.seconds_since_start or 0.0) >= patience
 
 

@@ -18,10 +18,11 @@ QUICK, SLOW = 0.5, 5.0
 
 class Pace:
     """How many points go into a request: `size`, which starts moderate, grows to `most` while answers are quick, and
-    is halved when one is slow, does not come in time, or is refused for its size."""
+    is halved when one is slow, does not come in time, or is refused for its size. limited: also when a rate is
+    limited, as it is by points and not by requests."""
 
-    def __init__(self, most: int, start: int = 250):
-        self.most, self.size = most, min(start, most)
+    def __init__(self, most: int, start: int = 250, limited: bool = False):
+        self.most, self.size, self.limited = most, min(start, most), limited
 
     def answered(self, size: int, seconds: float) -> None:
         if seconds < QUICK and size == self.size:

@@ -187,6 +187,21 @@ def test_a_server_that_limits_the_rate_is_asked_again_when_it_said(cosine, monke
     assert waits[0] >= 7
 
 
+def test_a_rate_of_reading_is_limited_by_requests_so_that_pages_stay_large(cosine, monkeypatch):
+    scroll, asked = cosine.plain.scroll, []
+
+    def limited(*given, **named):
+        asked.append(named["limit"])
+        if len(asked) < 5:
+            raise ResourceExhaustedResponse("too many requests", 0)
+        return scroll(*given, **named)
+
+    monkeypatch.setattr(cosine.plain, "scroll", limited)
+    monkeypatch.setattr("hubplugin_qdrant.store.RETRY_WAIT", wait_none())
+    cosine.apply()
+    assert min(asked) == asked[0] >= ROWS
+
+
 def test_a_request_waits_its_turn_where_others_use_up_the_rate(cosine, monkeypatch):
     count, refusals = cosine.plain.count, iter(range(5))
 
