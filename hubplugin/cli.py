@@ -61,13 +61,14 @@ def apply(
     from hubplugin.progress import bars
     from hubplugin.store import open_store
 
+    parameters, opened = _parameters(method, settings), open_store(store)
     with bars() as progress:
         applied = apply(
-            open_store(store), queries, method, target_bank,
+            opened, queries, method, target_bank,
             pairs=pairs, group_by=group_by, force=force, dry_run=dry_run,
-            device=device, memory=memory, progress=progress, **_parameters(settings),
+            device=device, memory=memory, progress=progress, **parameters,
         )  # fmt: skip
-    typer.echo(f"{store}: {applied}")
+    typer.echo(f"{opened.url}: {applied}")
 
 
 @app.command()
@@ -98,8 +99,10 @@ def refresh(store: StoreUrl, device: Device = "auto", memory: Memory = "1GiB") -
     from hubplugin.progress import bars
     from hubplugin.store import open_store
 
+    opened = open_store(store)
     with bars() as progress:
-        typer.echo(f"{store}: {refresh(open_store(store), device=device, memory=memory, progress=progress)}")
+        applied = refresh(opened, device=device, memory=memory, progress=progress)
+    typer.echo(f"{opened.url}: {applied}")
 
 
 @app.command()
@@ -112,7 +115,7 @@ def remove(store: StoreUrl) -> None:
     found = opened.correction()
     with bars() as opened.progress:
         opened.remove()
-    typer.echo(f"{store}: {'correction removed' if found else 'there was no correction'}")
+    typer.echo(f"{opened.url}: {'correction removed' if found else 'there was no correction'}")
 
 
 @app.command()
@@ -132,7 +135,8 @@ def evaluate(
     queries: Annotated[str, typer.Option(help="Queries whose true targets are known: a file, as for a bank.")],
     targets: Annotated[str, typer.Option(help="The gallery: a file, as for a bank.")],
     truth: Annotated[
-        str | None, typer.Option(help="Target rows of each query (.npy) or TREC qrels; without it, row i to row i.")
+        str | None,
+        typer.Option(help="Target rows of each query (.npy, .json) or qrels (TREC, BEIR); without it, row i to row i."),
     ] = None,
     query_bank: Annotated[
         str | None, typer.Option(help="Example queries; needed by all methods but otn, l2n, hn.")
@@ -166,9 +170,14 @@ def evaluate(
     from hubplugin.fitting import fit
     from hubplugin.progress import bars
 
+    auto = "auto" in (method or [])
+    if auto and query_bank is None:
+        raise InputError("method 'auto' chooses on example queries: pass --query-bank")
+    for path in (json, csv, report):  # before the work, not behind it
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            raise InputError(f"cannot write {str(path)!r}: expected a file in a folder that is there")
     with bars() as progress:
         computing: dict[str, Any] = {"metric": metric, "device": device, "memory": memory, "progress": progress}
-        auto = query_bank is not None and "auto" in (method or [])
         models = {"auto": fit(query_bank, "auto", targets, target_bank, **computing)} if auto else {}
         found = evaluate(
             queries, targets, truth, query_bank, target_bank,
@@ -191,13 +200,17 @@ def demo(
     run(folder)
 
 
-def _parameters(settings: list[str] | None) -> dict[str, Any]:
-    parameters = {}
+def _parameters(method: str, settings: list[str] | None) -> dict[str, Any]:
+    """The settings by name: parameters of `method`, so that none can be taken for another argument of `apply`."""
+    parameters: dict[str, Any] = {}
     for setting in settings or []:
         name, equals, value = setting.partition("=")
         if not equals:
             raise InputError(f"--set {setting!r}: expected NAME=VALUE, as in --set tau=0.05")
-        parameters[name] = value  # text; each method's configuration parses and checks it
+        parameters[name] = value  # text; the method's configuration parses and checks it
+    from hubplugin.methods import asked_for
+
+    asked_for(method, parameters)
     return parameters
 
 

@@ -16,7 +16,7 @@ from hubplugin.errors import InputError, StoreError
 from hubplugin.evaluation.hubness import skewness_of_finds
 from hubplugin.fitting import fit
 from hubplugin.groups import Members, fit_within
-from hubplugin.methods import FitInput, configure
+from hubplugin.methods import FitInput, asked_for, configure
 from hubplugin.metric import Metric
 from hubplugin.model import GroupedModel, OffsetModel, Value
 from hubplugin.reductions import Compute
@@ -137,15 +137,22 @@ def apply(
         raise InputError(
             f"{bank.name} has {bank.dim} dimensions, {store.url} has {store.dim}; embed the queries with its model"
         )
+    # What cannot be used is told before the gallery is read.
+    computing: dict[str, Any] = {"device": device, "memory": memory, "progress": progress}
+    configuration = asked_for(method, parameters)
+    given = FitInput.read(bank, None, target_bank, store.metric, Compute(**computing))
     if group_by is not None:
         store.group_by(group_by)
     cut_off = store.correction()
-    if cut_off is not None and not cut_off.active and method != "auto" and not dry_run:
-        given = FitInput.read(bank, None, target_bank, store.metric, Compute(device, memory))
-        if configure(method, **parameters).made(cut_off.model, given) and _key(cut_off.model) == group_by:
-            return write(store, cut_off.model, device=device, memory=memory, progress=progress)
+    if (
+        cut_off is not None
+        and not (cut_off.active or dry_run)
+        and configuration is not None
+        and configuration.made(cut_off.model, given)
+        and _key(cut_off.model) == group_by
+    ):
+        return write(store, cut_off.model, **computing)
     gallery = _Gallery(store, progress, grouped=group_by is not None)
-    computing: dict[str, Any] = {"device": device, "memory": memory, "progress": progress}
     neutral: dict[Value, str] = {}
     if group_by is None:
         model = fit(bank, method, gallery.vectors, target_bank, store.metric, pairs=pairs, **computing, **parameters)
@@ -155,14 +162,12 @@ def apply(
                 pairs=pairs, metric=store.metric, **computing, **model.parameters,
             )  # fmt: skip
     else:
-        if method == "auto":
+        if configuration is None:
             winner = choose(bank, gallery.vectors, target_bank, pairs=pairs, metric=store.metric, **computing).winner
-            method, parameters = winner.method, winner.parameters
-        given = FitInput.read(bank, None, target_bank, store.metric, Compute(**computing))
+            configuration = configure(winner.method, **winner.parameters)
         model, neutral = fit_within(
-            group_by, gallery.groups(), gallery.vectors.rows, bank, configure(method, **parameters), given,
-            target_bank, pairs, force,
-        )  # fmt: skip
+            group_by, gallery.groups(), gallery.vectors.rows, bank, configuration, given, target_bank, pairs, force
+        )
     if dry_run:
         counts = _compared(store, model, "comparing offsets", device, memory, progress)
         return Applied(model, *counts[:3], written=False, neutral=neutral, plan=store.plan())

@@ -153,11 +153,16 @@ def run(folder: Path, console: Console | None = None) -> dict[str, tuple[Run, Ru
 def clear(folder: Path) -> None:
     """Empties `folder` if an earlier demo made it; refuses if anything else lies there."""
     marker = folder / "made-by-hubplugin-demo"
-    if folder.exists() and not marker.exists() and any(folder.iterdir()):
-        raise HubpluginError(f"folder {str(folder)!r} is not empty and no demo made it; name another one with --folder")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    marker.touch()
+    try:
+        if folder.exists() and not marker.exists() and any(folder.iterdir()):
+            raise HubpluginError(
+                f"folder {str(folder)!r} is not empty and no demo made it; name another one with --folder"
+            )
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        marker.touch()
+    except OSError as error:
+        raise HubpluginError(f"folder {str(folder)!r} cannot be made: {error.strerror}; name another one") from None
 
 
 def search_all(search: Callable[[np.ndarray], list[int]], data: ExampleData, what: str, progress: Progress) -> Run:

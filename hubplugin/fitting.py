@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hubplugin.errors import InputError
-from hubplugin.methods import FitInput, configure
+from hubplugin.methods import FitInput, asked_for, configure
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.reductions import Compute, Precision
@@ -46,16 +46,14 @@ def fit(
     Raises InputError, one line, for anything that cannot be used as given.
     """
     compute = Compute(device, memory, progress, precision)
-    if method == "auto":
-        if parameters:
-            raise InputError(f"method 'auto' takes no parameters; given: {', '.join(parameters)}")
+    configuration = asked_for(method, parameters)
+    if configuration is None:
         if targets is None:
             raise InputError("method 'auto' is chosen on the gallery: pass targets=")
         targets = as_vectors(targets, "targets")
         winner = choose(
             query_bank, targets, target_bank,
-            pairs=pairs, metric=metric, device=device, memory=memory, progress=progress,
+            pairs=pairs, metric=metric, device=device, memory=memory, progress=progress, precision=precision,
         ).winner  # fmt: skip
-        method, parameters = winner.method, winner.parameters
-    configuration = configure(method, **parameters)
+        configuration = configure(winner.method, **winner.parameters)
     return configuration.fit(FitInput.read(query_bank, targets, target_bank, Metric.parse(metric), compute))

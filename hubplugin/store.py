@@ -163,11 +163,17 @@ def open_store(url: str) -> Store:
     known = adapters()
     if not colon or scheme not in known:
         schemes = ", ".join(f"{name}:..." for name in sorted(known)) or "none installed"
-        raise StoreError(f"{url!r} is no store URL that an installed adapter knows; known: {schemes}")
+        given = f"{scheme}:..." if colon else url  # what stands behind it may hold a password
+        raise StoreError(f"{given!r} is no store URL that an installed adapter knows; known: {schemes}")
     try:
         opener = cast(Callable[[str], Store], known[scheme].load())
     except HubpluginError:
         raise
     except ModuleNotFoundError as error:
         raise StoreError(f"{scheme}: needs a package that is missing ({error}); pip install 'hubplugin[all]'") from None
-    return opener(url)
+    try:
+        return opener(url)
+    except HubpluginError:
+        raise
+    except ValueError as error:
+        raise StoreError(f"{scheme}:... is no URL: {error}") from None

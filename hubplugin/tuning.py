@@ -22,7 +22,7 @@ from hubplugin.errors import CorrectionRefused, InputError
 from hubplugin.evaluation.hubness import k_occurrence, skewness
 from hubplugin.methods import FitInput, Method, configure
 from hubplugin.metric import Metric
-from hubplugin.reductions import Compute, HoldingCompute, Similarities, dense, sampled
+from hubplugin.reductions import Compute, HoldingCompute, Precision, Similarities, dense, sampled
 from hubplugin.vectors import Progress, VectorLike, as_vectors
 
 Pairs: TypeAlias = bool | Sequence[int] | np.ndarray | None
@@ -183,11 +183,12 @@ def choose(
     device: str = "auto",
     memory: int | str = "1GiB",
     progress: Progress | None = None,
+    precision: Precision = "float32",
     seed: int = 0,
 ) -> Choice:
     """The method and parameters that do best on held-out bank queries; `fit(method="auto")` uses them.
 
-    query_bank [m, d], targets [n, d], target_bank [p, d]: as in `hubplugin.fit`. pairs: see `Pairs`.
+    query_bank [m, d], targets [n, d], target_bank [p, d], precision: as in `hubplugin.fit`. pairs: see `Pairs`.
 
     With pairs: among the candidates whose R@1 is within two standard errors of the best, the one with the smallest
     geometric mean rank, which hears every probe and not only those at the top. Without: the lowest sum of skewness
@@ -197,7 +198,8 @@ def choose(
 
     Raises InputError for anything that cannot be used, and for a bank of less than two probe queries a fold.
     """
-    given, mapping = _read(query_bank, targets, target_bank, pairs, metric, Compute(device, memory, progress))
+    compute = Compute(device, memory, progress, precision)
+    given, mapping = _read(query_bank, targets, target_bank, pairs, metric, compute)
     experiment = _Experiment(given, mapping, seed)
     uncorrected, *tried = experiment.run([None, *_coarse(experiment.spread, given.target_bank is not None)])
     ranked = _ranked(tried)
@@ -225,6 +227,7 @@ def judge(
     device: str = "auto",
     memory: int | str = "1GiB",
     progress: Progress | None = None,
+    precision: Precision = "float32",
     seed: int = 0,
     **parameters: Any,
 ) -> Judgement:
@@ -237,7 +240,7 @@ def judge(
     """
     (judgement,) = judge_all(
         query_bank, targets, [configure(method, **parameters)], target_bank,
-        pairs=pairs, metric=metric, device=device, memory=memory, progress=progress, seed=seed,
+        pairs=pairs, metric=metric, device=device, memory=memory, progress=progress, precision=precision, seed=seed,
     )  # fmt: skip
     return judgement
 
@@ -253,10 +256,12 @@ def judge_all(
     device: str = "auto",
     memory: int | str = "1GiB",
     progress: Progress | None = None,
+    precision: Precision = "float32",
     seed: int = 0,
 ) -> list[Judgement]:
     """`judge` for several configurations, on the same folds."""
-    given, mapping = _read(query_bank, targets, target_bank, pairs, metric, Compute(device, memory, progress))
+    compute = Compute(device, memory, progress, precision)
+    given, mapping = _read(query_bank, targets, target_bank, pairs, metric, compute)
     experiment = _Experiment(given, mapping, seed)
     uncorrected, *trials = experiment.run([None, *configurations])
     before, bank = uncorrected.candidate(uncorrected), experiment.bank()
@@ -291,7 +296,7 @@ def _objections(before: Candidate, after: Candidate) -> list[str]:
 
 def check(query_bank: VectorLike, targets: VectorLike, method: str = "dbsn", *args: Any, **options: Any) -> Judgement:
     """The guard: `judge`, raising CorrectionRefused with the numbers and what to do if there is an objection."""
-    ways_out = "nothing was changed; {}, or force=True applies it all the same"
+    ways_out = "nothing was changed; {}, or force=True (--force) applies it all the same"
     collect = "collect queries that people ask of this very gallery"
     try:
         judgement = judge(query_bank, targets, method, *args, **options)
@@ -397,7 +402,7 @@ class _Experiment:
                 own, second = torch.from_numpy(columns), second[np.unique(self._mapping[fitted])]
             elif second is not None:
                 second = second[np.random.default_rng(fold).permutation(len(second))[: self._fit_rows]]
-            compute = HoldingCompute(given.compute.device, given.compute.memory)
+            compute = HoldingCompute(given.compute.device, given.compute.memory, precision=given.compute.precision)
             vectors = as_vectors(targets, "targets")
             try:
                 yield _Fold(
@@ -483,7 +488,7 @@ def _read(
     if pairs is False:
         return given, None
     if second is None:
-        raise InputError("pairs were given without a target bank; pass target_bank=")
+        raise InputError("pairs were given without a target bank; pass target_bank= (--target-bank)")
     if pairs is True:
         if len(second) != len(queries):
             raise InputError(

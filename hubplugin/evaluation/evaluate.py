@@ -118,6 +118,13 @@ def evaluate(
         )
     if not 1 <= k <= gallery.rows:
         raise InputError(f"k={k} is not between 1 and the {gallery.rows} targets of the gallery")
+    if seed < 0:
+        raise InputError(f"seed={seed}: expected 0 or more")
+    if target_bank is not None and query_bank is None:
+        raise InputError("target_bank was given without example queries: pass query_bank= (--query-bank)")
+    unlabelled = [label for label in models or {} if label == RAW or not label.strip()]
+    if unlabelled:
+        raise InputError(f"a model cannot be labelled {unlabelled[0]!r}; name it by another word than {RAW!r}")
     names = as_names(names, gallery.rows, "names")
     query_names = as_names(query_names, asked.rows, "query_names")
     thumbnails = as_names(thumbnails, gallery.rows, "thumbnails")
@@ -203,7 +210,7 @@ def _fitted(label: str, model: OffsetModel, scene: _Scene) -> _Candidate:
 
 
 def _candidate(method: str, scene: _Scene) -> _Candidate:
-    name, *settings_given = method.split()
+    name, *settings_given = method.split() or [""]
     parameters: dict[str, Any] = {}
     for setting in settings_given:
         key, equals, value = setting.partition("=")
@@ -223,7 +230,7 @@ def _candidate(method: str, scene: _Scene) -> _Candidate:
     if name not in known:
         raise InputError(f"unknown method {name!r}: use one of {', '.join([*known, *PLANS])}")
     if scene.given is None:
-        raise InputError(f"method {name!r} needs example queries: pass query_bank=")
+        raise InputError(f"method {name!r} needs example queries: pass query_bank= (--query-bank)")
     if name in METHODS:
         configuration = configured(METHODS, name, parameters)
         return _fitted(method, configuration.fit(scene.given), scene)

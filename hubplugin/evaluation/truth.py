@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import io
+import json
 import os
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -14,8 +17,9 @@ from hubplugin.errors import InputError
 from hubplugin.evaluation.retrieval import Truth
 
 TruthLike: TypeAlias = Any
-"""Index array [q] or [q, r], list of lists of rows, `Truth`, or a path to an .npy file of the first two or to a TREC
-qrels file (.qrels, .txt or .tsv, also .gz); None: row i of the targets belongs to row i of the queries."""
+"""Index array [q] or [q, r], list of lists of rows, `Truth`, or a path: to an .npy file of the first, a .json file of
+the first two, or a qrels file, of TREC (lines of 'query 0 target relevance') or of BEIR (tabs between query, target and
+relevance, under a header), also as .gz. None: row i of the targets belongs to row i of the queries."""
 
 Names: TypeAlias = Sequence[Any] | str | os.PathLike[str] | None
 """One a vector, in their order: a sequence, or a text file with one a line."""
@@ -54,10 +58,11 @@ def as_truth(
         source = np.arange(queries)
     if isinstance(source, Truth):
         pairs, grades = (source.query_rows, source.target_rows), source.grades
-    elif isinstance(source, (str, os.PathLike)) and Path(source).suffix != ".npy":
-        pairs, grades = _from_qrels(Path(source), _rows(query_names, queries), _rows(names, targets))
+    elif isinstance(source, (str, os.PathLike)) and Path(source).suffix not in (".npy", ".json"):
+        known = _rows(query_names, queries, "query_names"), _rows(names, targets, "names")
+        pairs, grades = _from_qrels(Path(source), *known)
     else:
-        pairs = _from_rows(_from_npy(Path(source)) if isinstance(source, (str, os.PathLike)) else source, queries)
+        pairs = _from_rows(_from_file(Path(source)) if isinstance(source, (str, os.PathLike)) else source, queries)
         grades = np.ones(len(pairs[0]))
     return _checked(*pairs, grades, queries, targets)
 
@@ -81,22 +86,24 @@ def _checked(query_rows: np.ndarray, target_rows: np.ndarray, grades: np.ndarray
 
 
 def _from_rows(source: Any, queries: int) -> tuple[np.ndarray, np.ndarray]:
-    rows = [np.atleast_1d(np.asarray(row)) for row in source]
+    try:
+        rows = [np.atleast_1d(np.asarray(row)) for row in source]
+    except (TypeError, ValueError):
+        raise InputError("ground truth is no list with a row number, or a list of them, for each query") from None
     if len(rows) != queries:
         raise InputError(f"ground truth has {len(rows)} rows for {queries} queries; expected one row a query")
     for number, row in enumerate(rows):
         if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):
-            raise InputError(f"ground truth row {number} is no list of row numbers: {source[number]!r}")
+            raise InputError(f"ground truth row {number} is no list of row numbers: {row.tolist()!r}")
     query_rows = np.repeat(np.arange(queries), [row.size for row in rows])
     return query_rows, np.fromiter(chain.from_iterable(rows), np.int64, len(query_rows))
 
 
-def _from_npy(path: Path) -> np.ndarray:
+def _from_file(path: Path) -> Any:
     try:
-        loaded: np.ndarray = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
+        return json.loads(path.read_text()) if path.suffix == ".json" else np.load(path, allow_pickle=False)
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"ground truth {path.name}: cannot be read: {error}") from None
-    return loaded
 
 
 def _from_qrels(
@@ -107,7 +114,7 @@ def _from_qrels(
     except ImportError:
         raise InputError(f"reading {path.name} needs ir-measures: pip install 'hubplugin[evaluation]'") from None
     try:
-        judgements = [judgement for judgement in read_trec_qrels(str(path)) if judgement.relevance > 0]
+        judgements = [judgement for judgement in read_trec_qrels(_as_trec(path)) if judgement.relevance > 0]
     except (OSError, ValueError) as error:
         raise InputError(
             f"ground truth {path.name}: no qrels file ({error}); expected lines of 'query 0 target relevance'"
@@ -119,8 +126,22 @@ def _from_qrels(
     return pairs, np.array([judgement.relevance for judgement in judgements], np.float64)
 
 
-def _rows(names: Sequence[str] | None, count: int) -> dict[str, int]:
-    return {str(name): row for row, name in enumerate(names if names is not None else range(count))}
+def _as_trec(path: Path) -> io.StringIO:
+    """A qrels file as TREC has it: BEIR's has a header, and no column for the iteration."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8-sig") as file:
+        lines = file.readlines()
+    if lines and len(lines[0].split("\t")) == 3:
+        lines = ["\t0\t".join(line.split("\t", 1)) for line in lines[not lines[0].split()[-1].isdigit() :]]
+    return io.StringIO("".join(lines))
+
+
+def _rows(names: Sequence[str] | None, count: int, what: str) -> dict[str, int]:
+    rows: dict[str, int] = {}
+    for row, name in enumerate(names if names is not None else range(count)):
+        if rows.setdefault(str(name), row) != row:
+            raise InputError(f"{what}: {str(name)!r} is there twice, and a qrels file tells by the name")
+    return rows
 
 
 def _looked_up(ids: Iterable[str], rows: dict[str, int], what: str, path: Path) -> np.ndarray:

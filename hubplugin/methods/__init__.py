@@ -27,7 +27,7 @@ METHODS: dict[str, type[Method]] = {
     )
 }
 
-__all__ = ["METHODS", "FitInput", "Method", "configure", "configured"]
+__all__ = ["METHODS", "FitInput", "Method", "asked_for", "configure", "configured"]
 
 
 Configuration = TypeVar("Configuration", bound=BaseModel)
@@ -36,6 +36,15 @@ Configuration = TypeVar("Configuration", bound=BaseModel)
 def configure(method: str, **parameters: Any) -> Method:
     """The method called `method` with `parameters`; raises InputError for an unknown name or a value out of range."""
     return configured(METHODS, method, parameters)
+
+
+def asked_for(method: str, parameters: Mapping[str, Any]) -> Method | None:
+    """`configured` among the additive methods, but None for "auto", which is chosen later and takes no parameters."""
+    if method != "auto":
+        return configured(METHODS, method, parameters)
+    if parameters:
+        raise InputError(f"method 'auto' takes no parameters; given: {', '.join(parameters)}")
+    return None
 
 
 def configured(known: Mapping[str, type[Configuration]], method: str, parameters: Mapping[str, Any]) -> Configuration:

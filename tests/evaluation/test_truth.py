@@ -47,9 +47,33 @@ def test_a_qrels_file_of_row_numbers_needs_no_names(tmp_path):
     assert pairs(as_truth(file, 2, 3)) == [(0, 2), (1, 0)]
 
 
+def test_a_qrels_file_of_beir_has_a_header_and_three_columns(tmp_path):
+    file = tmp_path / "test.tsv"
+    file.write_text("query-id\tcorpus-id\tscore\n0\t2\t1\n1\t0\t2\n", encoding="utf-8-sig")
+    truth = as_truth(file, 2, 3)
+    assert pairs(truth) == [(0, 2), (1, 0)]
+    assert truth.grades.tolist() == [1, 2]
+
+
+def test_a_json_file_of_lists(tmp_path):
+    (tmp_path / "truth.json").write_text("[[2, 1], [], [0]]")
+    assert pairs(as_truth(tmp_path / "truth.json", 3, 3)) == [(0, 1), (0, 2), (2, 0)]
+
+
+def test_a_name_that_is_there_twice_names_nothing(tmp_path):
+    (tmp_path / "photos.qrels").write_text("q 0 cat 1\n")
+    with pytest.raises(InputError, match="query_names: 'q' is there twice"):
+        as_truth(tmp_path / "photos.qrels", 2, 1, query_names=["q", "q"], names=["cat"])
+
+
 @pytest.mark.parametrize(
     ("source", "said"),
     [
+        (np.array(3), "no list with a row number"),
+        (7, "no list with a row number"),
+        ([[[1], [2, 3]], [0]], "no list with a row number"),
+        ({"a": 1, "b": 2}, "no list of row numbers: "),
+        ("missing.json", "cannot be read"),
         ([0, 9], "target 9, but there are 5; expected rows 0 to 4"),
         ([0, -1], "target -1"),
         ([0], "1 rows for 2 queries"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 import hubplugin
+from hubplugin import tuning
 from hubplugin.methods import configure
 from hubplugin.tuning import COST, FOLDS, _ranked, _Trial, judge
 from tests.core import formulas
@@ -177,6 +179,18 @@ def test_the_choice_does_not_grow_with_bank_and_gallery(small, monkeypatch):
     monkeypatch.setattr("hubplugin.tuning.PROBES", 20)
     choice = hubplugin.choose(small["query_bank"], small["targets"], small["target_bank"])
     assert choice.probes == FOLDS * 20
+
+
+def test_the_precision_that_a_fit_is_asked_for_is_that_of_its_choice(small, monkeypatch):
+    seen = set()
+
+    def dense(similarities, targets, unwatched=tuning.dense):
+        seen.update(tile.s.dtype for tile in similarities.tiles(targets, "seen"))
+        return unwatched(similarities, targets)
+
+    monkeypatch.setattr(tuning, "dense", dense)
+    hubplugin.fit(small["query_bank"][:60], "auto", small["targets"], precision="float64")
+    assert seen == {torch.float64}
 
 
 @pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])

@@ -91,6 +91,20 @@ def test_a_refused_correction_leaves_the_store_as_it_was_and_force_applies_it(st
     assert open_store(store.url).correction().active
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"method": "is", "tau": -1}, "tau=-1 is refused"),
+        ({"method": "auto", "tau": 0.1}, "takes no parameters"),
+        ({"method": "dbsn", "target_bank": np.eye(3)}, "384 dimensions, target bank has 3"),
+    ],
+)
+def test_what_cannot_be_used_is_told_before_the_gallery_is_read(store, banks, given, says, monkeypatch):
+    monkeypatch.setattr(type(store), "scan", lambda *_: pytest.fail("the gallery was read"))
+    with pytest.raises(hubplugin.InputError, match=says):
+        correction.apply(store, banks[0], **given)
+
+
 def test_apply_auto_is_applied_with_what_it_chose(store, banks):
     applied = correction.apply(store, banks[0][:600], "auto", banks[1][:600])
     assert applied.model.method in hubplugin.METHODS

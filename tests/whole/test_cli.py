@@ -61,6 +61,13 @@ def test_a_dry_run_says_what_it_would_write_and_writes_nothing(made, photos):
     assert [path.name for path in photos.parent.iterdir()] == [photos.name]
 
 
+def test_a_password_in_a_url_is_never_printed(made):
+    for url in ("redis://user:secret@host/x", "qdrant://user:secret@127.0.0.1:9/x", "qdrant://127.0.0.1:9/x?k=secret"):
+        said = hubplugin("apply", url, "--queries", made / "bank.npy")
+        assert said.returncode == 1
+        assert "secret" not in said.stdout + said.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -72,6 +79,13 @@ def test_a_dry_run_says_what_it_would_write_and_writes_nothing(made, photos):
         (("apply", "faiss:PHOTOS", "--queries", "BANK", "--set", "tau"), "expected NAME=VALUE"),
         (("apply", "faiss:PHOTOS", "--queries", "BANK", "--method", "is", "--set", "tau=-1"), "greater than 0"),
         (("refresh", "faiss:PHOTOS"), "no correction"),
+        (("apply", "faiss:PHOTOS", "--queries", "BANK", "--method", "is", "--set", "store=x"), "no parameter 'store'"),
+        (("apply", "faiss:PHOTOS", "--queries", "BANK", "--set", "method=is"), "method 'auto' takes no parameters"),
+        (("evaluate", "--queries", "BANK", "--targets", "BANK", "--seed", "-1"), "seed=-1: expected 0 or more"),
+        (("evaluate", "--queries", "BANK", "--targets", "BANK", "--method", ""), "unknown method ''"),
+        (("evaluate", "--queries", "BANK", "--targets", "BANK", "--method", "auto"), "pass --query-bank"),
+        (("evaluate", "--queries", "BANK", "--targets", "BANK", "--report", "no/where.html"), "cannot write"),
+        (("demo", "--folder", "PHOTOS"), "cannot be made"),
     ],
 )
 def test_what_goes_wrong_is_one_line_on_stderr_and_changes_nothing(arguments, says, made, photos):
