@@ -158,6 +158,24 @@ def add(
     rule.append(block, offsets, ids, unit)
 
 
+def remove_ids(index: Any, ids: np.ndarray) -> int:
+    """Removes the entries with `ids` (int64 [n], those that a search returns; others are passed over) from an
+    upgraded index, and returns how many they were.
+
+    As the index's own remove_ids, and for second stages, whose type has none: the ids of what stays close up there, as
+    they do in a Flat index.
+
+    Raises StoreError if the index is not upgraded, or is of a type that removes nothing.
+    """
+    rule = rule_for(index)
+    require_upgraded(rule)
+    before = rule.count
+    known = np.intersect1d(np.asarray(ids, np.int64), rule.labels())
+    if known.size:
+        rule.remove(known)
+    return before - rule.count
+
+
 def merge(index: Any, other: Any, add_id: int = 0) -> None:
     """Adds the entries of `other`, their ids raised by `add_id`, to `index`; both upgraded IVF indexes of the same
     training. Their offsets may be from different models. `other` is not changed.

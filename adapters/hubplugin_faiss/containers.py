@@ -69,6 +69,14 @@ class IdMap(Rule):
         if isinstance(self.index, faiss.IndexIDMap2):
             self.index.construct_rev_map()
 
+    def remove(self, ids: np.ndarray) -> None:
+        own, gone = self._ids, np.isin(self._ids, ids)
+        self._part.remove(np.flatnonzero(gone))
+        self.index.ntotal = self.index.index.ntotal
+        faiss.copy_array_to_vector(own[~gone], self.index.id_map)
+        if isinstance(self.index, faiss.IndexIDMap2):
+            self.index.construct_rev_map()
+
     def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         return np.asarray(self._ids[self._part.labels(start, stop)])
 
@@ -182,6 +190,10 @@ class Chain(Rule):
             self._part.append(vectors, offsets, ids, unit)
         else:
             leaf_for(self.index.index).append_tailed(vectors.shape[1], tail, vectors, offsets, ids)
+        self.index.ntotal = self.index.index.ntotal
+
+    def remove(self, ids: np.ndarray) -> None:
+        self._part.remove(ids)
         self.index.ntotal = self.index.index.ntotal
 
     def absorb(self, other: Chain, add_id: int) -> None:
@@ -322,6 +334,20 @@ class Refined(Rule):
             base = offsets + second(self._second.coded(vectors)) - first(self._base.coded(vectors))
         self._base.append(vectors, base, None, unit)
         self._second.append(vectors, offsets, None, unit)
+        self.index.ntotal = self.index.refine_index.ntotal
+
+    def remove(self, ids: np.ndarray) -> None:
+        """The ids of those that stay close up, as in a Flat index: the second stage finds them by their place."""
+        self._base.remove(ids)
+        self._second.remove(ids)
+        base = self._base
+        while isinstance(base, Chain):
+            base = base._part
+        if isinstance(base.index, faiss.IndexIVF):
+            gone = np.unique(ids)
+            for number in range(base.index.nlist):
+                own = list_ids(base.index.invlists, number)
+                own -= np.searchsorted(gone, own)
         self.index.ntotal = self.index.refine_index.ntotal
 
     def coded(self, vectors: np.ndarray) -> np.ndarray:
@@ -531,6 +557,13 @@ class Parts(Rule):
             edges = [len(vectors) * number // len(parts) for number in range(len(parts) + 1)]
             for part, first, last in zip(parts, edges[:-1], edges[1:], strict=True):
                 part.append(vectors[first:last], offsets[first:last], ids[first:last], unit)
+        self.index.syncWithSubIndexes()
+
+    def remove(self, ids: np.ndarray) -> None:
+        if self._sharded and self.index.successive_ids:
+            raise StoreError("IndexShards with successive ids removes nothing; remove from one of its shards")
+        for part in self._parts:
+            part.remove(ids)
         self.index.syncWithSubIndexes()
 
     def favour(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:

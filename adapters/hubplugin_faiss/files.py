@@ -33,7 +33,7 @@ from hubplugin_faiss.augment import (
 )
 from hubplugin_faiss.leaves import in_memory
 from hubplugin_faiss.plan import Body, Fill
-from hubplugin_faiss.rule import rule_for
+from hubplugin_faiss.rule import reason, rule_for
 
 PROBES = 16
 """A file that was written is read back and searched with this many of its own vectors before it takes its place."""
@@ -159,7 +159,7 @@ def read_faiss(path: str | os.PathLike[str], *, mapped: bool = False) -> Any:
     try:
         return faiss.read_index(os.fspath(path), faiss.IO_FLAG_MMAP_IFC if mapped else 0)
     except RuntimeError as error:
-        raise StoreError(f"Faiss cannot read {os.fspath(path)!r}: {_reason(error)}") from None
+        raise StoreError(f"Faiss cannot read {os.fspath(path)!r}: {reason(error)}") from None
 
 
 class MappedGallery(Gallery):
@@ -255,7 +255,7 @@ def _write(path: Path, make: Callable[[Fill], Any], mapped: Sequence[Path], prog
         try:
             faiss.write_index(index, os.fspath(path))
         except RuntimeError as error:
-            raise StoreError(f"Faiss cannot write {os.fspath(path)!r}: {_reason(error)}") from None
+            raise StoreError(f"Faiss cannot write {os.fspath(path)!r}: {reason(error)}") from None
         files = rule_for(index).files()
         for name in (os.fspath(path), *files):
             with open(name, "rb+") as written:
@@ -373,8 +373,3 @@ def _flush_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _reason(error: RuntimeError) -> str:
-    """What Faiss says, without the signature of the function that said it."""
-    return " ".join(str(error).rpartition("Error: ")[2].split())

@@ -90,6 +90,13 @@ class Rule(ABC):
     def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False) -> None:
         """Adds `vectors` [n, d] with `offsets` [n] to an upgraded index; `unit` as in `Plan`."""
 
+    def remove(self, ids: np.ndarray) -> None:
+        """Takes the entries that a search calls `ids` out of an upgraded index."""
+        try:
+            self.index.remove_ids(faiss.IDSelectorBatch(ids))
+        except RuntimeError as error:
+            raise StoreError(f"{name_of(self.index)} cannot remove entries: {reason(error)}") from None
+
     def coded(self, vectors: np.ndarray) -> np.ndarray:
         """What an upgraded index will make of `vectors` [n, d] once they are added: float32 [n, d]."""
         return vectors
@@ -245,6 +252,11 @@ def leaf_for(index: Any) -> Leaf:
 
 def name_of(index: Any) -> str:
     return type(faiss.downcast_index(index)).__name__
+
+
+def reason(error: RuntimeError) -> str:
+    """What Faiss says, without the signature of the function that said it."""
+    return " ".join(str(error).rpartition("Error: ")[2].split())
 
 
 def block_rows(d: int) -> int:

@@ -176,6 +176,33 @@ def test_removing_ids_takes_their_offsets_along(kind, metric):
         assert not np.isin(upgraded.search(case.queries, 10)[1], case.ids[::3]).any()
 
 
+@kinds(*[kind for kind in cases.STAGED if kind != "RaBitQfs"], *cases.REFINED[:3], "IDMap2,SQ8", "IVF8,Flat")
+@both
+def test_a_second_stage_and_its_first_lose_the_same_entries(kind, metric):
+    case, upgraded = fresh(kind, metric)
+    gone = np.arange(0, 600, 3)
+    assert hubplugin_faiss.remove_ids(upgraded, np.append(case.ids[gone], 10**9)) == 200
+    assert upgraded.ntotal == 400
+    copy = faiss.deserialize_index(faiss.serialize_index(upgraded))
+    cases.look_everywhere(copy)
+    scores, labels = copy.search(case.queries, 5)
+    if kind == "IVF8,Flat" or "IDMap" in kind:
+        places = np.argsort(case.ids)[np.searchsorted(np.sort(case.ids), labels)]
+    else:
+        places = np.delete(np.arange(600), gone)[labels]
+    assert not np.isin(places, gone).any()
+    truth = cases.similarities(case.queries, decoded(pair(kind, metric)[1]), metric) + case.offsets
+    apart = cases.as_similarities(scores, metric) - np.take_along_axis(truth, places, axis=1)
+    np.testing.assert_allclose(apart, apart.mean(), atol=5e-3)
+
+
+def test_what_removes_nothing_says_so():
+    _, upgraded = fresh("HNSW16,Flat", IP)
+    with pytest.raises(hubplugin.StoreError, match="IndexHNSWFlat cannot remove entries"):
+        hubplugin_faiss.remove_ids(upgraded, np.array([1]))
+    assert upgraded.ntotal == 600
+
+
 # Faiss itself ends the process when it reconstructs from an IVF fast-scan index that was read back.
 @kinds(*[kind for kind in cases.ALL if "IDMap," not in kind and not ("IVF" in kind and "fs" in kind)])
 @both
