@@ -166,26 +166,27 @@ def as_vectors(source: VectorLike, name: str = "vectors") -> Vectors:
 def spool(blocks: Iterable[np.ndarray], name: str) -> Sliceable:
     """Blocks that can be read only once, kept in a temporary file that is read as often as needed.
 
-    The file goes with the returned object; memory holds one block whatever the number of rows.
+    The file has no name and goes with the returned object, or with the process; memory holds one block whatever the
+    number of rows. Raises InputError where there are no blocks, they differ in dimensions, or the disk is full.
     """
-    folder = Path(tempfile.mkdtemp(prefix="hubplugin-"))
-    path, rows, dim = folder / "vectors.f32", 0, 0
-    try:
-        with path.open("wb") as file:
-            for block in blocks:
-                if block.ndim != 2 or (dim and block.shape[1] != dim):
-                    raise InputError(f"{name}: mixed dimensions: expected [rows, {dim}], found shape {block.shape}")
-                rows, dim = rows + block.shape[0], block.shape[1]
-                file.write(np.ascontiguousarray(block, dtype=np.float32).tobytes())
-        if not rows:
-            raise InputError(f"{name} is empty: no vectors were found; at least one is needed")
-        mapped = np.memmap(path, np.float32, "r", shape=(rows, dim))
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    vectors = Sliceable(name, mapped, mapped.shape, np.asarray)
-    weakref.finalize(vectors, shutil.rmtree, folder, ignore_errors=True)
-    return vectors
+    rows = dim = 0
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - closing it would flush again what a full disk has refused
+    for block in blocks:
+        if block.ndim != 2 or (dim and block.shape[1] != dim):
+            raise InputError(f"{name}: mixed dimensions: expected [rows, {dim}], found shape {block.shape}")
+        rows, dim = rows + block.shape[0], block.shape[1]
+        try:
+            file.write(np.ascontiguousarray(block, dtype=np.float32).tobytes())
+            file.flush()
+        except OSError as error:
+            raise InputError(
+                f"{name}: cannot be kept in {tempfile.gettempdir()!r}: {error.strerror}; "
+                "set TMPDIR to a folder with room"
+            ) from None
+    if not rows:
+        raise InputError(f"{name} is empty: no vectors were found; at least one is needed")
+    mapped = np.memmap(file, np.float32, "r", shape=(rows, dim))
+    return Sliceable(name, mapped, mapped.shape, np.asarray)
 
 
 def fingerprint(*arrays: np.ndarray | None) -> str:
@@ -264,10 +265,9 @@ def _from_npz(name: str, path: Path, part: str | None) -> Vectors:
             with archive.open(member + ".npy") as packed, (folder / "array.npy").open("wb") as plain:
                 shutil.copyfileobj(packed, plain)
             vectors = _from_npy(name, folder / "array.npy", None)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-    weakref.finalize(vectors, shutil.rmtree, folder, ignore_errors=True)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)  # what is mapped stays readable, and a kill leaves nothing
+    weakref.finalize(vectors, shutil.rmtree, folder, ignore_errors=True)  # where a mapped file cannot be removed
     return vectors
 
 

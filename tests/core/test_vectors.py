@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import tempfile
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -222,17 +225,20 @@ def test_blocks_of_any_size_make_up_the_array(x):
         np.testing.assert_array_equal(np.concatenate(list(as_vectors(x).blocks(size))), x.astype(np.float32))
 
 
-def test_blocks_that_can_be_read_once_are_spooled_and_their_file_goes_with_the_object():
-    import gc
-    from pathlib import Path
+def test_blocks_that_can_be_read_once_are_spooled_and_leave_no_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    np.savez(tmp_path / "x.npz", X)
+    for vectors in (spool(iter([X, X + 1]), "gallery"), as_vectors(tmp_path / "x.npz")):
+        assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]  # not even while it is read: a kill leaves none
+        for _ in range(2):
+            np.testing.assert_array_equal(vectors.array(), np.concatenate([X, X + 1])[: vectors.rows])
 
-    vectors = spool(iter([X, X + 1]), "gallery")
-    path = Path(vectors._source.filename)
-    for _ in range(2):
-        np.testing.assert_array_equal(vectors.array(), np.concatenate([X, X + 1]))
-    del vectors
-    gc.collect()
-    assert not path.exists()
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_gallery_for_which_the_disk_has_no_room_is_refused(monkeypatch):
+    monkeypatch.setattr(tempfile, "TemporaryFile", partial(open, "/dev/full", "wb"))
+    with pytest.raises(hubplugin.InputError, match="No space left on device; set TMPDIR"):
+        spool(iter([X]), "gallery")
 
 
 def test_bank_and_targets_of_different_dimensions_are_both_named():
