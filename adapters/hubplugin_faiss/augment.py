@@ -82,22 +82,14 @@ def upgrade(
     """
     rule = rule_for(index)
     require_upgradable(rule)
-    originals = None if vectors is None else as_vectors(vectors, "vectors")
-    if originals is not None and (originals.rows, originals.dim) != (rule.count, index.d):
-        raise InputError(
-            f"{originals.name} have shape {[originals.rows, originals.dim]}, the index holds {[rule.count, index.d]}"
-        )
+    originals = checked_originals(vectors, rule)
     options: dict[str, Any] = {"rebuild": rebuild, "vectors": originals}
     if not isinstance(model_or_offsets, OffsetModel):
         offsets = checked_offsets(model_or_offsets, rule.count, "the index")[rule.order()]
         return rule.upgraded(offsets, plan_for(offsets, None, **options))
     model = model_or_offsets
-    gallery: Vectors = Gallery(index, unit=model.metric is Metric.COSINE)
-    if originals is not None and rule.coarse:
-        gallery = originals
-    offsets = offsets_by(model, index, gallery, device, memory, progress)
-    if gallery is originals:
-        offsets = offsets[rule.order()]
+    gallery = Gallery(index, unit=model.metric is Metric.COSINE)
+    offsets = offsets_by(model, index, gallery, originals, device, memory, progress)
     upgraded = rule.upgraded(offsets, plan_for(offsets, model, **options))
     if originals is not None or not rule.exhaustive:
         warn_of_loss(index, upgraded, model, originals=originals)
@@ -198,30 +190,39 @@ def refresh(
     memory: int | str = "1GiB",
     progress: Progress | None = None,
 ) -> Any:
-    """An upgraded index with all its offsets replaced, as by `upgrade(downgrade(index), model)`."""
-    return upgrade(downgrade(index), model_or_offsets, device=device, memory=memory, progress=progress)
+    """An upgraded index with all its offsets replaced, as by `upgrade(downgrade(index), model)`. What the second stage
+    of an `upgrade` holds stays in it."""
+    held = Gallery(index) if rule_for(index).coarse else None
+    raw = downgrade(index)
+    return upgrade(raw, model_or_offsets, vectors=held, device=device, memory=memory, progress=progress)
 
 
 def offsets_by(
     model: OffsetModel,
     index: Any,
     gallery: Vectors,
+    originals: Vectors | None,
     device: str,
     memory: int | str,
     progress: Progress | None,
     into: np.ndarray | None = None,
 ) -> np.ndarray:
     """The offsets of `index` by `model` in scan order, less what the index favours: float32 [n], centred if the model
-    is not. `into` [n] is where they are written."""
+    is not. They are those of what the index holds, its `gallery`, or where a second stage is to hold the `originals`,
+    of these. `into` [n] is where they are written."""
     require_suits(model, index)
     offsets = np.empty(gallery.rows, np.float32) if into is None else into
-    favour, row = Favour(rule_for(index), model.metric is Metric.COSINE), 0
-    for vectors in gallery.blocks():
+    rule = rule_for(index)
+    source = originals if originals is not None and rule.coarse else gallery
+    favour, row = Favour(rule, model.metric is Metric.COSINE), 0
+    for vectors in source.blocks():
         values = model.offsets(vectors, device=device, memory=memory)
         offsets[row : row + len(vectors)] = values - favour(vectors)
         row += len(vectors)
         if progress is not None:
             progress("offsets", row, gallery.rows)
+    if source is originals:
+        offsets[:] = offsets[rule.order()]
     if model.gallery is None:
         offsets -= offsets.mean(dtype=np.float64)
     return offsets
@@ -273,6 +274,17 @@ def require_upgradable(rule: Rule) -> None:
 def require_upgraded(rule: Rule) -> None:
     if not rule.is_upgraded():
         raise StoreError(f"this {name_of(rule.index)} is not upgraded; upgrade(index, model) puts offsets into it")
+
+
+def checked_originals(vectors: VectorLike | None, rule: Rule) -> Vectors | None:
+    """`vectors` as the originals of what `rule` holds; raises InputError if they are not as many, or of another d."""
+    originals = None if vectors is None else as_vectors(vectors, "vectors")
+    if originals is not None and (originals.rows, originals.dim) != (rule.count, rule.index.d):
+        raise InputError(
+            f"{originals.name} have shape {[originals.rows, originals.dim]}, "
+            f"the index holds {[rule.count, int(rule.index.d)]}"
+        )
+    return originals
 
 
 def require_suits(model: OffsetModel, index: Any) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from hubplugin.errors import StoreError
 from hubplugin.metric import normalise
+from hubplugin.vectors import Vectors
 from hubplugin_faiss.leaves import (
     Lists,
     PackedLists,
@@ -147,6 +148,8 @@ class Chain(Rule):
         part, chain = self._part, self._copied_chain()
         if isinstance(part, Leaf):
             return part.behind(chain, offsets, plan)
+        given = None if plan.vectors is None else Transformed(plan.vectors, self)
+        plan = replace(plan, vectors=given, unit=plan.unit and self._keeps_lengths)
         return pretransform(chain, part.upgraded(offsets, plan))
 
     def downgraded(self, fill: Fill) -> Any:
@@ -163,13 +166,10 @@ class Chain(Rule):
 
     def favour(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:
         """By inner product, one that shifts all vectors to A t + b ranks by (A q).(A t) + b.(A t)."""
-        own = super().favour(vectors, unit)
-        links = [faiss.downcast_VectorTransform(self.index.chain.at(number)) for number in range(self._own_links)]
-        affine = itertools.dropwhile(lambda link: isinstance(link, faiss.NormalizationTransform), links)
-        if self.euclidean or not all(isinstance(link, self.AFFINE) for link in affine):
-            return own
-        shift = self._transformed(np.zeros((1, self.index.d)))[0].astype(np.float64)
-        if not shift.any():
+        # A second stage takes care of lengths itself, where they are the same behind the transforms.
+        own = None if self.coarse and self._keeps_lengths else super().favour(vectors, unit)
+        shift = self._shift
+        if self.euclidean or shift is None or not shift.any():
             return own
         return np.asarray((self._transformed(vectors) - shift) @ shift + (0 if own is None else own))
 
@@ -241,8 +241,25 @@ class Chain(Rule):
 
     @property
     def lossy(self) -> bool:  # type: ignore[override]
-        links = [self.index.chain.at(number) for number in range(self.index.chain.size())]
-        return self._part.lossy or any(link.d_out < link.d_in for link in links)
+        return self._part.lossy or any(link.d_out < link.d_in for link in self._links)
+
+    @property
+    def _links(self) -> list[Any]:
+        """The transforms but those that append a tail."""
+        return [faiss.downcast_VectorTransform(self.index.chain.at(number)) for number in range(self._own_links)]
+
+    @property
+    def _shift(self) -> np.ndarray | None:
+        """What the transforms make of 0: float64. None if they do more to vectors than turn, cut and shift them."""
+        affine = itertools.dropwhile(lambda link: isinstance(link, faiss.NormalizationTransform), self._links)
+        if not all(isinstance(link, self.AFFINE) for link in affine):
+            return None
+        return np.asarray(self._transformed(np.zeros((1, self.index.d)))[0], np.float64)
+
+    @property
+    def _keeps_lengths(self) -> bool:
+        shift, links = self._shift, self._links
+        return shift is not None and not shift.any() and all(link.d_out >= link.d_in for link in links)
 
     @property
     def _part(self) -> Rule:
@@ -293,6 +310,18 @@ class Chain(Rule):
             faiss.copy_array_to_vector(faiss.vector_to_array(writer.data), reader.data)
             chain.append(faiss.read_VectorTransform(reader))
         return chain
+
+
+class Transformed(Vectors):
+    """Vectors as they are behind the transforms of a chain."""
+
+    def __init__(self, vectors: Vectors, chain: Chain):
+        super().__init__(vectors.name, vectors.rows, chain._width())
+        self._vectors, self._chain = vectors, chain
+
+    def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
+        for block in self._vectors.blocks(size):
+            yield self._chain._transformed(block)
 
 
 class Refined(Rule):
@@ -528,6 +557,8 @@ class Parts(Rule):
             part.check()
 
     def upgraded(self, offsets: np.ndarray, plan: Plan) -> Any:
+        if self._sharded and plan.vectors is not None and any(part.coarse for part in self._parts):
+            raise StoreError("originals are not handed out to shards; upgrade each with its own, and put them together")
         if not self._sharded:
             # Replicas may hold the same entries in another order.
             return self._of([part.upgraded(offsets[self._positions(part)], plan) for part in self._parts])
@@ -583,6 +614,10 @@ class Parts(Rule):
 
     def tails(self) -> list[Tail]:
         return [tail for part in self._parts for tail in part.tails()]
+
+    @property
+    def coarse(self) -> bool:  # type: ignore[override]
+        return not self._sharded and all(part.coarse for part in self._parts)
 
     @property
     def exhaustive(self) -> bool:  # type: ignore[override]

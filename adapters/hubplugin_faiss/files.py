@@ -21,10 +21,11 @@ import numpy as np
 from hubplugin.errors import ModelFileError, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
-from hubplugin.vectors import Progress
+from hubplugin.vectors import Progress, VectorLike, Vectors
 from hubplugin_faiss.augment import (
     Gallery,
     carries_mark_of,
+    checked_originals,
     offsets_by,
     plan_for,
     require_upgradable,
@@ -50,6 +51,7 @@ def upgrade_file(
     model: OffsetModel,
     out: str | os.PathLike[str] | None = None,
     *,
+    vectors: VectorLike | None = None,
     device: str = "auto",
     memory: int | str = "1GiB",
     progress: Progress | None = None,
@@ -59,7 +61,8 @@ def upgrade_file(
     An index that is already upgraded gets the offsets of `model` instead of its own. The new file is written beside,
     flushed, read back and searched before it takes the place of the old one; a kill at any moment leaves one of the
     two whole, and running this again finishes. Codes in a row or in inverted lists go from the mapped old file to the
-    new one piece by piece, and offsets lie in a file meanwhile, so that memory does not grow with the size.
+    new one piece by piece, and offsets lie in a file meanwhile, so that memory does not grow with the size. vectors:
+    the originals, as in `upgrade`.
 
     Raises StoreError or InputError as `upgrade` does, and StoreError for a file that Faiss cannot read.
     """
@@ -69,13 +72,16 @@ def upgrade_file(
     try:
         index = original = read_faiss(source, mapped=True)
         if rule_for(index).is_upgraded():
+            if vectors is None and rule_for(index).coarse:
+                vectors = Gallery(index)
             made_on_the_way = _write(raw, rule_for(index).downgraded, [source], progress)
             index, source = read_faiss(raw, mapped=True), raw
         require_upgradable(rule_for(index))
         gallery = MappedGallery([source, spool], index, unit=model.metric is Metric.COSINE)
-        offsets = offsets_by(model, index, gallery, device, memory, progress, _spooled(spool, gallery.rows))
+        originals, room = checked_originals(vectors, rule_for(index)), _spooled(spool, gallery.rows)
+        offsets = offsets_by(model, index, gallery, originals, device, memory, progress, room)
         obsolete = rule_for(original).files() if out is None else []
-        put(target, index, offsets, model, [source, spool], obsolete, progress)
+        put(target, index, offsets, model, [source, spool], obsolete, progress, originals)
     finally:
         for name in (os.fspath(raw), os.fspath(spool), *made_on_the_way):
             Path(name).unlink(missing_ok=True)
@@ -121,6 +127,7 @@ def put(
     mapped: Sequence[Path],
     obsolete: list[str],
     progress: Progress | None = None,
+    originals: Vectors | None = None,
 ) -> None:
     """Upgrades `index` with `offsets` [n] in scan order, and puts it and its `model` in the place of what the file
     `path` and its `.hub` hold, and of the `obsolete` files of its lists. `mapped`: the files from which index and
@@ -128,16 +135,16 @@ def put(
     rule = rule_for(index)
 
     def make(fill: Fill) -> Any:
-        return rule.upgraded(offsets, plan_for(offsets, model, fill))
+        return rule.upgraded(offsets, plan_for(offsets, model, fill, vectors=originals))
 
     def give_back() -> None:
         give_back_pages(*mapped, beside(path, ".new"))
 
     def checked(written: Any) -> None:
-        if not rule.exhaustive:
-            warn_of_loss(index, written, model, give_back)
+        if originals is not None or not rule.exhaustive:
+            warn_of_loss(index, written, model, give_back, originals)
 
-    _replace(path, make, index, model, mapped, obsolete, progress, checked)
+    _replace(path, make, index, model, mapped, obsolete, progress, checked, originals)
 
 
 def take_out(path: str | os.PathLike[str], index: Any, progress: Progress | None = None) -> None:
@@ -210,6 +217,7 @@ def _replace(
     obsolete: list[str],
     progress: Progress | None,
     checked: Callable[[Any], None],
+    originals: Vectors | None = None,
 ) -> None:
     new, model_path = beside(path, ".new"), beside(path, ".hub")
     new_model = beside(model_path, ".new")
@@ -217,7 +225,7 @@ def _replace(
     try:
         no_longer_needed = _write(new, make, mapped, progress)
         written = read_faiss(new, mapped=True)
-        _require_same(written, index, new)
+        _require_same(written, index, new, originals)
         checked(written)
         if model is not None:
             model.save(new_model)
@@ -344,8 +352,9 @@ def _unit(shell: Any) -> int:
     return 4 if isinstance(shell, faiss.IndexFlat) else 1
 
 
-def _require_same(written: Any, index: Any, path: Path) -> None:
-    """Raises StoreError unless `written`, read back from `path`, holds some vectors of `index` and finds them.
+def _require_same(written: Any, index: Any, path: Path, originals: Vectors | None) -> None:
+    """Raises StoreError unless `written`, read back from `path`, holds some vectors of `index` and finds them, or of
+    the `originals`, where a second stage holds those.
 
     It is searched among those only, so that a large file is not read as a whole.
     """
@@ -358,9 +367,12 @@ def _require_same(written: Any, index: Any, path: Path) -> None:
         parameters = after.selecting(selector)
         for start in starts:
             (probes, _), (found, _) = next(before.scan(start, PROBES)), next(after.scan(start, PROBES))
+            if originals is not None and after.coarse:
+                probes, found = next(originals.blocks(PROBES)), next(after.scan(0, PROBES))[0]
             scores, names = written.search(probes, 1, params=parameters)
             if after.coarse:  # a second stage may hold them at unit length
-                found = found * (np.linalg.norm(probes, axis=1) / np.linalg.norm(found, axis=1))[:, None]
+                lengths = np.linalg.norm(probes, axis=1) / np.maximum(np.linalg.norm(found, axis=1), 1e-30)
+                found = found * lengths[:, None]
             near = np.allclose(probes, found, rtol=0, atol=HALF * float(np.abs(probes).max()))
             same &= near and bool((names >= 0).any() and np.isfinite(scores[names >= 0]).all())
     if not same:

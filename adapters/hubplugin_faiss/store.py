@@ -16,7 +16,7 @@ from hubplugin.errors import InputError, ModelFileError, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
 from hubplugin.store import Batch, Correction, Hits, Id, Store
-from hubplugin_faiss.augment import UNIT, downgrade, require_unit, require_upgradable
+from hubplugin_faiss.augment import UNIT, Gallery, downgrade, require_unit, require_upgradable
 from hubplugin_faiss.files import beside, model_of, put, read_faiss, take_out
 from hubplugin_faiss.rule import Favour, block_rows, rule_for
 
@@ -121,7 +121,8 @@ class FaissStore(Store):
             if missing:
                 raise StoreError(f"{self.url}: {missing} targets have no offset yet; run apply again")
             mapped = [self._path, self._pending_path]
-            put(self._path, self._raw, offsets, self._writing, mapped, self._rule.files())
+            held = Gallery(self._index) if self._rule.is_upgraded() and self._rule.coarse else None
+            put(self._path, self._raw, offsets, self._writing, mapped, self._rule.files(), originals=held)
             self._load()
         self._writing = None
         for path in (self._pending_path, self._model_path):

@@ -110,6 +110,23 @@ def test_upgrade_file_leaves_the_model_beside_and_reads_both_back(path, model, t
     )
 
 
+@pytest.mark.parametrize("again", ["upgrade_file", "apply"])
+def test_originals_in_a_second_stage_stay_there(tmp_path, model, again):
+    index = faiss.index_factory(16, "RaBitQ", IP)
+    index.train(GALLERY)
+    index.add(GALLERY)
+    file, other = tmp_path / "x.faiss", hubplugin.fit(BANK, "csls", targets=GALLERY, k=3)
+    faiss.write_index(index, str(file))
+    hubplugin_faiss.upgrade_file(file, model, vectors=GALLERY)
+    if again == "apply":
+        correction.write(open_store(f"faiss:{file}"), other)
+    else:
+        hubplugin_faiss.upgrade_file(file, other)
+    upgraded, _ = hubplugin_faiss.read_index(file)
+    np.testing.assert_allclose(np.concatenate(list(hubplugin_faiss.Gallery(upgraded).blocks())), GALLERY, atol=1e-3)
+    assert correction.inspect(open_store(f"faiss:{file}")).stale == 0
+
+
 def test_a_model_that_is_missing_or_of_another_index_is_noticed(path, model):
     hubplugin_faiss.upgrade_file(path, model)
     other = hubplugin.fit(BANK, "nnn", targets=GALLERY, k=5)

@@ -458,7 +458,7 @@ def test_a_model_takes_off_what_the_index_itself_favours(kind, metric):
     np.testing.assert_allclose(stored(upgraded)[-50:], stored(upgraded)[:50], atol=1e-3 + cases.tolerance(kind))
 
 
-@kinds("RaBitQ", "IVF8,RaBitQ", "RQ3x4")
+@kinds("RaBitQ", "IVF8,RaBitQ", "RQ3x4", "OPQ6,RaBitQ", "IDMap2,RaBitQ")
 @both
 def test_a_second_stage_of_the_original_vectors_finds_more(kind, metric):
     case = cases.made(kind, metric)
@@ -468,8 +468,21 @@ def test_a_second_stage_of_the_original_vectors_finds_more(kind, metric):
     for vectors in (None, case.vectors):
         upgraded = hubplugin_faiss.upgrade(case.index, case.offsets, vectors=vectors)
         labels = upgraded.search(case.queries, 10)[1]
-        found.append(np.mean([len(np.intersect1d(a, b)) for a, b in zip(labels, best, strict=True)]))
+        found.append(np.mean([len(np.intersect1d(a, b)) for a, b in zip(labels, case.ids[best], strict=True)]))
     assert found[1] > found[0]
+    again = hubplugin_faiss.refresh(upgraded, case.offsets[::-1])
+    np.testing.assert_allclose(decoded(again), case.vectors, atol=1e-3)
+    np.testing.assert_allclose(stored(again), case.offsets[::-1], atol=1e-5)
+
+
+def test_shards_take_no_originals_for_their_second_stages():
+    parts = [cases.made("RaBitQ", IP, n=100) for _ in range(2)]
+    shards = faiss.IndexShards(24, False, True)
+    for part in parts:
+        shards.add_shard(part.index)
+    vectors = np.concatenate([part.vectors for part in parts])
+    with pytest.raises(hubplugin.StoreError, match="originals are not handed out to shards"):
+        hubplugin_faiss.upgrade(shards, np.zeros(200), vectors=vectors)
 
 
 def test_what_codes_lose_shows_against_the_originals_alone():
