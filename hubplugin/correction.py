@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,14 +13,15 @@ import numpy as np
 from hubplugin.errors import InputError, StoreError
 from hubplugin.evaluation.hubness import skewness_of_finds
 from hubplugin.fitting import fit
-from hubplugin.groups import Members, fit_within
+from hubplugin.gallery import Gallery
+from hubplugin.groups import fit_within
 from hubplugin.methods import FitInput, asked_for, configure
 from hubplugin.metric import Metric
 from hubplugin.model import GroupedModel, OffsetModel, Value
 from hubplugin.reductions import Compute
 from hubplugin.store import Batch, Correction, Store
 from hubplugin.tuning import OCCURRENCE, Pairs, check, choose
-from hubplugin.vectors import Progress, VectorLike, as_vectors, spool
+from hubplugin.vectors import Progress, VectorLike, as_vectors
 
 CLOSING_PASSES = 3
 """How often a shared store is read again before the switch. Each pass finds what came during the one before, so
@@ -152,7 +151,7 @@ def apply(
         and _key(cut_off.model) == group_by
     ):
         return write(store, cut_off.model, **computing)
-    gallery = _Gallery(store, progress, grouped=group_by is not None)
+    gallery = Gallery(store, progress, grouped=group_by is not None)
     neutral: dict[Value, str] = {}
     if group_by is None:
         model = fit(bank, method, gallery.vectors, target_bank, store.metric, pairs=pairs, **computing, **parameters)
@@ -197,7 +196,7 @@ def write(
     require_match(model, store)
     gallery = None
     if model.gallery is None:
-        gallery = _Gallery(store, progress)
+        gallery = Gallery(store, progress)
         model = model.centred_on(gallery.vectors, device=device, memory=memory, progress=progress)
     return _write(store, model, gallery, device, memory, progress)
 
@@ -205,7 +204,7 @@ def write(
 def _write(
     store: Store,
     model: OffsetModel,
-    gallery: _Gallery | None,
+    gallery: Gallery | None,
     device: str,
     memory: int | str,
     progress: Progress | None,
@@ -315,57 +314,6 @@ def require_match(model: OffsetModel, store: Store) -> None:
             f"the model is for {model.metric.value}, {store.url} ranks by {store.metric.value}; "
             f"fit with metric='{store.metric.value}'"
         )
-
-
-class _Gallery:
-    """What a store holds, read once and kept on disk: its `vectors`, and, of a shared store, the batches they came in.
-
-    So a fit reads them as often as it needs, and they are written without another scan.
-    """
-
-    def __init__(self, store: Store, progress: Progress | None, grouped: bool = False):
-        self._values: dict[Value, int] | None = {} if grouped else None
-        self._codes = tempfile.TemporaryFile()  # noqa: SIM115 - so does this
-        self._lines = tempfile.TemporaryFile("w+")  # noqa: SIM115 - it goes with this object
-        self.vectors = spool(self._read(store, progress), store.url)
-
-    def _read(self, store: Store, progress: Progress | None) -> Iterator[np.ndarray]:
-        total, done = store.count(), 0
-        for batch in store.scan():
-            if store.shared:
-                print(json.dumps([batch.place, batch.ids]), file=self._lines)
-            if self._values is not None:
-                codes = [self._values.setdefault(value, len(self._values)) for value in batch.groups or ()]
-                np.array(codes, np.int32).tofile(self._codes)
-            yield batch.vectors
-            done += len(batch.vectors)
-            if progress is not None:
-                progress("reading the gallery", min(done, total), total)
-
-    def groups(self) -> list[tuple[Value, Members]]:
-        """The targets of each value, but of none: in the order in which they first came."""
-        codes = self._by_row()
-        return [
-            (value, Members(f"{self.vectors.name}, {value!r}", self.vectors, np.flatnonzero(codes == code)))
-            for value, code in (self._values or {}).items()
-            if value is not None
-        ]
-
-    def _by_row(self) -> np.ndarray:
-        self._codes.flush()
-        return np.memmap(self._codes, np.int32, "r")
-
-    def batches(self) -> Iterator[Batch]:
-        self._lines.seek(0)
-        values = list(self._values or ())
-        first = 0
-        for line in self._lines:
-            place, ids = json.loads(line)
-            rows = slice(first, first + len(ids))
-            groups = [values[code] for code in self._by_row()[rows]] if values else None
-            first += len(ids)
-            offsets = np.full(len(ids), np.nan, np.float32)
-            yield Batch(ids, self.vectors.take(rows), offsets, place=place, groups=groups)
 
 
 def _key(model: OffsetModel) -> str | None:

@@ -8,32 +8,19 @@ own, and under `sn` and `dbsn` log alpha. So all groups share one bank.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from hubplugin.errors import CorrectionRefused
+from hubplugin.gallery import Members
 from hubplugin.methods import FitInput, Method
 from hubplugin.model import GalleryStatistics, Group, GroupedModel, LogSumExp, Term, Value
 from hubplugin.tuning import Pairs, check
-from hubplugin.vectors import Sliceable, VectorLike, Vectors
+from hubplugin.vectors import VectorLike
 
 SMALLEST_GROUP = 100
 """Targets below which a group has no hubs to speak of: the 10 best of it are a tenth of it."""
-
-
-class Members(Vectors):
-    """The targets of one group among those of a gallery: `rows` are their numbers."""
-
-    def __init__(self, name: str, gallery: Sliceable, rows: np.ndarray):
-        super().__init__(name, len(rows), gallery.dim)
-        self._gallery, self._numbers = gallery, rows
-
-    def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
-        for first in range(0, self.rows, size):
-            yield self._gallery.take(self._numbers[first : first + size])
 
 
 def fit_within(

@@ -28,17 +28,6 @@ def earth_movers_distance(first: np.ndarray, second: np.ndarray, seed: int, samp
     return float(distances[linear_sum_assignment(distances)].mean())
 
 
-def sampled(vectors: Vectors, seed: int, sample: int = SAMPLE) -> np.ndarray:
-    """At most `sample` rows of `vectors`, drawn with `seed`, in order: float32 [<= sample, d]."""
-    chosen = np.sort(np.random.default_rng(seed).choice(vectors.rows, min(sample, vectors.rows), replace=False))
-    parts, row = [], 0
-    for block in vectors.blocks():
-        first, last = np.searchsorted(chosen, [row, row + len(block)])
-        parts.append(block[chosen[first:last] - row])
-        row += len(block)
-    return np.concatenate(parts)
-
-
 def coverage(bank: np.ndarray, targets: Vectors, metric: Metric, compute: Compute) -> float:
     """Share of the gallery that is the nearest target of some bank row, 0 to 1. `bank` is prepared, [m, d].
 

@@ -18,16 +18,16 @@ import torch
 from hubplugin.activation import QUERY_METHODS
 from hubplugin.errors import InputError
 from hubplugin.evaluation import hubness
-from hubplugin.evaluation.banks import SAMPLE, coverage, earth_movers_distance, sampled
+from hubplugin.evaluation.banks import SAMPLE, coverage, earth_movers_distance
 from hubplugin.evaluation.plans import PLANS, check_size
 from hubplugin.evaluation.result import RAW, SIGNIFICANT, BankFigures, Evaluation, Hub, MethodResult, SweepPoint
 from hubplugin.evaluation.retrieval import Ranks, Truth, average_precision, expected_ranks, ndcg, recall
 from hubplugin.evaluation.significance import compare, hubness_interval, interval
 from hubplugin.evaluation.truth import Names, TruthLike, as_names, as_truth
 from hubplugin.methods import METHODS, FitInput, configured
-from hubplugin.metric import Metric, normalise
+from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.reductions import Compute, Similarities, dense, prepared
+from hubplugin.reductions import Compute, Similarities, dense, prepared, sampled
 from hubplugin.search import TIE, TopK, TruthCounts, search
 from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
 
@@ -341,9 +341,7 @@ def _best(results: Sequence[MethodResult]) -> str | None:
 
 
 def _bank_figures(scene: _Scene) -> BankFigures:
-    gallery = sampled(scene.targets, scene.seed)
-    if scene.metric is Metric.COSINE:
-        gallery = normalise(gallery, scene.targets.name)
+    gallery = sampled(scene.targets, SAMPLE, scene.metric, np.random.default_rng(scene.seed))
     distance = partial(earth_movers_distance, seed=scene.seed)
     given = scene.given
     if given is None:

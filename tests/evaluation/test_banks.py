@@ -7,8 +7,8 @@ import ot
 import pytest
 
 from hubplugin import Metric
-from hubplugin.evaluation.banks import coverage, earth_movers_distance, sampled
-from hubplugin.reductions import Compute
+from hubplugin.evaluation.banks import coverage, earth_movers_distance
+from hubplugin.reductions import Compute, sampled
 from hubplugin.vectors import as_vectors
 
 
@@ -30,7 +30,7 @@ def test_sets_of_different_size_are_compared_on_equal_samples(rng):
 
 def test_a_sample_is_of_rows_that_are_there_each_at_most_once(rng):
     source = np.arange(40_000, dtype=np.float32)[:, None]
-    drawn = sampled(as_vectors(source, "targets"), 0, 500)[:, 0]
+    drawn = sampled(as_vectors(source, "targets"), 500, Metric.DOT, np.random.default_rng(0))[:, 0]
     assert len(np.unique(drawn)) == 500
     assert (np.diff(drawn) > 0).all()
 
