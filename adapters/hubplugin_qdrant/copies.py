@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -280,7 +280,9 @@ def follow(trail: Trail, here: Side, there: Side, client: QdrantClient) -> None:
         others = there.contents(key for key, _ in late)
         followed = [key for key, before in late if (others[key].digest if key in others else None) == before]
         contents = here.contents(followed)
-        there.write(contents.values(), client)
+        # Searches see `there`: what can be written in one step is.
+        anew = {key for key, one in contents.items() if key in others and one.leaves_of(others[key])}
+        there.write(contents.values(), client, anew)
         there.delete(set(followed) - set(contents))
 
 
@@ -330,6 +332,10 @@ class Content:
             id=self.id, vector=vector[""] if set(vector) == {""} else vector, payload=self.payload
         )
 
+    def leaves_of(self, other: Content) -> bool:
+        """Whether an upsert may leave something of `other`, which is there."""
+        return not self.payload or not set(other.vectors) <= set(self.vectors)
+
     def like(self, other: Content) -> bool:
         if not _same(self.payload, other.payload) or set(self.vectors) != set(other.vectors):
             return False
@@ -366,23 +372,25 @@ class Side:
         """All points with all that they hold, in the order of ids."""
         return self.store._pages(turned, True, True, self.name)
 
-    def write(self, contents: Iterable[Content], client: QdrantClient | None = None) -> None:
-        """Puts `contents` in the place of what is there, through `client`, by default the plain one."""
+    def write(
+        self, contents: Iterable[Content], client: QdrantClient | None = None, anew: Collection[Id] | None = None
+    ) -> None:
+        """Puts `contents` in the place of what is there, through `client`, by default the plain one; see `put`."""
 
         def send(items: list[tuple[Id, Any]]) -> None:
-            self.put(client or self.store.client, [content.point({}) for _, content in items])
+            self.put(client or self.store.client, [content.point({}) for _, content in items], anew)
 
         self.store._send([(content.id, content) for content in contents], send)
 
-    def put(self, client: QdrantClient, points: list[models.PointStruct]) -> None:
-        """Writes `points` in one request. An upsert alone may leave of the point before it what it does not name: a
-        vector up to 1.18, an empty payload up to 1.14."""
+    def put(self, client: QdrantClient, points: list[models.PointStruct], anew: Collection[Id] | None = None) -> None:
+        """Writes `points` in one request, those in `anew`, by default all, after the ones before are deleted: an upsert
+        alone may leave of a point what it does not name, a vector up to 1.18, a payload up to 1.14."""
+        operations: list[Any] = []
+        before: list[Any] = [point.id for point in points if anew is None or point.id in anew]
+        if before:
+            operations.append(models.DeleteOperation(delete=models.PointIdsList(points=before)))
         if points:
-            before = models.PointIdsList(points=[point.id for point in points])
-            operations: list[Any] = [
-                models.DeleteOperation(delete=before),
-                models.UpsertOperation(upsert=models.PointsList(points=points)),
-            ]
+            operations.append(models.UpsertOperation(upsert=models.PointsList(points=points)))
             client.batch_update_points(self.name, operations, wait=True)
 
     def delete(self, ids: Iterable[Id]) -> None:

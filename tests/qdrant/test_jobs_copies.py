@@ -144,6 +144,7 @@ def test_what_is_written_between_the_last_scan_and_the_switch_is_in_the_copy_unl
         client.upsert("shop", [shop.point(0, fresh[0]), shop.point(500, fresh[1])])
         client.delete("shop", [1, 2])
         client.set_payload("shop", {"n": "late"}, points=[3, 4])
+        client.clear_payload("shop", points_selector=[6])
         switch(client, aliases, collection)
         client.set_payload("shop", {"n": "new"}, points=[4])
         client.delete("shop", [5])
@@ -154,6 +155,7 @@ def test_what_is_written_between_the_last_scan_and_the_switch_is_in_the_copy_unl
     assert found.keys() == {*range(ROWS), 500, 900} - {1, 2, 5}
     np.testing.assert_allclose([found[0].vector["image"], found[500].vector["image"]], fresh[:2], atol=1e-6)
     assert [found[key].payload["n"] for key in (3, 4)] == ["late", "new"]
+    assert found[6].payload == {}
     report = hubplugin_qdrant.inspect(client, "shop")
     assert (report.missing, report.stale) == (0, 0)
 
