@@ -12,6 +12,7 @@ import numpy as np
 
 from hubplugin.errors import InputError, StoreError
 from hubplugin.evaluation.hubness import skewness_of_finds
+from hubplugin.experiment import OCCURRENCE
 from hubplugin.fitting import fit
 from hubplugin.gallery import Gallery
 from hubplugin.groups import fit_within
@@ -20,7 +21,7 @@ from hubplugin.metric import Metric
 from hubplugin.model import GroupedModel, OffsetModel, Value
 from hubplugin.reductions import Compute
 from hubplugin.store import Batch, Correction, Store
-from hubplugin.tuning import OCCURRENCE, Pairs, check, choose
+from hubplugin.tuning import Pairs, check, choose
 from hubplugin.vectors import Progress, VectorLike, as_vectors
 
 CLOSING_PASSES = 3

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hubplugin.evaluation.hubness import Hubness, hubs, k_occurrence
+from hubplugin.experiment import OCCURRENCE
 from hubplugin.methods import FitInput
 from hubplugin.metric import Metric
 from hubplugin.reductions import Compute
 from hubplugin.search import TopK, search
-from hubplugin.tuning import OCCURRENCE, Choice, Judgement, Pairs, choose, judge
+from hubplugin.tuning import Choice, Judgement, Pairs, choose, judge
 from hubplugin.vectors import Progress, Scannable, VectorLike, as_vectors
 
 if TYPE_CHECKING:

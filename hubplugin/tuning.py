@@ -1,45 +1,25 @@
-"""Choosing a method and its parameters from the bank alone, and refusing a correction that would not help.
-
-Everything here is one experiment. The bank is split into folds; what a fold leaves is fitted, and the fold's own
-queries probe the result. With pairs, a probe knows its target, so R@1 can be measured on a gallery that holds the
-probes' targets too. Without pairs, only the hubness of what the probes find can be.
-
-The experiment sees at most `FIT_ROWS` of the bank, twice as many targets and `PROBES` probes a fold, drawn at random,
-so that it costs the same whatever the size of the gallery.
-"""
+"""Choosing a method and its parameters from the bank alone, and refusing a correction that would not help."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 
+from hubplugin.bank import Bank
 from hubplugin.errors import CorrectionRefused, InputError
-from hubplugin.evaluation.hubness import k_occurrence, skewness
+from hubplugin.experiment import FOLDS, Candidate, Experiment, TooSmall, Trial, standard_error
 from hubplugin.methods import FitInput, Method, configure
 from hubplugin.metric import Metric
-from hubplugin.reductions import Compute, HoldingCompute, Precision, Similarities, dense, kth_largest, sampled
+from hubplugin.reductions import Compute, Precision, Similarities, dense
 from hubplugin.vectors import Progress, VectorLike, as_vectors
 
 Pairs: TypeAlias = bool | Sequence[int] | np.ndarray | None
 """Which target of the target bank belongs to each bank query: True for row i to row i, an array of rows [m], False
 for none. None looks: banks of equal length are pairs if their own targets are nearer than others'."""
-
-FOLDS = 5
-"""Each fit keeps 4/5 of the bank, so that what is best for it is best for the whole."""
-
-PROBES = 500
-"""Probes a fold: 2,500 in all tell two candidates that differ for 3 % of the queries to 0.35 points of R@1."""
-
-FIT_ROWS = 2_048
-"""Bank rows of one fit. The best temperature falls by about half a step of the search from 500 rows to 4,000."""
-
-OCCURRENCE = 10
-"""Hubness is the skewness of the 10-occurrence, as in DBSN and QB-Norm."""
 
 COST = 0.5
 """The most that a correction may cost a query in similarity where there are no pairs, as a share of the distance
@@ -47,57 +27,6 @@ between the two nearest targets: beyond it, hubness goes on falling while recall
 
 FALL = 0.2
 """By how much hubness, with the cost added, must fall where there are no pairs: a share of what it was."""
-
-SMALLEST_PAIRED, SMALLEST = 200, 400
-"""Distinct bank queries below which nothing can be told: with 100 pairs, R@1 rises or falls by chance. Without pairs
-more are needed: with 300, hubness falls whether recall rises or not."""
-
-FOREIGN = 0.6
-"""Share of nearest neighbours from the own set above which target bank and gallery are two populations."""
-
-AGREEMENT, COVERAGE = 0.4, 0.75
-"""Without a target bank: how well bank and gallery must agree on the hubs, and how much of the gallery the bank must
-reach beside what the gallery's own vectors reach."""
-
-COPIES, COPY = 0.5, 1e-3
-"""Share of the bank above which it is made of targets instead of queries, and how far off a copy may lie, as a share of
-|t|^2: what a store's codes change. On the example set the gallery as its own bank costs 2.7 points of R@1."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One configuration, tried on held-out bank queries.
-
-    skewness: of the k-occurrence. cost: mean fall of the similarity of the first target found, as a share of the mean
-    distance between the two nearest. recall: R@1, 0 to 1; rank: geometric mean rank of the probes' own targets; both
-    None without pairs. gain, error: of R@1 over no correction, and its standard error.
-    """
-
-    method: str
-    parameters: dict[str, Any]
-    skewness: float
-    cost: float
-    recall: float | None = None
-    rank: float | None = None
-    gain: float | None = None
-    error: float | None = None
-
-    @property
-    def worth(self) -> float:
-        """What is left of hubness, and what it cost: the less the better. Below a skewness of 0 there are no hubs left
-        to remove, only similarity to lose."""
-        return max(self.skewness, 0.0) + self.cost
-
-    @property
-    def name(self) -> str:
-        return f"{self.method}({', '.join(f'{key}={_short(value)}' for key, value in self.parameters.items())})"
-
-    def __str__(self) -> str:
-        text = f"{self.name:34s} skewness {self.skewness:6.2f}  cost {self.cost:5.2f}"
-        if self.recall is not None and self.gain is not None and self.error is not None:
-            text += f"  R@1 {100 * self.recall:5.1f} ({100 * self.gain:+.1f} +- {196 * self.error:.1f})"
-            text += f"  mean rank {self.rank:.2f}"
-        return text
 
 
 @dataclass(frozen=True)
@@ -114,57 +43,6 @@ class Choice:
     def __str__(self) -> str:
         lines = [f"chosen by {self.basis} of {self.probes} held-out bank queries: {self.winner.name}"]
         return "\n".join([*lines, f"  {self.uncorrected}", *(f"  {candidate}" for candidate in self.candidates)])
-
-
-@dataclass(frozen=True)
-class Bank:
-    """Whether a bank can speak for a gallery.
-
-    distinct: bank queries that differ. foreign: share of nearest neighbours from the own set, of target bank and
-    gallery taken together (0.5 if they are alike, 1 if they are apart; Schilling 1986); None without a target bank.
-    agreement: correlation between how near the bank and how near the gallery itself comes to each target; coverage:
-    share of the gallery that is nearest to a bank query, beside the share nearest to as many of its own vectors.
-    Both are None with a target bank. copies: share of the bank queries that are targets of the gallery themselves.
-    """
-
-    distinct: int
-    copies: float
-    foreign: float | None = None
-    agreement: float | None = None
-    coverage: float | None = None
-
-    def objections(self, paired: bool) -> list[str]:
-        smallest = SMALLEST_PAIRED if paired else SMALLEST
-        found = []
-        if self.distinct < smallest:
-            found.append(f"the bank has {self.distinct} distinct queries, of which {smallest} are needed")
-        if self.copies > COPIES:
-            found.append(
-                f"{self.copies:.0%} of the bank queries are targets of the gallery; it takes queries asked of it"
-            )
-        if self.foreign is not None and self.foreign > FOREIGN:
-            found.append(
-                f"the target bank is not like the gallery: {self.foreign:.0%} of nearest neighbours come from the own "
-                f"set, where alike sets have 50% and {FOREIGN:.0%} is allowed"
-            )
-        if self.agreement is not None and not self.agreement >= AGREEMENT:  # NaN where all targets are alike
-            found.append(
-                f"bank and gallery do not agree on the hubs: correlation {self.agreement:.2f}, {AGREEMENT} is needed"
-            )
-        if self.coverage is not None and self.coverage < COVERAGE:
-            found.append(
-                f"the bank reaches {self.coverage:.0%} of what the gallery's own vectors reach, "
-                f"{COVERAGE:.0%} is needed"
-            )
-        return found
-
-    def __str__(self) -> str:
-        parts = [f"{self.distinct} distinct queries"]
-        if self.foreign is not None:
-            parts.append(f"{self.foreign:.0%} of nearest neighbours from the own set (alike: 50%)")
-        if self.agreement is not None and self.coverage is not None:
-            parts.append(f"agreement on the hubs {self.agreement:.2f}, coverage {self.coverage:.0%}")
-        return ", ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -209,7 +87,7 @@ def choose(
     """
     compute = Compute(device, memory, progress, precision)
     given, mapping = _read(query_bank, targets, target_bank, pairs, metric, compute)
-    experiment = _Experiment(given, mapping, seed)
+    experiment = Experiment(given, mapping, seed)
     uncorrected, *tried = experiment.run([None, *_coarse(experiment.spread, given.target_bank is not None)])
     ranked = _ranked(tried)
     known = {trial.method for trial in tried}
@@ -271,7 +149,7 @@ def judge_all(
     """`judge` for several configurations, on the same folds."""
     compute = Compute(device, memory, progress, precision)
     given, mapping = _read(query_bank, targets, target_bank, pairs, metric, compute)
-    experiment = _Experiment(given, mapping, seed)
+    experiment = Experiment(given, mapping, seed)
     uncorrected, *trials = experiment.run([None, *configurations])
     before, bank = uncorrected.candidate(uncorrected), experiment.bank()
     judgements = []
@@ -309,7 +187,7 @@ def check(query_bank: VectorLike, targets: VectorLike, method: str = "dbsn", *ar
     collect = "collect queries that people ask of this very gallery"
     try:
         judgement = judge(query_bank, targets, method, *args, **options)
-    except _TooSmall as error:
+    except TooSmall as error:
         raise CorrectionRefused(f"{error}; {ways_out.format(collect)}") from None
     if judgement.objections:
         bank_speaks = not judgement.bank.objections(judgement.candidate.recall is not None)
@@ -318,169 +196,6 @@ def check(query_bank: VectorLike, targets: VectorLike, method: str = "dbsn", *ar
             f"{judgement.candidate.name} would not help: {'; '.join(judgement.objections)}; {ways_out.format(mend)}"
         )
     return judgement
-
-
-@dataclass(frozen=True)
-class _Trial:
-    """One configuration (None: no correction) over all folds. costs [probes]; hits, log_ranks [probes] or None."""
-
-    configuration: Method | None
-    occurrence: np.ndarray
-    costs: np.ndarray
-    gap: float
-    hits: np.ndarray | None
-    log_ranks: np.ndarray | None
-
-    @property
-    def method(self) -> Method:
-        assert self.configuration is not None
-        return self.configuration
-
-    def candidate(self, uncorrected: _Trial) -> Candidate:
-        found = {}
-        if self.hits is not None and self.log_ranks is not None and uncorrected.hits is not None:
-            difference = self.hits - uncorrected.hits
-            found = {
-                "recall": float(self.hits.mean()),
-                "rank": float(np.exp(self.log_ranks.mean())),
-                "gain": float(difference.mean()),
-                "error": _standard_error(difference),
-            }
-        return Candidate(
-            method="none" if self.configuration is None else self.configuration.name,
-            parameters={} if self.configuration is None else self.configuration.parameters,
-            skewness=skewness(self.occurrence),
-            cost=float(self.costs.mean()) / self.gap,
-            **found,
-        )
-
-
-@dataclass(frozen=True)
-class _Fold:
-    """Fitted on `given`, whose targets are the gallery's and then those probes' own that it lacks; `similarities`
-    [p, ...] of the probes to them, and `own` [p], the column of each probe's target, or None."""
-
-    given: FitInput
-    similarities: torch.Tensor
-    own: torch.Tensor | None
-
-
-class _Experiment:
-    def __init__(self, given: FitInput, mapping: np.ndarray | None, seed: int):
-        if seed < 0:
-            raise InputError(f"seed={seed}: expected 0 or more")
-        rng = np.random.default_rng(seed)
-        self._given, self._mapping, self._rng = given, mapping, rng
-        # A text that is there twice would probe the fit that saw it.
-        distinct = np.sort(np.unique(given.query_bank, axis=0, return_index=True)[1])
-        self.distinct = len(distinct)
-        if self.distinct < 2 * FOLDS:
-            raise _TooSmall(self.distinct)
-        # Queries of one target stay together: they would give it away to each other.
-        groups = np.unique(distinct if mapping is None else mapping[distinct], return_inverse=True)[1].reshape(-1)
-        if groups.max() + 1 < 2 * FOLDS:
-            raise InputError(
-                f"pairs name {groups.max() + 1} targets of the target bank; holding some of them out needs at least "
-                f"{2 * FOLDS}"
-            )
-        order = rng.permutation(groups.max() + 1)
-        place = np.argsort(order)[groups]
-        self._rows, self._fold_of = distinct[np.argsort(place, kind="stable")], np.sort(place) % FOLDS
-        # Held at one time: fit x (targets + target bank), target bank x targets, and a Sinkhorn fit's exponentials.
-        self._fit_rows = min(FIT_ROWS, max(math.isqrt(given.compute.bytes() // 32), 2 * FOLDS))
-        gallery = given.require_targets("auto")
-        if gallery.rows < 2:
-            raise InputError(f"{gallery.name} has one row; hubness needs at least 2 targets")
-        self.targets = sampled(gallery, 2 * self._fit_rows, given.metric, rng)
-        first = next(self._folds()).similarities
-        self.spread = max(float((first - first.mean(dim=1, keepdim=True)).std()), 1e-6)
-        self.probes = sum(len(self._probe_rows(fold)) for fold in range(FOLDS))
-
-    def _probe_rows(self, fold: int) -> np.ndarray:
-        probes: np.ndarray = self._rows[self._fold_of == fold][:PROBES]
-        return probes
-
-    def _folds(self) -> Iterator[_Fold]:
-        given = self._given
-        for fold in range(FOLDS):
-            probes = self._probe_rows(fold)
-            rest = np.sort(self._rows[self._fold_of != fold])
-            fitted = np.sort(rest[np.random.default_rng(fold).permutation(len(rest))[: self._fit_rows]])
-            targets, second = self.targets, given.target_bank
-            own = None
-            if self._mapping is not None and second is not None:
-                targets, columns = _with_rows(targets, second[self._mapping[probes]])
-                own, second = torch.from_numpy(columns), second[np.unique(self._mapping[fitted])]
-            elif second is not None:
-                second = second[np.random.default_rng(fold).permutation(len(second))[: self._fit_rows]]
-            compute = HoldingCompute(given.compute.device, given.compute.memory, precision=given.compute.precision)
-            vectors = as_vectors(targets, "targets")
-            try:
-                yield _Fold(
-                    FitInput(given.query_bank[fitted], vectors, second, given.metric, compute),
-                    dense(Similarities(given.query_bank[probes], given.metric, compute), vectors),
-                    own,
-                )
-            finally:
-                compute.release()
-
-    def run(self, configurations: Sequence[Method | None]) -> list[_Trial]:
-        """Each configuration over all folds; the folds are the outer loop, so that each is multiplied once."""
-        if not configurations:
-            return []
-        n, total = len(self.targets), FOLDS * len(configurations)
-        found: list[list[tuple[np.ndarray, ...]]] = [[] for _ in configurations]
-        gaps = []
-        for number, fold in enumerate(self._folds()):
-            nearest = fold.similarities[:, :n].topk(min(2, n), dim=1).values
-            gaps.append(float((nearest[:, 0] - nearest[:, -1]).mean()))
-            for place, configuration in enumerate(configurations):
-                found[place].append(self._probe(fold, configuration, nearest[:, 0]))
-                self._given.compute.report("trying candidates", number * len(configurations) + place + 1, total)
-        gap = max(float(np.mean(gaps)), 1e-12)
-        trials = []
-        for configuration, parts in zip(configurations, found, strict=True):
-            occurrence = np.sum([part[0] for part in parts], axis=0)
-            costs, *paired = (np.concatenate(column) for column in list(zip(*parts, strict=True))[1:])
-            hits, log_ranks = paired or (None, None)
-            trials.append(_Trial(configuration, occurrence, costs, gap, hits, log_ranks))
-        return trials
-
-    def _probe(self, fold: _Fold, configuration: Method | None, nearest: torch.Tensor) -> tuple[np.ndarray, ...]:
-        """k-occurrence [n], costs [p] and, with pairs, hits and log ranks [p] of one fold's probes."""
-        n, scores = len(self.targets), fold.similarities
-        if configuration is not None:
-            raw = configuration.model(fold.given).raw_offsets(fold.given.targets, fold.given.compute)
-            scores = scores + torch.from_numpy(raw)
-        found = scores[:, :n].topk(min(OCCURRENCE, max(n // 4, 1)), dim=1).indices
-        costs = nearest - fold.similarities.gather(1, found[:, :1])[:, 0]
-        occurrence = k_occurrence(found.numpy(), n)
-        if fold.own is None:
-            return occurrence, costs.numpy()
-        own = scores.gather(1, fold.own[:, None])
-        greater, equal = (scores > own).sum(dim=1), (scores == own).sum(dim=1)
-        hits = (greater == 0) / equal
-        ranks = greater + (equal + 1) / 2  # the expected rank among equals
-        return occurrence, costs.numpy(), hits.double().numpy(), ranks.double().log().numpy()
-
-    def bank(self) -> Bank:
-        """How the bank lies towards the gallery."""
-        given, targets = self._given, self.targets
-        queries = given.query_bank[self._rows[: 2 * self._fit_rows]]
-        # Of a bank of copies only so many have their target in the sample.
-        copies = min(_copies(queries, targets, given) * given.require_targets("auto").rows / len(targets), 1.0)
-        if given.target_bank is not None:
-            return Bank(self.distinct, copies, foreign=_foreign(targets, given.target_bank, given, self._rng))
-        agreement, coverage = _agreement_and_coverage(queries, targets, given, self._rng)
-        return Bank(self.distinct, copies, agreement=agreement, coverage=coverage)
-
-
-class _TooSmall(InputError):
-    def __init__(self, distinct: int):
-        super().__init__(
-            f"query bank has {distinct} distinct queries; holding some of them out needs at least {2 * FOLDS}, so that "
-            f"each of {FOLDS} folds has 2 probe queries"
-        )
 
 
 def _read(
@@ -562,7 +277,7 @@ def _neighbours(configuration: Method) -> list[Method]:
     return near
 
 
-def _ranked(trials: Sequence[_Trial]) -> list[_Trial]:
+def _ranked(trials: Sequence[Trial]) -> list[Trial]:
     """The best first: see `choose`."""
     if trials[0].hits is None:
         found = [trial.candidate(trial) for trial in trials]
@@ -578,65 +293,10 @@ def _ranked(trials: Sequence[_Trial]) -> list[_Trial]:
     hits = np.stack([np.asarray(trial.hits) for trial in trials])
     ranks = np.array([np.mean(np.asarray(trial.log_ranks)) for trial in trials])
     best = int(hits.mean(axis=1).argmax())
-    behind = [float((hits[best] - row).mean()) > 2 * _standard_error(hits[best] - row) for row in hits]
+    behind = [float((hits[best] - row).mean()) > 2 * standard_error(hits[best] - row) for row in hits]
     order = sorted(range(len(trials)), key=lambda i: (behind[i], ranks[i] if not behind[i] else -hits[i].mean()))
     return [trials[i] for i in order]
 
 
-def _copies(queries: np.ndarray, targets: np.ndarray, given: FitInput) -> float:
-    """Share of `queries` [m, d] that are one of `targets` [n, d]."""
-    nearest = kth_largest(Similarities(queries, Metric.EUCLIDEAN, given.compute), as_vectors(targets, "targets"), 1)
-    squares = np.einsum("jd,jd->j", targets, targets, dtype=np.float64)
-    return float((nearest >= -COPY / 2 * np.median(squares)).mean())
-
-
-def _foreign(targets: np.ndarray, second: np.ndarray, given: FitInput, rng: np.random.Generator) -> float:
-    """Share of the 5 nearest neighbours that come from the own set, in equal shares of both sets taken together."""
-    size = min(len(targets), len(second), 1_024)
-    both = np.concatenate([rng.permutation(targets)[:size], rng.permutation(second)[:size]])
-    similarities = dense(Similarities(both, Metric.EUCLIDEAN, given.compute), as_vectors(both, "targets"))
-    similarities.fill_diagonal_(-math.inf)
-    nearest = similarities.topk(min(5, 2 * size - 1), dim=1).indices
-    own = (nearest >= size) == (torch.arange(2 * size) >= size)[:, None]
-    return float(own.double().mean())
-
-
-def _agreement_and_coverage(
-    queries: np.ndarray, targets: np.ndarray, given: FitInput, rng: np.random.Generator
-) -> tuple[float, float]:
-    """See `Bank`. The gallery's own vectors stand in for its queries once they are moved by the distance of the two
-    means, which is most of what sets two modalities apart (Liang et al. 2022)."""
-    targets = rng.permutation(targets)[:2_048]
-    moved = targets - targets.mean(axis=0) + queries.mean(axis=0)
-    if given.metric is Metric.COSINE:
-        moved /= np.linalg.norm(moved, axis=1, keepdims=True)
-    vectors = as_vectors(targets, "targets")
-    from_bank = dense(Similarities(queries, given.metric, given.compute), vectors)
-    from_gallery = dense(Similarities(moved, given.metric, given.compute), vectors)
-    from_gallery.fill_diagonal_(-math.inf)
-    near = [part.topk(min(16, len(part) - 1), dim=0).values.mean(dim=0) for part in (from_bank, from_gallery)]
-    count = min(len(queries), len(targets))
-    reached = [len(set(part[:count].argmax(dim=1).tolist())) for part in (from_bank, from_gallery)]
-    agreement = float(torch.corrcoef(torch.stack(near))[0, 1])
-    return agreement, reached[0] / reached[1]
-
-
-def _with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`targets` [n, d] with those of `rows` [p, d] that are not among them, once each; and the place of each: [p]."""
-    places = {row.tobytes(): place for place, row in enumerate(targets)}
-    known = len(places)
-    columns = np.array([places.setdefault(row.tobytes(), len(targets) + len(places) - known) for row in rows])
-    new = np.unique(columns, return_index=True)[1][np.unique(columns) >= len(targets)]
-    return np.concatenate([targets, rows[new]]), columns
-
-
-def _standard_error(differences: np.ndarray) -> float:
-    return float(differences.std(ddof=1) / math.sqrt(len(differences)))
-
-
 def _change(before: float, after: float) -> str:
     return f"from {before:.2f} to {after:.2f}"
-
-
-def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -8,9 +8,10 @@ import torch
 from scipy import stats
 
 import hubplugin
-from hubplugin import tuning
+from hubplugin import experiment
+from hubplugin.experiment import FOLDS, Trial
 from hubplugin.methods import configure
-from hubplugin.tuning import COST, FOLDS, _ranked, _Trial, judge
+from hubplugin.tuning import COST, _ranked, judge
 from tests.core import formulas
 
 
@@ -175,8 +176,8 @@ def test_a_text_that_is_there_twice_never_probes_the_fit_that_saw_it(small):
 
 
 def test_the_choice_does_not_grow_with_bank_and_gallery(small, monkeypatch):
-    monkeypatch.setattr("hubplugin.tuning.FIT_ROWS", 50)
-    monkeypatch.setattr("hubplugin.tuning.PROBES", 20)
+    monkeypatch.setattr("hubplugin.experiment.FIT_ROWS", 50)
+    monkeypatch.setattr("hubplugin.experiment.PROBES", 20)
     choice = hubplugin.choose(small["query_bank"], small["targets"], small["target_bank"])
     assert choice.probes == FOLDS * 20
 
@@ -184,11 +185,11 @@ def test_the_choice_does_not_grow_with_bank_and_gallery(small, monkeypatch):
 def test_the_precision_that_a_fit_is_asked_for_is_that_of_its_choice(small, monkeypatch):
     seen = set()
 
-    def dense(similarities, targets, unwatched=tuning.dense):
+    def dense(similarities, targets, unwatched=experiment.dense):
         seen.update(tile.s.dtype for tile in similarities.tiles(targets, "seen"))
         return unwatched(similarities, targets)
 
-    monkeypatch.setattr(tuning, "dense", dense)
+    monkeypatch.setattr(experiment, "dense", dense)
     hubplugin.fit(small["query_bank"][:60], "auto", small["targets"], precision="float64")
     assert seen == {torch.float64}
 
@@ -246,6 +247,6 @@ def test_methods_and_parameters_that_cannot_be_used_are_refused(small, call, say
 @pytest.mark.parametrize(("cost", "first"), [(COST / 2, "dbsn"), (2 * COST, "sn")])
 def test_dbsn_takes_the_place_of_sn_unless_it_costs_too_much(cost, first):
     def trial(method, cost):
-        return _Trial(configure(method, tau=0.1), np.arange(40), np.full(10, cost), 1.0, None, None)
+        return Trial(configure(method, tau=0.1), np.arange(40), np.full(10, cost), 1.0, None, None)
 
     assert _ranked([trial("is", 0.2), trial("sn", 0.1), trial("dbsn", cost)])[0].method.name == first

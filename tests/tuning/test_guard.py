@@ -54,7 +54,7 @@ def test_a_bank_that_is_one_text_repeated_is_refused(real, banks):
 
 @pytest.mark.parametrize("rows", [1_200, 300])
 def test_a_gallery_as_its_own_bank_is_refused_though_hubness_falls(real, banks, monkeypatch, rows):
-    monkeypatch.setattr("hubplugin.tuning.FIT_ROWS", rows // 2)  # the experiment sees `rows` of the gallery
+    monkeypatch.setattr("hubplugin.experiment.FIT_ROWS", rows // 2)  # the experiment sees `rows` of the gallery
     gallery = real["test_targets"].astype(np.float32)
     said = refused(gallery.astype(np.float16), gallery, "nnn", k=32, alpha=0.75)
     assert "of the bank queries are targets of the gallery" in said
