@@ -148,7 +148,7 @@ def evaluate(
         temperatures = TEMPERATURES if metric is Metric.COSINE and given is not None else ()
 
     raw = _Candidate(RAW, RAW, {}, np.zeros(gallery.rows, np.float32))
-    asked_for = [_candidate(method, scene) for method in methods]
+    asked_for = [_candidate(method, scene) for method in ([methods] if isinstance(methods, str) else methods)]
     fitted = [_fitted(label, model, scene) for label, model in (models or {}).items()]
     candidates = list({candidate.label: candidate for candidate in (raw, *asked_for, *fitted)}.values())
     curve = [

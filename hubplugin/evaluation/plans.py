@@ -35,6 +35,10 @@ def l2_transport(similarities: np.ndarray) -> np.ndarray:
 
     queries, targets = similarities.shape
     coefficient = float(similarities.std()) * min(queries, targets)
+    if not coefficient:
+        return np.full_like(
+            similarities, 1 / similarities.size
+        )  # all plans are worth the same; the even one is smallest
     plan: np.ndarray = ot.smooth.smooth_ot_dual(
         ot.unif(queries), ot.unif(targets), -similarities, coefficient, reg_type="l2", numItermax=2000
     )

@@ -33,6 +33,10 @@ def test_l2_transport_keeps_its_marginals_and_is_denser_than_optimal_transport(r
     assert (plan > 1e-9).mean() < 0.5
 
 
+def test_where_all_similarities_are_equal_the_plan_is_even():
+    np.testing.assert_allclose(l2_transport(np.full((4, 5), 0.3)), 1 / 20)
+
+
 def test_the_hungarian_plan_is_the_best_of_all_assignments(rng):
     s = rng.normal(size=(5, 5))
     best = max(permutations(range(5)), key=lambda columns: s[range(5), columns].sum())
