@@ -28,3 +28,7 @@ def __getattr__(name: str) -> Any:
 
         return CorrectedSearch
     raise AttributeError(f"module 'hubplugin_faiss' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

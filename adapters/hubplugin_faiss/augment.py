@@ -135,6 +135,11 @@ def add(
             raise InputError(
                 "the model is not centred on the index: use model = model.centred_on(targets), then refresh"
             )
+        if not (carries_mark_of(rule, "") or carries_mark_of(rule, model.fingerprint)):
+            raise StoreError(
+                "the offsets in this index are those of another model; add with that one, or take this one for all: "
+                "index = refresh(index, model)"
+            )
         unit = model.metric is Metric.COSINE
         if unit:
             require_unit(block, given.name)
@@ -306,11 +311,13 @@ def carries_mark_of(rule: Rule, fingerprint: str) -> bool:
 
 def checked_offsets(values: VectorLike, count: int, name: str) -> np.ndarray:
     try:
-        offsets = np.asarray(values, dtype=np.float32)
+        offsets = np.asarray([] if values is None else values, dtype=np.float32)
     except (TypeError, ValueError):
         raise InputError(f"expected an OffsetModel or offsets [{count}], got {type(values).__name__}") from None
     if offsets.shape != (count,):
-        raise InputError(f"offsets have shape {list(offsets.shape)}, {name} holds {count}: expected one for each")
+        raise InputError(
+            f"offsets have shape {list(offsets.shape)}, {name} holds {count}: expected an OffsetModel, or one for each"
+        )
     if not np.isfinite(offsets).all():
         bad = int(np.argmin(np.isfinite(offsets)))
         raise InputError(f"offsets: entry {bad} is NaN, infinite or too large for float32")

@@ -182,7 +182,7 @@ class ScalarCodec(Codec):
         if self.kind not in {**self.FLOATS, **self.LEVELS, **self.BYTES}:
             raise StoreError(f"{type(index).__name__} with quantiser type {self.kind} cannot carry offsets")
         self.whole = self.kind in self.BYTES
-        self.lossy = self.kind not in {*self.FLOATS, faiss.ScalarQuantizer.QT_8bit}
+        self.lossy = self.kind not in self.FLOATS
 
     def plan(self, plan: Plan, sample: np.ndarray, bases: np.ndarray | None) -> Coder:
         if self.whole:

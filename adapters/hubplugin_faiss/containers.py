@@ -142,6 +142,14 @@ class Chain(Rule):
 
     def check(self) -> None:
         super().check()
+        for link in self._links:
+            try:
+                link.reverse_transform(np.zeros((1, link.d_out), np.float32))
+            except RuntimeError:
+                raise StoreError(
+                    f"the {type(link).__name__} before this {name_of(self._part.index)} cannot be turned back, so that "
+                    "its vectors cannot be read; it cannot be upgraded"
+                ) from None
         self._part.check()
 
     def upgraded(self, offsets: np.ndarray, plan: Plan) -> Any:

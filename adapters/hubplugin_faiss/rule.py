@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -256,7 +257,7 @@ def name_of(index: Any) -> str:
 
 def reason(error: RuntimeError) -> str:
     """What Faiss says, without the signature of the function that said it."""
-    return " ".join(str(error).rpartition("Error: ")[2].split())
+    return " ".join(re.sub(r"^Error in .+? at \S+:\d+: (Error: )?", "", str(error), flags=re.DOTALL).split())
 
 
 def block_rows(d: int) -> int:

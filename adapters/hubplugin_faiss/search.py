@@ -10,6 +10,7 @@ import numpy as np
 
 from hubplugin.activation import DualSoftmax, Dynamic, GloballyCorrected, Reranker, Rule, SingleQuerySinkhorn
 from hubplugin.errors import InputError
+from hubplugin.model import OffsetModel
 from hubplugin.vectors import VectorLike, as_vectors
 from hubplugin_faiss.augment import checked_offsets
 
@@ -37,8 +38,9 @@ class CorrectedSearch:
     """`search(x, k)` by corrected scores over an index that stays as it is.
 
     index: anything with Faiss's `search` whose scores are inner products, or squared L2 distances where its
-        `metric_type` says so. correction: offsets [n], or a fitted `hubplugin.activation.Rule` for the corrections
-        that depend on the query (dis, dualdis, dsl, gc, ssn). targets: the gallery [n, d] that a rule needs. ids:
+        `metric_type` says so. correction: offsets [n], an `OffsetModel`, or a fitted `hubplugin.activation.Rule` for
+        the corrections that depend on the query (dis, dualdis, dsl, gc, ssn). targets: the gallery [n, d] that a model
+        or a rule needs. ids:
         int64 [n], which id each row belongs to; 0 ... n - 1 by default. limit: the most candidates fetched.
 
     If the L best candidates end at similarity s_L, nothing outside them can score more than s_L + M, M the largest
@@ -52,7 +54,7 @@ class CorrectedSearch:
     def __init__(
         self,
         index: Searchable,
-        correction: VectorLike | Rule,
+        correction: VectorLike | OffsetModel | Rule,
         *,
         targets: VectorLike | None = None,
         ids: np.ndarray | None = None,
@@ -62,11 +64,13 @@ class CorrectedSearch:
         self._euclidean = getattr(index, "metric_type", faiss.METRIC_INNER_PRODUCT) == faiss.METRIC_L2
         self._rule: Rule | None = None
         count = getattr(index, "ntotal", None)
+        if isinstance(correction, OffsetModel | Rule) and targets is None:
+            raise InputError(f"{type(correction).__name__} needs to know the gallery: pass targets=")
+        if isinstance(correction, OffsetModel):
+            correction = correction.offsets(as_vectors(targets, "targets"))
         if not isinstance(correction, Rule):
             offsets = np.asarray(correction)
             self._kept = checked_offsets(offsets, offsets.size if count is None else count, "the index")
-        elif targets is None:
-            raise InputError("a rule needs to know the gallery: pass targets=")
         else:
             self._rule, self._kept = correction, correction.keep(as_vectors(targets, "targets"))
         if count not in (None, len(self._kept)):

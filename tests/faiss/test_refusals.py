@@ -34,15 +34,25 @@ def with_ids_of_its_own(kind: str) -> faiss.Index:
     return index
 
 
+def turned_for_good() -> faiss.Index:
+    index = faiss.index_factory(8, "ITQ8,LSH")
+    index.train(X)
+    index.add(X)
+    return index
+
+
 REFUSED = {
     "empty": (lambda: faiss.IndexFlatIP(8), OFFSETS[:0], "IndexFlatIP is empty; add vectors, then upgrade it"),
     "untrained": (lambda: faiss.index_factory(8, "IVF4,Flat"), OFFSETS, "IndexIVFFlat is not trained"),
     "upgraded": (lambda: hubplugin_faiss.upgrade(flat(), OFFSETS), OFFSETS, "is already upgraded: refresh(index"),
-    "count": (flat, OFFSETS[:7], "offsets have shape [7], the index holds 50: expected one for each"),
+    "count": (flat, OFFSETS[:7], "have shape [7], the index holds 50: expected an OffsetModel, or one for each"),
     "nan": (flat, np.where(np.arange(50) == 3, np.nan, OFFSETS), "offsets: entry 3 is NaN"),
     "metric": (other_metric, OFFSETS, "has metric 2, neither inner product nor L2"),
     "binary": (lambda: faiss.IndexBinaryFlat(8), OFFSETS, "IndexBinaryFlat holds bits"),
     "type": (lambda: faiss.index_factory(8, "Flat").__class__, OFFSETS, "expected a faiss index, got type"),
+    "no way back": (
+        turned_for_good, OFFSETS, "the ITQTransform before this IndexLSH cannot be turned back",
+    ),
     "no rule": (lambda: faiss.IndexLattice(8, 2, 4, 2), OFFSETS, "IndexLattice cannot carry offsets; types that can:"),
     "nested": (
         lambda: faiss.IndexIDMap(faiss.IndexLattice(8, 2, 4, 2)), OFFSETS, "IndexLattice cannot carry offsets",
@@ -135,3 +145,13 @@ def test_a_graph_that_finds_less_than_before_says_by_how_much():
     index.add(vectors)
     with pytest.warns(UserWarning, match=r"recall@10 of bank queries is 0\.\d+ against the exact corrected ranking"):
         hubplugin_faiss.upgrade(index, hubplugin.fit(bank, "nnn", targets=vectors, k=3, alpha=2.0))
+
+
+def test_vectors_are_not_added_with_another_model():
+    models = [hubplugin.fit(X[rows], "nnn", targets=X, metric="dot", k=2) for rows in (slice(0, 20), slice(20, 40))]
+    upgraded = hubplugin_faiss.upgrade(flat(), models[0])
+    with pytest.raises(hubplugin.StoreError, match="are those of another model; add with that one"):
+        hubplugin_faiss.add(upgraded, X[:3], models[1])
+    assert upgraded.ntotal == 50
+    hubplugin_faiss.add(upgraded, X[:3], models[0])
+    assert upgraded.ntotal == 53

@@ -43,6 +43,16 @@ def test_without_a_limit_every_answer_is_certified():
     cases.assert_ranked(found.ids, cases.similarities(case.queries, case.vectors, IP) + case.offsets, case.ids)
 
 
+def test_a_model_is_taken_for_its_offsets():
+    case = cases.made("Flat", IP)
+    model = hubplugin.fit(case.queries, "nnn", targets=case.vectors, k=3)
+    found = CorrectedSearch(case.index, model, targets=case.vectors).search(case.queries, 10)
+    wanted = CorrectedSearch(case.index, model.offsets(case.vectors)).search(case.queries, 10)
+    np.testing.assert_array_equal(found, wanted)
+    with pytest.raises(hubplugin.InputError, match="OffsetModel needs to know the gallery: pass targets="):
+        CorrectedSearch(case.index, model)
+
+
 def test_an_answer_that_the_limit_cuts_off_is_not_certified():
     case = cases.made("Flat", IP)
     found = CorrectedSearch(case.index, case.offsets * 20, limit=20).search_certified(case.queries, 10)

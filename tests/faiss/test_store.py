@@ -140,7 +140,7 @@ def test_a_model_that_is_missing_or_of_another_index_is_noticed(path, model):
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [(b"", "Faiss cannot read"), (b"\x80\x04pickle", "Faiss cannot read")],
+    [(b"", "Faiss cannot read"), (b"\x93NUMPY", "x.faiss': Index type 0x4d554e93")],
 )
 def test_what_faiss_refuses_comes_back_as_one_line(tmp_path, content, says):
     file = tmp_path / "x.faiss"
