@@ -14,6 +14,9 @@ from hubplugin.vectors import Vectors
 from hubplugin_faiss.rule import Favour, block_rows, rule_for
 
 PROBES, K = 400, 10
+WORK = 4e11
+"""Fewer queries are tried, down to a tenth, where all would take more products than this with the gallery: some ten
+seconds of one core."""
 TOLERATED = 0.01
 """A loss of recall that is not worth a word."""
 
@@ -34,7 +37,8 @@ def loss_of_recall(
     bank = model.terms[0].bank
     if len(bank) < 2 * K or upgraded.ntotal < 10 * K:
         return None
-    probes = bank[np.linspace(0, len(bank) - 1, min(len(bank), PROBES)).astype(np.int64)]
+    count = min(len(bank), int(np.clip(WORK / (upgraded.ntotal * upgraded.d), PROBES / 10, PROBES)))
+    probes = bank[np.linspace(0, len(bank) - 1, count).astype(np.int64)]
     if model.metric is Metric.COSINE:
         probes = normalise(probes, "query bank")
     unit = model.metric is Metric.COSINE
