@@ -106,7 +106,7 @@ def exact_rankings(
 
 def _recall(index: Any, queries: np.ndarray, truth: np.ndarray, between: Callable[[], None]) -> np.ndarray:
     found = []
-    for start in range(0, len(queries), 10):
-        found.extend(index.search(np.ascontiguousarray(queries[start : start + 10], np.float32), K)[1])
+    for query in np.ascontiguousarray(queries, np.float32):
+        found.append(index.search(query[None], K)[1][0])
         between()
     return np.array([len(np.intersect1d(a, b)) / K for a, b in zip(found, truth, strict=True)])
