@@ -1,6 +1,6 @@
 """Haystack over a corrected collection: HubQdrantDocumentStore is a QdrantDocumentStore that wraps its client.
 
-pip install 'hubplugin[frameworks]'
+pip install '.[frameworks]'
 python examples/with_haystack.py                                # Qdrant in this process
 python examples/with_haystack.py --url http://localhost:6333    # makes and deletes a collection on a server
 """

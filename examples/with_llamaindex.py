@@ -1,6 +1,6 @@
 """LlamaIndex's QdrantVectorStore over a corrected collection: only the client that it is handed changes.
 
-pip install 'hubplugin[frameworks]'
+pip install '.[frameworks]'
 python examples/with_llamaindex.py                                # Qdrant in this process
 python examples/with_llamaindex.py --url http://localhost:6333    # makes and deletes a collection on a server
 """
