@@ -58,7 +58,7 @@ def vectors(rows: int, seed: int) -> np.ndarray:
 
 def write(kind: str, rows: int, path: Path) -> None:
     index = faiss.index_factory(D, kind, faiss.METRIC_INNER_PRODUCT)
-    index.train(vectors(20_000, 0))
+    index.train(vectors(50_000, 0))
     for start in range(0, rows, 100_000):
         index.add(vectors(min(100_000, rows - start), start + 1))
     faiss.write_index(index, str(path))
@@ -77,7 +77,7 @@ def main(
             write(kind, ROWS.get(kind, 800_000), place / "small.faiss")
             size, peak = (place / "small.faiss").stat().st_size, run(MEMORY, place)
             print(f"upgrade       {kind:12} {size / 2**20:8.0f} MiB index, peak {peak / size:.2f}x", flush=True)
-        for kind in ("Flat", "IVF64,Flat"):
+        for kind in ("Flat", "IVF1024,Flat"):
             write(kind, int(gigabytes * 2**30 / 4 / D), place / "big.faiss")
             size, peak = (place / "big.faiss").stat().st_size, run(FILE, place)
             print(f"upgrade_file  {kind:12} {size / 2**20:8.0f} MiB file,  peak {peak / 2**20:.0f} MiB", flush=True)
