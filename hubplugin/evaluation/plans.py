@@ -34,11 +34,9 @@ def l2_transport(similarities: np.ndarray) -> np.ndarray:
     import ot
 
     queries, targets = similarities.shape
+    if np.ptp(similarities) <= 1e-6 * np.abs(similarities).max():  # all plans are worth the same
+        return np.full_like(similarities, 1 / similarities.size)
     coefficient = float(similarities.std()) * min(queries, targets)
-    if not coefficient:
-        return np.full_like(
-            similarities, 1 / similarities.size
-        )  # all plans are worth the same; the even one is smallest
     plan: np.ndarray = ot.smooth.smooth_ot_dual(
         ot.unif(queries), ot.unif(targets), -similarities, coefficient, reg_type="l2", numItermax=2000
     )
