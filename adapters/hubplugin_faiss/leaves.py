@@ -646,8 +646,9 @@ def _groups(packer: Any, packed: Any, count: int) -> np.ndarray:
     """The memory at `packed`, which holds `count` codes: uint8 [blocks, groups of `SCANNED` codes, code_size,
     SCANNED]."""
     blocks = -(-count // packer.nvec)
-    memory: np.ndarray = faiss.rev_swig_ptr(packed, blocks * packer.block_size)
-    return memory.reshape(blocks, packer.code_size, packer.nvec // SCANNED, SCANNED).swapaxes(1, 2)
+    memory = faiss.rev_swig_ptr(packed, blocks * packer.block_size)
+    groups: np.ndarray = memory.reshape(blocks, packer.code_size, packer.nvec // SCANNED, SCANNED).swapaxes(1, 2)
+    return groups
 
 
 @cache

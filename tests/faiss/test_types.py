@@ -287,6 +287,19 @@ def test_training_lists_and_search_settings_are_kept(metric):
     np.testing.assert_array_equal(new.quantizer.reconstruct_n(0, 8)[:, :24], raw.quantizer.reconstruct_n(0, 8))
 
 
+@kinds("PQ6x4fs_64", "PQ3x4fs_96", "IVF8,PQ6x4fs_64", "IVF8,PQ6x4fs_96")
+@both
+def test_fast_scan_codes_in_blocks_of_any_size_are_kept(kind, metric):
+    """Faiss's own packer, and so its reconstruct, is right for blocks of 32 alone."""
+    case = cases.made(kind, metric)
+    upgraded = hubplugin_faiss.upgrade(case.index, np.zeros(600, np.float32))
+    np.testing.assert_array_equal(upgraded.search(case.queries, 5)[1], case.index.search(case.queries, 5)[1])
+    hubplugin_faiss.add(upgraded, case.vectors[:50], np.zeros(50, np.float32))
+    case.index.add(case.vectors[:50])
+    back = faiss.serialize_index(hubplugin_faiss.downgrade(upgraded))
+    np.testing.assert_array_equal(back, faiss.serialize_index(case.index))
+
+
 def test_nsg_over_pq_which_faiss_has_for_l2_alone():
     case, upgraded = pair("NSG16,PQ6x8np", L2)
     np.testing.assert_allclose(stored(upgraded), case.offsets, atol=6e-3)
