@@ -73,6 +73,7 @@ class IdMap(Rule):
     def remove(self, ids: np.ndarray) -> None:
         own, gone = self._ids, np.isin(self._ids, ids)
         self._part.remove(np.flatnonzero(gone))
+        _close_up(self._part, np.flatnonzero(gone))
         self.index.ntotal = self.index.index.ntotal
         faiss.copy_array_to_vector(own[~gone], self.index.id_map)
         if isinstance(self.index, faiss.IndexIDMap2):
@@ -377,14 +378,7 @@ class Refined(Rule):
         """The ids of those that stay close up, as in a Flat index: the second stage finds them by their place."""
         self._base.remove(ids)
         self._second.remove(ids)
-        base = self._base
-        while isinstance(base, Chain):
-            base = base._part
-        if isinstance(base.index, faiss.IndexIVF):
-            gone = np.unique(ids)
-            for number in range(base.index.nlist):
-                own = list_ids(base.index.invlists, number)
-                own -= np.searchsorted(gone, own)
+        _close_up(self._base, np.unique(ids))
         self.index.ntotal = self.index.refine_index.ntotal
 
     def coded(self, vectors: np.ndarray) -> np.ndarray:
@@ -669,6 +663,17 @@ def _favours(rule: Rule) -> np.ndarray:
         values[row : row + len(vectors)] = favour(vectors)
         row += len(vectors)
     return values
+
+
+def _close_up(part: Rule, gone: np.ndarray) -> None:
+    """Numbers what is left of a part anew where inverted lists, unlike codes in a row, kept the numbers they had.
+    `gone`: those that were removed, in ascending order."""
+    while isinstance(part, Chain):
+        part = part._part
+    if isinstance(part.index, faiss.IndexIVF):
+        for number in range(part.index.nlist):
+            own = list_ids(part.index.invlists, number)
+            own -= np.searchsorted(gone, own)
 
 
 def replace_quantizer(index: Any, quantizer: Any) -> None:

@@ -203,6 +203,16 @@ def test_what_removes_nothing_says_so():
     assert upgraded.ntotal == 600
 
 
+@kinds("IDMap2,IVF8,Flat", "IDMap,IVF8,SQ8")
+@both
+def test_ids_over_inverted_lists_stay_with_their_vectors_when_others_are_removed(kind, metric):
+    """Faiss's own remove_ids mixes them up: the lists keep the numbers that they had."""
+    case, upgraded = fresh(kind, metric)
+    upgraded = hubplugin_faiss.refresh(upgraded, np.zeros(600, np.float32))
+    assert hubplugin_faiss.remove_ids(upgraded, case.ids[:200]) == 200
+    np.testing.assert_array_equal(upgraded.search(case.vectors[200:], 1)[1][:, 0], case.ids[200:])
+
+
 # Faiss itself ends the process when it reconstructs from an IVF fast-scan index that was read back.
 @kinds(*[kind for kind in cases.ALL if "IDMap," not in kind and not ("IVF" in kind and "fs" in kind)])
 @both
