@@ -62,7 +62,8 @@ class Bank:
             )
         if self.agreement is not None and not self.agreement >= AGREEMENT:  # NaN where all targets are alike
             found.append(
-                f"bank and gallery do not agree on the hubs: correlation {self.agreement:.2f}, {AGREEMENT} is needed"
+                f"bank and gallery do not agree on the hubs: correlation {self.agreement:.3f}, {AGREEMENT} is needed; "
+                "a target bank tells more"
             )
         if self.coverage is not None and self.coverage < COVERAGE:
             found.append(
@@ -76,7 +77,9 @@ class Bank:
         if self.foreign is not None:
             parts.append(f"{self.foreign:.0%} of nearest neighbours from the own set (alike: 50%)")
         if self.agreement is not None and self.coverage is not None:
-            parts.append(f"agreement on the hubs {self.agreement:.2f}, coverage {self.coverage:.0%}")
+            parts.append(
+                f"agreement on the hubs {self.agreement:.3f}, reach beside the gallery's own {self.coverage:.0%}"
+            )
         return ", ".join(parts)
 
 
@@ -101,12 +104,9 @@ def foreign(targets: np.ndarray, second: np.ndarray, given: FitInput, rng: np.ra
 def agreement_and_coverage(
     queries: np.ndarray, targets: np.ndarray, given: FitInput, rng: np.random.Generator
 ) -> tuple[float, float]:
-    """See `Bank`. The gallery's own vectors stand in for its queries once they are moved by the distance of the two
-    means, which is most of what sets two modalities apart (Liang et al. 2022)."""
+    """See `Bank`."""
     targets = rng.permutation(targets)[:2_048]
-    moved = targets - targets.mean(axis=0) + queries.mean(axis=0)
-    if given.metric is Metric.COSINE:
-        moved /= np.linalg.norm(moved, axis=1, keepdims=True)
+    queries, moved = _as_queries(queries, targets, given.metric)
     vectors = as_vectors(targets, "targets")
     from_bank = dense(Similarities(queries, given.metric, given.compute), vectors)
     from_gallery = dense(Similarities(moved, given.metric, given.compute), vectors)
@@ -116,3 +116,23 @@ def agreement_and_coverage(
     reached = [len(set(part[:count].argmax(dim=1).tolist())) for part in (from_bank, from_gallery)]
     agreement = float(torch.corrcoef(torch.stack(near))[0, 1])
     return agreement, reached[0] / reached[1]
+
+
+def _as_queries(queries: np.ndarray, targets: np.ndarray, metric: Metric) -> tuple[np.ndarray, np.ndarray]:
+    """`queries` [m, d], and the gallery's own vectors [n, d] in the place of queries: moved by the distance of the two
+    means, which is most of what sets two modalities apart (Liang et al. 2022).
+
+    All are of one length where the length of a query changes no ranking, or where queries have one anyway: the
+    same vectors are then judged the same by every metric and on every scale.
+    """
+    lengths = np.linalg.norm(queries, axis=1)
+    length, own = np.median(lengths), np.median(np.linalg.norm(targets, axis=1))
+    free = metric is not Metric.EUCLIDEAN
+    scaled = targets * (length / max(own, 1e-30)) if free else targets
+    moved = scaled - scaled.mean(axis=0) + queries.mean(axis=0)
+    if free or np.ptp(lengths) <= 0.01 * length:
+        queries, moved = (
+            part * (length / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1e-30))
+            for part in (queries, moved)
+        )
+    return np.ascontiguousarray(queries, np.float32), np.ascontiguousarray(moved, np.float32)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hubplugin.errors import InputError, StoreError
-from hubplugin.evaluation.hubness import skewness_of_finds
+from hubplugin.evaluation.hubness import skewness_by_chance, skewness_of_finds
 from hubplugin.experiment import OCCURRENCE
 from hubplugin.fitting import fit
 from hubplugin.gallery import Gallery
@@ -65,7 +65,8 @@ class Applied:
 class Inspection:
     """What `inspect` found: the correction, if any, and of `count` targets how many lack an offset, how many have one
     that their vector no longer gives, and how many carry something else in its place. skewness: of the 10-occurrence
-    of some bank queries over the targets as they are now, searched raw and corrected; None where it was not measured.
+    of `probes` bank queries over the targets as they are now, searched raw and corrected; None where it was not
+    measured.
     """
 
     url: str
@@ -77,6 +78,7 @@ class Inspection:
     stale: int = 0
     foreign: int = 0
     skewness: tuple[float, float] | None = None
+    probes: int = 0
     notes: Sequence[str] = ()
 
     def __str__(self) -> str:
@@ -93,8 +95,10 @@ class Inspection:
         lines = [text, *self.notes]
         if self.skewness is not None:
             raw, corrected = self.skewness
+            chance = skewness_by_chance(self.probes, OCCURRENCE, self.count)
             lines.append(
-                f"hubness now: skewness of the {OCCURRENCE}-occurrence {raw:.2f} raw, {corrected:.2f} corrected"
+                f"hubness now: skewness of the {OCCURRENCE}-occurrence of {self.probes} queries {raw:.2f} raw, "
+                f"{corrected:.2f} corrected; by chance it would be {chance:.2f}"
             )
         health = "every target has its offset" if not self.missing + self.stale else "run refresh"
         lines.append(f"{self.missing} missing, {self.stale} stale: {health}")
@@ -261,18 +265,19 @@ def inspect(
     found, missing, stale, foreign = store.correction(), 0, 0, 0
     if found is not None:
         _, missing, stale, foreign = _compared(store, found.model, "checking offsets", device, memory, progress)
-    skewness = _skewness(store, found.model, probes) if found is not None and found.active else None
+    skewness = None
+    if found is not None and found.active:
+        bank = found.model.terms[0].bank
+        probes = min(probes, len(bank)) if len(bank) > 1 else 0  # where a model keeps no more than a mean
+        skewness = _skewness(store, bank[np.linspace(0, len(bank) - 1, probes).astype(int)]) if probes else None
     return Inspection(
-        store.url, store.metric, store.dim, store.count(), found, missing, stale, foreign, skewness, store.notes()
-    )
+        store.url, store.metric, store.dim, store.count(),
+        found, missing, stale, foreign, skewness, probes, store.notes(),
+    )  # fmt: skip
 
 
-def _skewness(store: Store, model: OffsetModel, probes: int) -> tuple[float, float] | None:
-    """Of the k-occurrence of bank queries, raw and corrected; None where the model keeps no more than their mean."""
-    bank = model.terms[0].bank
-    queries = bank[np.linspace(0, len(bank) - 1, min(probes, len(bank))).astype(int)]
-    if len(bank) < 2 or not probes:
-        return None
+def _skewness(store: Store, queries: np.ndarray) -> tuple[float, float]:
+    """Of the k-occurrence of `queries` [m, d], searched raw and corrected."""
     count = store.count()
 
     def skewness(raw: bool) -> float:

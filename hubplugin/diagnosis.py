@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hubplugin.evaluation.hubness import Hubness, hubs, k_occurrence
+from hubplugin.evaluation.hubness import Hubness, hubs, k_occurrence, skewness_by_chance
 from hubplugin.experiment import OCCURRENCE
 from hubplugin.methods import FitInput
 from hubplugin.metric import Metric
@@ -43,11 +43,13 @@ class Diagnosis:
 
     def __str__(self) -> str:
         raw, after, hubness = self.choice.uncorrected, self.judgement.candidate, self.hubness
+        chance = skewness_by_chance(self.queries, hubness.k, self.targets)
         usual = hubness.k * self.queries / self.targets
         listed = ", ".join(f"{name!r} by {count}" for name, count in self.hubs[:10])
         lines = [
             f"{self.targets} targets, {self.queries} queries, {hubness.k} nearest",
-            f"hubness: skewness {hubness.skewness:.2f}, {hubness.anti_hub_share:.0%} of the targets are never found, "
+            f"hubness: skewness {hubness.skewness:.2f} ({chance:.2f} by chance), "
+            f"{hubness.anti_hub_share:.0%} of the targets are never found, "
             f"the worst hub is found by {hubness.largest} queries where {usual:.1f} are usual",
             f"hubs: {listed}",
             f"bank: {self.judgement.bank}",

@@ -27,6 +27,14 @@ def skewness(occurrence: np.ndarray) -> float:
     return _standardised_moment(occurrence, 3)
 
 
+def skewness_by_chance(queries: int, k: int, targets: int) -> float:
+    """`skewness` of the k-occurrence where each query finds any k of the targets: of the binomial distribution,
+    (1 - 2p) / sqrt(q p (1 - p)) with p = k / n. No correction comes below it for long; with few queries it is large."""
+    p = min(k, targets) / targets
+    spread = queries * p * (1 - p)
+    return float((1 - 2 * p) / spread**0.5) if spread else 0.0
+
+
 def skewness_of_finds(finds: np.ndarray, targets: int) -> float:
     """`skewness` of the k-occurrence over `targets`, from that of the targets found at all, `finds`: what is never
     found takes no memory."""

@@ -52,3 +52,9 @@ def test_hubs_are_listed_worst_first():
 def test_an_empty_gallery_has_no_hubness():
     with pytest.raises(InputError, match="no targets"):
         hubness.Hubness.of(np.array([], np.int64), 1)
+
+
+@pytest.mark.parametrize(("queries", "k", "targets"), [(200, 10, 20_000), (1000, 10, 300), (5, 1, 2), (40, 10, 8)])
+def test_skewness_by_chance_is_that_of_the_binomial_distribution(queries, k, targets):
+    expected = float(stats.binom(queries, min(k, targets) / targets).stats("s")) if k < targets else 0.0
+    assert hubness.skewness_by_chance(queries, k, targets) == pytest.approx(expected)

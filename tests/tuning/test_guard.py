@@ -33,6 +33,18 @@ def test_dbsn_at_005_passes_on_the_example_set(real, banks, with_pairs):
     assert "passed" in str(judgement)
 
 
+def test_a_bank_is_judged_the_same_on_every_scale_and_by_every_metric(real, banks):
+    unit = [part / np.linalg.norm(part, axis=1, keepdims=True) for part in (banks[0], real["test_targets"])]
+    found = [
+        hubplugin.judge(scale * unit[0], size * unit[1], "nnn", metric=metric).bank
+        for scale, size, metric in (
+            (1, 1, "cosine"), (1, 1, "dot"), (1, 1, "euclidean"), (1, 3, "dot"), (5, 1, "dot"), (5, 3, "cosine"),
+        )
+    ]  # fmt: skip
+    np.testing.assert_allclose([one.agreement for one in found], found[0].agreement, atol=1e-4)
+    np.testing.assert_allclose([one.coverage for one in found], found[0].coverage, atol=1e-2)
+
+
 @pytest.mark.parametrize("with_pairs", [True, False])
 def test_the_papers_inverted_softmax_at_002_is_refused_on_the_example_set(real, banks, with_pairs):
     said = refused(banks[0], real["test_targets"], "is", banks[1] if with_pairs else None, tau=0.02)
