@@ -346,7 +346,9 @@ class Refined(Rule):
     def upgraded(self, offsets: np.ndarray, plan: Plan) -> Any:
         second = self._second.upgraded(offsets, plan)
         if self._base.coarse:
-            return self._of(copied(self.index.base_index), second, self.index.k_factor * K_FACTOR)
+            base = self._base
+            candidates = base.ranked(offsets, plan) if isinstance(base, Coarse) else copied(self.index.base_index)
+            return self._of(candidates, second, self.index.k_factor * K_FACTOR)
         labels = self._base.labels()
         offsets = offsets[labels]
         if plan.unit:  # the two stages favour different vectors
@@ -356,9 +358,10 @@ class Refined(Rule):
     def downgraded(self, fill: Fill) -> Any:
         if not self._base.coarse:
             return self._of(self._base.downgraded(fill), self._second.downgraded(fill), self.index.k_factor)
+        candidates = unranked(self.index.base_index)
         if self._staged:
-            return unranked(self.index.base_index)
-        return self._of(copied(self.index.base_index), self._second.downgraded(fill), self.index.k_factor / K_FACTOR)
+            return candidates
+        return self._of(candidates, self._second.downgraded(fill), self.index.k_factor / K_FACTOR)
 
     def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         return self._second.scan(start, size)
@@ -483,7 +486,7 @@ class Coarse(Rule):
         # A first transform that changes nothing tells this second stage from one that the index had before.
         same = faiss.RemapDimensionsTransform(d, d, False)
         second = leaf_for(stage).behind([same], offsets, replace(plan, fill=in_memory))
-        new = faiss.IndexRefine(base := self._ranked(offsets, plan), second)
+        new = faiss.IndexRefine(base := self.ranked(offsets, plan), second)
         new.own_fields, new.own_refine_index, new.k_factor = handed_over(base), handed_over(second), K_FACTOR
         return new
 
@@ -522,7 +525,7 @@ class Coarse(Rule):
     def tails(self) -> list[Tail]:
         return []
 
-    def _ranked(self, offsets: np.ndarray, plan: Plan) -> Any:
+    def ranked(self, offsets: np.ndarray, plan: Plan) -> Any:
         """A copy of the index whose lists, if it has any, rank by the offsets of their entries."""
         new = copied(self.index)
         if isinstance(new, faiss.IndexIVF):

@@ -19,7 +19,14 @@ QUANTISED = (
     "OPQ6,PQ6x8np", "OPQ6_18,IVF8,PQ6x8np", "PCA12,SQ8", "RR24,IVF8,Flat", "IDMap2,SQ8",
 )  # fmt: skip
 GRAPHS = ("HNSW16,Flat", "HNSW16,SQ8", "HNSW16,PQ6x8np", "NSG16,Flat", "NSG16,SQ8", "IDMap2,HNSW16")
-REFINED = ("PQ6x8np,RFlat", "IVF8,PQ6x8np,RFlat", "IVF8,PQ6x8np,Refine(SQfp16)", "PQ6x4fs,RFlat", "RaBitQ,RFlat")
+REFINED = (
+    "PQ6x8np,RFlat",
+    "IVF8,PQ6x8np,RFlat",
+    "IVF8,PQ6x8np,Refine(SQfp16)",
+    "PQ6x4fs,RFlat",
+    "RaBitQ,RFlat",
+    "IVF8,RaBitQ,RFlat",
+)
 STAGED = (
     "RaBitQ", "IVF8,RaBitQ", "RQ3x4", "LSQ2x4", "PRQ2x2x4", "IVF8,RQ3x4", "OPQ6,RaBitQ", "IDMap2,RaBitQ", "RaBitQfs",
 )  # fmt: skip
