@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -152,6 +153,7 @@ def add(
         ids = np.ascontiguousarray(ids, np.int64)
         if ids.shape != (len(block),):
             raise InputError(f"{len(block)} vectors, but ids of shape {ids.shape}: expected one for each")
+    require_room(rule, offsets)
     rule.append(block, offsets, ids, unit)
 
 
@@ -179,11 +181,12 @@ def merge(index: Any, other: Any, add_id: int = 0) -> None:
 
     Plain Faiss's merge_from refuses them, since each centroid carries the offsets of its own list.
 
-    Raises StoreError if the two do not fit.
+    Raises StoreError if the two do not fit, or offsets of `other` find no room in codes of `index`.
     """
     first, second = rule_for(index), rule_for(other)
     if not (isinstance(first, containers.Chain) and isinstance(second, containers.Chain)):
         raise StoreError("only upgraded IVF indexes can be merged")
+    require_room(first, np.concatenate([own for _, own in second.scan(0, 65_536) if own is not None]))
     first.absorb(second, add_id)
 
 
@@ -301,6 +304,19 @@ def require_suits(model: OffsetModel, index: Any) -> None:
         raise InputError(
             f"the model is for {model.metric.value}, the index ranks by {'L2' if euclidean else 'inner product'}; "
             f"fit with metric={'euclidean' if euclidean else 'dot'!r}, or 'cosine' if its vectors are of unit length"
+        )
+
+
+def require_room(rule: Rule, offsets: np.ndarray) -> None:
+    """Raises StoreError if codes of an upgraded index cannot express `offsets` [n] to within a quarter of the largest
+    that there is, of these and those that it holds. Rounding stays far below."""
+    held = [own for _, own in itertools.islice(rule.scan(0, 65_536), 1) if own is not None]
+    largest = max(float(np.abs(part).max()) for part in (*held, offsets) if len(part))
+    lost = rule.rounding(offsets) if len(offsets) else 0.0
+    if lost > largest / 4:
+        raise StoreError(
+            f"offsets from {offsets.min():.4g} to {offsets.max():.4g} find no room in the codes of this "
+            f"{name_of(rule.index)}, which were made for others: replace all, index = refresh(index, model)"
         )
 
 

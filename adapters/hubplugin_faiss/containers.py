@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -373,8 +374,13 @@ class Refined(Rule):
         if unit and not self._base.coarse:
             first, second = Favour(self._base, unit), Favour(self._second, unit)
             base = offsets + second(self._second.coded(vectors)) - first(self._base.coded(vectors))
+        if self._staged:
+            held = self.coded(vectors)
+            held = normalise(held, "vectors") if unit else held
+        else:
+            held = vectors
         self._base.append(vectors, base, None, unit)
-        self._second.append(vectors, offsets, None, unit)
+        self._second.append(held, offsets, None, unit)
         self.index.ntotal = self.index.refine_index.ntotal
 
     def remove(self, ids: np.ndarray) -> None:
@@ -385,7 +391,8 @@ class Refined(Rule):
         self.index.ntotal = self.index.refine_index.ntotal
 
     def coded(self, vectors: np.ndarray) -> np.ndarray:
-        return self._second.coded(vectors)
+        """Vectors and what codes make of others must not meet in one second stage: the former would win."""
+        return self._base.coded(vectors) if self._staged and not self._holds_originals else self._second.coded(vectors)
 
     def favour(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:
         return None if self._staged else self._second.favour(vectors, unit)
@@ -428,6 +435,14 @@ class Refined(Rule):
         return isinstance(first, faiss.RemapDimensionsTransform) and first.d_in == first.d_out
 
     @property
+    def _holds_originals(self) -> bool:
+        """Whether the second stage that came with the upgrade holds other vectors than the first decodes to."""
+        for (coded, _), (held, _) in zip(self._base.scan(0, 16), self._second.scan(0, 16), strict=True):
+            lengths = np.linalg.norm(coded, axis=1) * np.linalg.norm(held, axis=1)
+            return bool(((coded * held).sum(axis=1) < (1 - 1e-4) * lengths).any())
+        return False
+
+    @property
     def _second(self) -> Rule:
         return rule_for(self.index.refine_index)
 
@@ -453,13 +468,12 @@ class Coarse(Rule):
         "IndexIVFRaBitQ",
         "IndexIVFRaBitQFastScan",
         *(
-            f"Index{ivf}{product}{kind}Quantizer{fast}"
-            for ivf in ("", "IVF")
+            f"Index{form}Quantizer{fast}"
             for product in ("", "Product")
             for kind in ("Residual", "LocalSearch")
-            for fast in ("", "FastScan")
+            for form, fast in ((product + kind, ""), (product + kind, "FastScan"), ("IVF" + product + kind, ""))
         ),
-    )
+    )  # not those that are both IVF and fast-scan: Faiss ends the process when it decodes one that was read back
 
     coarse = True
     lossy = True
@@ -501,14 +515,23 @@ class Coarse(Rule):
         return None  # it does not rank what it finds
 
     def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False) -> None:
-        if not isinstance(self.index, faiss.IndexIVF):
+        with self._unranked():
             self.index.add(vectors)
+
+    def coded(self, vectors: np.ndarray) -> np.ndarray:
+        with self._unranked():
+            return np.asarray(self.index.sa_decode(self.index.sa_encode(np.ascontiguousarray(vectors))))
+
+    @contextmanager
+    def _unranked(self) -> Iterator[None]:
+        """In it vectors are placed in lists by themselves alone, as in the raw index."""
+        if not isinstance(self.index, faiss.IndexIVF):
+            yield
             return
-        # Placed by its vector alone, as in the raw index.
         ranked, raw = faiss.downcast_index(self.index.quantizer), unranked_quantizer(self.index.quantizer)
         self.index.quantizer = raw
         try:
-            self.index.add(vectors)
+            yield
         finally:
             self.index.quantizer = ranked
             raw.this.acquire()  # assigned, it had become the index's

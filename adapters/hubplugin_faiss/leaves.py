@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any, ClassVar
@@ -226,13 +227,14 @@ class Lists(Leaf):
         other_coder = codec_of(other.index).coder(d, other_tail)
         size = block_rows(self.index.d)
         blocks = zip(other._blocks(0, size), other.decoded(0, size), strict=True)
-        for (numbers, codes, ids, _), vectors in blocks:
-            bases = mine[numbers, d:] if self._residual else None
-            tails = coder.tails(other_tail.offsets(vectors[:, d:]), bases)
-            joined = coder.join(other_coder.head(codes), tails if bases is None else tails - bases)
-            for run in _runs(numbers, ids + add_id, joined):
-                self._extend(*run)
-        self.index.ntotal += other.count
+        with mapped_anew(self.index):
+            for (numbers, codes, ids, _), vectors in blocks:
+                bases = mine[numbers, d:] if self._residual else None
+                tails = coder.tails(other_tail.offsets(vectors[:, d:]), bases)
+                joined = coder.join(other_coder.head(codes), tails if bases is None else tails - bases)
+                for run in _runs(numbers, ids + add_id, joined):
+                    self._extend(*run)
+            self.index.ntotal += other.count
 
     @property
     def _residual(self) -> bool:
@@ -467,9 +469,11 @@ class PackedLists(Lists):
     def append_tailed(self, d: int, tail: Tail, vectors: np.ndarray, offsets: np.ndarray, ids: Any) -> None:
         nearest, tailed = self._placed(d, tail, vectors, offsets)
         ids, order = self.count + np.arange(len(vectors)) if ids is None else ids, np.argsort(nearest, kind="stable")
-        for run in _runs(nearest[order], ids[order], self._encode(tailed, nearest)[order]):
-            self._extend(*run)
-        self.index.ntotal += len(vectors)
+        codes = self._encode(tailed, nearest)[order]
+        with mapped_anew(self.index):
+            for run in _runs(nearest[order], ids[order], codes):
+                self._extend(*run)
+            self.index.ntotal += len(vectors)
 
     def _extend(self, number: int, ids: np.ndarray, codes: np.ndarray) -> None:
         lists = faiss.downcast_InvertedLists(self.index.invlists)
@@ -598,6 +602,17 @@ def _runs(lists: np.ndarray, ids: np.ndarray, codes: np.ndarray) -> Iterator[tup
     ids, codes = np.ascontiguousarray(ids), np.ascontiguousarray(codes)
     for first, last in itertools.pairwise(np.flatnonzero(np.diff(lists, prepend=-1, append=-1)).tolist()):
         yield int(lists[first]), ids[first:last], codes[first:last]
+
+
+@contextmanager
+def mapped_anew(index: Any) -> Iterator[None]:
+    """What is added to lists in it is in the direct map of the IVF `index` afterwards, if it has one."""
+    kind = index.direct_map.type
+    index.set_direct_map_type(faiss.DirectMap.NoMap)
+    try:
+        yield
+    finally:
+        index.set_direct_map_type(kind)
 
 
 def _with(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:

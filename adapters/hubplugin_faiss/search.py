@@ -61,7 +61,10 @@ class CorrectedSearch:
         limit: int = 4096,
     ):
         self._index, self._limit = index, limit
-        self._euclidean = getattr(index, "metric_type", faiss.METRIC_INNER_PRODUCT) == faiss.METRIC_L2
+        metric = getattr(index, "metric_type", faiss.METRIC_INNER_PRODUCT)
+        if metric not in (faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2):
+            raise InputError(f"the index has metric {metric}, neither inner product nor L2: an offset is no part of it")
+        self._euclidean = metric == faiss.METRIC_L2
         self._rule: Rule | None = None
         count = getattr(index, "ntotal", None)
         if isinstance(correction, OffsetModel | Rule) and targets is None:
@@ -69,16 +72,20 @@ class CorrectedSearch:
         if isinstance(correction, OffsetModel):
             correction = correction.offsets(as_vectors(targets, "targets"))
         if not isinstance(correction, Rule):
-            offsets = np.asarray(correction)
+            offsets = np.array(correction)
             self._kept = checked_offsets(offsets, offsets.size if count is None else count, "the index")
         else:
             self._rule, self._kept = correction, correction.keep(as_vectors(targets, "targets"))
         if count not in (None, len(self._kept)):
             raise InputError(f"{len(self._kept)} targets were given, the index holds {count}")
-        self._order = None if ids is None else np.argsort(ids, kind="stable")
-        self._ids = None if ids is None else np.asarray(ids, np.int64)[self._order]
-        if ids is not None and len(self._kept) != np.size(ids):
-            raise InputError(f"{np.size(ids)} ids for {len(self._kept)} targets: expected one for each")
+        own = None if ids is None else np.asarray(ids)
+        if own is not None and (own.shape != (len(self._kept),) or own.dtype.kind not in "iu" or (own < 0).any()):
+            raise InputError(
+                f"ids have shape {list(own.shape)} of {own.dtype}: expected {len(self._kept)} whole numbers from 0 on, "
+                "one for each target"
+            )
+        self._order = None if own is None else np.argsort(own, kind="stable")
+        self._ids = None if own is None else own.astype(np.int64)[self._order]
 
     def search(self, x: np.ndarray, k: int, **options: Any) -> tuple[np.ndarray, np.ndarray]:
         """Corrected scores and ids [m, k] of queries [m, d], as Faiss gives them: inner products, larger first, or
@@ -89,10 +96,13 @@ class CorrectedSearch:
     def search_certified(self, x: np.ndarray, k: int, **options: Any) -> Certified:
         """As `search`, with a certificate for each query."""
         queries = np.ascontiguousarray(x, np.float32)
-        if queries.ndim != 2 or k < 1:
-            raise InputError(f"expected queries [m, d] and k >= 1, got shape {queries.shape} and k = {k}")
+        d, count = getattr(self._index, "d", None), getattr(self._index, "ntotal", None)
+        if queries.ndim != 2 or k < 1 or d not in (None, queries.shape[1]) or not np.isfinite(queries).all():
+            raise InputError(f"expected finite queries [m, {d or 'd'}] and k >= 1, got shape {queries.shape}, k = {k}")
+        if count not in (None, len(self._kept)):
+            raise InputError(f"the index holds {count} now, and {len(self._kept)} when this was made: make it anew")
         scores, ids = np.full((len(queries), k), -np.inf), np.full((len(queries), k), -1, np.int64)
-        certified, fetched = np.zeros(len(queries), bool), np.zeros(len(queries), np.int64)
+        certified, done, fetched = *np.zeros((2, len(queries)), bool), np.zeros(len(queries), np.int64)
         open_, fetch = np.arange(len(queries)), GROWTH * k
         while len(open_):
             fetch = min(fetch, max(self._limit, k), len(self._kept))
@@ -101,12 +111,14 @@ class CorrectedSearch:
                 there = candidates >= 0
                 best, which, bound = self._ranked(queries[query], similarities[there], candidates[there])
                 scores[query, : len(best[:k])], ids[query, : len(best[:k])] = best[:k], which[:k]
-                everything = not there.all() or fetch == len(self._kept)
-                certified[query] = everything or (len(best) >= k and best[k - 1] >= bound)
-                fetched[query] = fetch
+                # Without more to give a search has seen all that a selector lets it see; else it probes too little.
+                ended = not there.all()
+                everything = (ended and bool(options)) or there.sum() == len(self._kept)
+                certified[query] = everything or (not ended and len(best) >= k and best[k - 1] >= bound)
+                fetched[query], done[query] = fetch, certified[query] or ended
             if fetch == min(max(self._limit, k), len(self._kept)):
                 break
-            open_, fetch = open_[~certified[open_]], GROWTH * fetch
+            open_, fetch = open_[~done[open_]], GROWTH * fetch
         return Certified((-2 * scores if self._euclidean else scores).astype(np.float32), ids, certified, fetched)
 
     def _similarities(self, raw: np.ndarray) -> np.ndarray:

@@ -57,7 +57,7 @@ class FaissStore(Store):
         lengths = np.linalg.norm(sample[0], axis=1)
         if self._rule.lossy:  # of unit vectors PQ makes shorter ones, down to a half, and RaBitQ longer ones
             low, middle, high = np.quantile(lengths, [0.05, 0.5, 0.95])
-            return Metric.COSINE if 0.4 < middle < 1.3 and high - low < middle else Metric.DOT
+            return Metric.COSINE if 0.4 < middle < 1.6 and high - low < middle else Metric.DOT
         return Metric.COSINE if (np.abs(lengths - 1) <= UNIT).all() else Metric.DOT
 
     @cached_property

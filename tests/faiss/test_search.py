@@ -53,6 +53,34 @@ def test_a_model_is_taken_for_its_offsets():
         CorrectedSearch(case.index, model)
 
 
+def test_what_probes_too_little_certifies_nothing():
+    case = cases.made("IVF8,Flat", IP)
+    case.index.nprobe = 1
+    assert not CorrectedSearch(case.index, case.offsets, limit=600).search_certified(case.queries, 200).certified.any()
+    case.index.nprobe = 8
+    assert CorrectedSearch(case.index, case.offsets, limit=600).search_certified(case.queries, 200).certified.all()
+
+
+def test_what_no_longer_fits_is_refused():
+    case = cases.made("Flat", IP)
+    offsets = case.offsets.copy()
+    search = CorrectedSearch(case.index, offsets)
+    before = search.search(case.queries, 5)
+    offsets[:] = 0
+    np.testing.assert_array_equal(search.search(case.queries, 5), before)
+    for queries in (case.queries[:, :5], case.queries * np.nan):
+        with pytest.raises(hubplugin.InputError, match="expected finite queries"):
+            search.search(queries, 5)
+    for ids in (np.arange(600.0), np.arange(600).reshape(30, 20), np.arange(600) - 5):
+        with pytest.raises(hubplugin.InputError, match="expected 600 whole numbers from 0 on"):
+            CorrectedSearch(case.index, case.offsets, ids=ids)
+    case.index.remove_ids(np.arange(10))
+    with pytest.raises(hubplugin.InputError, match="the index holds 590 now, and 600 when this was made"):
+        search.search(case.queries, 5)
+    with pytest.raises(hubplugin.InputError, match="has metric 2, neither inner product nor L2"):
+        CorrectedSearch(faiss.IndexFlat(24, faiss.METRIC_L1), np.zeros(0))
+
+
 def test_an_answer_that_the_limit_cuts_off_is_not_certified():
     case = cases.made("Flat", IP)
     found = CorrectedSearch(case.index, case.offsets * 20, limit=20).search_certified(case.queries, 10)
@@ -108,7 +136,7 @@ def test_search_parameters_reach_the_index():
     ("arguments", "says"),
     [
         ({"correction": np.zeros(5)}, "offsets have shape [5], the index holds 600"),
-        ({"correction": np.zeros(600), "ids": np.arange(3)}, "3 ids for 600 targets"),
+        ({"correction": np.zeros(600), "ids": np.arange(3)}, "expected 600 whole numbers"),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments, says):

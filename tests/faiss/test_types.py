@@ -373,6 +373,18 @@ def test_merge_joins_ivf_indexes_whatever_their_offsets_are(kind, metric):
     np.testing.assert_allclose(decoded(halves[0]), decoded(case.index), atol=1e-6)
 
 
+@kinds("IVF8,Flat", "IVF8,PQ6x4fs")
+@pytest.mark.parametrize("kind_of_map", [faiss.DirectMap.Array, faiss.DirectMap.Hashtable])
+def test_direct_maps_know_what_was_added_and_merged(kind, kind_of_map):
+    case = cases.made(kind, IP)
+    case.index.set_direct_map_type(kind_of_map)
+    upgraded = hubplugin_faiss.upgrade(case.index, case.offsets)
+    hubplugin_faiss.add(upgraded, case.vectors[:20], case.offsets[:20])
+    hubplugin_faiss.merge(upgraded, hubplugin_faiss.upgrade(case.index, case.offsets), 620)
+    for number in (3, 603, 623):
+        np.testing.assert_allclose(upgraded.reconstruct(number), upgraded.reconstruct(3), atol=1e-6)
+
+
 @kinds("IVF8,Flat", "IVF8,SQ8", "IVF8,PQ6x8np", "SQ8", "PQ6x8np")
 def test_plain_faiss_refuses_to_merge_codes_that_do_not_mean_the_same(kind):
     case = cases.made(kind, IP)
@@ -496,6 +508,29 @@ def test_a_second_stage_of_the_original_vectors_finds_more(kind, metric):
     again = hubplugin_faiss.refresh(upgraded, case.offsets[::-1])
     np.testing.assert_allclose(decoded(again), case.vectors, atol=1e-3)
     np.testing.assert_allclose(stored(again), case.offsets[::-1], atol=1e-5)
+
+
+@kinds("RaBitQ", "IVF8,RaBitQ", "RQ3x4", "OPQ6,RaBitQ", "RaBitQfs")
+@both
+@pytest.mark.parametrize("originals", [True, False])
+def test_what_joins_a_second_stage_is_held_as_what_is_there(kind, metric, originals):
+    """Vectors would win against what codes make of others."""
+    case = cases.made(kind, metric)
+    model = hubplugin.fit(case.queries, "nnn", targets=case.vectors, k=3)
+    upgraded = hubplugin_faiss.upgrade(case.index, model, vectors=case.vectors if originals else None)
+    hubplugin_faiss.add(upgraded, case.vectors[:60], model)
+    np.testing.assert_allclose(decoded(upgraded)[600:], decoded(upgraded)[:60], atol=2e-3)
+    np.testing.assert_allclose(stored(upgraded)[600:], stored(upgraded)[:60], atol=2e-3)
+
+
+@kinds("Flat", "SQ8", "PQ6x8np", "IVF8,SQ8", "HNSW16,SQ8")
+def test_offsets_that_find_no_room_are_refused(kind):
+    case = cases.made(kind, L2)
+    upgraded = hubplugin_faiss.upgrade(case.index, case.offsets / 20)
+    with pytest.raises(hubplugin.StoreError, match=r"find no room in the codes of this .*refresh\(index, model\)"):
+        hubplugin_faiss.add(upgraded, case.vectors[:50], case.offsets[:50])
+    assert upgraded.ntotal == 600
+    hubplugin_faiss.add(upgraded, case.vectors[:50], case.offsets[:50] / 20)
 
 
 def test_shards_take_no_originals_for_their_second_stages():
