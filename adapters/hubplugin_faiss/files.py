@@ -7,8 +7,10 @@ the model under its `.new` name, where it is found by the mark in the index.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import shutil
 import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -36,11 +38,18 @@ from hubplugin_faiss.leaves import in_memory
 from hubplugin_faiss.plan import Body, Fill
 from hubplugin_faiss.rule import reason, rule_for
 
+try:
+    import fcntl
+except ImportError:  # where there is none, nobody is kept away
+    fcntl = None  # type: ignore[assignment]
+
 PROBES = 16
 """A file that was written is read back and searched with this many of its own vectors before it takes its place."""
 
 HALF = 2.0**-10
 """What a second stage of 16 bits may change in a vector, relative to its largest component."""
+
+_HELD: set[str] = set()
 
 PAGES_KEPT = 256 << 20
 """The pages of a mapped file are given back each time that about this much of it has been read."""
@@ -66,8 +75,20 @@ def upgrade_file(
 
     Raises StoreError or InputError as `upgrade` does, and StoreError for a file that Faiss cannot read.
     """
-    target = path if out is None else out
-    source, raw, spool = Path(path), beside(target, ".raw"), beside(target, ".spool")
+    with alone(path), alone(path if out is None else out):
+        _upgrade_file(Path(path), model, path if out is None else out, vectors, device, memory, progress)
+
+
+def _upgrade_file(
+    path: Path,
+    model: OffsetModel,
+    target: str | os.PathLike[str],
+    vectors: VectorLike | None,
+    device: str,
+    memory: int | str,
+    progress: Progress | None,
+) -> None:
+    source, raw, spool = path, beside(target, ".raw"), beside(target, ".spool")
     made_on_the_way: list[str] = []
     try:
         index = original = read_faiss(source, mapped=True)
@@ -80,11 +101,37 @@ def upgrade_file(
         gallery = MappedGallery([source, spool], index, unit=model.metric is Metric.COSINE)
         originals, room = checked_originals(vectors, rule_for(index)), _spooled(spool, gallery.rows)
         offsets = offsets_by(model, index, gallery, originals, device, memory, progress, room)
-        obsolete = rule_for(original).files() if out is None else []
+        obsolete = rule_for(original).files() if path == Path(target) else []
         put(target, index, offsets, model, [source, spool], obsolete, progress, originals)
     finally:
         for name in (os.fspath(raw), os.fspath(spool), *made_on_the_way):
             Path(name).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def alone(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Holds the file `path`, if there is one, until it is left or the process ends, so that no two processes write
+    beside it at once. Raises StoreError if another one holds it. In one process it may be entered again."""
+    name = os.path.realpath(path)
+    if fcntl is None or name in _HELD or not os.path.isfile(name):
+        yield
+        return
+    while True:
+        with open(name, "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise StoreError(
+                    f"{os.fspath(path)!r} is being written by another process; nothing was changed: wait until it ends"
+                ) from None
+            if os.path.exists(name) and not os.path.samestat(os.fstat(file.fileno()), os.stat(name)):
+                continue  # it was replaced before it could be held
+            _HELD.add(name)
+            try:
+                yield
+            finally:
+                _HELD.discard(name)
+            return
 
 
 def read_index(path: str | os.PathLike[str]) -> tuple[Any, OffsetModel | None]:
@@ -138,7 +185,7 @@ def put(
         return rule.upgraded(offsets, plan_for(offsets, model, fill, vectors=originals))
 
     def give_back() -> None:
-        give_back_pages(*mapped, beside(path, ".new"))
+        give_back_pages(*mapped, beside(os.path.realpath(path), ".new"))
 
     def checked(written: Any) -> None:
         if originals is not None or not rule.exhaustive:
@@ -219,7 +266,8 @@ def _replace(
     checked: Callable[[Any], None],
     originals: Vectors | None = None,
 ) -> None:
-    new, model_path = beside(path, ".new"), beside(path, ".hub")
+    real = os.path.realpath(path)  # a link stays one
+    new, model_path = beside(real, ".new"), beside(path, ".hub")
     new_model = beside(model_path, ".new")
     no_longer_needed: list[str] = []
     try:
@@ -229,12 +277,16 @@ def _replace(
         checked(written)
         if model is not None:
             model.save(new_model)
-        os.replace(new, path)
+        if os.path.isfile(real):  # who may read the old one may read the new one, and nobody else
+            for made in (new, new_model) if model is not None else (new,):
+                shutil.copymode(real, made)
+                _give_to(made, os.stat(real))
+        os.replace(new, real)
         if model is None:
             model_path.unlink(missing_ok=True)
         else:
             os.replace(new_model, model_path)
-        _flush_folder(Path(path).parent)
+        _flush_folder(Path(real).parent)
         no_longer_needed = obsolete
     except OSError as error:
         raise StoreError(f"cannot write {os.fspath(path)!r}: {error.strerror}; it is as it was") from None
@@ -377,6 +429,11 @@ def _require_same(written: Any, index: Any, path: Path, originals: Vectors | Non
             same &= near and bool((names >= 0).any() and np.isfinite(scores[names >= 0]).all())
     if not same:
         raise StoreError(f"{os.fspath(path)!r} does not read back as it was written; the disk may be failing")
+
+
+def _give_to(path: Path, owner: os.stat_result) -> None:
+    with contextlib.suppress(OSError):  # only root may
+        os.chown(path, owner.st_uid, owner.st_gid)
 
 
 def _flush_folder(folder: Path) -> None:

@@ -110,6 +110,38 @@ def test_upgrade_file_leaves_the_model_beside_and_reads_both_back(path, model, t
     )
 
 
+def test_a_link_stays_a_link_and_a_private_file_private(tmp_path, model):
+    index = faiss.IndexFlatIP(16)
+    index.add(GALLERY)
+    real, link = tmp_path / "real.faiss", tmp_path / "link.faiss"
+    faiss.write_index(index, str(real))
+    real.chmod(0o640)
+    link.symlink_to(real)
+    hubplugin_faiss.upgrade_file(link, model)
+    assert link.is_symlink()
+    assert hubplugin_faiss.read_index(link)[1] is not None
+    assert {path.stat().st_mode & 0o777 for path in (real, Path(f"{link}.hub"))} == {0o640}
+    assert sorted(os.listdir(tmp_path)) == ["link.faiss", "link.faiss.hub", "real.faiss"]
+
+
+def test_two_processes_do_not_write_one_file(tmp_path, model):
+    index = faiss.IndexFlatIP(16)
+    index.add(GALLERY)
+    file = tmp_path / "x.faiss"
+    faiss.write_index(index, str(file))
+    holding = "import fcntl, sys; file = open(sys.argv[1]); fcntl.flock(file, 2); print('', flush=True); input()"
+    holder = subprocess.Popen([sys.executable, "-c", holding, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    with pytest.raises(hubplugin.StoreError, match="is being written by another process; nothing was changed"):
+        hubplugin_faiss.upgrade_file(file, model)
+    with pytest.raises(hubplugin.StoreError, match="is being written by another process"):
+        correction.write(open_store(f"faiss:{file}"), model)
+    holder.kill()
+    holder.wait()
+    correction.write(open_store(f"faiss:{file}"), model)
+
+
 @pytest.mark.parametrize("again", ["upgrade_file", "apply"])
 def test_originals_in_a_second_stage_stay_there(tmp_path, model, again):
     index = faiss.index_factory(16, "RaBitQ", IP)
