@@ -12,6 +12,7 @@ from qdrant_client import AsyncQdrantClient, QdrantClient
 from qdrant_client.client_base import QdrantBase
 from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
 
+from hubplugin.errors import InputError
 from hubplugin_qdrant import flows
 from hubplugin_qdrant.flows import Flow, Hub
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from hubplugin.activation import Rule
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+Client = TypeVar("Client", QdrantClient, AsyncQdrantClient)
 
 
 RulesByPlace: TypeAlias = "Mapping[str | tuple[str, str], Rule]"
@@ -26,11 +28,27 @@ RulesByPlace: TypeAlias = "Mapping[str | tuple[str, str], Rule]"
 
 
 def _by_collection(rules: RulesByPlace | None) -> dict[str, dict[str, Rule]]:
+    if not rules:
+        return {}
+    from hubplugin.activation import Rule  # imports torch
+
     found: dict[str, dict[str, Rule]] = {}
-    for place, rule in (rules or {}).items():
+    for place, rule in rules.items():
         collection, vector = (place, "") if isinstance(place, str) else place
+        if not isinstance(rule, Rule):
+            raise InputError(f"rules: {place!r} has a {type(rule).__name__}; expected what hubplugin.fit_rule returns")
         found.setdefault(collection, {})[vector] = rule
     return found
+
+
+def require_client(client: Any, kind: type[Client]) -> Client:
+    """`client`, a `kind` or one that is wrapped, as the plain one. Raises InputError for anything else."""
+    if not isinstance(client, kind):
+        raise InputError(
+            f"expected a client of the class {kind.__name__}, plain or wrapped, not {type(client).__name__}; "
+            f"connect one to the same place: {kind.__name__}(...)"
+        )
+    return client.raw if isinstance(client, (HubQdrantClient, AsyncHubQdrantClient)) else client  # type: ignore[return-value]
 
 
 def _corrected(method: Method, flow: Callable[[Hub, dict[str, Any]], Flow]) -> Method:
@@ -135,7 +153,7 @@ class HubQdrantClient(QdrantClient):
         cls, client: QdrantClient, *, oversampling: float | None = None, rules: RulesByPlace | None = None
     ) -> HubQdrantClient:
         """A corrected client over the connection of `client`; closing either closes both."""
-        raw = client.raw if isinstance(client, HubQdrantClient) else client
+        raw = require_client(client, QdrantClient)
         wrapped = cls.__new__(cls)
         wrapped.__dict__.update(raw.__dict__)
         wrapped._hub = Hub(raw, lambda function: function(), oversampling, _by_collection(rules))
@@ -190,7 +208,7 @@ class AsyncHubQdrantClient(AsyncQdrantClient):
         cls, client: AsyncQdrantClient, *, oversampling: float | None = None, rules: RulesByPlace | None = None
     ) -> AsyncHubQdrantClient:
         """A corrected client over the connection of `client`; closing either closes both."""
-        raw = client.raw if isinstance(client, AsyncHubQdrantClient) else client
+        raw = require_client(client, AsyncQdrantClient)
         wrapped = cls.__new__(cls)
         wrapped.__dict__.update(raw.__dict__)
         wrapped._hub = Hub(raw, asyncio.to_thread, oversampling, _by_collection(rules))

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 import uuid
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -35,7 +36,7 @@ from hubplugin.vectors import Progress, VectorLike
 from hubplugin_qdrant import companion
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant.calibration import calibrated, chosen_probes
-from hubplugin_qdrant.client import HubQdrantClient
+from hubplugin_qdrant.client import HubQdrantClient, require_client
 from hubplugin_qdrant.companion import (
     finished,
     is_late,
@@ -105,7 +106,9 @@ class QdrantStore(Store):
     def __init__(
         self, client: QdrantClient, collection: str, using: str = "", storage: Storage | None = None, *, url: str = ""
     ):
-        self.client = client.raw if isinstance(client, HubQdrantClient) else client
+        self.client = require_client(client, QdrantClient)
+        if not isinstance(collection, str):
+            raise InputError(f"collection must be a name, not {type(collection).__name__}; the client comes before it")
         self.url = url or f"qdrant collection {collection!r}"
         with one_line(self.url, "opening", collection):
             self.collection = companion.real_name(self.client, collection)
@@ -305,7 +308,7 @@ class QdrantStore(Store):
         lies = _is_of(self._manifest().active.get(self.using), model, self.storage)
         if self.storage == "vector" and not self.adds_vectors and not lies:
             raise StoreError(
-                f"{self.url}: storage='vector' needs a copy, {self._why_no_second()}: see apply(alias=...)"
+                f"{self.url}: storage='vector' needs a copy, {self._why_no_second()}: give it an alias=... to go by"
             )
         self._probes = chosen_probes(model, self.scan())
         with self._one_line("preparing"):
@@ -847,6 +850,8 @@ def _connect(scheme: str, parts: Any, place: str) -> QdrantClient:
     if scheme == "qdrant-local":
         if not os.path.isdir(place):
             raise StoreError(f"qdrant-local:{place}: there is no such folder")
+        # It warns of our own parameter, by which a server searches the second vector without codes.
+        warnings.filterwarnings("ignore", "Local mode performs exact", UserWarning)
         try:
             return QdrantClient(path=place)
         except RuntimeError as error:

@@ -9,14 +9,14 @@ import sys
 import httpx
 import numpy as np
 import pytest
-from qdrant_client import QdrantClient, models
+from qdrant_client import AsyncQdrantClient, QdrantClient, models
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 from tenacity import wait_none
 
 import hubplugin_qdrant
 from hubplugin import InputError, StoreError
 from hubplugin.store import open_store
-from hubplugin_qdrant import HubQdrantClient, QdrantStore
+from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient, QdrantStore
 from hubplugin_qdrant.manifest import Manifest
 from tests.qdrant.conftest import DIM, Photos, clustered
 
@@ -431,6 +431,35 @@ def test_a_url_that_cannot_be_meant_says_what_was_expected(url):
     with pytest.raises((InputError, StoreError), match="expected qdrant") as caught:
         open_store(url)
     assert "s3cr3t" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (
+            lambda sync, other: hubplugin_qdrant.apply(other, "photos", np.eye(3)),
+            "QdrantClient, plain or wrapped, not Async",
+        ),
+        (
+            lambda sync, other: hubplugin_qdrant.apply("photos", sync, np.eye(3)),
+            "QdrantClient, plain or wrapped, not str",
+        ),
+        (lambda sync, other: hubplugin_qdrant.inspect("http://localhost:6333", "photos"), r"QdrantClient\(...\)"),
+        (
+            lambda sync, other: hubplugin_qdrant.apply(sync, np.eye(3), "photos"),
+            "collection must be a name, not ndarray",
+        ),
+        (
+            lambda sync, other: HubQdrantClient.wrap(other),
+            "class QdrantClient, plain or wrapped, not AsyncQdrantClient",
+        ),
+        (lambda sync, other: AsyncHubQdrantClient.wrap(sync), "class AsyncQdrantClient, plain or wrapped, not Qdrant"),
+        (lambda sync, other: HubQdrantClient.wrap(sync, rules={"p": "dis"}), "'p' has a str; .*hubplugin.fit_rule"),
+    ],
+)
+def test_a_client_of_another_kind_is_refused_at_once(call, says):
+    with pytest.raises(InputError, match=says):
+        call(QdrantClient(":memory:"), AsyncQdrantClient(":memory:"))
 
 
 def test_a_folder_that_is_not_there_is_not_made(tmp_path):
