@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -33,6 +34,8 @@ class Gallery:
         self._values: dict[Value, int] | None = {} if grouped else None
         self._codes = tempfile.TemporaryFile()  # noqa: SIM115 - it goes with this object
         self._lines = tempfile.TemporaryFile("w+")  # noqa: SIM115 - so does this
+        for file in (self._codes, self._lines):
+            weakref.finalize(self, file.close)
         self.vectors = spool(self._read(store, progress), store.url)
 
     def _read(self, store: Store, progress: Progress | None) -> Iterator[np.ndarray]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -160,6 +161,10 @@ def as_vectors(source: VectorLike, name: str = "vectors") -> Vectors:
         ) from None
     except Exception as error:  # whatever the conversion of a foreign object raises
         raise InputError(f"{name}: {type(source).__name__} is no matrix [rows, d]: {_one_line(error)}") from None
+    if array.ndim == 0 and array.dtype.kind == "O":
+        home = type(source).__module__.partition(".")[0]
+        mend = "; its vectors are hubplugin_faiss.Gallery(index)" if home == "faiss" else ""
+        raise InputError(f"{name}: {type(source).__name__} is no matrix [rows, d]{mend}")
     return _from_array(array, name)
 
 
@@ -186,6 +191,7 @@ def spool(blocks: Iterable[np.ndarray], name: str) -> Sliceable:
     if not rows:
         raise InputError(f"{name} is empty: no vectors were found; at least one is needed")
     mapped = np.memmap(file, np.float32, "r", shape=(rows, dim))
+    file.close()  # the map keeps what it maps
     return Sliceable(name, mapped, mapped.shape, np.asarray)
 
 
@@ -230,14 +236,18 @@ def _from_file(text: str, name: str) -> Vectors:
         found = path.is_file()
     except OSError as error:
         raise InputError(f"{name}: {text[:80]!r} cannot be opened: {error.strerror}") from None
+    if path.is_dir():
+        raise InputError(f"{name}: {str(path)!r} is a folder; expected a file, {', '.join(READERS)}")
     if not found:
+        url = re.match(r"([a-z][a-z+-]+):", text)
+        if url:  # what stands behind the scheme may hold a password
+            raise InputError(f"{name}: there is no file '{url[0]}...'; a store is opened by hubplugin.open_store(URL)")
         raise InputError(f"{name}: there is no file {str(path)!r}")
     name = f"{name} ({path.name})"
-    readers = {".npy": _from_npy, ".npz": _from_npz, ".safetensors": _from_safetensors, ".parquet": _Parquet}
-    if path.suffix not in readers:
-        raise InputError(f"{name}: unknown kind of file {path.suffix!r}; expected one of {', '.join(readers)}")
+    if path.suffix not in READERS:
+        raise InputError(f"{name}: unknown kind of file {path.suffix!r}; expected one of {', '.join(READERS)}")
     try:
-        return readers[path.suffix](name, path, part)
+        return READERS[path.suffix](name, path, part)
     except InputError:
         raise
     except Exception as error:  # each reader has its own errors for a file that it cannot make out
@@ -245,6 +255,15 @@ def _from_file(text: str, name: str) -> Vectors:
 
 
 def _from_npy(name: str, path: Path, part: str | None) -> Vectors:
+    with path.open("rb") as file:
+        start = file.read(len(np.lib.format.MAGIC_PREFIX))
+    if start != np.lib.format.MAGIC_PREFIX:
+        kind = "text" if start.isascii() and start.decode().isprintable() else "something else"
+        raise InputError(
+            f"{name} is no .npy file: it holds {kind}; write it with numpy.save"
+            if start
+            else f"{name} is an empty file"
+        )
     try:
         return _from_array(np.lib.format.open_memmap(path, mode="r"), name)
     except ValueError as error:
@@ -279,6 +298,14 @@ def _from_safetensors(name: str, path: Path, part: str | None) -> Vectors:
     if tensor.get_dtype() in ("BOOL", "C64"):
         raise InputError(f"{name} is of type {tensor.get_dtype()}; expected floats or integers in a matrix [rows, d]")
     return Sliceable(name, tensor, tuple(tensor.get_shape()), _numpy)
+
+
+READERS: dict[str, Callable[[str, Path, str | None], Vectors]] = {
+    ".npy": _from_npy,
+    ".npz": _from_npz,
+    ".safetensors": _from_safetensors,
+    ".parquet": _Parquet,
+}
 
 
 def _choose(name: str, path: Path, part: str | None, found: list[str], what: str) -> str:

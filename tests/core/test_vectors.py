@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import tempfile
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -157,6 +159,30 @@ def test_what_is_no_matrix_of_numbers_is_refused_by_name(source, says):
 def test_another_kind_of_file_is_refused_with_the_kinds_that_are_read(tmp_path):
     (tmp_path / "x.csv").write_text("1,2")
     assert ".npy, .npz, .safetensors, .parquet" in refusal(tmp_path / "x.csv")
+
+
+def test_a_folder_a_store_an_index_and_a_text_are_called_what_they_are(tmp_path):
+    import faiss
+
+    (tmp_path / "x.npy").write_text("0.1 0.2\n0.3 0.4\n")
+    (tmp_path / "empty.npy").touch()
+    assert "is a folder" in refusal(tmp_path)
+    assert "it holds text" in refusal(tmp_path / "x.npy")
+    assert "is an empty file" in refusal(tmp_path / "empty.npy")
+    assert "hubplugin_faiss.Gallery(index)" in refusal(faiss.IndexFlatIP(4))
+    by_url = refusal("qdrant://user:secret@host/photos")
+    assert "hubplugin.open_store" in by_url
+    assert "secret" not in by_url
+
+
+def test_what_is_spooled_stays_readable_and_leaves_no_file_open():
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", ResourceWarning)
+        spooled = spool([X, X], "x")
+        np.testing.assert_array_equal(spooled.array(), np.concatenate([X, X]))
+        del spooled
+        gc.collect()
+    assert not [warning for warning in warned if issubclass(warning.category, ResourceWarning)]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
