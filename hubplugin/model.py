@@ -321,11 +321,14 @@ class OffsetModel:
 
     @property
     def _described(self) -> str:
-        return f"{self.method}({', '.join(f'{key}={value}' for key, value in self.parameters.items())})"
+        values = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in self.parameters.items()}
+        return f"{self.method}({', '.join(f'{key}={value}' for key, value in values.items())})"
 
     def __repr__(self) -> str:
         fitted = f", gallery of {self.gallery.count}" if self.gallery else ""
-        return f"OffsetModel({self._described}, {self.metric.value}, bank {self.terms[0].bank.shape}{fitted})"
+        first = self.terms[0]
+        bank = f"mean of the bank, {self.dim} dimensions" if isinstance(first, Dot) else f"bank {first.bank.shape}"
+        return f"OffsetModel({self._described}, {self.metric.value}, {bank}{fitted})"
 
 
 @dataclass(frozen=True)

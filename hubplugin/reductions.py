@@ -79,6 +79,8 @@ class Compute:
             torch.empty(1, device=device).cpu()
         except (RuntimeError, AssertionError, TypeError) as error:
             reason = str(error).splitlines()[0].partition(". ")[0]
+            if "device type" in reason:  # torch lists all it has ever heard of
+                reason = "known are cuda, mps and cpu"
             raise InputError(f"device {self.device!r} is not usable here ({reason}); use 'auto' or 'cpu'") from None
         if double and device.type == "mps":
             raise InputError("precision='float64' is not to be had on mps; use device='cpu'")

@@ -27,6 +27,9 @@ METHODS: dict[str, type[Method]] = {
     )
 }
 
+QUERY_DEPENDENT = ("dis", "dualdis", "dsl", "gc", "ssn")
+"""Those of `hubplugin.activation`, which this package does not know, by name: errors say where to find them."""
+
 __all__ = ["METHODS", "FitInput", "Method", "asked_for", "configure", "configured"]
 
 
@@ -40,7 +43,7 @@ def configure(method: str, **parameters: Any) -> Method:
 
 def asked_for(method: str, parameters: Mapping[str, Any]) -> Method | None:
     """`configured` among the additive methods, but None for "auto", which is chosen later and takes no parameters."""
-    if method != "auto":
+    if not isinstance(method, str) or method != "auto":  # an array would compare row by row
         return configured(METHODS, method, parameters)
     if parameters:
         raise InputError(f"method 'auto' takes no parameters; given: {', '.join(parameters)}")
@@ -50,9 +53,16 @@ def asked_for(method: str, parameters: Mapping[str, Any]) -> Method | None:
 def configured(known: Mapping[str, type[Configuration]], method: str, parameters: Mapping[str, Any]) -> Configuration:
     """The configuration called `method` among `known`; raises InputError, one line, which lists the known names or
     parameters, or names the allowed range."""
+    if not isinstance(method, str):
+        raise InputError(f"method must be a name, not {type(method).__name__}; a gallery is given as targets=")
     if method not in known:
-        automatic = ", auto" if known is METHODS else ""
-        raise InputError(f"unknown method {method!r}: use one of {', '.join(known)}{automatic}")
+        additive = known is METHODS
+        hint = f"use one of {', '.join(known)}{', auto' if additive else ''}"
+        if additive and method in QUERY_DEPENDENT:
+            hint = "it depends on the query, so it is no offset: fit it with hubplugin.fit_rule, or " + hint
+        elif not additive and method in METHODS:
+            hint = "it gives each target one offset: fit it with hubplugin.fit, or " + hint
+        raise InputError(f"unknown method {method!r}: {hint}")
     chosen = known[method]
     try:
         return chosen(**parameters)

@@ -180,6 +180,7 @@ def test_every_bank_query_has_its_k_nearest_in_the_set(m, n, d, k, seed):
     ("call", "says"),
     [
         (lambda b, t: fit_rule(b, "disco", t), "unknown method 'disco': use one of dis, dualdis, dsl, gc, ssn"),
+        (lambda b, t: fit_rule(b, "dbsn", t), "fit it with hubplugin.fit,"),
         (lambda b, t: fit_rule(b, "dis", t, k=0), "k=0 is refused: Input should be greater than or equal to 1"),
         (lambda b, t: fit_rule(b, "dis", t, k=91), "k=91 is not between 1 and the 90 targets"),
         (lambda b, t: fit_rule(b, "dis"), "pass targets="),

@@ -20,10 +20,13 @@ X = np.eye(4, dtype=np.float32)
         ({"method": "nnn", "tau": 0.1}, "has no parameter 'tau'; it takes k, alpha"),
         ({"method": "sn"}, "method 'sn' is fitted against the gallery: pass targets="),
         ({"method": "dualis"}, "method 'dualis' needs a second bank: pass target_bank="),
+        ({"method": X}, "method must be a name, not ndarray; a gallery is given as targets="),
+        ({"method": "dis"}, "fit it with hubplugin.fit_rule"),
         ({"method": "is", "metric": "manhattan"}, "use one of cosine, dot, euclidean"),
         ({"method": "is", "targets": X, "memory": "much"}, "memory='much' is not a size"),
         ({"method": "is", "targets": X, "device": "abacus"}, "device 'abacus' is not usable here"),
         ({"method": "is", "targets": X, "device": "meta"}, "device 'meta' is not usable here"),
+        ({"method": "is", "targets": X, "device": "gpu"}, "not usable here (known are cuda, mps and cpu)"),
         ({"method": "is", "targets": X, "device": None}, "device None is not usable here"),
     ],
 )
@@ -32,6 +35,11 @@ def test_arguments_that_cannot_be_used_are_refused_in_one_line(arguments, says):
         hubplugin.fit(X, **arguments)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_model_is_described_by_what_was_given_and_no_longer_than_it_need_be():
+    assert "is(tau=0.04419), cosine, bank (4, 4)" in repr(hubplugin.fit(X, "is", tau=0.04419417382415922))
+    assert "dn(lam=0.5), cosine, mean of the bank, 4 dimensions" in repr(hubplugin.fit(X, "dn"))
 
 
 def test_numpy_torch_and_files_give_the_same_offsets(tmp_path, rng):
