@@ -2,16 +2,50 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
+import hubplugin
 from hubplugin.errors import HubpluginError, InputError
 
+PARAMETER = re.compile(r"\b([a-z_]+)=(True\b|'\w+'|\.{3}|(?![^\s,;:.)]))(?: \(--[a-z-]+\))?")
+"""How errors name a parameter of the Python API: `target_bank=`, `force=True`, `metric='dot'`."""
+
+OF_A_URL = ("alias", "metric", "storage", "using")
+
+
+def as_typed(message: str, command: Any) -> str:
+    """`message` with each parameter as it is typed behind `command`: an option, or a part of the URL."""
+    options = {parameter.name: parameter.opts[0] for parameter in command.params}
+
+    def typed(found: re.Match[str]) -> str:
+        name, value = found[1], found[2].strip("'.")
+        if name in options:
+            return options[name] if value in ("", "True") else f"{options[name]} {value}"
+        return f"?{name}={value or 'NAME'}" if name in OF_A_URL else found[0]
+
+    return PARAMETER.sub(typed, message)
+
+
+class Commands(TyperGroup):
+    """The commands; their errors speak of what is typed."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except HubpluginError as error:
+            command = self.commands[str(ctx.invoked_subcommand)]
+            raise type(error)(as_typed(str(error), command)) from None
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Mends hubness in vector search: one offset per target, stored in your Faiss index or Qdrant collection.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -23,7 +57,9 @@ StoreUrl = Annotated[
     typer.Argument(
         metavar="STORE",
         help="faiss:FILE, qdrant://HOST:6333/COLLECTION, qdrant+https://..., qdrant-local:PATH/COLLECTION, "
-        "qdrant-edge:PATH",
+        "qdrant-edge:PATH. Options stand behind it, in quotes: faiss:FILE?metric=dot, or cosine, where the lengths of "
+        "its vectors mislead; qdrant...?using=VECTOR, &storage=vector (offsets in a second vector), &alias=NAME (of a "
+        "copy).",
     ),
 ]
 Queries = Annotated[
@@ -38,6 +74,20 @@ Paired = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto is cuda, then mps, then cpu.")]
 Memory = Annotated[str, typer.Option(help="Bounds the similarities held at one time.")]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"hubplugin {hubplugin.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None: ...
 
 
 @app.command()
@@ -188,6 +238,7 @@ def evaluate(
     for path, write in ((json, found.to_json), (csv, found.to_csv), (report, found.to_html)):
         if path is not None:
             write(path)
+            typer.echo(f"wrote {path}")
 
 
 @app.command()

@@ -11,6 +11,7 @@ The built-in adapters come through the same door.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -164,6 +165,8 @@ def open_store(url: str) -> Store:
     if not colon or scheme not in known:
         schemes = ", ".join(f"{name}:..." for name in sorted(known)) or "none installed"
         given = f"{scheme}:..." if colon else url  # what stands behind it may hold a password
+        if os.path.isfile(url) and "faiss" in known:
+            raise StoreError(f"{url!r} is a file, and a store is named by a URL: faiss:{url}")
         raise StoreError(f"{given!r} is no store URL that an installed adapter knows; known: {schemes}")
     try:
         opener = cast(Callable[[str], Store], known[scheme].load())

@@ -121,7 +121,7 @@ def evaluate(
     if seed < 0:
         raise InputError(f"seed={seed}: expected 0 or more")
     if target_bank is not None and query_bank is None:
-        raise InputError("target_bank was given without example queries: pass query_bank= (--query-bank)")
+        raise InputError("target_bank was given without example queries: pass query_bank=")
     unlabelled = [label for label in models or {} if label == RAW or not label.strip()]
     if unlabelled:
         raise InputError(f"a model cannot be labelled {unlabelled[0]!r}; name it by another word than {RAW!r}")
@@ -230,7 +230,7 @@ def _candidate(method: str, scene: _Scene) -> _Candidate:
     if name not in known:
         raise InputError(f"unknown method {name!r}: use one of {', '.join([*known, *PLANS])}")
     if scene.given is None:
-        raise InputError(f"method {name!r} needs example queries: pass query_bank= (--query-bank)")
+        raise InputError(f"method {name!r} needs example queries: pass query_bank=")
     if name in METHODS:
         configuration = configured(METHODS, name, parameters)
         return _fitted(method, configuration.fit(scene.given), scene)

@@ -148,6 +148,8 @@ class Evaluation(BaseModel):
             "are found by none."
         )
         usable = [method for method in self.methods[1:] if not method.transductive]
+        if len(self.methods) == 1 and self.query_bank is None:
+            told.append("Only the raw search was measured: corrections need example queries, a query bank.")
         if not usable:
             return told
         if self.best is None:

@@ -150,5 +150,5 @@ def _looked_up(ids: Iterable[str], rows: dict[str, int], what: str, path: Path) 
     except KeyError as unknown:
         raise InputError(
             f"ground truth {path.name}: {what} {unknown} is not among the {len(rows)} known; "
-            f"pass the names of the {'queries' if what == 'query' else 'targets'}, in the order of their vectors"
+            f"pass {'query_names=' if what == 'query' else 'names='}, what it calls them, in the order of their vectors"
         ) from None

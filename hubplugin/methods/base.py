@@ -71,7 +71,7 @@ class FitInput:
 
     def require_target_bank(self, method: str) -> np.ndarray:
         if self.target_bank is None:
-            raise InputError(f"method {method!r} needs a second bank: pass target_bank= (--target-bank)")
+            raise InputError(f"method {method!r} needs a second bank: pass target_bank=")
         return self.target_bank
 
 

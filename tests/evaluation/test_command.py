@@ -26,6 +26,8 @@ def test_the_command_evaluates_files_prints_the_table_and_writes_every_export(re
     done = CliRunner().invoke(app, located, catch_exceptions=False)
     assert done.exit_code == 0
     assert "is tau=0.1" in done.output
+    for name in ("report.html", "result.json", "result.csv"):
+        assert f"wrote {tmp_path / name}" in done.output
     labels = [method["label"] for method in json.loads((tmp_path / "result.json").read_text())["methods"]]
     assert labels == ["raw", "is tau=0.1", "auto"]
     assert (tmp_path / "result.csv").read_text().count("\n") == 4

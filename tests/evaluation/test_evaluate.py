@@ -125,6 +125,7 @@ def test_a_fitted_model_is_evaluated_as_the_method_it_was_fitted_by(scene, evalu
 def test_without_banks_the_raw_search_alone_is_measured(scene):
     found = hubplugin.evaluate(scene["queries"], scene["targets"])
     assert [m.label for m in found.methods] == ["raw"]
+    assert "corrections need example queries" in found.sentences()[-1]
     assert found.banks.coverage is None
 
 

@@ -10,6 +10,10 @@ from pathlib import Path
 import faiss
 import numpy as np
 import pytest
+from typer.main import get_command
+
+from hubplugin import __version__
+from hubplugin.cli import app, as_typed
 
 COMMAND = Path(sys.executable).with_name("hubplugin")
 
@@ -61,6 +65,35 @@ def test_a_dry_run_says_what_it_would_write_and_writes_nothing(made, photos):
     assert [path.name for path in photos.parent.iterdir()] == [photos.name]
 
 
+@pytest.mark.parametrize(
+    ("command", "error", "typed"),
+    [
+        (
+            "apply",
+            "or force=True (--force) applies it; method='auto' may help",
+            "or --force applies it; --method auto may help",
+        ),
+        ("apply", "remove it or use metric='dot'", "remove it or use ?metric=dot"),
+        ("evaluate", "remove it or use metric='dot'", "remove it or use --metric dot"),
+        ("evaluate", "do not pair up: pass truth=", "do not pair up: pass --truth"),
+        ("evaluate", "pass query_names=, what it calls them", "pass --query-names, what it calls them"),
+        ("evaluate", "seed=-1: expected 0 or more", "seed=-1: expected 0 or more"),
+        (
+            "inspect",
+            "name one of its vectors with using=; there are",
+            "name one of its vectors with ?using=NAME; there are",
+        ),
+        ("inspect", "give it an alias=... to go by", "give it an ?alias=NAME to go by"),
+    ],
+)
+def test_an_error_names_a_parameter_as_it_is_typed(command, error, typed):
+    assert as_typed(error, get_command(app).commands[command]) == typed
+
+
+def test_it_says_which_version_it_is():
+    assert hubplugin("--version").stdout == f"hubplugin {__version__}\n"
+
+
 def test_a_password_in_a_url_is_never_printed(made):
     for url in ("redis://user:secret@host/x", "qdrant://user:secret@127.0.0.1:9/x", "qdrant://127.0.0.1:9/x?k=secret"):
         said = hubplugin("apply", url, "--queries", made / "bank.npy")
@@ -78,6 +111,8 @@ def test_a_password_in_a_url_is_never_printed(made):
         (("apply", "faiss:PHOTOS", "--queries", "BANK", "--method", "magic"), "unknown method 'magic'"),
         (("apply", "faiss:PHOTOS", "--queries", "BANK", "--set", "tau"), "expected NAME=VALUE"),
         (("apply", "faiss:PHOTOS", "--queries", "BANK", "--method", "is", "--set", "tau=-1"), "greater than 0"),
+        (("apply", "PHOTOS", "--queries", "BANK"), "a store is named by a URL: faiss:"),
+        (("apply", "faiss:PHOTOS", "--queries", "BANK", "--method", "dualis"), "pass --target-bank"),
         (("refresh", "faiss:PHOTOS"), "no correction"),
         (("apply", "faiss:PHOTOS", "--queries", "BANK", "--method", "is", "--set", "store=x"), "no parameter 'store'"),
         (("apply", "faiss:PHOTOS", "--queries", "BANK", "--set", "method=is"), "method 'auto' takes no parameters"),
