@@ -227,6 +227,11 @@ def captured_queries(before: Run, after: Run, count: int = 3) -> list[int]:
     return [int(row) for row in freed[np.argsort(-occurrence[before.hits[freed, 0]], kind="stable")][:count]]
 
 
+def shortened(name: str, length: int = 32) -> str:
+    """The end of a dotted name, which tells more than its start; an ellipsis stands for what is cut off."""
+    return name if len(name) <= length else "…" + name[1 - length :]
+
+
 def answer_table(query: int, data: ExampleData, runs: dict[str, tuple[Run, Run]]) -> Table:
     """The first three answers to one query, before and after, from every store; its own function is marked."""
     text = data.texts[query] if len(data.texts[query]) <= 90 else data.texts[query][:87] + "..."
@@ -236,7 +241,7 @@ def answer_table(query: int, data: ExampleData, runs: dict[str, tuple[Run, Run]]
     for name, pair in runs.items():
         columns = []
         for result in pair:
-            shown = [(row, data.names[row][-32:]) for row in result.hits[query, :3]]
+            shown = [(row, shortened(data.names[row])) for row in result.hits[query, :3]]
             found = [f"[green]{name} ✓[/]" if row == query else name for row, name in shown]
             columns.append("\n".join(found))
         table.add_row(name, *columns, end_section=True)

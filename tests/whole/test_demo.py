@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import hubplugin
-from hubplugin.demo import run
+from hubplugin.demo import run, shortened
 from hubplugin.evaluation.hubness import k_occurrence, skewness
 
 
@@ -55,3 +55,8 @@ def test_a_folder_that_no_demo_made_is_left_alone(tmp_path):
     with pytest.raises(hubplugin.HubpluginError, match="is not empty and no demo made it"):
         run(tmp_path, Console(file=io.StringIO()))
     assert (tmp_path / "thesis.tex").read_text() == "precious"
+
+
+def test_a_long_name_says_that_it_is_cut_off():
+    assert shortened("os.path.join") == "os.path.join"
+    assert shortened("concurrent.futures.thread.Executor", 16) == "…thread.Executor"
