@@ -23,6 +23,9 @@ from hubplugin_faiss.rule import Favour, Rule, name_of, rule_for
 UNIT = 1e-2
 """How far from 1 the length of a vector may lie that counts as normalised; float16 keeps it within 1e-3."""
 
+ABOUT = 0.3, 1.7
+"""Between these lies the median length that codes leave of unit vectors: PQ makes them shorter, down to a half."""
+
 
 class Gallery(Vectors):
     """The vectors in an index, as the index itself reconstructs them, upgraded or not: `rows` x `dim`."""
@@ -36,6 +39,8 @@ class Gallery(Vectors):
         for vectors, _ in self._rule.scan(0, size):
             if self._unit and not self._rule.lossy:
                 require_unit(vectors, self.name, row)
+            elif self._unit and row == 0 and not self._rule.coarse:  # whose second stage is made of unit vectors
+                require_about_unit(vectors, self.name)
             yield vectors
             row += len(vectors)
 
@@ -48,6 +53,16 @@ def require_unit(vectors: np.ndarray, name: str, first_row: int = 0) -> None:
         raise InputError(
             f"{name}: the model is for cosine, but row {first_row + int(bad[0])} has length {lengths[bad[0]]:.4g} and "
             "Faiss does not normalise; add unit vectors (faiss.normalize_L2), or fit with metric='dot' or 'euclidean'"
+        )
+
+
+def require_about_unit(vectors: np.ndarray, name: str) -> None:
+    """Raises InputError if `vectors` [b, d], as codes have left them, cannot have been of unit length."""
+    length = float(np.median(np.linalg.norm(vectors, axis=1)))
+    if not ABOUT[0] < length < ABOUT[1]:
+        raise InputError(
+            f"{name}: the model is for cosine, but its codes stand for vectors of about length {length:.3g} and Faiss "
+            "does not normalise; build it of unit vectors (faiss.normalize_L2), or fit with metric='dot' or 'euclidean'"
         )
 
 

@@ -52,6 +52,7 @@ class IdMap(Rule):
     def check(self) -> None:
         super().check()
         self._part.check()
+        self.labels()
 
     def upgraded(self, offsets: np.ndarray, plan: Plan) -> Any:
         return self._around(self._part.upgraded(offsets, plan))
@@ -81,7 +82,13 @@ class IdMap(Rule):
             self.index.construct_rev_map()
 
     def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
-        return np.asarray(self._ids[self._part.labels(start, stop)])
+        own, ids = self._part.labels(start, stop), self._ids
+        if len(own) and own.max() >= len(ids):
+            raise StoreError(
+                f"this {name_of(self.index)} has lost which entry has which id, as Faiss's own remove_ids over "
+                "inverted lists does; build it anew, and use hubplugin_faiss.remove_ids"
+            )
+        return np.asarray(ids[own])
 
     def order(self) -> np.ndarray | slice:
         return self._part.order()

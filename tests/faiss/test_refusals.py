@@ -163,3 +163,18 @@ def test_vectors_are_not_added_with_another_model():
     assert upgraded.ntotal == 50
     hubplugin_faiss.add(upgraded, X[:3], models[0])
     assert upgraded.ntotal == 53
+
+
+def test_codes_of_vectors_that_were_never_unit_are_refused_for_cosine():
+    index = faiss.index_factory(8, "SQ6", IP)
+    index.train(5 * X)
+    index.add(5 * X)
+    with pytest.raises(hubplugin.InputError, match=r"its codes stand for vectors of about length 5"):
+        hubplugin_faiss.upgrade(index, hubplugin.fit(X[:20], "nnn", targets=X, k=2))
+
+
+def test_ids_that_faiss_has_lost_are_told_in_one_line():
+    index = with_ids_of_its_own("IDMap,IVF4,Flat")
+    index.remove_ids(np.arange(0, 70, 7))
+    with pytest.raises(hubplugin.StoreError, match="has lost which entry has which id"):
+        hubplugin_faiss.upgrade(index, fitted("dot"))
