@@ -121,7 +121,7 @@ def evaluate(
     if seed < 0:
         raise InputError(f"seed={seed}: expected 0 or more")
     if target_bank is not None and query_bank is None:
-        raise InputError("target_bank was given without example queries: pass query_bank=")
+        raise InputError("a target bank was given without example queries: pass query_bank=")
     unlabelled = [label for label in models or {} if label == RAW or not label.strip()]
     if unlabelled:
         raise InputError(f"a model cannot be labelled {unlabelled[0]!r}; name it by another word than {RAW!r}")

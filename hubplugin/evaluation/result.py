@@ -173,7 +173,7 @@ class Evaluation(BaseModel):
             )
             told.append(
                 "It was picked on the queries that are reported here, so new queries will gain a little less; "
-                "with method='auto' the choice is made on the bank instead."
+                "with the method auto the choice is made on the bank instead."
             )
         worse = [m.label for m in self.methods[1:] if _worse(m)]
         if worse:

@@ -212,7 +212,7 @@ def test_the_report_refers_to_nothing_outside_itself_and_shows_names_and_thumbna
         ({"methods": ["is tau"]}, "'tau' is no parameter; expected NAME=VALUE"),
         ({"methods": ["otn tau=1"]}, "takes no parameters"),
         ({"methods": ["is"], "query_bank": None, "target_bank": None}, "needs example queries"),
-        ({"methods": [], "query_bank": None}, "target_bank was given without example queries"),
+        ({"methods": [], "query_bank": None}, "a target bank was given without example queries"),
         ({"methods": [" "]}, "unknown method ''"),
         ({"models": {"raw": None}}, "cannot be labelled 'raw'"),
         ({"seed": -1}, "seed=-1: expected 0 or more"),
