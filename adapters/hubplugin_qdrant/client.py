@@ -42,8 +42,9 @@ def _by_collection(rules: RulesByPlace | None) -> dict[str, dict[str, Rule]]:
 
 
 def require_client(client: Any, kind: type[Client]) -> Client:
-    """`client`, a `kind` or one that is wrapped, as the plain one. Raises InputError for anything else."""
-    if not isinstance(client, kind):
+    """`client`, a `kind`, one that is wrapped or one that acts like it, as the plain one; InputError for others."""
+    other = AsyncQdrantClient if kind is QdrantClient else QdrantClient
+    if isinstance(client, other) or not hasattr(client, "query_points"):
         raise InputError(
             f"expected a client of the class {kind.__name__}, plain or wrapped, not {type(client).__name__}; "
             f"connect one to the same place: {kind.__name__}(...)"
