@@ -18,7 +18,7 @@ import numpy as np
 import typer
 
 D = 128
-ROWS = {"SQ8": 3_200_000, "IVF64,SQ8": 3_200_000, "HNSW16": 500_000, "PQ32x4fs": 3_200_000}
+ROWS = {"SQ8": 3_200_000, "IVF64,SQ8": 3_200_000, "HNSW16": 500_000, "PQ32x4fs": 6_400_000, "IVF64,PQ32x4fs": 6_400_000}
 PEAK = """
 def peak():  # not ru_maxrss, which a child has from its parent
     return 1024 * next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
@@ -73,7 +73,7 @@ def main(
     with tempfile.TemporaryDirectory(dir=folder) as name:
         place = Path(name)
         hubplugin.fit(vectors(64, 9), "nnn", targets=vectors(1000, 8), k=4).save(place / "model.hub")
-        for kind in ("Flat", "SQ8", "IVF64,Flat", "IVF64,SQ8", "HNSW16", "PQ32x4fs"):
+        for kind in ("Flat", "SQ8", "IVF64,Flat", "IVF64,SQ8", "HNSW16", "PQ32x4fs", "IVF64,PQ32x4fs"):
             write(kind, ROWS.get(kind, 800_000), place / "small.faiss")
             size, peak = (place / "small.faiss").stat().st_size, run(MEMORY, place)
             print(f"upgrade       {kind:12} {size / 2**20:8.0f} MiB index, peak {peak / size:.2f}x", flush=True)

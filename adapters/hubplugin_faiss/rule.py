@@ -110,7 +110,10 @@ class Rule(ABC):
         """Where the offset of each entry stands in a list by id: a permutation of 0 ... n - 1, int64 [n], or all in
         order, slice(None)."""
         labels = self.labels()
-        if (np.bincount(labels[(labels >= 0) & (labels < len(labels))], minlength=len(labels)) != 1).any():
+        seen = np.zeros(len(labels), bool)
+        if len(labels) and labels.min() >= 0 and labels.max() < len(labels):
+            seen[labels] = True
+        if not seen.all():
             raise InputError(f"the ids of this {name_of(self.index)} are not 0 ... {len(labels) - 1}: pass a model")
         return labels
 
