@@ -21,7 +21,7 @@ from hubplugin.metric import Metric
 from hubplugin.model import GroupedModel, OffsetModel, Value
 from hubplugin.reductions import Compute
 from hubplugin.store import Batch, Correction, Store
-from hubplugin.tuning import Pairs, check, choose
+from hubplugin.tuning import Judgement, Pairs, check, choose
 from hubplugin.vectors import Progress, VectorLike, as_vectors
 
 CLOSING_PASSES = 3
@@ -39,7 +39,8 @@ PROBES = 200
 class Applied:
     """What `apply` or `refresh` did: the model, and of `scanned` targets how many had no offset, and how many a
     different one, before. `written` is False after a dry run, which only counted them. neutral: the groups that have
-    the offset 0, and why. plan: what would be done to the store, after a dry run."""
+    the offset 0, and why. plan: what would be done to the store, after a dry run. judgement: what the guard saw before
+    `apply`; None where it was not asked, or each group on its own."""
 
     model: OffsetModel
     scanned: int
@@ -48,12 +49,16 @@ class Applied:
     written: bool = True
     neutral: Mapping[Value, str] = field(default_factory=dict)
     plan: Sequence[str] = ()
+    judgement: Judgement | None = None
 
     def __str__(self) -> str:
         text = (
             f"{self.scanned} targets, of which {self.missing} had no offset and {self.stale} another one; "
             f"{'active' if self.written else 'nothing was written; would be active'}: {self.model}"
         )
+        if self.judgement is not None:
+            tried, before, after = self.judgement.probes, self.judgement.uncorrected, self.judgement.candidate
+            text += f"\ntried on {tried} held-out bank queries:\n  {before}\n  {after}"
         if self.neutral:
             named = "; ".join(f"{value!r}: {why}" for value, why in itertools.islice(self.neutral.items(), NAMED))
             more = f"; and {len(self.neutral) - NAMED} more" if len(self.neutral) > NAMED else ""
@@ -158,10 +163,11 @@ def apply(
         return write(store, cut_off.model, **computing)
     gallery = Gallery(store, progress, grouped=group_by is not None)
     neutral: dict[Value, str] = {}
+    judgement = None
     if group_by is None:
         model = fit(bank, method, gallery.vectors, target_bank, store.metric, pairs=pairs, **computing, **parameters)
         if not force:
-            check(
+            judgement = check(
                 bank, gallery.vectors, model.method, target_bank,
                 pairs=pairs, metric=store.metric, **computing, **model.parameters,
             )  # fmt: skip
@@ -174,8 +180,8 @@ def apply(
         )
     if dry_run:
         counts = _compared(store, model, "comparing offsets", device, memory, progress)
-        return Applied(model, *counts[:3], written=False, neutral=neutral, plan=store.plan())
-    return replace(_write(store, model, gallery, device, memory, progress), neutral=neutral)
+        return Applied(model, *counts[:3], written=False, neutral=neutral, plan=store.plan(), judgement=judgement)
+    return replace(_write(store, model, gallery, device, memory, progress), neutral=neutral, judgement=judgement)
 
 
 def refresh(

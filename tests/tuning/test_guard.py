@@ -130,6 +130,8 @@ def test_apply_auto_is_applied_with_what_it_chose(store, banks):
     applied = correction.apply(store, banks[0][:600], "auto", banks[1][:600])
     assert applied.model.method in hubplugin.METHODS
     assert open_store(store.url).correction().active
+    assert applied.judgement is not None
+    assert "held-out bank queries:\n  none()" in str(applied)
 
 
 def test_diagnose_names_the_hubs_of_a_store_and_says_whether_a_bank_would_help(store, real, banks):
