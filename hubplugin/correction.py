@@ -141,6 +141,10 @@ def apply(
     would be written.
     Raises InputError for banks or parameters, StoreError for the store; searches are unchanged in every case.
     """
+    if not isinstance(store, Store):
+        raise InputError(
+            f"expected a store, got {type(store).__name__}; open one: hubplugin.open_store('faiss:photos.faiss')"
+        )
     bank = as_vectors(query_bank, "query bank")
     if bank.dim != store.dim:
         raise InputError(

@@ -209,7 +209,8 @@ def read_faiss(path: str | os.PathLike[str], *, mapped: bool = False) -> Any:
     """The index in the file `path`, in memory or mapped; raises StoreError, one line, if there is none or Faiss
     refuses it."""
     if not Path(path).is_file():
-        raise StoreError(f"there is no file {os.fspath(path)!r}")
+        what = "is a folder, not an index file" if Path(path).is_dir() else "does not exist"
+        raise StoreError(f"{os.fspath(path)!r} {what}")
     try:
         return faiss.read_index(os.fspath(path), faiss.IO_FLAG_MMAP_IFC if mapped else 0)
     except RuntimeError as error:

@@ -126,6 +126,11 @@ def test_what_cannot_be_used_is_told_before_the_gallery_is_read(store, banks, gi
         correction.apply(store, banks[0], **given)
 
 
+def test_what_is_no_store_is_told_how_to_open_one(banks):
+    with pytest.raises(hubplugin.InputError, match=r"expected a store, got ndarray; open one: hubplugin\.open_store"):
+        correction.apply(banks[1], banks[0])
+
+
 def test_apply_auto_is_applied_with_what_it_chose(store, banks):
     applied = correction.apply(store, banks[0][:600], "auto", banks[1][:600])
     assert applied.model.method in hubplugin.METHODS
