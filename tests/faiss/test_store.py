@@ -190,7 +190,7 @@ def test_a_truncated_file_comes_back_as_one_line(path):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(hubplugin.StoreError, match="nowhere.faiss. does not exist"):
+    with pytest.raises(hubplugin.StoreError, match=r"nowhere\.faiss' does not exist"):
         open_store(f"faiss:{tmp_path}/nowhere.faiss")
 
 
