@@ -142,9 +142,7 @@ def apply(
     Raises InputError for banks or parameters, StoreError for the store; searches are unchanged in every case.
     """
     if not isinstance(store, Store):
-        raise InputError(
-            f"expected a store, got {type(store).__name__}; open one: hubplugin.open_store('faiss:photos.faiss')"
-        )
+        raise InputError(f"expected a store, got {type(store).__name__}; open one: hubplugin.open_store(URL)")
     bank = as_vectors(query_bank, "query bank")
     if bank.dim != store.dim:
         raise InputError(

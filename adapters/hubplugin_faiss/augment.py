@@ -328,7 +328,7 @@ def require_room(rule: Rule, offsets: np.ndarray) -> None:
     held = [own for _, own in itertools.islice(rule.scan(0, 65_536), 1) if own is not None]
     largest = max(float(np.abs(part).max()) for part in (*held, offsets) if len(part))
     lost = rule.rounding(offsets) if len(offsets) else 0.0
-    if lost > largest / 4:
+    if lost > max(largest / 4, 1e-6):
         raise StoreError(
             f"offsets from {offsets.min():.4g} to {offsets.max():.4g} find no room in the codes of this "
             f"{name_of(rule.index)}, which were made for others: replace all, index = refresh(index, model)"

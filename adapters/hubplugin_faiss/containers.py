@@ -411,8 +411,7 @@ class Refined(Rule):
         return self._second.order()
 
     def rounding(self, offsets: np.ndarray) -> float:
-        # The second stage that an upgrade adds rounds the vectors, too, and so what a model gives for them.
-        return self._second.rounding(offsets) + (2.0**-10 if self._staged else 0.0)
+        return self._second.rounding(offsets)
 
     def tails(self) -> list[Tail]:
         return self._base.tails() + self._second.tails()

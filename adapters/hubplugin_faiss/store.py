@@ -17,7 +17,7 @@ from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
 from hubplugin.store import Batch, Correction, Hits, Id, Store
 from hubplugin_faiss.augment import UNIT, Gallery, downgrade, require_unit, require_upgradable
-from hubplugin_faiss.files import alone, beside, model_of, put, read_faiss, take_out
+from hubplugin_faiss.files import HALF, alone, beside, model_of, put, read_faiss, take_out
 from hubplugin_faiss.rule import Favour, block_rows, rule_for
 
 MAPPED = 1 << 30
@@ -67,7 +67,8 @@ class FaissStore(Store):
         if model is None or model.gallery is None:
             return Store.precision
         tried = np.linspace(model.gallery.smallest, model.gallery.largest, 1000, dtype=np.float32)
-        return Store.precision + 2 * self._rule.rounding(tried)
+        # A second stage that an upgrade added rounds the vectors, too, and so what a model gives for them.
+        return Store.precision + 2 * (self._rule.rounding(tried) + (HALF if self._rule.coarse else 0.0))
 
     def count(self) -> int:
         return self._rule.count

@@ -533,6 +533,16 @@ def test_offsets_that_find_no_room_are_refused(kind):
     hubplugin_faiss.add(upgraded, case.vectors[:50], case.offsets[:50] / 20)
 
 
+@kinds("Flat", "SQ8", "SQ4", "PQ6x8np", "IVF8,SQ6", "RaBitQ", "IVF8,RaBitQ", "PQ6x8np,RFlat")
+@both
+@pytest.mark.parametrize("size", [0, 1e-3])
+def test_offsets_that_are_nothing_or_small_find_room(kind, metric, size):
+    case = cases.made(kind, metric)
+    upgraded = hubplugin_faiss.upgrade(case.index, size * case.offsets)
+    hubplugin_faiss.add(upgraded, case.vectors[:50], size * case.offsets[:50])
+    assert upgraded.ntotal == 650
+
+
 def test_shards_take_no_originals_for_their_second_stages():
     parts = [cases.made("RaBitQ", IP, n=100) for _ in range(2)]
     shards = faiss.IndexShards(24, False, True)
