@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from hubplugin_faiss.augment import Gallery, add, downgrade, merge, refresh, remove_ids, upgrade
+from hubplugin_faiss.augment import Gallery, add, downgrade, refresh, remove_ids, upgrade
 from hubplugin_faiss.files import read_index, upgrade_file
 
 if TYPE_CHECKING:
@@ -13,7 +13,6 @@ __all__ = [
     "Gallery",
     "add",
     "downgrade",
-    "merge",
     "read_index",
     "refresh",
     "remove_ids",

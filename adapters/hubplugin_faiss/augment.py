@@ -14,7 +14,7 @@ from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
-from hubplugin_faiss import containers, gpu  # noqa: F401 (importing gpu registers its rules)
+from hubplugin_faiss import containers  # noqa: F401 (importing it registers its rules)
 from hubplugin_faiss.leaves import in_memory
 from hubplugin_faiss.plan import Fill, Plan
 from hubplugin_faiss.probing import TOLERATED, loss_of_recall
@@ -188,21 +188,6 @@ def remove_ids(index: Any, ids: np.ndarray) -> int:
     if known.size:
         rule.remove(known)
     return before - rule.count
-
-
-def merge(index: Any, other: Any, add_id: int = 0) -> None:
-    """Adds the entries of `other`, their ids raised by `add_id`, to `index`; both upgraded IVF indexes of the same
-    training. Their offsets may be from different models. `other` is not changed.
-
-    Plain Faiss's merge_from refuses them, since each centroid carries the offsets of its own list.
-
-    Raises StoreError if the two do not fit, or offsets of `other` find no room in codes of `index`.
-    """
-    first, second = rule_for(index), rule_for(other)
-    if not (isinstance(first, containers.Chain) and isinstance(second, containers.Chain)):
-        raise StoreError("only upgraded IVF indexes can be merged")
-    require_room(first, np.concatenate([own for _, own in second.scan(0, 65_536) if own is not None]))
-    first.absorb(second, add_id)
 
 
 def refresh(

@@ -79,8 +79,6 @@ class Coder:
         Where levels are close they lie a whole number of steps from the query's, so that neutral is a level in every
         list.
         """
-        if self.tail.whole:
-            return np.zeros((len(offsets), self.tail.width), np.float32)
         tails = self.tail.fill(offsets, _exactly, self.components[:1])
         if self.step:
             tails[:, 0] = self.tail.query[0] + np.round((tails[:, 0] - self.tail.query[0]) / self.step) * self.step
@@ -108,9 +106,6 @@ class Coder:
 class Codec(ABC):
     """The kind of codes that a leaf holds: how a tail is chosen for them, and the leaf's quantiser widened."""
 
-    whole = False
-    """Whether a tail holds whole numbers only."""
-
     lossy = False
     """Whether codes keep less of a vector than its length to within a hundredth."""
 
@@ -137,7 +132,7 @@ class Codec(ABC):
     def _tail(self, plan: Plan, query: list[float], width: int, state: bytes) -> Tail:
         padded = np.zeros(width, np.float32)
         padded[: len(query)] = query
-        return Tail(padded, self.euclidean, self.whole).marked(plan.fingerprint, state)
+        return Tail(padded, self.euclidean).marked(plan.fingerprint, state)
 
 
 class FloatCodec(Codec):
@@ -160,9 +155,8 @@ class FloatCodec(Codec):
 class ScalarCodec(Codec):
     """One number a component, by a scalar quantiser.
 
-    Faiss is many times slower where d is no multiple of 16 (of 32 for bytes taken as they are), so the tail is padded
-    up to the next one, and the offset goes into several components: the first holds it as far as it can, the next
-    ones what that one loses.
+    Faiss is many times slower where d is no multiple of 16, so the tail is padded up to the next one, and the offset
+    goes into several components: the first holds it as far as it can, the next ones what that one loses.
     """
 
     FLOATS: ClassVar = {faiss.ScalarQuantizer.QT_fp16: 2.0**-10, faiss.ScalarQuantizer.QT_bf16: 2.0**-7}
@@ -171,23 +165,20 @@ class ScalarCodec(Codec):
         faiss.ScalarQuantizer.QT_6bit: 63,
         faiss.ScalarQuantizer.QT_4bit: 15,
     }
-    BYTES: ClassVar = {
-        faiss.ScalarQuantizer.QT_8bit_direct: (0, 255),
-        faiss.ScalarQuantizer.QT_8bit_direct_signed: (-128, 127),
-    }
 
     def __init__(self, index: Any):
         super().__init__(index)
         self.kind = index.sq.qtype
-        if self.kind not in {**self.FLOATS, **self.LEVELS, **self.BYTES}:
-            raise StoreError(f"{type(index).__name__} with quantiser type {self.kind} cannot carry offsets")
-        self.whole = self.kind in self.BYTES
+        if self.kind not in {**self.FLOATS, **self.LEVELS}:
+            names = [name for name in dir(faiss.ScalarQuantizer) if name.startswith("QT_") and name != "QT_count"]
+            name = next((name for name in names if getattr(faiss.ScalarQuantizer, name) == self.kind), str(self.kind))
+            raise StoreError(
+                f"codes of type {name} in this {type(index).__name__} cannot carry offsets; build it with SQ8, or "
+                "leave it as it is and search with hubplugin_faiss.CorrectedSearch(index, offsets)"
+            )
         self.lossy = self.kind not in self.FLOATS
 
     def plan(self, plan: Plan, sample: np.ndarray, bases: np.ndarray | None) -> Coder:
-        if self.whole:
-            query = self._byte_query(plan)
-            return self.coder(self.index.d, self._tail(plan, query, self._width(len(query)), b""))
         state = np.array([plan.low, plan.high]).tobytes() + (b"" if bases is None else bases.tobytes())
         if self.kind in self.LEVELS:
             return self._levels(plan, state, bases)
@@ -217,12 +208,11 @@ class ScalarCodec(Codec):
     def _coder(self, d: int, tail: Tail, trained: np.ndarray) -> Coder:
         quantiser = faiss.ScalarQuantizer(tail.width, self.kind)
         faiss.copy_array_to_vector(np.ascontiguousarray(trained, np.float32).ravel(), quantiser.trained)
-        used = int(np.count_nonzero(tail.query)) if self.whole else self._used
-        limits = self.BYTES.get(self.kind, (-65504.0, 65504.0) if self.kind in self.FLOATS else (-np.inf, np.inf))
+        limits = (-65504.0, 65504.0) if self.kind in self.FLOATS else (-np.inf, np.inf)
         # Ranks of lists cannot be rounded to a fifteenth: at equal nprobe that cost 0.006 of recall, and 0.06 by L2.
         fine = self.kind in self.LEVELS and self.kind != faiss.ScalarQuantizer.QT_4bit
         step = float(trained[1, 0]) / self.LEVELS[self.kind] if fine else 0.0
-        return Coder(tail, quantiser, range(used), quantiser.bits * d, quantiser.bits * tail.width, limits, step)
+        return Coder(tail, quantiser, range(self._used), quantiser.bits * d, quantiser.bits * tail.width, limits, step)
 
     @property
     def _used(self) -> int:
@@ -230,7 +220,7 @@ class ScalarCodec(Codec):
         return 3 if self.kind == faiss.ScalarQuantizer.QT_4bit else 2
 
     def _width(self, used: int) -> int:
-        return used + -(int(self.index.d) + used) % (32 if self.whole else 16)
+        return used + -(int(self.index.d) + used) % 16
 
     def _levels(self, plan: Plan, state: bytes, bases: np.ndarray | None) -> Coder:
         """A coder whose components have ranges of their own: each spans what the one before may lose.
@@ -262,16 +252,6 @@ class ScalarCodec(Codec):
                 q[i + 1] = first
                 low, high = np.array([-0.5, 0.5]) * step * q[i] / q[i + 1]
         return self._coder(self.index.d, replace(tail, query=q.astype(np.float32)), ranges)
-
-    def _byte_query(self, plan: Plan) -> list[float]:
-        """Whole numbers, since Faiss may cast queries to bytes. Under inner product a component of weight e holds
-        multiples of e, under Euclidean squares; the last ones, of small weight, what those leave."""
-        high = self.BYTES[self.kind][1]
-        weight = float(round(high * (0.41 if self.euclidean else 0.47)))
-        if self.euclidean:
-            room = min(weight**2, (high - weight) ** 2 - weight**2) / 2
-            return [weight] * max(1, int(np.ceil(plan.size / room))) + [14.0, 5.0, 2.0]
-        return [weight] * max(1, int(np.ceil(plan.size / (weight * (weight - 2))))) + [1.0]
 
 
 class ProductCodec(Codec):

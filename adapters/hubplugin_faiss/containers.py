@@ -15,8 +15,6 @@ from hubplugin.errors import StoreError
 from hubplugin.metric import normalise
 from hubplugin.vectors import Vectors
 from hubplugin_faiss.leaves import (
-    Lists,
-    PackedLists,
     in_memory,
     list_ids,
     list_ranks,
@@ -213,17 +211,6 @@ class Chain(Rule):
         self._part.remove(ids)
         self.index.ntotal = self.index.index.ntotal
 
-    def absorb(self, other: Chain, add_id: int) -> None:
-        """Takes over the entries of another upgraded IVF index of the same training."""
-        tail, other_tail = self._tail(), other._tail()
-        mine, theirs = self._part, other._part
-        if tail is None or other_tail is None or not isinstance(mine, Lists | PackedLists):
-            raise StoreError("only upgraded IVF indexes can be merged")
-        if type(mine) is not type(theirs):
-            raise StoreError("only IVF indexes of one type and one training can be merged")
-        mine.absorb(self._width() - tail.width, tail, theirs, other_tail, add_id)
-        self.index.ntotal = self.index.index.ntotal
-
     def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         return self._part.labels(start, stop)
 
@@ -316,7 +303,7 @@ class Chain(Rule):
         mapped, mean = faiss.vector_to_array(remap.map), faiss.vector_to_array(centring.mean)
         if width < 1 or (mapped[:d] != np.arange(d)).any() or (mapped[d:] >= 0).any() or mean[:d].any():
             return None
-        return Tail(-mean[d:], self.euclidean, leaf_for(self.index.index).whole)
+        return Tail(-mean[d:], self.euclidean)
 
     def _copied_chain(self) -> list[Any]:
         """Copies of the transforms, made through Faiss's writer: its cloner knows few of them."""
@@ -576,116 +563,6 @@ class Coarse(Rule):
             sums += np.bincount(own, ((vectors - centres[own]) ** 2).sum(axis=1), minlength=len(lists))
             first += len(vectors)
         return np.asarray(sums / np.maximum([len(own) for own in lists], 1))
-
-
-class Parts(Rule):
-    """Indexes side by side that are searched as one: shards hold different entries, replicas the same."""
-
-    names = ("IndexShards", "IndexReplicas")
-
-    def check(self) -> None:
-        super().check()
-        if not self._parts:
-            raise StoreError(f"{name_of(self.index)} is empty; add parts with vectors, then upgrade it")
-        for part in self._parts:
-            part.check()
-
-    def upgraded(self, offsets: np.ndarray, plan: Plan) -> Any:
-        if self._sharded and plan.vectors is not None and any(part.coarse for part in self._parts):
-            raise StoreError("originals are not handed out to shards; upgrade each with its own, and put them together")
-        if not self._sharded:
-            # Replicas may hold the same entries in another order.
-            return self._of([part.upgraded(offsets[self._positions(part)], plan) for part in self._parts])
-        ends = np.cumsum([part.count for part in self._parts])[:-1]
-        return self._of(
-            [part.upgraded(own, plan) for part, own in zip(self._parts, np.split(offsets, ends), strict=True)]
-        )
-
-    def downgraded(self, fill: Fill) -> Any:
-        return self._of([part.downgraded(fill) for part in self._parts])
-
-    def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-        for part in self._parts if self._sharded else self._parts[:1]:
-            if start < part.count:
-                yield from part.scan(start, size)
-            start = max(0, start - part.count)
-
-    def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False) -> None:
-        parts = self._parts
-        if not self._sharded:
-            for part in parts:
-                part.append(vectors, offsets, ids, unit)
-        elif self.index.successive_ids:
-            raise StoreError("IndexShards with successive ids takes vectors only once; add to one of its shards")
-        else:
-            ids = self.count + np.arange(len(vectors)) if ids is None else ids
-            edges = [len(vectors) * number // len(parts) for number in range(len(parts) + 1)]
-            for part, first, last in zip(parts, edges[:-1], edges[1:], strict=True):
-                part.append(vectors[first:last], offsets[first:last], ids[first:last], unit)
-        self.index.syncWithSubIndexes()
-
-    def remove(self, ids: np.ndarray) -> None:
-        if self._sharded and self.index.successive_ids:
-            raise StoreError("IndexShards with successive ids removes nothing; remove from one of its shards")
-        for part in self._parts:
-            part.remove(ids)
-        self.index.syncWithSubIndexes()
-
-    def favour(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:
-        return self._parts[0].favour(vectors, unit)
-
-    def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
-        if not self._sharded:
-            return self._parts[0].labels(start, stop)
-        labels = [part.labels() for part in self._parts]
-        if self.index.successive_ids:
-            starts = np.cumsum([0, *(part.count for part in self._parts)])
-            labels = [own + before for own, before in zip(labels, starts[:-1], strict=True)]
-        return np.concatenate(labels)[start:stop]
-
-    def rounding(self, offsets: np.ndarray) -> float:
-        return max(part.rounding(offsets) for part in self._parts)
-
-    def tails(self) -> list[Tail]:
-        return [tail for part in self._parts for tail in part.tails()]
-
-    @property
-    def coarse(self) -> bool:  # type: ignore[override]
-        return not self._sharded and all(part.coarse for part in self._parts)
-
-    @property
-    def exhaustive(self) -> bool:  # type: ignore[override]
-        return all(part.exhaustive for part in self._parts)
-
-    @property
-    def lossy(self) -> bool:  # type: ignore[override]
-        return any(part.lossy for part in self._parts)
-
-    @property
-    def _sharded(self) -> bool:
-        return isinstance(self.index, faiss.IndexShards)
-
-    @property
-    def _parts(self) -> list[Rule]:
-        return [rule_for(self.index.at(number)) for number in range(self.index.count())]
-
-    def _positions(self, part: Rule) -> np.ndarray:
-        """Where the entries of `part` stand among those of the first part."""
-        first, own = self._parts[0].labels(), part.labels()
-        return np.argsort(first, kind="stable")[np.argsort(np.argsort(own, kind="stable"), kind="stable")]
-
-    def _of(self, parts: list[Any]) -> Any:
-        if self._sharded:
-            # Faiss does not tell whether a thread searches each part, which it does where it puts parts on GPUs.
-            threaded = any(isinstance(part, getattr(faiss, "GpuIndex", ())) for part in parts)
-            new = faiss.IndexShards(self.index.d, threaded, self.index.successive_ids)
-        else:
-            new = faiss.IndexReplicas(self.index.d)
-        for part in parts:
-            (new.add_shard if self._sharded else new.add_replica)(part)
-            handed_over(part)
-        new.own_indices = True
-        return new
 
 
 def _favours(rule: Rule) -> np.ndarray:

@@ -64,10 +64,6 @@ class Row(Leaf):
     exhaustive = True
 
     @property
-    def whole(self) -> bool:
-        return codec_of(self.index).whole
-
-    @property
     def lossy(self) -> bool:  # type: ignore[override]
         return codec_of(self.index).lossy
 
@@ -150,10 +146,6 @@ class Lists(Leaf):
     names: ClassVar[tuple[str, ...]] = ("IndexIVFFlat", "IndexIVFScalarQuantizer", "IndexIVFPQ")
 
     @property
-    def whole(self) -> bool:
-        return codec_of(self.index).whole
-
-    @property
     def lossy(self) -> bool:  # type: ignore[override]
         return codec_of(self.index).lossy
 
@@ -207,8 +199,9 @@ class Lists(Leaf):
         return Rule.order(self)
 
     def append_tailed(self, d: int, tail: Tail, vectors: np.ndarray, offsets: np.ndarray, ids: Any) -> None:
+        ids = self._ids_to_add(ids, len(vectors))
         nearest, tailed = self._placed(d, tail, vectors, offsets)
-        given = None if ids is None else faiss.swig_ptr(ids)
+        given = None if self.index.direct_map.type == faiss.DirectMap.Array else faiss.swig_ptr(ids)
         self.index.add_core(len(tailed), faiss.swig_ptr(tailed), given, faiss.swig_ptr(nearest))
 
     def files(self) -> list[str]:
@@ -218,23 +211,17 @@ class Lists(Leaf):
     def selecting(self, selector: Any) -> Any:
         return faiss.SearchParametersIVF(sel=selector, nprobe=min(self.index.nlist, 64))
 
-    def absorb(self, d: int, tail: Tail, other: Any, other_tail: Tail, add_id: int) -> None:
-        """Takes over the entries of `other`, their ids raised by `add_id`, with their offsets in codes of this one."""
-        mine, theirs = (rule.index.quantizer.reconstruct_n(0, rule.index.nlist) for rule in (self, other))
-        if type(self.index) is not type(other.index) or not np.array_equal(mine[:, :d], theirs[:, :d]):
-            raise StoreError("only IVF indexes of one type and one training can be merged")
-        coder = codec_of(self.index).coder(d, tail)
-        other_coder = codec_of(other.index).coder(d, other_tail)
-        size = block_rows(self.index.d)
-        blocks = zip(other._blocks(0, size), other.decoded(0, size), strict=True)
-        with mapped_anew(self.index):
-            for (numbers, codes, ids, _), vectors in blocks:
-                bases = mine[numbers, d:] if self._residual else None
-                tails = coder.tails(other_tail.offsets(vectors[:, d:]), bases)
-                joined = coder.join(other_coder.head(codes), tails if bases is None else tails - bases)
-                for run in _runs(numbers, ids + add_id, joined):
-                    self._extend(*run)
-            self.index.ntotal += other.count
+    def _ids_to_add(self, ids: np.ndarray | None, count: int) -> np.ndarray:
+        """The ids of `count` entries that are to be added; raises StoreError if the direct map cannot hold `ids`."""
+        numbered = self.count + np.arange(count)
+        if ids is None:
+            return numbered
+        if self.index.direct_map.type == faiss.DirectMap.Array and (ids != numbered).any():
+            raise StoreError(
+                f"the direct map of this {name_of(self.index)} is an array, which holds no ids but 0, 1, 2, ...; "
+                "add without ids, or call faiss.extract_index_ivf(index).set_direct_map_type(faiss.DirectMap.Hashtable)"
+            )
+        return ids
 
     @property
     def _residual(self) -> bool:
@@ -340,10 +327,6 @@ class Graph(Leaf):
         "HNSW": ("init_level0", "keep_max_size_level0"),
         "NSG": ("GK", "build_type", "nndescent_S", "nndescent_R", "nndescent_L", "nndescent_iter", "is_built"),
     }
-
-    @property
-    def whole(self) -> bool:
-        return self._storage.whole
 
     @property
     def lossy(self) -> bool:  # type: ignore[override]
@@ -467,8 +450,9 @@ class PackedLists(Lists):
     names = ("IndexIVFPQFastScan",)
 
     def append_tailed(self, d: int, tail: Tail, vectors: np.ndarray, offsets: np.ndarray, ids: Any) -> None:
+        ids = self._ids_to_add(ids, len(vectors))
         nearest, tailed = self._placed(d, tail, vectors, offsets)
-        ids, order = self.count + np.arange(len(vectors)) if ids is None else ids, np.argsort(nearest, kind="stable")
+        order = np.argsort(nearest, kind="stable")
         codes = self._encode(tailed, nearest)[order]
         with mapped_anew(self.index):
             for run in _runs(nearest[order], ids[order], codes):

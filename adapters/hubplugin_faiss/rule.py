@@ -26,6 +26,13 @@ Of two targets in one direction the longer one scores higher by its length times
 and of 3,700 code vectors had 0.44 and 0.41; any value from 0.2 to 0.5 serves every lossy type better than none.
 """
 
+ASSEMBLED = {
+    "IndexShards": "merge its shards into one index (first.merge_from(second)) and upgrade that, or leave it as it is "
+    "and search with hubplugin_faiss.CorrectedSearch(index, offsets)",
+    "IndexReplicas": "upgrade one replica, index.at(0), and build the others from what upgrade returns",
+}
+"""What to do with types that put other indexes together, all of which would need the same extra dimensions."""
+
 METRICS = {faiss.METRIC_INNER_PRODUCT: "inner product", faiss.METRIC_L2: "L2"}
 
 
@@ -197,11 +204,6 @@ class Leaf(Rule):
     def tails(self) -> list[Tail]:
         return []
 
-    @property
-    @abstractmethod
-    def whole(self) -> bool:
-        """Whether tails hold whole numbers only."""
-
     @abstractmethod
     def widened(self, offsets: np.ndarray, plan: Plan) -> tuple[Tail, Any]:
         """A tail that suits this leaf, and a new leaf of d + w components with `offsets` [n] in its tails."""
@@ -238,8 +240,13 @@ def rule_for(index: Any) -> Rule:
     if not isinstance(index, faiss.Index):
         raise StoreError(f"expected a faiss index, got {type(index).__name__}")
     name = name_of(index)
-    if name not in Rule.registry and isinstance(index, getattr(faiss, "GpuIndex", ())):
-        raise StoreError(f"{name} cannot carry offsets on a GPU; take it to the CPU: faiss.index_gpu_to_cpu(index)")
+    if isinstance(index, getattr(faiss, "GpuIndex", ())):
+        raise StoreError(
+            f"{name} is on a GPU, where it cannot be upgraded; index = faiss.index_gpu_to_cpu(index) takes it to "
+            "the CPU"
+        )
+    if name in ASSEMBLED:
+        raise StoreError(f"{name} cannot carry offsets; {ASSEMBLED[name]}")
     if name not in Rule.registry:
         raise StoreError(f"{name} cannot carry offsets; types that can: {', '.join(sorted(Rule.registry))}")
     rule = Rule.registry[name](faiss.downcast_index(index))

@@ -12,6 +12,9 @@ import numpy as np
 Snap: TypeAlias = Callable[[int, np.ndarray], np.ndarray]
 """snap(i, values) is what a quantiser makes of `values` [n] in component i of a tail."""
 
+MODEL_BITS, STATE_BITS = 12, 8
+"""How many of the last bits of a tail's first component name the model, and how many the state of its quantiser."""
+
 
 @dataclass(frozen=True)
 class Tail:
@@ -28,8 +31,6 @@ class Tail:
 
     query: np.ndarray
     euclidean: bool
-    whole: bool = False
-    """Whether the query must stay within a hundredth of whole numbers, because Faiss may cast it to bytes."""
 
     @property
     def width(self) -> int:
@@ -42,20 +43,15 @@ class Tail:
         transforms, refuses to merge indexes whose codes do not mean the same.
         """
         query = self.query.astype(np.float32)
-        bits, size = query[:1].view(np.uint32), sum(self._mark_bits)
-        mark = _crc(fingerprint.encode(), self._mark_bits[0]) | _crc(state, self._mark_bits[1]) << self._mark_bits[0]
+        bits, size = query[:1].view(np.uint32), MODEL_BITS + STATE_BITS
+        mark = _crc(fingerprint.encode(), MODEL_BITS) | _crc(state, STATE_BITS) << MODEL_BITS
         bits[:] = (bits >> size << size) + np.uint32((1 << size) + mark)
         return replace(self, query=query)
 
     def carries(self, fingerprint: str) -> bool:
         """Whether this tail was marked with `fingerprint`."""
         found = int(self.query[:1].astype(np.float32).view(np.uint32)[0])
-        return found & ((1 << self._mark_bits[0]) - 1) == _crc(fingerprint.encode(), self._mark_bits[0])
-
-    @property
-    def _mark_bits(self) -> tuple[int, int]:
-        """How many bits name the model, how many the state."""
-        return (9, 0) if self.whole else (12, 8)
+        return found & ((1 << MODEL_BITS) - 1) == _crc(fingerprint.encode(), MODEL_BITS)
 
     def offsets(self, tails: np.ndarray) -> np.ndarray:
         """The offsets that `tails` [n, w] stand for: float32 [n]."""

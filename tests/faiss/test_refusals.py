@@ -48,6 +48,19 @@ def fast_additive() -> faiss.Index:
     return index
 
 
+def taken_as_bytes(kind: str) -> faiss.Index:
+    index = faiss.IndexScalarQuantizer(8, getattr(faiss.ScalarQuantizer, kind), IP)
+    index.add(np.round(100 * np.abs(X)))
+    return index
+
+
+def put_together(kind: str) -> faiss.Index:
+    index = getattr(faiss, kind)(8)
+    part = flat()
+    (index.add_shard if kind == "IndexShards" else index.add_replica)(part)
+    return index
+
+
 REFUSED = {
     "empty": (lambda: faiss.IndexFlatIP(8), OFFSETS[:0], "IndexFlatIP is empty; add vectors, then upgrade it"),
     "untrained": (lambda: faiss.index_factory(8, "IVF4,Flat"), OFFSETS, "IndexIVFFlat is not trained"),
@@ -62,6 +75,14 @@ REFUSED = {
     ),
     "fast additive": (fast_additive, OFFSETS, "IndexIVFResidualQuantizerFastScan cannot carry offsets"),
     "no rule": (lambda: faiss.IndexLattice(8, 2, 4, 2), OFFSETS, "IndexLattice cannot carry offsets; types that can:"),
+    "bytes": (
+        lambda: taken_as_bytes("QT_8bit_direct"), OFFSETS, "codes of type QT_8bit_direct in this IndexScalarQuantizer",
+    ),
+    "signed bytes": (
+        lambda: taken_as_bytes("QT_8bit_direct_signed"), OFFSETS, "leave it as it is and search with hubplugin_faiss.C",
+    ),
+    "shards": (lambda: put_together("IndexShards"), OFFSETS, "merge its shards into one index (first.merge_from("),
+    "replicas": (lambda: put_together("IndexReplicas"), OFFSETS, "upgrade one replica, index.at(0), and build the"),
     "nested": (
         lambda: faiss.IndexIDMap(faiss.IndexLattice(8, 2, 4, 2)), OFFSETS, "IndexLattice cannot carry offsets",
     ),
@@ -74,7 +95,11 @@ REFUSED = {
 def test_an_index_that_cannot_be_upgraded_says_why_in_one_line(name):
     make, offsets, says = REFUSED[name]
     index = make()
-    before = faiss.serialize_index(index) if isinstance(index, faiss.Index) and name != "nested" else None
+    before = (
+        faiss.serialize_index(index)
+        if isinstance(index, faiss.Index) and name not in ("nested", "shards", "replicas")
+        else None
+    )
     with pytest.raises(hubplugin.HubpluginError) as caught:
         hubplugin_faiss.upgrade(index, offsets)
     assert says in str(caught.value)
@@ -83,10 +108,10 @@ def test_an_index_that_cannot_be_upgraded_says_why_in_one_line(name):
         np.testing.assert_array_equal(faiss.serialize_index(index), before)
 
 
-def test_an_index_on_a_gpu_without_a_rule_is_refused_by_name(monkeypatch):
-    monkeypatch.setattr(faiss, "GpuIndex", faiss.IndexLattice, raising=False)
-    with pytest.raises(hubplugin.StoreError, match="IndexLattice cannot carry offsets on a GPU; take it to the CPU"):
-        hubplugin_faiss.upgrade(faiss.IndexLattice(8, 2, 4, 2), OFFSETS)
+def test_an_index_on_a_gpu_is_refused_with_the_way_to_the_cpu(monkeypatch):
+    monkeypatch.setattr(faiss, "GpuIndex", faiss.IndexFlatIP, raising=False)
+    with pytest.raises(hubplugin.StoreError, match=r"IndexFlatIP is on a GPU, .*faiss\.index_gpu_to_cpu\(index\)"):
+        hubplugin_faiss.upgrade(flat(), OFFSETS)
 
 
 def fitted(metric: str, d: int = 8) -> hubplugin.OffsetModel:

@@ -357,32 +357,28 @@ def test_vectors_added_to_a_graph_are_linked_as_in_the_raw_graph(metric):
     assert (ours == theirs).mean() > 0.99
 
 
-@kinds("IVF8,Flat", "IVF8,SQ8", "IVF8,PQ6x8np", "IVF8,PQ6x4fs")
-@both
-def test_merge_joins_ivf_indexes_whatever_their_offsets_are(kind, metric):
-    case = cases.made(kind, metric)
-    halves = []
-    for part in (slice(0, 300), slice(300, 600)):
-        half = faiss.deserialize_index(faiss.serialize_index(case.index))
-        half.reset()
-        half.add(case.vectors[part])
-        halves.append(hubplugin_faiss.upgrade(half, case.offsets[part]))
-    hubplugin_faiss.merge(halves[0], halves[1], 300)
-    assert halves[0].ntotal == 600
-    np.testing.assert_allclose(stored(halves[0]), case.offsets, rtol=0, atol=3 * cases.tolerance(kind))
-    np.testing.assert_allclose(decoded(halves[0]), decoded(case.index), atol=1e-6)
-
-
 @kinds("IVF8,Flat", "IVF8,PQ6x4fs")
 @pytest.mark.parametrize("kind_of_map", [faiss.DirectMap.Array, faiss.DirectMap.Hashtable])
-def test_direct_maps_know_what_was_added_and_merged(kind, kind_of_map):
+def test_direct_maps_know_what_was_added(kind, kind_of_map):
     case = cases.made(kind, IP)
     case.index.set_direct_map_type(kind_of_map)
     upgraded = hubplugin_faiss.upgrade(case.index, case.offsets)
     hubplugin_faiss.add(upgraded, case.vectors[:20], case.offsets[:20])
-    hubplugin_faiss.merge(upgraded, hubplugin_faiss.upgrade(case.index, case.offsets), 620)
-    for number in (3, 603, 623):
-        np.testing.assert_allclose(upgraded.reconstruct(number), upgraded.reconstruct(3), atol=1e-6)
+    np.testing.assert_allclose(upgraded.reconstruct(603), upgraded.reconstruct(3), atol=1e-6)
+
+
+@kinds("IVF8,Flat", "IVF8,SQ8", "IVF8,PQ6x8np", "IVF8,PQ6x4fs")
+def test_ids_that_an_array_map_cannot_hold_are_refused_before_anything_changes(kind):
+    case = cases.made(kind, IP)
+    case.index.make_direct_map()
+    upgraded = hubplugin_faiss.upgrade(case.index, case.offsets)
+    before = faiss.serialize_index(upgraded)
+    with pytest.raises(hubplugin.StoreError, match=r"holds no ids but 0, 1, 2, .*DirectMap\.Hashtable"):
+        hubplugin_faiss.add(upgraded, case.vectors[:3], case.offsets[:3], ids=np.array([900, 901, 902]))
+    np.testing.assert_array_equal(faiss.serialize_index(upgraded), before)
+    faiss.extract_index_ivf(upgraded).set_direct_map_type(faiss.DirectMap.Hashtable)
+    hubplugin_faiss.add(upgraded, case.vectors[:3], case.offsets[:3], ids=np.array([900, 901, 902]))
+    np.testing.assert_allclose(upgraded.reconstruct(902), upgraded.reconstruct(2), atol=1e-6)
 
 
 @kinds("IVF8,Flat", "IVF8,SQ8", "IVF8,PQ6x8np", "SQ8", "PQ6x8np")
@@ -391,67 +387,6 @@ def test_plain_faiss_refuses_to_merge_codes_that_do_not_mean_the_same(kind):
     first, second = (hubplugin_faiss.upgrade(case.index, offsets) for offsets in (case.offsets, case.offsets * 0.9))
     with pytest.raises(RuntimeError):
         first.merge_from(second, 600)
-
-
-@pytest.mark.parametrize("successive", [True, False])
-def test_every_shard_is_upgraded(successive):
-    case = cases.made("Flat", IP)
-    shards = faiss.IndexShards(24, False, successive)
-    parts = []
-    for part in (slice(0, 250), slice(250, 600)):
-        shard = faiss.IndexFlatIP(24)
-        if not successive:
-            shard = faiss.IndexIDMap(shard)
-            shard.add_with_ids(case.vectors[part], case.ids[part])
-        else:
-            shard.add(case.vectors[part])
-        parts.append(shard)
-        shards.add_shard(shard)
-    upgraded = hubplugin_faiss.upgrade(shards, case.offsets)
-    truth = cases.similarities(case.queries, case.vectors, IP) + case.offsets
-    cases.assert_ranked(upgraded.search(case.queries, 10)[1], truth, case.ids)
-    np.testing.assert_array_equal(
-        hubplugin_faiss.downgrade(upgraded).search(case.queries, 10)[1], shards.search(case.queries, 10)[1]
-    )
-
-
-def test_every_replica_is_upgraded():
-    case = cases.made("Flat", IP)
-    replicas = faiss.IndexReplicas(24)
-    other = faiss.clone_index(case.index)
-    replicas.add_replica(case.index)
-    replicas.add_replica(other)
-    upgraded = hubplugin_faiss.upgrade(replicas, case.offsets)
-    truth = cases.similarities(case.queries, case.vectors, IP) + case.offsets
-    cases.assert_ranked(upgraded.search(case.queries, 10)[1], truth, case.ids)
-
-
-@both
-@pytest.mark.parametrize("lists", [False, True])
-@pytest.mark.parametrize("kind", ["QT_8bit_direct", "QT_8bit_direct_signed"])
-def test_bytes_taken_as_they_are_carry_offsets_to_one_unit(kind, lists, metric):
-    rng = np.random.default_rng(9)
-    low, high = (0, 256) if kind == "QT_8bit_direct" else (-128, 128)
-    vectors, queries = (rng.integers(low, high, (rows, 33)).astype(np.float32) for rows in (300, 20))
-    quantiser = getattr(faiss.ScalarQuantizer, kind)
-    if lists:
-        index = faiss.IndexIVFScalarQuantizer(faiss.IndexFlat(33, metric), 33, 4, quantiser, metric, False)
-        index.nprobe = 4
-        index.train(vectors)
-    else:
-        index = faiss.IndexScalarQuantizer(33, quantiser, metric)
-    index.add(vectors)
-    offsets = rng.uniform(-4000, 4000, 300).astype(np.float32)
-    upgraded = hubplugin_faiss.upgrade(index, offsets)
-    apart = stored(upgraded) - offsets
-    np.testing.assert_allclose(apart, apart.mean(), atol=1.0 if metric == IP else 8.0)
-    scores, labels = upgraded.search(queries, 5)
-    truth = cases.similarities(queries, vectors, metric) + stored(upgraded)
-    apart = cases.as_similarities(scores, metric) - np.take_along_axis(truth, labels, axis=1)
-    np.testing.assert_allclose(apart, apart.mean(), atol=12)
-    np.testing.assert_array_equal(
-        faiss.serialize_index(hubplugin_faiss.downgrade(upgraded)), faiss.serialize_index(index)
-    )
 
 
 @pytest.mark.parametrize(
@@ -541,16 +476,6 @@ def test_offsets_that_are_nothing_or_small_find_room(kind, metric, size):
     upgraded = hubplugin_faiss.upgrade(case.index, size * case.offsets)
     hubplugin_faiss.add(upgraded, case.vectors[:50], size * case.offsets[:50])
     assert upgraded.ntotal == 650
-
-
-def test_shards_take_no_originals_for_their_second_stages():
-    parts = [cases.made("RaBitQ", IP, n=100) for _ in range(2)]
-    shards = faiss.IndexShards(24, False, True)
-    for part in parts:
-        shards.add_shard(part.index)
-    vectors = np.concatenate([part.vectors for part in parts])
-    with pytest.raises(hubplugin.StoreError, match="originals are not handed out to shards"):
-        hubplugin_faiss.upgrade(shards, np.zeros(200), vectors=vectors)
 
 
 def test_what_codes_lose_shows_against_the_originals_alone():
