@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -193,7 +193,7 @@ class Similarities:
             for start in range(0, len(block), height):
                 part = on_device[start : start + height]
                 s = buffers[dtype][: len(part)]
-                _multiply(block_bias, part, self._bank(dtype).T, s)
+                _product(torch.addmm, block_bias, part, self._bank(dtype).T, out=s)
                 yield Tile(done + start, s, own[start : start + height], similarity * abs(scale) + largest_bias)
                 self.compute.report(what, done + start + len(part), targets.rows)
             done += len(block)
@@ -286,17 +286,31 @@ def _tensor(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-def _multiply(bias: torch.Tensor, part: torch.Tensor, factor: torch.Tensor, out: torch.Tensor) -> None:
-    # A program may have allowed TF32 for its own training; ten bits of mantissa over tau is not enough here.
-    allowed = torch.get_float32_matmul_precision()
-    if allowed == "highest":
-        torch.addmm(bias, part, factor, out=out)
-        return
-    torch.set_float32_matmul_precision("highest")
-    try:
-        torch.addmm(bias, part, factor, out=out)
-    finally:
-        torch.set_float32_matmul_precision(allowed)
+def _product(multiply: Callable[..., torch.Tensor], *factors: torch.Tensor, out: Any = None) -> torch.Tensor:
+    """multiply(*factors) at the full precision of their type, written to `out` where there is one.
+
+    A program may have allowed TF32 or bfloat16 products for its own training; ten bits of mantissa over tau are not
+    enough here. The setting belongs to the whole process, so it is read and never changed: where it allows less than
+    float32, the product is done in float64. It is read again afterwards, since another thread may have changed it.
+    """
+    if not _reduces_precision(factors[0]):
+        result = multiply(*factors, out=out)
+        if not _reduces_precision(factors[0]):
+            return result
+    exact = multiply(*(factor.double() for factor in factors)).to(factors[0].dtype)
+    return exact if out is None else out.copy_(exact)
+
+
+def _reduces_precision(factor: torch.Tensor) -> bool:
+    """Whether torch may now multiply such tensors at less than their own precision."""
+    if factor.dtype is not torch.float32 or factor.device.type not in ("cpu", "cuda"):
+        return False
+    backend = torch.backends.cuda if factor.device.type == "cuda" else torch.backends.mkldnn
+    # From torch 2.9 on each backend has a setting of its own, and to ask for the common one can be an error.
+    precision = getattr(getattr(backend, "matmul", None), "fp32_precision", None)
+    if precision is None:
+        return torch.get_float32_matmul_precision() != "highest"
+    return precision not in ("none", "ieee")
 
 
 def _exponentials(tile: Tile) -> tuple[torch.Tensor, torch.Tensor]:
@@ -411,6 +425,8 @@ def sinkhorn(
     exponentials e = exp(s/tau + log alpha) give its beta = w / (n sum_u e), and e @ beta is the same tile's
     share of the next log alpha. No row of that product can underflow: each log alpha gives every bank row a
     share of 1/m over n columns, so some target holds at least 1/(m n) of it beside a column total of at most 1.
+
+    Raises InputError where tau is below the rounding of the similarities, for which that does not hold.
     """
     m, masses = similarities.m, masses or [1.0] * len(columns)
     n = sum(part.rows * mass for part, mass in zip(columns, masses, strict=True))
@@ -426,8 +442,8 @@ def sinkhorn(
     for iteration in range(2, iterations + 1):
         total = _accumulator(similarities)
         for tile in kernel.tiles(log_alpha, f"Sinkhorn iteration {iteration} of {iterations}"):
-            n_beta = masses[tile.part] / (tile.exponentials @ tile.weights)
-            total += ((n_beta @ tile.exponentials) * tile.weights).to(total)
+            n_beta = masses[tile.part] / _product(torch.matmul, tile.exponentials, tile.weights)
+            total += (_product(torch.matmul, n_beta, tile.exponentials) * tile.weights).to(total)
         log_alpha = log_alpha - math.log(m) - (total.cpu() / n).log()
     return Scaling(log_alpha.numpy(), kernel.held_log_sums(log_alpha))
 
@@ -492,7 +508,8 @@ class _Kernel:
         if not self._serves(log_alpha):
             return None
         tiles = itertools.takewhile(lambda tile: tile.part == 0, self.tiles(log_alpha, "log-sum-exp"))
-        sums = [(tile.exponentials @ tile.weights).cpu().double().log() + tile.log_scale for tile in tiles]
+        totals = ((_product(torch.matmul, tile.exponentials, tile.weights), tile.log_scale) for tile in tiles)
+        sums = [total.cpu().double().log() + log_scale for total, log_scale in totals]
         self._similarities.compute.report("log-sum-exp", self._rows, self._rows)
         return torch.cat(sums).numpy()
 
@@ -507,6 +524,7 @@ class _Kernel:
         ones, room = torch.ones(self._similarities.m, device=self._similarities.device), self._room
         for part, targets in enumerate(self._columns):
             for tile in self._similarities.tiles(targets, what, scale=1 / self._tau, weights=log_alpha):
+                _require_resolution(tile, self._tau)
                 exponentials, peak = _exponentials(tile)
                 log_scale = peak + tile.own
                 yield _Exponentials(part, exponentials, ones.to(exponentials.dtype), log_scale)
@@ -529,6 +547,16 @@ class _Kernel:
         return torch.empty((self._rows, self._similarities.m), dtype=self._dtype, device=self._similarities.device)
 
 
+def _require_resolution(tile: Tile, tau: float) -> None:
+    """Raises InputError where rounding alone can move an exponent by 1 and more. Then a bank row's share, in exact
+    arithmetic at least 1/(m n) of some target, can round to 0, and whether it does differs from one CPU to another."""
+    if not tile.bound * torch.finfo(tile.s.dtype).eps < 1:  # nor is it NaN
+        raise InputError(
+            f"tau={tau:.4g} is out of proportion to the similarities of these vectors: it is below their rounding; "
+            "use a larger one, such as the default"
+        )
+
+
 def _log_sum_over_targets(
     similarities: Similarities, columns: list[Vectors], tau: float, masses: list[float]
 ) -> torch.Tensor:
@@ -537,6 +565,7 @@ def _log_sum_over_targets(
     peak = torch.full_like(total, -math.inf)
     for targets, mass in zip(columns, masses, strict=True):
         for tile in similarities.tiles(targets, "Sinkhorn iteration 1", scale=1 / tau):
+            _require_resolution(tile, tau)
             s = tile.s.add_(tile.own.to(tile.s.device, tile.s.dtype)[:, None])
             highest = torch.maximum(peak, s.amax(dim=0).to(peak))
             share = s.sub_(highest.to(s)).exp_().sum(dim=0).to(total) * mass

@@ -22,13 +22,18 @@ def inverted_softmax(bank, targets, metric, tau):
 
 def sinkhorn(bank, targets, metric, tau, iterations, target_bank=None):
     columns = targets if target_bank is None else np.concatenate([targets, target_bank])
+    return last_half_step(bank, columns, targets, metric, tau, iterations)
+
+
+def last_half_step(bank, columns, targets, metric, tau, iterations):
+    """tau log beta of `targets`, which may be others than the columns that log alpha was sought over."""
     x = similarity(bank, columns, metric) / tau
     m, n = x.shape
     log_beta = np.zeros(n)
     for _ in range(iterations):
         log_alpha = -np.log(m) - logsumexp(x + log_beta[None, :], axis=1)
         log_beta = -np.log(n) - logsumexp(x + log_alpha[:, None], axis=0)
-    return tau * log_beta[: len(targets)]
+    return tau * (-np.log(n) - logsumexp(similarity(bank, targets, metric) / tau + log_alpha[:, None], axis=0))
 
 
 def dual_inverted_softmax(bank, targets, metric, tau_query, tau_target, target_bank):
@@ -53,18 +58,21 @@ def distribution(bank, targets, metric, lam):
 
 def offsets(method, bank, targets, metric, target_bank=None, **p):
     """The offsets of `method`, less their mean."""
-    if method == "is":
-        raw = inverted_softmax(bank, targets, metric, p["tau"])
-    elif method == "sn":
-        raw = sinkhorn(bank, targets, metric, p["tau"], p["iterations"])
-    elif method == "dbsn":
-        raw = sinkhorn(bank, targets, metric, p["tau"], p["iterations"], target_bank)
-    elif method == "dualis":
-        raw = dual_inverted_softmax(bank, targets, metric, p["tau_query"], p["tau_target"], target_bank)
-    elif method == "nnn":
-        raw = nearest(bank, targets, metric, p["k"], p["alpha"])
-    elif method == "csls":
-        raw = nearest(bank, targets, metric, p["k"], 0.5)
-    else:
-        raw = distribution(bank, targets, metric, p["lam"])
+    raw = raw_offsets(method, bank, targets, metric, target_bank, **p)
     return raw - raw.mean()
+
+
+def raw_offsets(method, bank, targets, metric, target_bank=None, **p):
+    if method == "is":
+        return inverted_softmax(bank, targets, metric, p["tau"])
+    if method == "sn":
+        return sinkhorn(bank, targets, metric, p["tau"], p["iterations"])
+    if method == "dbsn":
+        return sinkhorn(bank, targets, metric, p["tau"], p["iterations"], target_bank)
+    if method == "dualis":
+        return dual_inverted_softmax(bank, targets, metric, p["tau_query"], p["tau_target"], target_bank)
+    if method == "nnn":
+        return nearest(bank, targets, metric, p["k"], p["alpha"])
+    if method == "csls":
+        return nearest(bank, targets, metric, p["k"], 0.5)
+    return distribution(bank, targets, metric, p["lam"])

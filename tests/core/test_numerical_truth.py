@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hubplugin
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
-from hubplugin.reductions import Compute, Similarities, sinkhorn
+from hubplugin.reductions import Compute, Similarities, _reduces_precision, sinkhorn
 from hubplugin.vectors import as_vectors
 from tests.conftest import DEVICES
 from tests.core import formulas
@@ -88,6 +91,16 @@ def test_offsets_that_would_be_no_numbers_are_refused(method, parameters, rng):
         hubplugin.fit(bank, method, targets=targets, metric="dot", **parameters)
 
 
+@pytest.mark.parametrize("seed", [16, 23, 43, 59])  # whose offsets came out finite, by luck and rounding
+@pytest.mark.parametrize("metric", ["dot", "euclidean"])
+def test_a_temperature_below_the_rounding_of_similarities_is_refused(metric, seed):
+    rng = np.random.default_rng(seed)
+    bank, targets = 3 * rng.normal(size=(30, 8)), 3 * rng.normal(size=(50, 8))
+    for tau in (1e-17, 1e-30):
+        with pytest.raises(InputError, match=f"tau={tau:g} is out of proportion .* below their rounding"):
+            hubplugin.fit(bank, "sn", targets=targets, metric=metric, tau=tau)
+
+
 @pytest.mark.parametrize(("method", "parameters"), SETTINGS)
 @pytest.mark.parametrize("case", ["bank of one", "one target", "duplicate rows", "bank equals targets"])
 def test_degenerate_sets(method, parameters, case, rng):
@@ -163,9 +176,12 @@ def test_a_target_the_fit_never_saw_gets_the_offset_of_the_fits_own_last_step(me
     bank, target_bank = unit(rng, 50, 16), unit(rng, 30, 16)
     seen, fresh = unit(rng, 80, 16), unit(rng, 25, 16)
     model = hubplugin.fit(bank, method, targets=seen, target_bank=target_bank, **parameters)
-    together = model.offsets(np.concatenate([seen, fresh]))
-    np.testing.assert_allclose(together[:80], model.offsets(seen), rtol=0, atol=1e-6)
-    np.testing.assert_allclose(together[80:], model.offsets(fresh), rtol=0, atol=1e-6)
+    if method in ("sn", "dbsn"):  # the iterations end on a step that reads the bank's weights alone
+        columns = seen if method == "sn" else np.concatenate([seen, target_bank])
+        raw = formulas.last_half_step(bank, columns, np.concatenate([seen, fresh]), "cosine", **parameters)
+    else:  # no target's offset knows of another
+        raw = formulas.raw_offsets(method, bank, np.concatenate([seen, fresh]), "cosine", target_bank, **parameters)
+    np.testing.assert_allclose(model.offsets(fresh), (raw - raw[:80].mean())[80:], rtol=0, atol=1e-5)
 
 
 @given(
@@ -197,18 +213,82 @@ def test_offsets_are_centred_on_the_gallery_and_described(real):
     assert model.gallery.smallest == pytest.approx(float(offsets.min()), abs=1e-6)
 
 
-def test_a_program_that_allows_reduced_precision_products_gets_the_same_offsets(rng):
-    import torch
-
-    bank, targets = unit(rng, 40, 16), unit(rng, 30, 16)
-    exact = hubplugin.fit(bank, "is", targets=targets).offsets(targets)
+@pytest.fixture
+def reduced_precision():
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("method", ["is", "sn"])
+def test_a_program_that_allows_reduced_precision_products_gets_true_offsets(method, rng, reduced_precision):
+    bank, targets = unit(rng, 40, 16), unit(rng, 30, 16)
+    parameters = {"tau": 0.02} | ({"iterations": 10} if method == "sn" else {})
+    assert_true(method, parameters, "cosine", bank, targets, None)
+    assert torch.get_float32_matmul_precision() == "medium"
+
+
+def test_no_float32_product_is_left_to_a_setting_that_reduces_its_precision(rng, reduced_precision, monkeypatch):
+    seen = []
+    for name in ("addmm", "matmul"):
+        whole = getattr(torch, name)
+
+        def spy(*factors, whole=whole, **options):
+            seen.append(factors[0].dtype)
+            return whole(*factors, **options)
+
+        monkeypatch.setattr(torch, name, spy)
+    hubplugin.fit(unit(rng, 40, 16), "sn", targets=unit(rng, 30, 16), device="cpu")
+    assert set(seen) == {torch.float64}
+
+
+def test_the_setting_of_another_thread_is_never_changed(rng, reduced_precision, monkeypatch):
+    """While one thread multiplies, another reads the setting that it made."""
+    multiplying, read, seen = threading.Event(), threading.Event(), []
+
+    def other():
+        multiplying.wait(60)
+        seen.append(torch.get_float32_matmul_precision())
+        read.set()
+
+    def slow(*factors, multiply=torch.addmm, **options):
+        multiplying.set()
+        read.wait(60)
+        return multiply(*factors, **options)
+
+    monkeypatch.setattr(torch, "addmm", slow)
+    watcher = threading.Thread(target=other)
+    watcher.start()
+    hubplugin.fit(unit(rng, 40, 16), "is", targets=unit(rng, 30, 16))
+    watcher.join()
+    assert seen == ["medium"]
+
+
+def test_a_setting_that_another_thread_makes_meanwhile_is_noticed(rng, monkeypatch):
+    settings = iter([False, True])  # before and after the first product; then what it is left at
+    monkeypatch.setattr("hubplugin.reductions._reduces_precision", lambda factor: next(settings, True))
+    seen = []
+
+    def spy(*factors, multiply=torch.addmm, **options):
+        seen.append(factors[0].dtype)
+        return multiply(*factors, **options)
+
+    monkeypatch.setattr(torch, "addmm", spy)
+    hubplugin.fit(unit(rng, 40, 16), "is", targets=unit(rng, 30, 16), device="cpu")
+    assert seen[:2] == [torch.float32, torch.float64]
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.mkldnn, "matmul"), reason="this torch has one setting for all backends")
+def test_the_setting_of_one_backend_is_read_too(rng):
+    # To ask torch for the common setting is then an error.
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
     try:
-        np.testing.assert_array_equal(hubplugin.fit(bank, "is", targets=targets).offsets(targets), exact)
-        assert torch.get_float32_matmul_precision() == "medium"
+        assert _reduces_precision(torch.zeros(1))
+        assert_true("is", {"tau": 0.02}, "cosine", unit(rng, 40, 16), unit(rng, 30, 16), None)
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.backends.mkldnn.matmul.fp32_precision = "none"
+    assert not _reduces_precision(torch.zeros(1))
 
 
 def test_memory_does_not_grow_with_the_gallery(tmp_path):
