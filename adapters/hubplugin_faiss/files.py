@@ -2,17 +2,21 @@
 
 Beside `photos.faiss` lies its model, `photos.faiss.hub`. Whatever is being written has the suffix `.new` until it is
 whole and checked; then the index takes its place in one step, and the model follows. A kill between the two leaves
-the model under its `.new` name, where it is found by the mark in the index.
+the model under its `.new` name, where it is found by the mark in the index. Inverted lists on disk are files of their
+own: `photos.faiss.lists` names those that are being written and those that they replace, and `sweep` removes the ones
+that the index does not use.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import shutil
 import struct
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -34,7 +38,7 @@ from hubplugin_faiss.augment import (
     require_upgraded,
     warn_of_loss,
 )
-from hubplugin_faiss.leaves import in_memory
+from hubplugin_faiss.leaves import free_name, in_memory
 from hubplugin_faiss.plan import Body, Fill
 from hubplugin_faiss.rule import reason, rule_for
 
@@ -75,7 +79,7 @@ def upgrade_file(
 
     Raises StoreError or InputError as `upgrade` does, and StoreError for a file that Faiss cannot read.
     """
-    with alone(path), alone(path if out is None else out):
+    with writing(path), writing(path if out is None else out):
         _upgrade_file(Path(path), model, path if out is None else out, vectors, device, memory, progress)
 
 
@@ -89,13 +93,13 @@ def _upgrade_file(
     progress: Progress | None,
 ) -> None:
     source, raw, spool = path, beside(target, ".raw"), beside(target, ".spool")
-    made_on_the_way: list[str] = []
     try:
         index = original = read_faiss(source, mapped=True)
         if rule_for(index).is_upgraded():
             if vectors is None and rule_for(index).coarse:
                 vectors = Gallery(index)
-            made_on_the_way = _write(raw, rule_for(index).downgraded, [source], progress)
+            note_lists(target, [*map(free_name, rule_for(index).files())])
+            _write(raw, rule_for(index).downgraded, [source], progress)
             index, source = read_faiss(raw, mapped=True), raw
         require_upgradable(rule_for(index))
         gallery = MappedGallery([source, spool], index, unit=model.metric is Metric.COSINE)
@@ -104,8 +108,8 @@ def _upgrade_file(
         obsolete = rule_for(original).files() if path == Path(target) else []
         put(target, index, offsets, model, [source, spool], obsolete, progress, originals)
     finally:
-        for name in (os.fspath(raw), os.fspath(spool), *made_on_the_way):
-            Path(name).unlink(missing_ok=True)
+        for name in (raw, spool):
+            name.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -132,6 +136,46 @@ def alone(path: str | os.PathLike[str]) -> Iterator[None]:
             finally:
                 _HELD.discard(name)
             return
+
+
+@contextlib.contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Holds the file `path` as `alone` does; lists that it does not use, left behind by this or an earlier process, are
+    removed."""
+    with alone(path):
+        sweep(path)
+        try:
+            yield
+        finally:
+            sweep(path)
+
+
+def note_lists(path: str | os.PathLike[str], names: Sequence[str]) -> None:
+    """Notes that the lists files `names` beside the index file `path` may soon be used by it, or no longer."""
+    if not names:
+        return
+    with beside(path, ".lists").open("a") as journal:
+        journal.writelines(json.dumps(os.path.realpath(name)) + "\n" for name in names)
+        journal.flush()
+        os.fsync(journal.fileno())
+
+
+def sweep(path: str | os.PathLike[str]) -> None:
+    """Removes the noted lists files that the index in the file `path` does not use."""
+    journal, used = beside(path, ".lists"), set()
+    if not journal.exists():
+        return
+    if Path(path).exists():
+        try:
+            used = {os.path.realpath(name) for name in rule_for(read_faiss(path, mapped=True)).files()}
+        except StoreError:
+            return  # an index that cannot be read may use any of them
+    for line in journal.read_text().splitlines():
+        with contextlib.suppress(ValueError):  # a kill may cut off the last line, whose file was not yet made
+            name = json.loads(line)
+            if name not in used:
+                Path(name).unlink(missing_ok=True)
+    journal.unlink()
 
 
 def read_index(path: str | os.PathLike[str]) -> tuple[Any, OffsetModel | None]:
@@ -177,9 +221,10 @@ def put(
     originals: Vectors | None = None,
 ) -> None:
     """Upgrades `index` with `offsets` [n] in scan order, and puts it and its `model` in the place of what the file
-    `path` and its `.hub` hold, and of the `obsolete` files of its lists. `mapped`: the files from which index and
-    offsets are mapped."""
+    `path` and its `.hub` hold. obsolete: the lists files of the replaced index, which `writing` removes. mapped: the
+    files from which index and offsets are mapped."""
     rule = rule_for(index)
+    note_lists(path, [*obsolete, *map(free_name, rule.files())])
 
     def make(fill: Fill) -> Any:
         return rule.upgraded(offsets, plan_for(offsets, model, fill, vectors=originals))
@@ -191,14 +236,15 @@ def put(
         if originals is not None or not rule.exhaustive:
             warn_of_loss(index, written, model, give_back, originals)
 
-    _replace(path, make, index, model, mapped, obsolete, progress, checked, originals)
+    _replace(path, make, index, model, mapped, progress, checked, originals)
 
 
 def take_out(path: str | os.PathLike[str], index: Any, progress: Progress | None = None) -> None:
     """Replaces the file `path`, which holds the upgraded `index`, by the index as it was."""
     rule = rule_for(index)
     require_upgraded(rule)
-    _replace(path, rule.downgraded, index, None, [Path(path)], rule.files(), progress, lambda written: None)
+    note_lists(path, [*rule.files(), *map(free_name, rule.files())])
+    _replace(path, rule.downgraded, index, None, [Path(path)], progress, lambda written: None)
 
 
 def beside(path: str | os.PathLike[str], suffix: str) -> Path:
@@ -262,7 +308,6 @@ def _replace(
     index: Any,
     model: OffsetModel | None,
     mapped: Sequence[Path],
-    obsolete: list[str],
     progress: Progress | None,
     checked: Callable[[Any], None],
     originals: Vectors | None = None,
@@ -270,9 +315,8 @@ def _replace(
     real = os.path.realpath(path)  # a link stays one
     new, model_path = beside(real, ".new"), beside(path, ".hub")
     new_model = beside(model_path, ".new")
-    no_longer_needed: list[str] = []
     try:
-        no_longer_needed = _write(new, make, mapped, progress)
+        _write(new, make, mapped, progress)
         written = read_faiss(new, mapped=True)
         _require_same(written, index, new, originals)
         checked(written)
@@ -283,21 +327,24 @@ def _replace(
                 shutil.copymode(real, made)
                 _give_to(made, os.stat(real))
         os.replace(new, real)
+    except OSError as error:
+        raise StoreError(f"cannot write {os.fspath(path)!r}: {error.strerror}; it is as it was") from None
+    finally:
+        new.unlink(missing_ok=True)
+    failing = f"its model could not be {'removed' if model is None else f'moved from {new_model.name!r}'}"
+    try:
         if model is None:
             model_path.unlink(missing_ok=True)
         else:
             os.replace(new_model, model_path)
+        failing = "the folder could not be flushed"
         _flush_folder(Path(real).parent)
-        no_longer_needed = obsolete
     except OSError as error:
-        raise StoreError(f"cannot write {os.fspath(path)!r}: {error.strerror}; it is as it was") from None
-    finally:
-        for name in (os.fspath(new), *no_longer_needed):
-            Path(name).unlink(missing_ok=True)
+        warnings.warn(f"{os.fspath(path)!r} is written; {failing}: {error.strerror}", stacklevel=3)
 
 
-def _write(path: Path, make: Callable[[Fill], Any], mapped: Sequence[Path], progress: Progress | None) -> list[str]:
-    """Writes what `make` makes to the file `path`, flushes it, and returns the files of its inverted lists.
+def _write(path: Path, make: Callable[[Fill], Any], mapped: Sequence[Path], progress: Progress | None) -> None:
+    """Writes what `make` makes to the file `path`, and its inverted lists to their files, and flushes them.
 
     Faiss's own writer writes everything but the codes: leaves get a plug instead, which is then found in what was
     written, and the codes go in its place as they come.
@@ -317,11 +364,10 @@ def _write(path: Path, make: Callable[[Fill], Any], mapped: Sequence[Path], prog
             faiss.write_index(index, os.fspath(path))
         except RuntimeError as error:
             raise StoreError(f"Faiss cannot write {os.fspath(path)!r}: {reason(error)}") from None
-        files = rule_for(index).files()
-        for name in (os.fspath(path), *files):
+        for name in (os.fspath(path), *rule_for(index).files()):
             with open(name, "rb+") as written:
                 os.fsync(written.fileno())
-        return files
+        return
     frame = faiss.serialize_index(index).tobytes()
     places = sorted((_place(frame, plug), number) for number, (_, plug) in enumerate(plugs))
     done, total = 0, sum(int(body.shell.ntotal) for body, _ in plugs)
@@ -339,7 +385,6 @@ def _write(path: Path, make: Callable[[Fill], Any], mapped: Sequence[Path], prog
         file.write(frame[position:])
         file.flush()
         os.fsync(file.fileno())
-    return []
 
 
 def _plug(body: Body) -> bytes | None:

@@ -305,7 +305,7 @@ class Lists(Leaf):
         if isinstance(new, faiss.IndexIVFPQ):
             new.use_precomputed_table = min(old.use_precomputed_table, 0)  # -1 forbids them, 0 lets Faiss decide
         if self.files():
-            lists = faiss.OnDiskInvertedLists(old.nlist, new.code_size, _free_name(self.files()[0]))
+            lists = faiss.OnDiskInvertedLists(old.nlist, new.code_size, free_name(self.files()[0]))
             new.replace_invlists(lists, handed_over(lists))
         return new
 
@@ -565,7 +565,7 @@ def _nearest(quantizer: Any, vectors: np.ndarray, tail: Tail) -> np.ndarray:
     return np.ascontiguousarray(quantizer.search(np.concatenate([vectors, blank], axis=1), 1)[1].ravel())
 
 
-def _free_name(path: str) -> str:
+def free_name(path: str) -> str:
     """A name beside the lists file `path` that no file has: without the suffix of an earlier upgrade, or with one."""
     stem = re.sub(r"\.hub\d+$", "", path)
     names = itertools.chain([stem], (f"{stem}.hub{number}" for number in itertools.count()))

@@ -17,7 +17,8 @@ from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
 from hubplugin.store import Batch, Correction, Hits, Id, Store
 from hubplugin_faiss.augment import UNIT, Gallery, downgrade, require_unit, require_upgradable
-from hubplugin_faiss.files import HALF, alone, beside, model_of, put, read_faiss, take_out
+from hubplugin_faiss.files import HALF, beside, model_of, note_lists, put, read_faiss, take_out, writing
+from hubplugin_faiss.leaves import free_name
 from hubplugin_faiss.rule import Favour, block_rows, rule_for
 
 MAPPED = 1 << 30
@@ -124,7 +125,8 @@ class FaissStore(Store):
                 raise StoreError(f"{self.url}: {missing} targets have no offset yet; run apply again")
             mapped = [self._path, self._pending_path]
             held = Gallery(self._index) if self._rule.is_upgraded() and self._rule.coarse else None
-            with alone(self._path):
+            with writing(self._path):
+                note_lists(self._path, [free_name(name) for name in self._rule.files()])
                 put(self._path, self._raw, offsets, self._writing, mapped, self._rule.files(), originals=held)
             self._load()
         self._writing = None
@@ -142,7 +144,7 @@ class FaissStore(Store):
 
     def remove(self) -> None:
         if self._rule.is_upgraded():
-            with alone(self._path):
+            with writing(self._path):
                 take_out(self._path, self._index)
             self._load()
         for path in (self._pending_path, self._model_path):

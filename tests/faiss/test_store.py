@@ -15,6 +15,7 @@ import hubplugin
 import hubplugin_faiss
 from hubplugin import correction
 from hubplugin.store import open_store
+from hubplugin_faiss import files
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
 
@@ -199,16 +200,80 @@ def test_the_same_file_may_be_opened_by_a_url_that_is_wrong_only_in_its_options(
         open_store(f"faiss:{path}?color=red")
 
 
+def on_disk(index: faiss.IndexIVF, folder: Path) -> faiss.IndexIVF:
+    """`index` with its lists in the file x.ivfdata, written to x.faiss."""
+    lists = faiss.OnDiskInvertedLists(4, index.code_size, str(folder / "x.ivfdata"))
+    lists.merge_from_1(index.invlists)
+    index.replace_invlists(lists, True)
+    lists.this.disown()
+    faiss.write_index(index, str(folder / "x.faiss"))
+    return index
+
+
+def filled(kind: str = "IVF4,Flat") -> faiss.Index:
+    index = faiss.index_factory(16, kind, IP)
+    index.train(GALLERY)
+    index.add(GALLERY)
+    return index
+
+
+def cannot_flush(folder):
+    raise OSError(22, "Invalid argument")
+
+
+@pytest.mark.parametrize("step", ["upgrade_file", "activate", "remove"])
+@pytest.mark.parametrize("lists", ["in the file", "on disk"])
+def test_an_index_in_a_folder_that_cannot_be_flushed_is_whole(tmp_path, model, monkeypatch, step, lists):
+    file, index = tmp_path / "x.faiss", filled()
+    on_disk(index, tmp_path) if lists == "on disk" else faiss.write_index(index, str(file))
+    if step == "remove":
+        hubplugin_faiss.upgrade_file(file, model)
+    monkeypatch.setattr(files, "_flush_folder", cannot_flush)
+    run = {
+        "upgrade_file": lambda: hubplugin_faiss.upgrade_file(file, model),
+        "activate": lambda: correction.write(open_store(f"faiss:{file}"), model),
+        "remove": lambda: open_store(f"faiss:{file}").remove(),
+    }[step]
+    with pytest.warns(UserWarning, match=r"x\.faiss' is written; the folder could not be flushed: Invalid argument"):
+        run()
+    found, beside = hubplugin_faiss.read_index(file)
+    assert (beside is None) == (step == "remove")
+    expected = index if step == "remove" else hubplugin_faiss.upgrade(filled(), model)
+    np.testing.assert_array_equal(found.search(BANK, 5)[1], expected.search(BANK, 5)[1])
+    assert len(os.listdir(tmp_path)) == (1 if step == "remove" else 2) + (lists == "on disk")
+
+
+@pytest.mark.parametrize("moment", ["_require_same", "_flush_folder"])
+@pytest.mark.parametrize("run", ["upgrade_file", "activate"])
+def test_lists_that_a_kill_leaves_behind_are_removed_by_the_next_run(tmp_path, model, moment, run):
+    on_disk(filled(), tmp_path)
+    model.save(tmp_path / "model.hub")
+    program = (
+        "import os, sys, hubplugin, hubplugin_faiss\n"
+        "from hubplugin import correction, open_store\n"
+        "from hubplugin_faiss import files\n"
+        "model = hubplugin.load('model.hub')\n"
+        f"files.{moment} = lambda *_: os._exit(9)\n"
+        "if sys.argv[1] == 'activate':\n"
+        "    correction.write(open_store('faiss:x.faiss'), model)\n"
+        "hubplugin_faiss.upgrade_file('x.faiss', model)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", program, run], cwd=tmp_path)
+    assert killed.returncode == 9
+    assert len(list(tmp_path.glob("x.ivfdata*"))) == 2
+    hubplugin_faiss.upgrade_file(tmp_path / "x.faiss", model)
+    assert len(list(tmp_path.glob("x.ivfdata*"))) == 1
+    assert not (tmp_path / "x.faiss.lists").exists()
+    index, _ = hubplugin_faiss.read_index(tmp_path / "x.faiss")
+    np.testing.assert_array_equal(index.search(BANK, 5)[1], hubplugin_faiss.upgrade(filled(), model).search(BANK, 5)[1])
+
+
 def test_lists_on_disk_are_written_beside_the_old_and_swapped_last(tmp_path, model):
     index = faiss.index_factory(16, "IVF4,Flat", IP)
     index.train(GALLERY)
     index.add(GALLERY)
     index.nprobe = 4
-    lists = faiss.OnDiskInvertedLists(4, index.code_size, str(tmp_path / "x.ivfdata"))
-    lists.merge_from_1(index.invlists)
-    index.replace_invlists(lists, True)
-    lists.this.disown()
-    faiss.write_index(index, str(tmp_path / "x.faiss"))
+    index = on_disk(index, tmp_path)
     raw = index.search(BANK, 10)[1]
     del index
     expected = hubplugin_faiss.upgrade(faiss.read_index(str(tmp_path / "x.faiss")), model).search(BANK, 10)[1]
