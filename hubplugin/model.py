@@ -31,6 +31,10 @@ Value: TypeAlias = str | int | None
 LARGEST_OFFSET = 1e38
 """Offsets are stored as float32, which ends at 3.4e38."""
 
+CAP_SLACK = 1e-3
+"""By how many standard deviations the cap lies above the largest offset of the gallery: more than rounding, which
+differs from one pass to the next, can add to an offset of the fit's own targets."""
+
 
 @dataclass(frozen=True)
 class LogSumExp:
@@ -74,6 +78,11 @@ class GalleryStatistics:
     smallest: float
     largest: float
     deviation: float
+
+    @property
+    def cap(self) -> float:
+        """The largest offset that a newcomer may get."""
+        return self.largest + CAP_SLACK * self.deviation
 
 
 @dataclass(frozen=True)
@@ -127,14 +136,17 @@ class OffsetModel:
     ) -> np.ndarray:
         """Offsets of `targets` [n, d] (or a store or file of them), seen by the fit or not: float32 [n].
 
+        No offset is above the cap, the largest of the gallery of the fit (but for rounding): a vector that is far from
+        the whole bank would otherwise get more than any target has, and rank above them. Targets of the fit keep
+        theirs. A model that was fitted without a gallery has no cap.
+
         groups: what a `GroupedModel` must know of each target; others do not look at it.
         Raises InputError where `targets` cannot be used or have other dimensions than the bank.
         """
         from hubplugin.reductions import Compute
 
-        return (self.raw_offsets(targets, Compute(device, memory, progress, precision)) - self.centre).astype(
-            np.float32
-        )
+        raw = self.raw_offsets(targets, Compute(device, memory, progress, precision))
+        return _capped(raw - self.centre, self.gallery)
 
     def centred_on(
         self,
@@ -200,7 +212,7 @@ class OffsetModel:
         return inside
 
     def raw_offsets(self, targets: VectorLike, compute: Compute) -> np.ndarray:
-        """The sum of the terms, not centred: float64 [n]. Raises InputError where it is beyond float32."""
+        """The sum of the terms, not centred, not capped: float64 [n]. Raises InputError where it is beyond float32."""
         from hubplugin import reductions
 
         vectors = as_vectors(targets, "targets")
@@ -371,7 +383,8 @@ class GroupedModel(OffsetModel):
         progress: Progress | None = None,
         precision: Precision = "float32",
     ) -> np.ndarray:
-        """Offsets of `targets` [n, d], of which the first is of the group groups[0] and so on: float32 [n]."""
+        """Offsets of `targets` [n, d], of which the first is of the group groups[0] and so on: float32 [n]. The cap is
+        that of the target's own group."""
         from hubplugin.reductions import Compute
 
         if groups is None:
@@ -385,7 +398,7 @@ class GroupedModel(OffsetModel):
         if rows and all(self.groups[value].log_weights is None for value in rows):
             raw = self.raw_offsets(vectors, Compute(device, memory, progress, precision))
             for value, some in rows.items():
-                offsets[some] = raw[some] - self.groups[value].centre
+                offsets[some] = _capped(raw[some] - self.groups[value].centre, self.groups[value].gallery)
         else:
             for value, some in rows.items():
                 offsets[some] = self.within(value).offsets(
@@ -417,6 +430,12 @@ def load(path: str | os.PathLike[str]) -> OffsetModel:
     except (OSError, ValueError) as error:
         raise ModelFileError(f"cannot read model file {os.fspath(path)!r}: {_reason(error)}") from None
     return OffsetModel.from_bytes(content, f"model file {os.fspath(path)!r}")
+
+
+def _capped(offsets: np.ndarray, gallery: GalleryStatistics | None) -> np.ndarray:
+    """Centred offsets, none above the cap of their gallery: float32 [n]."""
+    capped = offsets if gallery is None else np.minimum(offsets, gallery.cap)
+    return capped.astype(np.float32)
 
 
 def _reason(error: Exception) -> str:

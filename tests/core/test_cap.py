@@ -1,0 +1,79 @@
+"""A newcomer's offset is capped at the largest of the gallery."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import hubplugin
+from hubplugin.model import GroupedModel
+from hubplugin.reductions import Compute
+from tests.core import formulas
+
+METHODS = ["is", "sn", "dbsn", "dualis", "nnn", "csls", "dn"]
+
+
+@pytest.fixture
+def sets(rng):
+    """Bank, gallery and target bank about one centre, and newcomers on the far side, which no bank query is near."""
+    centre = rng.normal(size=12)
+    bank, gallery, second = (centre + rng.normal(size=(rows, 12)) for rows in (60, 90, 40))
+    return bank, gallery, second, -3 * centre + rng.normal(size=(20, 12))
+
+
+def uncapped(model, targets):
+    return (model.raw_offsets(targets, Compute()) - model.centre).astype(np.float32)
+
+
+@pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_newcomer_gets_no_more_than_the_largest_offset_of_the_gallery(method, metric, sets, tmp_path):
+    bank, gallery, second, newcomers = sets
+    model = hubplugin.fit(bank, method, gallery, second, metric)
+    largest = float(uncapped(model, gallery).max())
+    far = uncapped(model, newcomers)
+    assert (far > largest * 1.2).any()  # what there is to cap
+    np.testing.assert_allclose(model.offsets(newcomers), np.minimum(far, largest), rtol=0, atol=2e-3 * largest)
+    model.save(tmp_path / "m.hub")
+    np.testing.assert_array_equal(hubplugin.load(tmp_path / "m.hub").offsets(newcomers), model.offsets(newcomers))
+
+
+@pytest.mark.parametrize("memory", ["1GiB", "1MiB"])  # the statistics come from another pass, at other rounding
+@pytest.mark.parametrize("method", METHODS)
+def test_targets_of_the_fit_keep_their_offsets(method, memory, real):
+    bank, gallery, second = real["bank_queries"][:700], real["test_targets"][:600], real["bank_targets"][:300]
+    model = hubplugin.fit(bank, method, gallery, second, memory=memory)
+    for part in (gallery, gallery[:1], gallery[np.argsort(uncapped(model, gallery))[-7:]]):
+        np.testing.assert_array_equal(model.offsets(part), uncapped(model, part))
+
+
+def test_a_model_without_a_gallery_has_no_cap(sets):
+    bank, _, _, newcomers = sets
+    expected = formulas.inverted_softmax(bank, newcomers, "cosine", 0.05)
+    np.testing.assert_allclose(hubplugin.fit(bank, "is").offsets(newcomers), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["nnn", "sn"])  # the groups of which have one set of weights, and one each
+def test_each_group_has_the_cap_of_its_own_gallery(method, sets):
+    bank, gallery, _, newcomers = sets
+    single = hubplugin.fit(bank, method, gallery)
+    parts = {"a": gallery[:45], "b": gallery[45:] * 0.1 + newcomers.mean(axis=0) * 0.02}
+    fits = {value: hubplugin.fit(bank, method, part) for value, part in parts.items()}
+    (term,) = single.terms
+    groups = {
+        value: hubplugin.model.Group(fit.centre, fit.gallery, getattr(fit.terms[0], "log_weights", None))
+        for value, fit in fits.items()
+    }
+    shared = term if method == "nnn" else replace(term, log_weights=None)
+    model = GroupedModel(
+        method, single.parameters, single.metric, (shared,), single.bank_fingerprint,
+        gallery=single.gallery, key="shop", groups=groups,
+    )  # fmt: skip
+    for value, fit in fits.items():
+        offsets = model.offsets(newcomers, groups=[value] * len(newcomers))
+        assert (uncapped(fit, newcomers) > fit.gallery.cap).any()
+        assert offsets.max() == np.float32(fit.gallery.cap)
+        np.testing.assert_allclose(offsets, fit.offsets(newcomers), rtol=0, atol=1e-6)
+    assert fits["a"].gallery.cap != fits["b"].gallery.cap
