@@ -267,16 +267,21 @@ class ProductCodec(Codec):
         first = -np.sqrt(2 * plan.high) if self.euclidean else max(E, plan.size * 1e-30)
         tail = self._tail(plan, [first], used * pq.dsub, state)
         alone = Tail(tail.query[:1], self.euclidean)
-        about = 0.0 if bases is None else Coder(alone, Floats(1), (0,), 0, 0).centres(bases)[:, 0]
+        about = np.zeros(1) if bases is None else Coder(alone, Floats(1), (0,), 0, 0).centres(bases)[:, 0]
         values = alone.fill(sample, _exactly, (0,))[:, 0] - about
+        low, high = np.sort(alone.fill(np.array([plan.low, plan.high]), _exactly, (0,))[:, 0])
         codebooks = np.zeros((used, pq.ksub, pq.dsub), np.float32)
-        codebooks[0, :, 0] = levels(values, pq.ksub)
+        codebooks[0, :, 0] = levels(values, pq.ksub, tail.query[0] - about, (low - about.max(), high - about.min()))
         if used == 2:
             kept = codebooks[0, _nearest(codebooks[0, :, 0], values), 0] + about
             lost = sample - alone.offsets(kept[:, None])
+            if len(np.unique(values)) < pq.ksub:  # what comes later lies between the levels
+                apart = np.diff(np.sort(alone.offsets(codebooks[0, :, :1] + about.mean())))
+                lost = np.concatenate([lost, np.linspace(-0.5, 0.5, pq.ksub) * apart.max()])
             second = -np.sqrt(2 * np.abs(lost).max()) if self.euclidean else first
             values = Tail(np.array([second]), self.euclidean).fill(lost, _exactly, (0,))[:, 0]
-            codebooks[1, :, 0] = levels(values - (0.0 if bases is None else second), pq.ksub)
+            base = 0.0 if bases is None else second
+            codebooks[1, :, 0] = levels(values - base, pq.ksub, np.array([second - base]), (0.0, 0.0))
             tail.query[pq.dsub] = second
         return self._coder(self.index.d, tail, codebooks)
 
@@ -309,19 +314,30 @@ def _exactly(component: int, values: np.ndarray) -> np.ndarray:
     return values.astype(np.float32)
 
 
-def levels(values: np.ndarray, count: int, rounds: int = 20) -> np.ndarray:
-    """`count` sorted numbers that quantise `values` [n] with a small squared error: Lloyd's iteration on a line."""
-    distinct = np.unique(values)
-    if len(distinct) <= count:
-        return np.concatenate([distinct, np.full(count - len(distinct), distinct[-1])])
+def levels(
+    values: np.ndarray, count: int, plain: np.ndarray, room: tuple[float, float], rounds: int = 20
+) -> np.ndarray:
+    """`count` sorted numbers that quantise `values` [n] with a small squared error: Lloyd's iteration on a line.
+
+    plain: what plain Faiss adds, so that it is coded without loss where that takes no more than an eighth of the
+    levels, or where there are levels to spare. Those are spread over `room`, the range of values that may come later.
+    """
+    distinct, fixed = np.unique(values), np.unique(plain.astype(np.float32))
+    both = np.unique(np.concatenate([distinct, fixed]))
+    if len(both) <= count:
+        return np.sort(np.concatenate([both, np.linspace(*room, count - len(both))])).astype(np.float32)
+    if len(fixed) > count // 8:
+        values, fixed = np.concatenate([values, fixed]), fixed[:0]
     # Starting evenly over the range, not over the mass, keeps the rare extremes, which are the hubs.
-    found = np.linspace(distinct[0], distinct[-1], count)
+    found = np.concatenate([fixed, np.linspace(distinct[0], distinct[-1], count - len(fixed))])
     for _ in range(rounds):
-        nearest = _nearest(found, values)
+        order = np.argsort(found, kind="stable")
+        nearest = order[_nearest(found[order], values)]
         members = np.bincount(nearest, minlength=count)
         means = np.bincount(nearest, values, minlength=count) / np.maximum(members, 1)
+        members[: len(fixed)] = 0
         found = np.where(members > 0, means, found)
-    return np.asarray(found, np.float32)
+    return np.sort(found).astype(np.float32)
 
 
 def _nearest(levels: np.ndarray, values: np.ndarray) -> np.ndarray:

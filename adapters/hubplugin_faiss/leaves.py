@@ -154,7 +154,8 @@ class Lists(Leaf):
         rows = sample_rows(offsets, starts[:-1][np.diff(starts) > 0])
         ranks = list_ranks(offsets, starts, self._spreads(rows) if self.euclidean else None)
         of_rows = np.searchsorted(starts, rows, "right") - 1
-        coder = codec.plan(plan, offsets[rows], ranks[of_rows] if self._residual else None)
+        based = self._residual and name_of(self.index.quantizer) in FLOATS  # others leave all of a tail to the codes
+        coder = codec.plan(plan, offsets[rows], ranks[of_rows] if based else None)
         quantizer, centres = widened_quantizer(self.index.quantizer, coder, ranks)
         new = self._empty(self.index.d + coder.tail.width, quantizer)
         codec.widen(new, coder)

@@ -74,6 +74,42 @@ def test_offsets_are_read_back_as_they_were_written(kind, metric):
     np.testing.assert_allclose(stored(upgraded), case.offsets, rtol=0, atol=cases.tolerance(kind))
 
 
+@kinds("IVF8(SQ8),SQ8", "IVF8(SQ8),SQ6", "IVF8(SQ8),SQ4", "IVF8(SQ8),PQ6x8np", "IVF8(SQ8),PQ6x4fsr", "IVF8(SQfp16),SQ4")
+@both
+def test_offsets_that_differ_by_list_survive_a_coarse_quantizer_without_floats(kind, metric):
+    rng = np.random.default_rng(4)
+    groups, centres = rng.integers(0, 8, 2000), 2 * rng.normal(size=(8, 24))
+    vectors = (centres[groups] + rng.normal(size=(2000, 24))).astype(np.float32)
+    offsets = (rng.normal(size=8)[groups] + 0.05 * rng.normal(size=2000)).astype(np.float32)
+    index = faiss.index_factory(24, kind, metric)
+    index.train(vectors)
+    index.add(vectors)
+    upgraded = hubplugin_faiss.upgrade(index, offsets)
+    assert np.abs(stored(upgraded) - offsets).max() < np.ptp(offsets) * (0.02 if "PQ6x8" in kind else 0.01)
+
+
+@kinds("PQ6x8np", "PQ6x4np", "PQ6x4fs", "IVF2,PQ6x8np", "IVF2,PQ6x4fs", "IVF2,PQ6x4fsr")
+@pytest.mark.parametrize("n", [2, 5, 50])
+@both
+def test_codebooks_of_few_offsets_have_a_code_for_what_plain_faiss_adds(kind, n, metric):
+    rng = np.random.default_rng(5)
+    vectors = cases.unit(rng.normal(size=(1000, 24)))
+    index = faiss.index_factory(24, kind, metric)
+    index.train(vectors)
+    index.add(vectors[:n])
+    offsets = rng.uniform(-1.5, 1.5, n).astype(np.float32)
+    upgraded = hubplugin_faiss.upgrade(index, offsets)
+    np.testing.assert_allclose(stored(upgraded), offsets, atol=0.02)
+    upgraded.add(vectors[n : n + 3])
+    if metric == IP:
+        np.testing.assert_allclose(stored(upgraded)[n:], 0, atol=1e-4 if "fs" not in kind else 0.02)
+    else:
+        assert (stored(upgraded)[n:] >= offsets.max()).all()
+    between = np.linspace(offsets.min(), offsets.max(), 3)
+    hubplugin_faiss.add(upgraded, vectors[:3], between)
+    np.testing.assert_allclose(stored(upgraded)[n + 3 :], between, atol=0.1)
+
+
 @kinds(*[kind for kind in cases.ALL if "PCA" not in kind and "_18" not in kind])
 @both
 def test_scores_are_similarity_plus_offset(kind, metric):
