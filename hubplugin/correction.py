@@ -1,4 +1,5 @@
-"""The job on a store: scan, fit, check, write, verify, activate. It computes nothing and knows no store."""
+"""The job on a store: scan, fit, check, write, verify, activate. What offsets are is the model's to say, and how they
+are kept the store's."""
 
 from __future__ import annotations
 

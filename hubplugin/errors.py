@@ -4,7 +4,11 @@ from __future__ import annotations
 
 
 class HubpluginError(Exception):
-    """Any refusal by hubplugin. Nothing has been changed when it is raised."""
+    """Any error that hubplugin raises on purpose.
+
+    Input that cannot be used is refused before anything is written. A job on a store that is stopped while it writes
+    leaves what it wrote by then, and takes it up when it is run again.
+    """
 
 
 class InputError(HubpluginError, ValueError):
@@ -20,4 +24,4 @@ class StoreError(HubpluginError):
 
 
 class CorrectionRefused(HubpluginError):
-    """The guard tried the correction on held-out bank queries and it did not help."""
+    """The guard tried the correction on held-out bank queries and it did not help. Nothing was written."""

@@ -313,11 +313,13 @@ class OffsetModel:
             length = int.from_bytes(content[:8], "little")
             metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
         except (SafetensorError, ValueError) as error:
-            raise ModelFileError(f"{name} is damaged or not a hubplugin model: {error}; fit it again") from None
+            raise ModelFileError(f"{name} is damaged or not a hubplugin model: {str(error)!r}; fit it again") from None
         if "hubplugin" not in metadata:
             raise ModelFileError(f"{name} is a safetensors file, but not a hubplugin model; fit one with hubplugin.fit")
         try:
             header = json.loads(metadata["hubplugin"])
+            if not _printable({**header, "values": None}):  # values of a group may be any text; they are shown escaped
+                raise ModelFileError(f"{name} is damaged: its header holds control characters; fit it again")
             written, version = header["format"], header.pop("hubplugin")
             if written != FORMAT:
                 mend = "upgrade hubplugin" if written > FORMAT else "fit it again"
@@ -470,6 +472,15 @@ def _model(header: dict[str, Any], tensors: dict[str, np.ndarray]) -> OffsetMode
         for value, centre, row, log_weights in parts
     }
     return GroupedModel(**given, key=header["key"], groups=groups)
+
+
+def _printable(part: Any) -> bool:
+    """Whether all texts in a part of a header, the keys too, can be shown on a terminal as they are."""
+    if isinstance(part, dict):
+        return all(_printable(key) and _printable(value) for key, value in part.items())
+    if isinstance(part, list):
+        return all(map(_printable, part))
+    return not isinstance(part, str) or part.isprintable()
 
 
 def _digest(header: dict[str, Any], tensors: dict[str, np.ndarray]) -> str:

@@ -9,9 +9,10 @@ import threading
 
 import numpy as np
 import pytest
+from safetensors.numpy import load
 
 import hubplugin
-from hubplugin.model import FORMAT, GalleryStatistics, Group, GroupedModel
+from hubplugin.model import FORMAT, GalleryStatistics, Group, GroupedModel, _digest
 
 METHODS = ["is", "sn", "dbsn", "dualis", "nnn", "csls", "dn"]
 
@@ -74,6 +75,36 @@ def test_a_model_file_of_another_format_is_refused_by_version(format, mend, fitt
     said = refusal(path)
     assert f"format {format}, written by hubplugin 9.9" in said
     assert mend in said
+
+
+@pytest.mark.parametrize("text", ["9.9\n\x1b[2J\x1b[31mall is well", "\x9b31m", "\u202egnp"])
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda text: {"format": 99, "hubplugin": text},
+        lambda text: {"method": text},
+        lambda text: {"parameters": {text: 1}},
+        lambda text: {"parameters": {"tau": [text]}},
+        lambda text: {"bank_fingerprint": text},
+        lambda text: {"key": text, "values": []},
+    ],
+)
+def test_no_text_of_a_file_reaches_the_terminal_with_control_characters(text, put, fitted, tmp_path):
+    path = tmp_path / "m.hub"
+    header = {}
+    content = with_header(fitted("is")[0].to_bytes(), lambda h: (h.update(put(text)), header.update(h)))
+    tensors = load(content)
+    del header["hubplugin"], header["sha256"]
+    path.write_bytes(with_header(content, lambda h: h.update(sha256=_digest(header, tensors))))
+    said = refusal(path)
+    assert said.isprintable()
+    assert "its header holds control characters" in said
+
+
+def test_what_a_file_says_its_tensors_are_reaches_the_terminal_escaped(tmp_path):
+    text = json.dumps({"x": {"dtype": "\x1b[31m\n", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    (tmp_path / "m.hub").write_bytes(struct.pack("<Q", len(text)) + text + bytes(4))
+    assert refusal(tmp_path / "m.hub").isprintable()
 
 
 @pytest.mark.parametrize("cut", [0, 5, 40, -1])
