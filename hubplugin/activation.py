@@ -333,6 +333,6 @@ def fit_rule(
 
     Raises InputError, one line, for anything that cannot be used as given.
     """
-    configuration = configured(QUERY_METHODS, method, parameters)
+    configuration = configured(QUERY_METHODS, method, parameters, fit_rule)
     compute = Compute(device, memory, progress)
     return configuration.rule(FitInput.read(query_bank, targets, target_bank, Metric.parse(metric), compute))

@@ -47,10 +47,8 @@ class Bank:
     coverage: float | None = None
 
     def objections(self, paired: bool) -> list[str]:
-        smallest = SMALLEST_PAIRED if paired else SMALLEST
-        found = []
-        if self.distinct < smallest:
-            found.append(f"the bank has {self.distinct} distinct queries, of which {smallest} are needed")
+        small = objection_to_size(self.distinct, paired)
+        found = [small] if small else []
         if self.copies > COPIES:
             found.append(
                 f"{self.copies:.0%} of the bank queries are targets of the gallery; it takes queries asked of it"
@@ -81,6 +79,12 @@ class Bank:
                 f"agreement on the hubs {self.agreement:.3f}, reach beside the gallery's own {self.coverage:.0%}"
             )
         return ", ".join(parts)
+
+
+def objection_to_size(distinct: int, paired: bool) -> str | None:
+    """What there is to say against a bank of `distinct` queries, if anything."""
+    smallest = SMALLEST_PAIRED if paired else SMALLEST
+    return f"the bank has {distinct} distinct queries, of which {smallest} are needed" if distinct < smallest else None
 
 
 def share_of_copies(queries: np.ndarray, targets: np.ndarray, given: FitInput) -> float:

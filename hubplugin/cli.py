@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
-import sys
+import logging
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,36 +12,47 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 import hubplugin
-from hubplugin.errors import HubpluginError, InputError
-
-PARAMETER = re.compile(r"\b([a-z_]+)=(True\b|'\w+'|\.{3}|(?![^\s,;:.)]))(?: \(--[a-z-]+\))?")
-"""How errors name a parameter of the Python API: `target_bank=`, `force=True`, `metric='dot'`."""
+from hubplugin.errors import HubpluginError, InputError, Parameter
 
 OF_A_URL = ("alias", "metric", "storage", "using")
 
 
-def as_typed(message: str, command: Any) -> str:
-    """`message` with each parameter as it is typed behind `command`: an option, or a part of the URL."""
-    options = {parameter.name: parameter.opts[0] for parameter in command.params}
-
-    def typed(found: re.Match[str]) -> str:
-        name, value = found[1], found[2].strip("'.")
-        if name in options:
-            return options[name] if value in ("", "True") else f"{options[name]} {value}"
-        return f"?{name}={value or 'NAME'}" if name in OF_A_URL else found[0]
-
-    return PARAMETER.sub(typed, message)
+def as_typed(parameter: Parameter, command: Any) -> str:
+    """`parameter` as it is typed behind `command`: an option, or a part of the URL."""
+    options = {option.name: option.opts[0] for option in command.params}
+    name, value = parameter.name, parameter.value
+    if name in options:
+        return options[name] if value is None or value is True else f"{options[name]} {value}"
+    return f"?{name}={value or 'NAME'}" if name in OF_A_URL else str(parameter)
 
 
 class Commands(TyperGroup):
-    """The commands; their errors speak of what is typed."""
+    """The commands. Errors and warnings are one line each on stderr and speak of what is typed."""
 
     def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except HubpluginError as error:
-            command = self.commands[str(ctx.invoked_subcommand)]
-            raise type(error)(as_typed(str(error), command)) from None
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_: _warn(str(message))
+            try:
+                return super().invoke(ctx)
+            except HubpluginError as error:
+                command = self.commands[str(ctx.invoked_subcommand)]
+                _say(error.worded(lambda parameter: as_typed(parameter, command)))
+                raise typer.Exit(1) from None
+
+
+class _Lines(logging.Handler):
+    """What is logged, as warnings are printed."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _warn(record.getMessage())
+
+
+def _say(text: str) -> None:
+    typer.echo(f"hubplugin: {text}", err=True)
+
+
+def _warn(text: str) -> None:
+    _say(f"warning: {' '.join(text.split())}")
 
 
 app = typer.Typer(
@@ -107,14 +118,18 @@ def apply(
     memory: Memory = "1GiB",
 ) -> None:
     """Fit, check, write, activate; resumes where it was cut off."""
-    from hubplugin.correction import apply
     from hubplugin.progress import bars
     from hubplugin.store import open_store
 
-    parameters, opened = _parameters(method, settings), open_store(store)
+    bank, second = _bank(queries, "query bank"), _bank(target_bank, "target bank")
+    opened = open_store(store)
+
+    from hubplugin.correction import apply
+
+    parameters = _parameters(method, settings)
     with bars() as progress:
         applied = apply(
-            opened, queries, method, target_bank,
+            opened, bank, method, second,
             pairs=pairs, group_by=group_by, force=force, dry_run=dry_run,
             device=device, memory=memory, progress=progress, **parameters,
         )  # fmt: skip
@@ -131,25 +146,29 @@ def diagnose(
     memory: Memory = "1GiB",
 ) -> None:
     """Is there hubness, who are the hubs, would a correction help? Changes nothing."""
-    from hubplugin.diagnosis import diagnose
     from hubplugin.progress import bars
     from hubplugin.store import open_store
 
+    bank, second = _bank(queries, "query bank"), _bank(target_bank, "target bank")
+    opened = open_store(store)
+
+    from hubplugin.diagnosis import diagnose
+
     with bars() as progress:
-        found = diagnose(
-            open_store(store), queries, target_bank, pairs=pairs, device=device, memory=memory, progress=progress
-        )
+        found = diagnose(opened, bank, second, pairs=pairs, device=device, memory=memory, progress=progress)
     typer.echo(str(found))
 
 
 @app.command()
 def refresh(store: StoreUrl, device: Device = "auto", memory: Memory = "1GiB") -> None:
     """Write the offsets that are missing or stale, and no others."""
-    from hubplugin.correction import refresh
     from hubplugin.progress import bars
     from hubplugin.store import open_store
 
     opened = open_store(store)
+
+    from hubplugin.correction import refresh
+
     with bars() as progress:
         applied = refresh(opened, device=device, memory=memory, progress=progress)
     typer.echo(f"{opened.url}: {applied}")
@@ -171,12 +190,15 @@ def remove(store: StoreUrl) -> None:
 @app.command()
 def inspect(store: StoreUrl, device: Device = "auto", memory: Memory = "1GiB") -> None:
     """Say what correction lies in the store, and whether it is whole."""
-    from hubplugin.correction import inspect
     from hubplugin.progress import bars
     from hubplugin.store import open_store
 
+    opened = open_store(store)
+
+    from hubplugin.correction import inspect
+
     with bars() as progress:
-        found = inspect(open_store(store), device=device, memory=memory, progress=progress)
+        found = inspect(opened, device=device, memory=memory, progress=progress)
     typer.echo(str(found))
 
 
@@ -216,21 +238,28 @@ def evaluate(
     memory: Memory = "1GiB",
 ) -> None:
     """Every method side by side on queries whose true targets are known, with confidence intervals."""
-    from hubplugin.evaluation.evaluate import evaluate
-    from hubplugin.fitting import fit
     from hubplugin.progress import bars
 
+    asked, gallery = _bank(queries, "queries"), _bank(targets, "targets")
+    bank, second = _bank(query_bank, "query bank"), _bank(target_bank, "target bank")
+    for given in (truth, names, query_names, thumbnails):
+        if given is not None and not Path(given).is_file():
+            raise InputError(f"there is no file {given!r}")
     auto = "auto" in (method or [])
     if auto and query_bank is None:
-        raise InputError("method 'auto' chooses on example queries: pass --query-bank")
+        raise InputError("method 'auto' chooses on example queries: pass ", Parameter("query_bank"))
     for path in (json, csv, report):  # before the work, not behind it
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             raise InputError(f"cannot write {str(path)!r}: expected a file in a folder that is there")
+
+    from hubplugin.evaluation.evaluate import evaluate
+    from hubplugin.fitting import fit
+
     with bars() as progress:
         computing: dict[str, Any] = {"metric": metric, "device": device, "memory": memory, "progress": progress}
-        models = {"auto": fit(query_bank, "auto", targets, target_bank, **computing)} if auto else {}
+        models = {"auto": fit(bank, "auto", gallery, second, **computing)} if auto else {}
         found = evaluate(
-            queries, targets, truth, query_bank, target_bank,
+            asked, gallery, truth, bank, second,
             [name for name in method if name not in models] if method else None, models, k,
             names, query_names, thumbnails, temperature, seed=seed, **computing,
         )  # fmt: skip
@@ -251,6 +280,16 @@ def demo(
     run(folder)
 
 
+# Files are looked at, and stores opened, before anything is imported that computes: torch takes seconds.
+
+
+def _bank(path: str | None, name: str) -> Any:
+    """The vectors in the file `path`; `name` is what errors call them."""
+    from hubplugin.vectors import as_vectors
+
+    return None if path is None else as_vectors(path, name)
+
+
 def _parameters(method: str, settings: list[str] | None) -> dict[str, Any]:
     """The settings by name: parameters of `method`, so that none can be taken for another argument of `apply`."""
     parameters: dict[str, Any] = {}
@@ -267,7 +306,5 @@ def _parameters(method: str, settings: list[str] | None) -> dict[str, Any]:
 
 def main() -> None:
     """Runs the command line; an error of hubplugin's is one line on stderr and exit status 1."""
-    try:
-        app()
-    except HubpluginError as error:
-        sys.exit(f"hubplugin: {error}")
+    logging.basicConfig(level=logging.WARNING, handlers=[_Lines()])
+    app()

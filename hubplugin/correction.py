@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hubplugin.errors import InputError, StoreError
+from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.evaluation.hubness import skewness_by_chance, skewness_of_finds
 from hubplugin.experiment import OCCURRENCE
 from hubplugin.fitting import fit
@@ -22,7 +22,7 @@ from hubplugin.metric import Metric
 from hubplugin.model import GroupedModel, OffsetModel, Value
 from hubplugin.reductions import Compute
 from hubplugin.store import Batch, Correction, Store
-from hubplugin.tuning import Judgement, Pairs, check, choose
+from hubplugin.tuning import Judgement, Pairs, check, check_bank, choose
 from hubplugin.vectors import Progress, VectorLike, as_vectors
 
 CLOSING_PASSES = 3
@@ -151,8 +151,16 @@ def apply(
         )
     # What cannot be used is told before the gallery is read.
     computing: dict[str, Any] = {"device": device, "memory": memory, "progress": progress}
-    configuration = asked_for(method, parameters)
-    given = FitInput.read(bank, None, target_bank, store.metric, Compute(**computing))
+    compute = Compute(**computing)
+    compute.torch_device()
+    compute.bytes()
+    configuration = asked_for(method, parameters, apply)
+    given = FitInput.read(bank, None, target_bank, store.metric, compute)
+    if configuration is not None:
+        configuration.require_banks(given)
+    look: dict[str, Any] = {"pairs": pairs, "metric": store.metric, "compute": compute}
+    if not force:
+        check_bank(bank, None, target_bank, **look)
     if group_by is not None:
         store.group_by(group_by)
     cut_off = store.correction()
@@ -168,6 +176,8 @@ def apply(
     neutral: dict[Value, str] = {}
     judgement = None
     if group_by is None:
+        if not force:
+            check_bank(bank, gallery.vectors, target_bank, **look)  # before the search for a method
         model = fit(bank, method, gallery.vectors, target_bank, store.metric, pairs=pairs, **computing, **parameters)
         if not force:
             judgement = check(
@@ -326,8 +336,8 @@ def require_match(model: OffsetModel, store: Store) -> None:
         raise InputError(f"the model has {model.dim} dimensions, {store.url} has {store.dim}; fit one on its vectors")
     if model.metric is not store.metric:
         raise InputError(
-            f"the model is for {model.metric.value}, {store.url} ranks by {store.metric.value}; "
-            f"fit with metric='{store.metric.value}'"
+            f"the model is for {model.metric.value}, {store.url} ranks by {store.metric.value}; fit with ",
+            Parameter("metric", store.metric.value),
         )
 
 

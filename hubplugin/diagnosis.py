@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hubplugin.errors import InputError
 from hubplugin.evaluation.hubness import Hubness, hubs, k_occurrence, skewness_by_chance
 from hubplugin.experiment import OCCURRENCE
 from hubplugin.methods import FitInput
 from hubplugin.metric import Metric
 from hubplugin.reductions import Compute
 from hubplugin.search import TopK, search
-from hubplugin.tuning import Choice, Judgement, Pairs, choose, judge
+from hubplugin.tuning import Choice, Judgement, Pairs, choose, judge, require_choosable
 from hubplugin.vectors import Progress, Scannable, VectorLike, as_vectors
 
 if TYPE_CHECKING:
@@ -84,19 +85,24 @@ def diagnose(
     a fraction of its interval. Raises InputError for anything that cannot be used.
     """
     chosen = Metric.parse(metric if metric is not None else getattr(targets, "metric", Metric.COSINE))
-    gallery = as_vectors(targets, "targets")
     compute = Compute(device, memory, progress)
-    given = FitInput.read(queries, gallery, None, chosen, compute)
+    bank = as_vectors(queries, "query bank")
+    dim = getattr(targets, "dim", bank.dim)  # which a store knows without being read
+    if dim != bank.dim:
+        raise InputError(f"{bank.name} has {bank.dim} dimensions, {getattr(targets, 'url', 'targets')} has {dim}")
+    require_choosable(bank, target_bank, pairs, chosen, compute)  # before the gallery is read
+    gallery = as_vectors(targets, "targets")
+    given = FitInput.read(bank, gallery, None, chosen, compute)
     nearest = TopK(OCCURRENCE)
     search(given.query_bank, gallery, chosen, compute, nearest, what="finding the hubs")
     occurrence = k_occurrence(nearest.rows[0], gallery.rows)
     rows = hubs(occurrence)
     choice = choose(
-        queries, gallery, target_bank,
+        bank, gallery, target_bank,
         pairs=pairs, metric=chosen, device=device, memory=memory, progress=progress, seed=seed,
     )  # fmt: skip
     judgement = judge(
-        queries, gallery, choice.winner.method, target_bank,
+        bank, gallery, choice.winner.method, target_bank,
         pairs=pairs, metric=chosen, device=device, memory=memory, seed=seed, **choice.winner.parameters,
     )  # fmt: skip
     return Diagnosis(

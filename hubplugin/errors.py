@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of the Python API in the text of an error: data, so that a command line can name its own option.
+
+    name: as in the signature. value: what to pass or what was given, None where the name alone is meant.
+    """
+
+    name: str
+    value: object = None
+
+    def __str__(self) -> str:
+        return f"{self.name}=" if self.value is None else f"{self.name}={self.value!r}"
+
 
 class HubpluginError(Exception):
     """Any error that hubplugin raises on purpose.
 
     Input that cannot be used is refused before anything is written. A job on a store that is stopped while it writes
     leaves what it wrote by then, and takes it up when it is run again.
+
+    Its args are the parts of its text, str and `Parameter`:
+
+        raise InputError("method 'dualis' needs a second bank: pass ", Parameter("target_bank"))
     """
+
+    def __str__(self) -> str:
+        return self.worded(str)
+
+    def worded(self, named: Callable[[Parameter], str]) -> str:
+        """The text, with each parameter as `named` has it."""
+        return "".join(named(part) if isinstance(part, Parameter) else str(part) for part in self.args)
 
 
 class InputError(HubpluginError, ValueError):

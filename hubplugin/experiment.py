@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from hubplugin.bank import Bank, agreement_and_coverage, foreign, share_of_copies
-from hubplugin.errors import InputError
+from hubplugin.errors import InputError, Parameter
 from hubplugin.evaluation.hubness import k_occurrence, skewness
 from hubplugin.methods import FitInput, Method
 from hubplugin.reductions import HoldingCompute, Similarities, dense, sampled
@@ -122,14 +122,13 @@ class Fold:
 class Experiment:
     def __init__(self, given: FitInput, mapping: np.ndarray | None, seed: int):
         if seed < 0:
-            raise InputError(f"seed={seed}: expected 0 or more")
+            raise InputError(Parameter("seed", seed), ": expected 0 or more")
         rng = np.random.default_rng(seed)
         self._given, self._mapping, self._rng = given, mapping, rng
         # A text that is there twice would probe the fit that saw it.
-        distinct = np.sort(np.unique(given.query_bank, axis=0, return_index=True)[1])
+        distinct = distinct_rows(given.query_bank)
         self.distinct = len(distinct)
-        if self.distinct < 2 * FOLDS:
-            raise TooSmall(self.distinct)
+        require_enough(self.distinct)
         # Queries of one target stay together: they would give it away to each other.
         groups = np.unique(distinct if mapping is None else mapping[distinct], return_inverse=True)[1].reshape(-1)
         if groups.max() + 1 < 2 * FOLDS:
@@ -230,10 +229,23 @@ class Experiment:
 
 
 class TooSmall(InputError):
-    def __init__(self, distinct: int):
-        super().__init__(
+    """A bank of which nothing can be held out."""
+
+
+def distinct_rows(vectors: np.ndarray) -> np.ndarray:
+    """The rows of `vectors` [m, d] that are no copy of an earlier one, in order."""
+    first: dict[bytes, int] = {}
+    for number, row in enumerate(vectors + 0.0):  # which makes -0 the 0 that it equals
+        first.setdefault(row.tobytes(), number)
+    return np.fromiter(first.values(), np.int64, len(first))
+
+
+def require_enough(distinct: int) -> None:
+    """Raises TooSmall where of so many bank queries none can be held out."""
+    if distinct < 2 * FOLDS:
+        raise TooSmall(
             f"query bank has {distinct} distinct queries; holding some of them out needs at least {2 * FOLDS}, so that "
-            f"each of {FOLDS} folds has 2 probe queries"
+            f"each of {FOLDS} folds has 2 of them"
         )
 
 

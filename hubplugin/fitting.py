@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hubplugin.errors import InputError
+from hubplugin.errors import InputError, Parameter
 from hubplugin.methods import FitInput, asked_for, configure
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
@@ -46,10 +46,10 @@ def fit(
     Raises InputError, one line, for anything that cannot be used as given.
     """
     compute = Compute(device, memory, progress, precision)
-    configuration = asked_for(method, parameters)
+    configuration = asked_for(method, parameters, fit)
     if configuration is None:
         if targets is None:
-            raise InputError("method 'auto' is chosen on the gallery: pass targets=")
+            raise InputError("method 'auto' is chosen on the gallery: pass ", Parameter("targets"))
         targets = as_vectors(targets, "targets")
         winner = choose(
             query_bank, targets, target_bank,

@@ -15,7 +15,7 @@ from enum import Enum
 
 import numpy as np
 
-from hubplugin.errors import InputError
+from hubplugin.errors import InputError, Parameter
 
 SMALL = 1e-15
 """Norms between this and its inverse have squares that float32 can hold; others are taken in float64."""
@@ -49,7 +49,8 @@ def normalise(vectors: np.ndarray, name: str, first_row: int = 0) -> np.ndarray:
         if zero.size:
             raise InputError(
                 f"{name}: row {first_row + int(extreme[zero[0]])} is a zero vector, which has no cosine similarity; "
-                "remove it or use metric='dot'"
+                "remove it or use ",
+                Parameter("metric", "dot"),
             )
         vectors = vectors.astype(np.float64)
         vectors[extreme] /= exact

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from hubplugin.errors import InputError
+from hubplugin.errors import InputError, Parameter
 from hubplugin.metric import Metric, normalise
 from hubplugin.vectors import BLOCK_ROWS, Progress, Vectors
 
@@ -90,7 +90,9 @@ class Compute:
         try:
             return max(int(_SIZE.validate_python(self.memory)), 1 << 20)
         except ValidationError:
-            raise InputError(f"memory={self.memory!r} is not a size; write it like '512MiB' or '2GiB'") from None
+            raise InputError(
+                Parameter("memory", self.memory), " is not a size; write it like '512MiB' or '2GiB'"
+            ) from None
 
     def dtypes(self) -> tuple[torch.dtype, ...]:
         """What exponentials may be held in between iterations, the best first."""

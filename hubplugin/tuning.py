@@ -9,10 +9,19 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from hubplugin.bank import Bank
-from hubplugin.errors import CorrectionRefused, InputError
-from hubplugin.experiment import FOLDS, Candidate, Experiment, TooSmall, Trial, standard_error
-from hubplugin.methods import FitInput, Method, configure
+from hubplugin.bank import Bank, objection_to_size
+from hubplugin.errors import CorrectionRefused, InputError, Parameter
+from hubplugin.experiment import (
+    FOLDS,
+    Candidate,
+    Experiment,
+    TooSmall,
+    Trial,
+    distinct_rows,
+    require_enough,
+    standard_error,
+)
+from hubplugin.methods import METHODS, FitInput, Method, configure, configured
 from hubplugin.metric import Metric
 from hubplugin.reductions import Compute, Precision, Similarities, dense
 from hubplugin.vectors import Progress, VectorLike, as_vectors
@@ -126,7 +135,7 @@ def judge(
     Raises InputError for anything that cannot be used.
     """
     (judgement,) = judge_all(
-        query_bank, targets, [configure(method, **parameters)], target_bank,
+        query_bank, targets, [configured(METHODS, method, parameters, judge)], target_bank,
         pairs=pairs, metric=metric, device=device, memory=memory, progress=progress, precision=precision, seed=seed,
     )  # fmt: skip
     return judgement
@@ -181,26 +190,68 @@ def _objections(before: Candidate, after: Candidate) -> list[str]:
     return found
 
 
+def check_bank(
+    query_bank: VectorLike,
+    targets: VectorLike | None,
+    target_bank: VectorLike | None = None,
+    *,
+    pairs: Pairs = None,
+    metric: Metric | str = "cosine",
+    compute: Compute | None = None,
+    seed: int = 0,
+) -> None:
+    """The guard's first look, at the bank alone, which costs a few products of samples: raises CorrectionRefused where
+    it cannot speak for the gallery, whatever the correction. targets: None where they have not been read yet; only
+    what can be seen without them is looked at then.
+
+    Raises InputError for anything that cannot be used.
+    """
+    given, mapping = _read(query_bank, targets, target_bank, pairs, metric, compute or Compute())
+    small = objection_to_size(len(distinct_rows(given.query_bank)), mapping is not None)
+    if small:
+        objections = [small]
+    elif targets is None:
+        return
+    else:
+        objections = Experiment(given, mapping, seed).bank().objections(mapping is not None)
+    if objections:
+        raise CorrectionRefused(f"the bank cannot speak for the gallery: {'; '.join(objections)}", *_ways_out(COLLECT))
+
+
+def require_choosable(
+    query_bank: VectorLike, target_bank: VectorLike | None, pairs: Pairs, metric: Metric | str, compute: Compute
+) -> None:
+    """Raises InputError for banks on which nothing can be chosen, whatever the gallery."""
+    given, _ = _read(query_bank, None, target_bank, pairs, metric, compute)
+    require_enough(len(distinct_rows(given.query_bank)))
+
+
 def check(query_bank: VectorLike, targets: VectorLike, method: str = "dbsn", *args: Any, **options: Any) -> Judgement:
     """The guard: `judge`, raising CorrectionRefused with the numbers and what to do if there is an objection."""
-    ways_out = "nothing was changed; {}, or force=True (--force) applies it all the same"
-    collect = "collect queries that people ask of this very gallery"
     try:
         judgement = judge(query_bank, targets, method, *args, **options)
     except TooSmall as error:
-        raise CorrectionRefused(f"{error}; {ways_out.format(collect)}") from None
+        raise CorrectionRefused(*error.args, *_ways_out(COLLECT)) from None
     if judgement.objections:
         bank_speaks = not judgement.bank.objections(judgement.candidate.recall is not None)
-        mend = "method='auto' looks for one that helps" if bank_speaks else collect
+        mend = (Parameter("method", "auto"), " looks for one that helps") if bank_speaks else COLLECT
         raise CorrectionRefused(
-            f"{judgement.candidate.name} would not help: {'; '.join(judgement.objections)}; {ways_out.format(mend)}"
+            f"{judgement.candidate.name} would not help: {'; '.join(judgement.objections)}", *_ways_out(mend)
         )
     return judgement
 
 
+COLLECT = ("collect queries that people ask of this very gallery",)
+
+
+def _ways_out(mend: Sequence[str | Parameter]) -> tuple[str | Parameter, ...]:
+    """The end of a refusal: parts of its text."""
+    return ("; nothing was changed; ", *mend, ", or ", Parameter("force", True), " applies it all the same")
+
+
 def _read(
     query_bank: VectorLike,
-    targets: VectorLike,
+    targets: VectorLike | None,
     target_bank: VectorLike | None,
     pairs: Pairs,
     metric: Metric | str,
@@ -216,12 +267,13 @@ def _read(
     if pairs is False:
         return given, None
     if second is None:
-        raise InputError("pairs were given without a target bank; pass target_bank= (--target-bank)")
+        raise InputError("pairs were given without a target bank; pass ", Parameter("target_bank"))
     if pairs is True:
         if len(second) != len(queries):
             raise InputError(
-                f"pairs=True needs banks of equal length, row i to row i; there are {len(queries)} bank queries and "
-                f"{len(second)} bank targets"
+                Parameter("pairs", True),
+                f" needs banks of equal length, row i to row i; there are {len(queries)} bank queries and "
+                f"{len(second)} bank targets",
             )
         return given, np.arange(len(queries))
     mapping = np.asarray(pairs)

@@ -10,7 +10,7 @@ from typing import Any
 import faiss
 import numpy as np
 
-from hubplugin.errors import InputError, StoreError
+from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
@@ -52,7 +52,9 @@ def require_unit(vectors: np.ndarray, name: str, first_row: int = 0) -> None:
     if bad.size:
         raise InputError(
             f"{name}: the model is for cosine, but row {first_row + int(bad[0])} has length {lengths[bad[0]]:.4g} and "
-            "Faiss does not normalise; add unit vectors (faiss.normalize_L2), or fit with metric='dot' or 'euclidean'"
+            "Faiss does not normalise; add unit vectors (faiss.normalize_L2), or fit with ",
+            Parameter("metric", "dot"),
+            " or 'euclidean'",
         )
 
 
@@ -62,7 +64,9 @@ def require_about_unit(vectors: np.ndarray, name: str) -> None:
     if not ABOUT[0] < length < ABOUT[1]:
         raise InputError(
             f"{name}: the model is for cosine, but its codes stand for vectors of about length {length:.3g} and Faiss "
-            "does not normalise; build it of unit vectors (faiss.normalize_L2), or fit with metric='dot' or 'euclidean'"
+            "does not normalise; build it of unit vectors (faiss.normalize_L2), or fit with ",
+            Parameter("metric", "dot"),
+            " or 'euclidean'",
         )
 
 

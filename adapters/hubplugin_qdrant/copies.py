@@ -21,7 +21,7 @@ import numpy as np
 from qdrant_client import QdrantClient, models
 
 from hubplugin.correction import CLOSING_PASSES
-from hubplugin.errors import InputError, StoreError
+from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.model import OffsetModel
 from hubplugin.store import Batch, Correction, Id
 from hubplugin_qdrant import companion
@@ -50,17 +50,23 @@ class CopiedStore(QdrantStore):
             self._aliases = _aliases(self.client, self.collection)
             if alias is not None and alias not in self._aliases:
                 if self.client.collection_exists(alias):
-                    raise InputError(f"alias={alias!r} is taken by something else; choose another name")
+                    raise InputError(Parameter("alias", alias), " is taken by something else; choose another name")
                 self._aliases.append(alias)
         if not self._aliases:
             raise StoreError(
-                f"{self.url}: storage='vector' needs a copy here, {self._why_no_second()}; no alias can take the place "
-                f"of {self.collection!r} itself: give it one with alias=... and use that in your application, or use "
-                "storage='payload'"
+                f"{self.url}: ",
+                Parameter("storage", "vector"),
+                f" needs a copy here, {self._why_no_second()}; no alias can take the place of {self.collection!r} "
+                "itself: give it one with ",
+                Parameter("alias"),
+                " and use that in your application, or use ",
+                Parameter("storage", "payload"),
             )
         _require_no_others(self, self._before)
         if self._info.config.params.sharding_method == models.ShardingMethod.CUSTOM:
-            raise StoreError(f"{self.url}: a collection sharded by key is not copied; use storage='payload'")
+            raise StoreError(
+                f"{self.url}: a collection sharded by key is not copied; use ", Parameter("storage", "payload")
+            )
 
     def correction(self) -> Correction | None:
         found = super().correction()
@@ -298,7 +304,8 @@ def _require_free(store: QdrantStore, copy: str, origin: str) -> None:
     aliases, left = _aliases(store.client, copy), companion.read_manifest(store.client, copy)
     if left is None or left.origin != origin:
         raise StoreError(
-            f"{store.url}: {copy!r}, as the copy would be called, is not ours; delete it or use storage='payload'"
+            f"{store.url}: {copy!r}, as the copy would be called, is not ours; delete it or use ",
+            Parameter("storage", "payload"),
         )
     if aliases:
         raise StoreError(f"{store.url}: its copy {copy!r} is in use as {aliases[0]!r}: apply to that")

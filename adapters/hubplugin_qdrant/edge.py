@@ -23,7 +23,7 @@ import qdrant_edge as edge
 from pydantic import ValidationError
 from qdrant_client import models
 
-from hubplugin.errors import InputError, StoreError
+from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
 from hubplugin.store import Batch, Correction, Hits, Id, Store
@@ -330,8 +330,9 @@ def _chosen_vector(url: str, path: Path, using: str) -> tuple[str, tuple[Metric,
     listed = ", ".join(repr(name) for name in sorted(dense)) or "none"
     if using not in dense:
         if using or len(dense) != 1:
-            wanted = f"there is no dense vector {using!r}" if using else "name one of its dense vectors with using="
-            raise StoreError(f"{url}: {wanted}; there are: {listed}")
+            none_such = (f"there is no dense vector {using!r}",)
+            wanted = none_such if using else ("name one of its dense vectors with ", Parameter("using"))
+            raise StoreError(f"{url}: ", *wanted, f"; there are: {listed}")
         using = next(iter(dense))
     found, name = dense[using], f"vector {using!r}" if using else "the vector"
     if found.get("multivector_config"):

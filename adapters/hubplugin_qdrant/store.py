@@ -27,7 +27,7 @@ from tenacity import (
 )
 
 from hubplugin import correction
-from hubplugin.errors import InputError, StoreError
+from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.store import Batch, Correction, Hits, Id, Store
@@ -299,7 +299,10 @@ class QdrantStore(Store):
         """Raises StoreError where distances in d + 1 dimensions cannot be turned back into corrected ones."""
         if self.storage == "vector" and self.metric is Metric.EUCLIDEAN and self._server < (1, 14):
             raise StoreError(
-                f"{self.url}: storage='vector' under Euclidean distance needs server 1.14; use storage='payload'"
+                f"{self.url}: ",
+                Parameter("storage", "vector"),
+                " under Euclidean distance needs server 1.14; use ",
+                Parameter("storage", "payload"),
             )
 
     def begin(self, model: OffsetModel) -> Id | None:
@@ -308,7 +311,10 @@ class QdrantStore(Store):
         lies = _is_of(self._manifest().active.get(self.using), model, self.storage)
         if self.storage == "vector" and not self.adds_vectors and not lies:
             raise StoreError(
-                f"{self.url}: storage='vector' needs a copy, {self._why_no_second()}: give it an alias=... to go by"
+                f"{self.url}: ",
+                Parameter("storage", "vector"),
+                f" needs a copy, {self._why_no_second()}: name an alias for it with ",
+                Parameter("alias"),
             )
         self._probes = chosen_probes(model, self.scan())
         with self._one_line("preparing"):
@@ -883,8 +889,9 @@ def _chosen_vector(
         raise StoreError(f"{url}: sparse vectors have no offsets; dense vectors there: {listed}")
     if using not in dense:
         if using or len(dense) > 1:
-            wanted = f"there is no vector {using!r}" if using else "name one of its vectors with using="
-            raise StoreError(f"{url}: {wanted}; dense vectors there: {listed}")
+            none_such = (f"there is no vector {using!r}",)
+            wanted = none_such if using else ("name one of its vectors with ", Parameter("using"))
+            raise StoreError(f"{url}: ", *wanted, f"; dense vectors there: {listed}")
         using = next(iter(dense))
     found = dense[using]
     name = f"vector {using!r}" if using else "the vector"

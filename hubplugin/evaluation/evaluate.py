@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from hubplugin.activation import QUERY_METHODS
-from hubplugin.errors import InputError
+from hubplugin.errors import InputError, Parameter
 from hubplugin.evaluation import hubness
 from hubplugin.evaluation.banks import SAMPLE, coverage, earth_movers_distance
 from hubplugin.evaluation.plans import PLANS, check_size
@@ -117,11 +117,11 @@ def evaluate(
             "embed both with the same model"
         )
     if not 1 <= k <= gallery.rows:
-        raise InputError(f"k={k} is not between 1 and the {gallery.rows} targets of the gallery")
+        raise InputError(Parameter("k", k), f" is not between 1 and the {gallery.rows} targets of the gallery")
     if seed < 0:
-        raise InputError(f"seed={seed}: expected 0 or more")
+        raise InputError(Parameter("seed", seed), ": expected 0 or more")
     if target_bank is not None and query_bank is None:
-        raise InputError("a target bank was given without example queries: pass query_bank=")
+        raise InputError("a target bank was given without example queries: pass ", Parameter("query_bank"))
     unlabelled = [label for label in models or {} if label == RAW or not label.strip()]
     if unlabelled:
         raise InputError(f"a model cannot be labelled {unlabelled[0]!r}; name it by another word than {RAW!r}")
@@ -230,7 +230,7 @@ def _candidate(method: str, scene: _Scene) -> _Candidate:
     if name not in known:
         raise InputError(f"unknown method {name!r}: use one of {', '.join([*known, *PLANS])}")
     if scene.given is None:
-        raise InputError(f"method {name!r} needs example queries: pass query_bank=")
+        raise InputError(f"method {name!r} needs example queries: pass ", Parameter("query_bank"))
     if name in METHODS:
         configuration = configured(METHODS, name, parameters)
         return _fitted(method, configuration.fit(scene.given), scene)

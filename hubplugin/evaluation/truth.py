@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from hubplugin.errors import InputError
+from hubplugin.errors import InputError, Parameter
 from hubplugin.evaluation.retrieval import Truth
 
 TruthLike: TypeAlias = Any
@@ -54,7 +54,9 @@ def as_truth(
     """
     if source is None:
         if queries != targets:
-            raise InputError(f"{queries} queries and {targets} targets do not pair up row by row: pass truth=")
+            raise InputError(
+                f"{queries} queries and {targets} targets do not pair up row by row: pass ", Parameter("truth")
+            )
         source = np.arange(queries)
     if isinstance(source, Truth):
         pairs, grades = (source.query_rows, source.target_rows), source.grades
@@ -149,6 +151,7 @@ def _looked_up(ids: Iterable[str], rows: dict[str, int], what: str, path: Path) 
         return np.array([rows[name] for name in ids], np.int64)
     except KeyError as unknown:
         raise InputError(
-            f"ground truth {path.name}: {what} {unknown} is not among the {len(rows)} known; "
-            f"pass {'query_names=' if what == 'query' else 'names='}, what it calls them, in the order of their vectors"
+            f"ground truth {path.name}: {what} {unknown} is not among the {len(rows)} known; pass ",
+            Parameter("query_names" if what == "query" else "names"),
+            ", what it calls them, in the order of their vectors",
         ) from None

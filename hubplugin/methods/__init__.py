@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from difflib import get_close_matches
+from inspect import Parameter as Argument
+from inspect import signature
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from hubplugin.errors import InputError
+from hubplugin.errors import InputError, Parameter
 from hubplugin.methods.base import FitInput, Method
 from hubplugin.methods.distribution import DistributionNormalisation
 from hubplugin.methods.inverted_softmax import DualInvertedSoftmax, InvertedSoftmax
@@ -41,20 +44,35 @@ def configure(method: str, **parameters: Any) -> Method:
     return configured(METHODS, method, parameters)
 
 
-def asked_for(method: str, parameters: Mapping[str, Any]) -> Method | None:
+def asked_for(method: str, parameters: Mapping[str, Any], caller: Callable[..., Any] | None = None) -> Method | None:
     """`configured` among the additive methods, but None for "auto", which is chosen later and takes no parameters."""
     if not isinstance(method, str) or method != "auto":  # an array would compare row by row
-        return configured(METHODS, method, parameters)
-    if parameters:
-        raise InputError(f"method 'auto' takes no parameters; given: {', '.join(parameters)}")
+        return configured(METHODS, method, parameters, caller)
+    for name in parameters:
+        takers = [other for other, of in METHODS.items() if name in of.model_fields]
+        if not takers:
+            raise InputError(*_unknown(name, method, (), caller))
+        raise InputError(
+            f"method 'auto' takes no parameters, it chooses them: leave {name!r} out, or name one of the methods that "
+            f"take it ({', '.join(takers)}), as in ",
+            Parameter("method", takers[0]),
+        )
     return None
 
 
-def configured(known: Mapping[str, type[Configuration]], method: str, parameters: Mapping[str, Any]) -> Configuration:
+def configured(
+    known: Mapping[str, type[Configuration]],
+    method: str,
+    parameters: Mapping[str, Any],
+    caller: Callable[..., Any] | None = None,
+) -> Configuration:
     """The configuration called `method` among `known`; raises InputError, one line, which lists the known names or
-    parameters, or names the allowed range."""
+    parameters, or names the allowed range. caller: the function whose keywords `parameters` were: a misspelt argument
+    of its own lies among them."""
     if not isinstance(method, str):
-        raise InputError(f"method must be a name, not {type(method).__name__}; a gallery is given as targets=")
+        raise InputError(
+            f"method must be a name, not {type(method).__name__}; a gallery is given as ", Parameter("targets")
+        )
     if method not in known:
         additive = known is METHODS
         hint = f"use one of {', '.join(known)}{', auto' if additive else ''}"
@@ -70,6 +88,29 @@ def configured(known: Mapping[str, type[Configuration]], method: str, parameters
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
-            taken = f"it takes {', '.join(chosen.model_fields)}" if chosen.model_fields else "it takes none"
-            raise InputError(f"method {method!r} has no parameter {field!r}; {taken}") from None
+            raise InputError(*_unknown(field, method, chosen.model_fields, caller)) from None
         raise InputError(f"method {method!r}: {field}={first['input']!r} is refused: {first['msg']}") from None
+
+
+def _unknown(
+    name: str, method: str, taken: Collection[str], caller: Callable[..., Any] | None
+) -> list[str | Parameter]:
+    """What to say of a keyword that is no parameter of `method`, which has those in `taken`, nor one of `caller`."""
+    no_words = (Argument.VAR_KEYWORD, Argument.VAR_POSITIONAL)
+    own = (
+        []
+        if caller is None
+        else [each.name for each in signature(caller).parameters.values() if each.kind not in no_words]
+    )
+    said: list[str | Parameter] = [
+        f"method {method!r} has no parameter {name!r}; it takes {', '.join(taken) or 'none'}"
+    ]
+    near = get_close_matches(name, [*taken, *own], n=1)
+    takers = [other for other, of in METHODS.items() if name in of.model_fields]
+    if near:
+        said += ["; did you mean ", Parameter(near[0]), "?"]
+    elif takers:
+        said += [f"; {', '.join(takers)} {'have' if len(takers) > 1 else 'has'} it"]
+    elif caller is not None:
+        said += [f"; {caller.__name__} itself takes {', '.join(own)}"]
+    return said

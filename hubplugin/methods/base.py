@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from hubplugin.errors import InputError
+from hubplugin.errors import InputError, Parameter
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Term
 from hubplugin.reductions import Compute, prepared
@@ -66,12 +66,12 @@ class FitInput:
 
     def require_targets(self, method: str) -> Vectors:
         if self.targets is None:
-            raise InputError(f"method {method!r} is fitted against the gallery: pass targets=")
+            raise InputError(f"method {method!r} is fitted against the gallery: pass ", Parameter("targets"))
         return self.targets
 
     def require_target_bank(self, method: str) -> np.ndarray:
         if self.target_bank is None:
-            raise InputError(f"method {method!r} needs a second bank: pass target_bank=")
+            raise InputError(f"method {method!r} needs a second bank: pass ", Parameter("target_bank"))
         return self.target_bank
 
 
@@ -94,6 +94,9 @@ class Method(BaseModel, ABC):
     def parameters(self) -> dict[str, Any]:
         """By name, without those that are not set."""
         return self.model_dump(exclude_none=True)
+
+    def require_banks(self, given: FitInput) -> None:
+        """Raises InputError where `given` lacks a bank that the method needs; the targets may come later."""
 
     @abstractmethod
     def terms(self, given: FitInput) -> tuple[Term, ...]:

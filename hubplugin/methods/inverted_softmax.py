@@ -36,6 +36,9 @@ class DualInvertedSoftmax(Method):
     tau_query: float = Field(0.05, gt=0)
     tau_target: float = Field(0.5, gt=0)
 
+    def require_banks(self, given: FitInput) -> None:
+        given.require_target_bank(self.name)
+
     def terms(self, given: FitInput) -> tuple[Term, ...]:
         scale = -self.tau_query * self.tau_target / (self.tau_query + self.tau_target)
         return (

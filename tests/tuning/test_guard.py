@@ -126,6 +126,52 @@ def test_what_cannot_be_used_is_told_before_the_gallery_is_read(store, banks, gi
         correction.apply(store, banks[0], **given)
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"target_bank": np.ones((5, 384)), "pairs": [1, 2]}, "pairs must hold one row"),
+        ({"pairs": True}, "pass target_bank="),
+        ({"method": "dualis"}, "pass target_bank="),
+        ({"memory": "much"}, "memory='much' is not a size"),
+        ({"device": "abacus"}, "device 'abacus' is not usable here"),
+        ({"vector_name": "x"}, "no parameter 'vector_name'; it takes none; apply itself takes store, query_bank, "),
+        ({"targetbank": None}, r"did you mean target_bank=\?"),
+        ({"method": "sn", "iteration": 3}, r"did you mean iterations=\?"),
+    ],
+)
+def test_what_else_cannot_be_used_is_told_before_the_gallery_is_read(store, banks, given, says, monkeypatch):
+    monkeypatch.setattr(type(store), "scan", lambda *_: pytest.fail("the gallery was read"))
+    with pytest.raises(hubplugin.InputError, match=says):
+        correction.apply(store, banks[0], **given)
+
+
+@pytest.mark.parametrize("method", ["auto", "dbsn"])
+def test_a_bank_that_is_too_small_is_refused_before_the_gallery_is_read(store, banks, method, monkeypatch):
+    monkeypatch.setattr(type(store), "scan", lambda *_: pytest.fail("the gallery was read"))
+    with pytest.raises(hubplugin.CorrectionRefused, match="20 distinct queries, of which 400 are needed; nothing was"):
+        correction.apply(store, banks[0][:20], method)
+
+
+def test_a_gallery_as_its_own_bank_is_refused_before_a_method_is_looked_for(store, real, monkeypatch):
+    monkeypatch.setattr("hubplugin.experiment.Experiment.run", lambda *_: pytest.fail("candidates were tried"))
+    with pytest.raises(hubplugin.CorrectionRefused, match="100% of the bank queries are targets of the gallery"):
+        correction.apply(store, real["test_targets"][:500])
+
+
+@pytest.mark.parametrize(
+    ("queries", "options", "says"),
+    [
+        (np.eye(9, 384), {}, "query bank has 9 distinct queries"),
+        (np.eye(9, 12), {}, "query bank has 12 dimensions, faiss:.* has 384"),
+        (np.eye(50, 384), {"pairs": True}, "pass target_bank="),
+    ],
+)
+def test_diagnose_tells_what_it_cannot_use_before_it_reads_the_gallery(store, queries, options, says, monkeypatch):
+    monkeypatch.setattr(type(store), "scan", lambda *_: pytest.fail("the gallery was read"))
+    with pytest.raises(hubplugin.InputError, match=says):
+        hubplugin.diagnose(store, queries, **options)
+
+
 def test_what_is_no_store_is_told_how_to_open_one(banks):
     with pytest.raises(hubplugin.InputError, match=r"expected a store, got ndarray; open one: hubplugin\.open_store"):
         correction.apply(banks[1], banks[0])
@@ -170,5 +216,7 @@ def test_the_command_line_diagnoses_refuses_and_forces(store, banks, tmp_path):
     diagnosed = CliRunner().invoke(app, ["diagnose", *given])
     assert "it would be refused: the bank has 100 distinct queries, of which 400 are needed" in diagnosed.output
     applying = ["apply", *given, "--method", "nnn"]
-    assert isinstance(CliRunner().invoke(app, applying).exception, hubplugin.CorrectionRefused)
+    refused = CliRunner().invoke(app, applying)
+    assert refused.exit_code == 1
+    assert "of which 400 are needed; nothing was changed; collect queries" in refused.output
     assert CliRunner().invoke(app, [*applying, "--force"]).exit_code == 0

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import subprocess
 import sys
+import warnings
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 
 import faiss
@@ -13,7 +17,8 @@ import pytest
 from typer.main import get_command
 
 from hubplugin import __version__
-from hubplugin.cli import app, as_typed
+from hubplugin.cli import app, as_typed, main
+from hubplugin.errors import Parameter
 
 COMMAND = Path(sys.executable).with_name("hubplugin")
 
@@ -66,28 +71,84 @@ def test_a_dry_run_says_what_it_would_write_and_writes_nothing(made, photos):
 
 
 @pytest.mark.parametrize(
-    ("command", "error", "typed"),
+    ("command", "parameter", "typed"),
     [
-        (
-            "apply",
-            "or force=True (--force) applies it; method='auto' may help",
-            "or --force applies it; --method auto may help",
-        ),
-        ("apply", "remove it or use metric='dot'", "remove it or use ?metric=dot"),
-        ("evaluate", "remove it or use metric='dot'", "remove it or use --metric dot"),
-        ("evaluate", "do not pair up: pass truth=", "do not pair up: pass --truth"),
-        ("evaluate", "pass query_names=, what it calls them", "pass --query-names, what it calls them"),
-        ("evaluate", "seed=-1: expected 0 or more", "seed=-1: expected 0 or more"),
-        (
-            "inspect",
-            "name one of its vectors with using=; there are",
-            "name one of its vectors with ?using=NAME; there are",
-        ),
-        ("inspect", "give it an alias=... to go by", "give it an ?alias=NAME to go by"),
+        ("apply", Parameter("force", True), "--force"),
+        ("apply", Parameter("method", "auto"), "--method auto"),
+        ("apply", Parameter("target_bank"), "--target-bank"),
+        ("apply", Parameter("metric", "dot"), "?metric=dot"),
+        ("evaluate", Parameter("metric", "dot"), "--metric dot"),
+        ("evaluate", Parameter("seed", -1), "--seed -1"),
+        ("inspect", Parameter("using"), "?using=NAME"),
+        ("inspect", Parameter("targets"), "targets="),
     ],
 )
-def test_an_error_names_a_parameter_as_it_is_typed(command, error, typed):
-    assert as_typed(error, get_command(app).commands[command]) == typed
+def test_an_error_names_a_parameter_as_it_is_typed(command, parameter, typed):
+    assert as_typed(parameter, get_command(app).commands[command]) == typed
+
+
+def test_a_line_about_a_bank_of_one_query_says_each_thing_once(made, photos, tmp_path):
+    np.save(tmp_path / "same.npy", np.repeat(np.load(made / "bank.npy")[:1], 800, axis=0))
+    given = (f"faiss:{photos}", "--queries", tmp_path / "same.npy")
+    needed = "query bank has 1 distinct queries; holding some of them out needs at least 10, so that each of 5 folds"
+    for arguments, line in (
+        (("diagnose", *given), f"{needed} has 2 of them"),
+        (("apply", *given, "--force"), f"{needed} has 2 of them"),
+        (
+            ("apply", *given),
+            "the bank cannot speak for the gallery: the bank has 1 distinct queries, of which 400 are needed; nothing "
+            "was changed; collect queries that people ask of this very gallery, or --force applies it all the same",
+        ),
+    ):
+        assert hubplugin(*arguments).stderr == f"hubplugin: {line}\n"
+
+
+def test_a_warning_is_a_line_of_the_product_without_a_path(made, photos, monkeypatch):
+    def warns(*_, **__):
+        warnings.warn("recall fell;\nsearch further", stacklevel=1)
+        logging.getLogger("hubplugin_qdrant").warning("no index on %s", "the offsets")
+
+    monkeypatch.setattr("hubplugin.correction.inspect", warns)
+    monkeypatch.setattr("sys.argv", ["hubplugin", "inspect", f"faiss:{photos}"])
+    monkeypatch.setattr(logging.root, "handlers", [])
+    said = StringIO()
+    with redirect_stderr(said), pytest.raises(SystemExit):
+        main()
+    assert said.getvalue() == (
+        "hubplugin: warning: recall fell; search further\nhubplugin: warning: no index on the offsets\n"
+    )
+
+
+def test_python_m_hubplugin_is_the_command():
+    run = subprocess.run([sys.executable, "-m", "hubplugin", "--version"], capture_output=True, text=True, check=True)
+    assert run.stdout == f"hubplugin {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing"),
+    [
+        (("apply", "faiss:PHOTOS", "--queries", "nowhere.npy"), "nowhere.npy"),
+        (("apply", "faiss:nowhere.faiss", "--queries", "BANK"), "nowhere.faiss"),
+        (("inspect", "faiss:nowhere.faiss"), "nowhere.faiss"),
+        (("refresh", "faiss:nowhere.faiss"), "nowhere.faiss"),
+        (("diagnose", "faiss:PHOTOS", "--queries", "BANK", "--target-bank", "nowhere.npy"), "nowhere.npy"),
+        (("evaluate", "--queries", "BANK", "--targets", "nowhere.npy"), "nowhere.npy"),
+        (("evaluate", "--queries", "BANK", "--targets", "BANK", "--truth", "nowhere.json"), "nowhere.json"),
+    ],
+)
+def test_a_missing_file_is_told_before_torch_is_imported(arguments, missing, made, photos):
+    given = [part.replace("PHOTOS", str(photos)).replace("BANK", str(made / "bank.npy")) for part in arguments]
+    run = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "hubplugin", *given], capture_output=True, text=True
+    )
+    lines = run.stderr.splitlines()
+    imported = {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
+    said = [line for line in lines if not line.startswith("import time:")]
+    assert run.returncode == 1
+    assert len(said) == 1
+    assert missing in said[0]
+    assert "hubplugin.cli" in imported
+    assert "torch" not in imported
 
 
 def test_it_says_which_version_it_is():
@@ -110,13 +171,18 @@ def test_a_password_in_a_url_is_never_printed(made):
         (("apply", "faiss:PHOTOS", "--queries", "nowhere.npy"), "there is no file 'nowhere.npy'"),
         (("apply", "faiss:PHOTOS", "--queries", "BANK", "--method", "magic"), "unknown method 'magic'"),
         (("apply", "faiss:PHOTOS", "--queries", "BANK", "--set", "tau"), "expected NAME=VALUE"),
+        (("apply", "faiss:PHOTOS", "--queries", "BANK", "--set", "tau=.05"), "(is, sn, dbsn), as in --method is"),
+        (("apply", "faiss:PHOTOS", "--queries", "BANK", "--memory", "much"), "--memory much is not a size"),
         (("apply", "faiss:PHOTOS", "--queries", "BANK", "--method", "is", "--set", "tau=-1"), "greater than 0"),
         (("apply", "PHOTOS", "--queries", "BANK"), "a store is named by a URL: faiss:"),
         (("apply", "faiss:PHOTOS", "--queries", "BANK", "--method", "dualis"), "pass --target-bank"),
         (("refresh", "faiss:PHOTOS"), "no correction"),
         (("apply", "faiss:PHOTOS", "--queries", "BANK", "--method", "is", "--set", "store=x"), "no parameter 'store'"),
-        (("apply", "faiss:PHOTOS", "--queries", "BANK", "--set", "method=is"), "method 'auto' takes no parameters"),
-        (("evaluate", "--queries", "BANK", "--targets", "BANK", "--seed", "-1"), "seed=-1: expected 0 or more"),
+        (
+            ("apply", "faiss:PHOTOS", "--queries", "BANK", "--set", "method=is"),
+            "method 'auto' has no parameter 'method'",
+        ),
+        (("evaluate", "--queries", "BANK", "--targets", "BANK", "--seed", "-1"), "--seed -1: expected 0 or more"),
         (("evaluate", "--queries", "BANK", "--targets", "BANK", "--method", ""), "unknown method ''"),
         (("evaluate", "--queries", "BANK", "--targets", "BANK", "--method", "auto"), "pass --query-bank"),
         (("evaluate", "--queries", "BANK", "--targets", "BANK", "--report", "no/where.html"), "cannot write"),
