@@ -20,13 +20,20 @@ import numpy as np
 from hubplugin.errors import InputError
 
 VectorLike: TypeAlias = Any
-"""numpy array, torch tensor, memory map, nested lists, `Vectors`, a store with `scan()`, or a path
-(.npy, .npz, .safetensors, .parquet; `file#name` names one array or column of several)."""
+"""numpy array, torch tensor, memory map, nested lists, a table's column with one vector a row, `Vectors`, a store with
+`scan()`, or a path (.npy, .npz, .safetensors, .parquet; `file#name` names one array or column of several)."""
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called as progress(what, done, total) while long work goes on; total is 0 where it is not known."""
 
 BLOCK_ROWS = 16_384
+
+EXPANSION, ALWAYS = 100, 64 << 20
+"""A compressed file may unpack to `EXPANSION` times its size: where components have two values, of a bit each, as
+float64 they take 64 times that. `ALWAYS` bytes are unpacked whatever the size: they do no harm."""
+
+TEXTS = (".csv", ".json", ".jsonl", ".md", ".tsv", ".txt")
+"""What banks of texts are kept in."""
 
 
 @runtime_checkable
@@ -107,12 +114,24 @@ class _Parquet(Vectors):
         types = {field.name: field.type for field in self._file.schema_arrow}
         kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
         lists = [column for column, of in types.items() if any(kind(of) for kind in kinds)]
+        texts = [column for column, of in types.items() if pa.types.is_string(of) or pa.types.is_large_string(of)]
+        if texts and not lists:
+            raise _only_texts(name, f"has texts in {', '.join(texts)} and no vectors")
         self._column = _choose(name, path, column, lists, "list columns")
         values = types[self._column].value_type
         if not (pa.types.is_floating(values) or pa.types.is_integer(values)):
             raise InputError(f"{name}: column {self._column!r} has lists of {values}; expected floats or integers")
+        _require_plausible(name, path, self._unpacked_bytes(values.bit_width // 8))
         first = next(self._raw_batches(1), np.empty((0, 0)))
         super().__init__(name, self._file.metadata.num_rows, first.shape[1])
+
+    def _unpacked_bytes(self, width: int) -> int:
+        """What the file says that its column holds, `width` bytes a value."""
+        metadata, total = self._file.metadata, 0
+        for group in range(metadata.num_row_groups):
+            columns = (metadata.row_group(group).column(number) for number in range(metadata.num_columns))
+            total += sum(each.num_values for each in columns if each.path_in_schema.split(".")[0] == self._column)
+        return int(total * width)
 
     def _raw_batches(self, size: int) -> Iterator[np.ndarray]:
         batches = self._file.iter_batches(batch_size=size, columns=[self._column])
@@ -206,10 +225,46 @@ def fingerprint(*arrays: np.ndarray | None) -> str:
 
 
 def _from_array(array: np.ndarray, name: str) -> Vectors:
+    if array.dtype.kind in "UST" or (array.dtype.kind == "O" and array.size and isinstance(array.flat[0], str)):
+        raise _only_texts(name, "is made of texts")
+    if array.dtype.kind == "O" and array.ndim == 1 and array.size:  # the column of a table: one vector a row
+        array = _stacked(array, name)
     if array.dtype.kind not in "fiu":
         what = "an object array" if array.dtype.kind == "O" else f"an array of {array.dtype}"
         raise InputError(f"{name} is {what}; expected floats or integers in a matrix [rows, d]")
     return Sliceable(name, array, array.shape, np.asarray)
+
+
+def _stacked(rows: np.ndarray, name: str) -> np.ndarray:
+    """The vectors that are the elements of `rows` [n], as a matrix [n, d]."""
+    try:
+        vectors = [np.asarray(row) for row in rows]
+    except ValueError:
+        raise InputError(f"{name} is an object array of nested rows; expected a vector in each") from None
+    for number, vector in enumerate(vectors):
+        if vector.ndim != 1 or vector.shape != vectors[0].shape:
+            raise InputError(
+                f"{name} is an object array: row {number} has shape {vector.shape}, row 0 {vectors[0].shape}; "
+                "expected a vector in each, all of the same length"
+            )
+    return np.stack(vectors)
+
+
+def _only_texts(name: str, what: str) -> InputError:
+    return InputError(
+        f"{name} {what}; embed texts with the model that embedded the gallery, as in "
+        "numpy.save('bank.npy', model.encode(texts)), and pass the vectors"
+    )
+
+
+def _require_plausible(name: str, path: Path, unpacked: int) -> None:
+    """Raises InputError for a small file that would fill memory or disk: `unpacked` is what it claims, in bytes."""
+    size = path.stat().st_size
+    if unpacked > max(ALWAYS, EXPANSION * size):
+        raise InputError(
+            f"{name} has {size:,} bytes and would unpack to {unpacked:,}, more than {EXPANSION} times as many; "
+            "if that is right, load it yourself and pass the array"
+        )
 
 
 def _from_tensor(tensor: Any, name: str) -> Vectors:
@@ -244,6 +299,9 @@ def _from_file(text: str, name: str) -> Vectors:
             raise InputError(f"{name}: there is no file '{url[0]}...'; a store is opened by hubplugin.open_store(URL)")
         raise InputError(f"{name}: there is no file {str(path)!r}")
     name = f"{name} ({path.name})"
+    if path.suffix in TEXTS:
+        kinds = ", ".join(READERS)
+        raise _only_texts(name, f"is a text file, and vectors are read from {kinds}")
     if path.suffix not in READERS:
         raise InputError(f"{name}: unknown kind of file {path.suffix!r}; expected one of {', '.join(READERS)}")
     try:
@@ -279,6 +337,14 @@ def _from_npz(name: str, path: Path, part: str | None) -> Vectors:
     with zipfile.ZipFile(path) as archive:
         members = [member.removesuffix(".npy") for member in archive.namelist() if member.endswith(".npy")]
         member = _choose(name, path, part, members, "arrays")
+        unpacked = archive.getinfo(member + ".npy").file_size
+        _require_plausible(name, path, unpacked)
+        free = shutil.disk_usage(tempfile.gettempdir()).free
+        if unpacked > free:
+            raise InputError(
+                f"{name} unpacks to {unpacked:,} bytes, and {tempfile.gettempdir()!r} has room for {free:,}; "
+                "set TMPDIR to a folder with room"
+            )
         folder = Path(tempfile.mkdtemp(prefix="hubplugin-"))
         try:
             with archive.open(member + ".npy") as packed, (folder / "array.npy").open("wb") as plain:

@@ -8,6 +8,7 @@ import tempfile
 import warnings
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -50,6 +51,23 @@ def test_torch_tensors(dtype):
     np.testing.assert_array_equal(as_vectors(tensor).array(), X)
     if tensor.is_floating_point():
         np.testing.assert_array_equal(as_vectors(tensor.requires_grad_()).array(), X)
+
+
+def column(*rows):
+    """As in the column of a table: an object array."""
+    made = np.empty(len(rows), object)
+    made[:] = rows
+    return made
+
+
+def test_the_column_of_a_table_with_one_vector_a_row():
+    import pandas as pd
+
+    for rows in (X.tolist(), list(X)):
+        table = pd.DataFrame({"text": list("abcd"), "embedding": rows})
+        for source in (table["embedding"], table["embedding"].to_numpy(), list(table["embedding"])):
+            np.testing.assert_array_equal(as_vectors(source).array(), X)
+    assert "is made of texts" in refusal(table["text"])
 
 
 def write_npy(path):
@@ -136,7 +154,16 @@ def test_pickles_are_never_unpickled(tmp_path):
         (np.zeros(3), "1 dimension"),
         (np.zeros((2, 2, 2)), "3 dimension"),
         (np.array([[1, "a"]], dtype=object), "object array"),
-        (np.array([["a", "b"]]), "<U1"),
+        (
+            ["how do I", "what is"],
+            "is made of texts; embed texts with the model that embedded the gallery, as in numpy",
+        ),
+        (np.array(["how do I", "what is"], object), "is made of texts; embed"),
+        (np.array([["a", "b"]]), "is made of texts; embed"),
+        (column([1.0, 2.0], [3.0]), "row 1 has shape (1,), row 0 (2,)"),
+        (column([1.0, 2.0], None), "row 1 has shape (), row 0 (2,)"),
+        (column([1.0, None], [2.0, 3.0]), "object array"),
+        (column([1.0, [2.0]]), "nested rows"),
         (np.array([[True, False]]), "bool"),
         (np.array([[1j, 2]]), "complex"),
         (torch.tensor([[True]]), "torch.bool"),
@@ -157,8 +184,51 @@ def test_what_is_no_matrix_of_numbers_is_refused_by_name(source, says):
 
 
 def test_another_kind_of_file_is_refused_with_the_kinds_that_are_read(tmp_path):
-    (tmp_path / "x.csv").write_text("1,2")
-    assert ".npy, .npz, .safetensors, .parquet" in refusal(tmp_path / "x.csv")
+    (tmp_path / "x.faiss").write_text("1,2")
+    assert ".npy, .npz, .safetensors, .parquet" in refusal(tmp_path / "x.faiss")
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".csv"])
+def test_a_file_of_texts_is_told_to_be_embedded(suffix, tmp_path):
+    (tmp_path / f"bank{suffix}").write_text("how do I\n")
+    assert refusal(tmp_path / f"bank{suffix}") == (
+        f"query bank (bank{suffix}) is a text file, and vectors are read from .npy, .npz, .safetensors, .parquet; "
+        "embed texts with the model that embedded the gallery, as in numpy.save('bank.npy', model.encode(texts)), "
+        "and pass the vectors"
+    )
+
+
+def test_a_table_of_texts_is_told_to_be_embedded(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"id": [1], "question": ["how do I"]}), tmp_path / "x.parquet")
+    assert "has texts in question and no vectors; embed texts with the model" in refusal(tmp_path / "x.parquet")
+
+
+def test_a_small_file_that_would_unpack_to_much_is_refused(tmp_path, monkeypatch):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    zeros = np.zeros((1_000, 512), np.float32)
+    np.savez_compressed(tmp_path / "x.npz", zeros)
+    same = pa.FixedSizeListArray.from_arrays(pa.array(zeros.ravel()), 512)
+    pq.write_table(pa.table({"id": range(1_000), "v": same}), tmp_path / "x.parquet", compression="zstd")
+    paths = tmp_path / "x.npz", tmp_path / "x.parquet"
+    for path in paths:
+        np.testing.assert_array_equal(as_vectors(path).array(), zeros)  # so little does no harm
+    monkeypatch.setattr("hubplugin.vectors.ALWAYS", 1 << 20)
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda **_: pytest.fail("unpacked"))
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *_, **__: pytest.fail("read"))
+    for path in paths:
+        assert "more than 100 times as many; if that is right, load it yourself and pass the array" in refusal(path)
+        assert f"has {path.stat().st_size:,} bytes and would unpack to 2,048," in refusal(path)
+
+
+def test_a_file_that_the_disk_has_no_room_for_is_not_unpacked(tmp_path, monkeypatch):
+    np.savez(tmp_path / "x.npz", X)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
+    assert "has room for 10; set TMPDIR to a folder with room" in refusal(tmp_path / "x.npz")
 
 
 def test_a_folder_a_store_an_index_and_a_text_are_called_what_they_are(tmp_path):
