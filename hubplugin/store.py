@@ -12,11 +12,14 @@ The built-in adapters come through the same door.
 from __future__ import annotations
 
 import os
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from typing import TypeAlias, cast
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -155,6 +158,28 @@ def adapters() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
+SERVERS = {"http": "qdrant", "https": "qdrant+https"}
+"""The scheme of a store behind the address that people copy from a browser or from the arguments of its client."""
+
+
+def _meant(url: str, known: Collection[str]) -> str | None:
+    """The store URL that was probably meant by `url`, without what may be a secret in it."""
+    bare = re.match(r"[\w.-]+:633[34](/|$)", url)
+    try:
+        parts = urlsplit(f"http://{url}" if bare else url)
+        port = {None: "", 6334: ":6333"}.get(parts.port, f":{parts.port}")  # 6334 is that of gRPC
+    except ValueError:
+        return None
+    scheme = SERVERS.get(parts.scheme)
+    if scheme in known and parts.hostname:
+        names = [
+            name for name in (parts.fragment or parts.path).split("/") if name not in ("", "collections", "dashboard")
+        ]
+        return f"{scheme}://{parts.hostname}{port}/{'/'.join(names) or 'COLLECTION'}"
+    near = get_close_matches(url.partition(":")[0], known, n=1, cutoff=0.75)
+    return f"{near[0]}:..." if near else None
+
+
 def open_store(url: str) -> Store:
     """The store behind a URL such as `faiss:photos.faiss` or `qdrant://localhost:6333/photos`.
 
@@ -167,7 +192,9 @@ def open_store(url: str) -> Store:
         given = f"{scheme}:..." if colon else url  # what stands behind it may hold a password
         if os.path.isfile(url) and "faiss" in known:
             raise StoreError(f"{url!r} is a file, and a store is named by a URL: faiss:{url}")
-        raise StoreError(f"{given!r} is no store URL that an installed adapter knows; known: {schemes}")
+        meant = _meant(url, known)
+        hint = f"; did you mean {meant}?" if meant else ""
+        raise StoreError(f"{given!r} is no store URL that an installed adapter knows; known: {schemes}{hint}")
     try:
         opener = cast(Callable[[str], Store], known[scheme].load())
     except HubpluginError:

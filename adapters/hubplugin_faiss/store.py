@@ -194,6 +194,8 @@ def open_url(url: str) -> FaissStore:
     Raises StoreError if there is no such file, or Faiss cannot read it, or its type cannot carry offsets.
     """
     path, _, query = url.removeprefix("faiss:").partition("?")
+    if path.startswith("//") and not os.path.exists(path):  # faiss://FILE, as other URLs are written
+        path = path[2:]
     options = parse_qs(query)
     metric = options.pop("metric", [None])[0]
     if options:

@@ -313,7 +313,7 @@ def formula(version: Version) -> edge.Formula:
 
 def open_url(url: str) -> EdgeStore:
     """The store behind qdrant-edge:PATH, with ?using=VECTOR where the shard has several vectors."""
-    path, _, query = url.removeprefix("qdrant-edge:").partition("?")
+    path, _, query = url.removeprefix("qdrant-edge:").removeprefix("//").partition("?")
     options = dict(parse_qsl(query))
     using = options.pop("using", "")
     if not path or options:

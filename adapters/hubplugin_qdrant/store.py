@@ -835,7 +835,7 @@ def open_url(url: str) -> QdrantStore:
     The api key is read from the environment variable QDRANT_API_KEY and is never part of a URL.
     """
     scheme, _, rest = url.partition(":")
-    parts = urlsplit(f"//{rest.removeprefix('//')}" if scheme != "qdrant-local" else f"local:{rest}")
+    parts = urlsplit(f"{'local:' if scheme == 'qdrant-local' else '//'}{rest.removeprefix('//')}")
     options = dict(parse_qsl(parts.query))
     using, storage, alias = options.pop("using", ""), options.pop("storage", None), options.pop("alias", None)
     place, _, collection = parts.path.rpartition("/")
@@ -847,9 +847,14 @@ def open_url(url: str) -> QdrantStore:
         )
     if not collection or not (place if scheme == "qdrant-local" else parts.hostname):
         raise InputError(f"{url!r} names no collection; expected {expected}")
-    with one_line(url, "opening", collection):
-        client = _connect(scheme, parts, place)
-        return _opened(client, collection, using, cast(Storage | None, storage), alias, url=url)
+    try:
+        with one_line(url, "opening", collection):
+            client = _connect(scheme, parts, place)
+            return _opened(client, collection, using, cast(Storage | None, storage), alias, url=url)
+    except StoreError as error:
+        if not parts.netloc.endswith(":6334"):
+            raise
+        raise StoreError(*error.args, "; 6334 is usually the port of gRPC, a URL has that of HTTP, 6333") from None
 
 
 def _connect(scheme: str, parts: Any, place: str) -> QdrantClient:

@@ -167,6 +167,10 @@ def test_a_password_in_a_url_is_never_printed(made):
     [
         (("inspect", "qdrant://127.0.0.1:9/photos"), "no answer"),
         (("inspect", "redis:photos"), "no store URL that an installed adapter knows; known: faiss:..., "),
+        (
+            ("inspect", "qdrant://127.0.0.1:6334/photos"),
+            "6334 is usually the port of gRPC, a URL has that of HTTP, 6333",
+        ),
         (("inspect", "faiss:nowhere.faiss"), "nowhere.faiss"),
         (("apply", "faiss:PHOTOS", "--queries", "nowhere.npy"), "there is no file 'nowhere.npy'"),
         (("apply", "faiss:PHOTOS", "--queries", "BANK", "--method", "magic"), "unknown method 'magic'"),

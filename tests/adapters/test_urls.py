@@ -1,0 +1,59 @@
+"""URLs as people paste them: accepted, or told what was meant."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hubplugin.errors import StoreError
+from hubplugin.store import open_store
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("http://localhost:6333/photos", "qdrant://localhost:6333/photos"),
+        ("http://localhost:6334/photos", "qdrant://localhost:6333/photos"),
+        ("localhost:6333/photos", "qdrant://localhost:6333/photos"),
+        ("http://localhost:6333/collections/photos", "qdrant://localhost:6333/photos"),
+        ("http://localhost:6333/dashboard#/collections/photos", "qdrant://localhost:6333/photos"),
+        ("https://x.cloud.qdrant.io:6333/dashboard", "qdrant+https://x.cloud.qdrant.io:6333/COLLECTION"),
+        ("https://me:secret@host/photos?api-key=secret", "qdrant+https://host/photos"),
+        ("qdrnt://me:secret@host/photos", "qdrant:..."),
+    ],
+)
+def test_the_address_of_a_server_is_answered_with_the_url_that_was_meant(given, meant):
+    with pytest.raises(StoreError) as caught:
+        open_store(given)
+    assert str(caught.value).endswith(f"; did you mean {meant}?")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("given", ["redis://me:secret@host/x", "http://me:secret@host:port/x", "http:secret"])
+def test_where_nothing_is_near_nothing_is_guessed(given):
+    with pytest.raises(StoreError) as caught:
+        open_store(given)
+    assert "did you mean" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_two_slashes_before_a_path_are_read_as_in_other_urls(tmp_path, monkeypatch):
+    faiss = pytest.importorskip("faiss", reason="needs faiss-cpu: pip install 'hubplugin[faiss]'")
+    index = faiss.IndexFlatIP(3)
+    index.add(np.eye(3, dtype=np.float32))
+    faiss.write_index(index, str(tmp_path / "p.faiss"))
+    monkeypatch.chdir(tmp_path)
+    for url in ("faiss:p.faiss", "faiss://p.faiss", f"faiss://{tmp_path}/p.faiss", f"faiss:/{tmp_path}/p.faiss"):
+        assert open_store(url).count() == 3
+
+
+def test_two_slashes_before_the_folder_of_a_local_collection(tmp_path, monkeypatch):
+    qdrant_client = pytest.importorskip("qdrant_client", reason="needs qdrant-client: pip install 'hubplugin[qdrant]'")
+    client, models = qdrant_client.QdrantClient(path=str(tmp_path / "q")), qdrant_client.models
+    client.create_collection("photos", models.VectorParams(size=3, distance=models.Distance.DOT))
+    client.close()
+    monkeypatch.chdir(tmp_path)
+    for url in ("qdrant-local:q/photos", "qdrant-local://q/photos", f"qdrant-local://{tmp_path}/q/photos"):
+        store = open_store(url)
+        assert store.dim == 3
+        store.client.close()
