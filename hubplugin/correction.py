@@ -159,6 +159,8 @@ def apply(
     if configuration is not None:
         configuration.require_banks(given)
     look: dict[str, Any] = {"pairs": pairs, "metric": store.metric, "compute": compute}
+    if not store.count():
+        raise InputError(f"{store.url} is empty; add vectors, then correct it")
     if not force:
         check_bank(bank, None, target_bank, **look)
     if group_by is not None:

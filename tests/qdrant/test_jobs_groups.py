@@ -150,8 +150,11 @@ def test_a_run_that_was_cut_off_goes_on_by_the_same_key_and_not_by_another(shops
     assert not isinstance(whole.model, GroupedModel)
 
 
-def test_the_guard_judges_each_tenant_and_a_run_with_none_left_is_refused(shops):
-    with pytest.raises(CorrectionRefused, match=r"no value of 'shop\.tenant' can be corrected .*'acme': .*distinct"):
+def test_the_guard_judges_each_tenant_and_a_run_with_none_left_is_refused(shops, monkeypatch):
+    with pytest.raises(CorrectionRefused, match=r"^the bank cannot speak .* has 150 distinct queries"):
+        shops.apply(force=False)  # which no tenant changes
+    monkeypatch.setattr("hubplugin.bank.SMALLEST", 100)
+    with pytest.raises(CorrectionRefused, match=r"no value of 'shop\.tenant' can be corrected .*'acme': .*not help"):
         shops.apply(force=False)
     with pytest.raises(CorrectionRefused, match="no target has one"):
         shops.apply(group_by="brand")
@@ -164,6 +167,7 @@ def test_a_tenant_that_is_refused_stays_neutral_and_is_named(shops, monkeypatch)
             raise CorrectionRefused("it would not help")
 
     monkeypatch.setattr("hubplugin.groups.check", check)
+    monkeypatch.setattr("hubplugin.bank.SMALLEST", 100)
     applied = hubplugin_qdrant.apply(shops.plain, "photos", shops.bank, **(shops.settings() | {"force": False}))
     assert applied.neutral["acme"] == "it would not help"
     assert {shops.offset(key) for key in range(0, 3 * LARGE, 3)} == {0}
