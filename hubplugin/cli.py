@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 import hubplugin
 from hubplugin.errors import HubpluginError, InputError, Parameter
 
-OF_A_URL = ("alias", "metric", "storage", "using")
+OF_A_URL = ("metric", "storage", "using")
 
 
 def as_typed(parameter: Parameter, command: Any) -> str:
@@ -69,8 +69,7 @@ StoreUrl = Annotated[
         metavar="STORE",
         help="faiss:FILE, qdrant://HOST:6333/COLLECTION, qdrant+https://..., qdrant-local:PATH/COLLECTION, "
         "qdrant-edge:PATH. Options stand behind it, in quotes: faiss:FILE?metric=dot, or cosine, where the lengths of "
-        "its vectors mislead; qdrant...?using=VECTOR, &storage=vector (offsets in a second vector), &alias=NAME (of a "
-        "copy).",
+        "its vectors mislead; qdrant...?using=VECTOR, &storage=vector (offsets in a second vector).",
     ),
 ]
 Queries = Annotated[

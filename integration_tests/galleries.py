@@ -209,7 +209,7 @@ class Collection(Gallery):
 
     def drop(self) -> None:
         client = self.backend.client()
-        for found in client.get_collections().collections:  # with its companion, its copies and theirs
+        for found in client.get_collections().collections:  # with its companion
             if found.name == self.name or found.name.startswith(f"{self.name}--"):
                 client.delete_collection(found.name)
 

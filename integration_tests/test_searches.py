@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 from qdrant_client import models
 
-import hubplugin
 import hubplugin_qdrant
 from hubplugin.metric import normalise
-from hubplugin_qdrant import HubQdrantClient, QdrantStore
 from integration_tests.galleries import APPLY, BANK, QUERIES, K, exact_scores
 
 pytestmark = pytest.mark.needs("client")
@@ -28,11 +26,6 @@ def corrected(backend, gallery):
     gallery.unit, gallery.offsets = normalise(gallery.vectors, "targets"), model.offsets(gallery.vectors)
     gallery.hub = backend.wrapped()
     return gallery
-
-
-def require_formulas(backend):
-    if "server" in backend.can and backend.version() < (1, 14):
-        pytest.skip("before server 1.14 the client corrects the root of a request, and neither groups nor prefetches")
 
 
 def ids(points):
@@ -82,7 +75,6 @@ def test_a_batch_finds_what_single_queries_find(corrected):
 
 
 def test_groups_hold_the_corrected_best_of_each(backend, corrected):
-    require_formulas(backend)
     modules = np.arange(len(corrected.ids)) % 40
     for row, query in enumerate(QUERIES[:5]):
         groups = corrected.hub.query_points_groups(
@@ -97,7 +89,6 @@ def test_groups_hold_the_corrected_best_of_each(backend, corrected):
 
 
 def test_a_hybrid_search_fuses_the_corrected_ranking(backend, fill):
-    require_formulas(backend)
     gallery = fill(using="code", sparse=True)
     hubplugin_qdrant.apply(backend.client(), gallery.name, using="code", query_bank=BANK, **APPLY)
     hub = backend.wrapped()
@@ -138,7 +129,6 @@ def test_an_async_client_finds_what_the_sync_one_finds(backend, corrected):
 
 
 def test_every_form_of_a_query_is_corrected_wherever_it_stands(backend, corrected, fill):
-    require_formulas(backend)
     elsewhere = fill(rows=40)
     row = 8
     own, others = corrected.ids[row], np.delete(corrected.unit @ corrected.unit[row] + corrected.offsets, row)
@@ -160,35 +150,6 @@ def test_every_form_of_a_query_is_corrected_wherever_it_stands(backend, correcte
         for tree in (prefetch, nested):
             fused = corrected.hub.query_points(corrected.name, prefetch=tree, query=RRF, limit=K).points
             assert set(ids(fused)) == set(ids(found))
-
-
-def test_what_must_stay_raw_before_formulas_says_so(backend, corrected):
-    if "server" not in backend.can or backend.version() >= (1, 14):
-        pytest.skip("here groups and prefetches are corrected")
-    prefetch = models.Prefetch(query=QUERIES[0].tolist(), limit=K)
-    with pytest.warns(UserWarning, match="prefetches are raw on a server without formulas"):
-        corrected.hub.query_points(corrected.name, prefetch=prefetch, query=RRF, limit=K)
-    with pytest.warns(UserWarning, match="groups are raw on a server without formulas"):
-        corrected.hub.query_points_groups(corrected.name, group_by="module", query=QUERIES[0], limit=3)
-
-
-@pytest.mark.parametrize("method", ["dis", "dsl", "gc"])
-def test_a_rule_ranks_nearest_queries_in_the_client(backend, gallery, method):
-    client = backend.client()
-    rule = hubplugin.fit_rule(BANK, method, QdrantStore(client, gallery.name))
-    hub = HubQdrantClient.wrap(client, rules={gallery.name: rule}, oversampling=len(gallery.ids) / K)
-    even = models.Filter(must=[models.FieldCondition(key="even", match=models.MatchValue(value=True))])
-    vectors = gallery.vectors[::2]
-    scores = rule.rescore(exact_scores(QUERIES, vectors, None), rule.keep(vectors))
-    for row, query in enumerate(QUERIES[:10]):
-        found = hub.query_points(gallery.name, query, query_filter=even, limit=K, search_params=EXACT).points
-        assert all(point.payload["even"] and point.vector is None for point in found)
-        if method != "gc":  # whose counts a rounding of the similarity may change by one
-            best = expected_scores(scores[row])
-            np.testing.assert_allclose([point.score for point in found], best, rtol=0, atol=1e-4)
-        where = {key: number for number, key in enumerate(gallery.ids[::2])}
-        ours = scores[row, [where[key] for key in ids(found)]]
-        assert ours.min() >= np.sort(scores[row])[-K] - (1 if method == "gc" else 1e-4)
 
 
 KINDS = {

@@ -31,8 +31,8 @@ def agreement(hub, gallery, model):
 
 @pytest.mark.parametrize("given", [None, {}], ids=["none", "empty"])
 def test_an_upsert_without_a_payload_leaves_what_a_plain_one_leaves(backend, gallery, given):
-    """Servers keep the payload of a point that was there up to 1.14, by gRPC also if an empty one is given; from 1.15
-    on they clear it."""
+    """A server 1.14 keeps the payload of a point that was there, by gRPC also if an empty one is given; from 1.15 on it
+    is cleared."""
     hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **APPLY)
     hub, keys = backend.wrapped(), gallery.ids[:3]
     for client, key in ((backend.client(), keys[0]), (hub, keys[1])):
@@ -104,8 +104,6 @@ STRICT = {
 
 @pytest.mark.needs("client", "server")
 def test_a_strict_server_is_searched_written_and_left_within_its_limits(backend, fill):
-    if backend.version() < (1, 13):
-        pytest.skip("strict mode came with server 1.13")
     known = {name: value for name, value in STRICT.items() if name in models.StrictModeConfig.model_fields}
     gallery = fill(strict_mode_config=models.StrictModeConfig(**known))
     # Groups are by a key with an index only: beside it there is room for one more.
@@ -123,8 +121,6 @@ def test_a_strict_server_is_searched_written_and_left_within_its_limits(backend,
 
 @pytest.mark.needs("client", "server")
 def test_rates_that_are_limited_are_waited_for(backend, fill):
-    if backend.version() < (1, 13):
-        pytest.skip("rates are limited from server 1.13 on")
     client = backend.client()
     # A minute's worth of either is less than what making the gallery and correcting it takes.
     limits = models.StrictModeConfig(enabled=True, read_rate_limit=150, write_rate_limit=90)

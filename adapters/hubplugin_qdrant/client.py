@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from qdrant_client import AsyncQdrantClient, QdrantClient
 from qdrant_client.client_base import QdrantBase
@@ -16,29 +16,8 @@ from hubplugin.errors import InputError
 from hubplugin_qdrant import flows
 from hubplugin_qdrant.flows import Flow, Hub
 
-if TYPE_CHECKING:
-    from hubplugin.activation import Rule
-
 Method = TypeVar("Method", bound=Callable[..., Any])
 Client = TypeVar("Client", QdrantClient, AsyncQdrantClient)
-
-
-RulesByPlace: TypeAlias = "Mapping[str | tuple[str, str], Rule]"
-"""Rules by collection, or by collection and vector."""
-
-
-def _by_collection(rules: RulesByPlace | None) -> dict[str, dict[str, Rule]]:
-    if not rules:
-        return {}
-    from hubplugin.activation import Rule  # imports torch
-
-    found: dict[str, dict[str, Rule]] = {}
-    for place, rule in rules.items():
-        collection, vector = (place, "") if isinstance(place, str) else place
-        if not isinstance(rule, Rule):
-            raise InputError(f"rules: {place!r} has a {type(rule).__name__}; expected what hubplugin.fit_rule returns")
-        found.setdefault(collection, {})[vector] = rule
-    return found
 
 
 def require_client(client: Any, kind: type[Client]) -> Client:
@@ -138,26 +117,22 @@ class HubQdrantClient(QdrantClient):
 
     It takes the arguments of QdrantClient. On a collection without a correction every method is QdrantClient's.
     oversampling: candidates for each result asked for; by default what was calibrated when the correction was
-    applied. rules: corrections that depend on the query (`hubplugin.fit_rule`: dis, dualdis, dsl, gc, ssn), by
-    collection or (collection, vector); nearest queries there are ranked by them in the client, among candidates
-    that are fetched with their vectors. The manifest of a collection is read on first use and again every 10 seconds.
+    applied. The manifest of a collection is read on first use and again every 10 seconds.
     """
 
-    def __init__(self, *args: Any, oversampling: float | None = None, rules: RulesByPlace | None = None, **kwargs: Any):
+    def __init__(self, *args: Any, oversampling: float | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
         raw = QdrantClient.__new__(QdrantClient)
         raw.__dict__.update(self.__dict__)
-        self._hub = Hub(raw, lambda function: function(), oversampling, _by_collection(rules))
+        self._hub = Hub(raw, lambda function: function(), oversampling)
 
     @classmethod
-    def wrap(
-        cls, client: QdrantClient, *, oversampling: float | None = None, rules: RulesByPlace | None = None
-    ) -> HubQdrantClient:
+    def wrap(cls, client: QdrantClient, *, oversampling: float | None = None) -> HubQdrantClient:
         """A corrected client over the connection of `client`; closing either closes both."""
         raw = require_client(client, QdrantClient)
         wrapped = cls.__new__(cls)
         wrapped.__dict__.update(raw.__dict__)
-        wrapped._hub = Hub(raw, lambda function: function(), oversampling, _by_collection(rules))
+        wrapped._hub = Hub(raw, lambda function: function(), oversampling)
         return wrapped
 
     @property
@@ -198,21 +173,19 @@ class HubQdrantClient(QdrantClient):
 class AsyncHubQdrantClient(AsyncQdrantClient):
     """An AsyncQdrantClient that does what `HubQdrantClient` does; offsets are computed in a thread."""
 
-    def __init__(self, *args: Any, oversampling: float | None = None, rules: RulesByPlace | None = None, **kwargs: Any):
+    def __init__(self, *args: Any, oversampling: float | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
         raw = AsyncQdrantClient.__new__(AsyncQdrantClient)
         raw.__dict__.update(self.__dict__)
-        self._hub = Hub(raw, asyncio.to_thread, oversampling, _by_collection(rules))
+        self._hub = Hub(raw, asyncio.to_thread, oversampling)
 
     @classmethod
-    def wrap(
-        cls, client: AsyncQdrantClient, *, oversampling: float | None = None, rules: RulesByPlace | None = None
-    ) -> AsyncHubQdrantClient:
+    def wrap(cls, client: AsyncQdrantClient, *, oversampling: float | None = None) -> AsyncHubQdrantClient:
         """A corrected client over the connection of `client`; closing either closes both."""
         raw = require_client(client, AsyncQdrantClient)
         wrapped = cls.__new__(cls)
         wrapped.__dict__.update(raw.__dict__)
-        wrapped._hub = Hub(raw, asyncio.to_thread, oversampling, _by_collection(rules))
+        wrapped._hub = Hub(raw, asyncio.to_thread, oversampling)
         return wrapped
 
     @property

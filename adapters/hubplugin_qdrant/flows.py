@@ -11,7 +11,7 @@ import itertools
 import math
 import time
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from hubplugin.errors import StoreError
 from hubplugin.model import OffsetModel
 from hubplugin_qdrant import companion, rewrite, writes
 from hubplugin_qdrant import manifest as m
+from hubplugin_qdrant.errors import PASSING, Fault, fault_of
 from hubplugin_qdrant.manifest import Manifest, Version
 
 Flow = Generator[Any, Any, Any]
@@ -58,7 +59,6 @@ class Hub:
     raw: Any
     compute: Callable[[Callable[[], Any]], Any]
     oversampling: float | None = None
-    rules: Mapping[str, rewrite.Rules] = field(default_factory=dict)
     known: dict[str, Known] = field(default_factory=dict)
     fits: dict[str, OffsetModel] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)
@@ -71,7 +71,7 @@ class Hub:
         try:
             return (yield from self._looked_up(name))
         except Exception as error:
-            if not (companion.is_passing(error) or companion.is_answer(error)):
+            if fault_of(error) is Fault.OTHER:
                 raise
             if found is None:
                 self.warn(f"what is known of {name!r} cannot be read just now; until it can, its searches are raw here")
@@ -113,19 +113,16 @@ class Hub:
 
     def _seen(self, collection: str, manifest: Manifest) -> Flow:
         """`manifest` with what is so for now: whether any point lacks its second vector. Without such points no search
-        need look for them, which would take a look at every point. (A count would count vectors of deleted points.)
-        A server without formulas cannot add them to what it finds: there they are found when they are refreshed."""
+        need look for them, which would take a look at every point. (A count would count vectors of deleted points.)"""
         active = dict(manifest.active)
         for name, version in active.items():
-            if version.storage == "vector" and not version.server_formula:
-                active[name] = version.model_copy(update={"everywhere": True})
-            elif version.storage == "vector":
+            if version.storage == "vector":
                 try:
                     lacking, _ = yield self.raw.scroll(
                         collection, rewrite.lacking_second(version), limit=1, with_payload=False
                     )
                 except Exception as error:
-                    if not companion.is_answer(error):
+                    if fault_of(error) is Fault.OTHER:
                         raise
                     lacking = True
                 active[name] = version.model_copy(update={"everywhere": not lacking})
@@ -135,9 +132,9 @@ class Hub:
         try:
             found = yield self.raw.retrieve(m.companion(collection), ids=[m.MANIFEST_ID], with_payload=True)
         except Exception as error:
-            if companion.is_missing(error):
+            if fault_of(error) is Fault.MISSING:
                 return None
-            if companion.is_forbidden(error):
+            if fault_of(error) is Fault.FORBIDDEN:
                 self.warn(
                     f"the api key may not read {m.companion(collection)!r}: if collection {collection!r} is corrected, "
                     "its searches are raw here; let the key read that collection, too"
@@ -154,26 +151,10 @@ class Hub:
         try:
             aliases = yield self.raw.get_aliases()
         except Exception as error:
-            if companion.is_forbidden(error):
+            if fault_of(error) is Fault.FORBIDDEN:
                 return name
             raise
         return next((alias.collection_name for alias in aliases.aliases if alias.alias_name == name), name)
-
-    def rewritten(self, known: Known, name: str, request: models.QueryRequest) -> rewrite.Rewritten:
-        """`request` on the collection or alias `name`, corrected; says so once where a part of it cannot be."""
-        rules, manifest = self.rules_for(known, name), known.manifest or Manifest()
-        by_client = {vector for vector, version in manifest.active.items() if version.ranked_by_client}
-        if rules or by_client:
-            if rewrite.nearest_inside(request, by_client):
-                self.warn("prefetches are raw on a server without formulas; they are corrected from server 1.14 on")
-            elif rewrite.nearest_inside(request, rules):
-                self.warn(
-                    f"collection {name!r}: a rule ranks the root of a request; prefetches have stored offsets only"
-                )
-        return rewrite.rewrite(request, manifest, self.oversampling, rules)
-
-    def rules_for(self, known: Known, name: str) -> rewrite.Rules:
-        return self.rules.get(name) or self.rules.get(known.collection) or rewrite.NO_RULES
 
     def fitted(self, known: Known) -> Flow:
         """The versions of a collection that a write must bring along, each with its model."""
@@ -236,7 +217,7 @@ def _again_if_changed(flow: Callable[[Hub, dict[str, Any]], Flow]) -> Callable[[
             return (yield from flow(hub, given))
         except Exception as error:
             before = hub.known.get(name)
-            if before is None or before.manifest is None or before.until == math.inf or companion.is_passing(error):
+            if before is None or before.manifest is None or before.until == math.inf or fault_of(error) in PASSING:
                 raise
             del hub.known[name]
             now = yield from hub.lookup(name)
@@ -251,49 +232,39 @@ def _again_if_changed(flow: Callable[[Hub, dict[str, Any]], Flow]) -> Callable[[
 
 @_again_if_changed
 def query_points(hub: Hub, given: dict[str, Any]) -> Flow:
-    name = given["collection_name"]
-    known = yield from hub.lookup(name)
-    if known.manifest is None and not hub.rules_for(known, name):
+    known = yield from hub.lookup(given["collection_name"])
+    if known.manifest is None:
         return (yield hub.raw.query_points(**given))
     request = _request(given)
     if known.seconds:
         request = (yield from _resolved(hub, known, [request]))[0]
-    rewritten = hub.rewritten(known, name, request)
+    rewritten = rewrite.rewrite(request, known.manifest, hub.oversampling)
     response = yield hub.raw.query_points(**_arguments(given, rewritten.request))
-    return (yield from _finished(hub, response, rewritten, request, known))
+    return _finished(response, rewritten, request, known)
 
 
 @_again_if_changed
 def query_batch_points(hub: Hub, given: dict[str, Any]) -> Flow:
-    name = given["collection_name"]
-    known = yield from hub.lookup(name)
-    if known.manifest is None and not hub.rules_for(known, name):
+    known = yield from hub.lookup(given["collection_name"])
+    if known.manifest is None:
         return (yield hub.raw.query_batch_points(**given))
     requests = given["requests"]
     if known.seconds:
         requests = yield from _resolved(hub, known, requests)
-    rewritten = [hub.rewritten(known, name, request) for request in requests]
+    rewritten = [rewrite.rewrite(request, known.manifest, hub.oversampling) for request in requests]
     found = yield hub.raw.query_batch_points(**(given | {"requests": [each.request for each in rewritten]}))
-    responses = []
-    for each in zip(found, rewritten, requests, strict=True):
-        responses.append((yield from _finished(hub, *each, known)))
-    return responses
+    return [_finished(*each, known) for each in zip(found, rewritten, requests, strict=True)]
 
 
 @_again_if_changed
 def query_points_groups(hub: Hub, given: dict[str, Any]) -> Flow:
     known = yield from hub.lookup(given["collection_name"])
-    if (given.get("using") or "") in hub.rules_for(known, given["collection_name"]):
-        hub.warn("groups are not ranked by a rule; they have the offsets that are stored, if any")
     if known.manifest is None:
         return (yield hub.raw.query_points_groups(**given))
     request = _request(given)  # the server multiplies the candidates by the size of a group
     if known.seconds:
         request = (yield from _resolved(hub, known, [request]))[0]
     rewritten = rewrite.rewrite(request, known.manifest, hub.oversampling)
-    if rewritten.in_client:
-        hub.warn("groups are raw on a server without formulas; they are corrected from server 1.14 on")
-        return (yield hub.raw.query_points_groups(**_without_our_key(known, given)))
     arguments = _arguments(given, rewritten.request)
     arguments.pop("offset", None)
     result = yield hub.raw.query_points_groups(**arguments)
@@ -643,12 +614,8 @@ def _hide_seconds(points: Any, given: dict[str, Any], known: Known) -> None:
             point.vector = rewrite.without_second(point.vector, known.seconds)
 
 
-def _finished(
-    hub: Hub, response: Any, rewritten: rewrite.Rewritten, request: models.QueryRequest, known: Known
-) -> Flow:
+def _finished(response: Any, rewritten: rewrite.Rewritten, request: models.QueryRequest, known: Known) -> Any:
     _hide_seconds(response.points, {"with_vectors": request.with_vector}, known)
-    finish = rewritten.finish
-    if finish is None:
+    if rewritten.finish is None:
         return response
-    points = (yield hub.compute(lambda: finish(response.points))) if rewritten.in_client else finish(response.points)
-    return response.model_copy(update={"points": points})
+    return response.model_copy(update={"points": rewritten.finish(response.points)})

@@ -52,9 +52,9 @@ class Version(Part):
     storage: "payload", a key that the search adds to the score, or "vector", one more dimension of a second vector.
     model: fingerprint of the model. parts: how many points of the companion hold it. oversampling: candidates for
     each result. certain: whether those were proven to give the probe queries their exact corrected top 10.
-    max_candidates: what the collection's strict mode allows, if it does. server_formula: whether the server adds the
-    offsets; otherwise the client does. group_by: the payload key within whose values the offsets were fitted.
-    everywhere: whether every point was seen to have its second vector; a reader's own knowledge, which is not written.
+    max_candidates: what the collection's strict mode allows, if it limits them. group_by: the payload key within whose
+    values the offsets were fitted. owner: the run that writes it. everywhere: whether every point was seen to have its
+    second vector; a reader's own knowledge, which is not written.
     """
 
     number: int
@@ -74,8 +74,8 @@ class Version(Part):
     oversampling: float = DEFAULT_OVERSAMPLING
     certain: bool = False
     max_candidates: int | None = None
-    server_formula: bool = True
     group_by: str | None = None
+    owner: str = ""
     everywhere: bool = Field(default=False, exclude=True)
 
     @classmethod
@@ -101,11 +101,6 @@ class Version(Part):
         )
 
     @property
-    def ranked_by_client(self) -> bool:
-        """Whether the client must add the offsets, which the server cannot. Those in a second vector need no adding."""
-        return self.storage == "payload" and not self.server_formula
-
-    @property
     def key(self) -> str:
         """Where a point's payload holds its offset."""
         return f"{KEY}.{self.field}"
@@ -129,12 +124,15 @@ class Version(Part):
         """Where the offsets lie, and how they are searched, for people."""
         if self.storage == "vector":
             return f"offsets in the vector {self.second!r}"
-        who = "the server" if self.server_formula else "the client, for want of formulas in the server,"
         proof = "proven on probe queries" if self.certain else "not proven complete"
         return (
-            f"offsets in the payload key {self.key!r}; {who} adds them to {self.oversampling:g} candidates "
+            f"offsets in the payload key {self.key!r}; the server adds them to {self.oversampling:g} candidates "
             f"a result ({proof})"
         )
+
+    def is_same_writing(self, other: Version | None) -> bool:
+        """Whether `other` is this version, written by the same run."""
+        return other is not None and (self.number, self.owner) == (other.number, other.owner)
 
     @property
     def ceiling(self) -> float:
@@ -148,19 +146,9 @@ class Version(Part):
         return min(wanted, self.max_candidates) if self.max_candidates else wanted
 
 
-class Lease(Part):
-    """Who is writing, until when (seconds since 1970)."""
-
-    owner: str
-    host: str
-    process: int
-    until: float
-
-
 class Manifest(Part):
     """All that is known about a collection. `active` has the version that searches use, by vector name;
-    `writing` the one that is half-written; `retired` those whose offsets still lie in the points. origin: what
-    this collection is a copy of, if it is one."""
+    `writing` the one that is half-written; `retired` those whose offsets still lie in the points."""
 
     format: int = FORMAT
     hubplugin: str = hubplugin.__version__
@@ -168,8 +156,6 @@ class Manifest(Part):
     active: dict[str, Version] = {}
     writing: Version | None = None
     retired: tuple[Version, ...] = ()
-    lease: Lease | None = None
-    origin: str | None = None
 
     def lying(self, vector: str) -> tuple[Version | None, bool]:
         """The version that lies in `vector`, if any, and whether it is active; a half-written one is not."""

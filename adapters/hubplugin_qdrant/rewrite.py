@@ -17,11 +17,10 @@ where the offset is the larger of the two.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 from uuid import UUID
 
 import numpy as np
@@ -31,50 +30,32 @@ from qdrant_client.conversions.conversion import GrpcToRest
 
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
-from hubplugin_qdrant.manifest import DEFAULT_OVERSAMPLING, KEY, Manifest, Version, candidates
-
-if TYPE_CHECKING:
-    from hubplugin.activation import Rule
+from hubplugin_qdrant.manifest import KEY, Manifest, Version
 
 SERVER_LIMIT = 10
 """The limit of a request or prefetch that states none."""
 
-
-Rules: TypeAlias = "Mapping[str, Rule]"
-"""Corrections that depend on the query, by the name of the vector that they are for; "" is the unnamed one."""
-
-NO_RULES: Rules = MappingProxyType({})
 
 Points: TypeAlias = list[models.ScoredPoint]
 
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A corrected request, and what makes its answer of the points that it finds, if anything. With `in_client` these
-    are candidates, which `finish` ranks; else it only turns their scores back into distances."""
+    """A corrected request, and what turns the scores of the points that it finds back into distances, if anything."""
 
     request: models.QueryRequest
     finish: Callable[[Points], Points] | None = None
-    in_client: bool = False
 
 
-def rewrite(
-    request: models.QueryRequest, manifest: Manifest, oversampling: float | None = None, rules: Rules = NO_RULES
-) -> Rewritten:
+def rewrite(request: models.QueryRequest, manifest: Manifest, oversampling: float | None = None) -> Rewritten:
     """`request` with every nearest query on a corrected vector corrected, and our payload key left out.
 
-    `oversampling` takes the place of the manifest's. `rules` rank the nearest queries at the root, on the vectors that
-    they are for, in the place of the stored offsets. For storage="vector" the query must be the vector itself: see
+    `oversampling` takes the place of the manifest's. For storage="vector" the query must be the vector itself: see
     `references` and `resolved`.
     """
-    rule = rules.get(request.using or "") if is_nearest(request.query) else None
     version = _corrected_vector(request.query, request.using, manifest)
-    if rule is None and version is not None and version.ranked_by_client:
-        return _ranked_by_client(request, version, oversampling)
     shown = without_our_key(request.with_payload)
     prefetches = [rewrite_prefetch(child, manifest, oversampling) for child in _listed(request.prefetch)]
-    if rule is not None:
-        return _ranked_by_rule(request, rule, prefetches, shown, version, oversampling)
     if version is None:
         query = _over_corrected(request.query, _listed(request.prefetch), manifest)
         fields = {"prefetch": prefetches or None, "query": query, "with_payload": shown}
@@ -107,7 +88,7 @@ def rewrite_prefetch(
     children = _listed(prefetch.prefetch)
     prefetches = [rewrite_prefetch(child, manifest, oversampling) for child in children]
     version = _corrected_vector(prefetch.query, prefetch.using, manifest)
-    if version is None or version.ranked_by_client:
+    if version is None:
         if not prefetches:
             return prefetch
         query = _over_corrected(prefetch.query, children, manifest)
@@ -193,93 +174,6 @@ def without_our_key(with_payload: Any) -> Any:
 _ALL_BUT_OURS = models.PayloadSelectorExclude(exclude=[KEY])
 
 
-def _ranked_by_client(request: models.QueryRequest, version: Version, oversampling: float | None) -> Rewritten:
-    """The same re-ranking by the client, for servers without formulas."""
-    selector = request.with_payload
-    if selector is None or selector is False:
-        selector = [version.key]
-    elif isinstance(selector, list):
-        selector = [*selector, version.key]
-    elif isinstance(selector, models.PayloadSelectorInclude):
-        selector = [*selector.include, version.key]
-    fetched = _fetched(request, version.candidates(_results(request), oversampling), with_payload=selector)
-
-    def finish(points: Points) -> Points:
-        scores, shown = [], []
-        for point, similarity in zip(points, _similarities(points, version.metric), strict=True):
-            scores.append(similarity + (version.held(point.payload) or 0.0))
-            payload = {key: value for key, value in (point.payload or {}).items() if key != KEY}
-            asked = request.with_payload not in (False, None)
-            shown.append(point.model_copy(update={"payload": payload if asked else None}))
-        return _page(shown, scores, request, version.metric)
-
-    return Rewritten(fetched, finish, in_client=True)
-
-
-def _ranked_by_rule(
-    request: models.QueryRequest,
-    rule: Rule,
-    prefetches: list[models.Prefetch],
-    with_payload: Any,
-    version: Version | None,
-    oversampling: float | None,
-) -> Rewritten:
-    """The raw candidates with their vectors, which tell `rule` all that it must know of them."""
-    using, asked = request.using or "", request.with_vector
-    named = asked if isinstance(asked, list) else []
-    with_vector = True if asked is True or not using else [*dict.fromkeys([*named, using])]
-    if version is not None:
-        limit = version.candidates(_results(request), oversampling)
-    else:
-        limit = candidates(_results(request), oversampling or DEFAULT_OVERSAMPLING)
-    limit = _over_all(prefetches, limit, version)
-    fetched = _fetched(request, limit, prefetch=prefetches or None, with_payload=with_payload, with_vector=with_vector)
-
-    def finish(points: Points) -> Points:
-        vectors = np.array([_own_vector(point, using) for point in points], np.float32).reshape(len(points), -1)
-        if rule.metric is Metric.COSINE:  # a vector of length 0 has none, and no rank
-            usable = np.flatnonzero(vectors.any(axis=1))
-            points, vectors = [points[row] for row in usable], vectors[usable]
-        if not points:
-            return []
-        raw = np.array(_similarities(points, rule.metric))
-        scores = rule.rescore(raw[None, :], rule.keep(vectors))[0]
-        page = _page(points, scores.tolist(), request, rule.metric)
-        return [p.model_copy(update={"vector": _shown_vectors(p.vector, asked, named)}) for p in page]
-
-    return Rewritten(fetched, finish, in_client=True)
-
-
-def _fetched(request: models.QueryRequest, limit: int, **update: Any) -> models.QueryRequest:
-    """`request` for candidates that the client ranks."""
-    return request.model_copy(update={"limit": limit, "offset": None, "score_threshold": None} | update)
-
-
-def _similarities(points: Points, metric: Metric) -> list[float]:
-    return [point.score if metric is not Metric.EUCLIDEAN else -0.5 * point.score**2 for point in points]
-
-
-def _page(points: Points, scores: Sequence[float], request: models.QueryRequest, metric: Metric) -> Points:
-    """What `request` asks for of candidates with their corrected similarities, on the collection's scale."""
-    threshold = similarity_threshold(request.score_threshold, metric)
-    order = sorted(range(len(points)), key=lambda row: -scores[row])
-    above = [row for row in order if threshold is None or scores[row] >= threshold]
-    page = above[request.offset or 0 : _results(request)]
-    found = [points[row].model_copy(update={"score": scores[row]}) for row in page]
-    return with_distances(found) if metric is Metric.EUCLIDEAN else found
-
-
-def _own_vector(point: models.ScoredPoint, using: str) -> Any:
-    return point.vector[using] if isinstance(point.vector, dict) else point.vector
-
-
-def _shown_vectors(vector: Any, asked: Any, names: list[str]) -> Any:
-    """Of the vectors of a point those that were asked for."""
-    if asked is True:
-        return vector
-    return {name: vector[name] for name in names if name in vector} if names and isinstance(vector, dict) else None
-
-
 def without_second(vector: Any, names: tuple[str, ...]) -> Any:
     """The vectors of a point without those that are ours."""
     if not isinstance(vector, dict):
@@ -317,12 +211,12 @@ def _candidates(
     ]
 
 
-def _over_all(prefetches: list[models.Prefetch], limit: int, version: Version | None) -> int:
+def _over_all(prefetches: list[models.Prefetch], limit: int, version: Version) -> int:
     """`limit`, or as many as `prefetches` give: a re-scoring ranks what it is given, so all of that is candidates."""
     if not prefetches:
         return limit
     limit = max(limit, sum(child.limit or SERVER_LIMIT for child in prefetches))
-    return min(limit, version.max_candidates or limit) if version is not None else limit
+    return min(limit, version.max_candidates or limit)
 
 
 def _by_second_vector(
@@ -449,14 +343,6 @@ def is_nearest(query: Any) -> bool:
     )
 
 
-def nearest_inside(node: models.QueryRequest | models.Prefetch, vectors: Collection[str]) -> bool:
-    """Whether a nearest query on one of `vectors` stands among the prefetches of `node`."""
-    return any(
-        (is_nearest(child.query) and (child.using or "") in vectors) or nearest_inside(child, vectors)
-        for child in _listed(node.prefetch)
-    )
-
-
 def _over_corrected(query: Any, children: list[models.Prefetch], manifest: Manifest) -> Any:
     """A user's formula over prefetches of which some now yield similarities where they yielded distances."""
     if not isinstance(query, models.FormulaQuery):
@@ -464,7 +350,7 @@ def _over_corrected(query: Any, children: list[models.Prefetch], manifest: Manif
     names: dict[str, int] = {}
     for number, child in enumerate(children):
         version = _corrected_vector(child.query, child.using, manifest)
-        if version is not None and version.server_formula and version.metric is Metric.EUCLIDEAN:
+        if version is not None and version.metric is Metric.EUCLIDEAN:
             names |= {f"$score[{number}]": number} | ({"$score": 0} if number == 0 else {})
     if not names:
         return query

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import socket
 import threading
 import time
 import uuid
-import warnings
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -37,18 +35,9 @@ from hubplugin_qdrant import companion
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant.calibration import calibrated, chosen_probes
 from hubplugin_qdrant.client import HubQdrantClient, require_client
-from hubplugin_qdrant.companion import (
-    finished,
-    is_late,
-    is_limited,
-    is_missing,
-    is_passing,
-    is_too_large,
-    lacks_points,
-    one_line,
-)
-from hubplugin_qdrant.manifest import Lease, Manifest, Version
-from hubplugin_qdrant.streams import Pace, Writers, in_order
+from hubplugin_qdrant.errors import PASSING, Fault, fault_of, finished, one_line
+from hubplugin_qdrant.manifest import Manifest, Version
+from hubplugin_qdrant.streams import Writers, read_ahead
 from hubplugin_qdrant.writes import chunks, group_of, second_vectors, set_offsets, stored_offset
 
 BATCH = 2000
@@ -57,19 +46,14 @@ BATCH = 2000
 BATCH_NUMBERS = 1_000_000
 """Numbers read at a time: some 10 MB of JSON, where a server by default accepts 32."""
 
-READERS, WRITERS = 4, 4
-"""Requests under way at a time: enough that the server never waits for us."""
-
-PAGES_AHEAD = 8
-"""Pages of a range of ids that are read before its turn; their vectors take up to 4 MB each."""
-
-RANGES = 10_000
-"""Ranges of ids, at most; each begins at a point that the server picked."""
+WRITERS = 4
+"""Writing requests under way at a time: enough that the server never waits for us."""
 
 QUERIES_AT_ONCE = 32
 
-LEASE_SECONDS = 60.0
-"""A writer on another machine that has not been heard of for this long is taken for dead."""
+FORMULAS, VECTORS_IN_PLACE = (1, 14), (1, 18)
+"""Server versions: the oldest one supported, whose formulas add offsets to scores; and the first that adds a named
+vector to a collection."""
 
 RETRY_SECONDS, LIMITED_SECONDS = 60.0, 600.0
 """For how long a request is made again while the server does not answer, as during a restart, and while it limits the
@@ -81,6 +65,11 @@ calibrated on it; and how often it is asked."""
 
 RETRY_WAIT = wait_random_exponential(multiplier=0.2, max=10)
 
+SMALLER = (Fault.TOO_LARGE, Fault.LATE, Fault.LIMITED)
+"""Faults of a write that one of fewer points may not have."""
+
+logger = logging.getLogger("hubplugin_qdrant")
+
 Page = TypeVar("Page")
 
 METRICS = {
@@ -90,8 +79,6 @@ METRICS = {
 }
 
 Storage: TypeAlias = Literal["payload", "vector"]
-
-_writers: weakref.WeakValueDictionary[str, QdrantStore] = weakref.WeakValueDictionary()
 
 
 class QdrantStore(Store):
@@ -114,7 +101,12 @@ class QdrantStore(Store):
             self.collection = companion.real_name(self.client, collection)
             info = self._described(collection)
             self._server = _version(self.client.info().version)
-        self._source = self.collection
+        if self._server < FORMULAS:
+            found = ".".join(map(str, self._server))
+            raise StoreError(
+                f"{self.url}: the server is Qdrant {found}, which has no formulas; upgrade it to 1.14 or newer"
+            )
+        self._local = isinstance(self.client._client, QdrantLocal)  # which is no use from a second thread
         self._given_up = threading.Event()
         manifest = self._manifest()
         self.using, parameters = _chosen_vector(self.url, info, using, manifest.seconds())
@@ -122,22 +114,20 @@ class QdrantStore(Store):
         self._info = info
         if storage not in (None, "payload", "vector"):
             raise InputError(f"storage={storage!r}: use 'payload' or 'vector'")
+        if storage == "vector":
+            self._require_second_vectors()
         active = manifest.active.get(self.using)
         self.storage = storage or (active.storage if active is not None else "payload")
-        self._owner = uuid.uuid4().hex
         self._target: Version | None = None
         self._group_by: str | None = None
-        self._local = isinstance(self.client._client, QdrantLocal)  # which is no use from a second thread
-        self._reading, self._writing = Pace(self._largest), Pace(self._largest, limited=True)
         self._writers = Writers(0 if self._local else WRITERS)
-        self._lease_due, self._renewing = 0.0, threading.Lock()
         self._probes = np.empty((0, self.dim), np.float32)
 
     def _described(self, collection: str) -> models.CollectionInfo:
         try:
             return self.client.get_collection(self.collection)
         except Exception as error:
-            if not is_missing(error):
+            if fault_of(error) is not Fault.MISSING:
                 raise
             names = [c.name for c in self.client.get_collections().collections if not c.name.endswith("--hub")]
             listed = ", ".join(sorted(names)) or "none"
@@ -147,7 +137,7 @@ class QdrantStore(Store):
         strict = self._info.config.strict_mode_config
         inexact = strict is not None and strict.enabled and strict.search_allow_exact is False
         with self._one_line("counting"):
-            return int(self._retry(self.client.count, self._source, exact=not inexact).count)
+            return int(self._retry(self.client.count, self.collection, exact=not inexact).count)
 
     def group_by(self, key: str) -> None:
         self._group_by = key
@@ -159,12 +149,13 @@ class QdrantStore(Store):
         """
         self._writers.settle()
         manifest = self._manifest()
+        if self._target is not None:
+            self._require_undisturbed(self._target, manifest)
         version = self._target or manifest.active.get(self.using)
         key = self._group_by if self._target is None else None
         key = key or (version.group_by if version is not None else None)
         vectors, payload = self._vectors_read(version), [m.KEY, key] if key else [m.KEY]
         for batches in self._pages(lambda records: self._batches(records, version, manifest, key), vectors, payload):
-            self._renew()
             yield from batches
 
     def _pages(
@@ -172,53 +163,26 @@ class QdrantStore(Store):
         turned: Callable[[list[models.Record]], Page],
         with_vectors: list[str] | bool,
         with_payload: list[str] | bool,
-        collection: str | None = None,
     ) -> Iterator[Page]:
-        """All points, in the order of ids, page by page as `turned` makes them. Ranges of ids are read ahead."""
+        """All points, in the order of ids, page by page as `turned` makes them."""
 
-        place = collection or self._source
-
-        def page(offset: Id | None) -> tuple[list[models.Record], Any]:
-            def request(size: int) -> Any:
-                return self.client.scroll(
-                    place, limit=size, offset=offset, with_vectors=with_vectors, with_payload=with_payload
-                )
-
-            with self._one_line("reading"):
-                return cast(tuple[list[models.Record], Any], self._paced(self._reading, request))
-
-        def some(start: Id | None, stop: Id | None) -> tuple[list[Page], Id | None]:
-            pages: list[Page] = []
+        def pages() -> Iterator[Page]:
+            offset: Any = None
             more = True
-            while more and len(pages) < PAGES_AHEAD:
-                records, start = page(start)
-                if stop is not None and (start is None or order(start) >= order(stop)):
-                    records = [record for record in records if order(record.id) < order(stop)]
-                    start = None
-                pages.append(turned(records))
-                more = start is not None
-            return pages, start
+            while more:
+                with self._one_line("reading"):
+                    records, offset = self._retry(
+                        self.client.scroll,
+                        self.collection,
+                        limit=self._largest,
+                        offset=offset,
+                        with_vectors=with_vectors,
+                        with_payload=with_payload,
+                    )
+                yield turned(records)
+                more = offset is not None
 
-        return in_order(some, self._starts(place), 0 if self._local else READERS)
-
-    def _starts(self, collection: str) -> list[Id | None]:
-        """Where the ranges of ids begin that are read side by side: at points that the server picks at random, so
-        that they are alike in size whatever the ids. Before 1.11 a server picks none, and there is one range."""
-        ranges = min(self.count() // (PAGES_AHEAD * self._largest), RANGES)
-        if self._local or self._server < (1, 11) or ranges < 2:
-            return [None]
-        picked: set[Id] = set()
-        with self._one_line("reading"):
-            for first in range(0, ranges, self._largest):
-                found = self._retry(
-                    self.client.query_points,
-                    collection,
-                    query=models.SampleQuery(sample=models.Sample.RANDOM),
-                    limit=min(self._largest, ranges - first),
-                    with_payload=False,
-                )
-                picked |= {_plain(point.id) for point in found.points}
-        return [None, *sorted(picked, key=order)]
+        return pages() if self._local else read_ahead(pages())
 
     @property
     def _largest(self) -> int:
@@ -295,75 +259,74 @@ class QdrantStore(Store):
                 "update_collection(optimizers_config=OptimizersConfigDiff(prevent_unoptimized=False))"
             )
 
-    def _require_formulas(self) -> None:
-        """Raises StoreError where distances in d + 1 dimensions cannot be turned back into corrected ones."""
-        if self.storage == "vector" and self.metric is Metric.EUCLIDEAN and self._server < (1, 14):
-            raise StoreError(
-                f"{self.url}: ",
-                Parameter("storage", "vector"),
-                " under Euclidean distance needs server 1.14; use ",
-                Parameter("storage", "payload"),
-            )
+    def _require_second_vectors(self) -> None:
+        """Raises StoreError where no second vector can be added."""
+        found = ".".join(map(str, self._server))
+        if self._server < VECTORS_IN_PLACE or not hasattr(self.client, "create_vector_name"):
+            why = f"server (this one is {found}) and qdrant-client add vectors to a collection from 1.18 on"
+        elif self._local and not self.using:
+            why = "a collection of qdrant-client's local mode takes no unnamed vectors beside a named one"
+        else:
+            return
+        raise StoreError(
+            f"{self.url}: ",
+            Parameter("storage", "vector"),
+            f" adds a second vector, and {why}; use ",
+            Parameter("storage", "payload"),
+        )
 
     def begin(self, model: OffsetModel) -> Id | None:
         self._require_writable()
-        self._require_formulas()
-        lies = _is_of(self._manifest().active.get(self.using), model, self.storage)
-        if self.storage == "vector" and not self.adds_vectors and not lies:
-            raise StoreError(
-                f"{self.url}: ",
-                Parameter("storage", "vector"),
-                f" needs a copy, {self._why_no_second()}: name an alias for it with ",
-                Parameter("alias"),
-            )
         self._probes = chosen_probes(model, self.scan())
         with self._one_line("preparing"):
             self._retry(companion.create, self.client, self.collection, self._info.config.params.replication_factor)
-            manifest = self._leased(self._manifest())
+            manifest = self._manifest()
             active, writing = manifest.active.get(self.using), manifest.writing
             if _is_of(active, model, self.storage):
                 self._target = active
                 return None
+            owner = uuid.uuid4().hex
             if writing is not None and writing.vector == self.using and _is_of(writing, model, self.storage):
-                self._target = writing
-                if self.storage == "vector":
-                    self._create_second(writing)
-                return None
-            manifest = self._cleared(manifest)
-            parts = self._retry(companion.write_model, self.client, self.collection, model)
-            self._target = self._new_version(model, manifest.last_number + 1, parts)
-            # What is half-written for another vector is given up, and taken out by the next job.
-            retired = manifest.retired + ((manifest.writing,) if manifest.writing is not None else ())
-            self._write_manifest(
-                manifest.changed(writing=self._target, last_number=self._target.number, retired=retired)
-            )
+                self._target = writing.model_copy(update={"owner": owner})
+                self._write_manifest(manifest.changed(writing=self._target))
+            else:
+                manifest = self._cleared(manifest)
+                parts = self._retry(companion.write_model, self.client, self.collection, model)
+                self._target = self._new_version(model, manifest.last_number + 1, parts, owner)
+                # What is half-written, perhaps by a run that goes on, is given up, and taken out by the next job.
+                retired = manifest.retired + ((writing,) if writing is not None else ())
+                self._write_manifest(
+                    manifest.changed(writing=self._target, last_number=self._target.number, retired=retired)
+                )
             if self.storage == "vector":
                 self._create_second(self._target)
             return None
 
-    def _new_version(self, model: OffsetModel, number: int, parts: int) -> Version:
-        return Version.of(model, number, self.using, parts, storage=self.storage, **self._abilities())
+    def _new_version(self, model: OffsetModel, number: int, parts: int, owner: str) -> Version:
+        return Version.of(model, number, self.using, parts, storage=self.storage, owner=owner, **self._abilities())
 
     def _abilities(self) -> dict[str, Any]:
-        """What collection and server allow a search to do at present."""
+        """What the collection allows a search to do at present."""
         strict = self._info.config.strict_mode_config
-        limit = strict.max_query_limit if strict is not None and strict.enabled else None
-        return {"max_candidates": limit, "server_formula": self._server >= (1, 14)}
+        return {"max_candidates": strict.max_query_limit if strict is not None and strict.enabled else None}
 
-    @property
-    def adds_vectors(self) -> bool:
-        """Whether a second vector can be added in place."""
-        return bool(self.using) and self._server >= (1, 18) and hasattr(self.client, "create_vector_name")
-
-    def _why_no_second(self) -> str:
-        if not self.using:
-            return "since a second vector would turn the unnamed one into one named '' for good"
-        found = ".".join(map(str, self._server))
-        return f"since server (this one is {found}) and qdrant-client add vectors in place from 1.18 on"
+    def _require_undisturbed(self, target: Version, manifest: Manifest) -> None:
+        """Raises StoreError if `manifest` no longer names `target`, which this run writes: another run has begun
+        since, or has ended. What the other has taken out is then taken out once more, with what came later."""
+        if target.is_same_writing(manifest.writing) or target.is_same_writing(manifest.active.get(self.using)):
+            return
+        if target.number not in {version.number for version in manifest.everything()}:
+            self._writers.settle()
+            with self._one_line("stopping"):
+                self._take_out([target])
+        raise StoreError(
+            f"{self.url}: another run has begun since, and this one stops; searches use nothing that it wrote"
+        )
 
     def _create_second(self, version: Version) -> None:
         """The second vector, with the memory and graph settings of the first."""
-        first = cast(dict[str, models.VectorParams], self._info.config.params.vectors)[self.using]
+        given = self._info.config.params.vectors
+        first = given if isinstance(given, models.VectorParams) else cast(dict[str, Any], given)[self.using]
         dense = models.DenseVectorConfig(
             size=self.dim + 1,
             distance=models.Distance.EUCLID if self.metric is Metric.EUCLIDEAN else models.Distance.DOT,
@@ -391,15 +354,13 @@ class QdrantStore(Store):
         given_up = time.monotonic() + seconds
         while not done():
             if time.monotonic() > given_up:
-                companion.logger.warning("%s: the server has not finished within %g s; going on", self.url, seconds)
+                logger.warning("%s: the server has not finished within %g s; going on", self.url, seconds)
                 return
-            self._renew()
             time.sleep(POLL_SECONDS)
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
         """Returns before it is written; what goes wrong is raised by a later call. `scan` and `activate` wait."""
         target, shard_key = self._begun(), batch.place
-        self._renew()
         if target.storage == "vector":
             values = second_vectors(batch.vectors, offsets, target).tolist()
         else:
@@ -416,22 +377,32 @@ class QdrantStore(Store):
         self._writers.submit(lambda: self._send(list(zip(batch.ids, values, strict=True)), send))
 
     def _send(self, items: list[tuple[Id, Any]], send: Callable[[list[tuple[Id, Any]]], None]) -> None:
-        """Gives `items`, each a point and what goes to it, to `send`, some at a time. Those of points that are no
-        longer there, for which a server refuses a whole request, are left out."""
+        """Gives `items`, each a point and what goes to it, to `send`, in smaller requests where large ones fail. Those
+        of points that are no longer there, for which a server refuses a whole request, are left out."""
+        size = len(items)
 
-        def request(size: int) -> int:
-            send(items[:size])
-            return size
+        def request() -> int:
+            nonlocal size
+            part = items[:size]
+            try:
+                send(part)
+            except Exception as error:
+                if fault_of(error) is Fault.TOO_LARGE and len(part) == 1:
+                    raise StoreError(f"{self.url}: the server takes no request as large as one point") from None
+                if fault_of(error) in SMALLER:
+                    size = max(1, len(part) // 2)
+                raise
+            return len(part)
 
         with self._one_line("writing"):
             while items:
                 try:
-                    sent = self._paced(self._writing, request)
+                    sent = self._retry(request)
                 except Exception as error:
-                    if not lacks_points(error):
+                    if not isinstance(error, KeyError) and fault_of(error) is not Fault.MISSING:  # local mode, a server
                         raise
                     points = [point for point, _ in items]
-                    found = self._retry(self.client.retrieve, self._source, ids=points, with_payload=False)
+                    found = self._retry(self.client.retrieve, self.collection, ids=points, with_payload=False)
                     there = {_plain(record.id) for record in found}
                     if len(there) == len(items):
                         raise
@@ -442,13 +413,15 @@ class QdrantStore(Store):
     def activate(self) -> None:
         target = self._begun()
         self._writers.settle()
+        self._require_undisturbed(target, self._manifest())
         with self._one_line("activating"):
             target = target.model_copy(update=self._abilities())
             if target.storage == "payload":
                 self._index(target)
                 self._until(self._optimised, OPTIMISE_SECONDS)
                 target = calibrated(self.client, self.collection, target, self._probes, self.count(), self._answers)
-            manifest = self._leased(self._manifest())
+            manifest = self._manifest()
+            self._require_undisturbed(target, manifest)
             before = manifest.active.get(self.using)
             if before is not None and before.number == target.number:
                 manifest = manifest.changed(active=manifest.active | {self.using: target})
@@ -471,7 +444,7 @@ class QdrantStore(Store):
             strict = self._info.config.strict_mode_config
             if error.status_code != 400 or (strict is not None and strict.unindexed_filtering_retrieve is False):
                 raise
-            companion.logger.warning("%s: no index on the offsets, searches are slower: %s", self.url, error)
+            logger.warning("%s: no index on the offsets, searches are slower: %s", self.url, error)
             return
         self._until(lambda: version.key in self._schema(), SCHEMA_SECONDS)
 
@@ -491,12 +464,8 @@ class QdrantStore(Store):
         manifest = self._manifest()
         active = manifest.active.get(self.using)
         lines = [active.where()] if active is not None else []
-        if manifest.origin is not None:
-            lines.append(f"in {self.collection!r}, a copy of {manifest.origin!r}, which stays as it was")
         if manifest.writing is not None and manifest.writing.vector == self.using:
             lines.append(f"half-written: {manifest.writing.where()}")
-        if manifest.lease is not None and _alive(manifest.lease, socket.gethostname()):
-            lines.append(f"being written by process {manifest.lease.process} on {manifest.lease.host}")
         return lines
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
@@ -522,13 +491,17 @@ class QdrantStore(Store):
     def plan(self) -> Sequence[str]:
         number = self._manifest().last_number + 1
         if self.storage == "vector":
-            where = f"a vector 'hub_v{number}' of {self.dim + 1} dimensions beside {self.using!r}"
+            beside = repr(self.using) if self.using else "the unnamed one"
+            where = f"a vector 'hub_v{number}' of {self.dim + 1} dimensions beside {beside}"
         else:
             where = f"a number 'v{number}' under the payload key {m.KEY!r}, with a float index"
-        return (
+        lines = [
             f"each point of {self.collection!r} would get {where}",
             f"manifest and model would lie in {m.companion(self.collection)!r}",
-        )
+        ]
+        if self.storage == "vector" and not self.using:
+            lines.append('after a removal get_collection would show {"": VectorParams(...)} for VectorParams(...)')
+        return lines
 
     @property
     def _queries_at_once(self) -> int:
@@ -545,15 +518,9 @@ class QdrantStore(Store):
             self.release()
 
     def _remove(self) -> None:
-        from hubplugin_qdrant import copies  # which is made of stores
-
-        copies.delete_abandoned(self, self._manifest())
         if not self.client.collection_exists(m.companion(self.collection)):
             return
-        manifest = self._leased(self._manifest())
-        if manifest.origin is not None:
-            copies.restored(self, manifest)
-            return
+        manifest = self._manifest()
         active = {name: version for name, version in manifest.active.items() if name != self.using}
         mine = [version for version in manifest.everything() if version not in active.values()]
         writing = manifest.writing if manifest.writing is not None and manifest.writing.vector != self.using else None
@@ -561,8 +528,7 @@ class QdrantStore(Store):
         manifest = manifest.changed(active=active, writing=writing, retired=keep)
         self._write_manifest(manifest)
         if active or writing:
-            manifest = self._cleared(manifest)
-            self._write_manifest(manifest.changed(lease=None))
+            self._write_manifest(self._cleared(manifest))
         else:
             self._delete_seconds(mine)
             keys = [version.key for version in mine if version.storage == "payload"]
@@ -571,37 +537,27 @@ class QdrantStore(Store):
             self.client.delete_collection(m.companion(self.collection))
 
     def release(self) -> None:
-        """Lets others write. What was half-written stays for the next run to go on with."""
+        """Ends what is under way. What was half-written stays for the next run to go on with."""
         self._given_up.set()  # what is being tried again need not be
         self._writers.abandon()
-        with self._renewing:  # which a reader may be at
-            mine = _writers.pop(self._owner, None)
-        self._given_up.clear()
+        self._given_up = threading.Event()
         self._target = None
-        if mine is None:
-            return
-        try:
-            manifest = companion.read_manifest(self.client, self.collection)
-            if manifest is not None and manifest.lease is not None and manifest.lease.owner == self._owner:
-                companion.write_manifest(self.client, self.collection, manifest.changed(lease=None))
-        except Exception as error:  # the job has ended, perhaps by this very error; the lease runs out by itself
-            companion.logger.warning("%s: the lease could not be given back: %s", self.url, error)
 
     def _cleared(self, manifest: Manifest) -> Manifest:
-        """`manifest` without what is retired or was given up, once that is deleted from the points."""
-        mine = manifest.writing if manifest.writing is not None and manifest.writing.vector == self.using else None
-        gone = [version for version in (mine, *manifest.retired) if version is not None]
-        if not gone:
-            return manifest
-        self._delete_seconds(gone)
-        keys = [version.key for version in gone if version.storage == "payload"]
-        if keys:
-            self._delete_payload(keys, keys)
-        kept = {version.model for version in manifest.kept_up() if version is not mine}
-        for version in gone:
+        """`manifest` without what is retired, once that is deleted from the points."""
+        self._take_out(list(manifest.retired))
+        kept = {version.model for version in manifest.kept_up()}
+        for version in manifest.retired:
             if version.model not in kept:
                 companion.delete_model(self.client, self.collection, version)
-        return manifest.changed(retired=(), writing=None if mine is not None else manifest.writing)
+        return manifest.changed(retired=())
+
+    def _take_out(self, versions: list[Version]) -> None:
+        """Deletes from the points what `versions` have written."""
+        self._delete_seconds(versions)
+        keys = [version.key for version in versions if version.storage == "payload"]
+        if keys:
+            self._delete_payload(keys, keys)
 
     def _delete_seconds(self, versions: list[Version]) -> None:
         there = self._vectors() if any(version.storage == "vector" for version in versions) else {}
@@ -616,7 +572,6 @@ class QdrantStore(Store):
             self._until(lambda: not set(indexes) & set(self._schema()), SCHEMA_SECONDS)
         done, total = 0, self.count()
         for by_shard in self._pages(_by_shard, False, False):
-            self._renew()
             for shard_key, points in by_shard.items():
                 self._writers.submit(partial(self._without, points, keys, shard_key))
                 done += len(points)
@@ -643,77 +598,19 @@ class QdrantStore(Store):
             raise StoreError(f"{self.url}: begin was not called")
         return self._target
 
-    def _leased(self, manifest: Manifest) -> Manifest:
-        """`manifest` with this writer's lease in it, written and read back. Raises StoreError if another has one."""
-        lease, host = manifest.lease, socket.gethostname()
-        if lease is not None and self.is_taken(manifest):
-            wait = max(0, round(lease.until - time.time()))
-            raise StoreError(
-                f"{self.url}: another run is writing (host {lease.host}, process {lease.process}); wait for it, "
-                f"or, if it was killed, try again in {wait} s"
-            )
-        mine = Lease(owner=self._owner, host=host, process=os.getpid(), until=time.time() + LEASE_SECONDS)
-        _writers[self._owner] = self
-        self._lease_due = time.time() + LEASE_SECONDS / 4
-        manifest = manifest.changed(lease=mine)
-        self._write_manifest(manifest)
-        self._check_lease()
-        return manifest
-
-    def is_taken(self, manifest: Manifest) -> bool:
-        """Whether another run than this one is writing."""
-        lease = manifest.lease
-        return lease is not None and lease.owner != self._owner and _alive(lease, socket.gethostname())
-
-    def _check_lease(self) -> Manifest:
-        manifest = self._manifest()
-        if manifest.lease is None or manifest.lease.owner != self._owner:
-            raise StoreError(f"{self.url}: another run has begun to write; this one stops")
-        return manifest
-
-    def _renew(self) -> None:
-        """Says from time to time that this writer lives, if it is one, and notices if another took its place."""
-        if self._owner in _writers and time.time() > self._lease_due and self._renewing.acquire(blocking=False):
-            try:
-                manifest = self._check_lease()
-                lease = cast(Lease, manifest.lease).model_copy(update={"until": time.time() + LEASE_SECONDS})
-                self._write_manifest(manifest.changed(lease=lease))
-                self._lease_due = time.time() + LEASE_SECONDS / 4
-            finally:
-                self._renewing.release()
-
-    def _sleep(self, seconds: float) -> None:
-        """Waits before a request is made again, for as long as this run is not given up, and lives meanwhile."""
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0 and not self._given_up.wait(min(left, LEASE_SECONDS / 4)):
-            self._renew()
-
     def _one_line(self, doing: str) -> AbstractContextManager[None]:
         return one_line(self.url, doing, self.collection)
 
-    def _paced(self, pace: Pace, request: Callable[[int], Any]) -> Any:
-        """The answer to a request about as many points as suit the server at present."""
-
-        def once() -> Any:
-            size, started = pace.size, time.monotonic()
-            try:
-                answer = request(size)
-            except Exception as error:
-                if is_too_large(error) and size == 1:
-                    raise StoreError(f"{self.url}: the server takes no request as large as one point") from None
-                if is_too_large(error) or is_late(error) or (pace.limited and is_limited(error)):
-                    pace.halve(size)
-                raise
-            pace.answered(size, time.monotonic() - started)
-            return answer
-
-        return self._retry(once)
+    def _sleep(self, seconds: float) -> None:
+        """Waits before a request is made again, unless this run is given up."""
+        self._given_up.wait(seconds)
 
     def _retry(self, call: Any, *given: Any, **named: Any) -> Any:
         """The answer to a request that does no harm if it is made twice, made again while the server is away."""
+        given_up = self._given_up
         attempts = Retrying(
-            retry=retry_if_exception(lambda error: is_passing(error) or is_too_large(error)),
-            stop=lambda state: _patience_is_over(state) or self._given_up.is_set(),
+            retry=retry_if_exception(lambda error: fault_of(error) in (*PASSING, Fault.TOO_LARGE)),
+            stop=lambda state: _patience_is_over(state) or given_up.is_set(),
             sleep=self._sleep,
             wait=_wait,
             reraise=True,
@@ -725,7 +622,7 @@ def _patience_is_over(state: RetryCallState) -> bool:
     """Whether a request has been made again for long enough. One that a rate is limited for waits its turn among
     the others that are under way."""
     error = state.outcome.exception() if state.outcome is not None else None
-    patience = LIMITED_SECONDS if is_limited(error) else RETRY_SECONDS
+    patience = LIMITED_SECONDS if fault_of(error) is Fault.LIMITED else RETRY_SECONDS
     return (state.seconds_since_start or 0.0) >= patience
 
 
@@ -742,7 +639,6 @@ def apply(
     *,
     using: str = "",
     storage: Storage | None = None,
-    alias: str | None = None,
     method: str = "auto",
     target_bank: VectorLike | None = None,
     pairs: Pairs = None,
@@ -763,31 +659,18 @@ def apply(
     the only one there is.
     storage: that of the correction in place, or "payload": one number a point, added to the scores of the candidates
     that a search fetches, which works everywhere. "vector" is a second vector with one more dimension, which ranks
-    exactly and at the speed of the index for the price of its space. Before server 1.18, or beside an unnamed vector,
-    it is made in a copy of the collection, and the alias that `collection` is then stands for the copy. alias: one to
-    be made where it is none.
+    exactly and at the speed of the index for the price of its space; it needs server 1.18. Beside an unnamed vector it
+    leaves a trace when it is removed: `get_collection` then shows {"": VectorParams(...)} for VectorParams(...).
     Searches change in one step at the end; a run that was cut off goes on when it is started again.
     Raises InputError for the bank or a parameter, StoreError for the collection or the server, CorrectionRefused if
     the correction would not help.
     """
-    store = _opened(client, collection, using, storage, alias)
+    store = QdrantStore(client, collection, using, storage)
     return correction.apply(
         store, query_bank, method, target_bank,
         pairs=pairs, group_by=group_by, force=force, dry_run=dry_run,
         device=device, memory=memory, progress=progress, **parameters,
     )  # fmt: skip
-
-
-def _opened(
-    client: QdrantClient, collection: str, using: str, storage: Storage | None, alias: str | None, url: str = ""
-) -> QdrantStore:
-    """The store, or one that copies where nothing else will do."""
-    from hubplugin_qdrant.copies import CopiedStore
-
-    store = QdrantStore(client, collection, using, storage, url=url)
-    if storage != "vector" or store.adds_vectors:
-        return store
-    return CopiedStore(client, collection, store.using, alias, url=url)
 
 
 def refresh(
@@ -829,20 +712,20 @@ def remove(client: QdrantClient, collection: str, *, using: str = "", progress: 
 
 def open_url(url: str) -> QdrantStore:
     """The store behind qdrant://HOST:6333/COLLECTION, qdrant+https://HOST:6333/COLLECTION or
-    qdrant-local:PATH/COLLECTION, each with ?using=VECTOR where the collection has named vectors, &storage=vector
-    for offsets in a second vector, and &alias=NAME for that of a copy.
+    qdrant-local:PATH/COLLECTION, each with ?using=VECTOR where the collection has named vectors, and &storage=vector
+    for offsets in a second vector.
 
     The api key is read from the environment variable QDRANT_API_KEY and is never part of a URL.
     """
     scheme, _, rest = url.partition(":")
     parts = urlsplit(f"{'local:' if scheme == 'qdrant-local' else '//'}{rest.removeprefix('//')}")
     options = dict(parse_qsl(parts.query))
-    using, storage, alias = options.pop("using", ""), options.pop("storage", None), options.pop("alias", None)
+    using, storage = options.pop("using", ""), options.pop("storage", None)
     place, _, collection = parts.path.rpartition("/")
     expected = "qdrant-local:PATH/COLLECTION" if scheme == "qdrant-local" else f"{scheme}://HOST:6333/COLLECTION"
     if parts.username or parts.password or options:
         raise InputError(
-            f"expected {expected}, and no more than ?using=VECTOR&storage=vector&alias=NAME behind it; "
+            f"expected {expected}, and no more than ?using=VECTOR&storage=vector behind it; "
             "an api key is read from the environment variable QDRANT_API_KEY"
         )
     if not collection or not (place if scheme == "qdrant-local" else parts.hostname):
@@ -850,7 +733,7 @@ def open_url(url: str) -> QdrantStore:
     try:
         with one_line(url, "opening", collection):
             client = _connect(scheme, parts, place)
-            return _opened(client, collection, using, cast(Storage | None, storage), alias, url=url)
+            return QdrantStore(client, collection, using, cast(Storage | None, storage), url=url)
     except StoreError as error:
         if not parts.netloc.endswith(":6334"):
             raise
@@ -861,8 +744,6 @@ def _connect(scheme: str, parts: Any, place: str) -> QdrantClient:
     if scheme == "qdrant-local":
         if not os.path.isdir(place):
             raise StoreError(f"qdrant-local:{place}: there is no such folder")
-        # It warns of our own parameter, by which a server searches the second vector without codes.
-        warnings.filterwarnings("ignore", "Local mode performs exact", UserWarning)
         try:
             return QdrantClient(path=place)
         except RuntimeError as error:
@@ -912,11 +793,6 @@ def _chosen_vector(
     return using, found
 
 
-def order(point: Any) -> tuple[int, int]:
-    """Numbers come before UUIDs, as a server sorts them."""
-    return (0, point) if isinstance(point, int) else (1, uuid.UUID(str(point)).int)
-
-
 def _by_shard(records: list[models.Record]) -> dict[Any, list[Id]]:
     """The ids of `records` by shard key."""
     by_shard: dict[Any, list[Id]] = {}
@@ -931,21 +807,6 @@ def _is_of(version: Version | None, model: OffsetModel, storage: Storage) -> boo
 
 def _plain(point: Id | uuid.UUID) -> Id:
     return point if isinstance(point, int) else str(point)
-
-
-def _alive(lease: Lease, host: str) -> bool:
-    """Whether the holder of `lease` may still be writing. On this host that is known at once."""
-    if lease.host != host:
-        return lease.until > time.time()
-    if lease.process == os.getpid():
-        return lease.owner in _writers
-    try:
-        os.kill(lease.process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def _version(text: str) -> tuple[int, int]:

@@ -147,8 +147,8 @@ def marked(points: Any, found: Sequence[Mark]) -> Any:
 def apart(points: Any, found: Sequence[Mark]) -> tuple[list[Mark], dict[Any, dict[str, float]]]:
     """The marks without the offsets of those `points` that bring no payload, and these offsets by id.
 
-    Up to 1.14 a server keeps the payload that a point has if it is written without one, or, by gRPC, with an empty
-    one; an offset in a payload would take the place of it all.
+    A server 1.14 keeps the payload that a point has if it is written without one, or, by gRPC, with an empty one: an
+    offset in a payload would take the place of it all. Later ones clear it.
     """
     ids = points.ids if isinstance(points, models.Batch) else [point.id for point in points]
     bare = [not payload and bool(mark.offsets) for payload, mark in zip(payloads_of(points), found, strict=True)]

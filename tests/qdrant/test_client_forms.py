@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 from pydantic import BaseModel
 from qdrant_client import QdrantClient, models
@@ -186,31 +184,6 @@ def test_a_document_that_the_server_embeds_is_corrected_there_or_refused(photos,
             client.query_points("photos", DOCUMENT, using)
         assert sent[0]["prefetch"][0].query == DOCUMENT
         assert isinstance(sent[0]["query"], models.FormulaQuery)
-
-
-@pytest.fixture
-def before_formulas(in_payload, monkeypatch):
-    monkeypatch.setattr(in_payload.plain, "info", lambda: models.VersionInfo(title="", version="1.13.4"))
-    return in_payload, in_payload.apply()
-
-
-def test_what_must_stay_raw_before_formulas_is_raw_and_said_once(before_formulas):
-    photos, client = before_formulas
-    query, using = photos.queries[0].tolist(), photos.using or None
-    fused = {"query": RRF, "prefetch": models.Prefetch(query=query, using=using, limit=5)}
-    grouped = {"group_by": "colour", "query": query, "using": using}
-    with pytest.warns(UserWarning, match=r"^prefetches are raw on a server without formulas.*1\.14"):
-        found = client.query_points("photos", **fused)
-    assert ids(found) == ids(photos.plain.query_points("photos", **fused))
-    with pytest.warns(UserWarning, match=r"^groups are raw on a server without formulas.*1\.14"):
-        groups = client.query_points_groups("photos", **grouped).groups
-    raw = photos.plain.query_points_groups("photos", **grouped).groups
-    assert [[hit.id for hit in group.hits] for group in groups] == [[hit.id for hit in group.hits] for group in raw]
-    assert not any("hub_offset" in (hit.payload or {}) for group in groups for hit in group.hits)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        client.query_points("photos", **fused)
-        client.query_points_groups("photos", **grouped)
 
 
 def test_points_of_another_program_are_found_with_a_neutral_offset(photos):

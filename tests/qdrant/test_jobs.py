@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
 
 import httpx
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from qdrant_client import QdrantClient, models
 from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 from qdrant_client.http.exceptions import UnexpectedResponse
@@ -19,7 +16,7 @@ from tenacity import wait_fixed, wait_none
 import hubplugin_qdrant
 from hubplugin import StoreError
 from hubplugin_qdrant import HubQdrantClient, QdrantStore
-from hubplugin_qdrant.streams import Pace, Writers, in_order
+from hubplugin_qdrant.streams import Writers, read_ahead
 from tests.qdrant.conftest import ROWS, Photos, clustered
 
 NAMED = ("image", models.Distance.DOT)
@@ -59,66 +56,30 @@ def test_a_quiet_collection_is_read_twice_once_for_the_fit_and_once_for_what_cam
     assert read[0] == 2 * ROWS
 
 
-@pytest.mark.filterwarnings("ignore:Payload indexes have no effect")
-@pytest.mark.parametrize("storage", ["payload", "vector"])
-def test_ranges_of_ids_that_are_read_side_by_side_leave_nothing_out(storage, monkeypatch):
-    """As with a server: in local mode there is one range, and no thread."""
-    photos = Photos(QdrantClient(":memory:"), *NAMED, storage)
-    uuids = [photos.point(1000 + row, vector) for row, vector in enumerate(clustered(8, 40))]
-    photos.plain.upsert("photos", [point.model_copy(update={"id": str(uuid.uuid4())}) for point in uuids])
-    monkeypatch.setattr("hubplugin_qdrant.store.QdrantLocal", type("NoClient", (), {}))
-    monkeypatch.setattr("hubplugin_qdrant.store.SCHEMA_SECONDS", 0)  # local mode makes no index
-    monkeypatch.setattr("hubplugin_qdrant.store.BATCH", 7)
-    monkeypatch.setattr("hubplugin_qdrant.store.PAGES_AHEAD", 2)
-    store = QdrantStore(photos.plain, "photos")
-    assert len(store._starts("photos")) > 2
-    found = [point for batch in store.scan() for point in batch.ids]
-    assert found == [record.id for record in photos.plain.scroll("photos", limit=1000)[0]]
-    photos.apply()
-    report = hubplugin_qdrant.inspect(photos.plain, "photos")
-    assert (report.count, report.missing, report.stale) == (ROWS + 40, 0, 0)
+def test_pages_that_are_read_ahead_come_whole_and_in_order():
+    made = []
+
+    def pages():
+        for number in range(5):
+            made.append(number)
+            yield [number]
+
+    found = []
+    for page in read_ahead(pages()):
+        found += page
+        assert len(made) <= len(found) + 1, "no more than one page is read ahead"
+    assert found == list(range(5))
 
 
-@given(
-    st.sets(st.integers(0, 200)),
-    st.sets(st.integers(0, 200)),
-    st.integers(1, 7),
-    st.integers(1, 3),
-    st.sampled_from([0, 3]),
-)
-def test_ranges_come_whole_and_in_order(ids, starts, page, ahead, threads):
-    def read(start, stop):
-        inside = sorted(one for one in ids if (start is None or one >= start) and (stop is None or one < stop))
-        pages = [inside[first : first + page] for first in range(0, len(inside), page)]
-        rest = pages[ahead:]
-        return pages[:ahead], rest[0][0] if rest else None
+def test_an_error_in_a_page_that_is_read_ahead_ends_the_reading():
+    def pages():
+        yield 1
+        raise OSError("gone")
 
-    pages = list(in_order(read, [None, *sorted(starts)], threads))
-    assert [one for found in pages for one in found] == sorted(ids)
-
-
-def test_an_error_in_a_range_that_is_read_ahead_ends_the_reading():
-    def read(start, stop):
-        if start == 2:
-            raise OSError("gone")
-        return [start], None
-
-    pages = in_order(read, [None, 1, 2, 3], 2)
-    assert [next(pages), next(pages)] == [None, 1]
+    ahead = read_ahead(pages())
+    assert next(ahead) == 1
     with pytest.raises(OSError, match="gone"):
-        next(pages)
-
-
-def test_the_pace_grows_while_answers_are_quick_and_falls_when_they_are_not():
-    pace = Pace(1000)
-    for _ in range(3):
-        pace.answered(pace.size, 0.1)
-    assert pace.size == 1000
-    pace.answered(1000, 1.0)
-    assert pace.size == 1000
-    pace.answered(1000, 10.0)
-    pace.halve(1000)  # another of that size, under way at the time
-    assert pace.size == 500
+        next(ahead)
 
 
 def test_what_a_writer_raises_comes_out_and_what_waits_is_finished_first():
@@ -187,21 +148,6 @@ def test_a_server_that_limits_the_rate_is_asked_again_when_it_said(cosine, monke
     assert waits[0] >= 7
 
 
-def test_a_rate_of_reading_is_limited_by_requests_so_that_pages_stay_large(cosine, monkeypatch):
-    scroll, asked = cosine.plain.scroll, []
-
-    def limited(*given, **named):
-        asked.append(named["limit"])
-        if len(asked) < 5:
-            raise ResourceExhaustedResponse("too many requests", 0)
-        return scroll(*given, **named)
-
-    monkeypatch.setattr(cosine.plain, "scroll", limited)
-    monkeypatch.setattr("hubplugin_qdrant.store.RETRY_WAIT", wait_none())
-    cosine.apply()
-    assert min(asked) == asked[0] >= ROWS
-
-
 def test_a_request_waits_its_turn_where_others_use_up_the_rate(cosine, monkeypatch):
     count, refusals = cosine.plain.count, iter(range(5))
 
@@ -254,48 +200,6 @@ def test_an_interrupted_run_does_not_wait_for_a_server_that_is_away(cosine, monk
         cosine.apply(progress=interrupt)
 
 
-def test_a_run_that_another_has_taken_the_place_of_stops(cosine, monkeypatch):
-    monkeypatch.setattr("hubplugin_qdrant.store.LEASE_SECONDS", 0.0)
-    monkeypatch.setattr("hubplugin_qdrant.store.BATCH", 10)
-
-    def taken(what, done, total):
-        if what == "writing offsets":
-            manifest = cosine.plain.retrieve("photos--hub", [0])[0].payload
-            manifest["lease"]["owner"] = "another"
-            cosine.plain.upsert("photos--hub", [models.PointStruct(id=0, vector={}, payload=manifest)])
-
-    with pytest.raises(StoreError, match="another run has begun to write"):
-        cosine.apply(progress=taken)
-    raw = cosine.plain.query_points("photos", cosine.queries[0]).points
-    shown = HubQdrantClient.wrap(cosine.plain).query_points("photos", cosine.queries[0]).points
-    assert [(point.id, point.score) for point in shown] == [(point.id, point.score) for point in raw]
-
-
-@pytest.mark.parametrize("taken", [False, True], ids=["kept", "taken"])
-def test_a_run_that_is_held_up_keeps_its_lease_or_stops(cosine, monkeypatch, taken):
-    monkeypatch.setattr("hubplugin_qdrant.store.LEASE_SECONDS", 0.8)
-    update, left = cosine.plain.batch_update_points, []
-
-    def held_up(*given, **named):
-        manifest = cosine.plain.retrieve("photos--hub", [0])[0].payload
-        if not left:
-            left.append(time.time())
-            if taken:
-                manifest["lease"]["owner"] = "another"
-                cosine.plain.upsert("photos--hub", [models.PointStruct(id=0, vector={}, payload=manifest)])
-            raise ResourceExhaustedResponse("too many requests", 1)
-        left.append(manifest["lease"]["until"] - time.time())
-        return update(*given, **named)
-
-    monkeypatch.setattr(cosine.plain, "batch_update_points", held_up)
-    if taken:
-        with pytest.raises(StoreError, match="another run has begun to write"):
-            cosine.apply()
-    else:
-        cosine.apply()
-        assert left[1] > 0
-
-
 def test_a_run_that_was_cut_off_writes_only_what_lacks_its_offset(cosine, monkeypatch):
     monkeypatch.setattr("hubplugin_qdrant.store.BATCH", 10)
 
@@ -313,8 +217,8 @@ def test_a_run_that_was_cut_off_writes_only_what_lacks_its_offset(cosine, monkey
 
 @pytest.mark.parametrize("payload", [None, {}])
 def test_a_point_written_without_payload_keeps_what_a_server_keeps_of_it(cosine, monkeypatch, payload):
-    """Up to 1.14 the payload that was there (by gRPC also if an empty one is given): so the offset goes in an
-    operation of its own, and the point as it is given."""
+    """A server 1.14 keeps the payload that was there (by gRPC also if an empty one is given): so the offset goes in
+    an operation of its own, and the point as it is given."""
     client, operations = cosine.apply(), []
     update = cosine.plain.batch_update_points
     monkeypatch.setattr(
@@ -349,7 +253,7 @@ def test_a_companion_that_is_away_for_a_moment_does_not_stop_a_search(cosine, mo
 
 def test_what_the_collection_allows_now_is_asked_again_by_a_refresh(cosine, monkeypatch):
     cosine.apply()
-    monkeypatch.setattr(QdrantStore, "_abilities", lambda store: {"max_candidates": 30, "server_formula": True})
+    monkeypatch.setattr(QdrantStore, "_abilities", lambda store: {"max_candidates": 30})
     hubplugin_qdrant.refresh(cosine.plain, "photos")
     assert cosine.version.max_candidates == 30
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -245,3 +247,19 @@ def test_a_corrected_request_is_valid_for_rest_and_grpc(photos):
         RestToGrpc.convert_query(QdrantClient._resolve_query(corrected.query))
         for prefetch in corrected.prefetch or []:
             RestToGrpc.convert_prefetch_query(prefetch)
+
+
+def test_the_documented_lines_rank_candidates_by_a_rule(tmp_path, monkeypatch):
+    """docs/qdrant.md: a correction that depends on the query, over all points of the collection."""
+    page = (Path(__file__).parents[2] / "docs" / "qdrant.md").read_text()
+    (lines,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "fit_rule" in block]
+    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE)
+    np.save(tmp_path / "bank.npy", photos.bank)
+    monkeypatch.chdir(tmp_path)
+    found = {"client": photos.plain, "query": photos.queries[0]}
+    exec(lines.replace("limit=100", f"limit={ROWS}"), found)
+    vectors, query = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (photos.gallery, photos.queries[:1]))
+    rule = found["rule"]
+    scores = rule.rescore((query @ vectors.T).astype(np.float64), rule.keep(photos.gallery))[0]
+    best = [found["found"][number].id for number in found["order"]]
+    assert best[:10] == np.argsort(-scores)[:10].tolist()

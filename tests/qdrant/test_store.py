@@ -13,6 +13,7 @@ from qdrant_client import AsyncQdrantClient, QdrantClient, models
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 from tenacity import wait_none
 
+import hubplugin
 import hubplugin_qdrant
 from hubplugin import InputError, StoreError
 from hubplugin.store import open_store
@@ -113,18 +114,74 @@ def test_an_inspection_says_where_the_offsets_lie_and_how_many_are_wrong(photos)
     assert f"offsets {lies}" in said
 
 
-def test_two_runs_at_once_are_refused(cosine):
-    refused = []
+@pytest.mark.parametrize("storage", ["payload", "vector"])
+def test_of_two_runs_at_once_the_later_one_wins_and_the_earlier_one_stops(storage):
+    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, storage)
+    began = []
 
     def meanwhile(what, done, total):
-        if what == "writing offsets" and not refused:
-            with pytest.raises(StoreError, match="another run is writing") as caught:
-                Photos.apply(cosine, method="nnn")
-            refused.append(caught)
+        if what == "writing offsets" and not began:
+            began.append(what)
+            photos.apply(method="nnn")
 
-    cosine.apply(progress=meanwhile)
-    assert refused
-    assert cosine.model.method == "is"
+    with pytest.raises(StoreError, match="another run has begun since, and this one stops"):
+        photos.apply(progress=meanwhile)
+    assert photos.model.method == "nnn"
+    client, query = photos.wrapped(), photos.queries[0]
+    assert [p.id for p in client.query_points("photos", query, "image").points] == photos.best(query)
+    photos.apply(method="csls")
+    numbers = {key.removeprefix("hub_") for key in photos.mark(0)}
+    assert numbers == {"v2", "v3"}, "what the earlier run wrote is gone after the next job"
+
+
+def test_a_run_that_another_begins_during_its_last_step_activates_nothing(cosine, monkeypatch):
+    activate = QdrantStore.activate
+
+    def overtaken(store):
+        monkeypatch.setattr(QdrantStore, "activate", activate)
+        other = QdrantStore(cosine.plain, "photos")
+        other.begin(hubplugin.fit(cosine.bank, "nnn", cosine.gallery))
+        activate(store)
+
+    monkeypatch.setattr(QdrantStore, "activate", overtaken)
+    with pytest.raises(StoreError, match="another run has begun since"):
+        cosine.apply()
+    assert QdrantStore(cosine.plain, "photos").correction().active is False
+    raw = cosine.plain.query_points("photos", cosine.queries[0], with_payload=["n"]).points
+    assert cosine.wrapped().query_points("photos", cosine.queries[0], with_payload=["n"]).points == raw
+
+
+def test_a_refresh_during_which_another_correction_became_active_stops(cosine):
+    cosine.apply()
+    cosine.plain.upsert("photos", [cosine.point(500, cosine.queries[0])])
+    began = []
+
+    def meanwhile(what, done, total):
+        if not began:
+            began.append(what)
+            cosine.apply(method="nnn")
+
+    with pytest.raises(StoreError, match="another run has begun since"):
+        hubplugin_qdrant.refresh(cosine.plain, "photos", progress=meanwhile)
+    assert cosine.model.method == "nnn"
+
+
+@pytest.mark.parametrize("storage", ["payload", "vector"])
+def test_a_run_whose_collection_is_cleared_meanwhile_leaves_nothing(storage):
+    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, storage)
+    removed = []
+
+    def meanwhile(what, done, total):
+        if what == "closing" and not removed:
+            removed.append(what)
+            hubplugin_qdrant.remove(photos.plain, "photos")
+            if storage == "payload":  # as a request that was under way
+                photos.plain.set_payload("photos", {"v1": 0.5}, [7], key="hub_offset")
+
+    with pytest.raises(StoreError, match="another run has begun since"):
+        photos.apply(progress=meanwhile)
+    assert [found.name for found in photos.plain.get_collections().collections] == ["photos"]
+    assert not photos.mark(7)
 
 
 def test_a_run_that_ended_in_an_error_lets_the_next_one_in(cosine):
@@ -223,7 +280,7 @@ def test_runs_killed_at_many_moments_end_where_an_uninterrupted_one_does(tmp_pat
         client = QdrantClient(path=str(tmp_path / name))
         points = client.scroll("photos", limit=1000)[0]
         manifest = Manifest.model_validate(client.retrieve("photos--hub", [0])[0].payload)
-        assert (manifest.writing, manifest.lease, manifest.retired) == (None, None, ())
+        assert (manifest.writing, manifest.retired) == (None, ())
         version = manifest.active[""]
         assert all(set(point.payload["hub_offset"]) == {version.field} for point in points)
         assert [(point.id, point.payload["n"]) for point in points] == [(row, row) for row in range(len(points))]
@@ -299,24 +356,47 @@ def test_storage_changes_from_one_to_the_other_in_one_step():
     assert (set(point.payload), set(point.vector)) == ({"n", "colour"}, {"image"})
 
 
-def test_a_second_vector_beside_an_unnamed_one_is_refused(cosine):
-    with pytest.raises(StoreError, match=r"unnamed one into one named ''.*use storage='payload'"):
-        cosine.apply(storage="vector")
-    assert [found.name for found in cosine.plain.get_collections().collections] == ["photos"]
+def of_version(text):
+    return lambda: models.VersionInfo(title="", version=text)
 
 
-def test_a_server_without_formulas_is_corrected_in_the_client(in_payload, monkeypatch):
-    photos = in_payload
-    monkeypatch.setattr(photos.plain, "info", lambda: models.VersionInfo(title="", version="1.13.4"))
-    client = photos.apply()
-    query, using = photos.queries[0], photos.using or None
-    found = client.query_points("photos", query, using, limit=5, offset=3).points
-    assert [point.id for point in found] == photos.best(query, 8)[3:]
-    assert found[0].payload == photos.point(found[0].id, photos.gallery[found[0].id]).payload
-    whole = client.query_points("photos", query, using, limit=20).points
-    between = (whole[6].score + whole[7].score) / 2
-    above = client.query_points("photos", query, using, limit=20, score_threshold=between, with_payload=["n"]).points
-    assert [point.payload for point in above] == [{"n": point.id} for point in whole[:7]]
+@pytest.mark.parametrize("using", ["", "image"], ids=["unnamed", "named"])
+def test_a_second_vector_where_none_can_be_added_is_refused(using, monkeypatch):
+    photos = Photos(QdrantClient(":memory:"), using, models.Distance.COSINE)
+    if using:
+        monkeypatch.setattr(photos.plain, "info", of_version("1.17.1"))
+    why = r"this one is 1\.17\).* from 1\.18 on" if using else "local mode takes no unnamed vectors"
+    for dry_run in (True, False):
+        with pytest.raises(StoreError, match=f"adds a second vector, and .*{why}.*; use storage='payload'$"):
+            photos.apply(storage="vector", dry_run=dry_run)
+    assert [found.name for found in photos.plain.get_collections().collections] == ["photos"]
+
+
+@pytest.mark.filterwarnings("ignore:Payload indexes have no effect")
+def test_a_second_vector_beside_an_unnamed_one_leaves_the_trace_that_was_stated(cosine, monkeypatch):
+    """As with a server: local mode takes no unnamed vectors then, but those that the wrapped client names ""."""
+    monkeypatch.setattr("hubplugin_qdrant.store.QdrantLocal", type("NoClient", (), {}))
+    before, fresh = contents(cosine.plain), clustered(8, 1)[0]
+    given = {"storage": "vector", "method": "is", "force": True}
+    tried = hubplugin_qdrant.apply(cosine.plain, "photos", cosine.bank, dry_run=True, **given)
+    assert 'after a removal get_collection would show {"": VectorParams(...)}' in str(tried)
+    client = cosine.apply(storage="vector")
+    for query in cosine.queries[:5]:
+        assert [p.id for p in client.query_points("photos", query).points] == cosine.best(query)
+    client.upsert("photos", [cosine.point(500, fresh)])
+    (found,) = client.retrieve("photos", [500], with_vectors=True)
+    np.testing.assert_allclose(found.vector, fresh / np.linalg.norm(fresh), rtol=0, atol=1e-5)
+    assert hubplugin_qdrant.inspect(cosine.plain, "photos", probes=0).missing == 0
+    client.delete("photos", [500])
+    hubplugin_qdrant.remove(cosine.plain, "photos")
+    assert list(cosine.plain.get_collection("photos").config.params.vectors) == [""]
+    assert [(p.id, p.payload) for p in contents(cosine.plain)] == [(p.id, p.payload) for p in before]
+
+
+def test_a_server_without_formulas_is_refused_in_one_line(cosine, monkeypatch):
+    monkeypatch.setattr(cosine.plain, "info", of_version("1.13.4"))
+    with pytest.raises(StoreError, match=r"Qdrant 1\.13, which has no formulas; upgrade it to 1\.14 or newer$"):
+        cosine.apply()
 
 
 def test_an_empty_collection_is_refused():
@@ -454,7 +534,6 @@ def test_a_url_that_cannot_be_meant_says_what_was_expected(url):
             "class QdrantClient, plain or wrapped, not AsyncQdrantClient",
         ),
         (lambda sync, other: AsyncHubQdrantClient.wrap(sync), "class AsyncQdrantClient, plain or wrapped, not Qdrant"),
-        (lambda sync, other: HubQdrantClient.wrap(sync, rules={"p": "dis"}), "'p' has a str; .*hubplugin.fit_rule"),
     ],
 )
 def test_a_client_of_another_kind_is_refused_at_once(call, says):
