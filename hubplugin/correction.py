@@ -23,6 +23,7 @@ from hubplugin.model import GroupedModel, OffsetModel, Value
 from hubplugin.reductions import Compute
 from hubplugin.store import Batch, Correction, Store
 from hubplugin.tuning import Judgement, Pairs, check, check_bank, choose
+from hubplugin.unjudged import Unjudged, offsets_of_all
 from hubplugin.vectors import Progress, VectorLike, as_vectors
 
 CLOSING_PASSES = 3
@@ -51,6 +52,7 @@ class Applied:
     neutral: Mapping[Value, str] = field(default_factory=dict)
     plan: Sequence[str] = ()
     judgement: Judgement | None = None
+    unjudged: Unjudged = field(default_factory=Unjudged)
 
     def __str__(self) -> str:
         text = (
@@ -64,6 +66,8 @@ class Applied:
             named = "; ".join(f"{value!r}: {why}" for value, why in itertools.islice(self.neutral.items(), NAMED))
             more = f"; and {len(self.neutral) - NAMED} more" if len(self.neutral) > NAMED else ""
             text += f"\nkept at offset 0: {named}{more}"
+        if self.unjudged.count:
+            text += f"\n{self.unjudged}"
         return "\n".join((text, *self.plan))
 
 
@@ -86,6 +90,7 @@ class Inspection:
     skewness: tuple[float, float] | None = None
     probes: int = 0
     notes: Sequence[str] = ()
+    unjudged: Unjudged = field(default_factory=Unjudged)
 
     def __str__(self) -> str:
         text = f"{self.url}: {self.count} targets, {self.dim} dimensions, {self.metric.value}"
@@ -98,7 +103,7 @@ class Inspection:
                 f"\noffsets from {model.gallery.smallest:+.4f} to {model.gallery.largest:+.4f}, "
                 f"standard deviation {model.gallery.deviation:.4f}"
             )
-        lines = [text, *self.notes]
+        lines = [text, *self.notes, *([str(self.unjudged)] if self.unjudged.count else [])]
         if self.skewness is not None:
             raw, corrected = self.skewness
             chance = skewness_by_chance(self.probes, OCCURRENCE, self.count)
@@ -194,8 +199,8 @@ def apply(
             group_by, gallery.groups(), gallery.vectors.rows, bank, configuration, given, target_bank, pairs, force
         )
     if dry_run:
-        counts = _compared(store, model, "comparing offsets", device, memory, progress)
-        return Applied(model, *counts[:3], written=False, neutral=neutral, plan=store.plan(), judgement=judgement)
+        scanned, missing, stale, _, unjudged = _compared(store, model, "comparing offsets", device, memory, progress)
+        return Applied(model, scanned, missing, stale, False, neutral, store.plan(), judgement, unjudged)
     return replace(_write(store, model, gallery, device, memory, progress), neutral=neutral, judgement=judgement)
 
 
@@ -241,12 +246,12 @@ def _write(
     lies = found is not None and found.model.fingerprint == model.fingerprint
     amends = found is not None and found.active and lies
 
-    def one_pass(what: str, batches: Iterator[Batch], everything: bool) -> tuple[int, int, int]:
-        """Of how many targets how many had no offset, and how many another one."""
+    def one_pass(what: str, batches: Iterator[Batch], everything: bool) -> tuple[int, int, int, Unjudged]:
+        """Of how many targets how many had no offset, how many another one, and which the model cannot judge."""
         scanned = missing = stale = 0
-        total = store.count()
+        total, unjudged = store.count(), Unjudged()
         for batch in batches:
-            offsets = model.offsets(batch.vectors, groups=batch.groups, device=device, memory=memory)
+            offsets = _offsets(store, model, batch, unjudged, device, memory)
             absent, differs = _differences(store, batch, offsets)
             wrong = np.ones(len(offsets), bool) if everything else absent | differs
             if wrong.all():
@@ -256,7 +261,7 @@ def _write(
             scanned, missing, stale = scanned + len(offsets), missing + int(absent.sum()), stale + int(differs.sum())
             if progress is not None:
                 progress(what, min(scanned, total), total)
-        return scanned, missing, stale
+        return scanned, missing, stale, unjudged
 
     try:
         after = store.begin(model)
@@ -264,13 +269,14 @@ def _write(
         anew = store.scan(after) if gallery is None or lies or not store.shared else gallery.batches()
         first = one_pass("writing offsets", anew, not (amends or store.shared))
         for _ in range(CLOSING_PASSES if store.shared and not amends else 0):
-            _, missing, stale = one_pass("closing", store.scan(), False)
+            _, missing, stale, _ = one_pass("closing", store.scan(), False)
             if not missing + stale:
                 break
         store.activate()
     finally:
         store.release()
-    return Applied(model, *first)
+    scanned, missing, stale, unjudged = first
+    return Applied(model, scanned, missing, stale, unjudged=unjudged)
 
 
 def inspect(
@@ -283,9 +289,11 @@ def inspect(
 ) -> Inspection:
     """What correction lies in `store`, whether every target has the offset that its vector gives, and what it does to
     hubness now, seen by searching for `probes` queries of the bank; 0 searches for none."""
-    found, missing, stale, foreign = store.correction(), 0, 0, 0
+    found, missing, stale, foreign, unjudged = store.correction(), 0, 0, 0, Unjudged()
     if found is not None:
-        _, missing, stale, foreign = _compared(store, found.model, "checking offsets", device, memory, progress)
+        _, missing, stale, foreign, unjudged = _compared(
+            store, found.model, "checking offsets", device, memory, progress
+        )
     skewness = None
     if found is not None and found.active:
         bank = found.model.terms[0].bank
@@ -293,7 +301,7 @@ def inspect(
         skewness = _skewness(store, bank[np.linspace(0, len(bank) - 1, probes).astype(int)]) if probes else None
     return Inspection(
         store.url, store.metric, store.dim, store.count(),
-        found, missing, stale, foreign, skewness, probes, store.notes(),
+        found, missing, stale, foreign, skewness, probes, store.notes(), unjudged,
     )  # fmt: skip
 
 
@@ -310,20 +318,27 @@ def _skewness(store: Store, queries: np.ndarray) -> tuple[float, float]:
 
 def _compared(
     store: Store, model: OffsetModel, what: str, device: str, memory: int | str, progress: Progress | None
-) -> tuple[int, int, int, int]:
-    """How many targets there are, how many have no offset, how many one that `model` would not give, and how many
-    something else in its place."""
+) -> tuple[int, int, int, int, Unjudged]:
+    """How many targets there are, how many have no offset, how many one that `model` would not give, how many
+    something else in its place, and which the model cannot judge."""
     scanned = missing = stale = foreign = 0
-    total = store.count()
+    total, unjudged = store.count(), Unjudged()
     for batch in store.scan():
-        absent, differs = _differences(
-            store, batch, model.offsets(batch.vectors, groups=batch.groups, device=device, memory=memory)
-        )
+        absent, differs = _differences(store, batch, _offsets(store, model, batch, unjudged, device, memory))
         scanned, missing, stale = scanned + len(absent), missing + int(absent.sum()), stale + int(differs.sum())
         foreign += batch.foreign
         if progress is not None:
             progress(what, min(scanned, total), total)
-    return scanned, missing, stale, foreign
+    return scanned, missing, stale, foreign, unjudged
+
+
+def _offsets(
+    store: Store, model: OffsetModel, batch: Batch, unjudged: Unjudged, device: str, memory: int | str
+) -> np.ndarray:
+    return offsets_of_all(
+        model, batch.vectors, batch.ids, unjudged,
+        unit=store.unit, groups=batch.groups, device=device, memory=memory,
+    )  # fmt: skip
 
 
 def _differences(store: Store, batch: Batch, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

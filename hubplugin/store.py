@@ -94,6 +94,9 @@ class Store(ABC):
     """Offsets that differ by less are the same to this store: float32 rounding of a sum in another order, and where
     it quantises offsets, what that loses."""
 
+    unit: bool = False
+    """Whether a correction by cosine holds only for vectors of unit length, because the store does not normalise."""
+
     progress: Progress | None = None
     """Told of long work that no other method reports: the removal of offsets."""
 

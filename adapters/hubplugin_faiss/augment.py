@@ -13,15 +13,13 @@ import numpy as np
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
+from hubplugin.unjudged import UNIT, Unjudged, offsets_of_all
 from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
 from hubplugin_faiss import containers  # noqa: F401 (importing it registers its rules)
 from hubplugin_faiss.leaves import in_memory
 from hubplugin_faiss.plan import Fill, Plan
 from hubplugin_faiss.probing import TOLERATED, loss_of_recall
-from hubplugin_faiss.rule import Favour, Rule, name_of, rule_for
-
-UNIT = 1e-2
-"""How far from 1 the length of a vector may lie that counts as normalised; float16 keeps it within 1e-3."""
+from hubplugin_faiss.rule import Favour, Rule, block_rows, name_of, rule_for
 
 ABOUT = 0.3, 1.7
 """Between these lies the median length that codes leave of unit vectors: PQ makes them shorter, down to a half."""
@@ -100,6 +98,22 @@ def upgrade(
     Raises StoreError for an index that is untrained, empty, already upgraded or of a type that cannot carry offsets,
     InputError for offsets or a model that do not suit it.
     """
+    options: dict[str, Any] = {"device": device, "memory": memory, "progress": progress}
+    return _upgraded(index, model_or_offsets, vectors=vectors, rebuild=rebuild, tolerant=False, **options)
+
+
+def _upgraded(
+    index: Any,
+    model_or_offsets: OffsetModel | VectorLike,
+    *,
+    vectors: VectorLike | None,
+    tolerant: bool,
+    device: str,
+    memory: int | str,
+    progress: Progress | None,
+    rebuild: bool = False,
+) -> Any:
+    """`upgrade`; tolerant: entries that the model cannot judge are no error."""
     rule = rule_for(index)
     require_upgradable(rule)
     originals = checked_originals(vectors, rule)
@@ -109,7 +123,7 @@ def upgrade(
         return rule.upgraded(offsets, plan_for(offsets, None, **options))
     model = model_or_offsets
     gallery = Gallery(index, unit=model.metric is Metric.COSINE)
-    offsets = offsets_by(model, index, gallery, originals, device, memory, progress)
+    offsets = offsets_by(model, index, gallery, originals, device, memory, progress, tolerant=tolerant)
     upgraded = rule.upgraded(offsets, plan_for(offsets, model, **options))
     if originals is not None or not rule.exhaustive:
         warn_of_loss(index, upgraded, model, originals=originals)
@@ -203,10 +217,16 @@ def refresh(
     progress: Progress | None = None,
 ) -> Any:
     """An upgraded index with all its offsets replaced, as by `upgrade(downgrade(index), model)`. What the second stage
-    of an `upgrade` holds stays in it."""
+    of an `upgrade` holds stays in it.
+
+    Entries that a model cannot judge, such as vectors that plain Faiss added and that a model of cosine finds to be of
+    another length than 1, get the smallest offset of the model, and a warning names them; if they are more than half of
+    all, it raises InputError.
+    """
     held = Gallery(index) if rule_for(index).coarse else None
     raw = downgrade(index)
-    return upgrade(raw, model_or_offsets, vectors=held, device=device, memory=memory, progress=progress)
+    options: dict[str, Any] = {"device": device, "memory": memory, "progress": progress}
+    return _upgraded(raw, model_or_offsets, vectors=held, tolerant=True, **options)
 
 
 def offsets_by(
@@ -218,21 +238,32 @@ def offsets_by(
     memory: int | str,
     progress: Progress | None,
     into: np.ndarray | None = None,
+    tolerant: bool = False,
 ) -> np.ndarray:
     """The offsets of `index` by `model` in scan order, less what the index favours: float32 [n], centred if the model
     is not. They are those of what the index holds, its `gallery`, or where a second stage is to hold the `originals`,
-    of these. `into` [n] is where they are written."""
+    of these. `into` [n] is where they are written. tolerant: what the model cannot judge gets its smallest offset."""
     require_suits(model, index)
     offsets = np.empty(gallery.rows, np.float32) if into is None else into
     rule = rule_for(index)
     source = originals if originals is not None and rule.coarse else gallery
-    favour, row = Favour(rule, model.metric is Metric.COSINE), 0
-    for vectors in source.blocks():
-        values = model.offsets(vectors, device=device, memory=memory)
+    favour, row, unjudged = Favour(rule, model.metric is Metric.COSINE), 0, Unjudged()
+    tolerant &= source is gallery
+    for vectors in (part for part, _ in rule.scan(0, block_rows(index.d))) if tolerant else source.blocks():
+        if tolerant:
+            unit = model.metric is Metric.COSINE and not rule.lossy
+            ids = rule.labels(row, row + len(vectors)).tolist()
+            values = offsets_of_all(model, vectors, ids, unjudged, unit=unit, device=device, memory=memory)
+        else:
+            values = model.offsets(vectors, device=device, memory=memory)
         offsets[row : row + len(vectors)] = values - favour(vectors)
         row += len(vectors)
         if progress is not None:
             progress("offsets", row, gallery.rows)
+    if unjudged.count > gallery.rows / 2:
+        raise InputError(f"the model does not suit this {name_of(index)}: of {gallery.rows} entries {unjudged}")
+    if unjudged.count:
+        warnings.warn(f"of {gallery.rows} entries {unjudged}", stacklevel=4)
     if source is originals:
         offsets[:] = offsets[rule.order()]
     if model.gallery is None:

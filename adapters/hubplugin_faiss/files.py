@@ -95,7 +95,8 @@ def _upgrade_file(
     source, raw, spool = path, beside(target, ".raw"), beside(target, ".spool")
     try:
         index = original = read_faiss(source, mapped=True)
-        if rule_for(index).is_upgraded():
+        again = rule_for(index).is_upgraded()
+        if again:
             if vectors is None and rule_for(index).coarse:
                 vectors = Gallery(index)
             note_lists(target, [*map(free_name, rule_for(index).files())])
@@ -104,7 +105,7 @@ def _upgrade_file(
         require_upgradable(rule_for(index))
         gallery = MappedGallery([source, spool], index, unit=model.metric is Metric.COSINE)
         originals, room = checked_originals(vectors, rule_for(index)), _spooled(spool, gallery.rows)
-        offsets = offsets_by(model, index, gallery, originals, device, memory, progress, room)
+        offsets = offsets_by(model, index, gallery, originals, device, memory, progress, room, tolerant=again)
         obsolete = rule_for(original).files() if path == Path(target) else []
         put(target, index, offsets, model, [source, spool], obsolete, progress, originals)
     finally:
@@ -471,6 +472,7 @@ def _require_same(written: Any, index: Any, path: Path, originals: Vectors | Non
             if after.coarse:  # a second stage may hold them at unit length
                 lengths = np.linalg.norm(probes, axis=1) / np.maximum(np.linalg.norm(found, axis=1), 1e-30)
                 found = found * lengths[:, None]
+            probes, found = np.nan_to_num(probes), np.nan_to_num(found)
             near = np.allclose(probes, found, rtol=0, atol=HALF * float(np.abs(probes).max()))
             same &= near and bool((names >= 0).any() and np.isfinite(scores[names >= 0]).all())
     if not same:

@@ -16,7 +16,8 @@ from hubplugin.errors import InputError, ModelFileError, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
 from hubplugin.store import Batch, Correction, Hits, Id, Store
-from hubplugin_faiss.augment import UNIT, Gallery, downgrade, require_unit, require_upgradable
+from hubplugin.unjudged import UNIT
+from hubplugin_faiss.augment import Gallery, downgrade, require_unit, require_upgradable
 from hubplugin_faiss.files import HALF, beside, model_of, note_lists, put, read_faiss, take_out, writing
 from hubplugin_faiss.leaves import free_name
 from hubplugin_faiss.rule import Favour, block_rows, rule_for
@@ -71,13 +72,17 @@ class FaissStore(Store):
         # A second stage that an upgrade added rounds the vectors, too, and so what a model gives for them.
         return Store.precision + 2 * (self._rule.rounding(tried) + (HALF if self._rule.coarse else 0.0))
 
+    @property
+    def unit(self) -> bool:  # type: ignore[override]
+        return self.metric is Metric.COSINE and not self._rule.lossy
+
     def count(self) -> int:
         return self._rule.count
 
     def scan(self, after: Id | None = None) -> Iterator[Batch]:
         row = int(after or 0)
         for vectors, offsets in self._rule.scan(row, block_rows(self.dim)):
-            if self.metric is Metric.COSINE and not self._rule.lossy:
+            if self.unit and not self._rule.is_upgraded():
                 require_unit(vectors, self.url, row)
             ids = []
             for label in self._rule.labels(row, row + len(vectors)).tolist():

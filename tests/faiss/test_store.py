@@ -16,6 +16,7 @@ import hubplugin_faiss
 from hubplugin import correction
 from hubplugin.store import open_store
 from hubplugin_faiss import files
+from hubplugin_faiss.rule import rule_for
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
 
@@ -81,6 +82,50 @@ def test_what_plain_faiss_adds_is_stale_until_it_is_refreshed(tmp_path, model):
     assert correction.inspect(open_store(f"faiss:{file}")).stale >= 55
     assert correction.refresh(open_store(f"faiss:{file}")).stale >= 55
     assert correction.inspect(open_store(f"faiss:{file}")).stale == 0
+
+
+def foreign_rows() -> np.ndarray:
+    """A vector of another length, one without length and one that is not finite, around a good one."""
+    rows = np.stack([0.5 * GALLERY[0], np.zeros(16), BANK[0], np.full(16, np.nan)]).astype(np.float32)
+    return np.ascontiguousarray(rows)
+
+
+@pytest.mark.parametrize("kind", ["Flat", "IDMap2,Flat"])
+def test_foreign_vectors_do_not_keep_a_refresh_from_the_others(tmp_path, model, kind):
+    file = tmp_path / "x.faiss"
+    index = faiss.index_factory(16, kind, IP)
+    index.add_with_ids(GALLERY, np.arange(500)) if "IDMap" in kind else index.add(GALLERY)
+    faiss.write_index(hubplugin_faiss.upgrade(index, model), str(file))
+    model.save(f"{file}.hub")
+    index = faiss.read_index(str(file))
+    ids = np.arange(500, 504)
+    index.add_with_ids(foreign_rows(), ids) if "IDMap" in kind else index.add(foreign_rows())
+    faiss.write_index(index, str(file))
+
+    assert correction.inspect(open_store(f"faiss:{file}")).unjudged.count == 3
+    done = correction.refresh(open_store(f"faiss:{file}"))
+    assert done.stale == 4
+    assert done.unjudged.named == {500: "length 0.5", 501: "length 0", 503: "not finite"}
+    assert "3 with vectors that the model cannot judge have its smallest offset: 500 (length 0.5), " in str(done)
+    expected = np.array([model.gallery.smallest] * 2 + [model.offsets(BANK[:1])[0], model.gallery.smallest])
+
+    with pytest.warns(UserWarning, match=r"of 504 entries 3 with vectors that the model cannot judge"):
+        in_memory = hubplugin_faiss.refresh(index, model)
+    with pytest.warns(UserWarning, match=r"of 504 entries 3 with vectors that the model cannot judge"):
+        hubplugin_faiss.upgrade_file(file, model)
+    for upgraded in (hubplugin_faiss.read_index(file)[0], in_memory):
+        stored = np.concatenate([offsets for _, offsets in rule_for(upgraded).scan(0, 1000)])
+        np.testing.assert_allclose(stored[500:], expected, atol=1e-5)
+        np.testing.assert_allclose(stored[:500], model.offsets(GALLERY), atol=1e-5)
+    assert correction.inspect(open_store(f"faiss:{file}")).stale == 0
+
+
+def test_a_model_of_cosine_for_vectors_of_all_lengths_is_refused_on_refresh(model):
+    index = faiss.IndexFlatIP(16)
+    index.add(3 * GALLERY)
+    upgraded = hubplugin_faiss.upgrade(index, np.zeros(500, np.float32))
+    with pytest.raises(hubplugin.InputError, match="the model does not suit this IndexFlatIP: of 500 entries 500 with"):
+        hubplugin_faiss.refresh(upgraded, model)
 
 
 def test_a_half_written_correction_is_taken_up_where_it_stopped(path, model):
