@@ -68,8 +68,8 @@ StoreUrl = Annotated[
     typer.Argument(
         metavar="STORE",
         help="faiss:FILE, qdrant://HOST:6333/COLLECTION, qdrant+https://..., qdrant-local:PATH/COLLECTION, "
-        "qdrant-edge:PATH. Options stand behind it, in quotes: faiss:FILE?metric=dot, or cosine, where the lengths of "
-        "its vectors mislead; qdrant...?using=VECTOR, &storage=vector (offsets in a second vector).",
+        "qdrant-edge:PATH. Options follow behind a ?, in quotes: 'faiss:FILE?metric=dot' (or cosine) where the metric "
+        "is detected wrongly; 'qdrant://...?using=VECTOR&storage=vector': which vector, offsets in a second vector.",
     ),
 ]
 Queries = Annotated[
@@ -80,7 +80,7 @@ Setting = Annotated[
 ]
 Paired = Annotated[
     bool | None,
-    typer.Option("--pairs/--no-pairs", help="Whether row i of both banks belongs together; looked at if not said."),
+    typer.Option("--pairs/--no-pairs", help="Row i of both banks is a pair; detected by default."),
 ]
 Device = Annotated[str, typer.Option(help="auto is cuda, then mps, then cpu.")]
 Memory = Annotated[str, typer.Option(help="Bounds the similarities held at one time.")]
@@ -160,7 +160,7 @@ def diagnose(
 
 @app.command()
 def refresh(store: StoreUrl, device: Device = "auto", memory: Memory = "1GiB") -> None:
-    """Write the offsets that are missing or stale, and no others."""
+    """Write only the offsets that are missing or outdated."""
     from hubplugin.progress import bars
     from hubplugin.store import open_store
 
@@ -219,17 +219,17 @@ def evaluate(
             help="As 'dbsn' or 'nnn k=128 alpha=0.75', or auto; may be repeated. All additive ones by default."
         ),
     ] = None,
-    k: Annotated[int, typer.Option(help="Of the k-occurrence, mAP and nDCG.")] = 10,
+    k: Annotated[int, typer.Option(help="Cut-off k for hubness, mAP and nDCG.")] = 10,
     names: Annotated[str | None, typer.Option(help="What the targets are called: a text file, one a line.")] = None,
     query_names: Annotated[str | None, typer.Option(help="What a qrels file calls the queries: likewise.")] = None,
     thumbnails: Annotated[
         str | None, typer.Option(help="An image for each target: a text file, one path a line.")
     ] = None,
     temperature: Annotated[
-        list[float] | None, typer.Option(help="Where is, sn and dbsn are tried besides; may be repeated.")
+        list[float] | None, typer.Option(help="A further temperature for is, sn and dbsn; may be repeated.")
     ] = None,
     metric: Annotated[str, typer.Option(help="cosine, dot or euclidean.")] = "cosine",
-    seed: Annotated[int, typer.Option(help="Of the bootstrap and of samples.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     report: Annotated[Path | None, typer.Option(help="Write a report: one HTML file.")] = None,
     json: Annotated[Path | None, typer.Option(help="Write every figure as JSON.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write one line a method as CSV.")] = None,
@@ -273,7 +273,7 @@ def evaluate(
 def demo(
     folder: Annotated[Path, typer.Option(help="Where the index and the collection are built.")] = Path(".demo"),
 ) -> None:
-    """The real thing, on the data that comes with it."""
+    """Correct an index and a shard of the data that comes with hubplugin, and show the gain."""
     from hubplugin.demo import run
 
     run(folder)

@@ -19,7 +19,7 @@ from hubplugin.gallery import Gallery
 from hubplugin.groups import fit_within
 from hubplugin.methods import FitInput, asked_for, configure
 from hubplugin.metric import Metric
-from hubplugin.model import GroupedModel, OffsetModel, Value
+from hubplugin.model import GroupedModel, OffsetModel, Value, warn_if_swapped
 from hubplugin.reductions import Compute
 from hubplugin.store import Batch, Correction, Store
 from hubplugin.tuning import Judgement, Pairs, check, check_bank, choose
@@ -225,6 +225,7 @@ def write(
 ) -> Applied:
     """Writes the offsets of a fitted `model` to everything in `store` and activates them."""
     require_match(model, store)
+    warn_if_swapped(model, store.count())
     gallery = None
     if model.gallery is None:
         gallery = Gallery(store, progress)

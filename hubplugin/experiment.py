@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hubplugin.bank import Bank, agreement_and_coverage, foreign, share_of_copies
+from hubplugin.bank import COPIES, Bank, agreement_and_coverage, foreign, share_of_copies
 from hubplugin.errors import InputError, Parameter
 from hubplugin.evaluation.hubness import k_occurrence, skewness
 from hubplugin.methods import FitInput, Method
@@ -222,6 +222,8 @@ class Experiment:
         queries = given.query_bank[self._rows[: 2 * self._fit_rows]]
         # Of a bank of copies only so many have their target in the sample.
         copies = min(share_of_copies(queries, targets, given) * given.require_targets("auto").rows / len(targets), 1.0)
+        if copies > COPIES:  # the rest would compare the gallery with itself
+            return Bank(self.distinct, copies)
         if given.target_bank is not None:
             return Bank(self.distinct, copies, foreign=foreign(targets, given.target_bank, given, self._rng))
         agreement, coverage = agreement_and_coverage(queries, targets, given, self._rng)

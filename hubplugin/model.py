@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import uuid
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import cached_property
@@ -420,6 +421,18 @@ class GroupedModel(OffsetModel):
 
     def __repr__(self) -> str:
         return f"{super().__repr__()} within each {self.key!r}, {len(self.groups)} of them corrected"
+
+
+def warn_if_swapped(model: OffsetModel, count: int) -> None:
+    """Warns where `fit` was probably given the gallery as its query bank: `model` goes to `count` targets, as many as
+    its bank has queries, and was fitted on another number of targets."""
+    queries = len(model.terms[0].bank)
+    if model.gallery is not None and queries == count != model.gallery.count and count > 1:
+        warnings.warn(
+            f"the model was fitted on a query bank of {queries} and {model.gallery.count} targets, and is given to a "
+            f"gallery of {count}: if the two were swapped, it is fit(query_bank, targets=gallery)",
+            stacklevel=3,
+        )
 
 
 def load(path: str | os.PathLike[str]) -> OffsetModel:

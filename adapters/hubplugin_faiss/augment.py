@@ -12,7 +12,7 @@ import numpy as np
 
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel
+from hubplugin.model import OffsetModel, warn_if_swapped
 from hubplugin.unjudged import UNIT, Unjudged, offsets_of_all
 from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
 from hubplugin_faiss import containers  # noqa: F401 (importing it registers its rules)
@@ -244,6 +244,7 @@ def offsets_by(
     is not. They are those of what the index holds, its `gallery`, or where a second stage is to hold the `originals`,
     of these. `into` [n] is where they are written. tolerant: what the model cannot judge gets its smallest offset."""
     require_suits(model, index)
+    warn_if_swapped(model, gallery.rows)
     offsets = np.empty(gallery.rows, np.float32) if into is None else into
     rule = rule_for(index)
     source = originals if originals is not None and rule.coarse else gallery

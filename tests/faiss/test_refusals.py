@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import faiss
 import numpy as np
 import pytest
@@ -203,3 +205,13 @@ def test_ids_that_faiss_has_lost_are_told_in_one_line():
     index.remove_ids(np.arange(0, 70, 7))
     with pytest.raises(hubplugin.StoreError, match="has lost which entry has which id"):
         hubplugin_faiss.upgrade(index, fitted("dot"))
+
+
+def test_a_model_whose_bank_and_targets_were_swapped_is_noticed():
+    bank = X[:20] + np.float32(0.01)
+    swapped, right = hubplugin.fit(X, "is", targets=bank), hubplugin.fit(bank, "is", targets=X)
+    with pytest.warns(UserWarning, match="bank of 50 and 20 targets, and is given to a gallery of 50: if the two were"):
+        hubplugin_faiss.upgrade(flat(), swapped)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hubplugin_faiss.upgrade(flat(), right)
