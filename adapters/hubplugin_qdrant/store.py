@@ -26,6 +26,7 @@ from tenacity import (
 
 from hubplugin import correction
 from hubplugin.errors import InputError, Parameter, StoreError
+from hubplugin.methods import asked_for
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.store import Batch, Correction, Hits, Id, Store
@@ -665,6 +666,7 @@ def apply(
     Raises InputError for the bank or a parameter, StoreError for the collection or the server, CorrectionRefused if
     the correction would not help.
     """
+    asked_for(method, parameters, apply)  # a misspelt argument of this function lies among them
     store = QdrantStore(client, collection, using, storage)
     return correction.apply(
         store, query_bank, method, target_bank,

@@ -399,6 +399,14 @@ def test_a_server_without_formulas_is_refused_in_one_line(cosine, monkeypatch):
         cosine.apply()
 
 
+def test_a_misspelt_argument_is_told_with_those_that_there_are():
+    client = QdrantClient(":memory:")
+    with pytest.raises(InputError, match=r"parameter 'vector_name'; .*takes client, collection, query_bank, using, "):
+        hubplugin_qdrant.apply(client, "photos", clustered(1, 5), vector_name="image")
+    with pytest.raises(InputError, match=r"did you mean storage=\?"):
+        hubplugin_qdrant.apply(client, "photos", clustered(1, 5), storge="vector")
+
+
 def test_an_empty_collection_is_refused():
     client = QdrantClient(":memory:")
     client.create_collection("empty", models.VectorParams(size=DIM, distance=models.Distance.COSINE))
