@@ -3,9 +3,9 @@
 A rule is fitted once. Whatever it must know of a target when a query comes is what `keep` gives for it, and that
 is one number or a bit, so that any store can hold it beside the vector:
 
-    dis, dualdis    the offset that the target has already, and one bit
+    dis             the offset that the target has already, and one bit
+    dualdis         the same for each of its two banks: a part of the offset, and one bit
     dsl             one number
-    ssn             the offset that the target has already
     gc              nothing: it reads the candidates' own vectors
 
 New targets get theirs from `keep` without a refit, as they get their offsets.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,13 +23,15 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hubplugin import reductions
 from hubplugin.errors import InputError
-from hubplugin.methods import FitInput, Method, configured
+from hubplugin.methods import FitInput, configured
 from hubplugin.methods.inverted_softmax import DualInvertedSoftmax, InvertedSoftmax
-from hubplugin.methods.sinkhorn import DualBankSinkhorn
 from hubplugin.metric import Metric
 from hubplugin.model import LogSumExp, OffsetModel
 from hubplugin.reductions import Compute, Similarities
 from hubplugin.vectors import Progress, VectorLike, as_vectors
+
+NO_SIMILARITY = 1e-7
+"""What `DualDynamic` takes for a similarity that is not positive: the float32 rounding of 1."""
 
 
 class Rule(ABC):
@@ -89,7 +91,7 @@ class Reranker:
 @dataclass(frozen=True)
 class Dynamic(Rule):
     """The offsets of `model` for the queries whose raw nearest target is in the model's activation set, and the
-    raw similarities for all others: QB-Norm eq. 2 (`dis`); NNN appendix A1 (`dualdis`).
+    raw similarities for all others: QB-Norm eq. 2 (`dis`).
 
     Scores are in the log domain, tau * log of the paper's where corrected; each query is ranked by one of the
     two, never by a mixture.
@@ -114,6 +116,47 @@ class Dynamic(Rule):
         offsets, activated = kept[:, 0], kept[:, 1] > 0
         applies = activated[similarities.argmax(axis=1)]
         scores: np.ndarray = similarities + np.where(applies[:, None], offsets, np.float32(0))
+        return scores
+
+
+@dataclass(frozen=True)
+class DualDynamic(Rule):
+    """`dualis`, each factor of which gives way to the raw similarity by itself: NNN appendix A1 (`dualdis`).
+
+    The score of eq. 3 is a product, one factor a bank: exp(s/tau) / sum_u exp(s(b_u, t)/tau) for a query whose raw
+    nearest target is in that bank's activation set, and s for every other. `factors` are models of one term each, for
+    the query bank and for the target bank.
+
+    Scores are in the log domain: lambda * log of the paper's, up to a constant, where a factor is corrected, lambda as
+    in `dualis`; and s where none is. A similarity takes the place of a probability, so it should be positive; what
+    is not counts as `NO_SIMILARITY` there, which leaves the ranking to the other factor.
+    """
+
+    factors: tuple[OffsetModel, OffsetModel]
+
+    @property
+    def dim(self) -> int:
+        return self.factors[0].dim
+
+    @property
+    def metric(self) -> Metric:
+        return self.factors[0].metric
+
+    def keep(self, targets: VectorLike) -> np.ndarray:
+        """[n, 4]: what `Dynamic` keeps for each of the two factors."""
+        vectors = as_vectors(targets, "targets")
+        return np.concatenate([Dynamic(factor).keep(vectors) for factor in self.factors], axis=1)
+
+    def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
+        nearest = similarities.argmax(axis=1)
+        own, other = (kept[nearest, column, None] > 0 for column in (1, 3))
+        scores: np.ndarray = similarities + np.where(own & other, kept[:, 0] + kept[:, 2], np.float32(0))
+        for applies, factor, offsets in ((own & ~other, self.factors[0], kept[:, 0]),
+                                         (other & ~own, self.factors[1], kept[:, 2])):  # fmt: skip
+            (term,) = factor.terms
+            assert isinstance(term, LogSumExp)
+            logarithm = np.log(np.maximum(similarities, NO_SIMILARITY)) + similarities / term.tau
+            scores = np.where(applies, -term.scale * logarithm + offsets, scores)
         return scores
 
 
@@ -180,46 +223,6 @@ class GloballyCorrected(Rule):
         return scores
 
 
-@dataclass(frozen=True)
-class SingleQuerySinkhorn(Rule):
-    """Sinkhorn with the query as one more row of the bank (Sinkhorn paper section 3).
-
-    `model` is a fitted `sn` or `dbsn`, whose bank has found its log alpha; one iteration more, for the query's row
-    alone, gives
-
-        log alpha_q = -log m - LSE_j( s(q, t_j)/tau + offset_j / tau - log n )
-        score       = s - tau * log( exp(-offset / tau) + exp(s/tau + log alpha_q) )
-
-    with the bank's rows as they are, which one row among m + 1 hardly moves. The sum over j runs over the targets
-    given to `rescore`: the whole gallery, or the candidates, which hold nearly all of it at the temperatures in use.
-    """
-
-    model: OffsetModel
-
-    @property
-    def dim(self) -> int:
-        return self.model.dim
-
-    @property
-    def metric(self) -> Metric:
-        return self.model.metric
-
-    def keep(self, targets: VectorLike) -> np.ndarray:
-        """[n]: the offset."""
-        return self.model.offsets(targets)
-
-    def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
-        term, gallery = self.model.terms[0], self.model.gallery
-        assert isinstance(term, LogSumExp)
-        assert gallery is not None
-        from_bank = -(kept.astype(np.float64) + self.model.centre) / term.tau  # LSE_u( s(b_u, t)/tau + log alpha_u )
-        own = similarities / term.tau
-        share = np.logaddexp.reduce(own - from_bank, axis=1, keepdims=True) - np.log(gallery.count)
-        log_alpha = -np.log(len(term.bank)) - share
-        scores: np.ndarray = similarities - term.tau * np.logaddexp(from_bank, own + log_alpha) - self.model.centre
-        return scores
-
-
 class QueryMethod(BaseModel, ABC):
     """Parameters of a correction that depends on the query."""
 
@@ -244,11 +247,14 @@ class DynamicInvertedSoftmax(QueryMethod):
     k: int = Field(1, ge=1)
 
     def rule(self, given: FitInput) -> Rule:
-        return _dynamic(InvertedSoftmax(tau=self.tau), self.k, given)
+        targets, compute = given.require_targets(self.name), given.compute
+        model = InvertedSoftmax(tau=self.tau).fit(given)
+        return Dynamic(model.with_activation(targets, self.k, device=compute.device, memory=compute.memory))
 
 
 class DualDynamicInvertedSoftmax(QueryMethod):
-    """`dualis` where the query's raw nearest target is among the k nearest of a member of either bank.
+    """`dualis`, of which the part of a bank applies where the query's raw nearest target is among the k nearest of a
+    member of that bank. See `DualDynamic`.
 
     NNN appendix A1; k = 1 as in QB-Norm, temperatures as in `dualis`.
     """
@@ -259,7 +265,14 @@ class DualDynamicInvertedSoftmax(QueryMethod):
     k: int = Field(1, ge=1)
 
     def rule(self, given: FitInput) -> Rule:
-        return _dynamic(DualInvertedSoftmax(tau_query=self.tau_query, tau_target=self.tau_target), self.k, given)
+        targets, compute = given.require_targets(self.name), given.compute
+        model = DualInvertedSoftmax(tau_query=self.tau_query, tau_target=self.tau_target).model(given)
+        options: dict[str, Any] = {"device": compute.device, "memory": compute.memory}
+        of_queries, of_targets = (
+            replace(model, terms=(term,)).centred_on(targets, **options).with_activation(targets, self.k, **options)
+            for term in model.terms
+        )
+        return DualDynamic((of_queries, of_targets))
 
 
 class SingleQueryDualSoftmax(QueryMethod):
@@ -281,26 +294,8 @@ class GlobalCorrection(QueryMethod):
         return GloballyCorrected(_bank(given))
 
 
-class SingleQuerySinkhornNormalisation(QueryMethod):
-    """See `SingleQuerySinkhorn`. tau and iterations as in `sn`; a target bank adds columns as in `dbsn`."""
-
-    name: ClassVar[str] = "ssn"
-    tau: float = Field(0.05, gt=0)
-    iterations: int = Field(10, ge=1)
-
-    def rule(self, given: FitInput) -> Rule:
-        given.require_targets(self.name)
-        return SingleQuerySinkhorn(DualBankSinkhorn(tau=self.tau, iterations=self.iterations).fit(given))
-
-
 def _bank(given: FitInput) -> Similarities:
     return Similarities(given.query_bank, given.metric, given.compute)
-
-
-def _dynamic(method: Method, k: int, given: FitInput) -> Rule:
-    targets, compute = given.require_targets(f"{method.name} with an activation set"), given.compute
-    model = method.fit(given)
-    return Dynamic(model.with_activation(targets, k, device=compute.device, memory=compute.memory))
 
 
 QUERY_METHODS: dict[str, type[QueryMethod]] = {
@@ -310,7 +305,6 @@ QUERY_METHODS: dict[str, type[QueryMethod]] = {
         DualDynamicInvertedSoftmax,
         SingleQueryDualSoftmax,
         GlobalCorrection,
-        SingleQuerySinkhornNormalisation,
     )
 }
 
@@ -328,8 +322,8 @@ def fit_rule(
 ) -> Rule:
     """Fits a correction that depends on the query; arguments as in `hubplugin.fit`.
 
-    method: dis | dualdis | dsl | gc | ssn; `QUERY_METHODS` has each one's parameters, equation and defaults.
-    targets: the gallery [n, d]; needed by dis, dualdis and ssn. target_bank: [p, d]; needed by dualdis, used by ssn.
+    method: dis | dualdis | dsl | gc; `QUERY_METHODS` has each one's parameters, equation and defaults.
+    targets: the gallery [n, d]; needed by dis and dualdis. target_bank: [p, d]; needed by dualdis.
 
     Raises InputError, one line, for anything that cannot be used as given.
     """

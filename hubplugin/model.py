@@ -103,7 +103,7 @@ class OffsetModel:
     method, parameters: as given to `fit`. metric: the similarity the offsets belong to. bank_fingerprint: names the
     query bank and the target bank. centre: mean of the raw offsets over the gallery of the fit (0 without one), so
     that 0 is the neutral offset. gallery: None where the fit was given no targets. activation: the activation set,
-    which `activation.Dynamic` asks; offsets do not depend on it.
+    which `activation.Dynamic` and `DualDynamic` ask; offsets do not depend on it.
     """
 
     method: str

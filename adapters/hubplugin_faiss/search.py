@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import faiss
 import numpy as np
 
-from hubplugin.activation import DualSoftmax, Dynamic, GloballyCorrected, Reranker, Rule, SingleQuerySinkhorn
+from hubplugin.activation import DualDynamic, DualSoftmax, Dynamic, GloballyCorrected, Reranker, Rule
 from hubplugin.errors import InputError
 from hubplugin.model import OffsetModel
 from hubplugin.vectors import VectorLike, as_vectors
@@ -39,7 +39,7 @@ class CorrectedSearch:
 
     index: anything with Faiss's `search` whose scores are inner products, or squared L2 distances where its
         `metric_type` says so. correction: offsets [n], an `OffsetModel`, or a fitted `hubplugin.activation.Rule` for
-        the corrections that depend on the query (dis, dualdis, dsl, gc, ssn). targets: the gallery [n, d] that a model
+        the corrections that depend on the query (dis, dualdis, dsl, gc). targets: the gallery [n, d] that a model
         or a rule needs. ids:
         int64 [n], which id each row belongs to; 0 ... n - 1 by default. limit: the most candidates fetched.
 
@@ -141,10 +141,10 @@ class CorrectedSearch:
     def _bound(self, last: float, kept: np.ndarray) -> float:
         """What a rule can give at most to a target whose similarity is at most `last`."""
         match self._rule:
-            case Dynamic():
-                return last + (float(self._kept[:, 0].max()) if kept[0, 1] > 0 else 0.0)
-            case SingleQuerySinkhorn():
-                return last + float(self._kept.max())
+            case Dynamic() | DualDynamic():  # whether the best candidate is active decides, and then the largest offset
+                most = kept[0].copy()
+                most[::2] = self._kept[:, ::2].max(axis=0)
+                return float(self._rule.rescore(np.array([[last]]), most[None])[0, 0])
             case DualSoftmax():
                 return max(last, 0.0)
             case GloballyCorrected():

@@ -93,7 +93,7 @@ def evaluate(
     queries [q, d], targets [n, d], query_bank [m, d], target_bank [p, d]: as in `hubplugin.fit`.
     truth: see `TruthLike`; by default row i of the targets is the true one of query i.
     methods: names, with parameters where they differ from the defaults ("is", "nnn k=128 alpha=0.75"): the additive
-        methods, the query-dependent ones (dis, dualdis, dsl, gc, ssn), and, for comparison on up to 25 million pairs,
+        methods, the query-dependent ones (dis, dualdis, dsl, gc), and, for comparison on up to 25 million pairs,
         otn, l2n and hn, which need no bank. By default every additive method that the given banks allow.
     models: fitted models besides, by the label that they get, as {"auto": hubplugin.fit(..., method="auto")}.
     k: of the k-occurrence, mAP@k and nDCG@k; 10 as in the papers. R@k is given beside R@1, R@5 and R@10.

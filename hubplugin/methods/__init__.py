@@ -30,7 +30,7 @@ METHODS: dict[str, type[Method]] = {
     )
 }
 
-QUERY_DEPENDENT = ("dis", "dualdis", "dsl", "gc", "ssn")
+QUERY_DEPENDENT = ("dis", "dualdis", "dsl", "gc")
 """Those of `hubplugin.activation`, which this package does not know, by name: errors say where to find them."""
 
 __all__ = ["METHODS", "FitInput", "Method", "asked_for", "configure", "configured"]

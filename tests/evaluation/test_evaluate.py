@@ -16,7 +16,7 @@ from hubplugin import InputError
 from hubplugin.activation import fit_rule
 from tests.core.formulas import inverted_softmax, similarity
 
-RULES = ["dis", "dualdis", "dsl", "gc", "ssn"]
+RULES = ["dis", "dualdis", "dsl", "gc"]
 
 
 @pytest.fixture(scope="module")
