@@ -20,6 +20,11 @@ E = 1e-3
 a stored offset / E keeps every digit in a float of any size."""
 
 
+HALF = faiss.ScalarQuantizer.QT_fp16
+LARGEST = 65504.0
+"""The largest number in the 16 bits of an fp16; what is larger becomes infinite there, and scores become NaN."""
+
+
 class Quantiser(Protocol):
     """What Faiss's ScalarQuantizer and ProductQuantizer offer."""
 
@@ -87,6 +92,8 @@ class Coder:
 
     def join(self, heads: np.ndarray, tails: np.ndarray) -> np.ndarray:
         """Codes of vectors [n, bytes] with the codes of `tails` [n, w] behind them: uint8 [n, code_size]."""
+        if isinstance(self.quantiser, faiss.ScalarQuantizer) and self.quantiser.qtype == HALF:
+            require_finite(heads.view(np.uint16))
         behind = self.quantiser.compute_codes(tails)
         if self.head_bits % 8 == 0:
             return np.concatenate([heads, behind], axis=1)
@@ -120,6 +127,9 @@ class Codec(ABC):
     @abstractmethod
     def coder(self, d: int, tail: Tail) -> Coder:
         """Of an index that has `tail` behind its d components: what wrote it."""
+
+    def require_fits(self, vectors: np.ndarray) -> None:  # noqa: B027
+        """Raises StoreError if codes cannot hold components as large as those of `vectors` [n, d]."""
 
     @abstractmethod
     def widen(self, new: Any, coder: Coder) -> None:
@@ -182,15 +192,25 @@ class ScalarCodec(Codec):
         state = np.array([plan.low, plan.high]).tobytes() + (b"" if bases is None else bases.tobytes())
         if self.kind in self.LEVELS:
             return self._levels(plan, state, bases)
+        if self.kind == HALF and (plan.longest if self.euclidean else plan.size / 30_000) > LARGEST / 2.1:
+            raise StoreError(
+                f"offsets from {plan.low:.4g} to {plan.high:.4g} do not fit codes of 16 bits; scale the vectors down "
+                "before they are indexed, and fit the model on those"
+            )
         if self.euclidean:
             query = [-np.sqrt(2 * plan.high), -plan.longest * np.sqrt(2 * self.FLOATS[self.kind])]
         else:
             query = [max(E, plan.size / 30_000)] * 2
-        return self.coder(self.index.d, self._tail(plan, query, self._width(2), state))
+        return self.coder(self.index.d, self._tail(plan, [_short(q) for q in query], self._width(2), state))
 
     def coder(self, d: int, tail: Tail) -> Coder:
         trained = faiss.vector_to_array(self.index.sq.trained)
         return self._coder(d, tail, trained.reshape(2, -1)[:, d:] if self.kind in self.LEVELS else trained)
+
+    def require_fits(self, vectors: np.ndarray) -> None:
+        if self.kind == HALF:
+            with np.errstate(over="ignore"):
+                require_finite(np.ascontiguousarray(vectors, np.float16).view(np.uint16))
 
     def widen(self, new: Any, coder: Coder) -> None:
         trained = faiss.vector_to_array(self.index.sq.trained)
@@ -208,7 +228,7 @@ class ScalarCodec(Codec):
     def _coder(self, d: int, tail: Tail, trained: np.ndarray) -> Coder:
         quantiser = faiss.ScalarQuantizer(tail.width, self.kind)
         faiss.copy_array_to_vector(np.ascontiguousarray(trained, np.float32).ravel(), quantiser.trained)
-        limits = (-65504.0, 65504.0) if self.kind in self.FLOATS else (-np.inf, np.inf)
+        limits = (-LARGEST, LARGEST) if self.kind == HALF else (-np.inf, np.inf)
         # Ranks of lists cannot be rounded to a fifteenth: at equal nprobe that cost 0.006 of recall, and 0.06 by L2.
         fine = self.kind in self.LEVELS and self.kind != faiss.ScalarQuantizer.QT_4bit
         step = float(trained[1, 0]) / self.LEVELS[self.kind] if fine else 0.0
@@ -220,7 +240,8 @@ class ScalarCodec(Codec):
         return 3 if self.kind == faiss.ScalarQuantizer.QT_4bit else 2
 
     def _width(self, used: int) -> int:
-        return used + -(int(self.index.d) + used) % 16
+        """At least one component of padding, which takes the bits that name the model."""
+        return used + 1 + -(int(self.index.d) + used + 1) % 16
 
     def _levels(self, plan: Plan, state: bytes, bases: np.ndarray | None) -> Coder:
         """A coder whose components have ranges of their own: each spans what the one before may lose.
@@ -279,10 +300,13 @@ class ProductCodec(Codec):
                 apart = np.diff(np.sort(alone.offsets(codebooks[0, :, :1] + about.mean())))
                 lost = np.concatenate([lost, np.linspace(-0.5, 0.5, pq.ksub) * apart.max()])
             second = -np.sqrt(2 * np.abs(lost).max()) if self.euclidean else first
+            query = np.zeros(tail.width)
+            query[0], query[pq.dsub] = tail.query[0], second
+            tail = self._tail(plan, query.tolist(), tail.width, state)
+            second = tail.query[pq.dsub]
             values = Tail(np.array([second]), self.euclidean).fill(lost, _exactly, (0,))[:, 0]
             base = 0.0 if bases is None else second
             codebooks[1, :, 0] = levels(values - base, pq.ksub, np.array([second - base]), (0.0, 0.0))
-            tail.query[pq.dsub] = second
         return self._coder(self.index.d, tail, codebooks)
 
     def coder(self, d: int, tail: Tail) -> Coder:
@@ -308,6 +332,21 @@ class ProductCodec(Codec):
         faiss.copy_array_to_vector(np.ascontiguousarray(codebooks).ravel(), quantiser.centroids)
         components = range(0, tail.width, pq.dsub)
         return Coder(tail, quantiser, components, d // pq.dsub * pq.nbits, used * pq.nbits)
+
+
+def require_finite(halves: np.ndarray) -> None:
+    """Raises StoreError if one of the fp16 numbers whose bits are `halves` is infinite."""
+    if ((halves & 0x7FFF) == 0x7C00).any():
+        raise StoreError(
+            f"components beyond {LARGEST:,.0f} are infinite in codes of 16 bits; scale the vectors down before they "
+            "are indexed, or give them a type with room for them, such as Flat"
+        )
+
+
+def _short(value: float) -> float:
+    """The number next to `value`, not nearer to 0, that 7 bits hold, so that bf16 and fp16 have it exactly."""
+    mantissa, exponent = np.frexp(value)
+    return float(np.ldexp(np.copysign(np.ceil(abs(mantissa) * 128) / 128, mantissa), exponent))
 
 
 def _exactly(component: int, values: np.ndarray) -> np.ndarray:

@@ -373,8 +373,8 @@ class Refined(Rule):
             held = normalise(held, "vectors") if unit else held
         else:
             held = vectors
+        self._second.append(held, offsets, None, unit)  # which may refuse them
         self._base.append(vectors, base, None, unit)
-        self._second.append(held, offsets, None, unit)
         self.index.ntotal = self.index.refine_index.ntotal
 
     def remove(self, ids: np.ndarray) -> None:

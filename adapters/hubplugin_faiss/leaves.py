@@ -15,7 +15,7 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
-from hubplugin_faiss.codes import Codec, Coder, FloatCodec, ProductCodec, ScalarCodec
+from hubplugin_faiss.codes import HALF, Codec, Coder, FloatCodec, ProductCodec, ScalarCodec, require_finite
 from hubplugin_faiss.plan import Body, Entries, Fill, Plan
 from hubplugin_faiss.rule import (
     Leaf,
@@ -102,7 +102,9 @@ class Row(Leaf):
     def append_tailed(self, d: int, tail: Tail, vectors: np.ndarray, offsets: np.ndarray, ids: Any) -> None:
         if ids is not None:
             raise StoreError(f"{name_of(self.index)} numbers its entries itself; add without ids")
-        self.index.add(np.concatenate([vectors, codec_of(self.index).coder(d, tail).tails(offsets)], axis=1))
+        codec = codec_of(self.index)
+        codec.require_fits(vectors)
+        self.index.add(np.concatenate([vectors, codec.coder(d, tail).tails(offsets)], axis=1))
 
     def _empty(self, d: int) -> Any:
         """An index like this one, of d components and without codes."""
@@ -151,6 +153,9 @@ class Lists(Leaf):
 
     def widened(self, offsets: np.ndarray, plan: Plan) -> tuple[Tail, Any]:
         codec, starts = codec_of(self.index), self._starts()
+        if isinstance(codec, ScalarCodec) and codec.kind == HALF:
+            for _, codes, _, _ in self._blocks(0, block_rows(self.index.d)):
+                require_finite(codes.view(np.uint16))
         rows = sample_rows(offsets, starts[:-1][np.diff(starts) > 0])
         ranks = list_ranks(offsets, starts, self._spreads(rows) if self.euclidean else None)
         of_rows = np.searchsorted(starts, rows, "right") - 1
@@ -200,6 +205,7 @@ class Lists(Leaf):
         return Rule.order(self)
 
     def append_tailed(self, d: int, tail: Tail, vectors: np.ndarray, offsets: np.ndarray, ids: Any) -> None:
+        codec_of(self.index).require_fits(vectors)
         ids = self._ids_to_add(ids, len(vectors))
         nearest, tailed = self._placed(d, tail, vectors, offsets)
         given = None if self.index.direct_map.type == faiss.DirectMap.Array else faiss.swig_ptr(ids)
@@ -376,6 +382,7 @@ class Graph(Leaf):
             raise StoreError(f"{name_of(self.index)} numbers its entries itself; add without ids")
         # Links are drawn by the vectors alone, as in the raw index: while they are, every tail is neutral.
         storage = faiss.downcast_index(self.index.storage)
+        codec_of(storage).require_fits(vectors)
         coder, old = codec_of(storage).coder(d, tail), self.count
         first = coder.head_bits // 8
         tails = codes_of(storage)[:, first:].copy()

@@ -13,7 +13,10 @@ Snap: TypeAlias = Callable[[int, np.ndarray], np.ndarray]
 """snap(i, values) is what a quantiser makes of `values` [n] in component i of a tail."""
 
 MODEL_BITS, STATE_BITS = 12, 8
-"""How many of the last bits of a tail's first component name the model, and how many the state of its quantiser."""
+"""How many of the last bits of a tail's last component name the model, and how many the state of its quantiser."""
+
+PADDING = 1e-20
+"""A component that holds no more than these bits: its square is nothing beside any similarity."""
 
 
 @dataclass(frozen=True)
@@ -37,20 +40,24 @@ class Tail:
         return len(self.query)
 
     def marked(self, fingerprint: str, state: bytes) -> Tail:
-        """This tail with a query a little longer, whose last bits name a model and the `state` of its quantiser.
+        """This tail with a query whose last component has bits that name a model and the `state` of its quantiser.
+
+        Where that is padding it is next to nothing; else it becomes a little longer. Some kernels of Faiss round a
+        query to bf16 (on CPUs with AVX512_SPR), so that the components that carry offsets may need all their bits.
 
         So an index and the model beside it are known to belong together, and Faiss itself, which compares the
         transforms, refuses to merge indexes whose codes do not mean the same.
         """
         query = self.query.astype(np.float32)
-        bits, size = query[:1].view(np.uint32), MODEL_BITS + STATE_BITS
+        query[-1] = query[-1] or PADDING
+        bits, size = query[-1:].view(np.uint32), MODEL_BITS + STATE_BITS
         mark = _crc(fingerprint.encode(), MODEL_BITS) | _crc(state, STATE_BITS) << MODEL_BITS
         bits[:] = (bits >> size << size) + np.uint32((1 << size) + mark)
         return replace(self, query=query)
 
     def carries(self, fingerprint: str) -> bool:
         """Whether this tail was marked with `fingerprint`."""
-        found = int(self.query[:1].astype(np.float32).view(np.uint32)[0])
+        found = int(self.query[-1:].astype(np.float32).view(np.uint32)[0])
         return found & ((1 << MODEL_BITS) - 1) == _crc(fingerprint.encode(), MODEL_BITS)
 
     def offsets(self, tails: np.ndarray) -> np.ndarray:

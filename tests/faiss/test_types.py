@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from functools import cache
+from pathlib import Path
 
 import faiss
 import numpy as np
@@ -114,14 +116,78 @@ def test_codebooks_of_few_offsets_have_a_code_for_what_plain_faiss_adds(kind, n,
 @both
 def test_scores_are_similarity_plus_offset(kind, metric):
     case, upgraded = pair(kind, metric)
-    scores, labels = upgraded.search(case.queries, 5)
+    queries = cases.in_bf16(case.queries) if "bf16" in kind else case.queries  # to which some CPUs round them
+    scores, labels = upgraded.search(queries, 5)
     column = np.argsort(case.ids)[np.searchsorted(np.sort(case.ids), labels)]
-    expected = cases.similarities(case.queries, decoded(upgraded), metric) + stored(upgraded)
+    expected = cases.similarities(queries, decoded(upgraded), metric) + stored(upgraded)
     apart = cases.as_similarities(scores, metric) - np.take_along_axis(expected, column, axis=1)
     # Euclidean scores are shifted by one constant, since a distance cannot be negative.
     shift = apart.mean() if metric == L2 else 0.0
     # Fast scanning adds up distances in 8 bits.
     np.testing.assert_allclose(apart, shift, rtol=0, atol=1e-2 if "fs" in kind and "R" not in kind else 3e-4)
+
+
+def has_bf16() -> bool:
+    cpu = Path("/proc/cpuinfo")
+    return cpu.exists() and "avx512_bf16" in cpu.read_text()
+
+
+@pytest.mark.skipif(not has_bf16(), reason="needs a CPU with AVX512_BF16")
+@pytest.mark.parametrize("d", [24, 30, 384])
+def test_offsets_in_bf16_survive_kernels_that_round_queries(tmp_path, d):
+    """As CPUs with AVX512_SPR have them; Faiss takes them for this one, too, if it is told to."""
+    rng = np.random.default_rng(3)
+    offsets = rng.uniform(-0.2, 0.2, 600).astype(np.float32)
+    vectors, queries = (cases.in_bf16(cases.unit(rng.normal(size=(rows, d)))) for rows in (600, 40))
+    for metric in (IP, L2):
+        index = faiss.index_factory(d, "SQbf16", metric)
+        index.train(vectors)
+        index.add(vectors)
+        faiss.write_index(hubplugin_faiss.upgrade(index, offsets), str(tmp_path / f"{metric}.faiss"))
+    np.save(tmp_path / "queries.npy", queries)
+    program = (
+        "import faiss, numpy as np; faiss.omp_set_num_threads(1); queries = np.load('queries.npy')\n"
+        "for metric in (0, 1):\n"
+        "    scores, labels = faiss.read_index(f'{metric}.faiss').search(queries, 600)\n"
+        "    np.savez(f'{metric}.npz', scores=scores, labels=labels)\n"
+    )
+    levels = {**os.environ, "FAISS_SIMD_LEVEL": "AVX512_SPR"}
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, env=levels)
+    for metric in (IP, L2):
+        found = np.load(tmp_path / f"{metric}.npz")
+        truth = cases.similarities(queries, vectors, metric) + offsets
+        apart = cases.as_similarities(found["scores"], metric) - np.take_along_axis(truth, found["labels"], axis=1)
+        np.testing.assert_allclose(apart, apart.mean(), rtol=0, atol=1e-5)
+
+
+@kinds("SQfp16", "IVF4,SQfp16", "HNSW8,SQfp16", "RaBitQ", "RQ2x4", "PQ6x8np,Refine(SQfp16)")
+@both
+def test_components_that_16_bits_cannot_hold_are_refused(kind, metric):
+    rng = np.random.default_rng(3)
+    vectors, offsets = rng.normal(size=(600, 24)).astype(np.float32), np.zeros(600, np.float32)
+    index = faiss.index_factory(24, kind, metric)
+    index.train(1e6 * vectors)
+    index.add(1e6 * vectors)
+    with pytest.raises(hubplugin.StoreError, match=r"components beyond 65,504 are infinite in codes of 16 bits; scale"):
+        hubplugin_faiss.upgrade(index, offsets)
+    if kind in ("RaBitQ", "RQ2x4"):  # their codes stand for vectors of the length that they were trained on
+        return
+    index = faiss.index_factory(24, kind, metric)
+    index.train(vectors)
+    index.add(vectors)
+    upgraded = hubplugin_faiss.upgrade(index, offsets)
+    before = faiss.serialize_index(upgraded)
+    with pytest.raises(hubplugin.StoreError, match="components beyond 65,504"):
+        hubplugin_faiss.add(upgraded, 1e6 * vectors[:5], offsets[:5])
+    np.testing.assert_array_equal(faiss.serialize_index(upgraded), before)
+
+
+@kinds("SQfp16", "RaBitQ")
+@both
+def test_offsets_that_16_bits_cannot_hold_are_refused(kind, metric):
+    case = cases.made(kind, metric)
+    with pytest.raises(hubplugin.StoreError, match=r"offsets from -\S+ to \S+ do not fit codes of 16 bits; scale the"):
+        hubplugin_faiss.upgrade(case.index, 1e11 * case.offsets)
 
 
 @kinds(*cases.ALL)
