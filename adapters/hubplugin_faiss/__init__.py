@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from hubplugin_faiss.augment import Gallery, add, downgrade, refresh, remove_ids, upgrade
 from hubplugin_faiss.files import read_index, upgrade_file
+from hubplugin_faiss.tune import tune
 
 if TYPE_CHECKING:
     from hubplugin_faiss.search import CorrectedSearch
@@ -16,6 +17,7 @@ __all__ = [
     "read_index",
     "refresh",
     "remove_ids",
+    "tune",
     "upgrade",
     "upgrade_file",
 ]

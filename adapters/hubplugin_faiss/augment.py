@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import faiss
@@ -20,6 +20,7 @@ from hubplugin_faiss.leaves import in_memory
 from hubplugin_faiss.plan import Fill, Plan
 from hubplugin_faiss.probing import TOLERATED, loss_of_recall
 from hubplugin_faiss.rule import Favour, Rule, block_rows, name_of, rule_for
+from hubplugin_faiss.tune import holds_graph, wider
 
 ABOUT = 0.3, 1.7
 """Between these lies the median length that codes leave of unit vectors: PQ makes them shorter, down to a half."""
@@ -73,7 +74,7 @@ def upgrade(
     model_or_offsets: OffsetModel | VectorLike,
     *,
     vectors: VectorLike | None = None,
-    rebuild: bool = False,
+    rebuild: bool | None = None,
     device: str = "auto",
     memory: int | str = "1GiB",
     progress: Progress | None = None,
@@ -90,10 +91,12 @@ def upgrade(
     Faiss is neutral under inner product and has the largest offset under L2: use `add`.
 
     vectors: the originals [ntotal, d] in the order of the ids. Types whose codes have no room for an offset hold them
-    in the second stage that they get, instead of what their codes decode to. rebuild: build graphs anew instead of
-    keeping their links. With a model, an approximate index is searched with queries of its bank, and a warning says
-    by how much recall fell, if it did by more than 0.01. It is measured over what the index reconstructs, so that a
-    loss in the codes themselves shows only where `vectors` are given.
+    in the second stage that they get, instead of what their codes decode to. rebuild: build graphs anew
+    (True) or keep their links (False). By default, and with a model, a graph whose kept links lose more than 0.01 of
+    recall is built anew, if that finds more: it takes about as long as the graph took at first. With a model, an
+    approximate index is searched with queries of its bank, and a warning says by how much recall fell, if it did by
+    more than 0.01. It is measured over what the index reconstructs, so that a loss in the codes themselves shows only
+    where `vectors` are given.
 
     Raises StoreError for an index that is untrained, empty, already upgraded or of a type that cannot carry offsets,
     InputError for offsets or a model that do not suit it.
@@ -111,22 +114,41 @@ def _upgraded(
     device: str,
     memory: int | str,
     progress: Progress | None,
-    rebuild: bool = False,
+    rebuild: bool | None = None,
 ) -> Any:
     """`upgrade`; tolerant: entries that the model cannot judge are no error."""
     rule = rule_for(index)
     require_upgradable(rule)
     originals = checked_originals(vectors, rule)
-    options: dict[str, Any] = {"rebuild": rebuild, "vectors": originals}
+    options: dict[str, Any] = {"rebuild": bool(rebuild), "vectors": originals}
     if not isinstance(model_or_offsets, OffsetModel):
         offsets = checked_offsets(model_or_offsets, rule.count, "the index")[rule.order()]
         return rule.upgraded(offsets, plan_for(offsets, None, **options))
     model = model_or_offsets
     gallery = Gallery(index, unit=model.metric is Metric.COSINE)
     offsets = offsets_by(model, index, gallery, originals, device, memory, progress, tolerant=tolerant)
-    upgraded = rule.upgraded(offsets, plan_for(offsets, model, **options))
-    if originals is not None or not rule.exhaustive:
-        warn_of_loss(index, upgraded, model, originals=originals)
+    return upgraded_by(index, offsets, model, originals, rebuild)
+
+
+def upgraded_by(
+    index: Any, offsets: np.ndarray, model: OffsetModel, originals: Vectors | None, rebuild: bool | None
+) -> Any:
+    """`index` with the `offsets` [n] of `model` in scan order. A graph is built anew where its links lose too much."""
+    rule = rule_for(index)
+
+    def made(rebuild: bool) -> Any:
+        return rule.upgraded(offsets, plan_for(offsets, model, rebuild=rebuild, vectors=originals))
+
+    upgraded = made(bool(rebuild))
+    if originals is None and rule.exhaustive:
+        return upgraded
+    loss = loss_of_recall(index, upgraded, model, originals=originals)
+    if rebuild is None and is_loss(loss) and holds_graph(index):
+        anew = made(True)
+        of_anew = loss_of_recall(index, anew, model, originals=originals)
+        if loss and of_anew and of_anew[1] > loss[1]:
+            upgraded, loss = anew, of_anew
+    warn_of_loss(loss, upgraded)
     return upgraded
 
 
@@ -283,25 +305,21 @@ def plan_for(offsets: np.ndarray, model: OffsetModel | None, fill: Fill = in_mem
     return Plan(min(low - room, 0), max(high + room, 0), fingerprint, fill, unit, **options)
 
 
-def warn_of_loss(
-    index: Any,
-    upgraded: Any,
-    model: OffsetModel,
-    between: Callable[[], None] = lambda: None,
-    originals: Vectors | None = None,
-) -> None:
+def is_loss(loss: tuple[float, float, float] | None) -> bool:
+    """Whether recall before and after, with the standard error of the difference, tells of one worth a word."""
+    return loss is not None and loss[0] - loss[1] > max(TOLERATED, 2 * loss[2])
+
+
+def warn_of_loss(loss: tuple[float, float, float] | None, upgraded: Any) -> None:
     """Warns if an approximate index finds less of the corrected ranking than it found of the raw one."""
-    found = loss_of_recall(index, upgraded, model, between, originals)
-    if found is None:
+    if loss is None or not is_loss(loss):
         return
-    before, after, error = found
-    if before - after > max(TOLERATED, 2 * error):
-        warnings.warn(
-            f"recall@10 of bank queries is {after:.3f} against the exact corrected ranking, {before:.3f} against the "
-            f"raw one before ({before - after:.3f} +- {error:.3f} less): search with a larger nprobe, efSearch or "
-            "k_factor; a graph can be built anew by upgrade(..., rebuild=True)",
-            stacklevel=3,
-        )
+    before, after, error = loss
+    warnings.warn(
+        f"recall@10 of bank queries is {after:.3f} against the exact corrected ranking, {before:.3f} against the "
+        f"raw one before ({before - after:.3f} +- {error:.3f} less); to search twice as wide: {wider(upgraded)}",
+        stacklevel=4,
+    )
 
 
 def require_upgradable(rule: Rule) -> None:

@@ -36,11 +36,14 @@ from hubplugin_faiss.augment import (
     plan_for,
     require_upgradable,
     require_upgraded,
+    upgraded_by,
     warn_of_loss,
 )
 from hubplugin_faiss.leaves import free_name, in_memory
 from hubplugin_faiss.plan import Body, Fill
+from hubplugin_faiss.probing import loss_of_recall
 from hubplugin_faiss.rule import reason, rule_for
+from hubplugin_faiss.tune import holds_graph
 
 try:
     import fcntl
@@ -65,6 +68,7 @@ def upgrade_file(
     out: str | os.PathLike[str] | None = None,
     *,
     vectors: VectorLike | None = None,
+    rebuild: bool | None = None,
     device: str = "auto",
     memory: int | str = "1GiB",
     progress: Progress | None = None,
@@ -75,12 +79,12 @@ def upgrade_file(
     flushed, read back and searched before it takes the place of the old one; a kill at any moment leaves one of the
     two whole, and running this again finishes. Codes in a row or in inverted lists go from the mapped old file to the
     new one piece by piece, and offsets lie in a file meanwhile, so that memory does not grow with the size. vectors:
-    the originals, as in `upgrade`.
+    the originals, rebuild: whether graphs are built anew, both as in `upgrade`.
 
     Raises StoreError or InputError as `upgrade` does, and StoreError for a file that Faiss cannot read.
     """
     with writing(path), writing(path if out is None else out):
-        _upgrade_file(Path(path), model, path if out is None else out, vectors, device, memory, progress)
+        _upgrade_file(Path(path), model, path if out is None else out, vectors, rebuild, device, memory, progress)
 
 
 def _upgrade_file(
@@ -88,6 +92,7 @@ def _upgrade_file(
     model: OffsetModel,
     target: str | os.PathLike[str],
     vectors: VectorLike | None,
+    rebuild: bool | None,
     device: str,
     memory: int | str,
     progress: Progress | None,
@@ -107,7 +112,7 @@ def _upgrade_file(
         originals, room = checked_originals(vectors, rule_for(index)), _spooled(spool, gallery.rows)
         offsets = offsets_by(model, index, gallery, originals, device, memory, progress, room, tolerant=again)
         obsolete = rule_for(original).files() if path == Path(target) else []
-        put(target, index, offsets, model, [source, spool], obsolete, progress, originals)
+        put(target, index, offsets, model, [source, spool], obsolete, progress, originals, rebuild)
     finally:
         for name in (raw, spool):
             name.unlink(missing_ok=True)
@@ -220,12 +225,18 @@ def put(
     obsolete: list[str],
     progress: Progress | None = None,
     originals: Vectors | None = None,
+    rebuild: bool | None = None,
 ) -> None:
     """Upgrades `index` with `offsets` [n] in scan order, and puts it and its `model` in the place of what the file
     `path` and its `.hub` hold. obsolete: the lists files of the replaced index, which `writing` removes. mapped: the
     files from which index and offsets are mapped."""
     rule = rule_for(index)
     note_lists(path, [*obsolete, *map(free_name, rule.files())])
+
+    if holds_graph(index):  # graphs are made in memory, and some of them twice
+        graph = upgraded_by(index, offsets, model, originals, rebuild)
+        _replace(path, lambda _: graph, index, model, mapped, progress, lambda written: None, originals)
+        return
 
     def make(fill: Fill) -> Any:
         return rule.upgraded(offsets, plan_for(offsets, model, fill, vectors=originals))
@@ -235,7 +246,7 @@ def put(
 
     def checked(written: Any) -> None:
         if originals is not None or not rule.exhaustive:
-            warn_of_loss(index, written, model, give_back, originals)
+            warn_of_loss(loss_of_recall(index, written, model, give_back, originals), written)
 
     _replace(path, make, index, model, mapped, progress, checked, originals)
 

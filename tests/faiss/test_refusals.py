@@ -10,6 +10,7 @@ import pytest
 
 import hubplugin
 import hubplugin_faiss
+from hubplugin_faiss.probing import loss_of_recall
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
 
@@ -173,13 +174,68 @@ def test_a_model_fitted_without_targets_is_centred_on_the_index():
     assert offsets.std() > 1e-4
 
 
-def test_a_graph_that_finds_less_than_before_says_by_how_much():
+def poor_graph() -> tuple[faiss.Index, hubplugin.OffsetModel]:
     rng = np.random.default_rng(4)
     vectors, bank = cases.unit(rng.normal(size=(2000, 16))), cases.unit(rng.normal(size=(300, 16)))
     index = faiss.index_factory(16, "HNSW4", IP)
     index.add(vectors)
-    with pytest.warns(UserWarning, match=r"recall@10 of bank queries is 0\.\d+ against the exact corrected ranking"):
-        hubplugin_faiss.upgrade(index, hubplugin.fit(bank, "nnn", targets=vectors, k=3, alpha=2.0))
+    return index, hubplugin.fit(bank, "nnn", targets=vectors, k=3, alpha=2.0)
+
+
+def test_a_graph_that_finds_less_says_so_with_a_call_that_works_when_pasted():
+    index, model = poor_graph()
+    with pytest.warns(UserWarning, match=r"recall@10 of bank queries is 0\.\d+ against the exact") as caught:
+        index = hubplugin_faiss.upgrade(index, model, rebuild=False)
+    advice = str(caught[0].message).rpartition(": ")[2]
+    before = loss_of_recall(index, index, model)
+    exec(advice, {"index": index, "hubplugin_faiss": hubplugin_faiss})
+    after = loss_of_recall(index, index, model)
+    assert advice == "hubplugin_faiss.tune(index, ef_search=32)"
+    assert before is not None
+    assert after is not None
+    assert after[1] > before[1] + 0.02
+
+
+@pytest.mark.parametrize("in_a_file", [False, True])
+@pytest.mark.filterwarnings("ignore:recall@10")
+def test_a_graph_whose_links_lose_too_much_is_built_anew(tmp_path, in_a_file):
+    index, model = poor_graph()
+    kept = hubplugin_faiss.upgrade(index, model, rebuild=False)
+    if in_a_file:
+        faiss.write_index(index, str(tmp_path / "x.faiss"))
+        hubplugin_faiss.upgrade_file(tmp_path / "x.faiss", model)
+        upgraded = faiss.read_index(str(tmp_path / "x.faiss"))
+    else:
+        upgraded = hubplugin_faiss.upgrade(index, model)
+    losses = [loss_of_recall(index, found, model) for found in (kept, upgraded)]
+    assert losses[0] is not None
+    assert losses[1] is not None
+    assert losses[1][1] > losses[0][1] + 0.01
+
+
+def test_search_settings_are_set_wherever_they_lie():
+    case = cases.made("IVF8,PQ6x8np,RFlat", IP)
+    upgraded = hubplugin_faiss.upgrade(case.index, case.offsets)
+    hubplugin_faiss.tune(upgraded, nprobe=3, k_factor=7)
+    refined = faiss.downcast_index(upgraded)
+    assert (refined.k_factor, faiss.extract_index_ivf(refined.base_index).nprobe) == (7, 3)
+    with pytest.raises(hubplugin.InputError, match="IndexRefine has the setting ef_search; it has: k_factor, nprobe"):
+        hubplugin_faiss.tune(upgraded, ef_search=64)
+    graph = hubplugin_faiss.upgrade(cases.made("IDMap2,HNSW16", IP).index, case.offsets)
+    hubplugin_faiss.tune(graph, ef_search=99)
+    assert faiss.downcast_index(faiss.downcast_index(graph.index).index).hnsw.efSearch == 99
+
+
+def test_what_the_documentation_says_of_plain_faiss_works():
+    case = cases.made("IVF8,Flat", IP)
+    upgraded = hubplugin_faiss.upgrade(case.index, case.offsets)
+    faiss.ParameterSpace().set_index_parameter(upgraded, "nprobe", 5)
+    inner = faiss.extract_index_ivf(upgraded)
+    assert inner.nprobe == 5
+    inner.make_direct_map()
+    np.testing.assert_allclose(upgraded.reconstruct(3), case.vectors[3], atol=1e-6)
+    copy = faiss.deserialize_index(faiss.serialize_index(upgraded))
+    np.testing.assert_array_equal(copy.search(case.queries, 5)[1], upgraded.search(case.queries, 5)[1])
 
 
 def test_vectors_are_not_added_with_another_model():
