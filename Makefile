@@ -3,12 +3,12 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint unit ratios integration bench clean
+.PHONY: demo test lint unit levels lowest ratios integration bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/hubplugin demo
 
-test: lint unit ratios
+test: lint unit levels ratios
 
 lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
@@ -17,6 +17,17 @@ lint: $(VENV)/installed
 
 unit: $(VENV)/installed
 	$(BIN)/python -m pytest
+
+# A part of the numerical tests under each instruction set that this machine has; says which it lacks.
+levels: $(VENV)/installed
+	$(BIN)/python -m tests.levels
+
+# The lowest versions that pyproject.toml allows, with the tests that need no server. Gigabytes: torch is installed anew.
+lowest: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv venv --clear --python $(PYTHON) .lowest
+	$(BIN)/uv pip install --python .lowest --resolution lowest-direct --editable '.[all]' 'scikit-learn>=1.4' 'pytest>=8.2' 'hypothesis>=6.100'
+	.lowest/bin/python -m pytest tests/core tests/activation tests/tuning tests/evaluation tests/faiss
 
 # Every scenario on every backend that is there; see docs/integration.md. REQUIRE="docker cluster" makes absence fail.
 integration: $(VENV)/installed
@@ -39,4 +50,4 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .demo dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .lowest .demo dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -335,7 +335,7 @@ def log_sum_exp(
     result = np.empty(targets.rows)
     for tile in similarities.tiles(targets, what, scale=1 / tau, weights=weights):
         exponentials, peak = _exponentials(tile)
-        result[tile.start : tile.stop] = exponentials.sum(dim=1).cpu().double().log() + peak + tile.own
+        result[tile.start : tile.stop] = (exponentials.sum(dim=1).cpu().double().log() + peak + tile.own).numpy()
     return result
 
 
@@ -344,7 +344,7 @@ def top_k_mean(similarities: Similarities, targets: Vectors, k: int, what: str =
     result = np.empty(targets.rows)
     for tile in similarities.tiles(targets, what):
         largest = _k_largest(tile.s, min(k, similarities.m))
-        result[tile.start : tile.stop] = largest.mean(dim=1).cpu().double() + tile.own
+        result[tile.start : tile.stop] = (largest.mean(dim=1).cpu().double() + tile.own).numpy()
     return result
 
 
@@ -361,7 +361,7 @@ def dot(similarities: Similarities, targets: Vectors, what: str = "similarity to
     """s(v, t) for every target, where the bank is the one vector v: float64 [n]."""
     result = np.empty(targets.rows)
     for tile in similarities.tiles(targets, what):
-        result[tile.start : tile.stop] = tile.s[:, 0].cpu().double() + tile.own
+        result[tile.start : tile.stop] = (tile.s[:, 0].cpu().double() + tile.own).numpy()
     return result
 
 
@@ -382,7 +382,7 @@ def reaches(similarities: Similarities, targets: Vectors, thresholds: np.ndarray
     slack = 1e-6 * max(1.0, float(levels.abs().max()))
     result = np.empty(targets.rows, bool)
     for tile in similarities.tiles(targets, "activation set", weights=-levels):
-        result[tile.start : tile.stop] = tile.s.amax(dim=1).cpu().double() + tile.own >= -slack
+        result[tile.start : tile.stop] = (tile.s.amax(dim=1).cpu().double() + tile.own >= -slack).numpy()
     return result
 
 
