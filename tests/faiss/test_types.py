@@ -38,7 +38,10 @@ def fresh(kind: str, metric: int) -> tuple[cases.Case, faiss.Index]:
 
 
 def stored(index: faiss.Index) -> np.ndarray:
-    """The offsets in an upgraded index, by row of the vectors that were added."""
+    """The offsets in an upgraded index, by row of the vectors that were added, as the adapter itself reads them.
+
+    What a search makes of them is `test_scores_are_similarity_plus_offset`'s to see, which asks plain Faiss.
+    """
     rule = rule_for(index)
     offsets = np.concatenate([part for _, part in rule.scan(0, 100)])
     rows = np.empty_like(offsets)
@@ -125,6 +128,16 @@ def test_scores_are_similarity_plus_offset(kind, metric):
     shift = apart.mean() if metric == L2 else 0.0
     # Fast scanning adds up distances in 8 bits.
     np.testing.assert_allclose(apart, shift, rtol=0, atol=1e-2 if "fs" in kind and "R" not in kind else 3e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric", "bits"),
+    [("SQ8", IP, 16), ("SQ8", L2, 14), ("SQ6", IP, 11.8), ("SQ6", L2, 9.8), ("SQ4", IP, 11), ("SQ4", L2, 7.9)],
+)
+def test_scalar_quantisers_hold_as_many_bits_of_an_offset_as_documented(kind, metric, bits):
+    case = cases.made(kind, metric, n=2000, d=64)
+    wrong = np.abs(stored(hubplugin_faiss.upgrade(case.index, case.offsets)) - case.offsets).max()
+    assert bits - 0.1 < np.log2(np.ptp(case.offsets) / wrong) < bits + 0.3
 
 
 def has_bf16() -> bool:
@@ -577,7 +590,8 @@ def test_offsets_that_are_nothing_or_small_find_room(kind, metric, size):
     case = cases.made(kind, metric)
     upgraded = hubplugin_faiss.upgrade(case.index, size * case.offsets)
     hubplugin_faiss.add(upgraded, case.vectors[:50], size * case.offsets[:50])
-    assert upgraded.ntotal == 650
+    expected = size * np.concatenate([case.offsets, case.offsets[:50]])
+    np.testing.assert_allclose(stored(upgraded), expected, rtol=0, atol=size * cases.tolerance(kind) + 1e-6)
 
 
 def test_what_codes_lose_shows_against_the_originals_alone():
