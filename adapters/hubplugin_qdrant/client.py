@@ -31,15 +31,34 @@ def require_client(client: Any, kind: type[Client]) -> Client:
     return client.raw if isinstance(client, (HubQdrantClient, AsyncHubQdrantClient)) else client  # type: ignore[return-value]
 
 
+def _arguments(method: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
+    """What makes of the arguments of a call of `method` one dict of them by name, as Python would; raises TypeError
+    where one is unknown, missing or given twice. qdrant-client itself takes any keyword, and then refuses it."""
+    parameters = list(inspect.signature(method).parameters.values())[1:]
+    named = [each for each in parameters if each.kind is not each.VAR_KEYWORD]
+    names = [each.name for each in named]
+    known, required = frozenset(names), frozenset(each.name for each in named if each.default is each.empty)
+    signature = inspect.Signature(named)
+
+    def arguments(args: tuple[Any, ...], given: dict[str, Any]) -> dict[str, Any]:
+        found = dict(zip(names, args, strict=False)) | given
+        if len(found) < len(args) + len(given) or not required <= found.keys() <= known:
+            try:
+                signature.bind(*args, **given)
+            except TypeError as error:
+                raise TypeError(f"{method.__name__}() {error}") from None
+        return found
+
+    return arguments
+
+
 def _corrected(method: Method, flow: Callable[[Hub, dict[str, Any]], Flow]) -> Method:
     """`method` of the plain client, done by `flow`."""
-    names = list(inspect.signature(method).parameters)[1:]
+    arguments = _arguments(method)
 
     @functools.wraps(method)
     def corrected(self: Any, *args: Any, **given: Any) -> Any:
-        if args:
-            given |= dict(zip(names, args, strict=False))
-        return _run(flow(self._hub, given))
+        return _run(flow(self._hub, arguments(args, given)))
 
     return corrected  # type: ignore[return-value]
 
@@ -54,12 +73,11 @@ def _run(steps: Flow) -> Any:
 
 
 def _async_corrected(method: Method, flow: Callable[[Hub, dict[str, Any]], Flow]) -> Method:
-    names = list(inspect.signature(method).parameters)[1:]
+    arguments = _arguments(method)
 
     @functools.wraps(method)
     async def corrected(self: Any, *args: Any, **given: Any) -> Any:
-        if args:
-            given |= dict(zip(names, args, strict=False))
+        given = arguments(args, given)
         steps = flow(self._hub, given)
         try:
             step = next(steps)
@@ -78,12 +96,11 @@ def _async_corrected(method: Method, flow: Callable[[Hub, dict[str, Any]], Flow]
 
 def _upload_corrected(method: Method, flow: Callable[[Hub, dict[str, Any]], Flow]) -> Method:
     """An upload of the async client, which is no coroutine: it goes through a sync client to the same place."""
-    names = list(inspect.signature(method).parameters)[1:]
+    arguments = _arguments(method)
 
     @functools.wraps(method)
     def corrected(self: Any, *args: Any, **given: Any) -> Any:
-        if args:
-            given |= dict(zip(names, args, strict=False))
+        given = arguments(args, given)
         if isinstance(self._client, AsyncQdrantLocal):  # whose coroutines never wait
             return _run(_driven(flow(self._hub, given)))
         client = QdrantClient(**self.init_options)
@@ -164,6 +181,10 @@ class HubQdrantClient(QdrantClient):
     clear_payload = _corrected(QdrantClient.clear_payload, flows.clear_payload)
     delete_payload = _corrected(QdrantClient.delete_payload, flows.delete_payload)
     batch_update_points = _corrected(QdrantClient.batch_update_points, flows.batch_update_points)
+    get_collection = _corrected(QdrantClient.get_collection, flows.get_collection)
+    get_collections = _corrected(QdrantClient.get_collections, flows.get_collections)
+    if hasattr(QdrantClient, "delete_vector_name"):  # from qdrant-client 1.18 on
+        delete_vector_name = _corrected(QdrantClient.delete_vector_name, flows.delete_vector_name)
     create_collection = _corrected(QdrantClient.create_collection, flows.create_collection)
     recreate_collection = _corrected(QdrantClient.recreate_collection, flows.recreate_collection)
     delete_collection = _corrected(QdrantClient.delete_collection, flows.delete_collection)
@@ -209,6 +230,10 @@ class AsyncHubQdrantClient(AsyncQdrantClient):
     clear_payload = _async_corrected(AsyncQdrantClient.clear_payload, flows.clear_payload)
     delete_payload = _async_corrected(AsyncQdrantClient.delete_payload, flows.delete_payload)
     batch_update_points = _async_corrected(AsyncQdrantClient.batch_update_points, flows.batch_update_points)
+    get_collection = _async_corrected(AsyncQdrantClient.get_collection, flows.get_collection)
+    get_collections = _async_corrected(AsyncQdrantClient.get_collections, flows.get_collections)
+    if hasattr(AsyncQdrantClient, "delete_vector_name"):  # from qdrant-client 1.18 on
+        delete_vector_name = _async_corrected(AsyncQdrantClient.delete_vector_name, flows.delete_vector_name)
     create_collection = _async_corrected(AsyncQdrantClient.create_collection, flows.create_collection)
     recreate_collection = _async_corrected(AsyncQdrantClient.recreate_collection, flows.recreate_collection)
     delete_collection = _async_corrected(AsyncQdrantClient.delete_collection, flows.delete_collection)

@@ -38,8 +38,12 @@ def real_name(client: QdrantClient, name: str) -> str:
 
 def write_manifest(client: QdrantClient, collection: str, manifest: Manifest) -> None:
     """Puts `manifest` in the place of the one before, in one step."""
-    point = models.PointStruct(id=m.MANIFEST_ID, vector={}, payload=manifest.model_dump(mode="json"))
-    client.upsert(m.companion(collection), [point], wait=True)
+    client.upsert(m.companion(collection), [manifest_point(manifest)], wait=True)
+
+
+def manifest_point(manifest: Manifest) -> models.PointStruct:
+    """`manifest` as the point of the companion that it is."""
+    return models.PointStruct(id=m.MANIFEST_ID, vector={}, payload=manifest.model_dump(mode="json"))
 
 
 def create(client: QdrantClient, collection: str, replication_factor: int | None) -> None:

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from qdrant_client import grpc, models
 from qdrant_client.conversions.conversion import GrpcToRest
+from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
+from qdrant_client.local.qdrant_local import QdrantLocal
 
 from hubplugin.errors import StoreError
 from hubplugin.model import OffsetModel
@@ -112,8 +114,11 @@ class Hub:
         return found
 
     def _seen(self, collection: str, manifest: Manifest) -> Flow:
-        """`manifest` with what is so for now: whether any point lacks its second vector. Without such points no search
-        need look for them, which would take a look at every point. (A count would count vectors of deleted points.)"""
+        """`manifest` with what is so for now: whether any point lacks its second vector, and whether there are codes.
+
+        Without such points no search need look for them, which would take a look at every point. (A count would count
+        vectors of deleted points.)
+        """
         active = dict(manifest.active)
         for name, version in active.items():
             if version.storage == "vector":
@@ -125,7 +130,8 @@ class Hub:
                     if fault_of(error) is Fault.OTHER:
                         raise
                     lacking = True
-                active[name] = version.model_copy(update={"everywhere": not lacking})
+                codes = not isinstance(self.raw._client, (QdrantLocal, AsyncQdrantLocal))
+                active[name] = version.model_copy(update={"everywhere": not lacking, "codes": codes})
         return manifest.changed(active=active)
 
     def _read(self, collection: str) -> Flow:
@@ -248,7 +254,10 @@ def query_batch_points(hub: Hub, given: dict[str, Any]) -> Flow:
     known = yield from hub.lookup(given["collection_name"])
     if known.manifest is None:
         return (yield hub.raw.query_batch_points(**given))
-    requests = given["requests"]
+    requests = [
+        models.QueryRequest.model_validate(request) if isinstance(request, dict) else request
+        for request in given["requests"]
+    ]
     if known.seconds:
         requests = yield from _resolved(hub, known, requests)
     rewritten = [rewrite.rewrite(request, known.manifest, hub.oversampling) for request in requests]
@@ -260,7 +269,7 @@ def query_batch_points(hub: Hub, given: dict[str, Any]) -> Flow:
 def query_points_groups(hub: Hub, given: dict[str, Any]) -> Flow:
     known = yield from hub.lookup(given["collection_name"])
     if known.manifest is None:
-        return (yield hub.raw.query_points_groups(**given))
+        return (yield from _looked_up_hidden(hub, given, (yield hub.raw.query_points_groups(**given))))
     request = _request(given)  # the server multiplies the candidates by the size of a group
     if known.seconds:
         request = (yield from _resolved(hub, known, [request]))[0]
@@ -272,6 +281,27 @@ def query_points_groups(hub: Hub, given: dict[str, Any]) -> Flow:
         if rewritten.finish is not None:
             group.hits = rewritten.finish(group.hits)
         _hide_seconds(group.hits, given, known)
+    return (yield from _looked_up_hidden(hub, given, result))
+
+
+def _looked_up_hidden(hub: Hub, given: dict[str, Any], result: Any) -> Flow:
+    """`result` with what is ours taken out of the points that its groups were looked up as."""
+    lookup = given.get("with_lookup")
+    if isinstance(lookup, str):
+        lookup = models.WithLookup(collection=lookup)
+    elif isinstance(lookup, dict):
+        lookup = models.WithLookup.model_validate(lookup)
+    elif isinstance(lookup, grpc.WithLookup):
+        lookup = GrpcToRest.convert_with_lookup(lookup)
+    if lookup is None:
+        return result
+    known = yield from hub.lookup(lookup.collection)
+    if known.manifest is not None:
+        points = [group.lookup for group in result.groups if group.lookup is not None]
+        _hide_seconds(points, {"with_vectors": lookup.with_vectors}, known)
+        if lookup.with_payload in (None, True) or isinstance(lookup.with_payload, models.PayloadSelectorExclude):
+            for point in points:
+                point.payload = {key: value for key, value in (point.payload or {}).items() if key != m.KEY}
     return result
 
 
@@ -414,6 +444,48 @@ def delete_payload(hub: Hub, given: dict[str, Any]) -> Flow:
     return (yield hub.raw.delete_payload(**given))
 
 
+def delete_vector_name(hub: Hub, given: dict[str, Any]) -> Flow:
+    """The correction of a vector goes with it: it is retired, and taken out by the next job or by `remove`."""
+    result = yield hub.raw.delete_vector_name(**given)
+    hub.forget()
+    known = yield from hub.lookup(given["collection_name"])
+    gone = [each for each in known.manifest.kept_up() if each.vector == given["vector_name"]] if known.manifest else []
+    if gone:
+        active = {name: version for name, version in known.manifest.active.items() if version not in gone}
+        writing = known.manifest.writing if known.manifest.writing not in gone else None
+        manifest = known.manifest.changed(active=active, writing=writing, retired=(*known.manifest.retired, *gone))
+        yield hub.raw.upsert(m.companion(known.collection), [companion.manifest_point(manifest)])
+        hub.forget()
+    return result
+
+
+def get_collections(hub: Hub, given: dict[str, Any]) -> Flow:
+    """Those that are not companions of others."""
+    found = yield hub.raw.get_collections(**given)
+    ours = {m.companion(each.name) for each in found.collections}
+    return found.model_copy(update={"collections": [each for each in found.collections if each.name not in ours]})
+
+
+def get_collection(hub: Hub, given: dict[str, Any]) -> Flow:
+    """The collection without our vectors and our payload indexes."""
+    known = yield from hub.lookup(given["collection_name"])
+    found = yield hub.raw.get_collection(**given)
+    vectors = found.config.params.vectors
+    if not isinstance(vectors, dict):
+        return found if known.manifest is None else _without_our_indexes(found)
+    vectors = {name: parameters for name, parameters in vectors.items() if name not in known.seconds}
+    # As it is shown where no second vector has ever been beside it.
+    shown = vectors[""] if set(vectors) == {""} else vectors
+    params = found.config.params.model_copy(update={"vectors": shown})
+    config = found.config.model_copy(update={"params": params})
+    return _without_our_indexes(found.model_copy(update={"config": config}))
+
+
+def _without_our_indexes(found: Any) -> Any:
+    theirs = {key: index for key, index in (found.payload_schema or {}).items() if key.partition(".")[0] != m.KEY}
+    return found.model_copy(update={"payload_schema": theirs})
+
+
 def delete_collection(hub: Hub, given: dict[str, Any]) -> Flow:
     result = yield hub.raw.delete_collection(**given)
     yield from _forget_companion(hub, given["collection_name"])
@@ -534,21 +606,31 @@ def _kept(hub: Hub, known: Known, selector: Any) -> Flow:
 
 def _request(given: dict[str, Any]) -> models.QueryRequest:
     """The arguments of `query_points` as one request."""
-    return _REQUEST.model_copy(
-        update={
-            "prefetch": _rest(given.get("prefetch")),
-            "query": _rest(given.get("query")),
-            "using": given.get("using"),
-            "filter": _rest(given.get("query_filter")),
-            "params": _rest(given.get("search_params")),
-            "score_threshold": given.get("score_threshold"),
-            "limit": given.get("limit", 10),
-            "offset": given.get("offset"),
-            "with_payload": given.get("with_payload", True),
-            "with_vector": _rest(given.get("with_vectors", False)),
-            "lookup_from": _rest(given.get("lookup_from")),
-        }
-    )
+    fields = _fields(given)
+    if any(isinstance(each, dict) for value in fields.values() for each in (value, *_items(value))):
+        return models.QueryRequest.model_validate(fields)
+    return _REQUEST.model_copy(update=fields)
+
+
+def _items(value: Any) -> list[Any]:
+    """The prefetches in a list of them."""
+    return value if isinstance(value, list) and value and not isinstance(value[0], (int, float)) else []
+
+
+def _fields(given: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "prefetch": _rest(given.get("prefetch")),
+        "query": _rest(given.get("query")),
+        "using": given.get("using"),
+        "filter": _rest(given.get("query_filter")),
+        "params": _rest(given.get("search_params")),
+        "score_threshold": given.get("score_threshold"),
+        "limit": given.get("limit", 10),
+        "offset": given.get("offset"),
+        "with_payload": given.get("with_payload", True),
+        "with_vector": _rest(given.get("with_vectors", False)),
+        "lookup_from": _rest(given.get("lookup_from")),
+    }
 
 
 _REQUEST = models.QueryRequest()

@@ -53,8 +53,10 @@ class Version(Part):
     model: fingerprint of the model. parts: how many points of the companion hold it. oversampling: candidates for
     each result. certain: whether those were proven to give the probe queries their exact corrected top 10.
     max_candidates: what the collection's strict mode allows, if it limits them. group_by: the payload key within whose
-    values the offsets were fitted. owner: the run that writes it. everywhere: whether every point was seen to have its
-    second vector; a reader's own knowledge, which is not written.
+    values the offsets were fitted. owner: the run that writes it. ceiling: no offset lies above it; the second vector
+    [t, sqrt(2 (ceiling - offset))] under Euclidean distance needs it. everywhere: whether every point was seen to have
+    its second vector; codes: whether the store can search codes in the place of vectors, which local mode cannot. Both
+    are a reader's own knowledge, which is not written.
     """
 
     number: int
@@ -71,17 +73,21 @@ class Version(Part):
     smallest: float
     largest: float
     deviation: float
+    ceiling: float = 0.0
     oversampling: float = DEFAULT_OVERSAMPLING
     certain: bool = False
     max_candidates: int | None = None
     group_by: str | None = None
     owner: str = ""
     everywhere: bool = Field(default=False, exclude=True)
+    codes: bool = Field(default=True, exclude=True)
 
     @classmethod
     def of(cls, model: OffsetModel, number: int, vector: str, parts: int, **where: Any) -> Version:
         """The version `number` of `vector` that `model` gives; `where` says how it is stored and searched."""
         gallery = model.gallery
+        groups = model.groups.values() if isinstance(model, GroupedModel) else ()
+        caps = [0.0, *(each.cap for each in (gallery, *(group.gallery for group in groups)) if each is not None)]
         return cls(
             number=number,
             vector=vector,
@@ -96,6 +102,7 @@ class Version(Part):
             smallest=gallery.smallest if gallery else 0.0,
             largest=gallery.largest if gallery else 0.0,
             deviation=gallery.deviation if gallery else 0.0,
+            ceiling=max(caps),
             group_by=model.key if isinstance(model, GroupedModel) else None,
             **where,
         )
@@ -133,12 +140,6 @@ class Version(Part):
     def is_same_writing(self, other: Version | None) -> bool:
         """Whether `other` is this version, written by the same run."""
         return other is not None and (self.number, self.owner) == (other.number, other.owner)
-
-    @property
-    def ceiling(self) -> float:
-        """No offset lies above it: the largest of the gallery, and as much again as they spread. Under Euclidean
-        distance a second vector holds what an offset lacks of it; one that were larger is stored as the ceiling."""
-        return 2 * self.largest - self.smallest
 
     def candidates(self, results: int, oversampling: float | None = None) -> int:
         """How many candidates are fetched so that the first `results` are the corrected ones."""

@@ -114,20 +114,25 @@ def _prefetch(**fields: Any) -> models.Prefetch:
 
 def _formula(version: Version) -> models.FormulaQuery:
     if version.storage == "vector":
-        return sum_formula(version.metric, version.ceiling)
+        return sum_formula(version.metric, version.ceiling, version.second)
     return formula(version.key, version.metric)
 
 
 @lru_cache
-def sum_formula(metric: Metric, ceiling: float) -> models.FormulaQuery:
-    """The corrected similarity of a point that is found by its second vector or, without an offset, by its first."""
+def sum_formula(metric: Metric, ceiling: float, second_name: str) -> models.FormulaQuery:
+    """The corrected similarity of a point that is found by its second vector or, if it lacks that one, by its first.
+
+    A point that is found by both counts by its second: a re-scoring ranks all that it is given by either.
+    """
+    lacking: Any = models.Filter(must_not=has_vector(second_name))
     if metric is not Metric.EUCLIDEAN:
+        first = models.MultExpression(mult=["$score[1]", lacking])
         return models.FormulaQuery(
-            formula=models.SumExpression(sum=["$score[0]", "$score[1]"]), defaults={"$score[0]": 0.0, "$score[1]": 0.0}
+            formula=models.SumExpression(sum=["$score[0]", first]), defaults={"$score[0]": 0.0, "$score[1]": 0.0}
         )
     # The score of the prefetch that lacks the point is such that its share comes to 0.
     second = models.MultExpression(mult=[-0.5, "$score[0]", "$score[0]"])
-    first = models.MultExpression(mult=[-0.5, "$score[1]", "$score[1]"])
+    first = models.MultExpression(mult=[-0.5, "$score[1]", "$score[1]", lacking])
     return models.FormulaQuery(
         formula=models.SumExpression(sum=[second, ceiling, first]),
         defaults={"$score[0]": math.sqrt(2 * max(ceiling, 0.0)), "$score[1]": 0.0},
@@ -164,6 +169,8 @@ def without_our_key(with_payload: Any) -> Any:
     """A payload selector that leaves our key out, unless it names what it wants."""
     if isinstance(with_payload, grpc.WithPayloadSelector):
         with_payload = GrpcToRest.convert_with_payload_selector(with_payload)
+    if isinstance(with_payload, dict) and "exclude" in with_payload:
+        with_payload = models.PayloadSelectorExclude.model_validate(with_payload)
     if with_payload is True:
         return _ALL_BUT_OURS
     if isinstance(with_payload, models.PayloadSelectorExclude):
@@ -222,7 +229,10 @@ def _over_all(prefetches: list[models.Prefetch], limit: int, version: Version) -
 def _by_second_vector(
     node: models.QueryRequest | models.Prefetch, prefetches: list[models.Prefetch], results: int, version: Version
 ) -> list[models.Prefetch]:
-    """The query in d + 1 dimensions; and in d, among the points that lack the second vector, if there are any."""
+    """The query in d + 1 dimensions; and in d, among the points that lack the second vector, if there are any.
+
+    Over prefetches the latter ranks all that they give: a filter would go down into them and change what they find.
+    """
     augmented = _prefetch(filter=node.filter, limit=results, **_augmented(node, prefetches, version))
     if version.everywhere:
         return [augmented]
@@ -230,10 +240,10 @@ def _by_second_vector(
     plain = _prefetch(
         query=_nearest(node.query),
         using=node.using,
-        filter=lacking,
+        filter=node.filter if prefetches else lacking,
         prefetch=prefetches or None,
         params=node.params,
-        limit=results,
+        limit=_over_all(prefetches, results, version),
     )
     return [augmented, plain]
 
@@ -246,7 +256,9 @@ def _augmented(
     query = _nearest(node.query)
     query = query if version.metric is not Metric.COSINE else _unit(query)
     last = 0.0 if version.metric is Metric.EUCLIDEAN else 1.0
-    params = (node.params or _SEARCH_PARAMS).model_copy(update={"quantization": _FULL_VECTORS})
+    params = node.params
+    if version.codes:
+        params = (params or _SEARCH_PARAMS).model_copy(update={"quantization": _FULL_VECTORS})
     return {"query": [*query, last], "using": version.second, "prefetch": prefetches or None, "params": params}
 
 

@@ -39,7 +39,7 @@ from hubplugin_qdrant.client import HubQdrantClient, require_client
 from hubplugin_qdrant.errors import PASSING, Fault, fault_of, finished, one_line
 from hubplugin_qdrant.manifest import Manifest, Version
 from hubplugin_qdrant.streams import Writers, read_ahead
-from hubplugin_qdrant.writes import chunks, group_of, second_vectors, set_offsets, stored_offset
+from hubplugin_qdrant.writes import chunks, group_of, neutral, set_offsets, stored_offset, values
 
 BATCH = 2000
 """Points read and written at a time, at most, where their vectors are not too large for it."""
@@ -110,7 +110,7 @@ class QdrantStore(Store):
         self._local = isinstance(self.client._client, QdrantLocal)  # which is no use from a second thread
         self._given_up = threading.Event()
         manifest = self._manifest()
-        self.using, parameters = _chosen_vector(self.url, info, using, manifest.seconds())
+        self.using, parameters = _chosen_vector(self.url, info, using, manifest)
         self.metric, self.dim = METRICS[parameters.distance], parameters.size
         self._info = info
         if storage not in (None, "payload", "vector"):
@@ -123,6 +123,7 @@ class QdrantStore(Store):
         self._group_by: str | None = None
         self._writers = Writers(0 if self._local else WRITERS)
         self._probes = np.empty((0, self.dim), np.float32)
+        self._undirected: dict[Any, list[Id]] = {}  # points of length 0 that are not neutral, by shard key
 
     def _described(self, collection: str) -> models.CollectionInfo:
         try:
@@ -149,6 +150,7 @@ class QdrantStore(Store):
         No batch has a `resume`: a run that was cut off reads on from the start, and writes what lacks its offset.
         """
         self._writers.settle()
+        self._undirected = {}
         manifest = self._manifest()
         if self._target is not None:
             self._require_undisturbed(self._target, manifest)
@@ -207,10 +209,6 @@ class QdrantStore(Store):
         batches = [self._batch(part, place, version, manifest, key) for place, part in by_shard.items()]
         return [batch for batch in batches if len(batch.ids)]
 
-    def _correctable(self, vector: Any) -> bool:
-        """Whether `vector` is there and has an offset: one of length 0 has no cosine."""
-        return vector is not None and (self.metric is not Metric.COSINE or any(vector))
-
     def _batch(
         self,
         records: list[models.Record],
@@ -228,7 +226,11 @@ class QdrantStore(Store):
             if isinstance(vector, dict):
                 second = vector.get(version.second) if version is not None else None
                 vector = vector.get(self.using)
-            if not self._correctable(vector):
+            if vector is None:
+                continue
+            if self.metric is Metric.COSINE and not any(vector):
+                if version is not None and not _is_neutral(version, record.payload, second):
+                    self._undirected.setdefault(shard_key, []).append(_plain(record.id))
                 continue
             ids.append(_plain(record.id))
             vectors.append(vector)
@@ -361,11 +363,12 @@ class QdrantStore(Store):
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
         """Returns before it is written; what goes wrong is raised by a later call. `scan` and `activate` wait."""
-        target, shard_key = self._begun(), batch.place
-        if target.storage == "vector":
-            values = second_vectors(batch.vectors, offsets, target).tolist()
-        else:
-            values = offsets.tolist()
+        target = self._begun()
+        items = list(zip(batch.ids, values(batch.vectors, offsets, target), strict=True))
+        self._writers.submit(lambda: self._write(target, items, batch.place))
+
+    def _write(self, target: Version, items: list[tuple[Id, Any]], shard_key: Any) -> None:
+        """Gives each point of `items` its offset or second vector."""
 
         def send(items: list[tuple[Id, Any]]) -> None:
             if target.storage == "vector":
@@ -375,7 +378,7 @@ class QdrantStore(Store):
                 operations: list[Any] = [set_offsets(k, {target.field: v}, shard_key=shard_key) for k, v in items]
                 self.client.batch_update_points(self.collection, operations, wait=True)
 
-        self._writers.submit(lambda: self._send(list(zip(batch.ids, values, strict=True)), send))
+        self._send(items, send)
 
     def _send(self, items: list[tuple[Id, Any]], send: Callable[[list[tuple[Id, Any]]], None]) -> None:
         """Gives `items`, each a point and what goes to it, to `send`, in smaller requests where large ones fail. Those
@@ -415,6 +418,8 @@ class QdrantStore(Store):
         target = self._begun()
         self._writers.settle()
         self._require_undisturbed(target, self._manifest())
+        for shard_key, points in self._undirected.items():
+            self._write(target, [(point, neutral(target)) for point in points], shard_key)
         with self._one_line("activating"):
             target = target.model_copy(update=self._abilities())
             if target.storage == "payload":
@@ -465,6 +470,10 @@ class QdrantStore(Store):
         manifest = self._manifest()
         active = manifest.active.get(self.using)
         lines = [active.where()] if active is not None else []
+        if active is not None and active.metric is Metric.EUCLIDEAN:
+            lines.append(
+                "a fusion by DBSF gets similarities here where it gets distances raw: other scores, other order"
+            )
         if manifest.writing is not None and manifest.writing.vector == self.using:
             lines.append(f"half-written: {manifest.writing.where()}")
         return lines
@@ -762,15 +771,20 @@ def _connect(scheme: str, parts: Any, place: str) -> QdrantClient:
 
 
 def _chosen_vector(
-    url: str, info: models.CollectionInfo, using: str, ours: tuple[str, ...]
+    url: str, info: models.CollectionInfo, using: str, manifest: Manifest
 ) -> tuple[str, models.VectorParams]:
-    """The vector called `using`, or the only one that is not `ours`.
+    """The vector called `using`, or the only one that is not ours. Of one that was deleted and whose correction is left
+    it is what it was, so that the correction can be removed.
 
     Raises StoreError if it is not there or cannot carry offsets.
     """
     given = info.config.params.vectors or {}
     given = {"": given} if isinstance(given, models.VectorParams) else given
-    dense = {name: parameters for name, parameters in given.items() if name not in ours}
+    dense = {name: parameters for name, parameters in given.items() if name not in manifest.seconds()}
+    deleted = [version for version in manifest.everything() if version.vector == using not in dense]
+    if deleted and (using or not dense):
+        distance = next(known for known, metric in METRICS.items() if metric is deleted[0].metric)
+        return using, models.VectorParams(size=deleted[0].dim, distance=distance)
     sparse = info.config.params.sparse_vectors or {}
     listed = ", ".join(repr(name) for name in dense) or "none"
     if using in sparse or not dense:
@@ -805,6 +819,13 @@ def _by_shard(records: list[models.Record]) -> dict[Any, list[Id]]:
 
 def _is_of(version: Version | None, model: OffsetModel, storage: Storage) -> bool:
     return version is not None and (version.model, version.storage) == (model.fingerprint, storage)
+
+
+def _is_neutral(version: Version, payload: dict[str, Any] | None, second: list[float] | None) -> bool:
+    """Whether a point whose vector has length 0 holds nothing that moves it."""
+    if version.storage == "vector":
+        return second is not None and not any(second)
+    return not version.held(payload)
 
 
 def _plain(point: Id | uuid.UUID) -> Id:

@@ -27,6 +27,25 @@ class Mark:
     offsets: dict[str, float] = field(default_factory=dict)
     vectors: dict[str, list[float]] = field(default_factory=dict)
 
+    def add(self, version: Version, value: Any) -> None:
+        """Adds what `values` or `neutral` have for `version`."""
+        if version.storage == "vector":
+            self.vectors[version.second] = value
+        else:
+            self.offsets[version.field] = value
+
+
+def values(vectors: np.ndarray, offsets: np.ndarray, version: Version) -> list[Any]:
+    """What each of `vectors` [b, d] holds of its offset: the number, or the second vector."""
+    found = second_vectors(vectors, offsets, version) if version.storage == "vector" else offsets
+    listed: list[Any] = found.tolist()
+    return listed
+
+
+def neutral(version: Version) -> Any:
+    """What a vector of length 0 holds under cosine: the offset 0, so that it scores 0 as it does raw."""
+    return [0.0] * (version.dim + 1) if version.storage == "vector" else 0.0
+
 
 def second_vectors(vectors: np.ndarray, offsets: np.ndarray, version: Version) -> np.ndarray:
     """Vectors [b, d] as they lie in the collection, with their offsets [b], for storage="vector": [b, d + 1]."""
@@ -63,8 +82,8 @@ def marks(
 
     payloads: of the same points; they say which group a point is in, where a model has groups.
 
-    A vector that is absent, not yet embedded, of another dimension or without direction has no offset; whether
-    it may be written is the server's to say.
+    A vector that is absent, not yet embedded or of another dimension has no offset; whether it may be written is the
+    server's to say. One of length 0, which has no cosine, gets the neutral mark in the place of the one before.
     """
     found = [Mark() for _ in vectors]
     for version, model in fitted:
@@ -74,19 +93,17 @@ def marks(
             if isinstance(vector, (list, tuple, np.ndarray)) and len(vector) == version.dim:
                 array = np.asarray(vector)
                 usable = array.ndim == 1 and array.dtype.kind in "fiu" and np.isfinite(array).all()
-                if usable and (version.metric is not Metric.COSINE or array.any()):
+                if usable and version.metric is Metric.COSINE and not array.any():
+                    found[row].add(version, neutral(version))
+                elif usable:
                     rows.append(row)
                     dense.append(array)
         if rows:
             matrix = np.array(dense, np.float32)
             key = version.group_by
             offsets = model.offsets(matrix, groups=[group_of(payloads[row], key) for row in rows] if key else None)
-            if version.storage == "vector":
-                for row, second in zip(rows, second_vectors(matrix, offsets, version).tolist(), strict=True):
-                    found[row].vectors[version.second] = second
-            else:
-                for row, offset in zip(rows, offsets.tolist(), strict=True):
-                    found[row].offsets[version.field] = offset
+            for row, value in zip(rows, values(matrix, offsets, version), strict=True):
+                found[row].add(version, value)
     return found
 
 
@@ -119,12 +136,16 @@ def payloads_of(points: Any) -> list[Any]:
 
 
 def as_rest(points: Any) -> Any:
-    """What `upsert` takes, with gRPC structures as REST ones."""
+    """What `upsert` takes, with dicts and gRPC structures as REST ones."""
     if isinstance(points, models.Batch):
         return points
-    return [
-        GrpcToRest.convert_point_struct(point) if isinstance(point, grpc.PointStruct) else point for point in points
-    ]
+    return [_as_struct(point) for point in points]
+
+
+def _as_struct(point: Any) -> Any:
+    if isinstance(point, grpc.PointStruct):
+        return GrpcToRest.convert_point_struct(point)
+    return models.PointStruct.model_validate(point) if isinstance(point, dict) else point
 
 
 def marked(points: Any, found: Sequence[Mark]) -> Any:

@@ -5,14 +5,18 @@ from uuid import UUID
 
 import pytest
 import with_langchain as example
+from langchain_core.documents import Document
 from langchain_qdrant import RetrievalMode
 from qdrant_client import QdrantClient, models
 
 from hubplugin_qdrant import HubQdrantClient
+from hubplugin_qdrant.langchain import HubQdrantVectorStore
 from tests.frameworks.conftest import SHOUT, corrected, first_answers_right, reciprocal_ranks, stored_offsets
 
 DENSE, SPARSE, HYBRID = RetrievalMode.DENSE, RetrievalMode.SPARSE, RetrievalMode.HYBRID
 COLLECTION = example.COLLECTION
+AGAIN = "00000000-0000-0000-0000-0000000000aa"
+"""The id of a text that is added a second time."""
 
 
 @pytest.fixture
@@ -87,3 +91,26 @@ def test_the_example_finds_more_when_corrected(functions, capsys):
     example.main([])
     raw, corrected, *_ = first_answers_right(capsys.readouterr().out)
     assert corrected > raw
+
+
+def test_every_way_to_make_a_wrapped_store_gives_a_corrected_one(plain, search, functions, tmp_path):
+    """`from_texts`, `from_documents` and `from_existing_collection` connect by themselves."""
+    path = str(tmp_path / "store")
+    own = QdrantClient(path=path)
+    plain.migrate(own, [COLLECTION, f"{COLLECTION}--hub"])
+    own.close()
+    given = {"collection_name": COLLECTION, "path": path, "vector_name": "dense", "retrieval_mode": DENSE}
+    document = Document(page_content=functions[0].code, metadata={"name": "again"})
+    for make in (
+        lambda **with_: HubQdrantVectorStore.from_existing_collection(embedding=example.MiniLM(), **with_),
+        lambda **with_: HubQdrantVectorStore.from_texts([functions[0].code], example.MiniLM(), ids=[AGAIN], **with_),
+        lambda **with_: HubQdrantVectorStore.from_documents([document], example.MiniLM(), ids=[AGAIN], **with_),
+    ):
+        store = make(**given)
+        assert isinstance(store.client, HubQdrantClient)
+        if store.get_by_ids([AGAIN]):
+            assert UUID(AGAIN) in stored_offsets(store.client.raw, COLLECTION)
+            store.delete([AGAIN])
+        found = [example.names(store, question) for question in search.questions]
+        assert found == [search.best(question) for question in search.questions]
+        store.client.close()

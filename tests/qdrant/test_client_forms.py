@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 from pydantic import BaseModel
 from qdrant_client import QdrantClient, models
@@ -232,3 +234,48 @@ def test_a_collection_that_is_migrated_stays_corrected(photos):
     client.migrate(HubQdrantClient.wrap(other))
     found = HubQdrantClient.wrap(other).query_points("photos", photos.queries[0], photos.using or None)
     assert ids(found) == photos.best(photos.queries[0])
+
+
+def test_dicts_are_taken_where_the_plain_client_takes_them(photos):
+    client, query, using = photos.apply(), photos.queries[0].tolist(), photos.using or None
+    expected = ids(client.query_points("photos", query, using, query_filter=RED))
+    red = RED.model_dump(exclude_none=True)
+    dicts = {"query_filter": red, "search_params": {"exact": True}, "with_payload": {"exclude": ["n"]}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # local mode: search_params have no effect
+        found = client.query_points("photos", query, using, **dicts)
+        assert ids(found) == expected
+        assert all(set(point.payload) == {"colour"} for point in found.points)
+        prefetch = {"query": query, "using": using, "filter": red, "limit": 10, "params": {"exact": True}}
+        for given in (prefetch, [prefetch]):
+            assert ids(client.query_points("photos", query=RRF, prefetch=given)) == expected
+        (batch,) = client.query_batch_points("photos", [{"query": query, "using": using, "filter": red}])
+    assert ids(batch) == expected
+
+
+def test_points_as_dicts_get_their_offsets(photos):
+    client, point = photos.apply(), photos.point(500, photos.queries[0])
+    client.upsert("photos", [point])
+    expected = photos.mark(500)
+    client.upsert("photos", [point.model_dump()])
+    assert photos.mark(500) == expected
+
+
+@pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("corrected", [False, True], ids=["raw", "corrected"])
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda client: client.query_points(), r"query_points\(\) missing .*'collection_name'"),
+        (lambda client: client.scroll("photos", collection_name="photos"), "multiple values .*'collection_name'"),
+        (lambda client: client.upsert("photos", [], nonsense=1), "unexpected keyword argument 'nonsense'"),
+        (lambda client: client.upload_points("photos", [], nonsense=1), "unexpected keyword argument 'nonsense'"),
+        (lambda client: client.retrieve("photos", [1], True, False, None, None, None, 7, 8), "too many positional"),
+    ],
+    ids=["missing", "twice", "unknown", "upload", "too many"],
+)
+def test_arguments_that_the_plain_client_does_not_have_are_a_type_error(awaited, corrected, call, says):
+    photos = Photos(QdrantClient(":memory:"), "", models.Distance.COSINE, awaited=awaited)
+    client = photos.apply() if corrected else photos.wrapped()
+    with pytest.raises(TypeError, match=says):
+        call(client)

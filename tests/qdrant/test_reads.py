@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -263,3 +264,66 @@ def test_the_documented_lines_rank_candidates_by_a_rule(tmp_path, monkeypatch):
     scores = rule.rescore((query @ vectors.T).astype(np.float64), rule.keep(photos.gallery))[0]
     best = [found["found"][number].id for number in found["order"]]
     assert best[:10] == np.argsort(-scores)[:10].tolist()
+
+
+@pytest.mark.parametrize("distance", [models.Distance.COSINE, models.Distance.DOT, models.Distance.EUCLID])
+def test_a_rescoring_ranks_what_its_prefetch_gives_and_nothing_else(distance):
+    """With second vectors, of which one point of the prefetch and one outside it have none."""
+    photos = Photos(QdrantClient(":memory:"), "image", distance, "vector")
+    photos.apply()
+    query, fresh = photos.queries[0], photos.queries[:2]
+    photos.plain.upsert("photos", [photos.point(500 + row, vector) for row, vector in enumerate(fresh)])
+    inside = models.Filter(must=[models.HasIdCondition(has_id=[3, 4, 5, 500])])
+    given = {"prefetch": models.Prefetch(filter=inside, limit=4), "query": query.tolist(), "using": "image"}
+    found = photos.wrapped().query_points("photos", **given).points
+    plain = photos.plain.query_points("photos", **given).points
+    assert {point.id for point in found} == {3, 4, 5, 500}
+    (raw,) = [point.score for point in plain if point.id == 500]
+    (score,) = [point.score for point in found if point.id == 500]
+    assert score == pytest.approx(raw, abs=1e-3)  # neutral
+    assert [point.id for point in found if point.id != 500] == photos.best(query, rows=[3, 4, 5])
+
+
+@pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("storage", ["payload", "vector"])
+def test_points_that_groups_are_looked_up_as_show_nothing_of_ours(storage, awaited):
+    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, storage, awaited)
+    photos.apply()
+    client, given = (
+        photos.wrapped(),
+        {"group_by": "n", "query": photos.queries[0].tolist(), "using": "image", "limit": 2},
+    )
+    lookup = models.WithLookup(collection="photos", with_payload=True, with_vectors=True)
+    for group in client.query_points_groups("photos", with_lookup=lookup, **given).groups:
+        assert set(group.lookup.payload) == {"n", "colour"}
+        assert set(group.lookup.vector) == {"image"}
+    groups = client.query_points_groups("photos", with_lookup="photos", **given).groups
+    assert all(set(group.lookup.payload) == {"n", "colour"} for group in groups)
+
+
+def test_a_search_in_local_mode_gives_no_warning_that_the_plain_one_does_not(photos):
+    client = photos.apply()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        search(photos, client, photos.queries[0])
+
+
+def test_a_list_of_collections_and_a_description_show_nothing_of_ours(photos):
+    client = photos.apply()
+    plain = photos.plain.get_collection("photos")
+    shown = client.get_collection("photos")
+    before = Photos(QdrantClient(":memory:"), photos.using, photos.distance).plain.get_collection("photos")
+    assert shown.config.params.vectors == before.config.params.vectors
+    assert photos.plain.get_collection("photos") == plain, "local mode hands out what it works with"
+    assert [each.name for each in client.get_collections().collections] == ["photos"]
+    photos.plain.create_collection("stranger--hub", vectors_config={})
+    assert [each.name for each in client.get_collections().collections] == ["photos", "stranger--hub"]
+    assert "photos--hub" in [each.name for each in photos.plain.get_collections().collections]
+
+
+def test_a_description_leaves_our_payload_index_out(cosine, monkeypatch):
+    client = cosine.apply()
+    info, index = cosine.plain.get_collection("photos"), models.PayloadIndexInfo(data_type="float", points=1)
+    schema = {"colour": index, "hub_offset.v1": index}
+    monkeypatch.setattr(client.raw, "get_collection", lambda **_: info.model_copy(update={"payload_schema": schema}))
+    assert set(client.get_collection("photos").payload_schema) == {"colour"}

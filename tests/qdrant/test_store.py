@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import warnings
 
 import httpx
 import numpy as np
@@ -553,3 +554,10 @@ def test_a_folder_that_is_not_there_is_not_made(tmp_path):
     with pytest.raises(StoreError, match="no such folder"):
         open_store(f"qdrant-local:{tmp_path}/nowhere/photos")
     assert not list(tmp_path.iterdir())
+
+
+def test_opening_a_store_changes_no_filter_of_warnings(tmp_path):
+    Photos(QdrantClient(path=str(tmp_path)), "", models.Distance.COSINE).plain.close()
+    before = list(warnings.filters)
+    open_store(f"qdrant-local:{tmp_path}/photos").client.close()
+    assert warnings.filters == before

@@ -12,8 +12,9 @@ from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
 from hubplugin import InputError
+from hubplugin_qdrant.rewrite import lacking_second
 from hubplugin_qdrant.writes import require_free
-from tests.qdrant.conftest import ROWS, Photos, clustered
+from tests.qdrant.conftest import DIM, ROWS, Photos, clustered
 
 NEW = clustered(9, 3)
 
@@ -213,10 +214,10 @@ def test_only_paths_that_begin_with_our_key_are_refused(path):
     require_free([f"x{path}", f"hub_offsets{path}"])
 
 
-def test_a_vector_without_direction_is_written_without_an_offset(cosine):
+def test_a_vector_without_direction_is_written_with_a_neutral_offset(cosine):
     client = cosine.apply()
     client.upsert("photos", [cosine.point(500, np.zeros(8, np.float32)), cosine.point(501, NEW[0])])
-    assert not cosine.mark(500)
+    assert cosine.mark(500) == {"v1": 0.0}
     check(cosine, 501, NEW[0])
 
 
@@ -254,3 +255,78 @@ def test_a_collection_that_is_deleted_takes_its_correction_with_it(cosine):
     Photos(cosine.plain, "", models.Distance.COSINE)
     client.upsert("photos", [cosine.point(500, NEW[0])])
     assert not cosine.mark(500)
+
+
+@pytest.fixture(params=["payload", "vector"])
+def of_cosine(request):
+    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE, request.param)
+    return photos, photos.apply()
+
+
+def scores_of(photos, client):
+    found = client.query_points("photos", photos.queries[0], "image", limit=500)
+    return {point.id: point.score for point in found.points}
+
+
+ZEROS = [0.0] * DIM
+
+
+def test_a_vector_that_becomes_zero_loses_its_offset(of_cosine):
+    photos, client = of_cosine
+    client.update_vectors("photos", [models.PointVectors(id=5, vector={"image": ZEROS})])
+    assert scores_of(photos, client)[5] == 0
+
+
+def test_an_upserted_vector_of_length_0_is_found_at_once_by_a_search_of_one_branch(of_cosine):
+    photos, client = of_cosine
+    scores_of(photos, client)
+    client.upsert("photos", [models.PointStruct(id=500, vector={"image": ZEROS})])
+    assert scores_of(photos, client)[500] == 0
+    if photos.storage == "vector":
+        assert photos.mark(500) == {"hub_v1": [*ZEROS, 0.0]}
+        assert not photos.plain.scroll("photos", lacking_second(photos.version))[0]
+
+
+def test_a_refresh_makes_vectors_of_length_0_of_another_program_neutral(of_cosine):
+    photos, _ = of_cosine
+    photos.plain.update_vectors("photos", [models.PointVectors(id=5, vector={"image": ZEROS})])
+    photos.plain.upsert("photos", [models.PointStruct(id=500, vector={"image": ZEROS})])
+    hubplugin_qdrant.refresh(photos.plain, "photos")
+    found = scores_of(photos, photos.wrapped())
+    assert (found[5], found[500]) == (0, 0)
+    if photos.storage == "vector":
+        assert not photos.plain.scroll("photos", lacking_second(photos.version))[0]
+
+
+def test_distant_newcomers_under_euclidean_distance_are_right_and_not_stale():
+    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.EUCLID, "vector")
+    client = photos.apply()
+    far = 3 * clustered(9, 40)
+    client.upsert("photos", [photos.point(500 + row, vector) for row, vector in enumerate(far)])
+    report = hubplugin_qdrant.inspect(photos.plain, "photos", probes=0)
+    assert (report.missing, report.stale) == (0, 0)
+    assert "DBSF" in str(report)
+    expected = photos.model.offsets(far) - ((far - photos.queries[0]) ** 2).sum(axis=1) / 2
+    found = client.query_points("photos", photos.queries[0], "image", limit=500).points
+    scores = {point.id: -np.sign(point.score) * point.score**2 / 2 for point in found}
+    np.testing.assert_allclose([scores[500 + row] for row in range(40)], expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("by", ["wrapped", "plain"])
+@pytest.mark.parametrize("storage", ["payload", "vector"])
+def test_the_correction_of_a_vector_that_was_deleted_can_be_removed(storage, by, awaited):
+    plain = QdrantClient(":memory:")
+    photos = Photos(plain, "image", models.Distance.DOT, storage, awaited)
+    plain.create_vector_name(
+        "photos", "text", models.DenseVectorNameConfig(dense=models.DenseVectorConfig(size=2, distance="Dot"))
+    )
+    client = photos.apply()
+    (client if by == "wrapped" else plain).delete_vector_name("photos", "image")
+    if by == "wrapped":
+        with pytest.raises(ValueError, match="image"):  # the plain client's own error
+            client.query_points("photos", photos.queries[0], "image")
+    hubplugin_qdrant.remove(plain, "photos", using="image")
+    assert [found.name for found in plain.get_collections().collections] == ["photos"]
+    assert list(plain.get_collection("photos").config.params.vectors) == ["text"]
+    assert all(set(point.payload) == {"n", "colour"} for point in plain.scroll("photos", limit=500)[0])
