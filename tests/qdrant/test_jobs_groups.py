@@ -196,7 +196,7 @@ def test_a_store_whose_targets_have_no_payload_says_so(tmp_path):
     index.add(clustered(1, 50))
     faiss.write_index(index, str(tmp_path / "a.faiss"))
     with pytest.raises(StoreError, match="nothing to be grouped by"):
-        apply(hubplugin.open_store(f"faiss:{tmp_path}/a.faiss"), clustered(2, 20), "is", group_by="tenant")
+        apply(hubplugin.open_store(f"faiss:{tmp_path}/a.faiss"), clustered(2, 20), "is", group_by="tenant", force=True)
 
 
 def test_an_unfiltered_search_ranks_all_tenants_together(shops):
