@@ -105,7 +105,7 @@ def apply(
     store: StoreUrl,
     queries: Queries,
     target_bank: Annotated[str | None, typer.Option(help="A second bank, of example targets.")] = None,
-    method: Annotated[str, typer.Option(help="is, sn, dbsn, dualis, nnn, csls, dn or auto.")] = "auto",
+    method: Annotated[str, typer.Option(help="blend, is, sn, dbsn, dualis, nnn, csls, dn or auto.")] = "blend",
     settings: Setting = None,
     pairs: Paired = None,
     group_by: Annotated[

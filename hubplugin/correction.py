@@ -121,7 +121,7 @@ class Inspection:
 def apply(
     store: Store,
     query_bank: VectorLike,
-    method: str = "auto",
+    method: str = "blend",
     target_bank: VectorLike | None = None,
     *,
     pairs: Pairs = None,
@@ -135,8 +135,7 @@ def apply(
 ) -> Applied:
     """Fits offsets on everything in `store`, writes them, and activates them in one step.
 
-    query_bank, target_bank, method, parameters: as in `hubplugin.fit`; by default the method and its parameters are
-    chosen on held-out bank queries, since no setting is safe on every gallery.
+    query_bank, target_bank, method, parameters: as in `hubplugin.fit`.
 
     The correction is first tried on held-out bank queries (`tuning.check`), which raises CorrectionRefused if it
     would not help; force=True applies it untried. pairs: see `tuning.Pairs`. group_by: a key of the targets, where

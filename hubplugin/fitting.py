@@ -15,7 +15,7 @@ from hubplugin.vectors import Progress, VectorLike, as_vectors
 
 def fit(
     query_bank: VectorLike,
-    method: str = "dbsn",
+    method: str = "blend",
     targets: VectorLike | None = None,
     target_bank: VectorLike | None = None,
     metric: Metric | str = "cosine",
@@ -29,10 +29,10 @@ def fit(
     """Estimates the offsets of a gallery from example queries.
 
     query_bank: [m, d]; numpy, torch, memory map, nested lists, or a path (.npy, .npz, .safetensors, .parquet).
-    method: is | sn | dbsn | dualis | nnn | csls | dn; `hubplugin.METHODS` has each one's parameters, equation
-        and defaults, which are given here as `parameters`. Or auto: what does best on held-out bank queries, see
-        `hubplugin.choose`; it needs targets and takes no parameters.
-    targets: the gallery [n, d], likewise, or a store. Needed by sn and dbsn; the offsets are centred on it.
+    method: blend | is | sn | dbsn | dualis | nnn | csls | dn; `hubplugin.METHODS` has each one's parameters, equation
+        and defaults, which are given here as `parameters`. The default, blend, is made for banks of any kind and size.
+        Or auto: what does best on held-out bank queries, see `hubplugin.choose`; it takes no parameters.
+    targets: the gallery [n, d], likewise, or a store. Needed by blend, sn, dbsn, auto; offsets are centred on it.
     target_bank: [p, d]; needed by dualis, used by dbsn, ignored by the others.
     metric: cosine | dot | euclidean. Temperatures are in the units of the similarity.
     device: "auto" is cuda, then mps, then cpu. memory: bounds the similarities held at one time;

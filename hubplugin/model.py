@@ -21,9 +21,9 @@ from hubplugin.metric import Metric
 from hubplugin.vectors import Progress, VectorLike, as_vectors
 
 if TYPE_CHECKING:
-    from hubplugin.reductions import Compute, Precision
+    from hubplugin.reductions import Compute, LogSum, MeanOfLargest, Precision
 
-FORMAT = 2
+FORMAT = 3
 """Version of the model file. A reader refuses what another version wrote."""
 
 Value: TypeAlias = str | int | None
@@ -39,23 +39,29 @@ differs from one pass to the next, can add to an offset of the fit's own targets
 
 @dataclass(frozen=True)
 class LogSumExp:
-    """scale * LSE_u( s(b_u, t)/tau + log_weights_u ) over a bank [m, d]; log_weights [m] or None for 0."""
+    """scale * LSE_u( s(b_u, t)/tau + log_weights_u ) over a bank [m, d]; log_weights [m] or None for 0.
+
+    answers: [m], the similarity from which on a target counts as the answer of bank query u; its entry, and then the
+    target's largest, are left out of the sum. None leaves nothing out.
+    """
 
     kind: ClassVar[str] = "log_sum_exp"
     bank: np.ndarray
     tau: float
     scale: float
     log_weights: np.ndarray | None = None
+    answers: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
 class TopKMean:
-    """scale * mean of the k largest s(b_u, t) over a bank [m, d]."""
+    """scale * mean of the k largest s(b_u, t) over a bank [m, d]. answers: as in `LogSumExp`."""
 
     kind: ClassVar[str] = "top_k_mean"
     bank: np.ndarray
     k: int
     scale: float
+    answers: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -223,16 +229,17 @@ class OffsetModel:
                 "embed both with the same model"
             )
         total = np.zeros(vectors.rows)
-        for term in self.terms:
-            similarities = compute.similarities(term.bank, self.metric)
-            if isinstance(term, LogSumExp):
-                value = reductions.log_sum_exp(similarities, vectors, term.tau, term.log_weights, "offsets")
-            elif isinstance(term, TopKMean):
-                value = reductions.top_k_mean(similarities, vectors, term.k, "offsets")
+        for terms in _of_one_bank(self.terms):
+            similarities = compute.similarities(terms[0].bank, self.metric)
+            if isinstance(terms[0], Dot):
+                values = [reductions.dot(similarities, vectors, "offsets")]
             else:
-                value = reductions.dot(similarities, vectors, "offsets")
+                answers = terms[0].answers
+                left_out = None if answers is None else reductions.LeftOut(answers)
+                values = reductions.reduce(similarities, vectors, [_reduction(term) for term in terms], left_out)
             with np.errstate(over="ignore", invalid="ignore"):
-                total += term.scale * value
+                for term, value in zip(terms, values, strict=True):
+                    total += term.scale * value
         return self._checked(total)
 
     def _checked(self, raw: np.ndarray) -> np.ndarray:
@@ -269,11 +276,17 @@ class OffsetModel:
         """What a model file holds: header and tensors."""
         tensors: dict[str, np.ndarray] = {}
         terms = []
+        places: dict[int, str] = {}
         for number, term in enumerate(self.terms):
-            fields = {"kind": term.kind}
+            fields: dict[str, Any] = {"kind": term.kind}
             for key, value in vars(term).items():
                 if isinstance(value, np.ndarray):
-                    tensors[f"{number}.{key}"] = np.ascontiguousarray(value)
+                    # An array that several terms share is held once; the others name it.
+                    place = places.setdefault(id(value), f"{number}.{key}")
+                    if place == f"{number}.{key}":
+                        tensors[place] = np.ascontiguousarray(value)
+                    else:
+                        fields[key] = {"as": place}
                 elif value is not None:
                     fields[key] = value
             terms.append(fields)
@@ -369,9 +382,9 @@ class GroupedModel(OffsetModel):
         """The model of one group. Raises KeyError if there is none."""
         group, terms = self.groups[value], self.terms
         if group.log_weights is not None:
-            (term,) = terms
-            assert isinstance(term, LogSumExp)
-            terms = (replace(term, log_weights=group.log_weights),)
+            terms = tuple(
+                replace(term, log_weights=group.log_weights) if isinstance(term, LogSumExp) else term for term in terms
+            )
         return OffsetModel(
             self.method, self.parameters, self.metric, terms, self.bank_fingerprint, group.centre, group.gallery
         )
@@ -447,6 +460,31 @@ def load(path: str | os.PathLike[str]) -> OffsetModel:
     return OffsetModel.from_bytes(content, f"model file {os.fspath(path)!r}")
 
 
+def _of_one_bank(terms: Sequence[Term]) -> list[list[Term]]:
+    """`terms` in lists that share a bank, and what is left out of it, so that one pass serves each list."""
+    lists: list[list[Term]] = []
+    for term in terms:
+        for others in lists:
+            first = others[0]
+            if isinstance(term, Dot) or isinstance(first, Dot) or term.bank is not first.bank:
+                continue
+            if term.answers is first.answers:
+                others.append(term)
+                break
+        else:
+            lists.append([term])
+    return lists
+
+
+def _reduction(term: Term) -> LogSum | MeanOfLargest:
+    from hubplugin.reductions import LogSum, MeanOfLargest
+
+    if isinstance(term, LogSumExp):
+        return LogSum(term.tau, term.log_weights)
+    assert isinstance(term, TopKMean)
+    return MeanOfLargest(term.k)
+
+
 def _capped(offsets: np.ndarray, gallery: GalleryStatistics | None) -> np.ndarray:
     """Centred offsets, none above the cap of their gallery: float32 [n]."""
     capped = offsets if gallery is None else np.minimum(offsets, gallery.cap)
@@ -463,7 +501,8 @@ def _model(header: dict[str, Any], tensors: dict[str, np.ndarray]) -> OffsetMode
     for number, fields in enumerate(header["terms"]):
         prefix = f"{number}."
         arrays = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-        terms.append(_TERMS[fields.pop("kind")](**fields, **arrays))
+        arrays |= {key: tensors[value["as"]] for key, value in fields.items() if isinstance(value, dict)}
+        terms.append(_TERMS[fields.pop("kind")](**(fields | arrays)))
     k, gallery = header["activation"], header["gallery"]
     given: dict[str, Any] = {
         "method": header["method"],

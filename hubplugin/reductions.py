@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, get_args
@@ -129,6 +129,27 @@ def sampled(vectors: Vectors, count: int, metric: Metric, rng: np.random.Generat
     return np.concatenate(parts)
 
 
+MOST_ANSWERS = 0.1
+"""A target may be the answer of this share of the bank's queries. One that is nearest to more of them is a hub, however
+it came to be one, and keeps all its entries."""
+
+ANSWER_SLACK = 1e-6
+"""By how much a similarity may lie below a level and still count as at it, beside the larger of 1 and the level: what
+float32 products of other shapes differ by."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Entries of bank x targets that a reduction does not see: an answer is no hub.
+
+    levels: [m], float64. t is an answer of the bank query u if s(b_u, t) >= levels_u. largest: whether each target also
+    loses the largest of what is left, which is the answer's entry where a query's nearest target is another.
+    """
+
+    levels: np.ndarray
+    largest: bool = True
+
+
 @dataclass(frozen=True)
 class Tile:
     """Targets [start, start + b) against every bank row: their values are `s` [b, m] + `own` [b] (float64).
@@ -167,8 +188,22 @@ class Similarities:
         *,
         scale: float = 1.0,
         weights: torch.Tensor | None = None,
+        left_out: LeftOut | None = None,
     ) -> Iterator[Tile]:
-        """Tiles over all of `targets` in order. `weights` [m] float64 is added to each row."""
+        """Tiles over all of `targets` in order. `weights` [m] float64 is added to each bank row; what is left out is
+        -inf."""
+        if left_out is None:
+            yield from self._multiplied(targets, what, scale, weights)
+            return
+        bias, middle, largest = _around_zero(torch.zeros(self.m, dtype=torch.float64) if weights is None else weights)
+        for tile in self._multiplied(targets, what, scale, None):
+            _leave_out(tile, left_out, scale)
+            if weights is not None:
+                tile.s.add_(bias.to(tile.s))
+            yield replace(tile, own=tile.own + middle, bound=tile.bound + largest)
+
+    def _multiplied(self, targets: Vectors, what: str, scale: float, weights: torch.Tensor | None) -> Iterator[Tile]:
+        """`tiles` with nothing left out."""
         if targets.dim != self.dim:
             raise InputError(
                 f"{targets.name} has {targets.dim} dimensions, the bank has {self.dim}; embed both with one model"
@@ -230,16 +265,9 @@ class HeldSimilarities(Similarities):
         super().__init__(bank, metric, compute)
         self._products: dict[int, tuple[Vectors, list[Tile]]] = {}
 
-    def tiles(
-        self,
-        targets: Vectors,
-        what: str,
-        *,
-        scale: float = 1.0,
-        weights: torch.Tensor | None = None,
-    ) -> Iterator[Tile]:
+    def _multiplied(self, targets: Vectors, what: str, scale: float, weights: torch.Tensor | None) -> Iterator[Tile]:
         if id(targets) not in self._products:
-            tiles = [replace(tile, s=tile.s.clone()) for tile in super().tiles(targets, what)]
+            tiles = [replace(tile, s=tile.s.clone()) for tile in super()._multiplied(targets, what, 1.0, None)]
             self._products[id(targets)] = (targets, tiles)  # holds on to the targets too, so that the id stays theirs
         bias = torch.zeros(self.m, dtype=torch.float64) if weights is None else weights
         bias, middle, largest_bias = _around_zero(bias)
@@ -275,6 +303,21 @@ def _around_zero(bias: torch.Tensor) -> tuple[torch.Tensor, float, float]:
     low, high = float(bias.min()), float(bias.max())
     middle = (low + high) / 2
     return bias - middle, middle, (high - low) / 2
+
+
+def _leave_out(tile: Tile, left_out: LeftOut, scale: float) -> None:
+    """Sets to -inf, in place, the entries of a tile of `scale` * s(b_u, t) that are left out."""
+    levels = torch.from_numpy(left_out.levels)
+    levels = scale * (levels - ANSWER_SLACK * levels.abs().clamp(min=1.0))
+    if bool((tile.own == tile.own[0]).all()):  # all metrics but Euclidean
+        answers = tile.s >= (levels - tile.own[0]).to(tile.s)
+    else:
+        answers = tile.s >= (levels[None, :] - tile.own[:, None]).to(tile.s)
+    count = answers.sum(dim=1)
+    answers &= (count <= MOST_ANSWERS * tile.s.shape[1])[:, None]
+    tile.s.masked_fill_(answers, -math.inf)
+    if left_out.largest:
+        tile.s.scatter_(1, tile.s.argmax(dim=1, keepdim=True), -math.inf)
 
 
 def _squares(vectors: np.ndarray) -> np.ndarray:
@@ -323,6 +366,70 @@ def _exponentials(tile: Tile) -> tuple[torch.Tensor, torch.Tensor]:
     return tile.s.sub_(peak).exp_(), peak[:, 0].cpu().double()
 
 
+@dataclass(frozen=True)
+class LogSum:
+    """LSE_u( s(b_u, t)/tau + log_weights_u ); log_weights [m], 0 where None."""
+
+    tau: float
+    log_weights: np.ndarray | None = None
+
+    @property
+    def weights(self) -> torch.Tensor | None:
+        return None if self.log_weights is None else _tensor(np.asarray(self.log_weights, np.float64))
+
+    def of_exponents(self, tile: Tile) -> torch.Tensor:
+        """Of a tile of s/tau + log_weights, which is overwritten: float64 [b]."""
+        exponentials, peak = _exponentials(tile)
+        return exponentials.sum(dim=1).cpu().double().log() + peak + tile.own
+
+    def of(self, tile: Tile) -> torch.Tensor:
+        """Of a tile of s, which stays as it is: float64 [b]."""
+        weights = torch.zeros(tile.s.shape[1], dtype=torch.float64) if self.weights is None else self.weights
+        bias, middle, largest = _around_zero(weights)
+        s = torch.add(bias.to(tile.s), tile.s, alpha=1 / self.tau)
+        return self.of_exponents(Tile(tile.start, s, tile.own / self.tau + middle, tile.bound / self.tau + largest))
+
+
+@dataclass(frozen=True)
+class MeanOfLargest:
+    """Mean of the k largest s(b_u, t); of all that are not left out, where they are fewer."""
+
+    k: int
+
+    def of(self, tile: Tile) -> torch.Tensor:
+        """Of a tile of s, which is overwritten: float64 [b]."""
+        largest = _k_largest(tile.s, min(self.k, tile.s.shape[1]))
+        there = largest > -math.inf
+        mean = largest.where(there, 0.0).sum(dim=1).double() / there.sum(dim=1)
+        return mean.cpu() + tile.own
+
+
+def reduce(
+    similarities: Similarities,
+    targets: Vectors,
+    reductions: Sequence[LogSum | MeanOfLargest],
+    left_out: LeftOut | None = None,
+    what: str = "offsets",
+) -> list[np.ndarray]:
+    """The value of each of `reductions` for every target, in one pass over the similarities: float64 [n] each."""
+    results = [np.empty(targets.rows) for _ in reductions]
+    only = reductions[0]
+    if len(reductions) == 1 and isinstance(only, LogSum):  # the product itself can scale and add
+        scale = 1 / only.tau
+        for tile in similarities.tiles(targets, what, scale=scale, weights=only.weights, left_out=left_out):
+            results[0][tile.start : tile.stop] = only.of_exponents(tile).numpy()
+        return results
+    # What overwrites its tile comes last.
+    order = sorted(range(len(reductions)), key=lambda i: isinstance(reductions[i], MeanOfLargest))
+    for tile in similarities.tiles(targets, what, left_out=left_out):
+        for i in order:
+            last = i == order[-1]
+            results[i][tile.start : tile.stop] = (
+                reductions[i].of(tile if last else replace(tile, s=tile.s.clone())).numpy()
+            )
+    return results
+
+
 def log_sum_exp(
     similarities: Similarities,
     targets: Vectors,
@@ -331,21 +438,7 @@ def log_sum_exp(
     what: str = "log-sum-exp",
 ) -> np.ndarray:
     """LSE_u( s(b_u, t)/tau + log_weights_u ) for every target: float64 [n]. `log_weights` [m], 0 by default."""
-    weights = None if log_weights is None else _tensor(np.asarray(log_weights, np.float64))
-    result = np.empty(targets.rows)
-    for tile in similarities.tiles(targets, what, scale=1 / tau, weights=weights):
-        exponentials, peak = _exponentials(tile)
-        result[tile.start : tile.stop] = (exponentials.sum(dim=1).cpu().double().log() + peak + tile.own).numpy()
-    return result
-
-
-def top_k_mean(similarities: Similarities, targets: Vectors, k: int, what: str = "k nearest of the bank") -> np.ndarray:
-    """Mean of the k largest s(b_u, t) for every target (of all, where the bank has fewer): float64 [n]."""
-    result = np.empty(targets.rows)
-    for tile in similarities.tiles(targets, what):
-        largest = _k_largest(tile.s, min(k, similarities.m))
-        result[tile.start : tile.stop] = (largest.mean(dim=1).cpu().double() + tile.own).numpy()
-    return result
+    return reduce(similarities, targets, [LogSum(tau, log_weights)], what=what)[0]
 
 
 def _k_largest(s: torch.Tensor, k: int) -> torch.Tensor:
@@ -363,6 +456,50 @@ def dot(similarities: Similarities, targets: Vectors, what: str = "similarity to
     for tile in similarities.tiles(targets, what):
         result[tile.start : tile.stop] = (tile.s[:, 0].cpu().double() + tile.own).numpy()
     return result
+
+
+def nearest(similarities: Similarities, columns: Sequence[Vectors]) -> tuple[np.ndarray, np.ndarray]:
+    """The largest s(b_u, t) over the targets of all `columns`, for every bank row, and its number, counted through
+    all columns: float64 [m] and int64 [m]."""
+    best = torch.full((similarities.m,), -math.inf, dtype=torch.float64)
+    rows, first = torch.zeros(similarities.m, dtype=torch.int64), 0
+    for targets in columns:
+        for tile in similarities.tiles(targets, "answers of the bank"):
+            s = _with_own(tile)
+            highest = s.amax(dim=0).cpu().double()
+            nearer = (highest > best).nonzero()[:, 0]  # ever fewer, so their rows cost next to nothing
+            best[nearer] = highest[nearer]
+            rows[nearer] = first + tile.start + s[:, nearer.to(s.device)].argmax(dim=0).cpu()
+        first += targets.rows
+    return best.numpy(), rows.numpy()
+
+
+@dataclass(frozen=True)
+class Survey:
+    """How bank queries see a gallery. largest: [m, k], the k largest similarities of each, the largest first.
+    deviation: the standard deviation of all similarities."""
+
+    largest: np.ndarray
+    deviation: float
+
+
+def survey(similarities: Similarities, targets: Vectors, k: int) -> Survey:
+    """Of all bank rows and `targets`, in one pass: see `Survey`."""
+    largest = torch.empty((0, similarities.m), dtype=torch.float64)
+    count, total, squares, origin = 0, 0.0, 0.0, None
+    for tile in similarities.tiles(targets, "looking at the bank"):
+        s = _with_own(tile).cpu().double()
+        origin = float(s.mean()) if origin is None else origin  # so that squares keep their digits
+        count, total = count + s.numel(), total + float((s - origin).sum())
+        squares += float(((s - origin) ** 2).sum())
+        part = s.topk(min(k, len(s)), dim=0).values
+        largest = torch.cat([largest, part]).topk(min(k, len(largest) + len(part)), dim=0).values
+    return Survey(largest.T.numpy(), math.sqrt(max(squares / count - (total / count) ** 2, 0.0)))
+
+
+def _with_own(tile: Tile) -> torch.Tensor:
+    """s(b_u, t) of a tile, which is overwritten."""
+    return tile.s.add_(tile.own.to(tile.s.device, tile.s.dtype)[:, None]) if tile.own.any() else tile.s
 
 
 def kth_largest(similarities: Similarities, targets: Vectors, k: int) -> np.ndarray:
@@ -413,17 +550,21 @@ def sinkhorn(
     tau: float,
     iterations: int,
     masses: list[float] | None = None,
+    bank_weights: np.ndarray | None = None,
+    left_out: LeftOut | None = None,
 ) -> Scaling:
     """log alpha after `iterations` of Sinkhorn over the targets in `columns` taken together.
 
     DBSN algorithm A1 in the log domain, from log beta_j = log w_j:
 
-        log alpha_u = -log m - LSE_j( s(b_u, t_j)/tau + log beta_j )
+        log alpha_u = log v_u - LSE_j( s(b_u, t_j)/tau + log beta_j )
         log beta_j  = log(w_j / n) - LSE_u( s(b_u, t_j)/tau + log alpha_u )
 
-    w_j is the mass of the part t_j is in, 1 by default: how many targets each of a sample stands for; n is their sum.
+    v is `bank_weights` [m] over their sum, the mass of each bank row, by default 1/m. w_j is the mass of the part t_j
+    is in, 1 by default: how many targets each of a sample stands for; n is their sum.
     The log beta that ends the last iteration reads only log alpha, so it is a weighted `log_sum_exp` over
-    any targets and is left to the caller. One pass over the similarities is one iteration: a tile's
+    any targets and is left to the caller. What is `left_out` (in the first of `columns`, the gallery, each target's
+    largest, too) has no part in any sum. One pass over the similarities is one iteration: a tile's
     exponentials e = exp(s/tau + log alpha) give its beta = w / (n sum_u e), and e @ beta is the same tile's
     share of the next log alpha. No row of that product can underflow: each log alpha gives every bank row a
     share of 1/m over n columns, so some target holds at least 1/(m n) of it beside a column total of at most 1.
@@ -432,22 +573,32 @@ def sinkhorn(
     """
     m, masses = similarities.m, masses or [1.0] * len(columns)
     n = sum(part.rows * mass for part, mass in zip(columns, masses, strict=True))
-    kernel = _Kernel(similarities, columns, tau)
+    weights = np.ones(m) if bank_weights is None else bank_weights
+    log_mass = torch.from_numpy(np.log(weights / weights.sum()))
+    kernel = _Kernel(similarities, columns, tau, left_out)
     if kernel.serves_first_iteration:
         total = _accumulator(similarities)
         for tile in kernel.tiles(torch.zeros(m, dtype=torch.float64), "Sinkhorn iteration 1"):
             total += tile.exponentials.sum(dim=0).to(total) * masses[tile.part]
         log_sum = total.cpu().log()
     else:
-        log_sum = _log_sum_over_targets(similarities, columns, tau, masses)
-    log_alpha = -math.log(m) - log_sum
+        log_sum = _log_sum_over_targets(similarities, columns, tau, masses, kernel.left_out)
+    log_alpha = _shares(log_mass - log_sum)
     for iteration in range(2, iterations + 1):
         total = _accumulator(similarities)
         for tile in kernel.tiles(log_alpha, f"Sinkhorn iteration {iteration} of {iterations}"):
             n_beta = masses[tile.part] / _product(torch.matmul, tile.exponentials, tile.weights)
             total += (_product(torch.matmul, n_beta, tile.exponentials) * tile.weights).to(total)
-        log_alpha = log_alpha - math.log(m) - (total.cpu() / n).log()
+        log_alpha = _shares(log_alpha + log_mass - (total.cpu() / n).log())
     return Scaling(log_alpha.numpy(), kernel.held_log_sums(log_alpha))
+
+
+def _shares(log_alpha: torch.Tensor) -> torch.Tensor:
+    """`log_alpha` [m] with the smallest in the place of what is infinite: a bank row has no share where all its entries
+    are left out, as those of a query that is there many times, and then no sum reads its weight."""
+    finite = torch.isfinite(log_alpha)
+    smallest = log_alpha[finite].min() if finite.any() else torch.zeros((), dtype=log_alpha.dtype)
+    return torch.where(log_alpha == math.inf, smallest, log_alpha)
 
 
 @dataclass(frozen=True)
@@ -469,8 +620,12 @@ class _Kernel:
     They are held in float32 or, where that has no room and similarities are not large, in float16: see `HALF_PEAK`.
     """
 
-    def __init__(self, similarities: Similarities, columns: list[Vectors], tau: float):
+    def __init__(self, similarities: Similarities, columns: list[Vectors], tau: float, left_out: LeftOut | None = None):
         self._similarities, self._columns, self._tau = similarities, columns, tau
+        self.left_out = [
+            left_out if part == 0 or left_out is None else replace(left_out, largest=False)
+            for part in range(len(columns))
+        ]
         self._rows = sum(part.rows for part in columns)
         size, compute = self._rows * similarities.m, similarities.compute
         enough = min(self._rows, similarities.m) >= HALF_TERMS
@@ -525,7 +680,9 @@ class _Kernel:
         self._held, self._reference = [], log_alpha
         ones, room = torch.ones(self._similarities.m, device=self._similarities.device), self._room
         for part, targets in enumerate(self._columns):
-            for tile in self._similarities.tiles(targets, what, scale=1 / self._tau, weights=log_alpha):
+            for tile in self._similarities.tiles(
+                targets, what, scale=1 / self._tau, weights=log_alpha, left_out=self.left_out[part]
+            ):
                 _require_resolution(tile, self._tau)
                 exponentials, peak = _exponentials(tile)
                 log_scale = peak + tile.own
@@ -560,16 +717,21 @@ def _require_resolution(tile: Tile, tau: float) -> None:
 
 
 def _log_sum_over_targets(
-    similarities: Similarities, columns: list[Vectors], tau: float, masses: list[float]
+    similarities: Similarities,
+    columns: list[Vectors],
+    tau: float,
+    masses: list[float],
+    left_out: Sequence[LeftOut | None],
 ) -> torch.Tensor:
     """LSE_j( s(b_u, t_j)/tau + log w_j ) for every bank row: float64 [m], carried from tile to tile with its peak."""
     total = _accumulator(similarities)
     peak = torch.full_like(total, -math.inf)
-    for targets, mass in zip(columns, masses, strict=True):
-        for tile in similarities.tiles(targets, "Sinkhorn iteration 1", scale=1 / tau):
+    for targets, mass, out in zip(columns, masses, left_out, strict=True):
+        for tile in similarities.tiles(targets, "Sinkhorn iteration 1", scale=1 / tau, left_out=out):
             _require_resolution(tile, tau)
             s = tile.s.add_(tile.own.to(tile.s.device, tile.s.dtype)[:, None])
-            highest = torch.maximum(peak, s.amax(dim=0).to(peak))
+            # A row may have nothing but what is left out so far: -inf less itself would be no number.
+            highest = torch.maximum(peak, s.amax(dim=0).to(peak)).clamp(min=torch.finfo(s.dtype).min)
             share = s.sub_(highest.to(s)).exp_().sum(dim=0).to(total) * mass
             total = total * (peak - highest).exp() + share
             peak = highest

@@ -115,7 +115,7 @@ def choose(
 def judge(
     query_bank: VectorLike,
     targets: VectorLike,
-    method: str = "dbsn",
+    method: str = "blend",
     target_bank: VectorLike | None = None,
     *,
     pairs: Pairs = None,
@@ -226,7 +226,7 @@ def require_choosable(
     require_enough(len(distinct_rows(given.query_bank)))
 
 
-def check(query_bank: VectorLike, targets: VectorLike, method: str = "dbsn", *args: Any, **options: Any) -> Judgement:
+def check(query_bank: VectorLike, targets: VectorLike, method: str = "blend", *args: Any, **options: Any) -> Judgement:
     """The guard: `judge`, raising CorrectionRefused with the numbers and what to do if there is an objection."""
     try:
         judgement = judge(query_bank, targets, method, *args, **options)
@@ -304,7 +304,7 @@ def _coarse(spread: float, dual: bool) -> list[Method]:
     """The first grid. Temperatures are the powers of 2 around the spread of the similarities, so that it fits any
     metric."""
     taus = [2.0 ** (round(math.log2(spread)) + step) for step in (-3, -2, -1, 0, 1)]
-    tried = [configure(method, tau=tau) for method in ("is", "sn") for tau in taus]
+    tried = [configure("blend"), *(configure(method, tau=tau) for method in ("is", "sn") for tau in taus)]
     if dual:
         tried += [configure("dbsn", tau=tau) for tau in taus]
         tried += [configure("dualis", tau_query=first, tau_target=second) for first in taus[1:4] for second in taus[1:]]
@@ -317,7 +317,7 @@ def _neighbours(configuration: Method) -> list[Method]:
     """Half a step of the first grid to either side, one parameter at a time."""
     given, near = configuration.parameters, []
     for name, value in given.items():
-        if name == "iterations":
+        if configuration.name == "blend" or name == "iterations":
             continue
         if name == "k":
             steps = {max(1, value // 2), value * 2}

@@ -649,7 +649,7 @@ def apply(
     *,
     using: str = "",
     storage: Storage | None = None,
-    method: str = "auto",
+    method: str = "blend",
     target_bank: VectorLike | None = None,
     pairs: Pairs = None,
     group_by: str | None = None,

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from hubplugin.errors import InputError, Parameter
 from hubplugin.methods.base import FitInput, Method
+from hubplugin.methods.blend import Blend
 from hubplugin.methods.distribution import DistributionNormalisation
 from hubplugin.methods.inverted_softmax import DualInvertedSoftmax, InvertedSoftmax
 from hubplugin.methods.nearest import CrossDomainLocalScaling, NearestNeighbourNormalisation
@@ -20,6 +21,7 @@ from hubplugin.methods.sinkhorn import DualBankSinkhorn, SinkhornNormalisation
 METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
+        Blend,
         InvertedSoftmax,
         SinkhornNormalisation,
         DualBankSinkhorn,

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from hubplugin.methods.base import FitInput, Method
-from hubplugin.model import Dot, Term
+from hubplugin.model import Dot, Term, TopKMean
 
 
 class DistributionNormalisation(Method):
@@ -22,5 +22,8 @@ class DistributionNormalisation(Method):
     lam: float = Field(0.5, gt=0)
 
     def terms(self, given: FitInput) -> tuple[Term, ...]:
+        levels = self.left_out(given)
+        if levels is not None:  # the mean of all entries of a target but those left out
+            return (TopKMean(given.query_bank, len(given.query_bank), -self.lam, levels),)
         # Kept in float64: no bank row, so it is not held by float32, and far from the origin its rounding would show.
         return (Dot(given.query_bank.mean(axis=0, dtype=np.float64, keepdims=True), -self.lam),)

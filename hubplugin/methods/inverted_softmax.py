@@ -21,7 +21,7 @@ class InvertedSoftmax(Method):
     tau: float = Field(0.05, gt=0)
 
     def terms(self, given: FitInput) -> tuple[Term, ...]:
-        return (LogSumExp(given.query_bank, self.tau, -self.tau),)
+        return (LogSumExp(given.query_bank, self.tau, -self.tau, answers=self.left_out(given)),)
 
 
 class DualInvertedSoftmax(Method):
@@ -42,6 +42,6 @@ class DualInvertedSoftmax(Method):
     def terms(self, given: FitInput) -> tuple[Term, ...]:
         scale = -self.tau_query * self.tau_target / (self.tau_query + self.tau_target)
         return (
-            LogSumExp(given.query_bank, self.tau_query, scale),
+            LogSumExp(given.query_bank, self.tau_query, scale, answers=self.left_out(given)),
             LogSumExp(given.require_target_bank(self.name), self.tau_target, scale),
         )

@@ -22,7 +22,7 @@ class NearestNeighbourNormalisation(Method):
     alpha: float = Field(0.5, gt=0)
 
     def terms(self, given: FitInput) -> tuple[Term, ...]:
-        return (TopKMean(given.query_bank, self.k, -self.alpha),)
+        return (TopKMean(given.query_bank, self.k, -self.alpha, self.left_out(given)),)
 
 
 class CrossDomainLocalScaling(Method):
@@ -35,4 +35,4 @@ class CrossDomainLocalScaling(Method):
     k: int = Field(10, ge=1)
 
     def terms(self, given: FitInput) -> tuple[Term, ...]:
-        return (TopKMean(given.query_bank, self.k, -0.5),)
+        return (TopKMean(given.query_bank, self.k, -0.5, self.left_out(given)),)

@@ -24,6 +24,8 @@ class SinkhornNormalisation(Method):
     sample: how many targets, drawn at random with a fixed seed, stand for the whole gallery while log alpha is sought;
     None, the default, takes all of them. A fit to a large gallery then costs one pass over it instead of `iterations`.
     docs/speed.md has the error.
+
+    Where answers are left out, bank queries with the same nearest target share the mass of one.
     """
 
     name: ClassVar[str] = "sn"
@@ -43,9 +45,11 @@ class SinkhornNormalisation(Method):
             columns, masses = [as_vectors(drawn, targets.name)], [targets.rows / len(drawn)]
         if self.name == "dbsn" and given.target_bank is not None:
             columns, masses = [*columns, given.target_bank_vectors], [*masses, 1.0]
-        found = sinkhorn(similarities, columns, self.tau, self.iterations, masses)
+        answers = given.answers if self.answers == "left out" else None
+        weights, left_out = (None, None) if answers is None else (answers.weights, answers.left_out)
+        found = sinkhorn(similarities, columns, self.tau, self.iterations, masses, weights, left_out)
         raw = None if columns[0] is not targets or found.log_sums is None else -self.tau * found.log_sums
-        return Solution((LogSumExp(given.query_bank, self.tau, -self.tau, found.log_alpha),), raw)
+        return Solution((LogSumExp(given.query_bank, self.tau, -self.tau, found.log_alpha, self.left_out(given)),), raw)
 
 
 class DualBankSinkhorn(SinkhornNormalisation):

@@ -13,14 +13,20 @@ X = np.eye(4, dtype=np.float32)
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"method": "sinkhorn"}, "unknown method 'sinkhorn': use one of is, sn, dbsn"),
+        ({"method": "sinkhorn"}, "unknown method 'sinkhorn': use one of blend, is, sn, dbsn"),
         ({"method": "is", "tau": 0}, "tau=0 is refused: Input should be greater than 0"),
         ({"method": "is", "tau": float("nan")}, "finite"),
         ({"method": "nnn", "k": 0}, "k=0 is refused"),
-        ({"method": "nnn", "tau": 0.1}, "has no parameter 'tau'; it takes k, alpha"),
-        ({"method": "is", "alpha": 0.1}, "method 'is' has no parameter 'alpha'; it takes tau; nnn has it"),
-        ({"method": "is", "metrc": "dot"}, "no parameter 'metrc'; it takes tau; did you mean metric=?"),
-        ({"method": "auto", "targets": X, "tau": 1}, "methods that take it (is, sn, dbsn), as in method='is'"),
+        ({"method": "nnn", "tau": 0.1}, "has no parameter 'tau'; it takes answers, k, alpha"),
+        (
+            {"method": "is", "alpha": 0.1},
+            "method 'is' has no parameter 'alpha'; it takes answers, tau; blend, nnn have it",
+        ),
+        ({"method": "is", "metrc": "dot"}, "no parameter 'metrc'; it takes answers, tau; did you mean metric=?"),
+        (
+            {"method": "auto", "targets": X, "tau": 1},
+            "methods that take it (blend, is, sn, dbsn), as in method='blend'",
+        ),
         ({"method": "sn"}, "method 'sn' is fitted against the gallery: pass targets="),
         ({"method": "dualis"}, "method 'dualis' needs a second bank: pass target_bank="),
         ({"method": X}, "method must be a name, not ndarray; a gallery is given as targets="),

@@ -207,7 +207,7 @@ def test_the_report_refers_to_nothing_outside_itself_and_shows_names_and_thumbna
         ({"k": 151}, "k=151 is not between 1 and the 150 targets"),
         ({"k": 0}, "k=0"),
         ({"truth": [150] * 150}, "target 150, but there are 150"),
-        ({"methods": ["magic"]}, "unknown method 'magic': use one of is, sn, .*gc.*hn"),
+        ({"methods": ["magic"]}, "unknown method 'magic': use one of blend, is, sn, .*gc.*hn"),
         ({"methods": ["is tau=-1"]}, "tau='-1' is refused: Input should be greater than 0"),
         ({"methods": ["is tau"]}, "'tau' is no parameter; expected NAME=VALUE"),
         ({"methods": ["otn tau=1"]}, "takes no parameters"),

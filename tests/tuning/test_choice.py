@@ -234,7 +234,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(small, change, says):
     [
         (lambda b, t: hubplugin.fit(b, "auto"), "pass targets="),
         (lambda b, t: hubplugin.fit(b, "auto", t, tau=0.1), "takes no parameters, it chooses them: leave 'tau' out"),
-        (lambda b, t: judge(b, t, "sinkhorn"), "unknown method 'sinkhorn': use one of is, sn, dbsn"),
+        (lambda b, t: judge(b, t, "sinkhorn"), "unknown method 'sinkhorn': use one of blend, is, sn, dbsn"),
         (lambda b, t: judge(b, t, "nnn", alpha=0), "alpha=0 is refused: Input should be greater than 0"),
     ],
 )

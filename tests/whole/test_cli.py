@@ -93,7 +93,7 @@ def test_a_line_about_a_bank_of_one_query_says_each_thing_once(made, photos, tmp
     needed = "query bank has 1 distinct queries; holding some of them out needs at least 10, so that each of 5 folds"
     for arguments, line in (
         (("diagnose", *given), f"{needed} has 2 of them"),
-        (("apply", *given, "--force"), f"{needed} has 2 of them"),
+        (("apply", *given, "--force", "--method", "auto"), f"{needed} has 2 of them"),
         (
             ("apply", *given),
             "the bank cannot speak for the gallery: the bank has 1 distinct queries, of which 400 are needed; nothing "
@@ -175,7 +175,10 @@ def test_a_password_in_a_url_is_never_printed(made):
         (("apply", "faiss:PHOTOS", "--queries", "nowhere.npy"), "there is no file 'nowhere.npy'"),
         (("apply", "faiss:PHOTOS", "--queries", "BANK", "--method", "magic"), "unknown method 'magic'"),
         (("apply", "faiss:PHOTOS", "--queries", "BANK", "--set", "tau"), "expected NAME=VALUE"),
-        (("apply", "faiss:PHOTOS", "--queries", "BANK", "--set", "tau=.05"), "(is, sn, dbsn), as in --method is"),
+        (
+            ("apply", "faiss:PHOTOS", "--queries", "BANK", "--method", "auto", "--set", "tau=.05"),
+            "as in --method blend",
+        ),
         (("apply", "faiss:PHOTOS", "--queries", "BANK", "--memory", "much"), "--memory much is not a size"),
         (("apply", "faiss:PHOTOS", "--queries", "BANK", "--method", "is", "--set", "tau=-1"), "greater than 0"),
         (("apply", "PHOTOS", "--queries", "BANK"), "a store is named by a URL: faiss:"),
@@ -184,7 +187,7 @@ def test_a_password_in_a_url_is_never_printed(made):
         (("apply", "faiss:PHOTOS", "--queries", "BANK", "--method", "is", "--set", "store=x"), "no parameter 'store'"),
         (
             ("apply", "faiss:PHOTOS", "--queries", "BANK", "--set", "method=is"),
-            "method 'auto' has no parameter 'method'",
+            "method 'blend' has no parameter 'method'",
         ),
         (("evaluate", "--queries", "BANK", "--targets", "BANK", "--seed", "-1"), "--seed -1: expected 0 or more"),
         (("evaluate", "--queries", "BANK", "--targets", "BANK", "--method", ""), "unknown method ''"),

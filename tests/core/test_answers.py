@@ -1,0 +1,199 @@
+"""An answer is no hub: what is left out of the sums, against float64 arithmetic that leaves out the same entries."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hubplugin
+from hubplugin.answers import SMALLEST, Answers, find_answers, spacing_ratio
+from hubplugin.metric import Metric, normalise
+from hubplugin.reductions import (
+    MOST_ANSWERS,
+    Compute,
+    LeftOut,
+    MeanOfLargest,
+    Similarities,
+    Survey,
+    prepared,
+    reduce,
+    survey,
+)
+from hubplugin.vectors import as_vectors
+from tests.core.formulas import blend, log_of, similarity, without_answers
+
+METRICS = ("cosine", "dot", "euclidean")
+
+
+def made(seed=0, m=60, n=90, d=16):
+    """A log: each bank query is one of the first targets, moved a little."""
+    rng = np.random.default_rng(seed)
+    targets = rng.standard_normal((n, d)).astype(np.float32)
+    bank = (targets[rng.integers(0, n // 2, m)] + 0.4 * rng.standard_normal((m, d))).astype(np.float32)
+    return bank, targets
+
+
+def centred(offsets):
+    return offsets - offsets.mean()
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize(
+    ("method", "parameters"),
+    [
+        ("is", {"tau": 0.3}),
+        ("sn", {"tau": 0.3, "iterations": 6}),
+        ("nnn", {"k": 5, "alpha": 0.5}),
+        ("csls", {"k": 4}),
+        ("dn", {"lam": 0.5}),
+    ],
+)
+@pytest.mark.parametrize("memory", ["1GiB", "1MiB"])
+def test_methods_leave_answers_out_as_float64_does(metric, method, parameters, memory):
+    bank, targets = made()
+    fitted = hubplugin.fit(bank, method, targets, metric=metric, memory=memory, answers="left out", **parameters)
+    s, weights = without_answers(similarity(bank, targets, metric))
+    expected = centred(log_of(method, s, weights, **parameters))
+    np.testing.assert_allclose(fitted.offsets(targets), expected, atol=3e-5 * max(1, np.abs(s[np.isfinite(s)]).max()))
+
+
+def test_dbsn_seeks_answers_in_the_target_bank_too():
+    bank, targets = made()
+    second = made(seed=1)[1]
+    fitted = hubplugin.fit(bank, "dbsn", targets, second, tau=0.3, iterations=5, answers="left out")
+    both = similarity(bank, np.concatenate([targets, second]), "cosine")
+    s, weights = without_answers(both, gallery=len(targets))
+    expected = centred(log_of("sn", s, weights, tau=0.3, iterations=5)[: len(targets)])
+    np.testing.assert_allclose(fitted.offsets(targets), expected, atol=3e-5)
+
+
+@pytest.mark.parametrize("answers", ["kept", "left out"])
+def test_the_blend_is_the_mean_of_both_centred_and_weakened(answers):
+    bank, targets = made(m=80)
+    fitted = hubplugin.fit(bank, targets=targets, answers=answers)
+    s = similarity(bank, targets, "cosine")
+    np.testing.assert_allclose(fitted.offsets(targets), blend(s, leave_out=answers == "left out"), atol=1e-4)
+
+
+def test_answers_in_a_target_bank_are_kept_and_others_left_out(real):
+    bank, targets = real["bank_queries"], real["test_targets"]
+    clean = hubplugin.fit(bank, targets=targets, target_bank=real["bank_targets"])
+    assert "answers" not in clean.parameters
+    log = np.concatenate([targets, real["bank_targets"][:500]])
+    for size, second in ((2_000, None), (500, real["bank_targets"][500:])):
+        assert hubplugin.fit(bank[:size], targets=log, target_bank=second).parameters["answers"] == "left out"
+
+
+def test_the_blend_is_what_fit_does_when_nothing_is_said(real):
+    fitted = hubplugin.fit(real["bank_queries"], targets=real["test_targets"])
+    assert fitted.method == "blend"
+    s = similarity(real["bank_queries"], real["test_targets"], "cosine")
+    tau = fitted.parameters["tau"]
+    assert tau == pytest.approx(s.std() / 2, rel=0.03)  # of a sample of the bank
+    np.testing.assert_allclose(fitted.offsets(real["test_targets"]), blend(s, leave_out=True, tau=tau), atol=1e-4)
+
+
+def test_a_later_target_is_an_answer_by_its_similarity():
+    bank, targets = made()
+    fitted = hubplugin.fit(bank, "nnn", targets, k=3, alpha=0.5, answers="left out")
+    late = made(seed=3)[1][:20]
+    s = similarity(bank, late, "cosine")
+    nearest = similarity(bank, targets, "cosine").max(axis=1)
+    s[s >= nearest[:, None]] = -np.inf
+    s[s.argmax(axis=0), np.arange(len(late))] = -np.inf
+    raw = -0.5 * np.sort(s, axis=0)[::-1][:3].mean(axis=0)
+    known, _ = without_answers(similarity(bank, targets, "cosine"))
+    centre = log_of("nnn", known, None, k=3, alpha=0.5).mean()
+    expected = np.minimum(raw - centre, fitted.gallery.cap)
+    np.testing.assert_allclose(fitted.offsets(late), expected, atol=1e-5)
+
+
+def test_a_target_nearest_to_much_of_the_bank_is_a_hub_not_an_answer():
+    bank, targets = made()
+    bank[:20] = bank[0] + 0.1 * made(seed=2)[0][:20]  # a third of the bank lies around one point
+    planted = bank[:20].mean(axis=0, keepdims=True)
+    model = hubplugin.fit(bank, "is", np.concatenate([targets, planted]), tau=0.3, answers="left out")
+    s = similarity(bank, planted, "cosine")[:, 0]
+    nearest = similarity(bank, np.concatenate([targets, planted]), "cosine").max(axis=1)
+    assert (s >= nearest).mean() > MOST_ANSWERS
+    kept = np.sort(s)[:-1]  # only the largest is left out
+    expected = -0.3 * np.log(np.exp(kept / 0.3).sum())
+    assert model.raw_offsets(planted, Compute())[0] == pytest.approx(expected, abs=1e-5)
+
+
+def test_what_is_left_out_is_stored_with_the_model(tmp_path):
+    bank, targets = made()
+    fitted = hubplugin.fit(bank, targets=targets, answers="left out")
+    fitted.save(tmp_path / "log.hub")
+    loaded = hubplugin.load(tmp_path / "log.hub")
+    late = made(seed=5)[1]
+    assert np.array_equal(loaded.offsets(late), fitted.offsets(late))
+    assert loaded.fingerprint == fitted.fingerprint
+    # Both terms share one bank in memory and in the file.
+    assert loaded.terms[0].bank is loaded.terms[1].bank
+    assert (tmp_path / "log.hub").stat().st_size < 1.5 * bank.nbytes + 8_000
+
+
+def test_too_few_queries_leave_nothing_out():
+    bank, targets = made(m=SMALLEST - 1)
+    kept = hubplugin.fit(bank, "nnn", targets)
+    np.testing.assert_array_equal(
+        hubplugin.fit(bank, "nnn", targets, answers="left out").offsets(targets), kept.offsets(targets)
+    )
+
+
+@pytest.mark.parametrize("copies", [30, 3])
+def test_a_query_that_is_there_many_times_leaves_numbers(copies):
+    bank, targets = made(m=30)
+    offsets = hubplugin.fit(np.tile(bank[: 30 // copies], (copies, 1)), targets=targets).offsets(targets)
+    assert np.isfinite(offsets).all()
+    assert offsets.std() > 0
+
+
+def test_queries_with_one_answer_share_one_weight():
+    bank, targets = made()
+    found = find_answers(Similarities(bank, Metric.DOT, Compute()), [as_vectors(targets, "targets")])
+    rows = similarity(bank, targets, "dot").argmax(axis=1)
+    assert isinstance(found, Answers)
+    np.testing.assert_allclose(found.weights, [1 / (rows == row).sum() for row in rows])
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("memory", ["1GiB", "1MiB"])
+def test_a_survey_sees_the_largest_and_the_deviation(metric, memory):
+    bank, targets = made(n=3_000)
+    unit = normalise(bank, "bank") if metric == "cosine" else bank
+    seen = survey(Similarities(unit, Metric(metric), Compute(memory=memory)), as_vectors(targets, "targets"), 11)
+    s = similarity(bank, targets, metric)
+    np.testing.assert_allclose(seen.largest, np.sort(s, axis=1)[:, ::-1][:, :11], atol=1e-4)
+    assert seen.deviation == pytest.approx(s.std(), rel=1e-4)
+
+
+def test_the_spacing_ratio_tells_a_log_from_a_clean_bank(real):
+    def ratio(targets):
+        bank = prepared(as_vectors(real["bank_queries"], "bank"), Metric.COSINE)
+        seen = survey(Similarities(bank, Metric.COSINE, Compute()), as_vectors(targets, "targets"), 11)
+        return spacing_ratio(seen)
+
+    assert ratio(real["test_targets"]) < 0.9
+    assert ratio(real["bank_targets"]) > 1.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(scale=st.floats(0.01, 50), shift=st.floats(-5, 5), seed=st.integers(0, 5))
+def test_the_spacing_ratio_knows_neither_scale_nor_origin(scale, shift, seed):
+    largest = -np.sort(-np.random.default_rng(seed).standard_normal((30, 11)), axis=1)
+    moved = Survey(scale * largest + shift, 1.0)
+    assert spacing_ratio(moved) == pytest.approx(spacing_ratio(Survey(largest, 1.0)), rel=1e-6)
+
+
+def test_a_mean_of_fewer_than_k_takes_what_is_left():
+    bank, targets = made(m=30)
+    levels = np.full(30, np.inf)  # nothing is an answer; each target's largest goes
+    (mean,) = reduce(
+        Similarities(bank, Metric.DOT, Compute()), as_vectors(targets, "t"), [MeanOfLargest(30)], LeftOut(levels)
+    )
+    s = np.sort(similarity(bank, targets, "dot"), axis=0)[:-1]
+    np.testing.assert_allclose(mean, s.mean(axis=0), rtol=1e-5, atol=1e-5)
