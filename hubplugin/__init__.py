@@ -5,27 +5,27 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from hubplugin._version import __version__
+
 if TYPE_CHECKING:
-    from hubplugin.activation import Reranker, fit_rule
-    from hubplugin.correction import apply, inspect, refresh
-    from hubplugin.diagnosis import Diagnosis, diagnose
     from hubplugin.errors import CorrectionRefused, HubpluginError, InputError, ModelFileError, StoreError
     from hubplugin.evaluation.evaluate import evaluate
     from hubplugin.evaluation.result import Evaluation
     from hubplugin.fitting import fit
+    from hubplugin.jobs.correction import apply, inspect, refresh
+    from hubplugin.jobs.diagnosis import Diagnosis, diagnose
     from hubplugin.methods import METHODS
     from hubplugin.metric import Metric
     from hubplugin.model import OffsetModel, load
-    from hubplugin.store import open_store
+    from hubplugin.query_dependent import Reranker, fit_rule
+    from hubplugin.registry import open_store
     from hubplugin.tuning import Choice, Judgement, check, choose, judge
-
-__version__ = "0.1.0"
 
 # Looked up on first use, so that `import hubplugin` costs milliseconds and imports no torch.
 _HOMES = {
     "Choice": "tuning",
     "CorrectionRefused": "errors",
-    "Diagnosis": "diagnosis",
+    "Diagnosis": "jobs.diagnosis",
     "Evaluation": "evaluation.result",
     "HubpluginError": "errors",
     "InputError": "errors",
@@ -34,20 +34,20 @@ _HOMES = {
     "Metric": "metric",
     "ModelFileError": "errors",
     "OffsetModel": "model",
-    "Reranker": "activation",
+    "Reranker": "query_dependent",
     "StoreError": "errors",
-    "apply": "correction",
+    "apply": "jobs.correction",
     "check": "tuning",
     "choose": "tuning",
-    "diagnose": "diagnosis",
+    "diagnose": "jobs.diagnosis",
     "evaluate": "evaluation.evaluate",
     "fit": "fitting",
-    "fit_rule": "activation",
-    "inspect": "correction",
+    "fit_rule": "query_dependent",
+    "inspect": "jobs.correction",
     "judge": "tuning",
     "load": "model",
-    "open_store": "store",
-    "refresh": "correction",
+    "open_store": "registry",
+    "refresh": "jobs.correction",
 }
 
 __all__ = [

@@ -20,7 +20,7 @@ import torch
 
 from hubplugin.bank import COPIES, Bank, agreement_and_coverage, foreign, share_of_copies
 from hubplugin.errors import InputError, Parameter
-from hubplugin.evaluation.hubness import k_occurrence, skewness
+from hubplugin.measures.hubness import k_occurrence, skewness
 from hubplugin.methods import FitInput, Method
 from hubplugin.reductions import HoldingCompute, Similarities, dense, sampled
 from hubplugin.vectors import as_vectors

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
-import hubplugin
+from hubplugin._version import __version__
 from hubplugin.errors import InputError, ModelFileError
 from hubplugin.metric import Metric
 from hubplugin.vectors import Progress, VectorLike, as_vectors
@@ -312,7 +312,7 @@ class OffsetModel:
         from safetensors.numpy import save
 
         header, tensors = self._content()
-        made = {"hubplugin": hubplugin.__version__, "sha256": _digest(header, tensors)}
+        made = {"hubplugin": __version__, "sha256": _digest(header, tensors)}
         return save(tensors, metadata={"hubplugin": json.dumps(header | made)})
 
     @staticmethod
@@ -339,7 +339,7 @@ class OffsetModel:
                 mend = "upgrade hubplugin" if written > FORMAT else "fit it again"
                 raise ModelFileError(
                     f"{name} has format {written}, written by hubplugin {version}; this version "
-                    f"({hubplugin.__version__}) reads format {FORMAT}: {mend}"
+                    f"({__version__}) reads format {FORMAT}: {mend}"
                 )
             if header.pop("sha256") != _digest(header, tensors):
                 raise ModelFileError(f"{name} is damaged: its content does not match its checksum; fit it again")

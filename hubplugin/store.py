@@ -1,35 +1,20 @@
-"""What an adapter offers, and how it is found.
-
-An adapter is one subclass of `Store` and one entry point in the group `hubplugin.adapters`, whose name is
-the URL scheme and whose value is a function from URL to `Store`:
-
-    [project.entry-points."hubplugin.adapters"]
-    mystore = "my_package:open_url"
-
-The built-in adapters come through the same door.
-"""
+"""What an adapter offers: one subclass of `Store`. `hubplugin.registry` says how it is found."""
 
 from __future__ import annotations
 
-import os
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
-from importlib.metadata import EntryPoint, entry_points
-from typing import TypeAlias, cast
-from urllib.parse import urlsplit
+from typing import TypeAlias
 
 import numpy as np
 
-from hubplugin.errors import HubpluginError, StoreError
+from hubplugin.errors import StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Value
 from hubplugin.vectors import Progress
 
 Id: TypeAlias = int | str
-GROUP = "hubplugin.adapters"
 
 
 @dataclass(frozen=True)
@@ -154,59 +139,3 @@ class Store(ABC):
     @abstractmethod
     def remove(self) -> None:
         """Takes the correction out; the store is as if it had never been there. Nothing happens without one."""
-
-
-def adapters() -> dict[str, EntryPoint]:
-    """The installed adapters by URL scheme."""
-    return {entry.name: entry for entry in entry_points(group=GROUP)}
-
-
-SERVERS = {"http": "qdrant", "https": "qdrant+https"}
-"""The scheme of a store behind the address that people copy from a browser or from the arguments of its client."""
-
-
-def _meant(url: str, known: Collection[str]) -> str | None:
-    """The store URL that was probably meant by `url`, without what may be a secret in it."""
-    bare = re.match(r"[\w.-]+:633[34](/|$)", url)
-    try:
-        parts = urlsplit(f"http://{url}" if bare else url)
-        port = {None: "", 6334: ":6333"}.get(parts.port, f":{parts.port}")  # 6334 is that of gRPC
-    except ValueError:
-        return None
-    scheme = SERVERS.get(parts.scheme)
-    if scheme in known and parts.hostname:
-        names = [
-            name for name in (parts.fragment or parts.path).split("/") if name not in ("", "collections", "dashboard")
-        ]
-        return f"{scheme}://{parts.hostname}{port}/{'/'.join(names) or 'COLLECTION'}"
-    near = get_close_matches(url.partition(":")[0], known, n=1, cutoff=0.75)
-    return f"{near[0]}:..." if near else None
-
-
-def open_store(url: str) -> Store:
-    """The store behind a URL such as `faiss:photos.faiss` or `qdrant://localhost:6333/photos`.
-
-    Raises StoreError if no installed adapter knows the scheme, or its packages are missing.
-    """
-    scheme, colon, _ = url.partition(":")
-    known = adapters()
-    if not colon or scheme not in known:
-        schemes = ", ".join(f"{name}:..." for name in sorted(known)) or "none installed"
-        given = f"{scheme}:..." if colon else url  # what stands behind it may hold a password
-        if os.path.isfile(url) and "faiss" in known:
-            raise StoreError(f"{url!r} is a file, and a store is named by a URL: faiss:{url}")
-        meant = _meant(url, known)
-        hint = f"; did you mean {meant}?" if meant else ""
-        raise StoreError(f"{given!r} is no store URL that an installed adapter knows; known: {schemes}{hint}")
-    try:
-        opener = cast(Callable[[str], Store], known[scheme].load())
-    except HubpluginError:
-        raise
-    except ModuleNotFoundError as error:
-        raise StoreError(f"{scheme}: needs a package that is missing ({error}); pip install 'hubplugin[all]'") from None
-    try:
-        return opener(url)
-    except HubpluginError:
-        raise
-    except ValueError as error:
-        raise StoreError(f"{scheme}:... is no URL: {error}") from None

@@ -21,9 +21,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from hubplugin.correction import apply, inspect, refresh, write
 from hubplugin.errors import HubpluginError, StoreError
 from hubplugin.fitting import fit
+from hubplugin.jobs.correction import apply, inspect, refresh, write
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.store import Batch, Hits, Id, Store

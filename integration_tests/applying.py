@@ -8,8 +8,8 @@ from multiprocessing.connection import Connection
 
 import hubplugin_qdrant.edge
 import hubplugin_qdrant.store
-from hubplugin.correction import apply
-from hubplugin.store import open_store
+from hubplugin.jobs.correction import apply
+from hubplugin.registry import open_store
 from integration_tests.galleries import APPLY, BANK, OTHER_BANK
 
 BANKS = (BANK, OTHER_BANK)

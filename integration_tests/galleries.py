@@ -14,7 +14,7 @@ import numpy as np
 import qdrant_edge as edge
 from qdrant_client import models
 
-from hubplugin.demo import example_data
+from hubplugin.cli.demo import example_data
 from hubplugin.metric import normalise
 from hubplugin.model import OffsetModel
 from hubplugin.store import Store

@@ -9,7 +9,7 @@ from qdrant_client import models
 
 import hubplugin_qdrant
 import hubplugin_qdrant.store
-from hubplugin.correction import apply, inspect
+from hubplugin.jobs.correction import apply, inspect
 from integration_tests.galleries import APPLY, BANK, QUERIES, TARGETS, K
 
 pytestmark = pytest.mark.needs("cluster")

@@ -9,8 +9,8 @@ import pytest
 
 import hubplugin_qdrant.edge
 import hubplugin_qdrant.store
-from hubplugin.correction import apply, inspect, refresh
-from hubplugin.evaluation.hubness import skewness
+from hubplugin.jobs.correction import apply, inspect, refresh
+from hubplugin.measures.hubness import skewness
 from hubplugin_qdrant import flows
 from integration_tests.galleries import APPLY, BANK, LATER, OTHER_BANK, QUERIES, Answer, K, exact_scores, point_id
 

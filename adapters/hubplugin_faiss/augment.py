@@ -11,9 +11,9 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import InputError, Parameter, StoreError
+from hubplugin.jobs.unjudged import UNIT, Unjudged, offsets_of_all
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, warn_if_swapped
-from hubplugin.unjudged import UNIT, Unjudged, offsets_of_all
 from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
 from hubplugin_faiss import containers  # noqa: F401 (importing it registers its rules)
 from hubplugin_faiss.leaves import in_memory

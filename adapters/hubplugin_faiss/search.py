@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import faiss
 import numpy as np
 
-from hubplugin.activation import DualDynamic, DualSoftmax, Dynamic, GloballyCorrected, Reranker, Rule
 from hubplugin.errors import InputError
 from hubplugin.model import OffsetModel
+from hubplugin.query_dependent import DualDynamic, DualSoftmax, Dynamic, GloballyCorrected, Reranker, Rule
 from hubplugin.vectors import VectorLike, as_vectors
 from hubplugin_faiss.augment import checked_offsets
 
@@ -38,10 +38,10 @@ class CorrectedSearch:
     """`search(x, k)` by corrected scores over an index that stays as it is.
 
     index: anything with Faiss's `search` whose scores are inner products, or squared L2 distances where its
-        `metric_type` says so. correction: offsets [n], an `OffsetModel`, or a fitted `hubplugin.activation.Rule` for
-        the corrections that depend on the query (dis, dualdis, dsl, gc). targets: the gallery [n, d] that a model
-        or a rule needs. ids:
-        int64 [n], which id each row belongs to; 0 ... n - 1 by default. limit: the most candidates fetched.
+        `metric_type` says so. correction: offsets [n], an `OffsetModel`, or a fitted `hubplugin.query_dependent.Rule`
+        for the corrections that depend on the query (dis, dualdis, dsl, gc). targets: the gallery [n, d] that a model
+        or a rule needs. ids: int64 [n], which id each row belongs to; 0 ... n - 1 by default.
+        limit: the most candidates fetched.
 
     If the L best candidates end at similarity s_L, nothing outside them can score more than s_L + M, M the largest
     offset. So answers are certified once their k-th corrected score reaches that, and more are fetched until then,

@@ -13,10 +13,10 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import InputError, ModelFileError, StoreError
+from hubplugin.jobs.unjudged import UNIT
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
 from hubplugin.store import Batch, Correction, Hits, Id, Store
-from hubplugin.unjudged import UNIT
 from hubplugin_faiss.augment import Gallery, downgrade, require_unit, require_upgradable
 from hubplugin_faiss.files import HALF, beside, model_of, note_lists, put, read_faiss, take_out, writing
 from hubplugin_faiss.leaves import free_name

@@ -24,8 +24,8 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from hubplugin import correction
 from hubplugin.errors import InputError, Parameter, StoreError
+from hubplugin.jobs import correction
 from hubplugin.methods import asked_for
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
@@ -665,8 +665,8 @@ def apply(
     query_bank: [m, d] example queries, as for `hubplugin.fit`, which also has `method`, its `parameters`,
     `target_bank`, `pairs`, `device`, `memory` and `progress`. force: apply it even if it does not help on held-out
     bank queries. dry_run: write nothing. group_by: a payload key that searches are filtered by, such as "tenant":
-    offsets are fitted within each of its values; see `hubplugin.correction.apply`. using: "" is the unnamed vector, or
-    the only one there is.
+    offsets are fitted within each of its values; see `hubplugin.apply`. using: "" is the unnamed vector,
+    or the only one there is.
     storage: that of the correction in place, or "payload": one number a point, added to the scores of the candidates
     that a search fetches, which works everywhere. "vector" is a second vector with one more dimension, which ranks
     exactly and at the speed of the index for the price of its space; it needs server 1.18. Beside an unnamed vector it

@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from hubplugin.activation import QUERY_METHODS
 from hubplugin.errors import InputError, Parameter
-from hubplugin.evaluation import hubness
 from hubplugin.evaluation.banks import SAMPLE, coverage, earth_movers_distance
 from hubplugin.evaluation.plans import PLANS, check_size
 from hubplugin.evaluation.result import RAW, SIGNIFICANT, BankFigures, Evaluation, Hub, MethodResult, SweepPoint
-from hubplugin.evaluation.retrieval import Ranks, Truth, average_precision, expected_ranks, ndcg, recall
-from hubplugin.evaluation.significance import compare, hubness_interval, interval
 from hubplugin.evaluation.truth import Names, TruthLike, as_names, as_truth
+from hubplugin.measures import hubness
+from hubplugin.measures.retrieval import Ranks, Truth, average_precision, expected_ranks, ndcg, recall
+from hubplugin.measures.significance import compare, hubness_interval, interval
 from hubplugin.methods import METHODS, FitInput, configured
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
+from hubplugin.query_dependent import QUERY_METHODS
 from hubplugin.reductions import Compute, Similarities, dense, prepared, sampled
 from hubplugin.search import TIE, TopK, TruthCounts, search
 from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors

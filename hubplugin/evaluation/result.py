@@ -15,8 +15,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
 from hubplugin.errors import InputError
-from hubplugin.evaluation.hubness import Hubness
-from hubplugin.evaluation.significance import Comparison, Figure, compare
+from hubplugin.measures.hubness import Hubness
+from hubplugin.measures.significance import Comparison, Figure, compare
 
 SIGNIFICANT = 0.05
 RAW = "raw"

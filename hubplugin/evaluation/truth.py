@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hubplugin.errors import InputError, Parameter
-from hubplugin.evaluation.retrieval import Truth
+from hubplugin.measures.retrieval import Truth
 
 TruthLike: TypeAlias = Any
 """Index array [q] or [q, r], list of lists of rows, `Truth`, or a path: to an .npy file of the first, a .json file of

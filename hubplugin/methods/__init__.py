@@ -33,7 +33,7 @@ METHODS: dict[str, type[Method]] = {
 }
 
 QUERY_DEPENDENT = ("dis", "dualdis", "dsl", "gc")
-"""Those of `hubplugin.activation`, which this package does not know, by name: errors say where to find them."""
+"""Those of `hubplugin.query_dependent`, which this package does not know, by name: errors say where to find them."""
 
 __all__ = ["METHODS", "FitInput", "Method", "asked_for", "configure", "configured"]
 

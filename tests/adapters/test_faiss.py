@@ -6,7 +6,7 @@ import faiss
 import pytest
 
 from hubplugin import Metric
-from hubplugin.store import open_store
+from hubplugin.registry import open_store
 from hubplugin.testing import StoreConformance
 
 

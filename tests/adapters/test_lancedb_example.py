@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 import hubplugin
-from hubplugin.correction import apply
-from hubplugin.store import open_store
+from hubplugin.jobs.correction import apply
+from hubplugin.registry import open_store
 from hubplugin.testing import StoreConformance
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hubplugin.errors import StoreError
-from hubplugin.store import open_store
+from hubplugin.registry import open_store
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from scipy import stats
 
 import hubplugin
 from hubplugin import InputError
-from hubplugin.activation import fit_rule
+from hubplugin.query_dependent import fit_rule
 from tests.core.formulas import inverted_softmax, similarity
 
 RULES = ["dis", "dualdis", "dsl", "gc"]

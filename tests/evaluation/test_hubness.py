@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 from scipy import stats
 
 from hubplugin import InputError
-from hubplugin.evaluation import hubness
+from hubplugin.measures import hubness
 
 occurrences = arrays(np.int64, st.integers(2, 60), elements=st.integers(0, 400)).filter(lambda n: n.max() > n.min())
 

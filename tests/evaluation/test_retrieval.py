@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import ndcg_score
 
 from hubplugin import InputError
-from hubplugin.evaluation.retrieval import Truth, average_precision, expected_ranks, ndcg, recall
 from hubplugin.evaluation.truth import as_truth
+from hubplugin.measures.retrieval import Truth, average_precision, expected_ranks, ndcg, recall
 
 TARGETS = 30
 

@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 from sklearn.metrics import confusion_matrix
 
-from hubplugin.evaluation.hubness import skewness
-from hubplugin.evaluation.significance import compare, hubness_interval, interval
+from hubplugin.measures.hubness import skewness
+from hubplugin.measures.significance import compare, hubness_interval, interval
 
 
 def test_the_interval_of_a_mean_is_the_normal_one_where_there_are_many_queries(rng):

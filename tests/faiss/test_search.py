@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hubplugin
-from hubplugin.activation import fit_rule
+from hubplugin.query_dependent import fit_rule
 from hubplugin_faiss import CorrectedSearch
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2

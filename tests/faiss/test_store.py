@@ -13,8 +13,8 @@ import pytest
 
 import hubplugin
 import hubplugin_faiss
-from hubplugin import correction
-from hubplugin.store import open_store
+from hubplugin.jobs import correction
+from hubplugin.registry import open_store
 from hubplugin_faiss import files
 from hubplugin_faiss.rule import rule_for
 from tests.faiss import cases
@@ -295,7 +295,8 @@ def test_lists_that_a_kill_leaves_behind_are_removed_by_the_next_run(tmp_path, m
     model.save(tmp_path / "model.hub")
     program = (
         "import os, sys, hubplugin, hubplugin_faiss\n"
-        "from hubplugin import correction, open_store\n"
+        "from hubplugin import open_store\n"
+        "from hubplugin.jobs import correction\n"
         "from hubplugin_faiss import files\n"
         "model = hubplugin.load('model.hub')\n"
         f"files.{moment} = lambda *_: os._exit(9)\n"

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import skew
 
 import hubplugin_qdrant
-from hubplugin.evaluation.hubness import skewness_of_finds
+from hubplugin.measures.hubness import skewness_of_finds
 from hubplugin_qdrant import QdrantStore
 
 

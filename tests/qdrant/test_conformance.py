@@ -8,7 +8,7 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from hubplugin import Metric
-from hubplugin.store import open_store
+from hubplugin.registry import open_store
 from hubplugin.testing import StoreConformance
 from hubplugin_qdrant import QdrantStore
 

@@ -10,7 +10,7 @@ import hubplugin
 import hubplugin_qdrant
 from hubplugin import CorrectionRefused, InputError, StoreError
 from hubplugin.cli import app
-from hubplugin.correction import apply
+from hubplugin.jobs.correction import apply
 from hubplugin.model import GroupedModel, OffsetModel
 from hubplugin_qdrant import HubQdrantClient, QdrantStore
 from tests.qdrant.conftest import DIM, Photos, clustered
@@ -166,7 +166,7 @@ def test_a_tenant_that_is_refused_stays_neutral_and_is_named(shops, monkeypatch)
         if members.name.endswith("'acme'"):
             raise CorrectionRefused("it would not help")
 
-    monkeypatch.setattr("hubplugin.groups.check", check)
+    monkeypatch.setattr("hubplugin.jobs.groups.check", check)
     monkeypatch.setattr("hubplugin.bank.SMALLEST", 100)
     applied = hubplugin_qdrant.apply(shops.plain, "photos", shops.bank, **(shops.settings() | {"force": False}))
     assert applied.neutral["acme"] == "it would not help"
@@ -209,7 +209,7 @@ def test_an_unfiltered_search_ranks_all_tenants_together(shops):
 
 def test_the_command_line_fits_within_groups(shops, tmp_path, capsys, monkeypatch):
     np.save(tmp_path / "bank.npy", Photos.bank)
-    monkeypatch.setattr("hubplugin.store.open_store", lambda url: QdrantStore(shops.plain, "photos"))
+    monkeypatch.setattr("hubplugin.registry.open_store", lambda url: QdrantStore(shops.plain, "photos"))
     given = ["--queries", str(tmp_path / "bank.npy"), "--method", "nnn", "--force", "--group-by", "shop.tenant"]
     app(["apply", "qdrant://host/photos", *given], standalone_mode=False)
     assert "within each 'shop.tenant', 3 of them corrected" in capsys.readouterr().out

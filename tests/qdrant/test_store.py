@@ -17,7 +17,7 @@ from tenacity import wait_none
 import hubplugin
 import hubplugin_qdrant
 from hubplugin import InputError, StoreError
-from hubplugin.store import open_store
+from hubplugin.registry import open_store
 from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient, QdrantStore
 from hubplugin_qdrant.manifest import Manifest
 from tests.qdrant.conftest import DIM, Photos, clustered
@@ -234,8 +234,8 @@ def test_what_a_run_on_another_vector_has_left_half_written_is_taken_out():
 KILLED = """
 import os, signal, sys
 import hubplugin_qdrant.store, torch
-from hubplugin import correction
-from hubplugin.store import open_store
+from hubplugin.jobs import correction
+from hubplugin.registry import open_store
 
 hubplugin_qdrant.store.BATCH = 8
 url, bank, *moments = sys.argv[1:]

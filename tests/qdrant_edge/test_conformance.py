@@ -9,7 +9,7 @@ import pytest
 edge = pytest.importorskip("qdrant_edge", reason="pip install 'hubplugin[edge]' to test Qdrant Edge")
 
 from hubplugin import Metric  # noqa: E402
-from hubplugin.store import open_store  # noqa: E402
+from hubplugin.registry import open_store  # noqa: E402
 from hubplugin.testing import StoreConformance  # noqa: E402
 from hubplugin_qdrant.edge import EdgeStore  # noqa: E402
 

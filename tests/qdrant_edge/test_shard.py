@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import hubplugin
-from hubplugin.correction import apply, inspect
-from hubplugin.store import open_store
+from hubplugin.jobs.correction import apply, inspect
+from hubplugin.registry import open_store
 
 edge = pytest.importorskip("qdrant_edge", reason="pip install 'hubplugin[edge]' to test Qdrant Edge")
 
@@ -151,7 +151,7 @@ def test_a_url_that_leads_nowhere_says_what_there_is(shard, tmp_path, url, said)
 
 
 def test_a_shard_that_another_process_holds_is_one_line(shard, tmp_path):
-    program = "import sys; from hubplugin.store import open_store; open_store(sys.argv[1])"
+    program = "import sys; from hubplugin.registry import open_store; open_store(sys.argv[1])"
     ran = subprocess.run(
         [sys.executable, "-c", program, f"qdrant-edge:{tmp_path / 'shard'}?using=image"], capture_output=True, text=True
     )

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import hubplugin
-from hubplugin import correction
-from hubplugin.store import Store, open_store
+from hubplugin.jobs import correction
+from hubplugin.registry import open_store
+from hubplugin.store import Store
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,8 @@ import pytest
 from typer.main import get_command
 
 from hubplugin import __version__
-from hubplugin.cli import app, as_typed, main
+from hubplugin.cli import app, main
+from hubplugin.cli.wording import as_typed
 from hubplugin.errors import Parameter
 
 COMMAND = Path(sys.executable).with_name("hubplugin")
@@ -108,7 +109,7 @@ def test_a_warning_is_a_line_of_the_product_without_a_path(made, photos, monkeyp
         warnings.warn("recall fell;\nsearch further", stacklevel=1)
         logging.getLogger("hubplugin_qdrant").warning("no index on %s", "the offsets")
 
-    monkeypatch.setattr("hubplugin.correction.inspect", warns)
+    monkeypatch.setattr("hubplugin.jobs.correction.inspect", warns)
     monkeypatch.setattr("sys.argv", ["hubplugin", "inspect", f"faiss:{photos}"])
     monkeypatch.setattr(logging.root, "handlers", [])
     said = StringIO()

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 import hubplugin
-from hubplugin.demo import run, shortened
-from hubplugin.evaluation.hubness import k_occurrence, skewness
+from hubplugin.cli.demo import run, shortened
+from hubplugin.measures.hubness import k_occurrence, skewness
 
 
 @pytest.fixture(scope="module")

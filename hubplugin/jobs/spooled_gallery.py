@@ -26,7 +26,7 @@ class Members(Vectors):
             yield self._gallery.take(self._numbers[first : first + size])
 
 
-class Gallery:
+class SpooledGallery:
     """The `vectors` of a store, and, of a shared one, the batches they came in: so a fit reads them as often as it
     needs, and they are written without another scan."""
 

@@ -11,19 +11,9 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-import hubplugin
+from hubplugin._version import __version__
+from hubplugin.cli.wording import LogLines, as_typed, say, warn
 from hubplugin.errors import HubpluginError, InputError, Parameter
-
-OF_A_URL = ("metric", "storage", "using")
-
-
-def as_typed(parameter: Parameter, command: Any) -> str:
-    """`parameter` as it is typed behind `command`: an option, or a part of the URL."""
-    options = {option.name: option.opts[0] for option in command.params}
-    name, value = parameter.name, parameter.value
-    if name in options:
-        return options[name] if value is None or value is True else f"{options[name]} {value}"
-    return f"?{name}={value or 'NAME'}" if name in OF_A_URL else str(parameter)
 
 
 class Commands(TyperGroup):
@@ -31,28 +21,13 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_: _warn(str(message))
+            warnings.showwarning = lambda message, *_: warn(str(message))
             try:
                 return super().invoke(ctx)
             except HubpluginError as error:
                 command = self.commands[str(ctx.invoked_subcommand)]
-                _say(error.worded(lambda parameter: as_typed(parameter, command)))
+                say(error.worded(lambda parameter: as_typed(parameter, command)))
                 raise typer.Exit(1) from None
-
-
-class _Lines(logging.Handler):
-    """What is logged, as warnings are printed."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        _warn(record.getMessage())
-
-
-def _say(text: str) -> None:
-    typer.echo(f"hubplugin: {text}", err=True)
-
-
-def _warn(text: str) -> None:
-    _say(f"warning: {' '.join(text.split())}")
 
 
 app = typer.Typer(
@@ -88,7 +63,7 @@ Memory = Annotated[str, typer.Option(help="Bounds the similarities held at one t
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"hubplugin {hubplugin.__version__}")
+        typer.echo(f"hubplugin {__version__}")
         raise typer.Exit
 
 
@@ -118,12 +93,12 @@ def apply(
 ) -> None:
     """Fit, check, write, activate; resumes where it was cut off."""
     from hubplugin.progress import bars
-    from hubplugin.store import open_store
+    from hubplugin.registry import open_store
 
     bank, second = _bank(queries, "query bank"), _bank(target_bank, "target bank")
     opened = open_store(store)
 
-    from hubplugin.correction import apply
+    from hubplugin.jobs.correction import apply
 
     parameters = _parameters(method, settings)
     with bars() as progress:
@@ -146,12 +121,12 @@ def diagnose(
 ) -> None:
     """Is there hubness, who are the hubs, would a correction help? Changes nothing."""
     from hubplugin.progress import bars
-    from hubplugin.store import open_store
+    from hubplugin.registry import open_store
 
     bank, second = _bank(queries, "query bank"), _bank(target_bank, "target bank")
     opened = open_store(store)
 
-    from hubplugin.diagnosis import diagnose
+    from hubplugin.jobs.diagnosis import diagnose
 
     with bars() as progress:
         found = diagnose(opened, bank, second, pairs=pairs, device=device, memory=memory, progress=progress)
@@ -162,11 +137,11 @@ def diagnose(
 def refresh(store: StoreUrl, device: Device = "auto", memory: Memory = "1GiB") -> None:
     """Write only the offsets that are missing or outdated."""
     from hubplugin.progress import bars
-    from hubplugin.store import open_store
+    from hubplugin.registry import open_store
 
     opened = open_store(store)
 
-    from hubplugin.correction import refresh
+    from hubplugin.jobs.correction import refresh
 
     with bars() as progress:
         applied = refresh(opened, device=device, memory=memory, progress=progress)
@@ -177,7 +152,7 @@ def refresh(store: StoreUrl, device: Device = "auto", memory: Memory = "1GiB") -
 def remove(store: StoreUrl) -> None:
     """Take the correction out; the store is as if it had never been there."""
     from hubplugin.progress import bars
-    from hubplugin.store import open_store
+    from hubplugin.registry import open_store
 
     opened = open_store(store)
     found = opened.correction()
@@ -190,11 +165,11 @@ def remove(store: StoreUrl) -> None:
 def inspect(store: StoreUrl, device: Device = "auto", memory: Memory = "1GiB") -> None:
     """Say what correction lies in the store, and whether it is whole."""
     from hubplugin.progress import bars
-    from hubplugin.store import open_store
+    from hubplugin.registry import open_store
 
     opened = open_store(store)
 
-    from hubplugin.correction import inspect
+    from hubplugin.jobs.correction import inspect
 
     with bars() as progress:
         found = inspect(opened, device=device, memory=memory, progress=progress)
@@ -274,7 +249,7 @@ def demo(
     folder: Annotated[Path, typer.Option(help="Where the index and the collection are built.")] = Path(".demo"),
 ) -> None:
     """Correct an index and a shard of the data that comes with hubplugin, and show the gain."""
-    from hubplugin.demo import run
+    from hubplugin.cli.demo import run
 
     run(folder)
 
@@ -305,5 +280,5 @@ def _parameters(method: str, settings: list[str] | None) -> dict[str, Any]:
 
 def main() -> None:
     """Runs the command line; an error of hubplugin's is one line on stderr and exit status 1."""
-    logging.basicConfig(level=logging.WARNING, handlers=[_Lines()])
+    logging.basicConfig(level=logging.WARNING, handlers=[LogLines()])
     app()

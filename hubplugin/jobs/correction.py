@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 
 from hubplugin.errors import InputError, Parameter, StoreError
-from hubplugin.evaluation.hubness import skewness_by_chance, skewness_of_finds
 from hubplugin.experiment import OCCURRENCE
 from hubplugin.fitting import fit
-from hubplugin.gallery import Gallery
-from hubplugin.groups import fit_within
+from hubplugin.jobs.groups import fit_within
+from hubplugin.jobs.spooled_gallery import SpooledGallery
+from hubplugin.jobs.unjudged import Unjudged, offsets_of_all
+from hubplugin.measures.hubness import skewness_by_chance, skewness_of_finds
 from hubplugin.methods import FitInput, asked_for, configure
 from hubplugin.metric import Metric
 from hubplugin.model import GroupedModel, OffsetModel, Value, warn_if_swapped
 from hubplugin.reductions import Compute
 from hubplugin.store import Batch, Correction, Store
 from hubplugin.tuning import Judgement, Pairs, check, check_bank, choose
-from hubplugin.unjudged import Unjudged, offsets_of_all
 from hubplugin.vectors import Progress, VectorLike, as_vectors
 
 CLOSING_PASSES = 3
@@ -178,7 +178,7 @@ def apply(
         and _key(cut_off.model) == group_by
     ):
         return write(store, cut_off.model, **computing)
-    gallery = Gallery(store, progress, grouped=group_by is not None)
+    gallery = SpooledGallery(store, progress, grouped=group_by is not None)
     neutral: dict[Value, str] = {}
     judgement = None
     if group_by is None:
@@ -227,7 +227,7 @@ def write(
     warn_if_swapped(model, store.count())
     gallery = None
     if model.gallery is None:
-        gallery = Gallery(store, progress)
+        gallery = SpooledGallery(store, progress)
         model = model.centred_on(gallery.vectors, device=device, memory=memory, progress=progress)
     return _write(store, model, gallery, device, memory, progress)
 
@@ -235,7 +235,7 @@ def write(
 def _write(
     store: Store,
     model: OffsetModel,
-    gallery: Gallery | None,
+    gallery: SpooledGallery | None,
     device: str,
     memory: int | str,
     progress: Progress | None,

@@ -1,34 +1,20 @@
-"""Corrections that depend on the query, which no stored offset can express: they re-rank a list of candidates.
-
-A rule is fitted once. Whatever it must know of a target when a query comes is what `keep` gives for it, and that
-is one number or a bit, so that any store can hold it beside the vector:
-
-    dis             the offset that the target has already, and one bit
-    dualdis         the same for each of its two banks: a part of the offset, and one bit
-    dsl             one number
-    gc              nothing: it reads the candidates' own vectors
-
-New targets get theirs from `keep` without a refit, as they get their offsets.
-"""
+"""Fitted rules: what each keeps of a target, and how it scores the candidates of a query."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
 from hubplugin import reductions
 from hubplugin.errors import InputError
-from hubplugin.methods import FitInput, configured
-from hubplugin.methods.inverted_softmax import DualInvertedSoftmax, InvertedSoftmax
 from hubplugin.metric import Metric
 from hubplugin.model import LogSumExp, OffsetModel
-from hubplugin.reductions import Compute, Similarities
-from hubplugin.vectors import Progress, VectorLike, as_vectors
+from hubplugin.reductions import Similarities
+from hubplugin.vectors import VectorLike, as_vectors
 
 NO_SIMILARITY = 1e-7
 """What `DualDynamic` takes for a similarity that is not positive: the float32 rounding of 1."""
@@ -191,14 +177,6 @@ class DualSoftmax(Rule):
         return scores
 
 
-def dual_softmax(similarities: np.ndarray, temperature: float) -> np.ndarray:
-    """s * softmax of T s over the queries: dual softmax where a whole batch of queries is at hand, which rank-equals
-    the published row softmax of it (Sinkhorn paper section 3). `similarities` [q, n] -> [q, n]."""
-    own = temperature * np.asarray(similarities, np.float64)
-    scores: np.ndarray = similarities * np.exp(own - np.logaddexp.reduce(own, axis=0))
-    return scores
-
-
 @dataclass(frozen=True)
 class GloballyCorrected(Rule):
     """s(q, t) - (how many of s(b_1, t) ... s(b_m, t) are larger than s(q, t)): QB-Norm section 3.4 (`gc`)."""
@@ -221,112 +199,3 @@ class GloballyCorrected(Rule):
         larger = reductions.count_larger(self.bank, as_vectors(kept, "candidates"), similarities)
         scores: np.ndarray = similarities - larger
         return scores
-
-
-class QueryMethod(BaseModel, ABC):
-    """Parameters of a correction that depends on the query."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    name: ClassVar[str]
-
-    @abstractmethod
-    def rule(self, given: FitInput) -> Rule:
-        """The fitted rule."""
-
-
-class DynamicInvertedSoftmax(QueryMethod):
-    """`is` where the query's raw nearest target is among the k nearest of a bank query, no correction elsewhere.
-
-    QB-Norm eq. 2; k = 1 as there, tau as in `is`. A bank that knows only a part of the gallery leaves the searches
-    of the rest as they are.
-    """
-
-    name: ClassVar[str] = "dis"
-    tau: float = Field(0.05, gt=0)
-    k: int = Field(1, ge=1)
-
-    def rule(self, given: FitInput) -> Rule:
-        targets, compute = given.require_targets(self.name), given.compute
-        model = InvertedSoftmax(tau=self.tau).fit(given)
-        return Dynamic(model.with_activation(targets, self.k, device=compute.device, memory=compute.memory))
-
-
-class DualDynamicInvertedSoftmax(QueryMethod):
-    """`dualis`, of which the part of a bank applies where the query's raw nearest target is among the k nearest of a
-    member of that bank. See `DualDynamic`.
-
-    NNN appendix A1; k = 1 as in QB-Norm, temperatures as in `dualis`.
-    """
-
-    name: ClassVar[str] = "dualdis"
-    tau_query: float = Field(0.05, gt=0)
-    tau_target: float = Field(0.5, gt=0)
-    k: int = Field(1, ge=1)
-
-    def rule(self, given: FitInput) -> Rule:
-        targets, compute = given.require_targets(self.name), given.compute
-        model = DualInvertedSoftmax(tau_query=self.tau_query, tau_target=self.tau_target).model(given)
-        options: dict[str, Any] = {"device": compute.device, "memory": compute.memory}
-        of_queries, of_targets = (
-            replace(model, terms=(term,)).centred_on(targets, **options).with_activation(targets, self.k, **options)
-            for term in model.terms
-        )
-        return DualDynamic((of_queries, of_targets))
-
-
-class SingleQueryDualSoftmax(QueryMethod):
-    """See `DualSoftmax`. temperature T is an inverse one; 20 is the tau of 0.05 that the other defaults have."""
-
-    name: ClassVar[str] = "dsl"
-    temperature: float = Field(20.0, gt=0)
-
-    def rule(self, given: FitInput) -> Rule:
-        return DualSoftmax(_bank(given), self.temperature)
-
-
-class GlobalCorrection(QueryMethod):
-    """See `GloballyCorrected`. It has no parameters."""
-
-    name: ClassVar[str] = "gc"
-
-    def rule(self, given: FitInput) -> Rule:
-        return GloballyCorrected(_bank(given))
-
-
-def _bank(given: FitInput) -> Similarities:
-    return Similarities(given.query_bank, given.metric, given.compute)
-
-
-QUERY_METHODS: dict[str, type[QueryMethod]] = {
-    method.name: method
-    for method in (
-        DynamicInvertedSoftmax,
-        DualDynamicInvertedSoftmax,
-        SingleQueryDualSoftmax,
-        GlobalCorrection,
-    )
-}
-
-
-def fit_rule(
-    query_bank: VectorLike,
-    method: str,
-    targets: VectorLike | None = None,
-    target_bank: VectorLike | None = None,
-    metric: Metric | str = "cosine",
-    device: str = "auto",
-    memory: int | str = "1GiB",
-    progress: Progress | None = None,
-    **parameters: Any,
-) -> Rule:
-    """Fits a correction that depends on the query; arguments as in `hubplugin.fit`.
-
-    method: dis | dualdis | dsl | gc; `QUERY_METHODS` has each one's parameters, equation and defaults.
-    targets: the gallery [n, d]; needed by dis and dualdis. target_bank: [p, d]; needed by dualdis.
-
-    Raises InputError, one line, for anything that cannot be used as given.
-    """
-    configuration = configured(QUERY_METHODS, method, parameters, fit_rule)
-    compute = Compute(device, memory, progress)
-    return configuration.rule(FitInput.read(query_bank, targets, target_bank, Metric.parse(metric), compute))

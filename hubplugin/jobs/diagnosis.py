@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hubplugin.errors import InputError
-from hubplugin.evaluation.hubness import Hubness, hubs, k_occurrence, skewness_by_chance
 from hubplugin.experiment import OCCURRENCE
+from hubplugin.measures.hubness import Hubness, hubs, k_occurrence, skewness_by_chance
 from hubplugin.methods import FitInput
 from hubplugin.metric import Metric
 from hubplugin.reductions import Compute

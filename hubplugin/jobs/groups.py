@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from hubplugin.errors import CorrectionRefused
-from hubplugin.gallery import Members
+from hubplugin.jobs.spooled_gallery import Members
 from hubplugin.methods import FitInput, Method
 from hubplugin.model import GalleryStatistics, Group, GroupedModel, LogSumExp, Term, Value
 from hubplugin.tuning import Pairs, check

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from hubplugin.evaluation.hubness import k_occurrence
+from hubplugin.measures.hubness import k_occurrence
 
 RESAMPLES = 1000
 LEVEL = 0.95

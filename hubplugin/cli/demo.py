@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from hubplugin.correction import apply
 from hubplugin.errors import HubpluginError
-from hubplugin.evaluation.hubness import k_occurrence, skewness
-from hubplugin.fitting import fit
+from hubplugin.jobs.correction import apply
+from hubplugin.measures.hubness import k_occurrence, skewness
 from hubplugin.progress import bars
+from hubplugin.registry import open_store
+from hubplugin.store import Store
 from hubplugin.vectors import Progress
 
 K = 10
@@ -51,9 +52,10 @@ class Run:
 
 
 def example_data() -> ExampleData:
-    """The set that comes with hubplugin: in the wheel beside this file, in a checkout under examples/data."""
-    here = Path(__file__).parent
-    folder = next((path for path in (here / "data", here.parent / "examples" / "data") if path.is_dir()), None)
+    """The set that comes with hubplugin: in the wheel inside the package, in a checkout under examples/data."""
+    package = Path(__file__).parent.parent
+    places = (package / "data", package.parent / "examples" / "data")
+    folder = next((path for path in places if path.is_dir()), None)
     if folder is None:
         raise HubpluginError("the example data is missing from this installation; install hubplugin again")
     arrays = {path.stem: np.load(path).astype(np.float32) for path in folder.glob("*.npy")}
@@ -69,72 +71,33 @@ def run(folder: Path, console: Console | None = None) -> dict[str, tuple[Run, Ru
     Returns, for each store, the raw and the corrected run. Raises HubpluginError if faiss-cpu or qdrant-edge-py
     is missing, or if `folder` holds anything but an earlier demo.
     """
-    try:
-        import faiss
-        import qdrant_edge
-
-        import hubplugin_faiss
-        from hubplugin_qdrant.edge import EdgeStore
-    except ModuleNotFoundError as error:
-        raise HubpluginError(f"the demo needs both stores ({error}): pip install 'hubplugin[all]'") from None
-
     console, started = console or Console(), time.perf_counter()
-    data, index_file = example_data(), folder / "functions.faiss"
+    for package in ("faiss", "qdrant_edge"):
+        if find_spec(package) is None:
+            raise HubpluginError(f"the demo needs both stores ({package} is missing): pip install 'hubplugin[all]'")
     clear(folder)
+    data = example_data()
     console.print(
         f"{len(data.names):,} functions of the Python standard library, each searched for with its docstring. "
         f"A bank of {len(data.bank_queries):,} other docstrings will tell which functions are hubs.\n"
     )
+    build_index(folder / "functions.faiss", data)
+    build_shard(folder / "qdrant", data)
+    urls = {"Faiss": f"faiss:{folder}/functions.faiss", "Qdrant": f"qdrant-edge:{folder}/qdrant"}
+    stores = {name: open_store(url) for name, url in urls.items()}
 
     with bars(console) as progress:
-        index: Any = faiss.IndexFlatIP(data.test_targets.shape[1])
-        index.add(data.test_targets)
-        faiss.write_index(index, str(index_file))
-
-        # The real engine, in this process. Below the default thresholds it would build no graph for so few vectors.
-        size, path = data.test_targets.shape[1], folder / "qdrant"
-        path.mkdir()
-        configuration = qdrant_edge.EdgeConfig(
-            qdrant_edge.EdgeVectorParams(size, qdrant_edge.Distance.Cosine),
-            hnsw_config=qdrant_edge.HnswIndexConfig(m=16, ef_construct=100, full_scan_threshold=100),
-            optimizers=qdrant_edge.EdgeOptimizersConfig(indexing_threshold=100),
-        )
-        shard = qdrant_edge.EdgeShard.create(str(path), configuration)
-        points = [
-            qdrant_edge.Point(row, vector.tolist(), {"name": name})
-            for row, (vector, name) in enumerate(zip(data.test_targets, data.names, strict=True))
-        ]
-        shard.update(qdrant_edge.UpdateOperation.upsert_points(points))
-        shard.optimize()
-        store = EdgeStore(shard, path)
-
-        def in_faiss(query: np.ndarray) -> list[int]:
-            return list(index.search(query[None], K)[1][0])
-
-        def in_qdrant(query: np.ndarray) -> list[int]:
-            return [int(point.id) for point in store.query(query, K)]
-
-        raw = {
-            "Faiss": search_all(in_faiss, data, "searching the raw Faiss index", progress),
-            "Qdrant": search_all(in_qdrant, data, "searching the raw Qdrant shard", progress),
-        }
+        raw = {name: search_all(store, data, f"searching raw {name}", progress) for name, store in stores.items()}
     console.print(hub_table(raw["Faiss"], data))
-
     with bars(console) as progress:
-        queries, targets = data.bank_queries, data.bank_targets
-        model = fit(queries, targets=data.test_targets, target_bank=targets, progress=progress)
-        hubplugin_faiss.upgrade_file(index_file, model)
-        index = faiss.read_index(str(index_file))
-
-        apply(store, queries, method="dbsn", target_bank=targets, progress=progress)
-
+        for name, store in stores.items():
+            console.print(f"Correcting {name} ...")
+            applied = apply(store, data.bank_queries, target_bank=data.bank_targets, progress=progress)
         corrected = {
-            "Faiss": search_all(in_faiss, data, "searching the corrected Faiss index", progress),
-            "Qdrant": search_all(in_qdrant, data, "searching the corrected Qdrant shard", progress),
+            name: search_all(store, data, f"searching corrected {name}", progress) for name, store in stores.items()
         }
-        shard.close()
 
-    runs = {name: (raw[name], corrected[name]) for name in raw}
+    runs = {name: (raw[name], corrected[name]) for name in stores}
     console.print(gain_table(runs))
     for query in captured_queries(*runs["Faiss"]):
         console.print(answer_table(query, data, runs))
@@ -144,10 +107,40 @@ def run(folder: Path, console: Console | None = None) -> dict[str, tuple[Run, Ru
         console.print(
             f"{name}: of {len(data.texts):,} queries, {won} won the first place for their function, {lost} lost it."
         )
-    console.print(f"\nFitted: {model}\n{time.perf_counter() - started:.0f} seconds. Look at the stores with")
-    console.print(f"  hubplugin inspect faiss:{index_file}", soft_wrap=True)
-    console.print(f"  hubplugin inspect qdrant-edge:{folder}/qdrant", soft_wrap=True)
+    console.print(f"\nFitted: {applied.model}\n{time.perf_counter() - started:.0f} seconds. Look at the stores with")
+    for url in urls.values():
+        console.print(f"  hubplugin inspect {url}", soft_wrap=True)
     return runs
+
+
+def build_index(file: Path, data: ExampleData) -> None:
+    """A Faiss index of the functions, as any program would write it."""
+    import faiss
+
+    index: Any = faiss.IndexFlatIP(data.test_targets.shape[1])
+    index.add(data.test_targets)
+    faiss.write_index(index, str(file))
+
+
+def build_shard(path: Path, data: ExampleData) -> None:
+    """A Qdrant shard of the functions: the real engine, in this process."""
+    import qdrant_edge
+
+    path.mkdir()
+    configuration = qdrant_edge.EdgeConfig(
+        qdrant_edge.EdgeVectorParams(data.test_targets.shape[1], qdrant_edge.Distance.Cosine),
+        # Below the default thresholds it would build no graph for so few vectors.
+        hnsw_config=qdrant_edge.HnswIndexConfig(m=16, ef_construct=100, full_scan_threshold=100),
+        optimizers=qdrant_edge.EdgeOptimizersConfig(indexing_threshold=100),
+    )
+    shard = qdrant_edge.EdgeShard.create(str(path), configuration)
+    points = [
+        qdrant_edge.Point(row, vector.tolist(), {"name": name})
+        for row, (vector, name) in enumerate(zip(data.test_targets, data.names, strict=True))
+    ]
+    shard.update(qdrant_edge.UpdateOperation.upsert_points(points))
+    shard.optimize()
+    shard.close()
 
 
 def clear(folder: Path) -> None:
@@ -165,12 +158,12 @@ def clear(folder: Path) -> None:
         raise HubpluginError(f"folder {str(folder)!r} cannot be made: {error.strerror}; name another one") from None
 
 
-def search_all(search: Callable[[np.ndarray], list[int]], data: ExampleData, what: str, progress: Progress) -> Run:
-    """Every test query through `search`, one at a time, as an application would."""
+def search_all(store: Store, data: ExampleData, what: str, progress: Progress) -> Run:
+    """Every test query through the store's own search, one at a time, as an application would."""
     hits = np.empty((len(data.test_queries), K), np.int64)
     started = time.perf_counter()
     for row, query in enumerate(data.test_queries):
-        hits[row] = search(query)
+        hits[row] = store.search(query[None], K).ids[0]
         progress(what, row + 1, len(hits))
     return Run(hits, 1000 * (time.perf_counter() - started) / len(hits))
 

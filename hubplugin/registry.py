@@ -1,0 +1,82 @@
+"""How an adapter is found: by an entry point in the group `hubplugin.adapters`.
+
+The entry point's name is the URL scheme, and its value is a function from a URL to a `hubplugin.store.Store`:
+
+    [project.entry-points."hubplugin.adapters"]
+    mystore = "my_package:open_url"
+
+The built-in adapters come through the same door.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection
+from difflib import get_close_matches
+from importlib.metadata import EntryPoint, entry_points
+from typing import cast
+from urllib.parse import urlsplit
+
+from hubplugin.errors import HubpluginError, StoreError
+from hubplugin.store import Store
+
+GROUP = "hubplugin.adapters"
+
+
+def adapters() -> dict[str, EntryPoint]:
+    """The installed adapters by URL scheme."""
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+SERVERS = {"http": "qdrant", "https": "qdrant+https"}
+"""The scheme of a store behind the address that people copy from a browser or from the arguments of its client."""
+
+
+def _meant(url: str, known: Collection[str]) -> str | None:
+    """The store URL that was probably meant by `url`, without what may be a secret in it."""
+    bare = re.match(r"[\w.-]+:633[34](/|$)", url)
+    try:
+        parts = urlsplit(f"http://{url}" if bare else url)
+        port = {None: "", 6334: ":6333"}.get(parts.port, f":{parts.port}")  # 6334 is that of gRPC
+    except ValueError:
+        return None
+    scheme = SERVERS.get(parts.scheme)
+    if scheme in known and parts.hostname:
+        names = [
+            name for name in (parts.fragment or parts.path).split("/") if name not in ("", "collections", "dashboard")
+        ]
+        return f"{scheme}://{parts.hostname}{port}/{'/'.join(names) or 'COLLECTION'}"
+    near = get_close_matches(url.partition(":")[0], known, n=1, cutoff=0.75)
+    return f"{near[0]}:..." if near else None
+
+
+def open_store(url: str) -> Store:
+    """The store behind a URL such as `faiss:photos.faiss` or `qdrant://localhost:6333/photos`.
+
+    Raises StoreError if no installed adapter knows the scheme, or its packages are missing.
+    """
+    scheme, colon, _ = url.partition(":")
+    known = adapters()
+    if not colon or scheme not in known:
+        schemes = ", ".join(f"{name}:..." for name in sorted(known)) or "none installed"
+        given = f"{scheme}:..." if colon else url  # what stands behind it may hold a password
+        if os.path.isfile(url):
+            suffix = url.rpartition(".")[2]
+            store = suffix if suffix in known else "SCHEME"
+            raise StoreError(f"{url!r} is a file, and a store is named by a URL: {store}:{url}; known: {schemes}")
+        meant = _meant(url, known)
+        hint = f"; did you mean {meant}?" if meant else ""
+        raise StoreError(f"{given!r} is no store URL that an installed adapter knows; known: {schemes}{hint}")
+    try:
+        opener = cast(Callable[[str], Store], known[scheme].load())
+    except HubpluginError:
+        raise
+    except ModuleNotFoundError as error:
+        raise StoreError(f"{scheme}: needs a package that is missing ({error}); pip install 'hubplugin[all]'") from None
+    try:
+        return opener(url)
+    except HubpluginError:
+        raise
+    except ValueError as error:
+        raise StoreError(f"{scheme}:... is no URL: {error}") from None
