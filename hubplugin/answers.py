@@ -7,12 +7,9 @@ answer is another target than the nearest, leaving out each target's largest ent
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 
-from hubplugin.reductions import LeftOut, Similarities, Survey, nearest, survey
+from hubplugin.reductions import Similarities, Survey, survey
 from hubplugin.vectors import Vectors
 
 SURVEYED = 512
@@ -20,36 +17,6 @@ SURVEYED = 512
 
 SPACINGS = 10
 """Gaps between neighbours in a query's list that the spacing ratio reads: the first, and those it is compared with."""
-
-SMALLEST = 20
-"""Bank queries, and targets, below which nothing is left out: too little would remain."""
-
-
-@dataclass(frozen=True)
-class Answers:
-    """The answers of a bank in a gallery, as far as similarity tells them.
-
-    levels: [m], the similarity of each bank query's nearest target, of gallery and target bank: what reaches it counts
-    as an answer, also a target that comes later. weights: [m], 1 over the number of bank queries with the same
-    nearest target, so that what was asked for in many wordings counts once.
-    """
-
-    levels: np.ndarray
-    weights: np.ndarray
-
-    @property
-    def left_out(self) -> LeftOut:
-        return LeftOut(self.levels)
-
-
-def find_answers(similarities: Similarities, columns: Sequence[Vectors]) -> Answers | None:
-    """The answers of the bank of `similarities` among the targets of all `columns`, in one pass; None where bank or
-    targets are too few."""
-    if min(similarities.m, sum(part.rows for part in columns)) < SMALLEST:
-        return None
-    levels, rows = nearest(similarities, columns)
-    _, place, count = np.unique(rows, return_inverse=True, return_counts=True)
-    return Answers(levels, 1.0 / count[place.reshape(-1)])
 
 
 def look(similarities: Similarities, targets: Vectors) -> Survey:

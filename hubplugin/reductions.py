@@ -21,7 +21,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from hubplugin.errors import InputError, Parameter
 from hubplugin.metric import Metric, normalise
-from hubplugin.vectors import BLOCK_ROWS, Progress, Vectors
+from hubplugin.vectors import BLOCK_ROWS, Progress, Vectors, as_vectors
 
 CACHE_BYTES = 8 << 20
 """On a CPU a tile is at most this large, so that the reductions find it in cache. Measured: within 5 %
@@ -121,9 +121,14 @@ def prepared(vectors: Vectors, metric: Metric) -> np.ndarray:
 
 def sampled(vectors: Vectors, count: int, metric: Metric, rng: np.random.Generator) -> np.ndarray:
     """At most `count` rows at random, in order, prepared: float32 [min(count, n), d]."""
-    wanted, parts, start = np.sort(rng.permutation(vectors.rows)[:count]), [], 0
+    return taken(vectors, np.sort(rng.permutation(vectors.rows)[:count]), metric)
+
+
+def taken(vectors: Vectors, rows: np.ndarray, metric: Metric) -> np.ndarray:
+    """The given rows, prepared: float32 [len(rows), d]. `rows` are ascending."""
+    parts, start = [], 0
     for block in prepared_blocks(vectors, metric):
-        inside = wanted[(wanted >= start) & (wanted < start + len(block))]
+        inside = rows[(rows >= start) & (rows < start + len(block))]
         parts.append(block[inside - start])
         start += len(block)
     return np.concatenate(parts)
@@ -148,6 +153,29 @@ class LeftOut:
 
     levels: np.ndarray
     largest: bool = True
+
+
+SMALLEST_LOG = 20
+"""Bank queries, and targets, below which nothing is left out: too little would remain."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers of a bank in a gallery, as far as similarity tells them.
+
+    levels: [m], the similarity of each bank query's nearest target, of gallery and target bank: what reaches it counts
+    as an answer, also a target that comes later. weights: [m], 1 over the number of bank queries with the same
+    nearest target, so that what was asked for in many wordings counts once.
+    """
+
+    levels: np.ndarray
+    weights: np.ndarray
+
+    @classmethod
+    def of(cls, levels: np.ndarray, rows: np.ndarray) -> Answers:
+        """From each query's largest similarity and the number of its target: float64 [m] and int64 [m]."""
+        _, place, count = np.unique(rows, return_inverse=True, return_counts=True)
+        return cls(levels, 1.0 / count[place.reshape(-1)])
 
 
 @dataclass(frozen=True)
@@ -317,7 +345,11 @@ def _leave_out(tile: Tile, left_out: LeftOut, scale: float) -> None:
     answers &= (count <= MOST_ANSWERS * tile.s.shape[1])[:, None]
     tile.s.masked_fill_(answers, -math.inf)
     if left_out.largest:
-        tile.s.scatter_(1, tile.s.argmax(dim=1, keepdim=True), -math.inf)
+        _leave_largest_out(tile)
+
+
+def _leave_largest_out(tile: Tile) -> None:
+    tile.s.scatter_(1, tile.s.argmax(dim=1, keepdim=True), -math.inf)
 
 
 def _squares(vectors: np.ndarray) -> np.ndarray:
@@ -458,20 +490,45 @@ def dot(similarities: Similarities, targets: Vectors, what: str = "similarity to
     return result
 
 
-def nearest(similarities: Similarities, columns: Sequence[Vectors]) -> tuple[np.ndarray, np.ndarray]:
-    """The largest s(b_u, t) over the targets of all `columns`, for every bank row, and its number, counted through
-    all columns: float64 [m] and int64 [m]."""
-    best = torch.full((similarities.m,), -math.inf, dtype=torch.float64)
-    rows, first = torch.zeros(similarities.m, dtype=torch.int64), 0
+class Nearest:
+    """The nearest target of every bank row among the tiles seen so far. similarity: float64 [m]; rows: int64 [m]."""
+
+    def __init__(self, m: int):
+        self._similarity = torch.full((m,), -math.inf, dtype=torch.float64)
+        self._rows = torch.zeros(m, dtype=torch.int64)
+
+    def see(self, tile: Tile, first: int, scale: float = 1.0) -> None:
+        """A tile of `scale` * s, whose targets are numbered from `first` + tile.start on."""
+        s = _with_own(tile)
+        highest = s.amax(dim=0).cpu().double() / scale
+        nearer = (highest > self._similarity).nonzero()[:, 0]  # ever fewer, so that their rows cost next to nothing
+        self._similarity[nearer] = highest[nearer]
+        self._rows[nearer] = first + tile.start + s[:, nearer.to(s.device)].argmax(dim=0).cpu()
+
+    @property
+    def rows(self) -> np.ndarray:
+        return self._rows.numpy()
+
+    @property
+    def answers(self) -> Answers:
+        return Answers.of(self._similarity.numpy(), self.rows)
+
+
+def find_answers(similarities: Similarities, columns: Sequence[Vectors]) -> Answers | None:
+    """The answers of the bank of `similarities` among the targets of all `columns`, in one pass; None where bank or
+    targets are too few."""
+    if not _may_be_log(similarities, columns):
+        return None
+    found, first = Nearest(similarities.m), 0
     for targets in columns:
         for tile in similarities.tiles(targets, "answers of the bank"):
-            s = _with_own(tile)
-            highest = s.amax(dim=0).cpu().double()
-            nearer = (highest > best).nonzero()[:, 0]  # ever fewer, so their rows cost next to nothing
-            best[nearer] = highest[nearer]
-            rows[nearer] = first + tile.start + s[:, nearer.to(s.device)].argmax(dim=0).cpu()
+            found.see(tile, first)
         first += targets.rows
-    return best.numpy(), rows.numpy()
+    return found.answers
+
+
+def _may_be_log(similarities: Similarities, columns: Sequence[Vectors]) -> bool:
+    return min(similarities.m, sum(part.rows for part in columns)) >= SMALLEST_LOG
 
 
 @dataclass(frozen=True)
@@ -498,8 +555,8 @@ def survey(similarities: Similarities, targets: Vectors, k: int) -> Survey:
 
 
 def _with_own(tile: Tile) -> torch.Tensor:
-    """s(b_u, t) of a tile, which is overwritten."""
-    return tile.s.add_(tile.own.to(tile.s.device, tile.s.dtype)[:, None]) if tile.own.any() else tile.s
+    """s(b_u, t) of a tile, in new memory where it differs from what the tile holds."""
+    return tile.s + tile.own.to(tile.s.device, tile.s.dtype)[:, None] if tile.own.any() else tile.s
 
 
 def kth_largest(similarities: Similarities, targets: Vectors, k: int) -> np.ndarray:
@@ -538,10 +595,13 @@ def count_larger(similarities: Similarities, targets: Vectors, levels: np.ndarra
 @dataclass(frozen=True)
 class Scaling:
     """What `sinkhorn` found. log_alpha: [m], float64. log_sums: LSE_u( s(b_u, t)/tau + log_alpha_u ) of the first
-    columns [n], float64, to 1e-4 where the exponentials were held; None where they were not."""
+    columns [n], float64, to 1e-4 where the exponentials were held; None where they were not. answers: what was left
+    out. k_means: the mean of the k largest s(b_u, t) of the first columns [n], float64, if asked for."""
 
     log_alpha: np.ndarray
     log_sums: np.ndarray | None
+    answers: Answers | None = None
+    k_means: np.ndarray | None = None
 
 
 def sinkhorn(
@@ -550,8 +610,8 @@ def sinkhorn(
     tau: float,
     iterations: int,
     masses: list[float] | None = None,
-    bank_weights: np.ndarray | None = None,
-    left_out: LeftOut | None = None,
+    answers: Answers | Literal["seek"] | None = None,
+    k: int | None = None,
 ) -> Scaling:
     """log alpha after `iterations` of Sinkhorn over the targets in `columns` taken together.
 
@@ -560,11 +620,13 @@ def sinkhorn(
         log alpha_u = log v_u - LSE_j( s(b_u, t_j)/tau + log beta_j )
         log beta_j  = log(w_j / n) - LSE_u( s(b_u, t_j)/tau + log alpha_u )
 
-    v is `bank_weights` [m] over their sum, the mass of each bank row, by default 1/m. w_j is the mass of the part t_j
-    is in, 1 by default: how many targets each of a sample stands for; n is their sum.
+    v is the mass of each bank row, 1/m, or in proportion to the weights of `answers`. w_j is the mass of the part t_j
+    is in, 1 by default: how many targets each of a sample stands for; n is their sum. What `answers` leaves out (in the
+    first of `columns`, the gallery, each target's largest, too) has no part in any sum; "seek" finds them in the first
+    pass. k: the first pass gives the mean of the k largest, too.
+
     The log beta that ends the last iteration reads only log alpha, so it is a weighted `log_sum_exp` over
-    any targets and is left to the caller. What is `left_out` (in the first of `columns`, the gallery, each target's
-    largest, too) has no part in any sum. One pass over the similarities is one iteration: a tile's
+    any targets and is left to the caller. One pass over the similarities is one iteration: a tile's
     exponentials e = exp(s/tau + log alpha) give its beta = w / (n sum_u e), and e @ beta is the same tile's
     share of the next log alpha. No row of that product can underflow: each log alpha gives every bank row a
     share of 1/m over n columns, so some target holds at least 1/(m n) of it beside a column total of at most 1.
@@ -573,16 +635,24 @@ def sinkhorn(
     """
     m, masses = similarities.m, masses or [1.0] * len(columns)
     n = sum(part.rows * mass for part, mass in zip(columns, masses, strict=True))
-    weights = np.ones(m) if bank_weights is None else bank_weights
+    kernel = _Kernel(similarities, columns, tau, k)
+    if answers == "seek":
+        if not _may_be_log(similarities, columns):
+            answers = None
+        elif kernel.serves_first_iteration:
+            answers = kernel.seek()
+        else:
+            answers = find_answers(similarities, columns)
+    kernel.answers = answers
+    weights = np.ones(m) if answers is None else answers.weights
     log_mass = torch.from_numpy(np.log(weights / weights.sum()))
-    kernel = _Kernel(similarities, columns, tau, left_out)
     if kernel.serves_first_iteration:
         total = _accumulator(similarities)
         for tile in kernel.tiles(torch.zeros(m, dtype=torch.float64), "Sinkhorn iteration 1"):
-            total += tile.exponentials.sum(dim=0).to(total) * masses[tile.part]
+            total += tile.row_sums().to(total) * masses[tile.part]
         log_sum = total.cpu().log()
     else:
-        log_sum = _log_sum_over_targets(similarities, columns, tau, masses, kernel.left_out)
+        log_sum = kernel.log_sum_over_targets(masses)
     log_alpha = _shares(log_mass - log_sum)
     for iteration in range(2, iterations + 1):
         total = _accumulator(similarities)
@@ -590,7 +660,7 @@ def sinkhorn(
             n_beta = masses[tile.part] / _product(torch.matmul, tile.exponentials, tile.weights)
             total += (_product(torch.matmul, n_beta, tile.exponentials) * tile.weights).to(total)
         log_alpha = _shares(log_alpha + log_mass - (total.cpu() / n).log())
-    return Scaling(log_alpha.numpy(), kernel.held_log_sums(log_alpha))
+    return Scaling(log_alpha.numpy(), kernel.held_log_sums(log_alpha), answers, kernel.k_means)
 
 
 def _shares(log_alpha: torch.Tensor) -> torch.Tensor:
@@ -611,6 +681,11 @@ class _Exponentials:
     weights: torch.Tensor
     log_scale: torch.Tensor
 
+    def row_sums(self) -> torch.Tensor:
+        """Their sum over the targets: [m]. At log alpha = 0 alone, where no value is too large."""
+        scale = self.log_scale.exp().to(self.exponentials)
+        return _product(torch.matmul, scale, self.exponentials) * self.weights
+
 
 class _Kernel:
     """exp( s(b_u, t_j)/tau + log alpha_u ), tile by tile.
@@ -618,14 +693,12 @@ class _Kernel:
     Where the memory budget has room for all of it, the tiles of one iteration serve the next ones too, with
     weights exp(change of log alpha); so an iteration costs two products with a vector instead of one with a matrix.
     They are held in float32 or, where that has no room and similarities are not large, in float16: see `HALF_PEAK`.
+
+    answers: the entries that are left out, once they are known. k_means: see `Scaling`, after the first product.
     """
 
-    def __init__(self, similarities: Similarities, columns: list[Vectors], tau: float, left_out: LeftOut | None = None):
+    def __init__(self, similarities: Similarities, columns: list[Vectors], tau: float, k: int | None):
         self._similarities, self._columns, self._tau = similarities, columns, tau
-        self.left_out = [
-            left_out if part == 0 or left_out is None else replace(left_out, largest=False)
-            for part in range(len(columns))
-        ]
         self._rows = sum(part.rows for part in columns)
         size, compute = self._rows * similarities.m, similarities.compute
         enough = min(self._rows, similarities.m) >= HALF_TERMS
@@ -633,6 +706,9 @@ class _Kernel:
         self._dtype = next((dtype for dtype in dtypes if size * dtype.itemsize <= compute.bytes()), None)
         self._held: list[_Exponentials] = []
         self._reference = torch.zeros(0)
+        self.answers: Answers | None = None
+        self._nearest: Nearest | None = None
+        self._k, self.k_means = k, None if k is None else np.empty(columns[0].rows)
 
     @property
     def serves_first_iteration(self) -> bool:
@@ -676,28 +752,104 @@ class _Kernel:
         change = log_alpha - self._reference
         return float(change.max() - change.min()) <= SAFE_DRIFT[self._held[0].exponentials.dtype]
 
+    def seek(self) -> Answers:
+        """The answers, found in a product that holds exponentials at log alpha = 0. Those of the targets that are an
+        answer are multiplied again, with what is then left out; of all others only the largest is, at once."""
+        self._nearest = Nearest(self._similarities.m)
+        for _ in self.tiles(torch.zeros(self._similarities.m, dtype=torch.float64), "answers of the bank"):
+            pass
+        found, self._nearest = self._nearest, None
+        self.answers = found.answers
+        if self._held:
+            self._multiply_again(np.unique(found.rows))
+        return self.answers
+
+    def _multiply_again(self, rows: np.ndarray) -> None:
+        """Overwrites what is held of some targets, numbered through all columns, ascending."""
+        assert self._room is not None
+        first = 0
+        for part, targets in enumerate(self._columns):
+            inside = rows[(rows >= first) & (rows < first + targets.rows)]
+            if inside.size:
+                some = as_vectors(taken(targets, inside - first, self._similarities.metric), targets.name)
+                for tile in self._scaled_tiles(part, some, "answers of the bank", None, inside - first):
+                    exponentials, log_scale = self._holdable(*_exponentials(tile), tile)
+                    places = torch.from_numpy(inside[tile.start : tile.stop])
+                    self._room[places.to(self._room.device)] = exponentials.to(self._room.dtype)
+                    self._log_scales[places] = log_scale
+            first += targets.rows
+
+    def log_sum_over_targets(self, masses: list[float]) -> torch.Tensor:
+        """LSE_j( s(b_u, t_j)/tau + log w_j ) for every bank row: float64 [m], carried from tile to tile with its
+        peak."""
+        total = _accumulator(self._similarities)
+        peak = torch.full_like(total, -math.inf)
+        for part, (targets, mass) in enumerate(zip(self._columns, masses, strict=True)):
+            for tile in self._scaled_tiles(part, targets, "Sinkhorn iteration 1", None):
+                s = tile.s.add_(tile.own.to(tile.s.device, tile.s.dtype)[:, None])
+                # A row may have nothing but what is left out so far: -inf less itself would be no number.
+                highest = torch.maximum(peak, s.amax(dim=0).to(peak)).clamp(min=torch.finfo(s.dtype).min)
+                share = s.sub_(highest.to(s)).exp_().sum(dim=0).to(total) * mass
+                total = total * (peak - highest).exp() + share
+                peak = highest
+        return (peak + total.log()).cpu()
+
+    def _scaled_tiles(
+        self,
+        part: int,
+        targets: Vectors,
+        what: str,
+        log_alpha: torch.Tensor | None,
+        numbers: np.ndarray | None = None,
+    ) -> Iterator[Tile]:
+        """Tiles of s/tau + log alpha over `targets` of a part, less what is left out. Without log alpha they also serve
+        who asked for the nearest or for the mean of the k largest. numbers: of the targets, if not 0, 1, 2 ..."""
+        out = None if self.answers is None else LeftOut(self.answers.levels, largest=part == 0)
+        scale, first = 1 / self._tau, sum(columns.rows for columns in self._columns[:part])
+        for tile in self._similarities.tiles(targets, what, scale=scale, weights=log_alpha, left_out=out):
+            _require_resolution(tile, self._tau)
+            if log_alpha is None and self._nearest is not None:
+                self._nearest.see(tile, first, scale)
+                if part == 0:
+                    _leave_largest_out(tile)
+            if log_alpha is None and self._k is not None and self.k_means is not None and part == 0:
+                where = slice(tile.start, tile.stop) if numbers is None else numbers[tile.start : tile.stop]
+                mean = MeanOfLargest(self._k).of(replace(tile, s=tile.s.clone()))
+                self.k_means[where] = (mean * self._tau).numpy()
+            yield tile
+
     def _multiplied(self, log_alpha: torch.Tensor, what: str) -> Iterator[_Exponentials]:
         self._held, self._reference = [], log_alpha
-        ones, room = torch.ones(self._similarities.m, device=self._similarities.device), self._room
+        ones = torch.ones(self._similarities.m, device=self._similarities.device)
+        weights, room, done = log_alpha if bool(log_alpha.any()) else None, self._room, 0
         for part, targets in enumerate(self._columns):
-            for tile in self._similarities.tiles(
-                targets, what, scale=1 / self._tau, weights=log_alpha, left_out=self.left_out[part]
-            ):
-                _require_resolution(tile, self._tau)
+            for tile in self._scaled_tiles(part, targets, what, weights):
                 exponentials, peak = _exponentials(tile)
-                log_scale = peak + tile.own
-                yield _Exponentials(part, exponentials, ones.to(exponentials.dtype), log_scale)
+                yield _Exponentials(part, exponentials, ones.to(exponentials.dtype), peak + tile.own)
                 if room is None:
                     continue
-                if room.dtype is torch.float16:
-                    if exponentials.dtype is torch.float64:  # what is too large for float32 is so for float16
-                        self._held, room = [], None
-                        continue
-                    largest = exponentials.amax(dim=1, keepdim=True)
-                    exponentials.mul_(HALF_PEAK / largest)
-                    log_scale = log_scale + (largest[:, 0].cpu().double() / HALF_PEAK).log()
-                kept, room = room[: len(exponentials)].copy_(exponentials), room[len(exponentials) :]
-                self._held.append(_Exponentials(part, kept, ones, log_scale))
+                if room.dtype is torch.float16 and exponentials.dtype is torch.float64:
+                    self._held, room = [], None  # what is too large for float32 is so for float16
+                    continue
+                exponentials, log_scale = self._holdable(exponentials, peak, tile)
+                rows = slice(done, done + len(exponentials))
+                kept, self._log_scales[rows] = room[rows].copy_(exponentials), log_scale
+                self._held.append(_Exponentials(part, kept, ones, self._log_scales[rows]))
+                done = rows.stop
+
+    def _holdable(
+        self, exponentials: torch.Tensor, peak: torch.Tensor, tile: Tile
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Exponentials, overwritten, in the range of the type they are held in, and the log of their scale [b]."""
+        log_scale = peak + tile.own
+        if self._dtype is not torch.float16:
+            return exponentials, log_scale
+        largest = exponentials.amax(dim=1, keepdim=True)
+        return exponentials.mul_(HALF_PEAK / largest), log_scale + (largest[:, 0].cpu().double() / HALF_PEAK).log()
+
+    @cached_property
+    def _log_scales(self) -> torch.Tensor:
+        return torch.zeros(self._rows, dtype=torch.float64)
 
     @cached_property
     def _room(self) -> torch.Tensor | None:
@@ -714,28 +866,6 @@ def _require_resolution(tile: Tile, tau: float) -> None:
             f"tau={tau:.4g} is out of proportion to the similarities of these vectors: it is below their rounding; "
             "use a larger one, such as the default"
         )
-
-
-def _log_sum_over_targets(
-    similarities: Similarities,
-    columns: list[Vectors],
-    tau: float,
-    masses: list[float],
-    left_out: Sequence[LeftOut | None],
-) -> torch.Tensor:
-    """LSE_j( s(b_u, t_j)/tau + log w_j ) for every bank row: float64 [m], carried from tile to tile with its peak."""
-    total = _accumulator(similarities)
-    peak = torch.full_like(total, -math.inf)
-    for targets, mass, out in zip(columns, masses, left_out, strict=True):
-        for tile in similarities.tiles(targets, "Sinkhorn iteration 1", scale=1 / tau, left_out=out):
-            _require_resolution(tile, tau)
-            s = tile.s.add_(tile.own.to(tile.s.device, tile.s.dtype)[:, None])
-            # A row may have nothing but what is left out so far: -inf less itself would be no number.
-            highest = torch.maximum(peak, s.amax(dim=0).to(peak)).clamp(min=torch.finfo(s.dtype).min)
-            share = s.sub_(highest.to(s)).exp_().sum(dim=0).to(total) * mass
-            total = total * (peak - highest).exp() + share
-            peak = highest
-    return (peak + total.log()).cpu()
 
 
 def _accumulator(similarities: Similarities) -> torch.Tensor:

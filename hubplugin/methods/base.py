@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from hubplugin.answers import SURVEYED, Answers, find_answers, look, spacing_ratio
+from hubplugin.answers import SURVEYED, look, spacing_ratio
 from hubplugin.errors import InputError, Parameter
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Term
-from hubplugin.reductions import Compute, Similarities, Survey, prepared
+from hubplugin.reductions import Answers, Compute, Similarities, Survey, find_answers, prepared
 from hubplugin.vectors import VectorLike, Vectors, as_vectors, fingerprint
 
 AnswersRule: TypeAlias = Literal["auto", "kept", "left out"]

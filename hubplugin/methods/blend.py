@@ -7,10 +7,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from hubplugin.methods.base import AnswersRule, FitInput, Method
-from hubplugin.methods.nearest import NearestNeighbourNormalisation
+from hubplugin.methods.base import AnswersRule, FitInput, Method, Solution
 from hubplugin.methods.sinkhorn import DualBankSinkhorn
-from hubplugin.model import Term
+from hubplugin.model import Term, TopKMean
 
 SPREAD_SHARE = 0.5
 """The temperature is this share of the standard deviation of the similarities between bank and gallery. 0.35 and 0.7
@@ -51,13 +50,19 @@ class Blend(Method):
         return super().resolved(given).model_copy(update=values)
 
     def terms(self, given: FitInput) -> tuple[Term, ...]:
+        return self.solve(given).terms
+
+    def solve(self, given: FitInput) -> Solution:
         if self.tau is None or self.strength is None:
-            return self.resolved(given).terms(given)
-        sinkhorn = DualBankSinkhorn(
-            tau=self.tau, iterations=self.iterations, sample=self.sample, answers=self.answers
-        ).terms(given)
-        nearest = NearestNeighbourNormalisation(k=self.k, alpha=self.alpha, answers=self.answers).terms(given)
-        parts = ((self.share, sinkhorn), (1 - self.share, nearest))
-        return tuple(
-            replace(term, scale=self.strength * share * term.scale) for share, terms in parts for term in terms
+            return self.resolved(given).solve(given)
+        sinkhorn = DualBankSinkhorn(tau=self.tau, iterations=self.iterations, sample=self.sample, answers=self.answers)
+        # The first product of the fit serves both terms.
+        first, raw, found = sinkhorn.scaled(given, self.k)
+        of_first, of_second = self.strength * self.share, -self.strength * (1 - self.share) * self.alpha
+        terms = (
+            replace(first, scale=of_first * first.scale),
+            TopKMean(given.query_bank, self.k, of_second, first.answers),
         )
+        if raw is None or found.k_means is None:
+            return Solution(terms)
+        return Solution(terms, of_first * raw + of_second * found.k_means)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from hubplugin.methods.base import FitInput, Method, Solution
 from hubplugin.model import LogSumExp, Term
-from hubplugin.reductions import sampled, sinkhorn
+from hubplugin.reductions import Answers, Scaling, sampled, sinkhorn
 from hubplugin.vectors import as_vectors
 
 
@@ -37,19 +37,26 @@ class SinkhornNormalisation(Method):
         return self.solve(given).terms
 
     def solve(self, given: FitInput) -> Solution:
+        term, raw, _ = self.scaled(given)
+        return Solution((term,), raw)
+
+    def scaled(self, given: FitInput, k: int | None = None) -> tuple[LogSumExp, np.ndarray | None, Scaling]:
+        """The term, its values on the targets [n] where they came along the way, and what Sinkhorn found. k: with the
+        mean of the k largest similarities of each target."""
         similarities = given.compute.similarities(given.query_bank, given.metric)
         targets = given.require_targets(self.name)
         columns, masses = [targets], [1.0]
+        answers: Answers | Literal["seek"] | None = "seek" if self.answers == "left out" else None
         if self.sample is not None and self.sample < targets.rows:
             drawn = sampled(targets, self.sample, given.metric, np.random.default_rng(0))
             columns, masses = [as_vectors(drawn, targets.name)], [targets.rows / len(drawn)]
+            answers = answers and given.answers  # an answer need not be in the sample
         if self.name == "dbsn" and given.target_bank is not None:
             columns, masses = [*columns, given.target_bank_vectors], [*masses, 1.0]
-        answers = given.answers if self.answers == "left out" else None
-        weights, left_out = (None, None) if answers is None else (answers.weights, answers.left_out)
-        found = sinkhorn(similarities, columns, self.tau, self.iterations, masses, weights, left_out)
+        found = sinkhorn(similarities, columns, self.tau, self.iterations, masses, answers, k)
         raw = None if columns[0] is not targets or found.log_sums is None else -self.tau * found.log_sums
-        return Solution((LogSumExp(given.query_bank, self.tau, -self.tau, found.log_alpha, self.left_out(given)),), raw)
+        levels = None if found.answers is None else found.answers.levels
+        return LogSumExp(given.query_bank, self.tau, -self.tau, found.log_alpha, levels), raw, found
 
 
 class DualBankSinkhorn(SinkhornNormalisation):

@@ -8,15 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hubplugin
-from hubplugin.answers import SMALLEST, Answers, find_answers, spacing_ratio
+from hubplugin.answers import spacing_ratio
 from hubplugin.metric import Metric, normalise
 from hubplugin.reductions import (
     MOST_ANSWERS,
+    SMALLEST_LOG,
+    Answers,
     Compute,
     LeftOut,
     MeanOfLargest,
     Similarities,
     Survey,
+    find_answers,
     prepared,
     reduce,
     survey,
@@ -86,13 +89,17 @@ def test_answers_in_a_target_bank_are_kept_and_others_left_out(real):
         assert hubplugin.fit(bank[:size], targets=log, target_bank=second).parameters["answers"] == "left out"
 
 
-def test_the_blend_is_what_fit_does_when_nothing_is_said(real):
-    fitted = hubplugin.fit(real["bank_queries"], targets=real["test_targets"])
+@pytest.mark.parametrize("memory", ["1GiB", "8MiB", "1MiB"])  # exponentials held in float32, in float16, not at all
+def test_the_blend_is_what_fit_does_when_nothing_is_said(real, memory):
+    fitted = hubplugin.fit(real["bank_queries"], targets=real["test_targets"], memory=memory)
     assert fitted.method == "blend"
     s = similarity(real["bank_queries"], real["test_targets"], "cosine")
     tau = fitted.parameters["tau"]
     assert tau == pytest.approx(s.std() / 2, rel=0.03)  # of a sample of the bank
-    np.testing.assert_allclose(fitted.offsets(real["test_targets"]), blend(s, leave_out=True, tau=tau), atol=1e-4)
+    expected = blend(s, leave_out=True, tau=tau)
+    np.testing.assert_allclose(fitted.offsets(real["test_targets"]), expected, atol=1e-4)
+    assert fitted.gallery.deviation == pytest.approx(expected.std(), rel=1e-3)
+    assert fitted.gallery.largest == pytest.approx(expected.max(), abs=1e-4)
 
 
 def test_a_later_target_is_an_answer_by_its_similarity():
@@ -137,7 +144,7 @@ def test_what_is_left_out_is_stored_with_the_model(tmp_path):
 
 
 def test_too_few_queries_leave_nothing_out():
-    bank, targets = made(m=SMALLEST - 1)
+    bank, targets = made(m=SMALLEST_LOG - 1)
     kept = hubplugin.fit(bank, "nnn", targets)
     np.testing.assert_array_equal(
         hubplugin.fit(bank, "nnn", targets, answers="left out").offsets(targets), kept.offsets(targets)
