@@ -361,18 +361,33 @@ class OffsetModel:
 
 @dataclass(frozen=True)
 class Group:
-    """What of a model is one group's own: the centre, the statistics, and log_weights [m] under `sn` and `dbsn`."""
+    """What of a model is one group's own: the centre, the statistics, log_weights [m] under `sn`, `dbsn` and `blend`,
+    and where answers are left out, their levels [m] within the group."""
 
     centre: float
     gallery: GalleryStatistics
     log_weights: np.ndarray | None = None
+    answers: np.ndarray | None = None
+
+    @property
+    def shares_terms(self) -> bool:
+        """Whether its terms are those of all groups."""
+        return self.log_weights is None and self.answers is None
+
+    def term(self, shared: Term) -> Term:
+        """A term of this group."""
+        if isinstance(shared, LogSumExp) and self.log_weights is not None:
+            shared = replace(shared, log_weights=self.log_weights)
+        if isinstance(shared, Dot) or shared.answers is None:
+            return shared
+        return replace(shared, answers=self.answers)
 
 
 @dataclass(frozen=True, repr=False)
 class GroupedModel(OffsetModel):
     """An OffsetModel for each value of `key`, over one bank. Targets of other values, or of none, have the offset 0.
 
-    `terms` lack the groups' own weights; `gallery` has the statistics of all groups together.
+    `terms` lack the groups' own weights and have the answers of one of them; `gallery` has the statistics of all groups together.
     """
 
     key: str = ""
@@ -380,11 +395,8 @@ class GroupedModel(OffsetModel):
 
     def within(self, value: Value) -> OffsetModel:
         """The model of one group. Raises KeyError if there is none."""
-        group, terms = self.groups[value], self.terms
-        if group.log_weights is not None:
-            terms = tuple(
-                replace(term, log_weights=group.log_weights) if isinstance(term, LogSumExp) else term for term in terms
-            )
+        group = self.groups[value]
+        terms = tuple(group.term(term) for term in self.terms)
         return OffsetModel(
             self.method, self.parameters, self.metric, terms, self.bank_fingerprint, group.centre, group.gallery
         )
@@ -411,7 +423,7 @@ class GroupedModel(OffsetModel):
             if value in self.groups:
                 rows.setdefault(value, []).append(row)
         offsets = np.zeros(len(vectors), np.float32)
-        if rows and all(self.groups[value].log_weights is None for value in rows):
+        if rows and all(self.groups[value].shares_terms for value in rows):
             raw = self.raw_offsets(vectors, Compute(device, memory, progress, precision))
             for value, some in rows.items():
                 offsets[some] = _capped(raw[some] - self.groups[value].centre, self.groups[value].gallery)
@@ -427,9 +439,10 @@ class GroupedModel(OffsetModel):
         groups = self.groups.values()
         tensors["groups.centres"] = np.array([group.centre for group in groups])
         tensors["groups.statistics"] = np.array([astuple(group.gallery) for group in groups]).reshape(-1, 4)
-        weights = [group.log_weights for group in groups if group.log_weights is not None]
-        if weights:
-            tensors["groups.log_weights"] = np.stack(weights)
+        for name in ("log_weights", "answers"):
+            own = [getattr(group, name) for group in groups if getattr(group, name) is not None]
+            if own:
+                tensors[f"groups.{name}"] = np.stack(own)
         return header | {"key": self.key, "values": list(self.groups)}, tensors
 
     def __repr__(self) -> str:
@@ -517,11 +530,12 @@ def _model(header: dict[str, Any], tensors: dict[str, np.ndarray]) -> OffsetMode
     if "key" not in header:
         return OffsetModel(**given)
     values = header["values"]
-    weights = tensors.get("groups.log_weights", [None] * len(values))
-    parts = zip(values, tensors["groups.centres"], tensors["groups.statistics"], weights, strict=True)
+    none = [None] * len(values)
+    weights, answers = (tensors.get(f"groups.{name}", none) for name in ("log_weights", "answers"))
+    parts = zip(values, tensors["groups.centres"], tensors["groups.statistics"], weights, answers, strict=True)
     groups = {
-        value: Group(float(centre), GalleryStatistics(int(row[0]), *map(float, row[1:])), log_weights)
-        for value, centre, row, log_weights in parts
+        value: Group(float(centre), GalleryStatistics(int(row[0]), *map(float, row[1:])), log_weights, levels)
+        for value, centre, row, log_weights, levels in parts
     }
     return GroupedModel(**given, key=header["key"], groups=groups)
 

@@ -194,6 +194,7 @@ def apply(
         if configuration is None:
             winner = choose(bank, gallery.vectors, target_bank, pairs=pairs, metric=store.metric, **computing).winner
             configuration = configure(winner.method, **winner.parameters)
+        given = replace(given, targets=gallery.vectors)
         model, neutral = fit_within(
             group_by, gallery.groups(), gallery.vectors.rows, bank, configuration, given, target_bank, pairs, force
         )

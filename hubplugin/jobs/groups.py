@@ -15,7 +15,7 @@ from typing import Any
 from hubplugin.errors import CorrectionRefused
 from hubplugin.jobs.spooled_gallery import Members
 from hubplugin.methods import FitInput, Method
-from hubplugin.model import GalleryStatistics, Group, GroupedModel, LogSumExp, Term, Value
+from hubplugin.model import Dot, GalleryStatistics, Group, GroupedModel, LogSumExp, Term, Value
 from hubplugin.tuning import Pairs, check
 from hubplugin.vectors import VectorLike
 
@@ -35,7 +35,9 @@ def fit_within(
     force: bool,
 ) -> tuple[GroupedModel, dict[Value, str]]:
     """A fit on each of `groups` that has `SMALLEST_GROUP` targets and that the guard lets pass on its own gallery,
-    and why the others, whose targets stay neutral, have none. count: of all targets, in groups or not.
+    and why the others, whose targets stay neutral, have none. count: of all targets, in groups or not. What the method
+    takes from the gallery, such as the temperature of `blend`, it takes from the targets of `given`, and has it in
+    common for all groups.
 
     Raises CorrectionRefused if no group is left.
     """
@@ -43,7 +45,7 @@ def fit_within(
     neutral: dict[Value, str] = {}
     terms: tuple[Term, ...] = ()
     parameters: dict[str, Any] = {}
-    compute = given.compute
+    compute, method = given.compute, method.resolved(given)
     for number, (value, members) in enumerate(groups):
         try:
             if members.rows < SMALLEST_GROUP:
@@ -60,7 +62,8 @@ def fit_within(
             model = method.fit(replace(given, targets=members))
             assert model.gallery is not None
             weights = next((term.log_weights for term in model.terms if isinstance(term, LogSumExp)), None)
-            fitted[value] = Group(model.centre, model.gallery, weights)
+            answers = next((term.answers for term in model.terms if not isinstance(term, Dot)), None)
+            fitted[value] = Group(model.centre, model.gallery, weights, answers)
             parameters = model.parameters
             terms = tuple(replace(t, log_weights=None) if isinstance(t, LogSumExp) else t for t in model.terms)
         compute.report(f"fitting within each {key!r}", number + 1, len(groups))

@@ -1,0 +1,38 @@
+"""A fit within groups by the default method: what is common, and what is each group's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import hubplugin
+from hubplugin.jobs.groups import fit_within
+from hubplugin.methods import FitInput, configure
+from hubplugin.metric import Metric
+from hubplugin.model import OffsetModel
+from hubplugin.reductions import Compute
+from hubplugin.vectors import as_vectors
+
+
+@pytest.mark.parametrize("method", ["blend", "nnn", "dbsn", "dn", "dualis"])
+def test_each_group_is_fitted_as_if_it_were_alone(method, rng):
+    targets = rng.standard_normal((300, 12)).astype(np.float32)
+    bank = (targets[rng.integers(0, 300, 80)] + 0.3 * rng.standard_normal((80, 12))).astype(np.float32)
+    second = rng.standard_normal((50, 12)).astype(np.float32) if method == "dualis" else None
+    given = FitInput.read(bank, targets, second, Metric.COSINE, Compute())
+    rows = {"a": np.arange(0, 130), "b": np.arange(130, 300)}
+    members = [(value, as_vectors(targets[some], value)) for value, some in rows.items()]
+    configuration = configure(method, answers="left out")
+    model, neutral = fit_within("kind", members, 300, bank, configuration, given, second, None, force=True)
+    assert not neutral
+    # The temperature and the strength of blend are those of the whole gallery.
+    common = {name: value for name, value in model.parameters.items() if name != "answers"}
+    late = rng.standard_normal((40, 12)).astype(np.float32)
+    for value, some in rows.items():
+        alone = hubplugin.fit(bank, method, targets[some], second, answers="left out", **common)
+        for vectors in (targets[some], late):
+            found = model.offsets(vectors, groups=[value] * len(vectors))
+            np.testing.assert_allclose(found, alone.offsets(vectors), atol=2e-6)
+    loaded = OffsetModel.from_bytes(model.to_bytes())
+    groups = ["a", "b"] * 20
+    assert np.array_equal(loaded.offsets(late, groups=groups), model.offsets(late, groups=groups))
