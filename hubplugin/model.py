@@ -236,7 +236,7 @@ class OffsetModel:
             else:
                 answers = terms[0].answers
                 left_out = None if answers is None else reductions.LeftOut(answers)
-                values = reductions.reduce(similarities, vectors, [_reduction(term) for term in terms], left_out)
+                values = reductions.reduce(similarities, vectors, [reduction_of(term) for term in terms], left_out)
             with np.errstate(over="ignore", invalid="ignore"):
                 for term, value in zip(terms, values, strict=True):
                     total += term.scale * value
@@ -387,7 +387,8 @@ class Group:
 class GroupedModel(OffsetModel):
     """An OffsetModel for each value of `key`, over one bank. Targets of other values, or of none, have the offset 0.
 
-    `terms` lack the groups' own weights and have the answers of one of them; `gallery` has the statistics of all groups together.
+    `terms` lack the groups' own weights and have the answers of one of them; `gallery` has the statistics of all
+    groups together.
     """
 
     key: str = ""
@@ -489,7 +490,8 @@ def _of_one_bank(terms: Sequence[Term]) -> list[list[Term]]:
     return lists
 
 
-def _reduction(term: Term) -> LogSum | MeanOfLargest:
+def reduction_of(term: Term) -> LogSum | MeanOfLargest:
+    """What `reductions.reduce` computes for a term that has a bank of examples."""
     from hubplugin.reductions import LogSum, MeanOfLargest
 
     if isinstance(term, LogSumExp):

@@ -462,6 +462,38 @@ def reduce(
     return results
 
 
+def reduce_and_seek(
+    similarities: Similarities,
+    targets: Vectors,
+    reductions: Sequence[LogSum | MeanOfLargest],
+    others: Sequence[Vectors] = (),
+    what: str = "offsets",
+) -> tuple[list[np.ndarray], Answers | None]:
+    """`reduce` with the answers left out, which the same pass finds in `targets` (the gallery) and `others`. Only the
+    targets that are an answer are multiplied again: at most as many as the bank has rows."""
+    if not _may_be_log(similarities, [targets, *others]):
+        return reduce(similarities, targets, reductions, what=what), None
+    found, first = Nearest(similarities.m), targets.rows
+    results = [np.empty(targets.rows) for _ in reductions]
+    for tile in similarities.tiles(targets, what):
+        found.see(tile, 0)
+        _leave_largest_out(tile)
+        for reduction, result in zip(reductions, results, strict=True):
+            result[tile.start : tile.stop] = reduction.of(replace(tile, s=tile.s.clone())).numpy()
+    for part in others:
+        for tile in similarities.tiles(part, "answers of the bank"):
+            found.see(tile, first)
+        first += part.rows
+    rows = np.unique(found.rows)
+    rows = rows[rows < targets.rows]
+    if rows.size:
+        some = as_vectors(taken(targets, rows, similarities.metric), targets.name)
+        again = reduce(similarities, some, reductions, LeftOut(found.answers.levels), what)
+        for result, values in zip(results, again, strict=True):
+            result[rows] = values
+    return results, found.answers
+
+
 def log_sum_exp(
     similarities: Similarities,
     targets: Vectors,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict
 from hubplugin.answers import SURVEYED, look, spacing_ratio
 from hubplugin.errors import InputError, Parameter
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, Term
-from hubplugin.reductions import Answers, Compute, Similarities, Survey, find_answers, prepared
+from hubplugin.model import LogSumExp, OffsetModel, Term, TopKMean, reduction_of
+from hubplugin.reductions import Answers, Compute, Similarities, Survey, find_answers, prepared, reduce_and_seek
 from hubplugin.vectors import VectorLike, Vectors, as_vectors, fingerprint
 
 AnswersRule: TypeAlias = Literal["auto", "kept", "left out"]
@@ -156,7 +156,23 @@ class Method(BaseModel, ABC):
 
     def solve(self, given: FitInput) -> Solution:
         """`terms`, with what else the way to them gives."""
-        return Solution(self.terms(given))
+        if self.answers != "left out" or "answers" in vars(given):
+            return Solution(self.terms(given))
+        # One pass finds the answers and the offsets without them: the terms are first made without knowing the levels.
+        blank = replace(given)
+        vars(blank)["answers"] = Answers(np.full(len(given.query_bank), np.inf), np.ones(len(given.query_bank)))
+        terms = self.terms(blank)
+        if not all(isinstance(term, (LogSumExp, TopKMean)) and term.answers is not None for term in terms):
+            return Solution(self.terms(given))
+        values, answers = reduce_and_seek(
+            given.compute.similarities(given.query_bank, given.metric),
+            given.require_targets(self.name),
+            [reduction_of(term) for term in terms],
+            [] if given.target_bank is None else [given.target_bank_vectors],
+        )
+        vars(given)["answers"] = answers
+        raw = sum(term.scale * value for term, value in zip(terms, values, strict=True))
+        return Solution(self.terms(given), np.asarray(raw))
 
     def model(self, given: FitInput) -> OffsetModel:
         """The model of these parameters on `given`, not centred."""
