@@ -19,7 +19,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from hubplugin import vectors
+from hubplugin.vectors import Progress as ProgressCallback
 
 
 class RateColumn(ProgressColumn):
@@ -31,7 +31,7 @@ class RateColumn(ProgressColumn):
 
 
 @contextmanager
-def bars(console: Console | None = None) -> Iterator[vectors.Progress]:
+def bars(console: Console | None = None) -> Iterator[ProgressCallback]:
     """A `Progress` callback that draws one bar a kind of work, with its rate and the time left, on stderr or `console`.
 
         with bars() as progress:

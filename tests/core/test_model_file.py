@@ -12,7 +12,8 @@ import pytest
 from safetensors.numpy import load
 
 import hubplugin
-from hubplugin.model import FORMAT, GalleryStatistics, Group, GroupedModel, _digest
+from hubplugin.model import FORMAT, GalleryStatistics, Group, GroupedModel
+from hubplugin.model.file import digest
 
 METHODS = ["is", "sn", "dbsn", "dualis", "nnn", "csls", "dn"]
 
@@ -95,7 +96,7 @@ def test_no_text_of_a_file_reaches_the_terminal_with_control_characters(text, pu
     content = with_header(fitted("is")[0].to_bytes(), lambda h: (h.update(put(text)), header.update(h)))
     tensors = load(content)
     del header["hubplugin"], header["sha256"]
-    path.write_bytes(with_header(content, lambda h: h.update(sha256=_digest(header, tensors))))
+    path.write_bytes(with_header(content, lambda h: h.update(sha256=digest(header, tensors))))
     said = refusal(path)
     assert said.isprintable()
     assert "its header holds control characters" in said

@@ -217,7 +217,7 @@ def test_a_small_file_that_would_unpack_to_much_is_refused(tmp_path, monkeypatch
     paths = tmp_path / "x.npz", tmp_path / "x.parquet"
     for path in paths:
         np.testing.assert_array_equal(as_vectors(path).array(), zeros)  # so little does no harm
-    monkeypatch.setattr("hubplugin.vectors.ALWAYS", 1 << 20)
+    monkeypatch.setattr("hubplugin.vectors.files.ALWAYS", 1 << 20)
     monkeypatch.setattr(tempfile, "mkdtemp", lambda **_: pytest.fail("unpacked"))
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *_, **__: pytest.fail("read"))
     for path in paths:
@@ -239,7 +239,7 @@ def test_a_folder_a_store_an_index_and_a_text_are_called_what_they_are(tmp_path)
     assert "is a folder" in refusal(tmp_path)
     assert "it holds text" in refusal(tmp_path / "x.npy")
     assert "is an empty file" in refusal(tmp_path / "empty.npy")
-    assert "hubplugin_faiss.Gallery(index)" in refusal(faiss.IndexFlatIP(4))
+    assert "hubplugin_faiss can read its vectors" in refusal(faiss.IndexFlatIP(4))
     by_url = refusal("qdrant://user:secret@host/photos")
     assert "hubplugin.open_store" in by_url
     assert "secret" not in by_url

@@ -1,0 +1,119 @@
+"""The model file: safetensors with a JSON header, a checksum over both, written whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from hubplugin._version import __version__
+from hubplugin.errors import ModelFileError
+
+FORMAT = 3
+"""Version of the model file. A reader refuses what another version wrote."""
+
+Model = TypeVar("Model")
+
+
+def to_bytes(header: dict[str, Any], tensors: dict[str, np.ndarray]) -> bytes:
+    """A model file with this content."""
+    from safetensors.numpy import save
+
+    made = {"hubplugin": __version__, "sha256": digest(header, tensors)}
+    return save(tensors, metadata={"hubplugin": json.dumps(header | made)})
+
+
+def from_bytes(content: bytes, name: str, build: Callable[[dict[str, Any], dict[str, np.ndarray]], Model]) -> Model:
+    """What `build` makes of the header and the tensors in the bytes of a model file.
+
+    Raises ModelFileError if they are damaged, are no model, or come from another version; it calls the file `name`.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        tensors = load(content)
+        length = int.from_bytes(content[:8], "little")
+        metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
+    except (SafetensorError, ValueError) as error:
+        raise ModelFileError(f"{name} is damaged or not a hubplugin model: {str(error)!r}; fit it again") from None
+    if "hubplugin" not in metadata:
+        raise ModelFileError(f"{name} is a safetensors file, but not a hubplugin model; fit one with hubplugin.fit")
+    try:
+        header = json.loads(metadata["hubplugin"])
+        _check(header, tensors, name)
+        return build(header, tensors)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise ModelFileError(f"{name} is damaged: its header cannot be read ({error!r}); fit it again") from None
+
+
+def _check(header: dict[str, Any], tensors: dict[str, np.ndarray], name: str) -> None:
+    """Raises ModelFileError for another format, a wrong checksum, or a header that could fool a terminal."""
+    if not printable({**header, "values": None}):  # values of a group may be any text; they are shown escaped
+        raise ModelFileError(f"{name} is damaged: its header holds control characters; fit it again")
+    written, version = header["format"], header.pop("hubplugin")
+    if written != FORMAT:
+        mend = "upgrade hubplugin" if written > FORMAT else "fit it again"
+        raise ModelFileError(
+            f"{name} has format {written}, written by hubplugin {version}; this version "
+            f"({__version__}) reads format {FORMAT}: {mend}"
+        )
+    if header.pop("sha256") != digest(header, tensors):
+        raise ModelFileError(f"{name} is damaged: its content does not match its checksum; fit it again")
+
+
+def read(path: str | os.PathLike[str]) -> bytes:
+    """The content of the file `path`. Raises ModelFileError if it cannot be read."""
+    try:
+        return Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        raise ModelFileError(f"cannot read model file {os.fspath(path)!r}: {_reason(error)}") from None
+
+
+def write(path: str | os.PathLike[str], content: bytes) -> None:
+    """Writes a file whole or not at all: to a `.tmp` file beside it, then renamed, which is left only by a process
+    that is killed outright.
+
+    Raises ModelFileError if it cannot; the file that was there before is then untouched.
+    """
+    try:
+        target = os.path.realpath(path)
+        beside = Path(f"{target}.{uuid.uuid4().hex[:8]}.tmp")  # its own, so that two who save do not share one
+        try:
+            with beside.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, target)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+    except (OSError, ValueError) as error:  # a path with a null byte is a ValueError
+        raise ModelFileError(f"cannot write model file {os.fspath(path)!r}: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def printable(part: Any) -> bool:
+    """Whether all texts in a part of a header, the keys too, can be shown on a terminal as they are."""
+    if isinstance(part, dict):
+        return all(printable(key) and printable(value) for key, value in part.items())
+    if isinstance(part, list):
+        return all(map(printable, part))
+    return not isinstance(part, str) or part.isprintable()
+
+
+def digest(header: dict[str, Any], tensors: dict[str, np.ndarray]) -> str:
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    for key in sorted(tensors):
+        digest.update(f"{key}{tensors[key].shape}{tensors[key].dtype.str}".encode())
+        digest.update(np.ascontiguousarray(tensors[key]).data)
+    return digest.hexdigest()

@@ -1,0 +1,122 @@
+"""`GroupedModel`: an `OffsetModel` for each value of a key, for searches that are filtered by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from hubplugin.errors import InputError
+from hubplugin.model.offset_model import GalleryStatistics, OffsetModel, Value, capped
+from hubplugin.model.terms import Dot, LogSumExp, Term
+from hubplugin.vectors import Progress, VectorLike, as_vectors
+
+if TYPE_CHECKING:
+    from hubplugin.reductions import Precision
+
+
+@dataclass(frozen=True)
+class Group:
+    """What of a model is one group's own: the centre, the statistics, log_weights [m] under `sn`, `dbsn` and `blend`,
+    and where answers are left out, their levels [m] within the group."""
+
+    centre: float
+    gallery: GalleryStatistics
+    log_weights: np.ndarray | None = None
+    answers: np.ndarray | None = None
+
+    @property
+    def shares_terms(self) -> bool:
+        """Whether its terms are those of all groups."""
+        return self.log_weights is None and self.answers is None
+
+    def term(self, shared: Term) -> Term:
+        """A term of this group."""
+        if isinstance(shared, LogSumExp) and self.log_weights is not None:
+            shared = replace(shared, log_weights=self.log_weights)
+        if isinstance(shared, Dot) or shared.answers is None:
+            return shared
+        return replace(shared, answers=self.answers)
+
+
+@dataclass(frozen=True, repr=False)
+class GroupedModel(OffsetModel):
+    """An OffsetModel for each value of `key`, over one bank. Targets of other values, or of none, have the offset 0.
+
+    `terms` lack the groups' own weights and have the answers of one of them; `gallery` has the statistics of all
+    groups together.
+    """
+
+    key: str = ""
+    groups: Mapping[Value, Group] = field(default_factory=dict)
+
+    mark: ClassVar[str] = "key"
+
+    def within(self, value: Value) -> OffsetModel:
+        """The model of one group. Raises KeyError if there is none."""
+        group = self.groups[value]
+        terms = tuple(group.term(term) for term in self.terms)
+        return OffsetModel(
+            self.method, self.parameters, self.metric, terms, self.bank_fingerprint, group.centre, group.gallery
+        )
+
+    def offsets(
+        self,
+        targets: VectorLike,
+        *,
+        groups: Sequence[Value] | None = None,
+        device: str = "auto",
+        memory: int | str = "1GiB",
+        progress: Progress | None = None,
+        precision: Precision = "float32",
+    ) -> np.ndarray:
+        """Offsets of `targets` [n, d]; target i belongs to group groups[i]: float32 [n]. The cap is that of the
+        target's own group."""
+        from hubplugin.reductions import Compute
+
+        if groups is None:
+            raise InputError(f"the model has offsets within each {self.key!r}: pass groups=, the value of each target")
+        vectors = as_vectors(targets, "targets").array()
+        rows: dict[Value, list[int]] = {}
+        for row, value in enumerate(groups):
+            if value in self.groups:
+                rows.setdefault(value, []).append(row)
+        offsets = np.zeros(len(vectors), np.float32)
+        if rows and all(self.groups[value].shares_terms for value in rows):
+            raw = self.raw_offsets(vectors, Compute(device, memory, progress, precision))
+            for value, some in rows.items():
+                offsets[some] = capped(raw[some] - self.groups[value].centre, self.groups[value].gallery)
+        else:
+            for value, some in rows.items():
+                offsets[some] = self.within(value).offsets(
+                    vectors[some], device=device, memory=memory, precision=precision
+                )
+        return offsets
+
+    def _content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        header, tensors = super()._content()
+        groups = self.groups.values()
+        tensors["groups.centres"] = np.array([group.centre for group in groups])
+        tensors["groups.statistics"] = np.array([astuple(group.gallery) for group in groups]).reshape(-1, 4)
+        for name in ("log_weights", "answers"):
+            own = [getattr(group, name) for group in groups if getattr(group, name) is not None]
+            if own:
+                tensors[f"groups.{name}"] = np.stack(own)
+        return header | {"key": self.key, "values": list(self.groups)}, tensors
+
+    @classmethod
+    def _fields(cls, header: dict[str, Any], tensors: dict[str, np.ndarray]) -> dict[str, Any]:
+        values = header["values"]
+        none = [None] * len(values)
+        weights, answers = (tensors.get(f"groups.{name}", none) for name in ("log_weights", "answers"))
+        columns = zip(values, tensors["groups.centres"], tensors["groups.statistics"], weights, answers, strict=True)
+        groups = {
+            value: Group(float(centre), GalleryStatistics(int(row[0]), *map(float, row[1:])), log_weights, levels)
+            for value, centre, row, log_weights, levels in columns
+        }
+        return super()._fields(header, tensors) | {"key": header["key"], "groups": groups}
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()} within each {self.key!r}, {len(self.groups)} of them corrected"

@@ -1,0 +1,304 @@
+"""`OffsetModel`: what a fit returns. It turns any targets, old or new, into offsets, and lies in one file."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+import numpy as np
+
+from hubplugin.errors import InputError
+from hubplugin.metric import Metric
+from hubplugin.model import file
+from hubplugin.model.terms import Dot, Term, of_one_bank, packed, reduction_of, unpacked
+from hubplugin.vectors import Progress, VectorLike, as_vectors
+
+if TYPE_CHECKING:
+    from hubplugin.reductions import Compute, Precision
+
+Value: TypeAlias = str | int | None
+"""What makes a group: the value of a key of the targets, a text, a number or a truth value. None: no group."""
+
+LARGEST_OFFSET = 1e38
+"""Offsets are stored as float32, which ends at 3.4e38."""
+
+CAP_SLACK = 1e-3
+"""By how many standard deviations the cap lies above the largest offset of the gallery: more than rounding, which
+differs from one pass to the next, can add to an offset of the fit's own targets."""
+
+
+@dataclass(frozen=True)
+class GalleryStatistics:
+    """The offsets of the gallery of the fit: how many, and their extremes and spread after centring."""
+
+    count: int
+    smallest: float
+    largest: float
+    deviation: float
+
+    @property
+    def cap(self) -> float:
+        """The largest offset that a newcomer may get."""
+        return self.largest + CAP_SLACK * self.deviation
+
+
+@dataclass(frozen=True)
+class Activation:
+    """The targets that are among the k nearest of at least one bank member: QB-Norm's gallery activation set, the
+    potential hubs. Kept as s of each member's k-th nearest target in the gallery of the fit (`thresholds`: one
+    array [m] a term), so that a target which arrives later is in the set or not without a refit."""
+
+    k: int
+    thresholds: Sequence[np.ndarray]
+
+
+@dataclass(frozen=True)
+class OffsetModel:
+    """offset(t) = sum of `terms` at t, less `centre`: one number a target, to be added to s(q, t).
+
+    method, parameters: as given to `fit`. metric: the similarity the offsets belong to. bank_fingerprint: names the
+    query bank and the target bank. centre: mean of the raw offsets over the gallery of the fit (0 without one), so
+    that 0 is the neutral offset. gallery: None where the fit was given no targets. activation: the activation set,
+    which `query_dependent.Dynamic` and `DualDynamic` ask; offsets do not depend on it.
+    """
+
+    method: str
+    parameters: dict[str, Any]
+    metric: Metric
+    terms: Sequence[Term]
+    bank_fingerprint: str
+    centre: float = 0.0
+    gallery: GalleryStatistics | None = None
+    activation: Activation | None = None
+
+    mark: ClassVar[str] = ""
+    """What only the header of this kind of model has; "" for the plain one."""
+
+    @property
+    def dim(self) -> int:
+        return int(self.terms[0].bank.shape[1])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Names this very model, its centre included, whatever version of hubplugin wrote it: the first 16 hex digits
+        of the SHA-256 of what its file holds."""
+        return file.digest(*self._content())[:16]
+
+    def offsets(
+        self,
+        targets: VectorLike,
+        *,
+        groups: Sequence[Value] | None = None,
+        device: str = "auto",
+        memory: int | str = "1GiB",
+        progress: Progress | None = None,
+        precision: Precision = "float32",
+    ) -> np.ndarray:
+        """Offsets of `targets` [n, d] (or a store or file of them), seen by the fit or not: float32 [n].
+
+        No offset is above the cap, the largest of the gallery of the fit (but for rounding): a vector that is far from
+        the whole bank would otherwise get more than any target has, and rank above them. Targets of the fit keep
+        theirs. A model that was fitted without a gallery has no cap.
+
+        groups: what a `GroupedModel` must know of each target; others do not look at it.
+        Raises InputError where `targets` cannot be used or have other dimensions than the bank.
+        """
+        from hubplugin.reductions import Compute
+
+        raw = self.raw_offsets(targets, Compute(device, memory, progress, precision))
+        return capped(raw - self.centre, self.gallery)
+
+    def centred_on(
+        self,
+        targets: VectorLike,
+        *,
+        device: str = "auto",
+        memory: int | str = "1GiB",
+        progress: Progress | None = None,
+    ) -> OffsetModel:
+        """This model with offsets of mean 0 over `targets` [n, d], and their statistics."""
+        from hubplugin.reductions import Compute
+
+        return self.centred_by(self.raw_offsets(targets, Compute(device, memory, progress)))
+
+    def centred_by(self, raw: np.ndarray) -> OffsetModel:
+        """`centred_on` for whoever knows the raw offsets of the targets: float64 [n]."""
+        centre = float(self._checked(raw).mean())
+        centred = raw - centre
+        statistics = GalleryStatistics(len(raw), float(centred.min()), float(centred.max()), float(centred.std()))
+        return replace(self, centre=centre, gallery=statistics)
+
+    def with_activation(
+        self,
+        targets: VectorLike,
+        k: int = 1,
+        *,
+        device: str = "auto",
+        memory: int | str = "1GiB",
+        progress: Progress | None = None,
+    ) -> OffsetModel:
+        """This model with the activation set of the gallery `targets` [n, d]: QB-Norm eq. 2, whose k is 1.
+
+        Raises InputError if k is not in 1 ... n, or a term has no bank of examples (`dn`).
+        """
+        from hubplugin.reductions import Compute, Similarities, kth_largest
+
+        vectors = as_vectors(targets, "targets")
+        if not 1 <= k <= vectors.rows:
+            raise InputError(f"activation set: k={k} is not between 1 and the {vectors.rows} targets of the gallery")
+        if any(isinstance(term, Dot) for term in self.terms):
+            raise InputError(f"method {self.method!r} keeps the mean of its bank only, so it has no activation set")
+        compute = Compute(device, memory, progress)
+        thresholds = [kth_largest(Similarities(term.bank, self.metric, compute), vectors, k) for term in self.terms]
+        return replace(self, activation=Activation(k, tuple(thresholds)))
+
+    def activated(
+        self,
+        targets: VectorLike,
+        *,
+        device: str = "auto",
+        memory: int | str = "1GiB",
+        progress: Progress | None = None,
+    ) -> np.ndarray:
+        """Which of `targets` [n, d] are in the activation set, seen by the fit or not: bool [n]."""
+        from hubplugin.reductions import Compute, Similarities, reaches
+
+        if self.activation is None:
+            raise InputError("this model has no activation set; give it one with model.with_activation(targets)")
+        vectors, compute = as_vectors(targets, "targets"), Compute(device, memory, progress)
+        inside = np.zeros(vectors.rows, bool)
+        for term, thresholds in zip(self.terms, self.activation.thresholds, strict=True):
+            inside |= reaches(Similarities(term.bank, self.metric, compute), vectors, thresholds)
+        return inside
+
+    def raw_offsets(self, targets: VectorLike, compute: Compute) -> np.ndarray:
+        """The sum of the terms, not centred, not capped: float64 [n]. Raises InputError where it is beyond float32."""
+        from hubplugin import reductions
+
+        vectors = as_vectors(targets, "targets")
+        if vectors.dim != self.dim:
+            raise InputError(
+                f"{vectors.name} has {vectors.dim} dimensions, the query bank of this model has {self.dim}; "
+                "embed both with the same model"
+            )
+        total = np.zeros(vectors.rows)
+        for terms in of_one_bank(self.terms):
+            similarities = compute.similarities(terms[0].bank, self.metric)
+            if isinstance(terms[0], Dot):
+                values = [reductions.dot(similarities, vectors, "offsets")]
+            else:
+                answers = terms[0].answers
+                left_out = None if answers is None else reductions.LeftOut(answers)
+                values = reductions.reduce(similarities, vectors, [reduction_of(term) for term in terms], left_out)
+            with np.errstate(over="ignore", invalid="ignore"):
+                for term, value in zip(terms, values, strict=True):
+                    total += term.scale * value
+        return self._checked(total)
+
+    def _checked(self, raw: np.ndarray) -> np.ndarray:
+        if not np.abs(raw).max() < LARGEST_OFFSET:  # nor is NaN
+            raise InputError(
+                f"{self._described} gives offsets that are no numbers a search can add: its parameters are out of "
+                "proportion to the similarities of these vectors"
+            )
+        return raw
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the model to one safetensors file, whole or not at all.
+
+        Raises ModelFileError if it cannot; the file that was there before is then untouched.
+        """
+        file.write(path, self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """The model as the bytes of a model file: safetensors with a JSON header."""
+        return file.to_bytes(*self._content())
+
+    @staticmethod
+    def from_bytes(content: bytes, name: str = "model") -> OffsetModel:
+        """The model in the bytes of a model file. Raises ModelFileError if they are damaged, are no model, or
+        come from another version; `name` is what the error calls it."""
+        return file.from_bytes(content, name, _built)
+
+    def _content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """What a model file holds: header and tensors."""
+        terms, tensors = packed(self.terms)
+        if self.activation:
+            for number, thresholds in enumerate(self.activation.thresholds):
+                tensors[f"activation.{number}"] = np.ascontiguousarray(thresholds)
+        header = {
+            "format": file.FORMAT,
+            "method": self.method,
+            "parameters": self.parameters,
+            "metric": self.metric.value,
+            "dim": self.dim,
+            "bank_fingerprint": self.bank_fingerprint,
+            "centre": self.centre,
+            "gallery": asdict(self.gallery) if self.gallery else None,
+            "activation": self.activation.k if self.activation else None,
+            "terms": terms,
+        }
+        return header, tensors
+
+    @classmethod
+    def _fields(cls, header: dict[str, Any], tensors: dict[str, np.ndarray]) -> dict[str, Any]:
+        """The fields of the model whose `_content` was `header` and `tensors`."""
+        terms, k, gallery = unpacked(header["terms"], tensors), header["activation"], header["gallery"]
+        return {
+            "method": header["method"],
+            "parameters": header["parameters"],
+            "metric": Metric(header["metric"]),
+            "terms": terms,
+            "bank_fingerprint": header["bank_fingerprint"],
+            "centre": float(header["centre"]),
+            "gallery": GalleryStatistics(**gallery) if gallery else None,
+            "activation": Activation(k, tuple(tensors[f"activation.{i}"] for i in range(len(terms)))) if k else None,
+        }
+
+    @property
+    def _described(self) -> str:
+        values = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in self.parameters.items()}
+        return f"{self.method}({', '.join(f'{key}={value}' for key, value in values.items())})"
+
+    def __repr__(self) -> str:
+        fitted = f", gallery of {self.gallery.count}" if self.gallery else ""
+        first = self.terms[0]
+        bank = f"mean of the bank, {self.dim} dimensions" if isinstance(first, Dot) else f"bank {first.bank.shape}"
+        return f"OffsetModel({self._described}, {self.metric.value}, {bank}{fitted})"
+
+
+def capped(offsets: np.ndarray, gallery: GalleryStatistics | None) -> np.ndarray:
+    """Centred offsets, none above the cap of their gallery: float32 [n]."""
+    capped = offsets if gallery is None else np.minimum(offsets, gallery.cap)
+    return capped.astype(np.float32)
+
+
+def _built(header: dict[str, Any], tensors: dict[str, np.ndarray]) -> OffsetModel:
+    """The model whose `_content` was `header` and `tensors`, of the kind whose mark the header has."""
+    marked = [kind for kind in OffsetModel.__subclasses__() if kind.mark in header]
+    kind = marked[0] if marked else OffsetModel
+    return kind(**kind._fields(header, tensors))
+
+
+def load(path: str | os.PathLike[str]) -> OffsetModel:
+    """The model that `OffsetModel.save` wrote to `path`.
+
+    Raises ModelFileError if there is no such file, it is damaged, or another version wrote it.
+    """
+    return OffsetModel.from_bytes(file.read(path), f"model file {os.fspath(path)!r}")
+
+
+def warn_if_swapped(model: OffsetModel, count: int) -> None:
+    """Warns where `fit` was probably given the gallery as its query bank: `model` goes to `count` targets, as many as
+    its bank has queries, and was fitted on another number of targets."""
+    queries = len(model.terms[0].bank)
+    if model.gallery is not None and queries == count != model.gallery.count and count > 1:
+        warnings.warn(
+            f"the model was fitted on a query bank of {queries} and {model.gallery.count} targets, and is given to a "
+            f"gallery of {count}: if the two were swapped, it is fit(query_bank, targets=gallery)",
+            stacklevel=3,
+        )

@@ -1,0 +1,124 @@
+"""What a readable set of vectors is, whatever holds it."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+from hubplugin.errors import InputError
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called as progress(what, done, total) while long work goes on; total is 0 where it is not known."""
+
+BLOCK_ROWS = 16_384
+
+
+@runtime_checkable
+class Scannable(Protocol):
+    """A store: something that yields batches with `.vectors` [b, d], every vector once."""
+
+    def scan(self) -> Iterator[Any]: ...
+
+
+class Vectors(ABC):
+    """A readable set of vectors: `rows` x `dim`, read in blocks and as often as needed."""
+
+    def __init__(self, name: str, rows: int, dim: int):
+        if rows == 0 or dim == 0:
+            raise InputError(f"{name} is empty: shape is [{rows}, {dim}]; at least one vector is needed")
+        self.name, self.rows, self.dim = name, rows, dim
+
+    @abstractmethod
+    def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
+        """Blocks [b, dim] in order, of any numeric dtype, b <= size."""
+
+    def blocks(self, size: int = BLOCK_ROWS) -> Iterator[np.ndarray]:
+        """Blocks [b, dim], b <= size, float32, C order, finite.
+
+        Raises InputError with the first row that is not finite, or if the source changed its shape.
+        """
+        row = 0
+        for raw in self._raw_blocks(size):
+            if raw.ndim != 2 or raw.shape[1] != self.dim:
+                raise InputError(f"{self.name}: mixed dimensions: expected {self.dim}, found shape {raw.shape}")
+            with np.errstate(over="ignore"):
+                block = np.ascontiguousarray(raw, dtype=np.float32)
+            finite = np.isfinite(block).all(axis=1)
+            if not finite.all():
+                bad = int(np.argmin(finite))
+                reason = "too large for float32" if np.isfinite(raw[bad]).all() else "NaN or infinity"
+                raise InputError(f"{self.name}: row {row + bad} holds a value that is {reason}; remove or repair it")
+            yield block
+            row += len(block)
+        if row != self.rows:
+            raise InputError(f"{self.name}: expected {self.rows} rows, read {row}; the source changed while being read")
+
+    def array(self) -> np.ndarray:
+        """All rows at once: float32 [rows, dim]. For banks; a gallery is read in blocks."""
+        return np.concatenate(list(self.blocks()))
+
+
+class Sliceable(Vectors):
+    """An array, memory map, tensor or safetensors slice: anything that answers source[a:b]."""
+
+    def __init__(self, name: str, source: Any, shape: tuple[int, ...], to_numpy: Callable[[Any], np.ndarray]):
+        if len(shape) != 2:
+            raise InputError(
+                f"{name} has {len(shape)} dimension(s), shape {tuple(shape)}; expected [rows, d], one vector a row"
+            )
+        super().__init__(name, int(shape[0]), int(shape[1]))
+        self._source, self._to_numpy = source, to_numpy
+
+    def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
+        for start in range(0, self.rows, size):
+            yield self.take(slice(start, start + size))
+
+    def take(self, rows: slice | np.ndarray) -> np.ndarray:
+        """Some rows, as they lie there: a slice of them, or those of some numbers."""
+        return self._to_numpy(self._source[rows])
+
+
+def spool(blocks: Iterable[np.ndarray], name: str) -> Sliceable:
+    """Blocks that can be read only once, kept in a temporary file that is read as often as needed.
+
+    The file has no name and goes with the returned object, or with the process; memory holds one block whatever the
+    number of rows. Raises InputError where there are no blocks, they differ in dimensions, or the disk is full.
+    """
+    rows = dim = 0
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - closing it would flush again what a full disk has refused
+    for block in blocks:
+        if block.ndim != 2 or (dim and block.shape[1] != dim):
+            raise InputError(f"{name}: mixed dimensions: expected [rows, {dim}], found shape {block.shape}")
+        rows, dim = rows + block.shape[0], block.shape[1]
+        try:
+            file.write(np.ascontiguousarray(block, dtype=np.float32).tobytes())
+            file.flush()
+        except OSError as error:
+            raise InputError(
+                f"{name}: cannot be kept in {tempfile.gettempdir()!r}: {error.strerror}; "
+                "set TMPDIR to a folder with room"
+            ) from None
+    if not rows:
+        raise InputError(f"{name} is empty: no vectors were found; at least one is needed")
+    mapped = np.memmap(file, np.float32, "r", shape=(rows, dim))
+    file.close()  # the map keeps what it maps
+    return Sliceable(name, mapped, mapped.shape, np.asarray)
+
+
+def fingerprint(*arrays: np.ndarray | None) -> str:
+    """A short name for the content of some arrays: the first 16 hex digits of their SHA-256."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        if array is not None:
+            digest.update(repr((array.shape, array.dtype.str)).encode())
+            digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()[:16]
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
