@@ -12,7 +12,8 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 EXAMPLES = ROOT / "examples" / "data"
-CODE_SEARCH = Path(os.environ.get("HUBPLUGIN_CODE_SEARCH", ROOT.parent / "shared" / "data" / "code_search"))
+SHARED = ROOT.parent / "shared" / "data"
+CODE_SEARCH = Path(os.environ.get("HUBPLUGIN_CODE_SEARCH", SHARED / "code_search"))
 
 
 def pairs(folder: Path) -> tuple[np.ndarray, np.ndarray]:
