@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING, Any
 
-from hubplugin_faiss.augment import Gallery, add, downgrade, refresh, remove_ids, upgrade
 from hubplugin_faiss.files import read_index, upgrade_file
-from hubplugin_faiss.tune import tune
+from hubplugin_faiss.index import Gallery, add, downgrade, refresh, remove_ids, upgrade
+from hubplugin_faiss.search_settings import tune
 
 if TYPE_CHECKING:
-    from hubplugin_faiss.search import CorrectedSearch
+    from hubplugin_faiss.certified_search import CorrectedSearch
 
 __all__ = [
     "CorrectedSearch",
@@ -25,7 +25,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "CorrectedSearch":  # looked up on first use, because it imports torch
-        from hubplugin_faiss.search import CorrectedSearch
+        from hubplugin_faiss.certified_search import CorrectedSearch
 
         return CorrectedSearch
     raise AttributeError(f"module 'hubplugin_faiss' has no attribute {name!r}")

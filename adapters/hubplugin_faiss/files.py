@@ -28,7 +28,11 @@ from hubplugin.errors import ModelFileError, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
 from hubplugin.vectors import Progress, VectorLike, Vectors
-from hubplugin_faiss.augment import (
+from hubplugin_faiss.calibration import loss_of_recall
+from hubplugin_faiss.encoding.layout import Body, Fill
+from hubplugin_faiss.handlers.base import reason, rule_for
+from hubplugin_faiss.handlers.inverted_lists import free_name, in_memory
+from hubplugin_faiss.index import (
     Gallery,
     carries_mark_of,
     checked_originals,
@@ -39,11 +43,7 @@ from hubplugin_faiss.augment import (
     upgraded_by,
     warn_of_loss,
 )
-from hubplugin_faiss.leaves import free_name, in_memory
-from hubplugin_faiss.plan import Body, Fill
-from hubplugin_faiss.probing import loss_of_recall
-from hubplugin_faiss.rule import reason, rule_for
-from hubplugin_faiss.tune import holds_graph
+from hubplugin_faiss.search_settings import holds_graph
 
 try:
     import fcntl

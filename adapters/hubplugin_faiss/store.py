@@ -17,10 +17,10 @@ from hubplugin.jobs.unjudged import UNIT
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
 from hubplugin.store import Batch, Correction, Hits, Id, Store
-from hubplugin_faiss.augment import Gallery, downgrade, require_unit, require_upgradable
 from hubplugin_faiss.files import HALF, beside, model_of, note_lists, put, read_faiss, take_out, writing
-from hubplugin_faiss.leaves import free_name
-from hubplugin_faiss.rule import Favour, block_rows, rule_for
+from hubplugin_faiss.handlers.base import Favour, block_rows, rule_for
+from hubplugin_faiss.handlers.inverted_lists import free_name
+from hubplugin_faiss.index import Gallery, downgrade, require_unit, require_upgradable
 
 MAPPED = 1 << 30
 """Files of more bytes are mapped, not read."""

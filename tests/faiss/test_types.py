@@ -15,8 +15,8 @@ import pytest
 import hubplugin
 import hubplugin_faiss
 from hubplugin.vectors import as_vectors
-from hubplugin_faiss.probing import loss_of_recall
-from hubplugin_faiss.rule import rule_for
+from hubplugin_faiss.calibration import loss_of_recall
+from hubplugin_faiss.handlers.base import rule_for
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
 

@@ -15,12 +15,12 @@ from hubplugin.jobs.unjudged import UNIT, Unjudged, offsets_of_all
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, warn_if_swapped
 from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
-from hubplugin_faiss import containers  # noqa: F401 (importing it registers its rules)
-from hubplugin_faiss.leaves import in_memory
-from hubplugin_faiss.plan import Fill, Plan
-from hubplugin_faiss.probing import TOLERATED, loss_of_recall
-from hubplugin_faiss.rule import Favour, Rule, block_rows, name_of, rule_for
-from hubplugin_faiss.tune import holds_graph, wider
+from hubplugin_faiss.calibration import TOLERATED, loss_of_recall
+from hubplugin_faiss.encoding.layout import Fill, Plan
+from hubplugin_faiss.handlers import wrappers  # noqa: F401 (importing it registers its rules)
+from hubplugin_faiss.handlers.base import Favour, Rule, block_rows, name_of, rule_for
+from hubplugin_faiss.handlers.inverted_lists import in_memory
+from hubplugin_faiss.search_settings import holds_graph, wider
 
 ABOUT = 0.3, 1.7
 """Between these lies the median length that codes leave of unit vectors: PQ makes them shorter, down to a half."""

@@ -15,9 +15,10 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
-from hubplugin_faiss.codes import HALF, Codec, Coder, FloatCodec, ProductCodec, ScalarCodec, require_finite
-from hubplugin_faiss.plan import Body, Entries, Fill, Plan
-from hubplugin_faiss.rule import (
+from hubplugin_faiss.encoding.codec import HALF, Codec, Coder, FloatCodec, ProductCodec, ScalarCodec, require_finite
+from hubplugin_faiss.encoding.extra_dimensions import Tail
+from hubplugin_faiss.encoding.layout import Body, Entries, Fill, Plan
+from hubplugin_faiss.handlers.base import (
     Leaf,
     Rule,
     alike,
@@ -29,7 +30,6 @@ from hubplugin_faiss.rule import (
     pretransform,
     rule_for,
 )
-from hubplugin_faiss.tail import Tail
 
 SAMPLE = 65_536
 """A codebook for offsets is trained on at most about this many."""

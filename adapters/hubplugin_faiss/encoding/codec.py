@@ -12,8 +12,8 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
-from hubplugin_faiss.plan import Plan
-from hubplugin_faiss.tail import Tail
+from hubplugin_faiss.encoding.extra_dimensions import Tail
+from hubplugin_faiss.encoding.layout import Plan
 
 E = 1e-3
 """The query's tail under inner product, wherever the offsets allow it: scores are shifted by E^2, below rounding, and

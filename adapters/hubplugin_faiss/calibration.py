@@ -11,7 +11,7 @@ import numpy as np
 from hubplugin.metric import Metric, augment_queries, augment_targets, normalise
 from hubplugin.model import OffsetModel
 from hubplugin.vectors import Vectors
-from hubplugin_faiss.rule import Favour, block_rows, rule_for
+from hubplugin_faiss.handlers.base import Favour, block_rows, rule_for
 
 PROBES, K = 400, 10
 WORK = 4e11

@@ -14,15 +14,9 @@ import numpy as np
 from hubplugin.errors import StoreError
 from hubplugin.metric import normalise
 from hubplugin.vectors import Vectors
-from hubplugin_faiss.leaves import (
-    in_memory,
-    list_ids,
-    list_ranks,
-    ranked_quantizer,
-    unranked_quantizer,
-)
-from hubplugin_faiss.plan import Fill, Plan
-from hubplugin_faiss.rule import (
+from hubplugin_faiss.encoding.extra_dimensions import Tail
+from hubplugin_faiss.encoding.layout import Fill, Plan
+from hubplugin_faiss.handlers.base import (
     Favour,
     Leaf,
     Rule,
@@ -34,7 +28,13 @@ from hubplugin_faiss.rule import (
     pretransform,
     rule_for,
 )
-from hubplugin_faiss.tail import Tail
+from hubplugin_faiss.handlers.inverted_lists import (
+    in_memory,
+    list_ids,
+    list_ranks,
+    ranked_quantizer,
+    unranked_quantizer,
+)
 
 K_FACTOR = 4
 """How many candidates for each result a stage without offsets hands on. Of 20,000 code vectors the corrected 10 best

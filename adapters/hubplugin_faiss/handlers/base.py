@@ -12,9 +12,9 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import InputError, StoreError
-from hubplugin_faiss.codes import Coder
-from hubplugin_faiss.plan import Fill, Plan
-from hubplugin_faiss.tail import Tail
+from hubplugin_faiss.encoding.codec import Coder
+from hubplugin_faiss.encoding.extra_dimensions import Tail
+from hubplugin_faiss.encoding.layout import Fill, Plan
 
 BLOCK_BYTES = 8 << 20
 """Codes and vectors are handled in blocks of about this size, whatever the size of the index."""
