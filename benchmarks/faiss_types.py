@@ -30,7 +30,7 @@ import hubplugin
 import hubplugin_faiss
 from benchmarks.tables import CODE_SEARCH, EXAMPLES
 from hubplugin.model import OffsetModel
-from hubplugin_faiss.handlers.base import rule_for
+from hubplugin_faiss.handlers import rule_for
 
 COPIES = 4
 PROBE = {"nprobe": 16, "efSearch": 64, "search_L": 64}

@@ -2,8 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
-from hubplugin_faiss.files import read_index, upgrade_file
-from hubplugin_faiss.index import Gallery, add, downgrade, refresh, remove_ids, upgrade
+from hubplugin_faiss.file_reader import read_index
+from hubplugin_faiss.files import upgrade_file
+from hubplugin_faiss.gallery import Gallery
+from hubplugin_faiss.index import add, downgrade, refresh, remove_ids, upgrade
 from hubplugin_faiss.search_settings import tune
 
 if TYPE_CHECKING:

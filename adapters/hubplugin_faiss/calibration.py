@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -11,12 +12,19 @@ import numpy as np
 from hubplugin.metric import Metric, augment_queries, augment_targets, normalise
 from hubplugin.model import OffsetModel
 from hubplugin.vectors import Vectors
-from hubplugin_faiss.handlers.base import Favour, block_rows, rule_for
+from hubplugin_faiss.faiss_objects import block_rows
+from hubplugin_faiss.handlers import rule_for
+from hubplugin_faiss.handlers.norm_bias import Favour
+from hubplugin_faiss.search_settings import wider
 
 PROBES, K = 400, 10
+
+
 WORK = 4e11
 """Fewer queries are tried, down to a tenth, where all would take more products than this with the gallery: some ten
 seconds of one core."""
+
+
 TOLERATED = 0.01
 """A loss of recall that is not worth a word."""
 
@@ -47,6 +55,23 @@ def loss_of_recall(
     before, after = _recall(index, probes, raw, between), _recall(upgraded, probes, corrected, between)
     error = float((before - after).std() / np.sqrt(len(probes)))
     return float(before.mean()), float(after.mean()), error
+
+
+def is_loss(loss: tuple[float, float, float] | None) -> bool:
+    """Whether recall before and after, with the standard error of the difference, tells of one worth a word."""
+    return loss is not None and loss[0] - loss[1] > max(TOLERATED, 2 * loss[2])
+
+
+def warn_of_loss(loss: tuple[float, float, float] | None, upgraded: Any) -> None:
+    """Warns if an approximate index finds less of the corrected ranking than it found of the raw one."""
+    if loss is None or not is_loss(loss):
+        return
+    before, after, error = loss
+    warnings.warn(
+        f"recall@10 of bank queries is {after:.3f} against the exact corrected ranking, {before:.3f} against the "
+        f"raw one before ({before - after:.3f} +- {error:.3f} less); to search twice as wide: {wider(upgraded)}",
+        stacklevel=4,
+    )
 
 
 def _reconstructed(upgraded: Any, unit: bool) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:

@@ -2,71 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
-import faiss
 import numpy as np
 
-from hubplugin.errors import InputError, Parameter, StoreError
-from hubplugin.jobs.unjudged import UNIT, Unjudged, offsets_of_all
+from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, warn_if_swapped
+from hubplugin.model import OffsetModel
 from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
-from hubplugin_faiss.calibration import TOLERATED, loss_of_recall
-from hubplugin_faiss.encoding.layout import Fill, Plan
-from hubplugin_faiss.handlers import wrappers  # noqa: F401 (importing it registers its rules)
-from hubplugin_faiss.handlers.base import Favour, Rule, block_rows, name_of, rule_for
-from hubplugin_faiss.handlers.inverted_lists import in_memory
-from hubplugin_faiss.search_settings import holds_graph, wider
-
-ABOUT = 0.3, 1.7
-"""Between these lies the median length that codes leave of unit vectors: PQ makes them shorter, down to a half."""
-
-
-class Gallery(Vectors):
-    """The vectors in an index, as the index itself reconstructs them, upgraded or not: `rows` x `dim`."""
-
-    def __init__(self, index: Any, name: str = "index", *, unit: bool = False):
-        self._rule, self._unit, self._first = rule_for(index), unit, 0
-        super().__init__(name, self._rule.count, int(index.d))
-
-    def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
-        row = 0
-        for vectors, _ in self._rule.scan(0, size):
-            if self._unit and not self._rule.lossy:
-                require_unit(vectors, self.name, row)
-            elif self._unit and row == 0 and not self._rule.coarse:  # whose second stage is made of unit vectors
-                require_about_unit(vectors, self.name)
-            yield vectors
-            row += len(vectors)
-
-
-def require_unit(vectors: np.ndarray, name: str, first_row: int = 0) -> None:
-    """Raises InputError at the first row of `vectors` [b, d] that is not of unit length."""
-    lengths = np.linalg.norm(vectors, axis=1)
-    bad = np.flatnonzero(np.abs(lengths - 1) > UNIT)
-    if bad.size:
-        raise InputError(
-            f"{name}: the model is for cosine, but row {first_row + int(bad[0])} has length {lengths[bad[0]]:.4g} and "
-            "Faiss does not normalise; add unit vectors (faiss.normalize_L2), or fit with ",
-            Parameter("metric", "dot"),
-            " or 'euclidean'",
-        )
-
-
-def require_about_unit(vectors: np.ndarray, name: str) -> None:
-    """Raises InputError if `vectors` [b, d], as codes have left them, cannot have been of unit length."""
-    length = float(np.median(np.linalg.norm(vectors, axis=1)))
-    if not ABOUT[0] < length < ABOUT[1]:
-        raise InputError(
-            f"{name}: the model is for cosine, but its codes stand for vectors of about length {length:.3g} and Faiss "
-            "does not normalise; build it of unit vectors (faiss.normalize_L2), or fit with ",
-            Parameter("metric", "dot"),
-            " or 'euclidean'",
-        )
+from hubplugin_faiss.calibration import is_loss, loss_of_recall, warn_of_loss
+from hubplugin_faiss.checks import (
+    carries_mark_of,
+    checked_offsets,
+    checked_originals,
+    require_room,
+    require_suits,
+    require_unit,
+    require_upgradable,
+    require_upgraded,
+)
+from hubplugin_faiss.encoding.assemble import in_memory
+from hubplugin_faiss.gallery import Gallery
+from hubplugin_faiss.handlers import rule_for
+from hubplugin_faiss.handlers.norm_bias import Favour
+from hubplugin_faiss.offsets import offsets_by, plan_for
+from hubplugin_faiss.search_settings import holds_graph
 
 
 def upgrade(
@@ -249,146 +209,3 @@ def refresh(
     raw = downgrade(index)
     options: dict[str, Any] = {"device": device, "memory": memory, "progress": progress}
     return _upgraded(raw, model_or_offsets, vectors=held, tolerant=True, **options)
-
-
-def offsets_by(
-    model: OffsetModel,
-    index: Any,
-    gallery: Vectors,
-    originals: Vectors | None,
-    device: str,
-    memory: int | str,
-    progress: Progress | None,
-    into: np.ndarray | None = None,
-    tolerant: bool = False,
-) -> np.ndarray:
-    """The offsets of `index` by `model` in scan order, less what the index favours: float32 [n], centred if the model
-    is not. They are those of what the index holds, its `gallery`, or where a second stage is to hold the `originals`,
-    of these. `into` [n] is where they are written. tolerant: what the model cannot judge gets its smallest offset."""
-    require_suits(model, index)
-    warn_if_swapped(model, gallery.rows)
-    offsets = np.empty(gallery.rows, np.float32) if into is None else into
-    rule = rule_for(index)
-    source = originals if originals is not None and rule.coarse else gallery
-    favour, row, unjudged = Favour(rule, model.metric is Metric.COSINE), 0, Unjudged()
-    tolerant &= source is gallery
-    for vectors in (part for part, _ in rule.scan(0, block_rows(index.d))) if tolerant else source.blocks():
-        if tolerant:
-            unit = model.metric is Metric.COSINE and not rule.lossy
-            ids = rule.labels(row, row + len(vectors)).tolist()
-            values = offsets_of_all(model, vectors, ids, unjudged, unit=unit, device=device, memory=memory)
-        else:
-            values = model.offsets(vectors, device=device, memory=memory)
-        offsets[row : row + len(vectors)] = values - favour(vectors)
-        row += len(vectors)
-        if progress is not None:
-            progress("offsets", row, gallery.rows)
-    if unjudged.count > gallery.rows / 2:
-        raise InputError(f"the model does not suit this {name_of(index)}: of {gallery.rows} entries {unjudged}")
-    if unjudged.count:
-        warnings.warn(f"of {gallery.rows} entries {unjudged}", stacklevel=4)
-    if source is originals:
-        offsets[:] = offsets[rule.order()]
-    if model.gallery is None:
-        offsets -= offsets.mean(dtype=np.float64)
-    return offsets
-
-
-def plan_for(offsets: np.ndarray, model: OffsetModel | None, fill: Fill = in_memory, **options: Any) -> Plan:
-    """Room for `offsets` [n], for those of the model's gallery, and for half their range more on either side, since
-    targets that come later may lie beyond."""
-    low, high = float(offsets.min()), float(offsets.max())
-    if model is not None and model.gallery is not None:
-        low, high = min(low, model.gallery.smallest), max(high, model.gallery.largest)
-    room = (high - low) / 2
-    fingerprint, unit = ("", False) if model is None else (model.fingerprint, model.metric is Metric.COSINE)
-    return Plan(min(low - room, 0), max(high + room, 0), fingerprint, fill, unit, **options)
-
-
-def is_loss(loss: tuple[float, float, float] | None) -> bool:
-    """Whether recall before and after, with the standard error of the difference, tells of one worth a word."""
-    return loss is not None and loss[0] - loss[1] > max(TOLERATED, 2 * loss[2])
-
-
-def warn_of_loss(loss: tuple[float, float, float] | None, upgraded: Any) -> None:
-    """Warns if an approximate index finds less of the corrected ranking than it found of the raw one."""
-    if loss is None or not is_loss(loss):
-        return
-    before, after, error = loss
-    warnings.warn(
-        f"recall@10 of bank queries is {after:.3f} against the exact corrected ranking, {before:.3f} against the "
-        f"raw one before ({before - after:.3f} +- {error:.3f} less); to search twice as wide: {wider(upgraded)}",
-        stacklevel=4,
-    )
-
-
-def require_upgradable(rule: Rule) -> None:
-    if rule.is_upgraded():
-        raise StoreError(
-            f"this {name_of(rule.index)} is already upgraded: refresh(index, model) replaces its offsets, "
-            "downgrade(index) takes them out"
-        )
-    rule.check()
-    if rule.count == 0:
-        raise StoreError(f"{name_of(rule.index)} is empty; add vectors, then upgrade it")
-
-
-def require_upgraded(rule: Rule) -> None:
-    if not rule.is_upgraded():
-        raise StoreError(f"this {name_of(rule.index)} is not upgraded; upgrade(index, model) puts offsets into it")
-
-
-def checked_originals(vectors: VectorLike | None, rule: Rule) -> Vectors | None:
-    """`vectors` as the originals of what `rule` holds; raises InputError if they are not as many, or of another d."""
-    originals = None if vectors is None else as_vectors(vectors, "vectors")
-    if originals is not None and (originals.rows, originals.dim) != (rule.count, rule.index.d):
-        raise InputError(
-            f"{originals.name} have shape {[originals.rows, originals.dim]}, "
-            f"the index holds {[rule.count, int(rule.index.d)]}"
-        )
-    return originals
-
-
-def require_suits(model: OffsetModel, index: Any) -> None:
-    """Raises InputError if the offsets of `model` do not belong to the similarity of `index`."""
-    if model.dim != index.d:
-        raise InputError(f"the model has {model.dim} dimensions, the index has {index.d}; fit one on its vectors")
-    euclidean = index.metric_type == faiss.METRIC_L2
-    if model.metric is (Metric.DOT if euclidean else Metric.EUCLIDEAN):
-        raise InputError(
-            f"the model is for {model.metric.value}, the index ranks by {'L2' if euclidean else 'inner product'}; "
-            f"fit with metric={'euclidean' if euclidean else 'dot'!r}, or 'cosine' if its vectors are of unit length"
-        )
-
-
-def require_room(rule: Rule, offsets: np.ndarray) -> None:
-    """Raises StoreError if codes of an upgraded index cannot express `offsets` [n] to within a quarter of the largest
-    that there is, of these and those that it holds. Rounding stays far below."""
-    held = [own for _, own in itertools.islice(rule.scan(0, 65_536), 1) if own is not None]
-    largest = max(float(np.abs(part).max()) for part in (*held, offsets) if len(part))
-    lost = rule.rounding(offsets) if len(offsets) else 0.0
-    if lost > max(largest / 4, 1e-6):
-        raise StoreError(
-            f"offsets from {offsets.min():.4g} to {offsets.max():.4g} find no room in the codes of this "
-            f"{name_of(rule.index)}, which were made for others: replace all, index = refresh(index, model)"
-        )
-
-
-def carries_mark_of(rule: Rule, fingerprint: str) -> bool:
-    """Whether the offsets in an upgraded index are those of the model called `fingerprint`, "" for none."""
-    return all(tail.carries(fingerprint) for tail in rule.tails())
-
-
-def checked_offsets(values: VectorLike, count: int, name: str) -> np.ndarray:
-    try:
-        offsets = np.asarray([] if values is None else values, dtype=np.float32)
-    except (TypeError, ValueError):
-        raise InputError(f"expected an OffsetModel or offsets [{count}], got {type(values).__name__}") from None
-    if offsets.shape != (count,):
-        raise InputError(
-            f"offsets have shape {list(offsets.shape)}, {name} holds {count}: expected an OffsetModel, or one for each"
-        )
-    if not np.isfinite(offsets).all():
-        bad = int(np.argmin(np.isfinite(offsets)))
-        raise InputError(f"offsets: entry {bad} is NaN, infinite or too large for float32")
-    return offsets

@@ -8,7 +8,7 @@ from typing import Any
 import faiss
 
 from hubplugin.errors import InputError
-from hubplugin_faiss.handlers.base import name_of
+from hubplugin_faiss.faiss_objects import name_of
 
 
 def tune(index: Any, *, nprobe: int | None = None, ef_search: int | None = None, k_factor: float | None = None) -> None:

@@ -17,10 +17,16 @@ from hubplugin.jobs.unjudged import UNIT
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
 from hubplugin.store import Batch, Correction, Hits, Id, Store
-from hubplugin_faiss.files import HALF, beside, model_of, note_lists, put, read_faiss, take_out, writing
-from hubplugin_faiss.handlers.base import Favour, block_rows, rule_for
+from hubplugin_faiss.checks import require_unit, require_upgradable
+from hubplugin_faiss.faiss_objects import block_rows
+from hubplugin_faiss.file_lock import note_lists, writing
+from hubplugin_faiss.file_reader import beside, model_of, read_faiss
+from hubplugin_faiss.files import HALF, put, take_out
+from hubplugin_faiss.gallery import Gallery
+from hubplugin_faiss.handlers import rule_for
 from hubplugin_faiss.handlers.inverted_lists import free_name
-from hubplugin_faiss.index import Gallery, downgrade, require_unit, require_upgradable
+from hubplugin_faiss.handlers.norm_bias import Favour
+from hubplugin_faiss.index import downgrade
 
 MAPPED = 1 << 30
 """Files of more bytes are mapped, not read."""

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hubplugin_faiss
-from hubplugin_faiss.handlers.base import rule_for
+from hubplugin_faiss.handlers import rule_for
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
 

@@ -11,6 +11,7 @@ import pytest
 import hubplugin
 import hubplugin_faiss
 from hubplugin_faiss.calibration import loss_of_recall
+from hubplugin_faiss.handlers import rule_for
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
 
@@ -168,7 +169,7 @@ def test_what_cannot_be_added_is_refused_and_nothing_is_added(kind, arguments, s
 
 def test_a_model_fitted_without_targets_is_centred_on_the_index():
     upgraded = hubplugin_faiss.upgrade(flat(), hubplugin.fit(X[:20], "is"))
-    back = hubplugin_faiss.handlers.base.rule_for(upgraded)
+    back = rule_for(upgraded)
     offsets = np.concatenate([part for _, part in back.scan(0, 100)])
     assert abs(offsets.mean()) < 1e-6
     assert offsets.std() > 1e-4

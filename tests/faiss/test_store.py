@@ -16,7 +16,7 @@ import hubplugin_faiss
 from hubplugin.jobs import correction
 from hubplugin.registry import open_store
 from hubplugin_faiss import files
-from hubplugin_faiss.handlers.base import rule_for
+from hubplugin_faiss.handlers import rule_for
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
 

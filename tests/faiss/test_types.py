@@ -16,7 +16,7 @@ import hubplugin
 import hubplugin_faiss
 from hubplugin.vectors import as_vectors
 from hubplugin_faiss.calibration import loss_of_recall
-from hubplugin_faiss.handlers.base import rule_for
+from hubplugin_faiss.handlers import rule_for
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
 

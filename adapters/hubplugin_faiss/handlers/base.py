@@ -1,9 +1,7 @@
-"""What a rule is: how one type of index is read, upgraded and downgraded, and how the rule for an index is found."""
+"""What an index handler does, and how the handler for an index is found."""
 
 from __future__ import annotations
 
-import itertools
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -12,19 +10,9 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import InputError, StoreError
-from hubplugin_faiss.encoding.codec import Coder
 from hubplugin_faiss.encoding.extra_dimensions import Tail
 from hubplugin_faiss.encoding.layout import Fill, Plan
-
-BLOCK_BYTES = 8 << 20
-"""Codes and vectors are handled in blocks of about this size, whatever the size of the index."""
-
-SIMILARITY = 0.3
-"""About how similar a query is to the targets between which a ranking decides, in units of their length.
-
-Of two targets in one direction the longer one scores higher by its length times that. The tenth nearest of 20,000
-and of 3,700 code vectors had 0.44 and 0.41; any value from 0.2 to 0.5 serves every lossy type better than none.
-"""
+from hubplugin_faiss.faiss_objects import name_of, reason
 
 ASSEMBLED = {
     "IndexShards": "merge its shards into one index (first.merge_from(second)) and upgrade that, or leave it as it is "
@@ -32,6 +20,14 @@ ASSEMBLED = {
     "IndexReplicas": "upgrade one replica, index.at(0), and build the others from what upgrade returns",
 }
 """What to do with types that put other indexes together, all of which would need the same extra dimensions."""
+
+
+SIMILARITY = 0.3
+"""About how similar a query is to the targets between which a ranking decides, in units of their length.
+
+Of two targets in one direction the longer one scores higher by its length times that. The tenth nearest of 20,000
+and of 3,700 code vectors had 0.44 and 0.41; any value from 0.2 to 0.5 serves every lossy type better than none.
+"""
 
 METRICS = {faiss.METRIC_INNER_PRODUCT: "inner product", faiss.METRIC_L2: "L2"}
 
@@ -156,83 +152,6 @@ class Rule(ABC):
         return bool(self.tails())
 
 
-class Favour:
-    """What an index favours, less what it favours in the mean of its first entries: offsets stay centred."""
-
-    def __init__(self, rule: Rule, unit: bool):
-        self._rule, self._unit, self._mean = rule, unit, 0.0
-        for vectors, _ in itertools.islice(rule.scan(0, block_rows(rule.index.d)), 1):
-            own = rule.favour(vectors, unit)
-            self._mean = 0.0 if own is None else float(own.mean())
-
-    def __call__(self, vectors: np.ndarray) -> np.ndarray | float:
-        """Of `vectors` [b, d], as the index reconstructs them: float64 [b], or 0."""
-        own = self._rule.favour(vectors, self._unit)
-        return 0.0 if own is None else own - self._mean
-
-
-class Leaf(Rule):
-    """An index that holds codes itself. Upgraded, it has w more components and stands behind what appends them."""
-
-    def upgraded(self, offsets: np.ndarray, plan: Plan) -> Any:
-        return self.behind([], offsets, plan)
-
-    def behind(self, chain: list[Any], offsets: np.ndarray, plan: Plan) -> Any:
-        """The upgraded leaf behind the transforms of `chain` and those that append its tail."""
-        tail, leaf = self.widened(offsets, plan)
-        return pretransform([*chain, *appending(int(self.index.d), tail)], leaf)
-
-    def downgraded(self, fill: Fill) -> Any:
-        raise StoreError(f"{name_of(self.index)} is not upgraded")
-
-    def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False) -> None:
-        raise StoreError(f"{name_of(self.index)} is not upgraded")
-
-    def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-        for vectors in self.decoded(start, size):
-            yield vectors, None
-
-    def rounding(self, offsets: np.ndarray) -> float:
-        return 0.0
-
-    def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
-        return np.arange(start, self.count if stop is None else stop)
-
-    def order(self) -> np.ndarray | slice:
-        return slice(None)
-
-    def tails(self) -> list[Tail]:
-        return []
-
-    @abstractmethod
-    def widened(self, offsets: np.ndarray, plan: Plan) -> tuple[Tail, Any]:
-        """A tail that suits this leaf, and a new leaf of d + w components with `offsets` [n] in its tails."""
-
-    @abstractmethod
-    def narrowed(self, d: int, tail: Tail, fill: Fill) -> Any:
-        """Of this leaf with `tail` behind its d components: a new one without."""
-
-    @abstractmethod
-    def coder(self, d: int, tail: Tail) -> Coder:
-        """Of this leaf with `tail` behind its d components: what wrote it."""
-
-    @abstractmethod
-    def bases(self, d: int, count: int) -> np.ndarray | None:
-        """Tails [count, w] of centroids that codes of this leaf differ from, None where they do not."""
-
-    @abstractmethod
-    def decoded(self, start: int, size: int) -> Iterator[np.ndarray]:
-        """All components of the entries from `start` on, b <= size: float32 [b, d], or [b, d + w] with a tail."""
-
-    @abstractmethod
-    def coded_tailed(self, tail: Tail, vectors: np.ndarray) -> np.ndarray:
-        """What this leaf, which has `tail` behind its d components, will make of `vectors` [n, d]."""
-
-    @abstractmethod
-    def append_tailed(self, d: int, tail: Tail, vectors: np.ndarray, offsets: np.ndarray, ids: Any) -> None:
-        """Adds `vectors` [n, d] with `offsets` [n] to this leaf, which has `tail` behind its d components."""
-
-
 def rule_for(index: Any) -> Rule:
     """The rule for `index`; raises StoreError by the name of its type if there is none."""
     if isinstance(index, faiss.IndexBinary):
@@ -252,56 +171,3 @@ def rule_for(index: Any) -> Rule:
     rule = Rule.registry[name](faiss.downcast_index(index))
     rule.owner = index
     return rule
-
-
-def leaf_for(index: Any) -> Leaf:
-    rule = rule_for(index)
-    if not isinstance(rule, Leaf):
-        raise StoreError(f"{name_of(index)} cannot carry offsets where it stands")
-    return rule
-
-
-def name_of(index: Any) -> str:
-    return type(faiss.downcast_index(index)).__name__
-
-
-def reason(error: RuntimeError) -> str:
-    """What Faiss says, without the signature of the function that said it."""
-    return " ".join(re.sub(r"^Error in .+? at \S+:\d+: (Error: )?", "", str(error), flags=re.DOTALL).split())
-
-
-def block_rows(d: int) -> int:
-    """How many vectors of d components make a block."""
-    return max(1, BLOCK_BYTES // (4 * int(d)))
-
-
-def pretransform(chain: list[Any], index: Any) -> Any:
-    """`index` behind the transforms of `chain`, all of which it takes over."""
-    new = faiss.IndexPreTransform(index)
-    new.own_fields = handed_over(index)
-    for transform in reversed(chain):
-        new.prepend_transform(transform)
-        transform.this.disown()
-    new.ntotal, new.is_trained = index.ntotal, True
-    return new
-
-
-def appending(d: int, tail: Tail) -> list[Any]:
-    """The transforms from d components x to [x, q]."""
-    remap = faiss.RemapDimensionsTransform(d, d + tail.width, False)
-    centring = faiss.CenteringTransform(d + tail.width)
-    faiss.copy_array_to_vector(np.concatenate([np.zeros(d, np.float32), -tail.query]), centring.mean)
-    centring.is_trained = True
-    return [remap, centring]
-
-
-def handed_over(part: Any) -> bool:
-    """Gives `part` to the C++ object that is to own it, which says so by own_fields = True."""
-    part.this.disown()
-    return True
-
-
-def alike(new: Any, old: Any, *fields: str) -> None:
-    """Copies what every index has, and `fields`."""
-    for field in ("ntotal", "verbose", "is_trained", "metric_type", "metric_arg", *fields):
-        setattr(new, field, getattr(old, field))

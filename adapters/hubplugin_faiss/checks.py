@@ -1,0 +1,117 @@
+"""What is refused before anything is changed, each in one line."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import faiss
+import numpy as np
+
+from hubplugin.errors import InputError, Parameter, StoreError
+from hubplugin.jobs.unjudged import UNIT
+from hubplugin.metric import Metric
+from hubplugin.model import OffsetModel
+from hubplugin.vectors import VectorLike, Vectors, as_vectors
+from hubplugin_faiss.faiss_objects import name_of
+from hubplugin_faiss.handlers.base import Rule
+
+ABOUT = 0.3, 1.7
+"""Between these lies the median length that codes leave of unit vectors: PQ makes them shorter, down to a half."""
+
+
+def require_unit(vectors: np.ndarray, name: str, first_row: int = 0) -> None:
+    """Raises InputError at the first row of `vectors` [b, d] that is not of unit length."""
+    lengths = np.linalg.norm(vectors, axis=1)
+    bad = np.flatnonzero(np.abs(lengths - 1) > UNIT)
+    if bad.size:
+        raise InputError(
+            f"{name}: the model is for cosine, but row {first_row + int(bad[0])} has length {lengths[bad[0]]:.4g} and "
+            "Faiss does not normalise; add unit vectors (faiss.normalize_L2), or fit with ",
+            Parameter("metric", "dot"),
+            " or 'euclidean'",
+        )
+
+
+def require_about_unit(vectors: np.ndarray, name: str) -> None:
+    """Raises InputError if `vectors` [b, d], as codes have left them, cannot have been of unit length."""
+    length = float(np.median(np.linalg.norm(vectors, axis=1)))
+    if not ABOUT[0] < length < ABOUT[1]:
+        raise InputError(
+            f"{name}: the model is for cosine, but its codes stand for vectors of about length {length:.3g} and Faiss "
+            "does not normalise; build it of unit vectors (faiss.normalize_L2), or fit with ",
+            Parameter("metric", "dot"),
+            " or 'euclidean'",
+        )
+
+
+def require_upgradable(rule: Rule) -> None:
+    if rule.is_upgraded():
+        raise StoreError(
+            f"this {name_of(rule.index)} is already upgraded: refresh(index, model) replaces its offsets, "
+            "downgrade(index) takes them out"
+        )
+    rule.check()
+    if rule.count == 0:
+        raise StoreError(f"{name_of(rule.index)} is empty; add vectors, then upgrade it")
+
+
+def require_upgraded(rule: Rule) -> None:
+    if not rule.is_upgraded():
+        raise StoreError(f"this {name_of(rule.index)} is not upgraded; upgrade(index, model) puts offsets into it")
+
+
+def require_suits(model: OffsetModel, index: Any) -> None:
+    """Raises InputError if the offsets of `model` do not belong to the similarity of `index`."""
+    if model.dim != index.d:
+        raise InputError(f"the model has {model.dim} dimensions, the index has {index.d}; fit one on its vectors")
+    euclidean = index.metric_type == faiss.METRIC_L2
+    if model.metric is (Metric.DOT if euclidean else Metric.EUCLIDEAN):
+        raise InputError(
+            f"the model is for {model.metric.value}, the index ranks by {'L2' if euclidean else 'inner product'}; "
+            f"fit with metric={'euclidean' if euclidean else 'dot'!r}, or 'cosine' if its vectors are of unit length"
+        )
+
+
+def require_room(rule: Rule, offsets: np.ndarray) -> None:
+    """Raises StoreError if codes of an upgraded index cannot express `offsets` [n] to within a quarter of the largest
+    that there is, of these and those that it holds. Rounding stays far below."""
+    held = [own for _, own in itertools.islice(rule.scan(0, 65_536), 1) if own is not None]
+    largest = max(float(np.abs(part).max()) for part in (*held, offsets) if len(part))
+    lost = rule.rounding(offsets) if len(offsets) else 0.0
+    if lost > max(largest / 4, 1e-6):
+        raise StoreError(
+            f"offsets from {offsets.min():.4g} to {offsets.max():.4g} find no room in the codes of this "
+            f"{name_of(rule.index)}, which were made for others: replace all, index = refresh(index, model)"
+        )
+
+
+def carries_mark_of(rule: Rule, fingerprint: str) -> bool:
+    """Whether the offsets in an upgraded index are those of the model called `fingerprint`, "" for none."""
+    return all(tail.carries(fingerprint) for tail in rule.tails())
+
+
+def checked_originals(vectors: VectorLike | None, rule: Rule) -> Vectors | None:
+    """`vectors` as the originals of what `rule` holds; raises InputError if they are not as many, or of another d."""
+    originals = None if vectors is None else as_vectors(vectors, "vectors")
+    if originals is not None and (originals.rows, originals.dim) != (rule.count, rule.index.d):
+        raise InputError(
+            f"{originals.name} have shape {[originals.rows, originals.dim]}, "
+            f"the index holds {[rule.count, int(rule.index.d)]}"
+        )
+    return originals
+
+
+def checked_offsets(values: VectorLike, count: int, name: str) -> np.ndarray:
+    try:
+        offsets = np.asarray([] if values is None else values, dtype=np.float32)
+    except (TypeError, ValueError):
+        raise InputError(f"expected an OffsetModel or offsets [{count}], got {type(values).__name__}") from None
+    if offsets.shape != (count,):
+        raise InputError(
+            f"offsets have shape {list(offsets.shape)}, {name} holds {count}: expected an OffsetModel, or one for each"
+        )
+    if not np.isfinite(offsets).all():
+        bad = int(np.argmin(np.isfinite(offsets)))
+        raise InputError(f"offsets: entry {bad} is NaN, infinite or too large for float32")
+    return offsets

@@ -1,0 +1,65 @@
+"""Small helpers for the objects of Faiss: their names, errors, fields and owners."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import faiss
+import numpy as np
+
+from hubplugin_faiss.encoding.extra_dimensions import Tail
+
+BLOCK_BYTES = 8 << 20
+"""Codes and vectors are handled in blocks of about this size, whatever the size of the index."""
+
+
+def name_of(index: Any) -> str:
+    return type(faiss.downcast_index(index)).__name__
+
+
+def reason(error: RuntimeError) -> str:
+    """What Faiss says, without the signature of the function that said it."""
+    return " ".join(re.sub(r"^Error in .+? at \S+:\d+: (Error: )?", "", str(error), flags=re.DOTALL).split())
+
+
+def block_rows(d: int) -> int:
+    """How many vectors of d components make a block."""
+    return max(1, BLOCK_BYTES // (4 * int(d)))
+
+
+def pretransform(chain: list[Any], index: Any) -> Any:
+    """`index` behind the transforms of `chain`, all of which it takes over."""
+    new = faiss.IndexPreTransform(index)
+    new.own_fields = handed_over(index)
+    for transform in reversed(chain):
+        new.prepend_transform(transform)
+        transform.this.disown()
+    new.ntotal, new.is_trained = index.ntotal, True
+    return new
+
+
+def appending(d: int, tail: Tail) -> list[Any]:
+    """The transforms from d components x to [x, q]."""
+    remap = faiss.RemapDimensionsTransform(d, d + tail.width, False)
+    centring = faiss.CenteringTransform(d + tail.width)
+    faiss.copy_array_to_vector(np.concatenate([np.zeros(d, np.float32), -tail.query]), centring.mean)
+    centring.is_trained = True
+    return [remap, centring]
+
+
+def handed_over(part: Any) -> bool:
+    """Gives `part` to the C++ object that is to own it, which says so by own_fields = True."""
+    part.this.disown()
+    return True
+
+
+def alike(new: Any, old: Any, *fields: str) -> None:
+    """Copies what every index has, and `fields`."""
+    for field in ("ntotal", "verbose", "is_trained", "metric_type", "metric_arg", *fields):
+        setattr(new, field, getattr(old, field))
+
+
+def copied(index: Any) -> Any:
+    """A copy made through Faiss's writer: its cloner knows few transforms."""
+    return faiss.deserialize_index(faiss.serialize_index(index))
