@@ -30,7 +30,7 @@ import hubplugin
 import hubplugin_faiss
 from benchmarks.tables import CODE_SEARCH, EXAMPLES
 from hubplugin.model import OffsetModel
-from hubplugin_faiss.handlers import rule_for
+from hubplugin_faiss.handlers import handler_for
 
 COPIES = 4
 PROBE = {"nprobe": 16, "efSearch": 64, "search_L": 64}
@@ -123,7 +123,7 @@ def row(
     single = latencies((raw, corrected), queries, 1, 800)
     batched = latencies((raw, corrected), queries, 100, 48)
     sizes = [faiss.serialize_index(index).nbytes for index in (raw, corrected)]
-    tail = rule_for(corrected).tails()[-1]
+    tail = handler_for(corrected).extra_dimensions()[-1]
     plain = float(tail.offsets(tail.query[None])[0])
     return [
         kind,

@@ -13,11 +13,11 @@ from hubplugin.metric import Metric, augment_queries, augment_targets, normalise
 from hubplugin.model import OffsetModel
 from hubplugin.vectors import Vectors
 from hubplugin_faiss.faiss_objects import block_rows
-from hubplugin_faiss.handlers import rule_for
-from hubplugin_faiss.handlers.norm_bias import Favour
+from hubplugin_faiss.handlers import handler_for
+from hubplugin_faiss.handlers.norm_bias import NormBias
 from hubplugin_faiss.search_settings import wider
 
-PROBES, K = 400, 10
+QUERIES, K = 400, 10
 
 
 WORK = 4e11
@@ -45,15 +45,15 @@ def loss_of_recall(
     bank = model.terms[0].bank
     if len(bank) < 2 * K or upgraded.ntotal < 10 * K:
         return None
-    count = min(len(bank), int(np.clip(WORK / (upgraded.ntotal * upgraded.d), PROBES / 10, PROBES)))
-    probes = bank[np.linspace(0, len(bank) - 1, count).astype(np.int64)]
+    count = min(len(bank), int(np.clip(WORK / (upgraded.ntotal * upgraded.d), QUERIES / 10, QUERIES)))
+    queries = bank[np.linspace(0, len(bank) - 1, count).astype(np.int64)]
     if model.metric is Metric.COSINE:
-        probes = normalise(probes, "query bank")
+        queries = normalise(queries, "query bank")
     unit = model.metric is Metric.COSINE
     targets = _reconstructed(upgraded, unit) if originals is None else _given(upgraded, originals, model)
-    raw, corrected = exact_rankings(upgraded, targets, probes, between)
-    before, after = _recall(index, probes, raw, between), _recall(upgraded, probes, corrected, between)
-    error = float((before - after).std() / np.sqrt(len(probes)))
+    raw, corrected = exact_rankings(upgraded, targets, queries, between)
+    before, after = _recall(index, queries, raw, between), _recall(upgraded, queries, corrected, between)
+    error = float((before - after).std() / np.sqrt(len(queries)))
     return float(before.mean()), float(after.mean()), error
 
 
@@ -77,14 +77,14 @@ def warn_of_loss(loss: tuple[float, float, float] | None, upgraded: Any) -> None
 def _reconstructed(upgraded: Any, unit: bool) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Vectors [b, d], offsets [b] and labels [b] of all entries, as the index has them; unit vectors where the model
     takes them for such, whatever length codes have left them."""
-    rule, row = rule_for(upgraded), 0
-    favour = Favour(rule, unit)
-    for vectors, offsets in rule.scan(0, block_rows(upgraded.d)):
+    handler, row = handler_for(upgraded), 0
+    norm_bias = NormBias(handler, unit)
+    for vectors, offsets in handler.scan(0, block_rows(upgraded.d)):
         assert offsets is not None
         yield (
-            normalise(vectors, "index") if unit and rule.lossy else vectors,
-            (offsets + favour(vectors)).astype(np.float32),
-            rule.labels(row, row + len(vectors)),
+            normalise(vectors, "index") if unit and handler.lossy else vectors,
+            (offsets + norm_bias(vectors)).astype(np.float32),
+            handler.labels(row, row + len(vectors)),
         )
         row += len(vectors)
 
@@ -93,9 +93,9 @@ def _given(
     upgraded: Any, originals: Vectors, model: OffsetModel
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Vectors [b, d], offsets [b] and labels [b] of all entries, as they were before they were coded."""
-    rule, row = rule_for(upgraded), 0
-    labels = np.empty(rule.count, np.int64)
-    labels[rule.order()] = rule.labels()
+    handler, row = handler_for(upgraded), 0
+    labels = np.empty(handler.count, np.int64)
+    labels[handler.order()] = handler.labels()
     for vectors in originals.blocks():
         yield vectors, model.offsets(vectors), labels[row : row + len(vectors)]
         row += len(vectors)
@@ -109,18 +109,22 @@ def exact_rankings(
     k: int = K,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Labels of the k best `targets` of each query [m, d] without and with their offsets: [m, k] each."""
-    rule = rule_for(upgraded)
-    metric = Metric.EUCLIDEAN if rule.euclidean else Metric.DOT
+    handler = handler_for(upgraded)
+    metric = Metric.EUCLIDEAN if handler.euclidean else Metric.DOT
     best: list[list[tuple[np.ndarray, np.ndarray]]] = [[], []]
-    highest = float(max(tail.offsets(tail.query[None]).max() for tail in rule.tails())) if rule.euclidean else 0.0
+    highest = (
+        float(max(extra.offsets(extra.query[None]).max() for extra in handler.extra_dimensions()))
+        if handler.euclidean
+        else 0.0
+    )
     for vectors, offsets, labels in targets:
-        tailed = augment_targets(vectors, offsets, metric, max_offset=highest)
+        extended = augment_targets(vectors, offsets, metric, max_offset=highest)
         for found, targets, asked in (
             (best[0], vectors, queries),
-            (best[1], tailed, augment_queries(queries, metric)),
+            (best[1], extended, augment_queries(queries, metric)),
         ):
             scores, rows = faiss.knn(asked, targets, min(k, len(targets)), metric=upgraded.metric_type)
-            found.append((-scores if rule.euclidean else scores, labels[rows]))
+            found.append((-scores if handler.euclidean else scores, labels[rows]))
         between()
     rankings = []
     for found in best:

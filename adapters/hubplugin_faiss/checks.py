@@ -14,7 +14,7 @@ from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.vectors import VectorLike, Vectors, as_vectors
 from hubplugin_faiss.faiss_objects import name_of
-from hubplugin_faiss.handlers.base import Rule
+from hubplugin_faiss.handlers.base import IndexHandler
 
 ABOUT = 0.3, 1.7
 """Between these lies the median length that codes leave of unit vectors: PQ makes them shorter, down to a half."""
@@ -45,20 +45,20 @@ def require_about_unit(vectors: np.ndarray, name: str) -> None:
         )
 
 
-def require_upgradable(rule: Rule) -> None:
-    if rule.is_upgraded():
+def require_upgradable(handler: IndexHandler) -> None:
+    if handler.is_upgraded():
         raise StoreError(
-            f"this {name_of(rule.index)} is already upgraded: refresh(index, model) replaces its offsets, "
+            f"this {name_of(handler.index)} is already upgraded: refresh(index, model) replaces its offsets, "
             "downgrade(index) takes them out"
         )
-    rule.check()
-    if rule.count == 0:
-        raise StoreError(f"{name_of(rule.index)} is empty; add vectors, then upgrade it")
+    handler.check()
+    if handler.count == 0:
+        raise StoreError(f"{name_of(handler.index)} is empty; add vectors, then upgrade it")
 
 
-def require_upgraded(rule: Rule) -> None:
-    if not rule.is_upgraded():
-        raise StoreError(f"this {name_of(rule.index)} is not upgraded; upgrade(index, model) puts offsets into it")
+def require_upgraded(handler: IndexHandler) -> None:
+    if not handler.is_upgraded():
+        raise StoreError(f"this {name_of(handler.index)} is not upgraded; upgrade(index, model) puts offsets into it")
 
 
 def require_suits(model: OffsetModel, index: Any) -> None:
@@ -73,31 +73,31 @@ def require_suits(model: OffsetModel, index: Any) -> None:
         )
 
 
-def require_room(rule: Rule, offsets: np.ndarray) -> None:
+def require_room(handler: IndexHandler, offsets: np.ndarray) -> None:
     """Raises StoreError if codes of an upgraded index cannot express `offsets` [n] to within a quarter of the largest
     that there is, of these and those that it holds. Rounding stays far below."""
-    held = [own for _, own in itertools.islice(rule.scan(0, 65_536), 1) if own is not None]
+    held = [own for _, own in itertools.islice(handler.scan(0, 65_536), 1) if own is not None]
     largest = max(float(np.abs(part).max()) for part in (*held, offsets) if len(part))
-    lost = rule.rounding(offsets) if len(offsets) else 0.0
+    lost = handler.rounding(offsets) if len(offsets) else 0.0
     if lost > max(largest / 4, 1e-6):
         raise StoreError(
             f"offsets from {offsets.min():.4g} to {offsets.max():.4g} find no room in the codes of this "
-            f"{name_of(rule.index)}, which were made for others: replace all, index = refresh(index, model)"
+            f"{name_of(handler.index)}, which were made for others: replace all, index = refresh(index, model)"
         )
 
 
-def carries_mark_of(rule: Rule, fingerprint: str) -> bool:
+def has_fingerprint(handler: IndexHandler, fingerprint: str) -> bool:
     """Whether the offsets in an upgraded index are those of the model called `fingerprint`, "" for none."""
-    return all(tail.carries(fingerprint) for tail in rule.tails())
+    return all(extra.has_fingerprint(fingerprint) for extra in handler.extra_dimensions())
 
 
-def checked_originals(vectors: VectorLike | None, rule: Rule) -> Vectors | None:
-    """`vectors` as the originals of what `rule` holds; raises InputError if they are not as many, or of another d."""
+def checked_originals(vectors: VectorLike | None, handler: IndexHandler) -> Vectors | None:
+    """`vectors` as the originals of the entries; raises InputError unless their shape is [ntotal, d]."""
     originals = None if vectors is None else as_vectors(vectors, "vectors")
-    if originals is not None and (originals.rows, originals.dim) != (rule.count, rule.index.d):
+    if originals is not None and (originals.rows, originals.dim) != (handler.count, handler.index.d):
         raise InputError(
             f"{originals.name} have shape {[originals.rows, originals.dim]}, "
-            f"the index holds {[rule.count, int(rule.index.d)]}"
+            f"the index holds {[handler.count, int(handler.index.d)]}"
         )
     return originals
 

@@ -8,7 +8,7 @@ from typing import Any
 import faiss
 import numpy as np
 
-from hubplugin_faiss.encoding.extra_dimensions import Tail
+from hubplugin_faiss.encoding.extra_dimensions import ExtraDimensions
 
 BLOCK_BYTES = 8 << 20
 """Codes and vectors are handled in blocks of about this size, whatever the size of the index."""
@@ -39,11 +39,11 @@ def pretransform(chain: list[Any], index: Any) -> Any:
     return new
 
 
-def appending(d: int, tail: Tail) -> list[Any]:
+def appending(d: int, extra: ExtraDimensions) -> list[Any]:
     """The transforms from d components x to [x, q]."""
-    remap = faiss.RemapDimensionsTransform(d, d + tail.width, False)
-    centring = faiss.CenteringTransform(d + tail.width)
-    faiss.copy_array_to_vector(np.concatenate([np.zeros(d, np.float32), -tail.query]), centring.mean)
+    remap = faiss.RemapDimensionsTransform(d, d + extra.width, False)
+    centring = faiss.CenteringTransform(d + extra.width)
+    faiss.copy_array_to_vector(np.concatenate([np.zeros(d, np.float32), -extra.query]), centring.mean)
     centring.is_trained = True
     return [remap, centring]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hubplugin.errors import StoreError
 from hubplugin_faiss.file_reader import beside, read_faiss
-from hubplugin_faiss.handlers import rule_for
+from hubplugin_faiss.handlers import handler_for
 
 try:
     import fcntl
@@ -75,7 +75,7 @@ def sweep(path: str | os.PathLike[str]) -> None:
         return
     if Path(path).exists():
         try:
-            used = {os.path.realpath(name) for name in rule_for(read_faiss(path, mapped=True)).files()}
+            used = {os.path.realpath(name) for name in handler_for(read_faiss(path, mapped=True)).files()}
         except StoreError:
             return  # an index that cannot be read may use any of them
     for line in journal.read_text().splitlines():

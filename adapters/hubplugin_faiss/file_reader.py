@@ -14,10 +14,10 @@ import numpy as np
 
 from hubplugin.errors import ModelFileError, StoreError
 from hubplugin.model import OffsetModel, load
-from hubplugin_faiss.checks import carries_mark_of
+from hubplugin_faiss.checks import has_fingerprint
 from hubplugin_faiss.faiss_objects import reason
 from hubplugin_faiss.gallery import Gallery
-from hubplugin_faiss.handlers import rule_for
+from hubplugin_faiss.handlers import handler_for
 
 PAGES_KEPT = 256 << 20
 """The pages of a mapped file are given back each time that about this much of it has been read."""
@@ -39,8 +39,8 @@ def read_index(path: str | os.PathLike[str]) -> tuple[Any, OffsetModel | None]:
 
 def model_of(path: str | os.PathLike[str], index: Any) -> OffsetModel | None:
     """The model beside the file `path` that holds `index`; see `read_index`."""
-    rule = rule_for(index)
-    if not rule.is_upgraded() or carries_mark_of(rule, ""):
+    handler = handler_for(index)
+    if not handler.is_upgraded() or has_fingerprint(handler, ""):
         return None
     model_path = beside(path, ".hub")
     found = [candidate for candidate in (model_path, beside(model_path, ".new")) if candidate.exists()]
@@ -51,7 +51,7 @@ def model_of(path: str | os.PathLike[str], index: Any) -> OffsetModel | None:
         except ModelFileError as error:
             damaged = error
             continue
-        if carries_mark_of(rule, model.fingerprint):
+        if has_fingerprint(handler, model.fingerprint):
             return model
     if damaged is not None:
         raise StoreError(str(damaged))

@@ -14,102 +14,102 @@ import numpy as np
 from hubplugin.errors import StoreError
 from hubplugin.vectors import Progress
 from hubplugin_faiss.encoding.assemble import in_memory
-from hubplugin_faiss.encoding.layout import Body, Fill
+from hubplugin_faiss.encoding.layout import Assemble, EncodedIndex
 from hubplugin_faiss.faiss_objects import reason
 from hubplugin_faiss.file_reader import give_back_pages
-from hubplugin_faiss.handlers import rule_for
+from hubplugin_faiss.handlers import handler_for
 
 
 def write_index_file(
-    path: Path, make: Callable[[Fill], Any], mapped: Sequence[Path], progress: Progress | None
+    path: Path, make: Callable[[Assemble], Any], mapped: Sequence[Path], progress: Progress | None
 ) -> None:
     """Writes what `make` makes to the file `path`, and its inverted lists to their files, and flushes them.
 
-    Faiss's own writer writes everything but the codes: leaves get a plug instead, which is then found in what was
-    written, and the codes go in its place as they come.
+    Codes are replaced by a random placeholder, Faiss serialises the rest, and the codes are streamed in at the position
+    of the placeholder. Raises StoreError if the file cannot be written.
     """
-    plugs: list[tuple[Body, bytes]] = []
+    placeholders: list[tuple[EncodedIndex, bytes]] = []
 
-    def plugged(body: Body) -> Any:
-        plug = _plug(body)
-        if plug is None:
-            return in_memory(body)
-        plugs.append((body, plug))
-        return body.shell
+    def with_placeholder(encoded: EncodedIndex) -> Any:
+        placeholder = _placeholder(encoded)
+        if placeholder is None:
+            return in_memory(encoded)
+        placeholders.append((encoded, placeholder))
+        return encoded.empty
 
-    index = make(plugged)
-    if not plugs:
+    index = make(with_placeholder)
+    if not placeholders:
         try:
             faiss.write_index(index, os.fspath(path))
         except RuntimeError as error:
             raise StoreError(f"Faiss cannot write {os.fspath(path)!r}: {reason(error)}") from None
-        for name in (os.fspath(path), *rule_for(index).files()):
+        for name in (os.fspath(path), *handler_for(index).files()):
             with open(name, "rb+") as written:
                 os.fsync(written.fileno())
         return
     frame = faiss.serialize_index(index).tobytes()
-    places = sorted((_place(frame, plug), number) for number, (_, plug) in enumerate(plugs))
-    done, total = 0, sum(int(body.shell.ntotal) for body, _ in plugs)
+    places = sorted((_place(frame, placeholder), number) for number, (_, placeholder) in enumerate(placeholders))
+    done, total = 0, sum(int(encoded.empty.ntotal) for encoded, _ in placeholders)
     with path.open("wb") as file:
         position = 0
         for place, number in places:
-            body, plug = plugs[number]
+            encoded, placeholder = placeholders[number]
             file.write(frame[position:place])
-            for count in _pour(body, file):
+            for count in _write_codes(encoded, file):
                 done += count
                 give_back_pages(*mapped)
                 if progress is not None:
                     progress("writing the index", done, total)
-            position = place + len(plug)
+            position = place + len(placeholder)
         file.write(frame[position:])
         file.flush()
         os.fsync(file.fileno())
 
 
-def _plug(body: Body) -> bytes | None:
-    """What Faiss writes in the place of the codes of a leaf without them; None if it writes them elsewhere."""
-    shell = body.shell
-    if isinstance(shell, faiss.IndexIVF):
-        if not isinstance(faiss.downcast_InvertedLists(shell.invlists), faiss.ArrayInvertedLists):
+def _placeholder(encoded: EncodedIndex) -> bytes | None:
+    """What Faiss writes in place of the codes of an empty base index; None if it writes them elsewhere."""
+    empty = encoded.empty
+    if isinstance(empty, faiss.IndexIVF):
+        if not isinstance(faiss.downcast_InvertedLists(empty.invlists), faiss.ArrayInvertedLists):
             return None
-        return struct.pack("<4sQQ4sQ", b"ilar", shell.nlist, shell.code_size, b"sprs", 0)
-    if isinstance(shell, faiss.IndexFastScan):
+        return struct.pack("<4sQQ4sQ", b"ilar", empty.nlist, empty.code_size, b"sprs", 0)
+    if isinstance(empty, faiss.IndexFastScan):
         return None
-    plug = os.urandom(64)
-    shell.codes.resize(len(plug))
-    faiss.rev_swig_ptr(shell.codes.data(), len(plug))[:] = np.frombuffer(plug, np.uint8)
-    return struct.pack("<Q", len(plug) // _unit(shell)) + plug
+    placeholder = os.urandom(64)
+    empty.codes.resize(len(placeholder))
+    faiss.rev_swig_ptr(empty.codes.data(), len(placeholder))[:] = np.frombuffer(placeholder, np.uint8)
+    return struct.pack("<Q", len(placeholder) // _unit(empty)) + placeholder
 
 
-def _place(frame: bytes, plug: bytes) -> int:
-    """Where `plug` is in `frame`. A short one may stand there by chance: then what was written will not read back."""
-    place = frame.rfind(plug)
+def _place(frame: bytes, placeholder: bytes) -> int:
+    """Where `placeholder` is in `frame`. A short one may occur there by chance; the file then fails its check."""
+    place = frame.rfind(placeholder)
     if place < 0:
         raise StoreError("this version of Faiss writes indexes in another way than is known; nothing was changed")
     return place
 
 
-def _pour(body: Body, file: BinaryIO) -> Iterator[int]:
-    """Writes the codes of `body` as Faiss does, and yields how many they are, piece by piece."""
-    shell = body.shell
-    if not isinstance(shell, faiss.IndexIVF):
-        file.write(struct.pack("<Q", int(shell.ntotal) * int(shell.code_size) // _unit(shell)))
-        for entries in body.entries():
+def _write_codes(encoded: EncodedIndex, file: BinaryIO) -> Iterator[int]:
+    """Writes the codes of `encoded` as Faiss does, piece by piece, and yields the number of entries of each."""
+    empty = encoded.empty
+    if not isinstance(empty, faiss.IndexIVF):
+        file.write(struct.pack("<Q", int(empty.ntotal) * int(empty.code_size) // _unit(empty)))
+        for entries in encoded.entries():
             file.write(np.ascontiguousarray(entries.codes).data)
             yield len(entries.codes)
         return
-    assert body.list_sizes is not None
-    sizes = body.list_sizes.astype(np.uint64)
-    file.write(struct.pack("<4sQQ", b"ilar", shell.nlist, shell.code_size))
+    assert encoded.list_sizes is not None
+    sizes = encoded.list_sizes.astype(np.uint64)
+    file.write(struct.pack("<4sQQ", b"ilar", empty.nlist, empty.code_size))
     filled = np.flatnonzero(sizes)
-    if len(filled) > shell.nlist // 2:
+    if len(filled) > empty.nlist // 2:
         listed, kind = sizes, b"full"
     else:
         listed, kind = np.stack([filled.astype(np.uint64), sizes[filled]], axis=1).ravel(), b"sprs"
     file.write(struct.pack("<4sQ", kind, len(listed)) + listed.tobytes())
     held: list[np.ndarray] = []  # ids follow the codes of their whole list
     left = 0
-    for entries in body.entries():
+    for entries in encoded.entries():
         assert entries.lists is not None
         assert entries.ids is not None
         edges = np.flatnonzero(np.diff(entries.lists, prepend=-1, append=-1))
@@ -124,6 +124,6 @@ def _pour(body: Body, file: BinaryIO) -> Iterator[int]:
         yield len(entries.codes)
 
 
-def _unit(shell: Any) -> int:
-    """In what Faiss counts the codes of a leaf: floats or bytes."""
-    return 4 if isinstance(shell, faiss.IndexFlat) else 1
+def _unit(empty: Any) -> int:
+    """The unit in bytes in which Faiss counts the codes of a base index: a float or a byte."""
+    return 4 if isinstance(empty, faiss.IndexFlat) else 1

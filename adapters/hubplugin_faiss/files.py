@@ -1,10 +1,10 @@
-"""Index files: read, upgraded and replaced so that a kill at any moment leaves the old or the new one whole.
+"""Index files: upgraded and replaced so that a kill at any moment leaves the old or the new one whole.
 
-Beside `photos.faiss` lies its model, `photos.faiss.hub`. Whatever is being written has the suffix `.new` until it is
-whole and checked; then the index takes its place in one step, and the model follows. A kill between the two leaves
-the model under its `.new` name, where it is found by the mark in the index. Inverted lists on disk are files of their
-own: `photos.faiss.lists` names those that are being written and those that they replace, and `sweep` removes the ones
-that the index does not use.
+The model of `photos.faiss` is `photos.faiss.hub`. A file that is being written has the suffix `.new` until it is whole
+and checked; then the index replaces the old one in one step, and the model follows. A kill between the two leaves the
+model under its `.new` name, where the fingerprint bits in the index identify it. Inverted lists on disk are files of
+their own: `photos.faiss.lists` names those that are being written and those that they replace, and `sweep` removes the
+ones that the index does not use.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from hubplugin.model import OffsetModel
 from hubplugin.vectors import Progress, VectorLike, Vectors
 from hubplugin_faiss.calibration import loss_of_recall, warn_of_loss
 from hubplugin_faiss.checks import checked_originals, require_upgradable, require_upgraded
-from hubplugin_faiss.encoding.layout import Fill
+from hubplugin_faiss.encoding.layout import Assemble
 from hubplugin_faiss.file_lock import note_lists, writing
 from hubplugin_faiss.file_reader import MappedGallery, beside, give_back_pages, read_faiss
 from hubplugin_faiss.file_writer import write_index_file
 from hubplugin_faiss.gallery import Gallery
-from hubplugin_faiss.handlers import rule_for
+from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.inverted_lists import free_name
 from hubplugin_faiss.index import upgraded_by
-from hubplugin_faiss.offsets import offsets_by, plan_for
+from hubplugin_faiss.offsets import offsets_by, upgrade_spec
 from hubplugin_faiss.search_settings import holds_graph
 
-PROBES = 16
+SAMPLED = 16
 """A file that was written is read back and searched with this many of its own vectors before it takes its place."""
 
 
@@ -83,18 +83,18 @@ def _upgrade_file(
     source, raw, spool = path, beside(target, ".raw"), beside(target, ".spool")
     try:
         index = original = read_faiss(source, mapped=True)
-        again = rule_for(index).is_upgraded()
+        again = handler_for(index).is_upgraded()
         if again:
-            if vectors is None and rule_for(index).coarse:
+            if vectors is None and handler_for(index).two_stage:
                 vectors = Gallery(index)
-            note_lists(target, [*map(free_name, rule_for(index).files())])
-            write_index_file(raw, rule_for(index).downgraded, [source], progress)
+            note_lists(target, [*map(free_name, handler_for(index).files())])
+            write_index_file(raw, handler_for(index).downgraded, [source], progress)
             index, source = read_faiss(raw, mapped=True), raw
-        require_upgradable(rule_for(index))
+        require_upgradable(handler_for(index))
         gallery = MappedGallery([source, spool], index, unit=model.metric is Metric.COSINE)
-        originals, room = checked_originals(vectors, rule_for(index)), _spooled(spool, gallery.rows)
+        originals, room = checked_originals(vectors, handler_for(index)), _spooled(spool, gallery.rows)
         offsets = offsets_by(model, index, gallery, originals, device, memory, progress, room, tolerant=again)
-        obsolete = rule_for(original).files() if path == Path(target) else []
+        obsolete = handler_for(original).files() if path == Path(target) else []
         put(target, index, offsets, model, [source, spool], obsolete, progress, originals, rebuild)
     finally:
         for name in (raw, spool):
@@ -115,22 +115,22 @@ def put(
     """Upgrades `index` with `offsets` [n] in scan order, and puts it and its `model` in the place of what the file
     `path` and its `.hub` hold. obsolete: the lists files of the replaced index, which `writing` removes. mapped: the
     files from which index and offsets are mapped."""
-    rule = rule_for(index)
-    note_lists(path, [*obsolete, *map(free_name, rule.files())])
+    handler = handler_for(index)
+    note_lists(path, [*obsolete, *map(free_name, handler.files())])
 
     if holds_graph(index):  # graphs are made in memory, and some of them twice
         graph = upgraded_by(index, offsets, model, originals, rebuild)
         _replace(path, lambda _: graph, index, model, mapped, progress, lambda written: None, originals)
         return
 
-    def make(fill: Fill) -> Any:
-        return rule.upgraded(offsets, plan_for(offsets, model, fill, vectors=originals))
+    def make(assemble: Assemble) -> Any:
+        return handler.upgraded(offsets, upgrade_spec(offsets, model, assemble, vectors=originals))
 
     def give_back() -> None:
         give_back_pages(*mapped, beside(os.path.realpath(path), ".new"))
 
     def checked(written: Any) -> None:
-        if originals is not None or not rule.exhaustive:
+        if originals is not None or not handler.exhaustive:
             warn_of_loss(loss_of_recall(index, written, model, give_back, originals), written)
 
     _replace(path, make, index, model, mapped, progress, checked, originals)
@@ -138,10 +138,10 @@ def put(
 
 def take_out(path: str | os.PathLike[str], index: Any, progress: Progress | None = None) -> None:
     """Replaces the file `path`, which holds the upgraded `index`, by the index as it was."""
-    rule = rule_for(index)
-    require_upgraded(rule)
-    note_lists(path, [*rule.files(), *map(free_name, rule.files())])
-    _replace(path, rule.downgraded, index, None, [Path(path)], progress, lambda written: None)
+    handler = handler_for(index)
+    require_upgraded(handler)
+    note_lists(path, [*handler.files(), *map(free_name, handler.files())])
+    _replace(path, handler.downgraded, index, None, [Path(path)], progress, lambda written: None)
 
 
 def _spooled(path: Path, rows: int) -> np.ndarray:
@@ -154,7 +154,7 @@ def _spooled(path: Path, rows: int) -> np.ndarray:
 
 def _replace(
     path: str | os.PathLike[str],
-    make: Callable[[Fill], Any],
+    make: Callable[[Assemble], Any],
     index: Any,
     model: OffsetModel | None,
     mapped: Sequence[Path],
@@ -199,23 +199,23 @@ def _require_same(written: Any, index: Any, path: Path, originals: Vectors | Non
 
     It is searched among those only, so that a large file is not read as a whole.
     """
-    before, after = rule_for(index), rule_for(written)
+    before, after = handler_for(index), handler_for(written)
     same = before.count == after.count
     if same:
-        starts = (0, max(0, before.count - PROBES))
-        labels = [after.labels(start, min(start + PROBES, before.count)) for start in starts]
+        starts = (0, max(0, before.count - SAMPLED))
+        labels = [after.labels(start, min(start + SAMPLED, before.count)) for start in starts]
         selector = faiss.IDSelectorBatch(np.concatenate(labels))
         parameters = after.selecting(selector)
         for start in starts:
-            (probes, _), (found, _) = next(before.scan(start, PROBES)), next(after.scan(start, PROBES))
-            if originals is not None and after.coarse:
-                probes, found = next(originals.blocks(PROBES)), next(after.scan(0, PROBES))[0]
-            scores, names = written.search(probes, 1, params=parameters)
-            if after.coarse:  # a second stage may hold them at unit length
-                lengths = np.linalg.norm(probes, axis=1) / np.maximum(np.linalg.norm(found, axis=1), 1e-30)
+            (asked, _), (found, _) = next(before.scan(start, SAMPLED)), next(after.scan(start, SAMPLED))
+            if originals is not None and after.two_stage:
+                asked, found = next(originals.blocks(SAMPLED)), next(after.scan(0, SAMPLED))[0]
+            scores, names = written.search(asked, 1, params=parameters)
+            if after.two_stage:  # a second stage may hold them at unit length
+                lengths = np.linalg.norm(asked, axis=1) / np.maximum(np.linalg.norm(found, axis=1), 1e-30)
                 found = found * lengths[:, None]
-            probes, found = np.nan_to_num(probes), np.nan_to_num(found)
-            near = np.allclose(probes, found, rtol=0, atol=HALF * float(np.abs(probes).max()))
+            asked, found = np.nan_to_num(asked), np.nan_to_num(found)
+            near = np.allclose(asked, found, rtol=0, atol=HALF * float(np.abs(asked).max()))
             same &= near and bool((names >= 0).any() and np.isfinite(scores[names >= 0]).all())
     if not same:
         raise StoreError(f"{os.fspath(path)!r} does not read back as it was written; the disk may be failing")

@@ -12,9 +12,9 @@ from hubplugin.model import OffsetModel
 from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
 from hubplugin_faiss.calibration import is_loss, loss_of_recall, warn_of_loss
 from hubplugin_faiss.checks import (
-    carries_mark_of,
     checked_offsets,
     checked_originals,
+    has_fingerprint,
     require_room,
     require_suits,
     require_unit,
@@ -23,9 +23,9 @@ from hubplugin_faiss.checks import (
 )
 from hubplugin_faiss.encoding.assemble import in_memory
 from hubplugin_faiss.gallery import Gallery
-from hubplugin_faiss.handlers import rule_for
-from hubplugin_faiss.handlers.norm_bias import Favour
-from hubplugin_faiss.offsets import offsets_by, plan_for
+from hubplugin_faiss.handlers import handler_for
+from hubplugin_faiss.handlers.norm_bias import NormBias
+from hubplugin_faiss.offsets import offsets_by, upgrade_spec
 from hubplugin_faiss.search_settings import holds_graph
 
 
@@ -77,13 +77,13 @@ def _upgraded(
     rebuild: bool | None = None,
 ) -> Any:
     """`upgrade`; tolerant: entries that the model cannot judge are no error."""
-    rule = rule_for(index)
-    require_upgradable(rule)
-    originals = checked_originals(vectors, rule)
+    handler = handler_for(index)
+    require_upgradable(handler)
+    originals = checked_originals(vectors, handler)
     options: dict[str, Any] = {"rebuild": bool(rebuild), "vectors": originals}
     if not isinstance(model_or_offsets, OffsetModel):
-        offsets = checked_offsets(model_or_offsets, rule.count, "the index")[rule.order()]
-        return rule.upgraded(offsets, plan_for(offsets, None, **options))
+        offsets = checked_offsets(model_or_offsets, handler.count, "the index")[handler.order()]
+        return handler.upgraded(offsets, upgrade_spec(offsets, None, **options))
     model = model_or_offsets
     gallery = Gallery(index, unit=model.metric is Metric.COSINE)
     offsets = offsets_by(model, index, gallery, originals, device, memory, progress, tolerant=tolerant)
@@ -94,13 +94,13 @@ def upgraded_by(
     index: Any, offsets: np.ndarray, model: OffsetModel, originals: Vectors | None, rebuild: bool | None
 ) -> Any:
     """`index` with the `offsets` [n] of `model` in scan order. A graph is built anew where its links lose too much."""
-    rule = rule_for(index)
+    handler = handler_for(index)
 
     def made(rebuild: bool) -> Any:
-        return rule.upgraded(offsets, plan_for(offsets, model, rebuild=rebuild, vectors=originals))
+        return handler.upgraded(offsets, upgrade_spec(offsets, model, rebuild=rebuild, vectors=originals))
 
     upgraded = made(bool(rebuild))
-    if originals is None and rule.exhaustive:
+    if originals is None and handler.exhaustive:
         return upgraded
     loss = loss_of_recall(index, upgraded, model, originals=originals)
     if rebuild is None and is_loss(loss) and holds_graph(index):
@@ -117,9 +117,9 @@ def downgrade(index: Any) -> Any:
 
     Raises StoreError if `index` is not upgraded.
     """
-    rule = rule_for(index)
-    require_upgraded(rule)
-    return rule.downgraded(in_memory)
+    handler = handler_for(index)
+    require_upgraded(handler)
+    return handler.downgraded(in_memory)
 
 
 def add(
@@ -138,8 +138,8 @@ def add(
 
     Raises StoreError if the index is not upgraded, InputError if something does not suit it; nothing is added then.
     """
-    rule = rule_for(index)
-    require_upgraded(rule)
+    handler = handler_for(index)
+    require_upgraded(handler)
     given, unit = as_vectors(vectors, "vectors"), False
     if given.dim != index.d:
         raise InputError(f"{given.name} have {given.dim} dimensions, the index has {index.d}")
@@ -151,7 +151,7 @@ def add(
             raise InputError(
                 "the model is not centred on the index: use model = model.centred_on(targets), then refresh"
             )
-        if not (carries_mark_of(rule, "") or carries_mark_of(rule, model.fingerprint)):
+        if not (has_fingerprint(handler, "") or has_fingerprint(handler, model.fingerprint)):
             raise StoreError(
                 "the offsets in this index are those of another model; add with that one, or take this one for all: "
                 "index = refresh(index, model)"
@@ -159,17 +159,17 @@ def add(
         unit = model.metric is Metric.COSINE
         if unit:
             require_unit(block, given.name)
-        coded = rule.coded(block)
+        coded = handler.coded(block)
         offsets = model.offsets(coded, device=device, memory=memory)
-        offsets = (offsets - Favour(rule, unit)(coded)).astype(np.float32)
+        offsets = (offsets - NormBias(handler, unit)(coded)).astype(np.float32)
     else:
         offsets = checked_offsets(model_or_offsets, len(block), "the batch")
     if ids is not None:
         ids = np.ascontiguousarray(ids, np.int64)
         if ids.shape != (len(block),):
             raise InputError(f"{len(block)} vectors, but ids of shape {ids.shape}: expected one for each")
-    require_room(rule, offsets)
-    rule.append(block, offsets, ids, unit)
+    require_room(handler, offsets)
+    handler.append(block, offsets, ids, unit)
 
 
 def remove_ids(index: Any, ids: np.ndarray) -> int:
@@ -181,13 +181,13 @@ def remove_ids(index: Any, ids: np.ndarray) -> int:
 
     Raises StoreError if the index is not upgraded, or is of a type that removes nothing.
     """
-    rule = rule_for(index)
-    require_upgraded(rule)
-    before = rule.count
-    known = np.intersect1d(np.asarray(ids, np.int64), rule.labels())
+    handler = handler_for(index)
+    require_upgraded(handler)
+    before = handler.count
+    known = np.intersect1d(np.asarray(ids, np.int64), handler.labels())
     if known.size:
-        rule.remove(known)
-    return before - rule.count
+        handler.remove(known)
+    return before - handler.count
 
 
 def refresh(
@@ -205,7 +205,7 @@ def refresh(
     another length than 1, get the smallest offset of the model, and a warning names them; if they are more than half of
     all, it raises InputError.
     """
-    held = Gallery(index) if rule_for(index).coarse else None
+    held = Gallery(index) if handler_for(index).two_stage else None
     raw = downgrade(index)
     options: dict[str, Any] = {"device": device, "memory": memory, "progress": progress}
     return _upgraded(raw, model_or_offsets, vectors=held, tolerant=True, **options)

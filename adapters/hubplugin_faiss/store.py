@@ -23,9 +23,9 @@ from hubplugin_faiss.file_lock import note_lists, writing
 from hubplugin_faiss.file_reader import beside, model_of, read_faiss
 from hubplugin_faiss.files import HALF, put, take_out
 from hubplugin_faiss.gallery import Gallery
-from hubplugin_faiss.handlers import rule_for
+from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.inverted_lists import free_name
-from hubplugin_faiss.handlers.norm_bias import Favour
+from hubplugin_faiss.handlers.norm_bias import NormBias
 from hubplugin_faiss.index import downgrade
 
 MAPPED = 1 << 30
@@ -59,11 +59,11 @@ class FaissStore(Store):
             return model.metric
         if self._index.metric_type == faiss.METRIC_L2:
             return Metric.EUCLIDEAN
-        sample = next(self._rule.scan(0, 1000), None)
+        sample = next(self._handler.scan(0, 1000), None)
         if sample is None:
             return Metric.DOT
         lengths = np.linalg.norm(sample[0], axis=1)
-        if self._rule.lossy:  # of unit vectors PQ makes shorter ones, down to a half, and RaBitQ longer ones
+        if self._handler.lossy:  # of unit vectors PQ makes shorter ones, down to a half, and RaBitQ longer ones
             low, middle, high = np.quantile(lengths, [0.05, 0.5, 0.95])
             return Metric.COSINE if 0.4 < middle < 1.6 and high - low < middle else Metric.DOT
         return Metric.COSINE if (np.abs(lengths - 1) <= UNIT).all() else Metric.DOT
@@ -76,27 +76,27 @@ class FaissStore(Store):
             return Store.precision
         tried = np.linspace(model.gallery.smallest, model.gallery.largest, 1000, dtype=np.float32)
         # A second stage that an upgrade added rounds the vectors, too, and so what a model gives for them.
-        return Store.precision + 2 * (self._rule.rounding(tried) + (HALF if self._rule.coarse else 0.0))
+        return Store.precision + 2 * (self._handler.rounding(tried) + (HALF if self._handler.two_stage else 0.0))
 
     @property
     def unit(self) -> bool:  # type: ignore[override]
-        return self.metric is Metric.COSINE and not self._rule.lossy
+        return self.metric is Metric.COSINE and not self._handler.lossy
 
     def count(self) -> int:
-        return self._rule.count
+        return self._handler.count
 
     def scan(self, after: Id | None = None) -> Iterator[Batch]:
         row = int(after or 0)
-        for vectors, offsets in self._rule.scan(row, block_rows(self.dim)):
-            if self.unit and not self._rule.is_upgraded():
+        for vectors, offsets in self._handler.scan(row, block_rows(self.dim)):
+            if self.unit and not self._handler.is_upgraded():
                 require_unit(vectors, self.url, row)
             ids = []
-            for label in self._rule.labels(row, row + len(vectors)).tolist():
+            for label in self._handler.labels(row, row + len(vectors)).tolist():
                 ids.append(_Entry(label))
                 ids[-1].row = row
                 row += 1
             known = np.full(len(vectors), np.nan, np.float32) if offsets is None else offsets
-            yield Batch(ids, vectors, (known + self._favour(vectors)).astype(np.float32), row)
+            yield Batch(ids, vectors, (known + self._norm_bias(vectors)).astype(np.float32), row)
 
     def correction(self) -> Correction | None:
         model = model_of(self._path, self._index)
@@ -106,8 +106,8 @@ class FaissStore(Store):
         return None if pending is None else Correction(pending, active=False)
 
     def begin(self, model: OffsetModel) -> Id | None:
-        if not self._rule.is_upgraded():
-            require_upgradable(self._rule)
+        if not self._handler.is_upgraded():
+            require_upgradable(self._handler)
         half = self._pending_model()
         self._writing = model
         if half is not None and half.fingerprint == model.fingerprint:
@@ -122,23 +122,23 @@ class FaissStore(Store):
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
         rows = [entry.row for entry in batch.ids if isinstance(entry, _Entry)]
-        self._pending("r+")[rows] = offsets - self._favour(batch.vectors)
+        self._pending("r+")[rows] = offsets - self._norm_bias(batch.vectors)
 
     def activate(self) -> None:
         if self._writing is None:
             raise StoreError(f"{self.url}: nothing has been written that could be activated")
         offsets = self._pending("r")
-        if not (self._rule.is_upgraded() and np.isnan(offsets).all()):  # else all were right as they were
-            if self._rule.is_upgraded():
+        if not (self._handler.is_upgraded() and np.isnan(offsets).all()):  # else all were right as they were
+            if self._handler.is_upgraded():
                 offsets = np.where(np.isnan(offsets), self._stored_offsets(), offsets)
             missing = int(np.isnan(offsets).sum())
             if missing:
                 raise StoreError(f"{self.url}: {missing} targets have no offset yet; run apply again")
             mapped = [self._path, self._pending_path]
-            held = Gallery(self._index) if self._rule.is_upgraded() and self._rule.coarse else None
+            held = Gallery(self._index) if self._handler.is_upgraded() and self._handler.two_stage else None
             with writing(self._path):
-                note_lists(self._path, [free_name(name) for name in self._rule.files()])
-                put(self._path, self._raw, offsets, self._writing, mapped, self._rule.files(), originals=held)
+                note_lists(self._path, [free_name(name) for name in self._handler.files()])
+                put(self._path, self._raw, offsets, self._writing, mapped, self._handler.files(), originals=held)
             self._load()
         self._writing = None
         for path in (self._pending_path, self._model_path):
@@ -154,7 +154,7 @@ class FaissStore(Store):
         )
 
     def remove(self) -> None:
-        if self._rule.is_upgraded():
+        if self._handler.is_upgraded():
             with writing(self._path):
                 take_out(self._path, self._index)
             self._load()
@@ -164,25 +164,25 @@ class FaissStore(Store):
     def _load(self) -> None:
         # A file that fits is read, since whoever overwrites one in place that is mapped ends this process.
         self._index = read_faiss(self._path, mapped=self._path.is_file() and self._path.stat().st_size > MAPPED)
-        self._rule = rule_for(self._index)
-        for cached in ("_raw", "_favour", "precision"):
+        self._handler = handler_for(self._index)
+        for cached in ("_raw", "_norm_bias", "precision"):
             self.__dict__.pop(cached, None)
 
     @cached_property
     def _raw(self) -> Any:
-        if not self._rule.is_upgraded():
+        if not self._handler.is_upgraded():
             return self._index
         raw = downgrade(self._index)
-        for name in rule_for(raw).files():
+        for name in handler_for(raw).files():
             os.unlink(name)  # lists on disk live on as long as they are mapped
         return raw
 
     @cached_property
-    def _favour(self) -> Favour:
-        return Favour(self._rule, self.metric is Metric.COSINE)
+    def _norm_bias(self) -> NormBias:
+        return NormBias(self._handler, self.metric is Metric.COSINE)
 
     def _stored_offsets(self) -> np.ndarray:
-        stored = [offsets for _, offsets in self._rule.scan(0, block_rows(self.dim)) if offsets is not None]
+        stored = [offsets for _, offsets in self._handler.scan(0, block_rows(self.dim)) if offsets is not None]
         return np.concatenate(stored)
 
     def _pending(self, mode: Any) -> np.ndarray:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hubplugin_faiss
-from hubplugin_faiss.handlers import rule_for
+from hubplugin_faiss.handlers import handler_for
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
 
@@ -58,10 +58,10 @@ def test_scores_ids_and_bytes(kind, metric, d, n, shape, size, seed):
     np.testing.assert_array_equal(
         faiss.serialize_index(hubplugin_faiss.downgrade(upgraded)), faiss.serialize_index(index)
     )
-    rule = rule_for(upgraded)
-    order = rule.order()
+    handler = handler_for(upgraded)
+    order = handler.order()
     stored, decoded = np.empty(n), np.empty((n, d))
-    for held, into in zip(zip(*rule.scan(0, 1000), strict=True), (decoded, stored), strict=True):
+    for held, into in zip(zip(*handler.scan(0, 1000), strict=True), (decoded, stored), strict=True):
         into[order] = np.concatenate(held)
     spread = max(float(offsets.max()), 0.0) - min(float(offsets.min()), 0.0)
     coarse = {"SQ4": 0.02, "SQ6": 0.005, "SQ8": 0.0005}.get(kind.split(",")[-1], 3e-6)

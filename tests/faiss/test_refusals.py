@@ -11,7 +11,8 @@ import pytest
 import hubplugin
 import hubplugin_faiss
 from hubplugin_faiss.calibration import loss_of_recall
-from hubplugin_faiss.handlers import rule_for
+from hubplugin_faiss.handlers import handler_for
+from hubplugin_faiss.handlers.flat import FlatCodesHandler
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
 
@@ -169,7 +170,7 @@ def test_what_cannot_be_added_is_refused_and_nothing_is_added(kind, arguments, s
 
 def test_a_model_fitted_without_targets_is_centred_on_the_index():
     upgraded = hubplugin_faiss.upgrade(flat(), hubplugin.fit(X[:20], "is"))
-    back = rule_for(upgraded)
+    back = handler_for(upgraded)
     offsets = np.concatenate([part for _, part in back.scan(0, 100)])
     assert abs(offsets.mean()) < 1e-6
     assert offsets.std() > 1e-4
@@ -272,3 +273,10 @@ def test_a_model_whose_bank_and_targets_were_swapped_is_noticed():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         hubplugin_faiss.upgrade(flat(), right)
+
+
+def test_a_subclass_without_names_takes_over_no_index_type():
+    class Unnamed(FlatCodesHandler):
+        pass
+
+    assert type(handler_for(flat())) is FlatCodesHandler

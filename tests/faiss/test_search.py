@@ -93,9 +93,9 @@ def test_query_dependent_methods_rank_as_over_the_whole_gallery(method, rng):
     index = faiss.IndexFlatIP(8)
     index.add(vectors)
     second = cases.unit(rng.normal(size=(50, 8))) if method == "dualdis" else None
-    rule = fit_rule(bank, method, targets=vectors, target_bank=second)
-    found = CorrectedSearch(index, rule, targets=vectors).search_certified(queries, 5)
-    truth = rule.rescore(cases.similarities(queries, vectors, IP), rule.keep(vectors))
+    handler = fit_rule(bank, method, targets=vectors, target_bank=second)
+    found = CorrectedSearch(index, handler, targets=vectors).search_certified(queries, 5)
+    truth = handler.rescore(cases.similarities(queries, vectors, IP), handler.keep(vectors))
     assert found.certified.all()
     cases.assert_ranked(found.ids, truth, np.arange(300), ties=1e-4)
 

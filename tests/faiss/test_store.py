@@ -16,7 +16,7 @@ import hubplugin_faiss
 from hubplugin.jobs import correction
 from hubplugin.registry import open_store
 from hubplugin_faiss import files
-from hubplugin_faiss.handlers import rule_for
+from hubplugin_faiss.handlers import handler_for
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
 
@@ -114,7 +114,7 @@ def test_foreign_vectors_do_not_keep_a_refresh_from_the_others(tmp_path, model, 
     with pytest.warns(UserWarning, match=r"of 504 entries 3 with vectors that the model cannot judge"):
         hubplugin_faiss.upgrade_file(file, model)
     for upgraded in (hubplugin_faiss.read_index(file)[0], in_memory):
-        stored = np.concatenate([offsets for _, offsets in rule_for(upgraded).scan(0, 1000)])
+        stored = np.concatenate([offsets for _, offsets in handler_for(upgraded).scan(0, 1000)])
         np.testing.assert_allclose(stored[500:], expected, atol=1e-5)
         np.testing.assert_allclose(stored[:500], model.offsets(GALLERY), atol=1e-5)
     assert correction.inspect(open_store(f"faiss:{file}")).stale == 0

@@ -16,7 +16,7 @@ import hubplugin
 import hubplugin_faiss
 from hubplugin.vectors import as_vectors
 from hubplugin_faiss.calibration import loss_of_recall
-from hubplugin_faiss.handlers import rule_for
+from hubplugin_faiss.handlers import handler_for
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
 
@@ -42,18 +42,18 @@ def stored(index: faiss.Index) -> np.ndarray:
 
     What a search makes of them is `test_scores_are_similarity_plus_offset`'s to see, which asks plain Faiss.
     """
-    rule = rule_for(index)
-    offsets = np.concatenate([part for _, part in rule.scan(0, 100)])
+    handler = handler_for(index)
+    offsets = np.concatenate([part for _, part in handler.scan(0, 100)])
     rows = np.empty_like(offsets)
-    rows[rule.order()] = offsets
+    rows[handler.order()] = offsets
     return rows
 
 
 def decoded(index: faiss.Index) -> np.ndarray:
-    rule = rule_for(index)
-    vectors = np.concatenate([part for part, _ in rule.scan(0, 100)])
+    handler = handler_for(index)
+    vectors = np.concatenate([part for part, _ in handler.scan(0, 100)])
     rows = np.empty_like(vectors)
-    rows[rule.order()] = vectors
+    rows[handler.order()] = vectors
     return rows
 
 
@@ -284,7 +284,7 @@ def test_removing_ids_takes_their_offsets_along(kind, metric):
     case, upgraded = fresh(kind, metric)
     assert upgraded.remove_ids(case.ids[::3]) == 200
     assert upgraded.ntotal == 400
-    offsets = np.concatenate([part for _, part in rule_for(upgraded).scan(0, 100)])
+    offsets = np.concatenate([part for _, part in handler_for(upgraded).scan(0, 100)])
     kept = np.delete(case.offsets, np.arange(0, 600, 3))
     np.testing.assert_allclose(np.sort(offsets), np.sort(kept), rtol=0, atol=cases.tolerance(kind))
     if "IVF" in kind or "IDMap" in kind:  # the others number their entries anew

@@ -10,14 +10,14 @@ import faiss
 import numpy as np
 
 from hubplugin_faiss.encoding.fast_scan_codes import pack
-from hubplugin_faiss.encoding.layout import Body
+from hubplugin_faiss.encoding.layout import EncodedIndex
 
 
-def in_memory(body: Body) -> Any:
-    """The leaf of `body` with its codes."""
-    new = body.shell
+def in_memory(encoded: EncodedIndex) -> Any:
+    """The base index of `encoded` with its codes."""
+    new = encoded.empty
     if isinstance(new, faiss.IndexIVF):
-        return _lists_in_memory(body)
+        return _lists_in_memory(encoded)
     packer = new.get_CodePacker() if isinstance(new, faiss.IndexFastScan) else None
     if packer is None:
         new.codes.resize(int(new.ntotal) * int(new.code_size))
@@ -26,7 +26,7 @@ def in_memory(body: Body) -> Any:
         new.ntotal2 = blocks * packer.nvec
         new.codes.resize(blocks * packer.block_size)
     start = 0
-    for entries in body.entries():
+    for entries in encoded.entries():
         if packer is None:
             codes_of(new)[start : start + len(entries.codes)] = entries.codes
         else:
@@ -35,18 +35,18 @@ def in_memory(body: Body) -> Any:
     return new
 
 
-def _lists_in_memory(body: Body) -> Any:
-    new = body.shell
-    assert body.list_sizes is not None
+def _lists_in_memory(encoded: EncodedIndex) -> Any:
+    new = encoded.empty
+    assert encoded.list_sizes is not None
     lists = faiss.downcast_InvertedLists(new.invlists)
     packer, filled = getattr(lists, "packer", None), np.zeros(new.nlist, np.int64)
-    for number, size in enumerate(body.list_sizes.tolist()):
+    for number, size in enumerate(encoded.list_sizes.tolist()):
         lists.resize(number, size)  # at once: a list that grows is given room to spare
-    for entries in body.entries():
+    for entries in encoded.entries():
         assert entries.lists is not None
         assert entries.ids is not None
         for number, ids, codes in runs(entries.lists, entries.ids, entries.codes):
-            start, size = int(filled[number]), int(body.list_sizes[number])
+            start, size = int(filled[number]), int(encoded.list_sizes[number])
             if packer is None:
                 lists.update_entries(number, start, len(ids), faiss.swig_ptr(ids), faiss.swig_ptr(codes))
             else:

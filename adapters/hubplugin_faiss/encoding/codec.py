@@ -15,12 +15,12 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
-from hubplugin_faiss.encoding.extra_dimensions import Tail
-from hubplugin_faiss.encoding.layout import Plan
+from hubplugin_faiss.encoding.extra_dimensions import ExtraDimensions
+from hubplugin_faiss.encoding.layout import UpgradeSpec
 
 E = 1e-3
-"""The query's tail under inner product, wherever the offsets allow it: scores are shifted by E^2, below rounding, and
-a stored offset / E keeps every digit in a float of any size."""
+"""The query's extra component under inner product, wherever the offsets allow it. Scores are shifted by E^2, which is
+below rounding, and a stored offset / E keeps every digit in a float of any size."""
 
 
 HALF = faiss.ScalarQuantizer.QT_fp16
@@ -53,101 +53,112 @@ class Floats:
 
 @dataclass(frozen=True)
 class Coder:
-    """Writes a tail behind codes of `head_bits` bits as `tail_bits` more, and takes it off again.
+    """Appends extra dimensions to codes of `head_bits` bits, as `extra_bits` more, and removes them again.
 
-    quantiser: codes tails [n, w]. components: those of the tail that carry the offset; the others are padding.
-    limits: the smallest and largest value that a component may have. step: what the tails of centroids are multiples
-    of, 0 for nothing.
+    quantiser: encodes extra components [n, w].
+    offset_components: which of them carry the offset; the others are padding.
+    limits: the smallest and the largest value that a component may have.
+    step: the extra components of centroids are multiples of it, 0 for no such restriction.
     """
 
-    tail: Tail
+    extra: ExtraDimensions
     quantiser: Quantiser
-    components: Sequence[int]
+    offset_components: Sequence[int]
     head_bits: int
-    tail_bits: int
+    extra_bits: int
     limits: tuple[float, float] = (-np.inf, np.inf)
     step: float = 0.0
 
     @property
     def code_size(self) -> int:
-        return -(-(self.head_bits + self.tail_bits) // 8)
+        return -(-(self.head_bits + self.extra_bits) // 8)
 
-    def tails(self, offsets: np.ndarray, bases: np.ndarray | None = None) -> np.ndarray:
-        """The tails [n, w] that come closest to `offsets` [n], where codes hold how they differ from `bases` [n, w]."""
-        about = np.zeros((len(offsets), self.tail.width), np.float32) if bases is None else bases
+    def components_for(self, offsets: np.ndarray, bases: np.ndarray | None = None) -> np.ndarray:
+        """The extra components [n, w] that come closest to `offsets` [n] after coding.
 
-        def snap(i: int, values: np.ndarray) -> np.ndarray:
-            tails = np.zeros((len(values), self.tail.width), np.float32)
-            tails[:, i] = np.clip(values - about[:, i], *self.limits)
-            return np.asarray(self.quantiser.decode(self.quantiser.compute_codes(tails))[:, i] + about[:, i])
+        bases [n, w]: extra components of the centroids, where codes hold differences from these.
+        """
+        about = np.zeros((len(offsets), self.extra.width), np.float32) if bases is None else bases
 
-        return self.tail.fill(offsets, snap, self.components)
+        def quantise(i: int, values: np.ndarray) -> np.ndarray:
+            components = np.zeros((len(values), self.extra.width), np.float32)
+            components[:, i] = np.clip(values - about[:, i], *self.limits)
+            return np.asarray(self.quantiser.decode(self.quantiser.compute_codes(components))[:, i] + about[:, i])
+
+        return self.extra.components_for(offsets, quantise, self.offset_components)
 
     def centres(self, offsets: np.ndarray) -> np.ndarray:
-        """Tails [n, w] of centroids whose lists are to rank as if every entry had that offset.
+        """Extra components [n, w] of centroids whose lists shall rank as if every entry had that of `offsets` [n].
 
         Where levels are close they lie a whole number of steps from the query's, so that neutral is a level in every
         list.
         """
-        tails = self.tail.fill(offsets, exactly, self.components[:1])
+        components = self.extra.components_for(offsets, exactly, self.offset_components[:1])
         if self.step:
-            tails[:, 0] = self.tail.query[0] + np.round((tails[:, 0] - self.tail.query[0]) / self.step) * self.step
-        tails[:, 1:] = self.tail.query[1:]
-        return tails
+            components[:, 0] = (
+                self.extra.query[0] + np.round((components[:, 0] - self.extra.query[0]) / self.step) * self.step
+            )
+        components[:, 1:] = self.extra.query[1:]
+        return components
 
-    def join(self, heads: np.ndarray, tails: np.ndarray) -> np.ndarray:
-        """Codes of vectors [n, bytes] with the codes of `tails` [n, w] behind them: uint8 [n, code_size]."""
+    def join(self, heads: np.ndarray, components: np.ndarray) -> np.ndarray:
+        """Codes `heads` [n, bytes] with the codes of extra `components` [n, w] appended: uint8 [n, code_size]."""
         if isinstance(self.quantiser, faiss.ScalarQuantizer) and self.quantiser.qtype == HALF:
             require_finite(heads.view(np.uint16))
-        behind = self.quantiser.compute_codes(tails)
+        extra_codes = self.quantiser.compute_codes(components)
         if self.head_bits % 8 == 0:
-            return np.concatenate([heads, behind], axis=1)
+            return np.concatenate([heads, extra_codes], axis=1)
         return np.packbits(
-            np.concatenate([_bits(heads)[:, : self.head_bits], _bits(behind)[:, : self.tail_bits]], axis=1),
+            np.concatenate([_bits(heads)[:, : self.head_bits], _bits(extra_codes)[:, : self.extra_bits]], axis=1),
             axis=1,
             bitorder="little",
         )
 
     def head(self, codes: np.ndarray) -> np.ndarray:
-        """Codes [n, code_size] as they were without a tail."""
+        """Codes [n, code_size] without their extra dimensions."""
         if self.head_bits % 8 == 0:
             return np.ascontiguousarray(codes[:, : self.head_bits // 8])
         return np.packbits(_bits(codes)[:, : self.head_bits], axis=1, bitorder="little")
 
 
 class Codec(ABC):
-    """The kind of codes that a leaf holds: how a tail is chosen for them, and the leaf's quantiser widened."""
-
-    lossy = False
-    """Whether codes keep less of a vector than its length to within a hundredth."""
+    """One kind of codes: designs extra dimensions for them, and widens the quantiser that writes them."""
 
     def __init__(self, index: Any):
         self.index, self.euclidean = index, index.metric_type == faiss.METRIC_L2
 
+    @property
     @abstractmethod
-    def plan(self, plan: Plan, sample: np.ndarray, bases: np.ndarray | None) -> Coder:
-        """A tail with room for what `plan` says. `sample` [k] are some of the offsets; `bases` [k], where codes hold
-        differences from a centroid, the offset that the tail of each one's centroid stands for."""
+    def lossy(self) -> bool:
+        """Whether codes may change the length of a vector by more than a hundredth."""
 
     @abstractmethod
-    def coder(self, d: int, tail: Tail) -> Coder:
-        """Of an index that has `tail` behind its d components: what wrote it."""
+    def design(self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None) -> Coder:
+        """Extra dimensions with room for the offsets of `spec`, and their coder.
+
+        sample: some of the offsets [k]. bases: the offset [k] that the centroid of each one stands for, where codes
+        hold differences from centroids.
+        """
+
+    @abstractmethod
+    def coder(self, d: int, extra: ExtraDimensions) -> Coder:
+        """The coder that wrote `extra` behind the d components of this index."""
 
     def require_fits(self, vectors: np.ndarray) -> None:  # noqa: B027
         """Raises StoreError if codes cannot hold components as large as those of `vectors` [n, d]."""
 
     @abstractmethod
     def widen(self, new: Any, coder: Coder) -> None:
-        """Gives the widened leaf `new` the quantiser of this one with that of the tail behind it."""
+        """Gives the widened index `new` the quantiser of this one, extended by that of `coder`."""
 
     @abstractmethod
     def narrow(self, new: Any, d: int) -> None:
-        """Gives the leaf `new` the first d components of the quantiser of this one."""
+        """Gives the index `new` the first d components of the quantiser of this one."""
 
-    def _tail(self, plan: Plan, query: list[float], width: int, state: bytes) -> Tail:
+    def _extra(self, spec: UpgradeSpec, query: list[float], width: int, state: bytes) -> ExtraDimensions:
         padded = np.zeros(width, np.float32)
         padded[: len(query)] = query
-        return Tail(padded, self.euclidean).marked(plan.fingerprint, state)
+        return ExtraDimensions(padded, self.euclidean).with_fingerprint(spec.fingerprint, state)
 
 
 def require_finite(halves: np.ndarray) -> None:

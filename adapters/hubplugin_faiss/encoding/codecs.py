@@ -7,21 +7,25 @@ from typing import Any
 import numpy as np
 
 from hubplugin_faiss.encoding.codec import Codec, Coder, E, Floats
-from hubplugin_faiss.encoding.extra_dimensions import Tail
-from hubplugin_faiss.encoding.layout import Plan
+from hubplugin_faiss.encoding.extra_dimensions import ExtraDimensions
+from hubplugin_faiss.encoding.layout import UpgradeSpec
 from hubplugin_faiss.encoding.product_codec import ProductCodec
 from hubplugin_faiss.encoding.scalar_codec import ScalarCodec
 
 
 class FloatCodec(Codec):
-    """float32: one component more, exact."""
+    """float32: one extra dimension, exact."""
 
-    def plan(self, plan: Plan, sample: np.ndarray, bases: np.ndarray | None) -> Coder:
-        query = -np.sqrt(2 * plan.high) if self.euclidean else max(E, plan.size * 1e-30)
-        return self.coder(self.index.d, self._tail(plan, [query], 1, b""))
+    @property
+    def lossy(self) -> bool:
+        return False
 
-    def coder(self, d: int, tail: Tail) -> Coder:
-        return Coder(tail, Floats(tail.width), range(tail.width), 32 * d, 32 * tail.width)
+    def design(self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None) -> Coder:
+        query = -np.sqrt(2 * spec.high) if self.euclidean else max(E, spec.size * 1e-30)
+        return self.coder(self.index.d, self._extra(spec, [query], 1, b""))
+
+    def coder(self, d: int, extra: ExtraDimensions) -> Coder:
+        return Coder(extra, Floats(extra.width), range(extra.width), 32 * d, 32 * extra.width)
 
     def widen(self, new: Any, coder: Coder) -> None:
         pass
@@ -31,6 +35,7 @@ class FloatCodec(Codec):
 
 
 def codec_of(index: Any) -> Codec:
+    """The codec for the codes of the base index `index`; raises StoreError for a scalar quantiser without room."""
     if hasattr(index, "sq"):
         return ScalarCodec(index)
     if hasattr(index, "pq"):

@@ -1,4 +1,4 @@
-"""What is to be done with an index, and the leaf that comes out of it."""
+"""What an upgrade asks for, and the encoded index that comes out of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hubplugin.vectors import Vectors
 
 @dataclass(frozen=True)
 class Entries:
-    """Some codes [b, code_size] of a leaf in order, and where it has inverted lists, of each its list number and id."""
+    """Consecutive codes [b, code_size]; with inverted lists, also the list number and the id of each: int64 [b]."""
 
     codes: np.ndarray
     lists: np.ndarray | None = None
@@ -21,32 +21,34 @@ class Entries:
 
 
 @dataclass(frozen=True)
-class Body:
-    """A leaf that is whole but for its codes, and those; `list_sizes` [nlist] where it has inverted lists."""
+class EncodedIndex:
+    """A base index that lacks only its codes (`empty`), and these codes; `list_sizes` [nlist] with inverted lists."""
 
-    shell: Any
+    empty: Any
     entries: Callable[[], Iterator[Entries]]
     list_sizes: np.ndarray | None = None
 
 
-Fill: TypeAlias = Callable[[Body], Any]
-"""Makes an index of a body: in memory, or for a file that is written piece by piece."""
+Assemble: TypeAlias = Callable[[EncodedIndex], Any]
+"""Puts the codes of an encoded index into it: in memory, or in a file that is written piece by piece."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What all parts of one index share when it is upgraded.
+class UpgradeSpec:
+    """What the handlers of one index share when it is upgraded.
 
-    low, high: the offsets that must find room; neutral, 0, lies between them. fingerprint: names the model, "" where
-    there is none. fill: makes an index of a leaf and its codes. unit: whether the model takes all vectors for unit
-    ones, so that what codes do to their lengths is to be taken off again. rebuild: build graphs anew. vectors: the
-    originals, where codes are too coarse to rank by.
+    low, high: the range of offsets that must find room; the neutral offset 0 lies in it.
+    fingerprint: that of the model, "" where offsets come from no model.
+    assemble: puts codes into a base index.
+    unit: whether the model takes all vectors for unit vectors; offsets then compensate what codes do to lengths.
+    rebuild: build graphs anew.
+    vectors: the originals [n, d], for the second stage of a two-stage index.
     """
 
     low: float
     high: float
     fingerprint: str
-    fill: Fill
+    assemble: Assemble
     unit: bool = False
     rebuild: bool = False
     vectors: Vectors | None = None
@@ -57,5 +59,5 @@ class Plan:
 
     @property
     def longest(self) -> float:
-        """The largest sqrt(2 (high - offset)), which is what a Euclidean tail holds."""
+        """The largest sqrt(2 (high - offset)), which is what Euclidean extra dimensions hold."""
         return float(np.sqrt(2 * (self.high - self.low)))

@@ -8,28 +8,30 @@ import faiss
 import numpy as np
 
 from hubplugin_faiss.encoding.codec import Codec, Coder, E, Floats, exactly
-from hubplugin_faiss.encoding.extra_dimensions import Tail
-from hubplugin_faiss.encoding.layout import Plan
+from hubplugin_faiss.encoding.extra_dimensions import ExtraDimensions
+from hubplugin_faiss.encoding.layout import UpgradeSpec
 
 
 class ProductCodec(Codec):
     """More sub-quantisers, whose codebooks are trained on the offsets: one, or where it has less than 256 levels two,
     the second for what the first loses."""
 
-    lossy = True
+    @property
+    def lossy(self) -> bool:
+        return True
 
-    def plan(self, plan: Plan, sample: np.ndarray, bases: np.ndarray | None) -> Coder:
+    def design(self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None) -> Coder:
         pq = self.index.pq
         used = 1 if pq.nbits >= 8 else 2
         state = sample.tobytes() + (b"" if bases is None else bases.tobytes())
-        first = -np.sqrt(2 * plan.high) if self.euclidean else max(E, plan.size * 1e-30)
-        tail = self._tail(plan, [first], used * pq.dsub, state)
-        alone = Tail(tail.query[:1], self.euclidean)
+        first = -np.sqrt(2 * spec.high) if self.euclidean else max(E, spec.size * 1e-30)
+        extra = self._extra(spec, [first], used * pq.dsub, state)
+        alone = ExtraDimensions(extra.query[:1], self.euclidean)
         about = np.zeros(1) if bases is None else Coder(alone, Floats(1), (0,), 0, 0).centres(bases)[:, 0]
-        values = alone.fill(sample, exactly, (0,))[:, 0] - about
-        low, high = np.sort(alone.fill(np.array([plan.low, plan.high]), exactly, (0,))[:, 0])
+        values = alone.components_for(sample, exactly, (0,))[:, 0] - about
+        low, high = np.sort(alone.components_for(np.array([spec.low, spec.high]), exactly, (0,))[:, 0])
         codebooks = np.zeros((used, pq.ksub, pq.dsub), np.float32)
-        codebooks[0, :, 0] = levels(values, pq.ksub, tail.query[0] - about, (low - about.max(), high - about.min()))
+        codebooks[0, :, 0] = levels(values, pq.ksub, extra.query[0] - about, (low - about.max(), high - about.min()))
         if used == 2:
             kept = codebooks[0, _nearest(codebooks[0, :, 0], values), 0] + about
             lost = sample - alone.offsets(kept[:, None])
@@ -37,23 +39,23 @@ class ProductCodec(Codec):
                 apart = np.diff(np.sort(alone.offsets(codebooks[0, :, :1] + about.mean())))
                 lost = np.concatenate([lost, np.linspace(-0.5, 0.5, pq.ksub) * apart.max()])
             second = -np.sqrt(2 * np.abs(lost).max()) if self.euclidean else first
-            query = np.zeros(tail.width)
-            query[0], query[pq.dsub] = tail.query[0], second
-            tail = self._tail(plan, query.tolist(), tail.width, state)
-            second = tail.query[pq.dsub]
-            values = Tail(np.array([second]), self.euclidean).fill(lost, exactly, (0,))[:, 0]
+            query = np.zeros(extra.width)
+            query[0], query[pq.dsub] = extra.query[0], second
+            extra = self._extra(spec, query.tolist(), extra.width, state)
+            second = extra.query[pq.dsub]
+            values = ExtraDimensions(np.array([second]), self.euclidean).components_for(lost, exactly, (0,))[:, 0]
             base = 0.0 if bases is None else second
             codebooks[1, :, 0] = levels(values - base, pq.ksub, np.array([second - base]), (0.0, 0.0))
-        return self._coder(self.index.d, tail, codebooks)
+        return self._coder(self.index.d, extra, codebooks)
 
-    def coder(self, d: int, tail: Tail) -> Coder:
+    def coder(self, d: int, extra: ExtraDimensions) -> Coder:
         pq = self.index.pq
         codebooks = faiss.vector_to_array(pq.centroids).reshape(pq.M, pq.ksub, pq.dsub)
-        return self._coder(d, tail, codebooks[d // pq.dsub :])
+        return self._coder(d, extra, codebooks[d // pq.dsub :])
 
     def widen(self, new: Any, coder: Coder) -> None:
-        behind = faiss.vector_to_array(coder.quantiser.centroids)  # type: ignore[attr-defined]
-        self._set(new, np.concatenate([faiss.vector_to_array(self.index.pq.centroids), behind]))
+        extra_codes = faiss.vector_to_array(coder.quantiser.centroids)  # type: ignore[attr-defined]
+        self._set(new, np.concatenate([faiss.vector_to_array(self.index.pq.centroids), extra_codes]))
 
     def narrow(self, new: Any, d: int) -> None:
         self._set(new, faiss.vector_to_array(self.index.pq.centroids)[: d * self.index.pq.ksub])
@@ -63,12 +65,12 @@ class ProductCodec(Codec):
         if self.index.pq.sdc_table.size():
             new.pq.compute_sdc_table()
 
-    def _coder(self, d: int, tail: Tail, codebooks: np.ndarray) -> Coder:
+    def _coder(self, d: int, extra: ExtraDimensions, codebooks: np.ndarray) -> Coder:
         pq, used = self.index.pq, len(codebooks)
-        quantiser = faiss.ProductQuantizer(tail.width, used, pq.nbits)
+        quantiser = faiss.ProductQuantizer(extra.width, used, pq.nbits)
         faiss.copy_array_to_vector(np.ascontiguousarray(codebooks).ravel(), quantiser.centroids)
-        components = range(0, tail.width, pq.dsub)
-        return Coder(tail, quantiser, components, d // pq.dsub * pq.nbits, used * pq.nbits)
+        components = range(0, extra.width, pq.dsub)
+        return Coder(extra, quantiser, components, d // pq.dsub * pq.nbits, used * pq.nbits)
 
 
 def levels(

@@ -10,8 +10,8 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import InputError, StoreError
-from hubplugin_faiss.encoding.extra_dimensions import Tail
-from hubplugin_faiss.encoding.layout import Fill, Plan
+from hubplugin_faiss.encoding.extra_dimensions import ExtraDimensions
+from hubplugin_faiss.encoding.layout import Assemble, UpgradeSpec
 from hubplugin_faiss.faiss_objects import name_of, reason
 
 ASSEMBLED = {
@@ -29,36 +29,43 @@ Of two targets in one direction the longer one scores higher by its length times
 and of 3,700 code vectors had 0.44 and 0.41; any value from 0.2 to 0.5 serves every lossy type better than none.
 """
 
-METRICS = {faiss.METRIC_INNER_PRODUCT: "inner product", faiss.METRIC_L2: "L2"}
+METRICS = faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2
 
 
-class Rule(ABC):
-    """One index, looked at and never changed, but for `append`.
+class IndexHandler(ABC):
+    """Reads, upgrades and downgrades one index, which only `append` and `remove` change.
 
-    Entries are numbered in scan order: row by row, or list by list.
+    A subclass names the Faiss types that it handles in `names`. Entries are numbered in scan order: row by row, or
+    list by list.
     """
 
     names: ClassVar[tuple[str, ...]] = ()
-    registry: ClassVar[dict[str, type[Rule]]] = {}
-
-    coarse = False
-    """Whether codes have no room for an offset, so that it lies in a second stage."""
-
-    def __init_subclass__(cls) -> None:
-        for name in cls.names:
-            Rule.registry[name] = cls
-
-    exhaustive = False
-    """Whether a search looks at every entry."""
-
-    lossy = False
-    """Whether what is stored of a vector has no longer its length."""
+    registry: ClassVar[dict[str, type[IndexHandler]]] = {}
 
     owner: Any = None
     """The Python object that owns the index, kept alive: the one that `downcast_index` makes does not own it."""
 
+    def __init_subclass__(cls) -> None:
+        for name in cls.__dict__.get("names", ()):  # its own: a subclass without names takes over no type
+            IndexHandler.registry[name] = cls
+
     def __init__(self, index: Any):
         self.index = index
+
+    @property
+    @abstractmethod
+    def two_stage(self) -> bool:
+        """Whether codes have no room for an offset, so that a second stage holds it."""
+
+    @property
+    @abstractmethod
+    def exhaustive(self) -> bool:
+        """Whether a search compares the query with every entry."""
+
+    @property
+    @abstractmethod
+    def lossy(self) -> bool:
+        """Whether codes may change the length of a vector."""
 
     @property
     def count(self) -> int:
@@ -79,11 +86,11 @@ class Rule(ABC):
             raise StoreError(f"{name_of(self.index)} is not trained; train it and add vectors, then upgrade it")
 
     @abstractmethod
-    def upgraded(self, offsets: np.ndarray, plan: Plan) -> Any:
+    def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> Any:
         """A new index of the same d with `offsets` [n] in it."""
 
     @abstractmethod
-    def downgraded(self, fill: Fill) -> Any:
+    def downgraded(self, assemble: Assemble) -> Any:
         """A new index without offsets, as it was before `upgraded`."""
 
     @abstractmethod
@@ -92,26 +99,28 @@ class Rule(ABC):
 
     @abstractmethod
     def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False) -> None:
-        """Adds `vectors` [n, d] with `offsets` [n] to an upgraded index; `unit` as in `Plan`."""
+        """Adds `vectors` [n, d] with `offsets` [n] to an upgraded index; `unit` as in `UpgradeSpec`."""
 
     def remove(self, ids: np.ndarray) -> None:
-        """Takes the entries that a search calls `ids` out of an upgraded index."""
+        """Removes the entries that a search calls `ids` from an upgraded index."""
         try:
             self.index.remove_ids(faiss.IDSelectorBatch(ids))
         except RuntimeError as error:
             raise StoreError(f"{name_of(self.index)} cannot remove entries: {reason(error)}") from None
 
     def coded(self, vectors: np.ndarray) -> np.ndarray:
-        """What an upgraded index will make of `vectors` [n, d] once they are added: float32 [n, d]."""
+        """`vectors` [n, d] as an upgraded index reconstructs them once they are added: float32 [n, d]."""
         return vectors
 
     @abstractmethod
     def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """What a search calls the entries [start, stop), all by default: int64 [stop - start]."""
+        """The ids that a search returns for the entries [start, stop), all by default: int64 [stop - start]."""
 
     def order(self) -> np.ndarray | slice:
-        """Where the offset of each entry stands in a list by id: a permutation of 0 ... n - 1, int64 [n], or all in
-        order, slice(None)."""
+        """The row of each entry in an array that is ordered by id: int64 [n], or slice(None) if entries are in order.
+
+        Raises InputError if the ids are not 0 ... n - 1.
+        """
         labels = self.labels()
         seen = np.zeros(len(labels), bool)
         if len(labels) and labels.min() >= 0 and labels.max() < len(labels):
@@ -121,19 +130,19 @@ class Rule(ABC):
         return labels
 
     @abstractmethod
-    def tails(self) -> list[Tail]:
-        """The tails of all leaves that are upgraded."""
+    def extra_dimensions(self) -> list[ExtraDimensions]:
+        """The extra dimensions of all upgraded base indexes in this index."""
 
     @abstractmethod
     def rounding(self, offsets: np.ndarray) -> float:
-        """By how much an upgraded index may round `offsets` [n] when it stores them."""
+        """The largest error that an upgraded index makes when it stores `offsets` [n]."""
 
-    def favour(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:
-        """What this index adds to the similarity of `vectors` [b, d] to any query that a model knows nothing of, up to
-        a constant: float [b], None for nothing. An offset takes it off again.
+    def norm_bias(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:
+        """What this index adds to the similarity of each of `vectors` [b, d] to every query, up to a constant: float
+        [b], None for nothing. The model does not know of it, so offsets compensate it.
 
-        unit: whether the model takes all vectors for unit ones. Codes make them longer or shorter. Longer ones score
-        higher, and by L2, which is q.t - |t|^2 / 2, those lie further away.
+        unit: whether the model takes all vectors for unit vectors. Codes make them longer or shorter. A longer vector
+        scores higher by inner product, and by L2, which is q.t - |t|^2 / 2, it is further away.
         """
         if not (unit and self.lossy):
             return None
@@ -149,11 +158,11 @@ class Rule(ABC):
         return None
 
     def is_upgraded(self) -> bool:
-        return bool(self.tails())
+        return bool(self.extra_dimensions())
 
 
-def rule_for(index: Any) -> Rule:
-    """The rule for `index`; raises StoreError by the name of its type if there is none."""
+def handler_for(index: Any) -> IndexHandler:
+    """The handler for `index`; raises StoreError, which names its type, if there is none."""
     if isinstance(index, faiss.IndexBinary):
         raise StoreError(f"{type(index).__name__} holds bits, and an offset is a real number: it cannot be upgraded")
     if not isinstance(index, faiss.Index):
@@ -166,8 +175,8 @@ def rule_for(index: Any) -> Rule:
         )
     if name in ASSEMBLED:
         raise StoreError(f"{name} cannot carry offsets; {ASSEMBLED[name]}")
-    if name not in Rule.registry:
-        raise StoreError(f"{name} cannot carry offsets; types that can: {', '.join(sorted(Rule.registry))}")
-    rule = Rule.registry[name](faiss.downcast_index(index))
-    rule.owner = index
-    return rule
+    if name not in IndexHandler.registry:
+        raise StoreError(f"{name} cannot carry offsets; types that can: {', '.join(sorted(IndexHandler.registry))}")
+    handler = IndexHandler.registry[name](faiss.downcast_index(index))
+    handler.owner = index
+    return handler

@@ -10,24 +10,37 @@ import numpy as np
 
 from hubplugin.errors import StoreError
 from hubplugin_faiss.encoding.codec import Coder
-from hubplugin_faiss.encoding.extra_dimensions import Tail
-from hubplugin_faiss.encoding.layout import Fill, Plan
+from hubplugin_faiss.encoding.codecs import codec_of
+from hubplugin_faiss.encoding.extra_dimensions import ExtraDimensions
+from hubplugin_faiss.encoding.layout import Assemble, UpgradeSpec
 from hubplugin_faiss.faiss_objects import appending, name_of, pretransform
-from hubplugin_faiss.handlers.base import Rule, rule_for
+from hubplugin_faiss.handlers.base import IndexHandler, handler_for
 
 
-class Leaf(Rule):
-    """An index that holds codes itself. Upgraded, it has w more components and stands behind what appends them."""
+class BaseIndexHandler(IndexHandler):
+    """An index that holds codes. Upgraded, it has w more components, which transforms before it append."""
 
-    def upgraded(self, offsets: np.ndarray, plan: Plan) -> Any:
-        return self.behind([], offsets, plan)
+    @property
+    def two_stage(self) -> bool:
+        return False
 
-    def behind(self, chain: list[Any], offsets: np.ndarray, plan: Plan) -> Any:
-        """The upgraded leaf behind the transforms of `chain` and those that append its tail."""
-        tail, leaf = self.widened(offsets, plan)
-        return pretransform([*chain, *appending(int(self.index.d), tail)], leaf)
+    @property
+    def exhaustive(self) -> bool:
+        return False
 
-    def downgraded(self, fill: Fill) -> Any:
+    @property
+    def lossy(self) -> bool:
+        return codec_of(self.index).lossy
+
+    def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> Any:
+        return self.upgraded_behind([], offsets, spec)
+
+    def upgraded_behind(self, chain: list[Any], offsets: np.ndarray, spec: UpgradeSpec) -> Any:
+        """The upgraded index behind the transforms of `chain` and those that append its extra dimensions."""
+        extra, base_index = self.widened(offsets, spec)
+        return pretransform([*chain, *appending(int(self.index.d), extra)], base_index)
+
+    def downgraded(self, assemble: Assemble) -> Any:
         raise StoreError(f"{name_of(self.index)} is not upgraded")
 
     def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False) -> None:
@@ -46,46 +59,49 @@ class Leaf(Rule):
     def order(self) -> np.ndarray | slice:
         return slice(None)
 
-    def tails(self) -> list[Tail]:
+    def extra_dimensions(self) -> list[ExtraDimensions]:
         return []
 
     @abstractmethod
-    def widened(self, offsets: np.ndarray, plan: Plan) -> tuple[Tail, Any]:
-        """A tail that suits this leaf, and a new leaf of d + w components with `offsets` [n] in its tails."""
+    def widened(self, offsets: np.ndarray, spec: UpgradeSpec) -> tuple[ExtraDimensions, Any]:
+        """Extra dimensions that suit this index, and a new one of d + w components that holds `offsets` [n] in them."""
 
     @abstractmethod
-    def narrowed(self, d: int, tail: Tail, fill: Fill) -> Any:
-        """Of this leaf with `tail` behind its d components: a new one without."""
+    def narrowed(self, d: int, extra: ExtraDimensions, assemble: Assemble) -> Any:
+        """A new index of d components without the `extra` ones that this one has."""
 
     @abstractmethod
-    def coder(self, d: int, tail: Tail) -> Coder:
-        """Of this leaf with `tail` behind its d components: what wrote it."""
+    def coder(self, d: int, extra: ExtraDimensions) -> Coder:
+        """The coder that wrote the extra dimensions `extra` into this index."""
 
     @abstractmethod
     def bases(self, d: int, count: int) -> np.ndarray | None:
-        """Tails [count, w] of centroids that codes of this leaf differ from, None where they do not."""
+        """Extra components [count, w] of some centroids, where codes hold differences from them, else None."""
 
     @abstractmethod
     def decoded(self, start: int, size: int) -> Iterator[np.ndarray]:
-        """All components of the entries from `start` on, b <= size: float32 [b, d], or [b, d + w] with a tail."""
+        """All components of the entries from `start` on, b <= size: float32 [b, d], or [b, d + w] if it is upgraded."""
 
     @abstractmethod
-    def coded_tailed(self, tail: Tail, vectors: np.ndarray) -> np.ndarray:
-        """What this leaf, which has `tail` behind its d components, will make of `vectors` [n, d]."""
+    def coded_extended(self, extra: ExtraDimensions, vectors: np.ndarray) -> np.ndarray:
+        """What the codes of this index, which has extra dimensions, make of `vectors` [n, d]: float32 [n, d]."""
 
     @abstractmethod
-    def append_tailed(self, d: int, tail: Tail, vectors: np.ndarray, offsets: np.ndarray, ids: Any) -> None:
-        """Adds `vectors` [n, d] with `offsets` [n] to this leaf, which has `tail` behind its d components."""
+    def append_extended(
+        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: Any
+    ) -> None:
+        """Adds `vectors` [n, d] with `offsets` [n] to this index of d + w components."""
 
 
-def leaf_for(index: Any) -> Leaf:
-    rule = rule_for(index)
-    if not isinstance(rule, Leaf):
+def base_index_handler(index: Any) -> BaseIndexHandler:
+    """The handler for `index`; raises StoreError if it is no base index."""
+    handler = handler_for(index)
+    if not isinstance(handler, BaseIndexHandler):
         raise StoreError(f"{name_of(index)} cannot carry offsets where it stands")
-    return rule
+    return handler
 
 
 def with_query(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
-    """`vectors` [n, d] with the tail of a query behind each: float32 [n, d + w]."""
-    tails = np.broadcast_to(query, (len(vectors), len(query)))
-    return np.ascontiguousarray(np.concatenate([vectors, tails], axis=1), np.float32)
+    """`vectors` [n, d] with the extra components `query` [w] behind each: float32 [n, d + w]."""
+    components = np.broadcast_to(query, (len(vectors), len(query)))
+    return np.ascontiguousarray(np.concatenate([vectors, components], axis=1), np.float32)

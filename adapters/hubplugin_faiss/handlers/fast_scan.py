@@ -9,14 +9,14 @@ import faiss
 import numpy as np
 
 from hubplugin_faiss.encoding.assemble import list_ids, runs
-from hubplugin_faiss.encoding.extra_dimensions import Tail
+from hubplugin_faiss.encoding.extra_dimensions import ExtraDimensions
 from hubplugin_faiss.encoding.fast_scan_codes import pack, unpacked
 from hubplugin_faiss.faiss_objects import alike, handed_over
-from hubplugin_faiss.handlers.flat import Row
-from hubplugin_faiss.handlers.inverted_lists import Lists, mapped_anew
+from hubplugin_faiss.handlers.flat import FlatCodesHandler
+from hubplugin_faiss.handlers.inverted_lists import InvertedListsHandler, mapped_anew
 
 
-class PackedRow(Row):
+class FastScanHandler(FlatCodesHandler):
     """Codes of 4 bits in the order in which Faiss scans them fast, unpacked as they are read."""
 
     names = ("IndexPQFastScan",)
@@ -31,16 +31,18 @@ class PackedRow(Row):
         return new
 
 
-class PackedLists(Lists):
+class FastScanListsHandler(InvertedListsHandler):
     """The same in inverted lists."""
 
     names = ("IndexIVFPQFastScan",)
 
-    def append_tailed(self, d: int, tail: Tail, vectors: np.ndarray, offsets: np.ndarray, ids: Any) -> None:
+    def append_extended(
+        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: Any
+    ) -> None:
         ids = self._ids_to_add(ids, len(vectors))
-        nearest, tailed = self._placed(d, tail, vectors, offsets)
+        nearest, extended = self._placed(d, extra, vectors, offsets)
         order = np.argsort(nearest, kind="stable")
-        codes = self._encode(tailed, nearest)[order]
+        codes = self._encode(extended, nearest)[order]
         with mapped_anew(self.index):
             for run in runs(nearest[order], ids[order], codes):
                 self._extend(*run)

@@ -12,10 +12,10 @@ from hubplugin.errors import StoreError
 from hubplugin_faiss.encoding.assemble import codes_of, in_memory
 from hubplugin_faiss.encoding.codec import Coder
 from hubplugin_faiss.encoding.codecs import codec_of
-from hubplugin_faiss.encoding.extra_dimensions import Tail
-from hubplugin_faiss.encoding.layout import Body, Entries, Fill, Plan
+from hubplugin_faiss.encoding.extra_dimensions import ExtraDimensions
+from hubplugin_faiss.encoding.layout import Assemble, EncodedIndex, Entries, UpgradeSpec
 from hubplugin_faiss.faiss_objects import alike, block_rows, name_of
-from hubplugin_faiss.handlers.base_index import Leaf, with_query
+from hubplugin_faiss.handlers.base_index import BaseIndexHandler, with_query
 
 SAMPLE = 65_536
 """A codebook for offsets is trained on at most about this many."""
@@ -27,33 +27,32 @@ def sample_rows(offsets: np.ndarray, starts: np.ndarray) -> np.ndarray:
     return np.unique(np.concatenate([spread, starts, [offsets.argmin(), offsets.argmax()]]))
 
 
-class Row(Leaf):
+class FlatCodesHandler(BaseIndexHandler):
     """Codes in a row, one an entry."""
 
     names: ClassVar[tuple[str, ...]] = ("IndexFlat", "IndexFlatIP", "IndexFlatL2", "IndexScalarQuantizer", "IndexPQ")
-    exhaustive = True
 
     @property
-    def lossy(self) -> bool:  # type: ignore[override]
-        return codec_of(self.index).lossy
+    def exhaustive(self) -> bool:
+        return True
 
-    def widened(self, offsets: np.ndarray, plan: Plan) -> tuple[Tail, Any]:
+    def widened(self, offsets: np.ndarray, spec: UpgradeSpec) -> tuple[ExtraDimensions, Any]:
         codec = codec_of(self.index)
-        coder = codec.plan(plan, offsets[sample_rows(offsets, np.empty(0, np.int64))], None)
-        return coder.tail, plan.fill(self._body_with(coder, lambda rows: coder.tails(offsets[rows])))
+        coder = codec.design(spec, offsets[sample_rows(offsets, np.empty(0, np.int64))], None)
+        return coder.extra, spec.assemble(self._encoded_with(coder, lambda rows: coder.components_for(offsets[rows])))
 
-    def widened_by(self, coder: Coder, tails: np.ndarray) -> Any:
-        """A new index with `tails` [n, w] behind its codes."""
-        return in_memory(self._body_with(coder, lambda rows: tails[rows]))
+    def widened_by(self, coder: Coder, components: np.ndarray) -> Any:
+        """A new index with extra `components` [n, w] in its codes."""
+        return in_memory(self._encoded_with(coder, lambda rows: components[rows]))
 
-    def narrowed(self, d: int, tail: Tail, fill: Fill) -> Any:
+    def narrowed(self, d: int, extra: ExtraDimensions, assemble: Assemble) -> Any:
         codec = codec_of(self.index)
-        coder, new = codec.coder(d, tail), self._empty(d)
+        coder, new = codec.coder(d, extra), self._empty(d)
         codec.narrow(new, d)
-        return fill(self._body(new, lambda codes, rows: coder.head(codes)))
+        return assemble(self._encoded(new, lambda codes, rows: coder.head(codes)))
 
-    def coder(self, d: int, tail: Tail) -> Coder:
-        return codec_of(self.index).coder(d, tail)
+    def coder(self, d: int, extra: ExtraDimensions) -> Coder:
+        return codec_of(self.index).coder(d, extra)
 
     def bases(self, d: int, count: int) -> np.ndarray | None:
         return None
@@ -62,19 +61,21 @@ class Row(Leaf):
         for first in range(start, self.count, size):
             yield np.asarray(self.index.sa_decode(self._codes(first, min(first + size, self.count))))
 
-    def coded_tailed(self, tail: Tail, vectors: np.ndarray) -> np.ndarray:
-        codes = self.index.sa_encode(with_query(vectors, tail.query))
+    def coded_extended(self, extra: ExtraDimensions, vectors: np.ndarray) -> np.ndarray:
+        codes = self.index.sa_encode(with_query(vectors, extra.query))
         return np.asarray(self.index.sa_decode(codes)[:, : vectors.shape[1]])
 
     def selecting(self, selector: Any) -> Any:
         return None if hasattr(self.index, "pq") else faiss.SearchParameters(sel=selector)
 
-    def append_tailed(self, d: int, tail: Tail, vectors: np.ndarray, offsets: np.ndarray, ids: Any) -> None:
+    def append_extended(
+        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: Any
+    ) -> None:
         if ids is not None:
             raise StoreError(f"{name_of(self.index)} numbers its entries itself; add without ids")
         codec = codec_of(self.index)
         codec.require_fits(vectors)
-        self.index.add(np.concatenate([vectors, codec.coder(d, tail).tails(offsets)], axis=1))
+        self.index.add(np.concatenate([vectors, codec.coder(d, extra).components_for(offsets)], axis=1))
 
     def _empty(self, d: int) -> Any:
         """An index like this one, of d components and without codes."""
@@ -86,26 +87,26 @@ class Row(Leaf):
             new = faiss.IndexPQ(d, d // old.pq.dsub, old.pq.nbits, metric)
             alike(new, old, "do_polysemous_training", "search_type", "encode_signs", "polysemous_ht")
             if old.search_type in (faiss.IndexPQ.ST_polysemous, faiss.IndexPQ.ST_polysemous_generalize):
-                # The tail's bits say nothing about the nearness of vectors: let through what they may add.
+                # The extra bits say nothing about the nearness of vectors: let through what they may add.
                 new.polysemous_ht += (d // old.pq.dsub - old.pq.M) * old.pq.nbits
         else:
             new = (faiss.IndexFlatL2 if self.euclidean else faiss.IndexFlatIP)(d)
         alike(new, old)
         return new
 
-    def _body_with(self, coder: Coder, tails: Callable[[slice], np.ndarray]) -> Body:
-        new = self._empty(self.index.d + coder.tail.width)
+    def _encoded_with(self, coder: Coder, components: Callable[[slice], np.ndarray]) -> EncodedIndex:
+        new = self._empty(self.index.d + coder.extra.width)
         codec_of(self.index).widen(new, coder)
-        return self._body(new, lambda codes, rows: coder.join(codes, tails(rows)))
+        return self._encoded(new, lambda codes, rows: coder.join(codes, components(rows)))
 
-    def _body(self, new: Any, code: Callable[[np.ndarray, slice], np.ndarray]) -> Body:
+    def _encoded(self, new: Any, code: Callable[[np.ndarray, slice], np.ndarray]) -> EncodedIndex:
         def entries() -> Iterator[Entries]:
             size = block_rows(new.d)
             for start in range(0, self.count, size):
                 rows = slice(start, min(start + size, self.count))
                 yield Entries(code(self._codes(rows.start, rows.stop), rows))
 
-        return Body(new, entries)
+        return EncodedIndex(new, entries)
 
     def _codes(self, start: int, stop: int) -> np.ndarray:
         """The codes of the entries [start, stop): uint8 [stop - start, code_size]."""

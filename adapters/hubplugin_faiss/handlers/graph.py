@@ -13,14 +13,14 @@ from hubplugin.errors import StoreError
 from hubplugin_faiss.encoding.assemble import codes_of, in_memory
 from hubplugin_faiss.encoding.codec import Coder
 from hubplugin_faiss.encoding.codecs import codec_of
-from hubplugin_faiss.encoding.extra_dimensions import Tail
-from hubplugin_faiss.encoding.layout import Fill, Plan
+from hubplugin_faiss.encoding.extra_dimensions import ExtraDimensions
+from hubplugin_faiss.encoding.layout import Assemble, UpgradeSpec
 from hubplugin_faiss.faiss_objects import alike, block_rows, handed_over, name_of
-from hubplugin_faiss.handlers.base_index import Leaf, leaf_for
-from hubplugin_faiss.handlers.flat import Row
+from hubplugin_faiss.handlers.base_index import BaseIndexHandler, base_index_handler
+from hubplugin_faiss.handlers.flat import FlatCodesHandler
 
 
-class Graph(Leaf):
+class GraphHandler(BaseIndexHandler):
     """Codes under a graph, which is kept."""
 
     names = ("IndexHNSWFlat", "IndexHNSWSQ", "IndexHNSWPQ", "IndexNSGFlat", "IndexNSGSQ", "IndexNSGPQ")
@@ -30,33 +30,33 @@ class Graph(Leaf):
     }
 
     @property
-    def lossy(self) -> bool:  # type: ignore[override]
+    def lossy(self) -> bool:
         return self._storage.lossy
 
     @property
-    def _storage(self) -> Leaf:
-        return leaf_for(self.index.storage)
+    def _storage(self) -> BaseIndexHandler:
+        return base_index_handler(self.index.storage)
 
     @property
     def _kind(self) -> str:
         return "HNSW" if isinstance(self.index, faiss.IndexHNSW) else "NSG"
 
-    def widened(self, offsets: np.ndarray, plan: Plan) -> tuple[Tail, Any]:
-        graph = self._rebuilt(offsets) if plan.rebuild else self.index
-        tail, storage = self._storage.widened(offsets, replace(plan, fill=in_memory))
-        return tail, self._over(storage, graph)
+    def widened(self, offsets: np.ndarray, spec: UpgradeSpec) -> tuple[ExtraDimensions, Any]:
+        graph = self._rebuilt(offsets) if spec.rebuild else self.index
+        extra, storage = self._storage.widened(offsets, replace(spec, assemble=in_memory))
+        return extra, self._over(storage, graph)
 
-    def widened_by(self, coder: Coder, tails: np.ndarray) -> Any:
-        """A new index with `tails` [n, w] behind the codes of its storage."""
+    def widened_by(self, coder: Coder, components: np.ndarray) -> Any:
+        """A new index with extra `components` [n, w] in the codes of its storage."""
         storage = self._storage
-        assert isinstance(storage, Row)
-        return self._over(storage.widened_by(coder, tails), self.index)
+        assert isinstance(storage, FlatCodesHandler)
+        return self._over(storage.widened_by(coder, components), self.index)
 
-    def narrowed(self, d: int, tail: Tail, fill: Fill) -> Any:
-        return self._over(self._storage.narrowed(d, tail, in_memory), self.index)
+    def narrowed(self, d: int, extra: ExtraDimensions, assemble: Assemble) -> Any:
+        return self._over(self._storage.narrowed(d, extra, in_memory), self.index)
 
-    def coder(self, d: int, tail: Tail) -> Coder:
-        return self._storage.coder(d, tail)
+    def coder(self, d: int, extra: ExtraDimensions) -> Coder:
+        return self._storage.coder(d, extra)
 
     def bases(self, d: int, count: int) -> np.ndarray | None:
         return None
@@ -64,36 +64,38 @@ class Graph(Leaf):
     def decoded(self, start: int, size: int) -> Iterator[np.ndarray]:
         return self._storage.decoded(start, size)
 
-    def coded_tailed(self, tail: Tail, vectors: np.ndarray) -> np.ndarray:
-        return self._storage.coded_tailed(tail, vectors)
+    def coded_extended(self, extra: ExtraDimensions, vectors: np.ndarray) -> np.ndarray:
+        return self._storage.coded_extended(extra, vectors)
 
-    def append_tailed(self, d: int, tail: Tail, vectors: np.ndarray, offsets: np.ndarray, ids: Any) -> None:
+    def append_extended(
+        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: Any
+    ) -> None:
         if self._kind == "NSG":
             raise StoreError(
                 f"{name_of(self.index)} takes no more vectors once it is built; nor does it in plain Faiss"
             )
         if ids is not None:
             raise StoreError(f"{name_of(self.index)} numbers its entries itself; add without ids")
-        # Links are drawn by the vectors alone, as in the raw index: while they are, every tail is neutral.
+        # Links are drawn by the vectors alone, as in the raw index: meanwhile every offset is neutral.
         storage = faiss.downcast_index(self.index.storage)
         codec_of(storage).require_fits(vectors)
-        coder, old = codec_of(storage).coder(d, tail), self.count
+        coder, old = codec_of(storage).coder(d, extra), self.count
         first = coder.head_bits // 8
-        tails = codes_of(storage)[:, first:].copy()
+        components = codes_of(storage)[:, first:].copy()
         try:
-            self._write_tails(storage, coder, 0, np.broadcast_to(tail.query, (old, tail.width)))
-            queries = np.broadcast_to(tail.query, (len(vectors), tail.width))
+            self._write_components(storage, coder, 0, np.broadcast_to(extra.query, (old, extra.width)))
+            queries = np.broadcast_to(extra.query, (len(vectors), extra.width))
             self.index.add(np.ascontiguousarray(np.concatenate([vectors, queries], axis=1)))
         finally:
-            codes_of(storage)[:old, first:] = tails
-        self._write_tails(storage, coder, old, coder.tails(offsets))
+            codes_of(storage)[:old, first:] = components
+        self._write_components(storage, coder, old, coder.components_for(offsets))
 
     @staticmethod
-    def _write_tails(storage: Any, coder: Coder, start: int, tails: np.ndarray) -> None:
+    def _write_components(storage: Any, coder: Coder, start: int, components: np.ndarray) -> None:
         codes, size = codes_of(storage), block_rows(storage.d)
-        for first in range(0, len(tails), size):
+        for first in range(0, len(components), size):
             part = codes[start + first : start + first + size]
-            part[:] = coder.join(coder.head(part), tails[first : first + size])
+            part[:] = coder.join(coder.head(part), components[first : first + size])
 
     def _over(self, storage: Any, graph: Any) -> Any:
         """An index like this one over another storage, with the links of `graph`."""
@@ -121,11 +123,13 @@ class Graph(Leaf):
             graph.nsg.L, graph.nsg.C, graph.nsg.search_L = index.nsg.L, index.nsg.C, index.nsg.search_L
             graph.ntotal = 0
         largest = max(float(np.abs(offsets).max()), 1e-12)
-        tails = np.sqrt(2 * (offsets.max() - offsets)) if self.euclidean else (largest + offsets) / np.sqrt(largest)
+        components = (
+            np.sqrt(2 * (offsets.max() - offsets)) if self.euclidean else (largest + offsets) / np.sqrt(largest)
+        )
         size = block_rows(d) if self._kind == "HNSW" else self.count  # NSG takes all at once
         start = 0
         for vectors in self.decoded(0, size):
-            part = tails[start : start + len(vectors), None].astype(np.float32)
+            part = components[start : start + len(vectors), None].astype(np.float32)
             graph.add(np.concatenate([vectors, part], axis=1))
             start += len(vectors)
         return graph

@@ -16,27 +16,23 @@ from hubplugin.errors import StoreError
 from hubplugin_faiss.encoding.assemble import list_ids
 from hubplugin_faiss.encoding.codec import HALF, Coder, require_finite
 from hubplugin_faiss.encoding.codecs import codec_of
-from hubplugin_faiss.encoding.extra_dimensions import Tail
-from hubplugin_faiss.encoding.layout import Body, Entries, Fill, Plan
+from hubplugin_faiss.encoding.extra_dimensions import ExtraDimensions
+from hubplugin_faiss.encoding.layout import Assemble, EncodedIndex, Entries, UpgradeSpec
 from hubplugin_faiss.encoding.scalar_codec import ScalarCodec
 from hubplugin_faiss.faiss_objects import alike, block_rows, handed_over, name_of
-from hubplugin_faiss.handlers.base import Rule
-from hubplugin_faiss.handlers.base_index import Leaf, with_query
+from hubplugin_faiss.handlers.base import IndexHandler
+from hubplugin_faiss.handlers.base_index import BaseIndexHandler, with_query
 from hubplugin_faiss.handlers.coarse_quantizer import FLOATS, narrowed_quantizer, nearest_lists, widened_quantizer
 from hubplugin_faiss.handlers.flat import sample_rows
 from hubplugin_faiss.handlers.list_ranking import list_ranks
 
 
-class Lists(Leaf):
-    """Codes in inverted lists. Lists, ids and training stay; each centroid gets a tail, which ranks its list."""
+class InvertedListsHandler(BaseIndexHandler):
+    """Codes in inverted lists. Lists, ids and training stay; extra components of the centroids rank the lists."""
 
     names: ClassVar[tuple[str, ...]] = ("IndexIVFFlat", "IndexIVFScalarQuantizer", "IndexIVFPQ")
 
-    @property
-    def lossy(self) -> bool:  # type: ignore[override]
-        return codec_of(self.index).lossy
-
-    def widened(self, offsets: np.ndarray, plan: Plan) -> tuple[Tail, Any]:
+    def widened(self, offsets: np.ndarray, spec: UpgradeSpec) -> tuple[ExtraDimensions, Any]:
         codec, starts = codec_of(self.index), self._starts()
         if isinstance(codec, ScalarCodec) and codec.kind == HALF:
             for _, codes, _, _ in self._blocks(0, block_rows(self.index.d)):
@@ -44,28 +40,28 @@ class Lists(Leaf):
         rows = sample_rows(offsets, starts[:-1][np.diff(starts) > 0])
         ranks = list_ranks(offsets, starts, self._spreads(rows) if self.euclidean else None)
         of_rows = np.searchsorted(starts, rows, "right") - 1
-        based = self._residual and name_of(self.index.quantizer) in FLOATS  # others leave all of a tail to the codes
-        coder = codec.plan(plan, offsets[rows], ranks[of_rows] if based else None)
+        based = self._residual and name_of(self.index.quantizer) in FLOATS  # else codes hold all of it
+        coder = codec.design(spec, offsets[rows], ranks[of_rows] if based else None)
         quantizer, centres = widened_quantizer(self.index.quantizer, coder, ranks)
-        new = self._empty(self.index.d + coder.tail.width, quantizer)
+        new = self._empty(self.index.d + coder.extra.width, quantizer)
         codec.widen(new, coder)
 
         def code(numbers: np.ndarray, codes: np.ndarray, rows: slice) -> np.ndarray:
             bases = centres[numbers] if self._residual else None
-            tails = coder.tails(offsets[rows], bases)
-            return coder.join(codes, tails if bases is None else tails - bases)
+            components = coder.components_for(offsets[rows], bases)
+            return coder.join(codes, components if bases is None else components - bases)
 
-        return coder.tail, plan.fill(self._body(new, code))
+        return coder.extra, spec.assemble(self._encoded(new, code))
 
-    def narrowed(self, d: int, tail: Tail, fill: Fill) -> Any:
+    def narrowed(self, d: int, extra: ExtraDimensions, assemble: Assemble) -> Any:
         codec = codec_of(self.index)
-        coder = codec.coder(d, tail)
-        new = self._empty(d, narrowed_quantizer(self.index.quantizer, d, tail))
+        coder = codec.coder(d, extra)
+        new = self._empty(d, narrowed_quantizer(self.index.quantizer, d, extra))
         codec.narrow(new, d)
-        return fill(self._body(new, lambda numbers, codes, rows: coder.head(codes)))
+        return assemble(self._encoded(new, lambda numbers, codes, rows: coder.head(codes)))
 
-    def coder(self, d: int, tail: Tail) -> Coder:
-        return codec_of(self.index).coder(d, tail)
+    def coder(self, d: int, extra: ExtraDimensions) -> Coder:
+        return codec_of(self.index).coder(d, extra)
 
     def bases(self, d: int, count: int) -> np.ndarray | None:
         if not self._residual:
@@ -76,9 +72,9 @@ class Lists(Leaf):
         for numbers, codes, _, _ in self._blocks(start, size):
             yield self._decode(codes, numbers)
 
-    def coded_tailed(self, tail: Tail, vectors: np.ndarray) -> np.ndarray:
-        nearest = nearest_lists(self.index.quantizer, vectors, tail)
-        codes = self._encode(with_query(vectors, tail.query), nearest)
+    def coded_extended(self, extra: ExtraDimensions, vectors: np.ndarray) -> np.ndarray:
+        nearest = nearest_lists(self.index.quantizer, vectors, extra)
+        codes = self._encode(with_query(vectors, extra.query), nearest)
         return self._decode(codes, nearest)[:, : vectors.shape[1]]
 
     def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
@@ -87,14 +83,16 @@ class Lists(Leaf):
         return np.concatenate([np.empty(0, np.int64), *(list_ids(lists, number)[part] for number, part in parts)])
 
     def order(self) -> np.ndarray | slice:
-        return Rule.order(self)
+        return IndexHandler.order(self)
 
-    def append_tailed(self, d: int, tail: Tail, vectors: np.ndarray, offsets: np.ndarray, ids: Any) -> None:
+    def append_extended(
+        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: Any
+    ) -> None:
         codec_of(self.index).require_fits(vectors)
         ids = self._ids_to_add(ids, len(vectors))
-        nearest, tailed = self._placed(d, tail, vectors, offsets)
+        nearest, extended = self._placed(d, extra, vectors, offsets)
         given = None if self.index.direct_map.type == faiss.DirectMap.Array else faiss.swig_ptr(ids)
-        self.index.add_core(len(tailed), faiss.swig_ptr(tailed), given, faiss.swig_ptr(nearest))
+        self.index.add_core(len(extended), faiss.swig_ptr(extended), given, faiss.swig_ptr(nearest))
 
     def files(self) -> list[str]:
         lists = faiss.downcast_InvertedLists(self.index.invlists)
@@ -143,13 +141,15 @@ class Lists(Leaf):
         memory: np.ndarray = faiss.rev_swig_ptr(lists.get_codes(number), lists.list_size(number) * lists.code_size)
         return memory.reshape(-1, lists.code_size)[start:stop]
 
-    def _placed(self, d: int, tail: Tail, vectors: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The lists [n] of `vectors` [n, d], by these alone, as in the raw index, and those with their tails."""
-        coder, quantizer, bases = codec_of(self.index).coder(d, tail), self.index.quantizer, None
-        nearest = nearest_lists(quantizer, vectors, tail)
+    def _placed(
+        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The lists [n] that `vectors` [n, d] have in the raw index, and the vectors with their extra components."""
+        coder, quantizer, bases = codec_of(self.index).coder(d, extra), self.index.quantizer, None
+        nearest = nearest_lists(quantizer, vectors, extra)
         if self._residual:
             bases = np.stack([quantizer.reconstruct(int(number))[d:] for number in nearest])
-        return nearest, np.ascontiguousarray(np.concatenate([vectors, coder.tails(offsets, bases)], axis=1))
+        return nearest, np.ascontiguousarray(np.concatenate([vectors, coder.components_for(offsets, bases)], axis=1))
 
     def _extend(self, number: int, ids: np.ndarray, codes: np.ndarray) -> None:
         """Adds entries to one list."""
@@ -201,14 +201,14 @@ class Lists(Leaf):
             new.replace_invlists(lists, handed_over(lists))
         return new
 
-    def _body(self, new: Any, code: Callable[[np.ndarray, np.ndarray, slice], np.ndarray]) -> Body:
+    def _encoded(self, new: Any, code: Callable[[np.ndarray, np.ndarray, slice], np.ndarray]) -> EncodedIndex:
         new.direct_map = self.index.direct_map
 
         def entries() -> Iterator[Entries]:
             for numbers, codes, ids, rows in self._blocks(0, block_rows(new.d)):
                 yield Entries(code(numbers, codes, rows), numbers, ids)
 
-        return Body(new, entries, np.diff(self._starts()))
+        return EncodedIndex(new, entries, np.diff(self._starts()))
 
 
 def free_name(path: str) -> str:

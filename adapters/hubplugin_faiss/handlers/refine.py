@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import faiss
@@ -10,17 +11,17 @@ import numpy as np
 
 from hubplugin.errors import StoreError
 from hubplugin.metric import normalise
-from hubplugin_faiss.encoding.extra_dimensions import Tail
-from hubplugin_faiss.encoding.layout import Fill, Plan
+from hubplugin_faiss.encoding.extra_dimensions import ExtraDimensions
+from hubplugin_faiss.encoding.layout import Assemble, UpgradeSpec
 from hubplugin_faiss.faiss_objects import alike, copied, handed_over, name_of
-from hubplugin_faiss.handlers.base import Rule, rule_for
-from hubplugin_faiss.handlers.norm_bias import Favour, norm_biases
-from hubplugin_faiss.handlers.two_stage import K_FACTOR, Coarse, unranked
+from hubplugin_faiss.handlers.base import IndexHandler, handler_for
+from hubplugin_faiss.handlers.norm_bias import NormBias, norm_biases
+from hubplugin_faiss.handlers.two_stage import K_FACTOR, TwoStageHandler, unranked
 from hubplugin_faiss.handlers.wrappers import close_up
 
 
-class Refined(Rule):
-    """Candidates from one part, ranked by another. Entries are in the order of the second, which is that of ids."""
+class RefineHandler(IndexHandler):
+    """Candidates from a base index, ranked by a second stage. Entries are in the order of the latter, that of ids."""
 
     names = ("IndexRefine", "IndexRefineFlat")
 
@@ -29,25 +30,27 @@ class Refined(Rule):
         self._base.check()
         self._second.check()
 
-    def upgraded(self, offsets: np.ndarray, plan: Plan) -> Any:
-        second = self._second.upgraded(offsets, plan)
-        if self._base.coarse:
+    def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> Any:
+        second = self._second.upgraded(offsets, spec)
+        if self._base.two_stage:
             base = self._base
-            candidates = base.ranked(offsets, plan) if isinstance(base, Coarse) else copied(self.index.base_index)
+            candidates = (
+                base.ranked(offsets, spec) if isinstance(base, TwoStageHandler) else copied(self.index.base_index)
+            )
             return self._of(candidates, second, self.index.k_factor * K_FACTOR)
         labels = self._base.labels()
         offsets = offsets[labels]
-        if plan.unit:  # the two stages favour different vectors
+        if spec.unit:  # the two stages have different norm biases
             offsets = offsets + norm_biases(self._second)[labels] - norm_biases(self._base)
-        return self._of(self._base.upgraded(offsets, plan), second, self.index.k_factor)
+        return self._of(self._base.upgraded(offsets, spec), second, self.index.k_factor)
 
-    def downgraded(self, fill: Fill) -> Any:
-        if not self._base.coarse:
-            return self._of(self._base.downgraded(fill), self._second.downgraded(fill), self.index.k_factor)
+    def downgraded(self, assemble: Assemble) -> Any:
+        if not self._base.two_stage:
+            return self._of(self._base.downgraded(assemble), self._second.downgraded(assemble), self.index.k_factor)
         candidates = unranked(self.index.base_index)
-        if self._staged:
+        if self.two_stage:
             return candidates
-        return self._of(candidates, self._second.downgraded(fill), self.index.k_factor / K_FACTOR)
+        return self._of(candidates, self._second.downgraded(assemble), self.index.k_factor / K_FACTOR)
 
     def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         return self._second.scan(start, size)
@@ -56,10 +59,10 @@ class Refined(Rule):
         if ids is not None:
             raise StoreError(f"{name_of(self.index)} numbers its entries itself; add without ids")
         base = offsets
-        if unit and not self._base.coarse:
-            first, second = Favour(self._base, unit), Favour(self._second, unit)
+        if unit and not self._base.two_stage:
+            first, second = NormBias(self._base, unit), NormBias(self._second, unit)
             base = offsets + second(self._second.coded(vectors)) - first(self._base.coded(vectors))
-        if self._staged:
+        if self.two_stage:
             held = self.coded(vectors)
             held = normalise(held, "vectors") if unit else held
         else:
@@ -77,10 +80,12 @@ class Refined(Rule):
 
     def coded(self, vectors: np.ndarray) -> np.ndarray:
         """Vectors and what codes make of others must not meet in one second stage: the former would win."""
-        return self._base.coded(vectors) if self._staged and not self._holds_originals else self._second.coded(vectors)
+        return (
+            self._base.coded(vectors) if self.two_stage and not self._holds_originals else self._second.coded(vectors)
+        )
 
-    def favour(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:
-        return None if self._staged else self._second.favour(vectors, unit)
+    def norm_bias(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:
+        return None if self.two_stage else self._second.norm_bias(vectors, unit)
 
     def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         return self._second.labels(start, stop)
@@ -91,26 +96,26 @@ class Refined(Rule):
     def rounding(self, offsets: np.ndarray) -> float:
         return self._second.rounding(offsets)
 
-    def tails(self) -> list[Tail]:
-        return self._base.tails() + self._second.tails()
+    def extra_dimensions(self) -> list[ExtraDimensions]:
+        return self._base.extra_dimensions() + self._second.extra_dimensions()
 
     def files(self) -> list[str]:
         return self._base.files()
 
-    @property
-    def coarse(self) -> bool:  # type: ignore[override]
-        return self._staged
+    @cached_property
+    def _base(self) -> IndexHandler:
+        return handler_for(self.index.base_index)
 
     @property
-    def _base(self) -> Rule:
-        return rule_for(self.index.base_index)
+    def lossy(self) -> bool:
+        return self._second.lossy or self.two_stage
 
     @property
-    def lossy(self) -> bool:  # type: ignore[override]
-        return self._second.lossy or self._staged
+    def exhaustive(self) -> bool:
+        return False
 
     @property
-    def _staged(self) -> bool:
+    def two_stage(self) -> bool:
         """Whether the second stage came with the upgrade."""
         chain = getattr(self._second.index, "chain", None)
         if chain is None or chain.size() == 0:
@@ -126,9 +131,9 @@ class Refined(Rule):
             return bool(((coded * held).sum(axis=1) < (1 - 1e-4) * lengths).any())
         return False
 
-    @property
-    def _second(self) -> Rule:
-        return rule_for(self.index.refine_index)
+    @cached_property
+    def _second(self) -> IndexHandler:
+        return handler_for(self.index.refine_index)
 
     def _of(self, base: Any, second: Any, k_factor: float) -> Any:
         new = faiss.IndexRefine(base, second)

@@ -13,11 +13,11 @@ import numpy as np
 from hubplugin.errors import StoreError
 from hubplugin.metric import normalise
 from hubplugin_faiss.encoding.assemble import in_memory, list_ids
-from hubplugin_faiss.encoding.extra_dimensions import Tail
-from hubplugin_faiss.encoding.layout import Fill, Plan
+from hubplugin_faiss.encoding.extra_dimensions import ExtraDimensions
+from hubplugin_faiss.encoding.layout import Assemble, UpgradeSpec
 from hubplugin_faiss.faiss_objects import block_rows, copied, handed_over, name_of
-from hubplugin_faiss.handlers.base import Rule
-from hubplugin_faiss.handlers.base_index import leaf_for
+from hubplugin_faiss.handlers.base import IndexHandler
+from hubplugin_faiss.handlers.base_index import base_index_handler
 from hubplugin_faiss.handlers.coarse_quantizer import ranked_quantizer, replace_quantizer, unranked_quantizer
 from hubplugin_faiss.handlers.list_ranking import list_ranks
 
@@ -27,7 +27,7 @@ were among the raw 40 best in 99.4 % of all cases. 16 for each add at most 0.002
 quantisers, and 0.01 to that of LSH, which is above the raw index's as it is."""
 
 
-class Coarse(Rule):
+class TwoStageHandler(IndexHandler):
     """Codes that have no room for one more component.
 
     Candidates are found by them as ever, in lists that are ranked by the offsets of their entries, and ranked by a
@@ -49,8 +49,17 @@ class Coarse(Rule):
         ),
     )  # not those that are both IVF and fast-scan: Faiss ends the process when it decodes one that was read back
 
-    coarse = True
-    lossy = True
+    @property
+    def two_stage(self) -> bool:
+        return True
+
+    @property
+    def exhaustive(self) -> bool:
+        return False
+
+    @property
+    def lossy(self) -> bool:
+        return True
 
     def check(self) -> None:
         super().check()
@@ -63,29 +72,29 @@ class Coarse(Rule):
                     "entries by no others; keep ids of your own in an IndexIDMap2 over it"
                 )
 
-    def upgraded(self, offsets: np.ndarray, plan: Plan) -> Any:
+    def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> Any:
         d, metric = self.index.d, self.index.metric_type
         stage = faiss.IndexScalarQuantizer(d, faiss.ScalarQuantizer.QT_fp16, metric)
         given = (
-            (vectors for vectors, _ in self.scan(0, block_rows(d))) if plan.vectors is None else plan.vectors.blocks()
+            (vectors for vectors, _ in self.scan(0, block_rows(d))) if spec.vectors is None else spec.vectors.blocks()
         )
         for vectors in given:
-            stage.add(normalise(vectors, "index") if plan.unit else vectors)
+            stage.add(normalise(vectors, "index") if spec.unit else vectors)
         # A first transform that changes nothing tells this second stage from one that the index had before.
         same = faiss.RemapDimensionsTransform(d, d, False)
-        second = leaf_for(stage).behind([same], offsets, replace(plan, fill=in_memory))
-        new = faiss.IndexRefine(base := self.ranked(offsets, plan), second)
+        second = base_index_handler(stage).upgraded_behind([same], offsets, replace(spec, assemble=in_memory))
+        new = faiss.IndexRefine(base := self.ranked(offsets, spec), second)
         new.own_fields, new.own_refine_index, new.k_factor = handed_over(base), handed_over(second), K_FACTOR
         return new
 
-    def downgraded(self, fill: Fill) -> Any:
+    def downgraded(self, assemble: Assemble) -> Any:
         return unranked(self.index)
 
     def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         for first in range(start, self.count, size):
             yield self.index.reconstruct_n(first, min(size, self.count - first)), None
 
-    def favour(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:
+    def norm_bias(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:
         return None  # it does not rank what it finds
 
     def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False) -> None:
@@ -119,23 +128,23 @@ class Coarse(Rule):
     def rounding(self, offsets: np.ndarray) -> float:
         return 0.0
 
-    def tails(self) -> list[Tail]:
+    def extra_dimensions(self) -> list[ExtraDimensions]:
         return []
 
-    def ranked(self, offsets: np.ndarray, plan: Plan) -> Any:
+    def ranked(self, offsets: np.ndarray, spec: UpgradeSpec) -> Any:
         """A copy of the index whose lists, if it has any, rank by the offsets of their entries."""
         new = copied(self.index)
         if isinstance(new, faiss.IndexIVF):
             lists = [list_ids(new.invlists, number) for number in range(new.nlist)]
-            starts, apart = np.cumsum([0, *map(len, lists)]), self._spreads(lists, plan) if self.euclidean else None
+            starts, apart = np.cumsum([0, *map(len, lists)]), self._spreads(lists, spec) if self.euclidean else None
             ranks = list_ranks(offsets[np.concatenate(lists)], starts, apart)
-            replace_quantizer(new, ranked_quantizer(new.quantizer, ranks, plan))
+            replace_quantizer(new, ranked_quantizer(new.quantizer, ranks, spec))
         return new
 
-    def _spreads(self, lists: list[np.ndarray], plan: Plan) -> np.ndarray:
+    def _spreads(self, lists: list[np.ndarray], spec: UpgradeSpec) -> np.ndarray:
         """The mean squared distance of the entries `lists` from the centroid of each: float64 [nlist]."""
         centres = self.index.quantizer.reconstruct_n(0, self.index.nlist)
-        if plan.unit:  # 1 - |c|^2 about their mean, whatever codes make of their distances
+        if spec.unit:  # 1 - |c|^2 about their mean, whatever codes make of their distances
             return np.asarray(1 - (centres.astype(np.float64) ** 2).sum(axis=1))
         sums, numbers, first = np.zeros(len(lists)), np.empty(self.count, np.int64), 0
         numbers[np.concatenate(lists)] = np.repeat(np.arange(len(lists)), [len(own) for own in lists])

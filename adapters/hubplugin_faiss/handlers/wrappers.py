@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import faiss
@@ -13,36 +14,80 @@ import numpy as np
 from hubplugin.errors import StoreError
 from hubplugin.vectors import Vectors
 from hubplugin_faiss.encoding.assemble import list_ids
-from hubplugin_faiss.encoding.extra_dimensions import Tail
-from hubplugin_faiss.encoding.layout import Fill, Plan
+from hubplugin_faiss.encoding.extra_dimensions import ExtraDimensions
+from hubplugin_faiss.encoding.layout import Assemble, UpgradeSpec
 from hubplugin_faiss.faiss_objects import alike, handed_over, name_of, pretransform
-from hubplugin_faiss.handlers.base import Rule, rule_for
-from hubplugin_faiss.handlers.base_index import Leaf, leaf_for
+from hubplugin_faiss.handlers.base import IndexHandler, handler_for
+from hubplugin_faiss.handlers.base_index import BaseIndexHandler, base_index_handler
 
 
-class IdMap(Rule):
-    """The user's ids over a part that numbers its entries itself."""
+class WrapperHandler(IndexHandler):
+    """An index around one other, whose handler answers what this one does not answer itself."""
+
+    @cached_property
+    def _inner(self) -> IndexHandler:
+        return handler_for(self.index.index)
+
+    def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        return self._inner.scan(start, size)
+
+    def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        return self._inner.labels(start, stop)
+
+    def order(self) -> np.ndarray | slice:
+        return self._inner.order()
+
+    def rounding(self, offsets: np.ndarray) -> float:
+        return self._inner.rounding(offsets)
+
+    def extra_dimensions(self) -> list[ExtraDimensions]:
+        return self._inner.extra_dimensions()
+
+    def files(self) -> list[str]:
+        return self._inner.files()
+
+    def norm_bias(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:
+        return self._inner.norm_bias(vectors, unit)
+
+    def coded(self, vectors: np.ndarray) -> np.ndarray:
+        return self._inner.coded(vectors)
+
+    def selecting(self, selector: Any) -> Any:
+        return self._inner.selecting(selector)
+
+    @property
+    def two_stage(self) -> bool:
+        return self._inner.two_stage
+
+    @property
+    def exhaustive(self) -> bool:
+        return self._inner.exhaustive
+
+    @property
+    def lossy(self) -> bool:
+        return self._inner.lossy
+
+
+class IdMapHandler(WrapperHandler):
+    """Ids of the user over an index that numbers its entries itself."""
 
     names = ("IndexIDMap", "IndexIDMap2")
 
     def check(self) -> None:
         super().check()
-        self._part.check()
+        self._inner.check()
         self.labels()
 
-    def upgraded(self, offsets: np.ndarray, plan: Plan) -> Any:
-        return self._around(self._part.upgraded(offsets, plan))
+    def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> Any:
+        return self._around(self._inner.upgraded(offsets, spec))
 
-    def downgraded(self, fill: Fill) -> Any:
-        return self._around(self._part.downgraded(fill))
-
-    def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-        return self._part.scan(start, size)
+    def downgraded(self, assemble: Assemble) -> Any:
+        return self._around(self._inner.downgraded(assemble))
 
     def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False) -> None:
         if ids is None:
             raise StoreError(f"{name_of(self.index)} has ids of its own: pass ids= with the vectors")
-        self._part.append(vectors, offsets, None, unit)
+        self._inner.append(vectors, offsets, None, unit)
         faiss.copy_array_to_vector(np.concatenate([self._ids, ids]), self.index.id_map)
         self.index.ntotal = self.index.index.ntotal
         if isinstance(self.index, faiss.IndexIDMap2):
@@ -50,58 +95,21 @@ class IdMap(Rule):
 
     def remove(self, ids: np.ndarray) -> None:
         own, gone = self._ids, np.isin(self._ids, ids)
-        self._part.remove(np.flatnonzero(gone))
-        close_up(self._part, np.flatnonzero(gone))
+        self._inner.remove(np.flatnonzero(gone))
+        close_up(self._inner, np.flatnonzero(gone))
         self.index.ntotal = self.index.index.ntotal
         faiss.copy_array_to_vector(own[~gone], self.index.id_map)
         if isinstance(self.index, faiss.IndexIDMap2):
             self.index.construct_rev_map()
 
     def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
-        own, ids = self._part.labels(start, stop), self._ids
+        own, ids = self._inner.labels(start, stop), self._ids
         if len(own) and own.max() >= len(ids):
             raise StoreError(
                 f"this {name_of(self.index)} has lost which entry has which id, as Faiss's own remove_ids over "
                 "inverted lists does; build it anew, and use hubplugin_faiss.remove_ids"
             )
         return np.asarray(ids[own])
-
-    def order(self) -> np.ndarray | slice:
-        return self._part.order()
-
-    def rounding(self, offsets: np.ndarray) -> float:
-        return self._part.rounding(offsets)
-
-    def tails(self) -> list[Tail]:
-        return self._part.tails()
-
-    def files(self) -> list[str]:
-        return self._part.files()
-
-    def favour(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:
-        return self._part.favour(vectors, unit)
-
-    def coded(self, vectors: np.ndarray) -> np.ndarray:
-        return self._part.coded(vectors)
-
-    def selecting(self, selector: Any) -> Any:
-        return self._part.selecting(selector)
-
-    @property
-    def coarse(self) -> bool:  # type: ignore[override]
-        return self._part.coarse
-
-    @property
-    def exhaustive(self) -> bool:  # type: ignore[override]
-        return self._part.exhaustive
-
-    @property
-    def lossy(self) -> bool:  # type: ignore[override]
-        return self._part.lossy
-
-    @property
-    def _part(self) -> Rule:
-        return rule_for(self.index.index)
 
     @property
     def _ids(self) -> np.ndarray:
@@ -119,8 +127,8 @@ class IdMap(Rule):
         return new
 
 
-class Chain(Rule):
-    """Transforms before a part. The tail of a leaf behind them joins the same chain."""
+class PreTransformHandler(WrapperHandler):
+    """Transforms before an inner index. Extra dimensions of a base index behind them are appended in the same chain."""
 
     names = ("IndexPreTransform",)
     AFFINE = (faiss.LinearTransform, faiss.RemapDimensionsTransform, faiss.CenteringTransform)
@@ -132,35 +140,35 @@ class Chain(Rule):
                 link.reverse_transform(np.zeros((1, link.d_out), np.float32))
             except RuntimeError:
                 raise StoreError(
-                    f"the {type(link).__name__} before this {name_of(self._part.index)} cannot be turned back, so that "
-                    "its vectors cannot be read; it cannot be upgraded"
+                    f"the {type(link).__name__} before this {name_of(self._inner.index)} cannot be turned back, so "
+                    "that its vectors cannot be read; it cannot be upgraded"
                 ) from None
-        self._part.check()
+        self._inner.check()
 
-    def upgraded(self, offsets: np.ndarray, plan: Plan) -> Any:
-        part, chain = self._part, self._copied_chain()
-        if isinstance(part, Leaf):
-            return part.behind(chain, offsets, plan)
-        given = None if plan.vectors is None else Transformed(plan.vectors, self)
-        plan = replace(plan, vectors=given, unit=plan.unit and self._keeps_lengths)
-        return pretransform(chain, part.upgraded(offsets, plan))
+    def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> Any:
+        part, chain = self._inner, self._copied_chain()
+        if isinstance(part, BaseIndexHandler):
+            return part.upgraded_behind(chain, offsets, spec)
+        given = None if spec.vectors is None else Transformed(spec.vectors, self)
+        spec = replace(spec, vectors=given, unit=spec.unit and self._keeps_lengths)
+        return pretransform(chain, part.upgraded(offsets, spec))
 
-    def downgraded(self, fill: Fill) -> Any:
-        tail, chain = self._tail(), self._copied_chain()
-        if tail is None:
-            return pretransform(chain, self._part.downgraded(fill))
-        leaf = leaf_for(self.index.index).narrowed(self._width() - tail.width, tail, fill)
-        return pretransform(chain[:-2], leaf) if chain[:-2] else leaf
+    def downgraded(self, assemble: Assemble) -> Any:
+        extra, chain = self._extra(), self._copied_chain()
+        if extra is None:
+            return pretransform(chain, self._inner.downgraded(assemble))
+        base_index = base_index_handler(self.index.index).narrowed(self._width() - extra.width, extra, assemble)
+        return pretransform(chain[:-2], base_index) if chain[:-2] else base_index
 
     def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-        tail = self._tail()
-        for inner, offsets in self._part.scan(start, size):
-            yield self._reversed(inner), offsets if tail is None else tail.offsets(inner[:, -tail.width :])
+        extra = self._extra()
+        for inner, offsets in self._inner.scan(start, size):
+            yield self._reversed(inner), offsets if extra is None else extra.offsets(inner[:, -extra.width :])
 
-    def favour(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:
+    def norm_bias(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:
         """By inner product, one that shifts all vectors to A t + b ranks by (A q).(A t) + b.(A t)."""
         # A second stage takes care of lengths itself, where they are the same behind the transforms.
-        own = None if self.coarse and self._keeps_lengths else super().favour(vectors, unit)
+        own = None if self.two_stage and self._keeps_lengths else IndexHandler.norm_bias(self, vectors, unit)
         shift = self._shift
         if self.euclidean or shift is None or not shift.any():
             return own
@@ -169,65 +177,45 @@ class Chain(Rule):
     def coded(self, vectors: np.ndarray) -> np.ndarray:
         if not self.lossy:
             return vectors
-        tail, inner = self._tail(), self._transformed(vectors)
-        if tail is None:
-            inner = self._part.coded(inner)
+        extra, inner = self._extra(), self._transformed(vectors)
+        if extra is None:
+            inner = self._inner.coded(inner)
         else:
-            inner = leaf_for(self.index.index).coded_tailed(tail, inner)
-            inner = np.concatenate([inner, np.broadcast_to(tail.query, (len(inner), tail.width))], axis=1)
+            inner = base_index_handler(self.index.index).coded_extended(extra, inner)
+            inner = np.concatenate([inner, np.broadcast_to(extra.query, (len(inner), extra.width))], axis=1)
         return self._reversed(inner)
 
     def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False) -> None:
-        tail, vectors = self._tail(), self._transformed(vectors)
-        if tail is None:
-            self._part.append(vectors, offsets, ids, unit)
+        extra, vectors = self._extra(), self._transformed(vectors)
+        if extra is None:
+            self._inner.append(vectors, offsets, ids, unit)
         else:
-            leaf_for(self.index.index).append_tailed(vectors.shape[1], tail, vectors, offsets, ids)
+            base_index_handler(self.index.index).append_extended(vectors.shape[1], extra, vectors, offsets, ids)
         self.index.ntotal = self.index.index.ntotal
 
     def remove(self, ids: np.ndarray) -> None:
-        self._part.remove(ids)
+        self._inner.remove(ids)
         self.index.ntotal = self.index.index.ntotal
 
-    def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
-        return self._part.labels(start, stop)
-
-    def order(self) -> np.ndarray | slice:
-        return self._part.order()
-
     def rounding(self, offsets: np.ndarray) -> float:
-        tail = self._tail()
-        if tail is None:
-            return self._part.rounding(offsets)
-        leaf, d = leaf_for(self.index.index), self._width() - tail.width
-        stored = leaf.coder(d, tail).tails(offsets, leaf.bases(d, len(offsets)))
-        return float(np.abs(tail.offsets(stored) - offsets).max())
+        extra = self._extra()
+        if extra is None:
+            return self._inner.rounding(offsets)
+        base_index, d = base_index_handler(self.index.index), self._width() - extra.width
+        stored = base_index.coder(d, extra).components_for(offsets, base_index.bases(d, len(offsets)))
+        return float(np.abs(extra.offsets(stored) - offsets).max())
 
-    def tails(self) -> list[Tail]:
-        tail = self._tail()
-        return self._part.tails() if tail is None else [tail]
-
-    @property
-    def coarse(self) -> bool:  # type: ignore[override]
-        return self._part.coarse
-
-    def files(self) -> list[str]:
-        return self._part.files()
-
-    def selecting(self, selector: Any) -> Any:
-        return self._part.selecting(selector)
+    def extra_dimensions(self) -> list[ExtraDimensions]:
+        extra = self._extra()
+        return self._inner.extra_dimensions() if extra is None else [extra]
 
     @property
-    def exhaustive(self) -> bool:  # type: ignore[override]
-        return self._part.exhaustive
-
-    @property
-    def lossy(self) -> bool:  # type: ignore[override]
-        return self._part.lossy or any(link.d_out < link.d_in for link in self._links)
+    def lossy(self) -> bool:
+        return self._inner.lossy or any(link.d_out < link.d_in for link in self._links)
 
     @property
     def _links(self) -> list[Any]:
-        """The transforms but those that append a tail."""
+        """The transforms but those that append extra dimensions."""
         return [faiss.downcast_VectorTransform(self.index.chain.at(number)) for number in range(self._own_links)]
 
     @property
@@ -244,16 +232,12 @@ class Chain(Rule):
         return shift is not None and not shift.any() and all(link.d_out >= link.d_in for link in links)
 
     @property
-    def _part(self) -> Rule:
-        return rule_for(self.index.index)
-
-    @property
     def _own_links(self) -> int:
-        """How many transforms there are before those that append a tail."""
-        return int(self.index.chain.size()) - (0 if self._tail() is None else 2)
+        """How many transforms there are before those that append extra dimensions."""
+        return int(self.index.chain.size()) - (0 if self._extra() is None else 2)
 
     def _transformed(self, vectors: np.ndarray) -> np.ndarray:
-        """`vectors` [b, d] behind all transforms but those that append a tail."""
+        """`vectors` [b, d] behind all transforms but those that append extra dimensions."""
         for number in range(self._own_links):
             vectors = self.index.chain.at(number).apply(np.ascontiguousarray(vectors, np.float32))
         return vectors
@@ -267,8 +251,8 @@ class Chain(Rule):
     def _width(self) -> int:
         return int(self.index.index.d)
 
-    def _tail(self) -> Tail | None:
-        """The tail that this chain appends, if it ends in the two transforms that append one."""
+    def _extra(self) -> ExtraDimensions | None:
+        """The extra dimensions that this chain appends; None if it does not end in the two transforms that do so."""
         links = self.index.chain.size()
         if links < 2:
             return None
@@ -281,7 +265,7 @@ class Chain(Rule):
         mapped, mean = faiss.vector_to_array(remap.map), faiss.vector_to_array(centring.mean)
         if width < 1 or (mapped[:d] != np.arange(d)).any() or (mapped[d:] >= 0).any() or mean[:d].any():
             return None
-        return Tail(-mean[d:], self.euclidean)
+        return ExtraDimensions(-mean[d:], self.euclidean)
 
     def _copied_chain(self) -> list[Any]:
         """Copies of the transforms, made through Faiss's writer: its cloner knows few of them."""
@@ -297,7 +281,7 @@ class Chain(Rule):
 class Transformed(Vectors):
     """Vectors as they are behind the transforms of a chain."""
 
-    def __init__(self, vectors: Vectors, chain: Chain):
+    def __init__(self, vectors: Vectors, chain: PreTransformHandler):
         super().__init__(vectors.name, vectors.rows, chain._width())
         self._vectors, self._chain = vectors, chain
 
@@ -306,11 +290,11 @@ class Transformed(Vectors):
             yield self._chain._transformed(block)
 
 
-def close_up(part: Rule, gone: np.ndarray) -> None:
+def close_up(part: IndexHandler, gone: np.ndarray) -> None:
     """Numbers what is left of a part anew where inverted lists, unlike codes in a row, kept the numbers they had.
     `gone`: those that were removed, in ascending order."""
-    while isinstance(part, Chain):
-        part = part._part
+    while isinstance(part, PreTransformHandler):
+        part = part._inner
     if isinstance(part.index, faiss.IndexIVF):
         for number in range(part.index.nlist):
             own = list_ids(part.index.invlists, number)
