@@ -73,6 +73,18 @@ def require_suits(model: OffsetModel, index: Any) -> None:
         )
 
 
+def require_made_by(model: OffsetModel, handler: IndexHandler) -> None:
+    """Raises InputError or StoreError unless the offsets in an upgraded index are of `model`, or of no model."""
+    require_suits(model, handler.index)
+    if model.gallery is None:
+        raise InputError("the model is not centred on the index: use model = model.centred_on(targets), then refresh")
+    if not (has_fingerprint(handler, "") or has_fingerprint(handler, model.fingerprint)):
+        raise StoreError(
+            "the offsets in this index are those of another model; add with that one, or take this one for all: "
+            "index = refresh(index, model)"
+        )
+
+
 def require_room(handler: IndexHandler, offsets: np.ndarray) -> None:
     """Raises StoreError if codes of an upgraded index cannot express `offsets` [n] to within a quarter of the largest
     that there is, of these and those that it holds. Rounding stays far below."""

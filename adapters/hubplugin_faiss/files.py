@@ -14,6 +14,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from hubplugin_faiss.gallery import Gallery
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.inverted_lists import free_name
 from hubplugin_faiss.index import upgraded_by
-from hubplugin_faiss.offsets import offsets_by, upgrade_spec
+from hubplugin_faiss.offsets import Resources, offsets_by, upgrade_spec
 from hubplugin_faiss.search_settings import holds_graph
 
 SAMPLED = 16
@@ -56,29 +57,40 @@ def upgrade_file(
     memory: int | str = "1GiB",
     progress: Progress | None = None,
 ) -> None:
-    """Upgrades the index in the file `path` in place, or to the file `out`, and lays `model` beside it as `.hub`.
+    """Upgrades the index in the file `path` in place, or to the file `out`, and writes `model` beside it as `.hub`.
 
-    An index that is already upgraded gets the offsets of `model` instead of its own. The new file is written beside,
-    flushed, read back and searched before it takes the place of the old one; a kill at any moment leaves one of the
-    two whole, and running this again finishes. Codes in a row or in inverted lists go from the mapped old file to the
-    new one piece by piece, and offsets lie in a file meanwhile, so that memory does not grow with the size. vectors:
-    the originals, rebuild: whether graphs are built anew, both as in `upgrade`.
+    An index that is already upgraded gets the offsets of `model` instead of its own. The new file is written beside
+    the old one, flushed, read back and searched before it replaces it. A kill at any moment leaves one of the two
+    whole, and running this again finishes. Codes in a row or in inverted lists go from the mapped old file to the new
+    one piece by piece, and offsets are held in a file meanwhile, so that memory does not grow with the size.
 
-    Raises StoreError or InputError as `upgrade` does, and StoreError for a file that Faiss cannot read.
+    Args:
+        path: the index file.
+        model: as in `upgrade`.
+        out: the file to write, `path` by default.
+        vectors: the originals [ntotal, d], as in `upgrade`.
+        rebuild: whether graphs are built anew, as in `upgrade`.
+        device: where offsets are computed, as in `hubplugin.fit`.
+        memory: how much memory that may take.
+        progress: called with a text, what is done and the total.
+
+    Raises:
+        StoreError: as in `upgrade`, for a file that Faiss cannot read or write, and for one that another process
+            writes.
+        InputError: as in `upgrade`.
     """
-    with writing(path), writing(path if out is None else out):
-        _upgrade_file(Path(path), model, path if out is None else out, vectors, rebuild, device, memory, progress)
+    target, resources = path if out is None else out, Resources(device, memory, progress)
+    with writing(path), writing(target):
+        _upgrade_file(Path(path), target, model, resources, vectors, rebuild)
 
 
 def _upgrade_file(
     path: Path,
-    model: OffsetModel,
     target: str | os.PathLike[str],
+    model: OffsetModel,
+    resources: Resources,
     vectors: VectorLike | None,
     rebuild: bool | None,
-    device: str,
-    memory: int | str,
-    progress: Progress | None,
 ) -> None:
     source, raw, spool = path, beside(target, ".raw"), beside(target, ".spool")
     try:
@@ -88,52 +100,65 @@ def _upgrade_file(
             if vectors is None and handler_for(index).two_stage:
                 vectors = Gallery(index)
             note_lists(target, [*map(free_name, handler_for(index).files())])
-            write_index_file(raw, handler_for(index).downgraded, [source], progress)
+            write_index_file(raw, handler_for(index).downgraded, [source], resources.progress)
             index, source = read_faiss(raw, mapped=True), raw
         require_upgradable(handler_for(index))
         gallery = MappedGallery([source, spool], index, unit=model.metric is Metric.COSINE)
         originals, room = checked_originals(vectors, handler_for(index)), _spooled(spool, gallery.rows)
-        offsets = offsets_by(model, index, gallery, originals, device, memory, progress, room, tolerant=again)
+        offsets = offsets_by(model, gallery, resources, originals, room, tolerant=again)
         obsolete = handler_for(original).files() if path == Path(target) else []
-        put(target, index, offsets, model, [source, spool], obsolete, progress, originals, rebuild)
+        put(
+            Replacement(target, index, [source, spool], model, originals, resources.progress),
+            offsets,
+            obsolete,
+            rebuild,
+        )
     finally:
         for name in (raw, spool):
             name.unlink(missing_ok=True)
 
 
-def put(
-    path: str | os.PathLike[str],
-    index: Any,
-    offsets: np.ndarray,
-    model: OffsetModel,
-    mapped: Sequence[Path],
-    obsolete: list[str],
-    progress: Progress | None = None,
-    originals: Vectors | None = None,
-    rebuild: bool | None = None,
-) -> None:
-    """Upgrades `index` with `offsets` [n] in scan order, and puts it and its `model` in the place of what the file
-    `path` and its `.hub` hold. obsolete: the lists files of the replaced index, which `writing` removes. mapped: the
-    files from which index and offsets are mapped."""
-    handler = handler_for(index)
-    note_lists(path, [*obsolete, *map(free_name, handler.files())])
+@dataclass(frozen=True)
+class Replacement:
+    """What replaces an index file: made of `index`, which is mapped from the first of the files `mapped`.
 
-    if holds_graph(index):  # graphs are made in memory, and some of them twice
-        graph = upgraded_by(index, offsets, model, originals, rebuild)
-        _replace(path, lambda _: graph, index, model, mapped, progress, lambda written: None, originals)
+    model: written beside the file; None removes the one that is there. originals: the vectors [n, d] that a second
+    stage is going to hold.
+    """
+
+    path: str | os.PathLike[str]
+    index: Any
+    mapped: Sequence[Path]
+    model: OffsetModel | None = None
+    originals: Vectors | None = None
+    progress: Progress | None = None
+
+
+def put(new: Replacement, offsets: np.ndarray, obsolete: Sequence[str], rebuild: bool | None = None) -> None:
+    """Replaces a file by `new.index`, upgraded with `offsets` [n] in scan order, and its `.hub` by `new.model`.
+
+    obsolete: the lists files of the replaced index, which `writing` removes.
+    """
+    handler, model, originals = handler_for(new.index), new.model, new.originals
+    assert model is not None
+    note_lists(new.path, [*obsolete, *map(free_name, handler.files())])
+
+    if holds_graph(new.index):  # graphs are made in memory, and some of them twice
+        graph = upgraded_by(new.index, offsets, model, originals, rebuild)
+        _replace(new, lambda _: graph)
         return
 
     def make(assemble: Assemble) -> Any:
         return handler.upgraded(offsets, upgrade_spec(offsets, model, assemble, vectors=originals))
 
     def give_back() -> None:
-        give_back_pages(*mapped, beside(os.path.realpath(path), ".new"))
+        give_back_pages(*new.mapped, beside(os.path.realpath(new.path), ".new"))
 
-    def checked(written: Any) -> None:
+    def measured(written: Any) -> None:
         if originals is not None or not handler.exhaustive:
-            warn_of_loss(loss_of_recall(index, written, model, give_back, originals), written)
+            warn_of_loss(loss_of_recall(new.index, written, model, give_back, originals), written)
 
-    _replace(path, make, index, model, mapped, progress, checked, originals)
+    _replace(new, make, measured)
 
 
 def take_out(path: str | os.PathLike[str], index: Any, progress: Progress | None = None) -> None:
@@ -141,7 +166,7 @@ def take_out(path: str | os.PathLike[str], index: Any, progress: Progress | None
     handler = handler_for(index)
     require_upgraded(handler)
     note_lists(path, [*handler.files(), *map(free_name, handler.files())])
-    _replace(path, handler.downgraded, index, None, [Path(path)], progress, lambda written: None)
+    _replace(Replacement(path, index, [Path(path)], progress=progress), handler.downgraded)
 
 
 def _spooled(path: Path, rows: int) -> np.ndarray:
@@ -153,44 +178,37 @@ def _spooled(path: Path, rows: int) -> np.ndarray:
 
 
 def _replace(
-    path: str | os.PathLike[str],
-    make: Callable[[Assemble], Any],
-    index: Any,
-    model: OffsetModel | None,
-    mapped: Sequence[Path],
-    progress: Progress | None,
-    checked: Callable[[Any], None],
-    originals: Vectors | None = None,
+    new: Replacement, make: Callable[[Assemble], Any], check: Callable[[Any], None] = lambda written: None
 ) -> None:
-    real = os.path.realpath(path)  # a link stays one
-    new, model_path = beside(real, ".new"), beside(path, ".hub")
+    real = os.path.realpath(new.path)  # a link stays one
+    path, model_path = beside(real, ".new"), beside(new.path, ".hub")
     new_model = beside(model_path, ".new")
     try:
-        write_index_file(new, make, mapped, progress)
-        written = read_faiss(new, mapped=True)
-        _require_same(written, index, new, originals)
-        checked(written)
-        if model is not None:
-            model.save(new_model)
+        write_index_file(path, make, new.mapped, new.progress)
+        written = read_faiss(path, mapped=True)
+        _require_same(written, new.index, path, new.originals)
+        check(written)
+        if new.model is not None:
+            new.model.save(new_model)
         if os.path.isfile(real):  # who may read the old one may read the new one, and nobody else
-            for made in (new, new_model) if model is not None else (new,):
+            for made in (path, new_model) if new.model is not None else (path,):
                 shutil.copymode(real, made)
                 _give_to(made, os.stat(real))
-        os.replace(new, real)
+        os.replace(path, real)
     except OSError as error:
-        raise StoreError(f"cannot write {os.fspath(path)!r}: {error.strerror}; it is as it was") from None
+        raise StoreError(f"cannot write {os.fspath(new.path)!r}: {error.strerror}; it is as it was") from None
     finally:
-        new.unlink(missing_ok=True)
-    failing = f"its model could not be {'removed' if model is None else f'moved from {new_model.name!r}'}"
+        path.unlink(missing_ok=True)
+    failing = f"its model could not be {'removed' if new.model is None else f'moved from {new_model.name!r}'}"
     try:
-        if model is None:
+        if new.model is None:
             model_path.unlink(missing_ok=True)
         else:
             os.replace(new_model, model_path)
         failing = "the folder could not be flushed"
         _flush_folder(Path(real).parent)
     except OSError as error:
-        warnings.warn(f"{os.fspath(path)!r} is written; {failing}: {error.strerror}", stacklevel=3)
+        warnings.warn(f"{os.fspath(new.path)!r} is written; {failing}: {error.strerror}", stacklevel=3)
 
 
 def _require_same(written: Any, index: Any, path: Path, originals: Vectors | None) -> None:

@@ -13,18 +13,28 @@ from hubplugin_faiss.handlers import handler_for
 
 
 class Gallery(Vectors):
-    """The vectors in an index, as the index itself reconstructs them, upgraded or not: `rows` x `dim`."""
+    """The vectors [rows, dim] in an index, as the index itself reconstructs them, upgraded or not.
+
+    Args:
+        index: a faiss.Index of a type that can be upgraded.
+        name: what errors call it.
+        unit: refuse vectors that cannot be of unit length, as a model for cosine needs them.
+
+    Raises:
+        StoreError: the type of the index cannot carry offsets.
+        InputError: while it is read, at the first vector that is not of unit length.
+    """
 
     def __init__(self, index: Any, name: str = "index", *, unit: bool = False):
-        self._handler, self._unit, self._first = handler_for(index), unit, 0
-        super().__init__(name, self._handler.count, int(index.d))
+        self.handler, self._unit = handler_for(index), unit
+        super().__init__(name, self.handler.count, int(index.d))
 
     def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
         row = 0
-        for vectors, _ in self._handler.scan(0, size):
-            if self._unit and not self._handler.lossy:
+        for vectors, _ in self.handler.scan(0, size):
+            if self._unit and not self.handler.lossy:
                 require_unit(vectors, self.name, row)
-            elif self._unit and row == 0 and not self._handler.two_stage:  # whose second stage is made of unit vectors
+            elif self._unit and row == 0 and not self.handler.two_stage:  # a second stage gets unit vectors anyway
                 require_about_unit(vectors, self.name)
             yield vectors
             row += len(vectors)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hubplugin.errors import InputError, StoreError
+from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
@@ -14,9 +14,8 @@ from hubplugin_faiss.calibration import is_loss, loss_of_recall, warn_of_loss
 from hubplugin_faiss.checks import (
     checked_offsets,
     checked_originals,
-    has_fingerprint,
+    require_made_by,
     require_room,
-    require_suits,
     require_unit,
     require_upgradable,
     require_upgraded,
@@ -25,7 +24,7 @@ from hubplugin_faiss.encoding.assemble import in_memory
 from hubplugin_faiss.gallery import Gallery
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.norm_bias import NormBias
-from hubplugin_faiss.offsets import offsets_by, upgrade_spec
+from hubplugin_faiss.offsets import Resources, offsets_by, upgrade_spec
 from hubplugin_faiss.search_settings import holds_graph
 
 
@@ -39,54 +38,60 @@ def upgrade(
     memory: int | str = "1GiB",
     progress: Progress | None = None,
 ) -> Any:
-    """A stock Faiss index of the same d that ranks by similarity + offset. `index` itself is not changed.
-
-    index: a trained, filled faiss.Index with inner product or L2. model_or_offsets: an `OffsetModel` for the
-    metric of the index (cosine if its vectors are of unit length), or offsets [ntotal] in the order of the ids
-    0, 1, 2, ... that a search returns, for `IndexIDMap` in the order in which they were added. Offsets of a model
-    that was fitted without targets are centred on the index.
+    """A stock Faiss index of the same d that ranks by similarity + offset.
 
     Search, reconstruct, write_index and all else work as before. Inner product scores are s + offset; L2 distances
     are |q - t|^2 + 2 (M - offset), with M a little above the largest offset. A vector that is added through plain
     Faiss is neutral under inner product and has the largest offset under L2: use `add`.
 
-    vectors: the originals [ntotal, d] in the order of the ids. Types whose codes have no room for an offset hold them
-    in the second stage that they get, instead of what their codes decode to. rebuild: build graphs anew
-    (True) or keep their links (False). By default, and with a model, a graph whose kept links lose more than 0.01 of
-    recall is built anew, if that finds more: it takes about as long as the graph took at first. With a model, an
-    approximate index is searched with queries of its bank, and a warning says by how much recall fell, if it did by
-    more than 0.01. It is measured over what the index reconstructs, so that a loss in the codes themselves shows only
-    where `vectors` are given.
+    With a model, an approximate index is searched with queries of its bank before and after, and a warning says by
+    how much recall fell if it fell by more than 0.01. Recall is measured over what the index reconstructs, so a loss
+    in the codes themselves shows only where `vectors` are given.
 
-    Raises StoreError for an index that is untrained, empty, already upgraded or of a type that cannot carry offsets,
-    InputError for offsets or a model that do not suit it.
+    Args:
+        index: a trained, filled faiss.Index with inner product or L2. It is not changed.
+        model_or_offsets: an `OffsetModel` for the metric of the index (cosine if its vectors are of unit length); its
+            offsets are centred on the index if it was fitted without targets. Or offsets [ntotal] in the order of the
+            ids 0, 1, 2, ... that a search returns, for `IndexIDMap` in the order in which vectors were added.
+        vectors: the originals [ntotal, d] in the same order. A two-stage index holds them in its second stage, instead
+            of what its codes decode to.
+        rebuild: build graphs anew (True) or keep their links (False). By default, and with a model, a graph whose kept
+            links lose more than 0.01 of recall is built anew, and taken if it finds more. That takes about as long as
+            the graph took at first.
+        device: where offsets are computed, as in `hubplugin.fit`.
+        memory: how much memory that may take.
+        progress: called with a text, what is done and the total.
+
+    Returns:
+        The upgraded index.
+
+    Raises:
+        StoreError: the index is untrained, empty, already upgraded or of a type that cannot carry offsets.
+        InputError: the offsets, the model or the vectors do not suit it.
     """
-    options: dict[str, Any] = {"device": device, "memory": memory, "progress": progress}
-    return _upgraded(index, model_or_offsets, vectors=vectors, rebuild=rebuild, tolerant=False, **options)
+    resources = Resources(device, memory, progress)
+    return _upgraded(index, model_or_offsets, resources, vectors=vectors, rebuild=rebuild)
 
 
 def _upgraded(
     index: Any,
     model_or_offsets: OffsetModel | VectorLike,
+    resources: Resources,
     *,
-    vectors: VectorLike | None,
-    tolerant: bool,
-    device: str,
-    memory: int | str,
-    progress: Progress | None,
+    vectors: VectorLike | None = None,
     rebuild: bool | None = None,
+    tolerant: bool = False,
 ) -> Any:
     """`upgrade`; tolerant: entries that the model cannot judge are no error."""
     handler = handler_for(index)
     require_upgradable(handler)
     originals = checked_originals(vectors, handler)
-    options: dict[str, Any] = {"rebuild": bool(rebuild), "vectors": originals}
     if not isinstance(model_or_offsets, OffsetModel):
         offsets = checked_offsets(model_or_offsets, handler.count, "the index")[handler.order()]
-        return handler.upgraded(offsets, upgrade_spec(offsets, None, **options))
+        return handler.upgraded(offsets, upgrade_spec(offsets, None, rebuild=bool(rebuild), vectors=originals))
     model = model_or_offsets
     gallery = Gallery(index, unit=model.metric is Metric.COSINE)
-    offsets = offsets_by(model, index, gallery, originals, device, memory, progress, tolerant=tolerant)
+    offsets = offsets_by(model, gallery, resources, originals, tolerant=tolerant)
     return upgraded_by(index, offsets, model, originals, rebuild)
 
 
@@ -113,9 +118,16 @@ def upgraded_by(
 
 
 def downgrade(index: Any) -> Any:
-    """The index as it was before `upgrade`, with what has been added since. `index` itself is not changed.
+    """The index as it was before `upgrade`, with what has been added since.
 
-    Raises StoreError if `index` is not upgraded.
+    Args:
+        index: an upgraded index. It is not changed.
+
+    Returns:
+        The raw index.
+
+    Raises:
+        StoreError: `index` is not upgraded.
     """
     handler = handler_for(index)
     require_upgraded(handler)
@@ -133,34 +145,32 @@ def add(
 ) -> None:
     """Adds `vectors` [n, d] to an upgraded index, each with its offset.
 
-    model_or_offsets: the model that the index was upgraded with, or offsets [n]. ids: int64 [n], for an index that
-    has ids of its own.
+    Args:
+        index: an upgraded index. It is changed in place, or left as it is where an error is raised.
+        vectors: the new vectors [n, d]; of unit length for a model for cosine.
+        model_or_offsets: the model that the index was upgraded with, or offsets [n].
+        ids: int64 [n], for an index that has ids of its own.
+        device: where offsets are computed, as in `hubplugin.fit`.
+        memory: how much memory that may take.
 
-    Raises StoreError if the index is not upgraded, InputError if something does not suit it; nothing is added then.
+    Raises:
+        StoreError: the index is not upgraded, has offsets of another model, or its codes have no room for these.
+        InputError: vectors, offsets, model or ids do not suit the index.
     """
     handler = handler_for(index)
     require_upgraded(handler)
-    given, unit = as_vectors(vectors, "vectors"), False
+    given = as_vectors(vectors, "vectors")
     if given.dim != index.d:
         raise InputError(f"{given.name} have {given.dim} dimensions, the index has {index.d}")
-    block = given.array()
+    block, unit = given.array(), False
     if isinstance(model_or_offsets, OffsetModel):
         model = model_or_offsets
-        require_suits(model, index)
-        if model.gallery is None:
-            raise InputError(
-                "the model is not centred on the index: use model = model.centred_on(targets), then refresh"
-            )
-        if not (has_fingerprint(handler, "") or has_fingerprint(handler, model.fingerprint)):
-            raise StoreError(
-                "the offsets in this index are those of another model; add with that one, or take this one for all: "
-                "index = refresh(index, model)"
-            )
+        require_made_by(model, handler)
         unit = model.metric is Metric.COSINE
         if unit:
             require_unit(block, given.name)
         coded = handler.coded(block)
-        offsets = model.offsets(coded, device=device, memory=memory)
+        offsets = Resources(device, memory).offsets(model, coded)
         offsets = (offsets - NormBias(handler, unit)(coded)).astype(np.float32)
     else:
         offsets = checked_offsets(model_or_offsets, len(block), "the batch")
@@ -173,13 +183,20 @@ def add(
 
 
 def remove_ids(index: Any, ids: np.ndarray) -> int:
-    """Removes the entries with `ids` (int64 [n], those that a search returns; others are passed over) from an
-    upgraded index, and returns how many they were.
+    """Removes entries from an upgraded index, as the index's own remove_ids does.
 
-    As the index's own remove_ids, and for second stages, whose type has none: the ids of what stays close up there, as
-    they do in a Flat index.
+    It also removes from two-stage indexes, whose type in Faiss removes nothing. There the ids of what stays close up,
+    as they do in a Flat index.
 
-    Raises StoreError if the index is not upgraded, or is of a type that removes nothing.
+    Args:
+        index: an upgraded index. It is changed in place.
+        ids: int64 [n], as a search returns them; ids that are not in the index are passed over.
+
+    Returns:
+        How many entries were removed.
+
+    Raises:
+        StoreError: the index is not upgraded, or its type removes nothing.
     """
     handler = handler_for(index)
     require_upgraded(handler)
@@ -198,14 +215,26 @@ def refresh(
     memory: int | str = "1GiB",
     progress: Progress | None = None,
 ) -> Any:
-    """An upgraded index with all its offsets replaced, as by `upgrade(downgrade(index), model)`. What the second stage
-    of an `upgrade` holds stays in it.
+    """An upgraded index with all its offsets replaced, as by `upgrade(downgrade(index), model)`.
 
-    Entries that a model cannot judge, such as vectors that plain Faiss added and that a model of cosine finds to be of
-    another length than 1, get the smallest offset of the model, and a warning names them; if they are more than half of
-    all, it raises InputError.
+    A second stage that an upgrade made keeps the vectors that it holds. Entries that the model cannot judge get its
+    smallest offset, and a warning names them: such as vectors that plain Faiss added and that are not of unit length,
+    where the model is for cosine.
+
+    Args:
+        index: an upgraded index. It is not changed.
+        model_or_offsets: as in `upgrade`.
+        device: where offsets are computed, as in `hubplugin.fit`.
+        memory: how much memory that may take.
+        progress: called with a text, what is done and the total.
+
+    Returns:
+        The new index.
+
+    Raises:
+        StoreError: `index` is not upgraded.
+        InputError: the model or the offsets do not suit it, or the model cannot judge more than half of its entries.
     """
     held = Gallery(index) if handler_for(index).two_stage else None
-    raw = downgrade(index)
-    options: dict[str, Any] = {"device": device, "memory": memory, "progress": progress}
-    return _upgraded(raw, model_or_offsets, vectors=held, tolerant=True, **options)
+    resources = Resources(device, memory, progress)
+    return _upgraded(downgrade(index), model_or_offsets, resources, vectors=held, tolerant=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,58 +18,94 @@ from hubplugin_faiss.checks import require_suits
 from hubplugin_faiss.encoding.assemble import in_memory
 from hubplugin_faiss.encoding.layout import Assemble, UpgradeSpec
 from hubplugin_faiss.faiss_objects import block_rows, name_of
-from hubplugin_faiss.handlers import handler_for
+from hubplugin_faiss.gallery import Gallery
+from hubplugin_faiss.handlers.base import IndexHandler
 from hubplugin_faiss.handlers.norm_bias import NormBias
+
+
+@dataclass(frozen=True)
+class Resources:
+    """With what a model's offsets are computed, as in `hubplugin.fit`, and who is told of the progress."""
+
+    device: str = "auto"
+    memory: int | str = "1GiB"
+    progress: Progress | None = None
+
+    def offsets(self, model: OffsetModel, vectors: np.ndarray) -> np.ndarray:
+        """Offsets of `vectors` [b, d] by `model`: float32 [b]."""
+        return model.offsets(vectors, device=self.device, memory=self.memory)
+
+    def report(self, done: int, total: int) -> None:
+        if self.progress is not None:
+            self.progress("offsets", done, total)
 
 
 def offsets_by(
     model: OffsetModel,
-    index: Any,
-    gallery: Vectors,
-    originals: Vectors | None,
-    device: str,
-    memory: int | str,
-    progress: Progress | None,
+    gallery: Gallery,
+    resources: Resources,
+    originals: Vectors | None = None,
     into: np.ndarray | None = None,
     tolerant: bool = False,
 ) -> np.ndarray:
-    """The offsets of `index` by `model` in scan order, less its norm bias: float32 [n], centred if the model
-    is not. They are those of what the index holds, its `gallery`, or where a second stage is to hold the `originals`,
-    of these. `into` [n] is where they are written. tolerant: what the model cannot judge gets its smallest offset."""
-    require_suits(model, index)
+    """Offsets for the entries of an index in scan order, less its norm bias: float32 [n].
+
+    Args:
+        model: its offsets are centred on the index if they are not yet centred on a gallery.
+        gallery: the index.
+        resources: with what they are computed.
+        originals: the vectors [n, d] that a second stage is going to hold; their offsets are computed instead.
+        into: float32 [n], where to write them, such as a mapped file.
+        tolerant: entries that the model cannot judge get its smallest offset, and a warning.
+
+    Raises:
+        InputError: the model does not suit the index, or cannot judge more than half of its entries.
+    """
+    handler = gallery.handler
+    require_suits(model, handler.index)
     warn_if_swapped(model, gallery.rows)
     offsets = np.empty(gallery.rows, np.float32) if into is None else into
-    handler = handler_for(index)
-    source = originals if originals is not None and handler.two_stage else gallery
     norm_bias, row, unjudged = NormBias(handler, model.metric is Metric.COSINE), 0, Unjudged()
-    tolerant &= source is gallery
-    for vectors in (part for part, _ in handler.scan(0, block_rows(index.d))) if tolerant else source.blocks():
-        if tolerant:
-            unit = model.metric is Metric.COSINE and not handler.lossy
-            ids = handler.labels(row, row + len(vectors)).tolist()
-            values = offsets_of_all(model, vectors, ids, unjudged, unit=unit, device=device, memory=memory)
-        else:
-            values = model.offsets(vectors, device=device, memory=memory)
+    from_originals = originals is not None and handler.two_stage
+    computed: Iterator[tuple[np.ndarray, np.ndarray]]
+    if originals is not None and from_originals:
+        computed = ((vectors, resources.offsets(model, vectors)) for vectors in originals.blocks())
+    elif tolerant:
+        computed = _tolerant(model, handler, resources, unjudged)
+    else:
+        computed = ((vectors, resources.offsets(model, vectors)) for vectors in gallery.blocks())
+    for vectors, values in computed:
         offsets[row : row + len(vectors)] = values - norm_bias(vectors)
         row += len(vectors)
-        if progress is not None:
-            progress("offsets", row, gallery.rows)
+        resources.report(row, gallery.rows)
     if unjudged.count > gallery.rows / 2:
-        raise InputError(f"the model does not suit this {name_of(index)}: of {gallery.rows} entries {unjudged}")
+        raise InputError(f"the model does not suit this {name_of(handler.index)}: of {gallery.rows} entries {unjudged}")
     if unjudged.count:
         warnings.warn(f"of {gallery.rows} entries {unjudged}", stacklevel=4)
-    if source is originals:
+    if from_originals:
         offsets[:] = offsets[handler.order()]
     if model.gallery is None:
         offsets -= offsets.mean(dtype=np.float64)
     return offsets
 
 
+def _tolerant(
+    model: OffsetModel, handler: IndexHandler, resources: Resources, unjudged: Unjudged
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Vectors [b, d] and offsets [b] of all entries, the smallest offset for those that are then in `unjudged`."""
+    unit, row = model.metric is Metric.COSINE and not handler.lossy, 0
+    options: dict[str, Any] = {"unit": unit, "device": resources.device, "memory": resources.memory}
+    for vectors, _ in handler.scan(0, block_rows(handler.index.d)):
+        ids = handler.labels(row, row + len(vectors)).tolist()
+        yield vectors, offsets_of_all(model, vectors, ids, unjudged, **options)
+        row += len(vectors)
+
+
 def upgrade_spec(
     offsets: np.ndarray, model: OffsetModel | None, assemble: Assemble = in_memory, **options: Any
 ) -> UpgradeSpec:
-    """Room for `offsets` [n], for those of the model's gallery, and for half their range more on either side, since
-    targets that come later may lie beyond."""
+    """A spec with room for `offsets` [n], for those of the model's gallery, and for half their range more on either
+    side, since targets that are added later may lie beyond."""
     low, high = float(offsets.min()), float(offsets.max())
     if model is not None and model.gallery is not None:
         low, high = min(low, model.gallery.smallest), max(high, model.gallery.largest)

@@ -21,7 +21,7 @@ from hubplugin_faiss.checks import require_unit, require_upgradable
 from hubplugin_faiss.faiss_objects import block_rows
 from hubplugin_faiss.file_lock import note_lists, writing
 from hubplugin_faiss.file_reader import beside, model_of, read_faiss
-from hubplugin_faiss.files import HALF, put, take_out
+from hubplugin_faiss.files import HALF, Replacement, put, take_out
 from hubplugin_faiss.gallery import Gallery
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.inverted_lists import free_name
@@ -138,7 +138,8 @@ class FaissStore(Store):
             held = Gallery(self._index) if self._handler.is_upgraded() and self._handler.two_stage else None
             with writing(self._path):
                 note_lists(self._path, [free_name(name) for name in self._handler.files()])
-                put(self._path, self._raw, offsets, self._writing, mapped, self._handler.files(), originals=held)
+                new = Replacement(self._path, self._raw, mapped, self._writing, held)
+                put(new, offsets, self._handler.files())
             self._load()
         self._writing = None
         for path in (self._pending_path, self._model_path):
