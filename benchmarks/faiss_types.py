@@ -4,7 +4,7 @@
 
 Recall@10 of the raw index is against the exact raw ranking, of the upgraded one against the exact corrected ranking
 (DBSN, tau 0.05), both over the original vectors. Latencies are medians over interleaved runs of the same queries on one
-thread. `tail` is what a query gets behind its d components, without its padding; `add` is the offset of a vector that
+thread. `extra` are the extra components of a query, without their padding; `add` is the offset of a vector that
 is added through plain Faiss.
 
 FOLDER holds bank_queries.npy, test_queries.npy, test_targets.npy and bank_targets.npy, all of which make the gallery.
@@ -123,12 +123,12 @@ def row(
     single = latencies((raw, corrected), queries, 1, 800)
     batched = latencies((raw, corrected), queries, 100, 48)
     sizes = [faiss.serialize_index(index).nbytes for index in (raw, corrected)]
-    tail = handler_for(corrected).extra_dimensions()[-1]
-    plain = float(tail.offsets(tail.query[None])[0])
+    extra = handler_for(corrected).extra_dimensions()[-1]
+    plain = float(extra.offsets(extra.query[None])[0])
     return [
         kind,
-        f"+{tail.width}",
-        " ".join(f"{value:.4g}" for value in tail.query if value),
+        f"+{extra.width}",
+        " ".join(f"{value:.4g}" for value in extra.query if value),
         f"{plain:+.4f}",
         f"{before:.4f}",
         f"{after:.4f}",
@@ -157,7 +157,7 @@ def main(
         exact(queries, gallery, model.offsets(gallery)),
     )
     heads = (
-        "type", "w", "tail", "add", "raw", "corrected", "change", "ms", "x", "ms/100", "x", "size x", "warned",
+        "type", "w", "extra", "add", "raw", "corrected", "change", "ms", "x", "ms/100", "x", "size x", "warned",
     )  # fmt: skip
     rows = []
     for kind in track(types or TYPES, console=Console(stderr=True), transient=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import faiss
 import numpy as np
@@ -18,15 +18,28 @@ from hubplugin_faiss.handlers.norm_bias import NormBias
 from hubplugin_faiss.search_settings import wider
 
 QUERIES, K = 400, 10
-
+"""Bank queries that are tried, and how many results of each."""
 
 WORK = 4e11
 """Fewer queries are tried, down to a tenth, where all would take more products than this with the gallery: some ten
 seconds of one core."""
 
-
 TOLERATED = 0.01
-"""A loss of recall that is not worth a word."""
+"""Warnings do not mention a smaller loss of recall."""
+
+
+class Recall(NamedTuple):
+    """recall@10 of the raw index against the raw ranking (`before`) and of the upgraded one against the corrected
+    ranking (`after`), and the standard error of their difference."""
+
+    before: float
+    after: float
+    error: float
+
+    @property
+    def fell(self) -> bool:
+        """Whether the loss is larger than `TOLERATED` and than two standard errors."""
+        return self.before - self.after > max(TOLERATED, 2 * self.error)
 
 
 def loss_of_recall(
@@ -35,12 +48,16 @@ def loss_of_recall(
     model: OffsetModel,
     between: Callable[[], None] = lambda: None,
     originals: Vectors | None = None,
-) -> tuple[float, float, float] | None:
-    """recall@10 of `index` against the raw ranking and of `upgraded` against the corrected one, and the standard
-    error of their difference, both as they are set to search; None if `model` has no queries to try.
+) -> Recall | None:
+    """Searches `index` and `upgraded`, as they are set to search, with queries of the bank of `model`.
 
-    The rankings are exact over `originals`, in the order of the ids, or else over what the index itself reconstructs:
-    then what its codes lose of a vector counts in neither. `between` is called between pieces of the work.
+    Args:
+        index: the raw index.
+        upgraded: the same with the offsets of `model`.
+        model: None is returned if its bank is too small to try.
+        between: called between pieces of the work.
+        originals: the exact rankings are over these vectors [n, d], in the order of the ids; by default over what the
+            index itself reconstructs, so that what its codes lose of a vector counts in neither ranking.
     """
     bank = model.terms[0].bank
     if len(bank) < 2 * K or upgraded.ntotal < 10 * K:
@@ -53,20 +70,14 @@ def loss_of_recall(
     targets = _reconstructed(upgraded, unit) if originals is None else _given(upgraded, originals, model)
     raw, corrected = exact_rankings(upgraded, targets, queries, between)
     before, after = _recall(index, queries, raw, between), _recall(upgraded, queries, corrected, between)
-    error = float((before - after).std() / np.sqrt(len(queries)))
-    return float(before.mean()), float(after.mean()), error
+    return Recall(float(before.mean()), float(after.mean()), float((before - after).std() / np.sqrt(len(queries))))
 
 
-def is_loss(loss: tuple[float, float, float] | None) -> bool:
-    """Whether recall before and after, with the standard error of the difference, tells of one worth a word."""
-    return loss is not None and loss[0] - loss[1] > max(TOLERATED, 2 * loss[2])
-
-
-def warn_of_loss(loss: tuple[float, float, float] | None, upgraded: Any) -> None:
+def warn_of_loss(recall: Recall | None, upgraded: Any) -> None:
     """Warns if an approximate index finds less of the corrected ranking than it found of the raw one."""
-    if loss is None or not is_loss(loss):
+    if recall is None or not recall.fell:
         return
-    before, after, error = loss
+    before, after, error = recall
     warnings.warn(
         f"recall@10 of bank queries is {after:.3f} against the exact corrected ranking, {before:.3f} against the "
         f"raw one before ({before - after:.3f} +- {error:.3f} less); to search twice as wide: {wider(upgraded)}",
@@ -75,8 +86,10 @@ def warn_of_loss(loss: tuple[float, float, float] | None, upgraded: Any) -> None
 
 
 def _reconstructed(upgraded: Any, unit: bool) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Vectors [b, d], offsets [b] and labels [b] of all entries, as the index has them; unit vectors where the model
-    takes them for such, whatever length codes have left them."""
+    """Vectors [b, d] as the index reconstructs them, offsets [b] and ids [b] of all entries.
+
+    unit: the model takes all vectors for unit vectors; they are brought back to unit length where codes changed it.
+    """
     handler, row = handler_for(upgraded), 0
     norm_bias = NormBias(handler, unit)
     for vectors, offsets in handler.scan(0, block_rows(upgraded.d)):
@@ -92,7 +105,7 @@ def _reconstructed(upgraded: Any, unit: bool) -> Iterator[tuple[np.ndarray, np.n
 def _given(
     upgraded: Any, originals: Vectors, model: OffsetModel
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Vectors [b, d], offsets [b] and labels [b] of all entries, as they were before they were coded."""
+    """Original vectors [b, d], offsets [b] and ids [b] of all entries."""
     handler, row = handler_for(upgraded), 0
     labels = np.empty(handler.count, np.int64)
     labels[handler.order()] = handler.labels()
@@ -108,15 +121,13 @@ def exact_rankings(
     between: Callable[[], None],
     k: int = K,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Labels of the k best `targets` of each query [m, d] without and with their offsets: [m, k] each."""
+    """Ids of the k best `targets` of each query [m, d] without and with their offsets: int64 [m, k] each."""
     handler = handler_for(upgraded)
     metric = Metric.EUCLIDEAN if handler.euclidean else Metric.DOT
     best: list[list[tuple[np.ndarray, np.ndarray]]] = [[], []]
-    highest = (
-        float(max(extra.offsets(extra.query[None]).max() for extra in handler.extra_dimensions()))
-        if handler.euclidean
-        else 0.0
-    )
+    highest = 0.0
+    if handler.euclidean:
+        highest = float(max(extra.offsets(extra.query[None]).max() for extra in handler.extra_dimensions()))
     for vectors, offsets, labels in targets:
         extended = augment_targets(vectors, offsets, metric, max_offset=highest)
         for found, targets, asked in (

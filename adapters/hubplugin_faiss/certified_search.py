@@ -1,4 +1,4 @@
-"""Corrected search over an index that nobody may touch: fetch more, rank again, and know when that is exact."""
+"""Corrected search over an index that stays as it is: fetch more, rank again, and know when the result is exact."""
 
 from __future__ import annotations
 
@@ -37,18 +37,22 @@ class Certified:
 class CorrectedSearch:
     """`search(x, k)` by corrected scores over an index that stays as it is.
 
-    index: anything with Faiss's `search` whose scores are inner products, or squared L2 distances where its
-        `metric_type` says so. correction: offsets [n], an `OffsetModel`, or a fitted `hubplugin.query_dependent.Rule`
-        for the corrections that depend on the query (dis, dualdis, dsl, gc). targets: the gallery [n, d] that a model
-        or a rule needs. ids: int64 [n], which id each row belongs to; 0 ... n - 1 by default.
-        limit: the most candidates fetched.
+    If the L best candidates end at similarity s_L, no other target can score more than s_L + M, M the largest offset.
+    Answers are certified once their k-th corrected score reaches that bound. Until then more candidates are fetched,
+    four times as many each time. The certificate holds for an exact index; an approximate one may miss what its raw
+    search misses.
 
-    If the L best candidates end at similarity s_L, nothing outside them can score more than s_L + M, M the largest
-    offset. So answers are certified once their k-th corrected score reaches that, and more are fetched until then,
-    four times as many each time. The certificate is about the ranking of an exact index; an approximate one may miss
-    what its raw search misses.
+    Args:
+        index: anything with Faiss's `search` whose scores are inner products, or squared L2 distances if its
+            `metric_type` says so.
+        correction: offsets [n], an `OffsetModel`, or a fitted `hubplugin.query_dependent.Rule` for the corrections
+            that depend on the query (dis, dualdis, dsl, gc).
+        targets: the gallery [n, d] that a model or a rule needs.
+        ids: int64 [n], the id of each row; 0 ... n - 1 by default.
+        limit: the most candidates fetched for a query.
 
-    Raises InputError for offsets, targets or ids that do not fit each other.
+    Raises:
+        InputError: offsets, targets or ids do not fit each other or the index.
     """
 
     def __init__(

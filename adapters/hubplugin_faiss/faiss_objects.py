@@ -19,7 +19,7 @@ def name_of(index: Any) -> str:
 
 
 def reason(error: RuntimeError) -> str:
-    """What Faiss says, without the signature of the function that said it."""
+    """The message of an error of Faiss, without the signature of the function that raised it."""
     return " ".join(re.sub(r"^Error in .+? at \S+:\d+: (Error: )?", "", str(error), flags=re.DOTALL).split())
 
 
@@ -29,7 +29,7 @@ def block_rows(d: int) -> int:
 
 
 def pretransform(chain: list[Any], index: Any) -> Any:
-    """`index` behind the transforms of `chain`, all of which it takes over."""
+    """An IndexPreTransform of the transforms `chain` and `index`, which takes all of them over."""
     new = faiss.IndexPreTransform(index)
     new.own_fields = handed_over(index)
     for transform in reversed(chain):
@@ -49,13 +49,13 @@ def appending(d: int, extra: ExtraDimensions) -> list[Any]:
 
 
 def handed_over(part: Any) -> bool:
-    """Gives `part` to the C++ object that is to own it, which says so by own_fields = True."""
+    """Releases `part` to the C++ object that takes it over, and returns True for the field own_fields of that."""
     part.this.disown()
     return True
 
 
-def alike(new: Any, old: Any, *fields: str) -> None:
-    """Copies what every index has, and `fields`."""
+def copy_fields(new: Any, old: Any, *fields: str) -> None:
+    """Copies from `old` to `new` the fields that every index has, and `fields`."""
     for field in ("ntotal", "verbose", "is_trained", "metric_type", "metric_arg", *fields):
         setattr(new, field, getattr(old, field))
 

@@ -28,10 +28,13 @@ def beside(path: str | os.PathLike[str], suffix: str) -> Path:
 
 
 def read_index(path: str | os.PathLike[str]) -> tuple[Any, OffsetModel | None]:
-    """The index in the file `path`, and the model that its offsets are from (None if they came from no model, or
-    the index is not upgraded).
+    """Reads the index in the file `path`, and its model.
 
-    Raises StoreError for a file that Faiss cannot read, or whose model is missing or is another one.
+    Returns:
+        The index, and the model that its offsets are from; None if they are from no model or it is not upgraded.
+
+    Raises:
+        StoreError: Faiss cannot read the file, or its model is missing or belongs to another index.
     """
     index = read_faiss(path)
     return index, model_of(path, index)

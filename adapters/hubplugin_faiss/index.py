@@ -10,7 +10,7 @@ from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
-from hubplugin_faiss.calibration import is_loss, loss_of_recall, warn_of_loss
+from hubplugin_faiss.calibration import loss_of_recall, warn_of_loss
 from hubplugin_faiss.checks import (
     checked_offsets,
     checked_originals,
@@ -107,13 +107,13 @@ def upgraded_by(
     upgraded = made(bool(rebuild))
     if originals is None and handler.exhaustive:
         return upgraded
-    loss = loss_of_recall(index, upgraded, model, originals=originals)
-    if rebuild is None and is_loss(loss) and holds_graph(index):
-        anew = made(True)
-        of_anew = loss_of_recall(index, anew, model, originals=originals)
-        if loss and of_anew and of_anew[1] > loss[1]:
-            upgraded, loss = anew, of_anew
-    warn_of_loss(loss, upgraded)
+    recall = loss_of_recall(index, upgraded, model, originals=originals)
+    if rebuild is None and recall is not None and recall.fell and holds_graph(index):
+        rebuilt = made(True)
+        of_rebuilt = loss_of_recall(index, rebuilt, model, originals=originals)
+        if of_rebuilt is not None and of_rebuilt.after > recall.after:
+            upgraded, recall = rebuilt, of_rebuilt
+    warn_of_loss(recall, upgraded)
     return upgraded
 
 

@@ -51,7 +51,7 @@ class FaissStore(Store):
 
     @cached_property
     def metric(self) -> Metric:  # type: ignore[override]
-        """euclidean for an index of L2; for inner product cosine if its vectors are of unit length, else dot."""
+        """euclidean for an L2 index; for inner product cosine if its vectors are of unit length, else dot."""
         if self._given_metric is not None:
             return self._given_metric
         model = model_of(self._path, self._index)
@@ -70,7 +70,7 @@ class FaissStore(Store):
 
     @cached_property
     def precision(self) -> float:  # type: ignore[override]
-        """A quantiser rounds offsets, too: twice what it may make of those that the model's gallery has."""
+        """A quantiser rounds offsets: twice its largest error over the range of the model's offsets is added."""
         model = model_of(self._path, self._index)
         if model is None or model.gallery is None:
             return Store.precision

@@ -64,8 +64,8 @@ def test_scores_ids_and_bytes(kind, metric, d, n, shape, size, seed):
     for held, into in zip(zip(*handler.scan(0, 1000), strict=True), (decoded, stored), strict=True):
         into[order] = np.concatenate(held)
     spread = max(float(offsets.max()), 0.0) - min(float(offsets.min()), 0.0)
-    coarse = {"SQ4": 0.02, "SQ6": 0.005, "SQ8": 0.0005}.get(kind.split(",")[-1], 3e-6)
-    np.testing.assert_allclose(stored, offsets, rtol=0, atol=coarse * 2 * spread + 1e-7)
+    rounding = {"SQ4": 0.02, "SQ6": 0.005, "SQ8": 0.0005}.get(kind.split(",")[-1], 3e-6)
+    np.testing.assert_allclose(stored, offsets, rtol=0, atol=rounding * 2 * spread + 1e-7)
 
     scores, found = upgraded.search(queries, n)
     asked = queries / np.linalg.norm(queries, axis=1, keepdims=True) if kind == "L2norm,Flat" else queries

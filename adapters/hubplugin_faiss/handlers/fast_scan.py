@@ -11,7 +11,7 @@ import numpy as np
 from hubplugin_faiss.encoding.assemble import list_ids, runs
 from hubplugin_faiss.encoding.extra_dimensions import ExtraDimensions
 from hubplugin_faiss.encoding.fast_scan_codes import pack, unpacked
-from hubplugin_faiss.faiss_objects import alike, handed_over
+from hubplugin_faiss.faiss_objects import copy_fields, handed_over
 from hubplugin_faiss.handlers.flat import FlatCodesHandler
 from hubplugin_faiss.handlers.inverted_lists import InvertedListsHandler, mapped_anew
 
@@ -27,7 +27,7 @@ class FastScanHandler(FlatCodesHandler):
     def _empty(self, d: int) -> Any:
         old = self.index
         new = faiss.IndexPQFastScan(d, d // old.pq.dsub, 4, old.metric_type, old.bbs)
-        alike(new, old, "implem", "skip", "qbs")
+        copy_fields(new, old, "implem", "skip", "qbs")
         return new
 
 
@@ -73,6 +73,6 @@ class FastScanListsHandler(InvertedListsHandler):
         old = self.index
         new = faiss.IndexIVFPQFastScan(quantizer, d, old.nlist, d // old.pq.dsub, 4, old.metric_type, old.bbs)
         new.own_fields = handed_over(quantizer)
-        alike(new, old, "nprobe", "max_codes", "parallel_mode", "by_residual", "quantizer_trains_alone")
-        alike(new, old, "implem", "skip", "qbs", "qbs2")
+        copy_fields(new, old, "nprobe", "max_codes", "parallel_mode", "by_residual", "quantizer_trains_alone")
+        copy_fields(new, old, "implem", "skip", "qbs", "qbs2")
         return new

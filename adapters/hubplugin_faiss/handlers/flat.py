@@ -14,7 +14,7 @@ from hubplugin_faiss.encoding.codec import Coder
 from hubplugin_faiss.encoding.codecs import codec_of
 from hubplugin_faiss.encoding.extra_dimensions import ExtraDimensions
 from hubplugin_faiss.encoding.layout import Assemble, EncodedIndex, Entries, UpgradeSpec
-from hubplugin_faiss.faiss_objects import alike, block_rows, name_of
+from hubplugin_faiss.faiss_objects import block_rows, copy_fields, name_of
 from hubplugin_faiss.handlers.base_index import BaseIndexHandler, with_query
 
 SAMPLE = 65_536
@@ -85,13 +85,13 @@ class FlatCodesHandler(BaseIndexHandler):
             new.sq.rangestat, new.sq.rangestat_arg = old.sq.rangestat, old.sq.rangestat_arg
         elif isinstance(old, faiss.IndexPQ):
             new = faiss.IndexPQ(d, d // old.pq.dsub, old.pq.nbits, metric)
-            alike(new, old, "do_polysemous_training", "search_type", "encode_signs", "polysemous_ht")
+            copy_fields(new, old, "do_polysemous_training", "search_type", "encode_signs", "polysemous_ht")
             if old.search_type in (faiss.IndexPQ.ST_polysemous, faiss.IndexPQ.ST_polysemous_generalize):
                 # The extra bits say nothing about the nearness of vectors: let through what they may add.
                 new.polysemous_ht += (d // old.pq.dsub - old.pq.M) * old.pq.nbits
         else:
             new = (faiss.IndexFlatL2 if self.euclidean else faiss.IndexFlatIP)(d)
-        alike(new, old)
+        copy_fields(new, old)
         return new
 
     def _encoded_with(self, coder: Coder, components: Callable[[slice], np.ndarray]) -> EncodedIndex:

@@ -15,7 +15,7 @@ from hubplugin_faiss.encoding.codec import Coder
 from hubplugin_faiss.encoding.codecs import codec_of
 from hubplugin_faiss.encoding.extra_dimensions import ExtraDimensions
 from hubplugin_faiss.encoding.layout import Assemble, UpgradeSpec
-from hubplugin_faiss.faiss_objects import alike, block_rows, handed_over, name_of
+from hubplugin_faiss.faiss_objects import block_rows, copy_fields, handed_over, name_of
 from hubplugin_faiss.handlers.base_index import BaseIndexHandler, base_index_handler
 from hubplugin_faiss.handlers.flat import FlatCodesHandler
 
@@ -100,7 +100,7 @@ class GraphHandler(BaseIndexHandler):
     def _over(self, storage: Any, graph: Any) -> Any:
         """An index like this one over another storage, with the links of `graph`."""
         new = type(self.index)()
-        alike(new, self.index, *self.FIELDS[self._kind])
+        copy_fields(new, self.index, *self.FIELDS[self._kind])
         new.d, new.storage = storage.d, storage
         new.own_fields = handed_over(storage)
         if self._kind == "HNSW":
@@ -119,7 +119,7 @@ class GraphHandler(BaseIndexHandler):
             graph.hnsw.efConstruction, graph.hnsw.efSearch = index.hnsw.efConstruction, index.hnsw.efSearch
         else:
             graph = faiss.IndexNSGFlat(d + 1, index.nsg.R, metric)
-            alike(graph, index, *(field for field in self.FIELDS["NSG"] if field != "is_built"))
+            copy_fields(graph, index, *(field for field in self.FIELDS["NSG"] if field != "is_built"))
             graph.nsg.L, graph.nsg.C, graph.nsg.search_L = index.nsg.L, index.nsg.C, index.nsg.search_L
             graph.ntotal = 0
         largest = max(float(np.abs(offsets).max()), 1e-12)

@@ -19,7 +19,7 @@ from hubplugin_faiss.encoding.codecs import codec_of
 from hubplugin_faiss.encoding.extra_dimensions import ExtraDimensions
 from hubplugin_faiss.encoding.layout import Assemble, EncodedIndex, Entries, UpgradeSpec
 from hubplugin_faiss.encoding.scalar_codec import ScalarCodec
-from hubplugin_faiss.faiss_objects import alike, block_rows, handed_over, name_of
+from hubplugin_faiss.faiss_objects import block_rows, copy_fields, handed_over, name_of
 from hubplugin_faiss.handlers.base import IndexHandler
 from hubplugin_faiss.handlers.base_index import BaseIndexHandler, with_query
 from hubplugin_faiss.handlers.coarse_quantizer import FLOATS, narrowed_quantizer, nearest_lists, widened_quantizer
@@ -187,13 +187,13 @@ class InvertedListsHandler(BaseIndexHandler):
             new.sq.rangestat, new.sq.rangestat_arg = old.sq.rangestat, old.sq.rangestat_arg
         elif isinstance(old, faiss.IndexIVFPQ):
             new = faiss.IndexIVFPQ(quantizer, d, old.nlist, d // old.pq.dsub, old.pq.nbits, metric)
-            alike(new, old, "do_polysemous_training", "scan_table_threshold", "polysemous_ht")
+            copy_fields(new, old, "do_polysemous_training", "scan_table_threshold", "polysemous_ht")
             if new.polysemous_ht:
                 new.polysemous_ht += (d // old.pq.dsub - old.pq.M) * old.pq.nbits
         else:
             new = faiss.IndexIVFFlat(quantizer, d, old.nlist, metric)
         new.own_fields = handed_over(quantizer)
-        alike(new, old, "nprobe", "max_codes", "parallel_mode", "by_residual", "quantizer_trains_alone")
+        copy_fields(new, old, "nprobe", "max_codes", "parallel_mode", "by_residual", "quantizer_trains_alone")
         if isinstance(new, faiss.IndexIVFPQ):
             new.use_precomputed_table = min(old.use_precomputed_table, 0)  # -1 forbids them, 0 lets Faiss decide
         if self.files():

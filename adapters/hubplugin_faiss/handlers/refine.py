@@ -13,7 +13,7 @@ from hubplugin.errors import StoreError
 from hubplugin.metric import normalise
 from hubplugin_faiss.encoding.extra_dimensions import ExtraDimensions
 from hubplugin_faiss.encoding.layout import Assemble, UpgradeSpec
-from hubplugin_faiss.faiss_objects import alike, copied, handed_over, name_of
+from hubplugin_faiss.faiss_objects import copied, copy_fields, handed_over, name_of
 from hubplugin_faiss.handlers.base import IndexHandler, handler_for
 from hubplugin_faiss.handlers.norm_bias import NormBias, norm_biases
 from hubplugin_faiss.handlers.two_stage import K_FACTOR, TwoStageHandler, unranked
@@ -72,17 +72,16 @@ class RefineHandler(IndexHandler):
         self.index.ntotal = self.index.refine_index.ntotal
 
     def remove(self, ids: np.ndarray) -> None:
-        """The ids of those that stay close up, as in a Flat index: the second stage finds them by their place."""
+        """Removes entries and closes up the ids of the others, since the second stage finds entries by their row."""
         self._base.remove(ids)
         self._second.remove(ids)
         close_up(self._base, np.unique(ids))
         self.index.ntotal = self.index.refine_index.ntotal
 
     def coded(self, vectors: np.ndarray) -> np.ndarray:
-        """Vectors and what codes make of others must not meet in one second stage: the former would win."""
-        return (
-            self._base.coded(vectors) if self.two_stage and not self._holds_originals else self._second.coded(vectors)
-        )
+        if self.two_stage and not self._holds_originals:
+            return self._base.coded(vectors)  # among decoded vectors an exact one would win
+        return self._second.coded(vectors)
 
     def norm_bias(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:
         return None if self.two_stage else self._second.norm_bias(vectors, unit)
@@ -138,5 +137,5 @@ class RefineHandler(IndexHandler):
     def _of(self, base: Any, second: Any, k_factor: float) -> Any:
         new = faiss.IndexRefine(base, second)
         new.own_fields, new.own_refine_index, new.k_factor = handed_over(base), handed_over(second), k_factor
-        alike(new, self.index)
+        copy_fields(new, self.index)
         return new

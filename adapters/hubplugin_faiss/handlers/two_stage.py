@@ -22,17 +22,19 @@ from hubplugin_faiss.handlers.coarse_quantizer import ranked_quantizer, replace_
 from hubplugin_faiss.handlers.list_ranking import list_ranks
 
 K_FACTOR = 4
-"""How many candidates for each result a stage without offsets hands on. Of 20,000 code vectors the corrected 10 best
-were among the raw 40 best in 99.4 % of all cases. 16 for each add at most 0.002 to the recall of RaBitQ and of additive
-quantisers, and 0.01 to that of LSH, which is above the raw index's as it is."""
+"""How many candidates a stage without offsets passes on for each result.
+
+Of 20,000 code vectors the corrected 10 best were among the raw 40 best in 99.4 % of all cases. A factor of 16 adds at
+most 0.002 to the recall of RaBitQ and of additive quantisers, and 0.01 to that of LSH, which exceeds the raw index's as
+it is."""
 
 
 class TwoStageHandler(IndexHandler):
     """Codes that have no room for one more component.
 
-    Candidates are found by them as ever, in lists that are ranked by the offsets of their entries, and ranked by a
-    second stage that holds what the codes decode to, at unit length where the model takes it so, and the offsets, in
-    16 bits a component. It numbers its entries 0, 1, 2, ..., so a search must return those.
+    They find candidates as before, in lists that are ranked by the offsets of their entries. A second stage ranks
+    these: it holds what the codes decode to, at unit length for a model for cosine, and the offsets, in 16 bits a
+    component. It numbers its entries 0, 1, 2, ..., so the first stage must return these ids.
     """
 
     names = (
@@ -95,7 +97,7 @@ class TwoStageHandler(IndexHandler):
             yield self.index.reconstruct_n(first, min(size, self.count - first)), None
 
     def norm_bias(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:
-        return None  # it does not rank what it finds
+        return None  # the second stage does the ranking
 
     def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False) -> None:
         with self._unranked():
@@ -107,7 +109,7 @@ class TwoStageHandler(IndexHandler):
 
     @contextmanager
     def _unranked(self) -> Iterator[None]:
-        """In it vectors are placed in lists by themselves alone, as in the raw index."""
+        """While it is open, the offsets of lists do not decide to which list a vector is added, as in the raw index."""
         if not isinstance(self.index, faiss.IndexIVF):
             yield
             return
@@ -132,7 +134,7 @@ class TwoStageHandler(IndexHandler):
         return []
 
     def ranked(self, offsets: np.ndarray, spec: UpgradeSpec) -> Any:
-        """A copy of the index whose lists, if it has any, rank by the offsets of their entries."""
+        """A copy of the index; a search ranks its lists, if it has any, by the offsets of their entries."""
         new = copied(self.index)
         if isinstance(new, faiss.IndexIVF):
             lists = [list_ids(new.invlists, number) for number in range(new.nlist)]
@@ -142,7 +144,10 @@ class TwoStageHandler(IndexHandler):
         return new
 
     def _spreads(self, lists: list[np.ndarray], spec: UpgradeSpec) -> np.ndarray:
-        """The mean squared distance of the entries `lists` from the centroid of each: float64 [nlist]."""
+        """The mean squared distance of the entries of each list from its centroid: float64 [nlist].
+
+        lists: the ids in each list.
+        """
         centres = self.index.quantizer.reconstruct_n(0, self.index.nlist)
         if spec.unit:  # 1 - |c|^2 about their mean, whatever codes make of their distances
             return np.asarray(1 - (centres.astype(np.float64) ** 2).sum(axis=1))
@@ -156,7 +161,7 @@ class TwoStageHandler(IndexHandler):
 
 
 def unranked(index: Any) -> Any:
-    """A copy of an index without room for offsets, whose lists rank by their vectors alone again."""
+    """A copy of a two-stage index; a search ranks its lists by their centroids alone again."""
     new = copied(index)
     if isinstance(new, faiss.IndexIVF):
         replace_quantizer(new, unranked_quantizer(new.quantizer))

@@ -16,7 +16,7 @@ from hubplugin.vectors import Vectors
 from hubplugin_faiss.encoding.assemble import list_ids
 from hubplugin_faiss.encoding.extra_dimensions import ExtraDimensions
 from hubplugin_faiss.encoding.layout import Assemble, UpgradeSpec
-from hubplugin_faiss.faiss_objects import alike, handed_over, name_of, pretransform
+from hubplugin_faiss.faiss_objects import copy_fields, handed_over, name_of, pretransform
 from hubplugin_faiss.handlers.base import IndexHandler, handler_for
 from hubplugin_faiss.handlers.base_index import BaseIndexHandler, base_index_handler
 
@@ -120,7 +120,7 @@ class IdMapHandler(WrapperHandler):
         new = type(self.index)(part)
         new.own_fields = handed_over(part)
         part.ntotal = self.count
-        alike(new, self.index)
+        copy_fields(new, self.index)
         faiss.copy_array_to_vector(self._ids, new.id_map)
         if isinstance(new, faiss.IndexIDMap2):
             new.construct_rev_map()
