@@ -120,6 +120,8 @@ def upgraded_by(
 def downgrade(index: Any) -> Any:
     """The index as it was before `upgrade`, with what has been added since.
 
+    A graph that `upgrade` built anew is kept.
+
     Args:
         index: an upgraded index. It is not changed.
 
