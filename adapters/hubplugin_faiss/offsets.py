@@ -66,14 +66,9 @@ def offsets_by(
     warn_if_swapped(model, gallery.rows)
     offsets = np.empty(gallery.rows, np.float32) if into is None else into
     norm_bias, row, unjudged = NormBias(handler, model.metric is Metric.COSINE), 0, Unjudged()
-    from_originals = originals is not None and handler.two_stage
-    computed: Iterator[tuple[np.ndarray, np.ndarray]]
-    if originals is not None and from_originals:
-        computed = ((vectors, resources.offsets(model, vectors)) for vectors in originals.blocks())
-    elif tolerant:
-        computed = _tolerant(model, handler, resources, unjudged)
-    else:
-        computed = ((vectors, resources.offsets(model, vectors)) for vectors in gallery.blocks())
+    source = originals if originals is not None and handler.two_stage else gallery
+    tolerant &= source is gallery
+    computed = _tolerant(model, handler, resources, unjudged) if tolerant else _computed(model, source, resources)
     for vectors, values in computed:
         offsets[row : row + len(vectors)] = values - norm_bias(vectors)
         row += len(vectors)
@@ -82,11 +77,17 @@ def offsets_by(
         raise InputError(f"the model does not suit this {name_of(handler.index)}: of {gallery.rows} entries {unjudged}")
     if unjudged.count:
         warnings.warn(f"of {gallery.rows} entries {unjudged}", stacklevel=4)
-    if from_originals:
+    if source is originals:
         offsets[:] = offsets[handler.order()]
     if model.gallery is None:
         offsets -= offsets.mean(dtype=np.float64)
     return offsets
+
+
+def _computed(model: OffsetModel, source: Vectors, resources: Resources) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Vectors [b, d] and offsets [b] of all of `source`."""
+    for vectors in source.blocks():
+        yield vectors, resources.offsets(model, vectors)
 
 
 def _tolerant(

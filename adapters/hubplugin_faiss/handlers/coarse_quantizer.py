@@ -29,8 +29,9 @@ def widened_quantizer(quantizer: Any, coder: Coder, ranks: np.ndarray) -> tuple[
     One that does not hold its centroids as floats stays as it is behind a transform that drops the extra dimensions.
     """
     quantizer = faiss.downcast_index(quantizer)
-    handler = FlatCodesHandler(quantizer) if name_of(quantizer) in FlatCodesHandler.names else GraphHandler(quantizer)
     if name_of(quantizer) in FLOATS:
+        is_flat = name_of(quantizer) in FlatCodesHandler.names
+        handler = FlatCodesHandler(quantizer) if is_flat else GraphHandler(quantizer)
         centres = coder.centres(ranks)
         floats = FloatCodec(quantizer).coder(quantizer.d, coder.extra)
         return handler.widened_by(floats, centres), centres
