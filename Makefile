@@ -3,20 +3,32 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint unit levels lowest ratios integration bench clean
+# The CPU build of torch on Linux without an NVIDIA GPU: the default wheel brings gigabytes of CUDA.
+CPU_TORCH := $(if $(and $(filter Linux,$(shell uname)),$(if $(shell command -v nvidia-smi),,none)),https://download.pytorch.org/whl/cpu)
+WORKERS ?= 2
 
-demo: $(VENV)/installed
+.PHONY: demo check test lint unit levels lowest ratios integration bench clean
+
+demo: $(VENV)/demo
 	$(BIN)/hubplugin demo
 
-test: lint unit levels ratios
+# Format, lint, layers, sizes, types and the fast tests, without network: what to run before every commit.
+check: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not network and not server"
+
+# Everything that needs no server.
+test: lint unit levels
 
 lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/codespell README.md CHANGELOG.md CONTRIBUTING.md docs hubplugin adapters tests integration_tests
+	$(BIN)/lint-imports --no-cache --no-logo
+	$(BIN)/python -m tests.sizes
 	$(BIN)/mypy
 
 unit: $(VENV)/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not server"
 
 # A part of the numerical tests under each instruction set that this machine has; says which it lacks.
 levels: $(VENV)/installed
@@ -33,7 +45,7 @@ lowest: $(VENV)/installed
 integration: $(VENV)/installed
 	$(BIN)/python -m pytest integration_tests --kills 50 --budget inf $(REQUIRE:%=--require-backend %)
 
-# Ratios to the bare product, against those stored in benchmarks/results.
+# Ratios to the bare product, against those stored in benchmarks/results. Fails on the processor they were stored on only.
 ratios: $(VENV)/installed
 	$(BIN)/python -m benchmarks.check
 
@@ -43,11 +55,22 @@ bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks
 
 # Constraints pin every direct dependency; torch comes first, so that nothing else chooses its build.
-$(VENV)/installed: pyproject.toml constraints.txt
+$(VENV)/torch: constraints.txt
+	@echo "making an environment in $(VENV) and installing torch (some 200 MB, once) ..."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(if $(CPU_TORCH),$(BIN)/python -m pip install --quiet --retries 0 --timeout 15 --constraint constraints.txt --index-url $(CPU_TORCH) torch 2> /dev/null || )$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	@touch $@
+
+# The stores that the demo corrects, and nothing else.
+$(VENV)/demo: $(VENV)/torch pyproject.toml
+	@echo "installing hubplugin with Faiss and Qdrant Edge ..."
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[faiss,edge]'
+	@touch $@
+
+$(VENV)/installed: $(VENV)/torch pyproject.toml
+	@echo "installing hubplugin with everything that its tests need ..."
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable examples/lancedb_adapter
-	touch $@
+	@touch $@
 
 clean:
 	rm -rf $(VENV) .lowest .demo dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Whether a fit has become slower beside the bare product: `python -m benchmarks.check`, part of `make test`.
+"""Whether a fit has become slower beside the bare product: `python -m benchmarks.check`, which is `make ratios`.
 
 Runs a few contenders on small random operands and compares their ratios, not their seconds, with those stored by
 `python -m benchmarks.fit`. The bound is generous: what it catches is a pass too many, not a noisy machine.
@@ -18,7 +18,8 @@ an exponential. Of several turns the lowest counts, which other work on the mach
 
 def main() -> None:
     results = json.loads((RESULTS / "fit.json").read_text())
-    bound = SAME if results["machine"].partition(",")[0] == machine(1).partition(",")[0] else OTHER
+    same = results["machine"].partition(",")[0] == machine(1).partition(",")[0]
+    bound = SAME if same else OTHER
     slower = []
     for name, stored in results["check"].items():
         found = summary(run_apart(name, "random", repeats=5, threads=1))["low"]
@@ -26,7 +27,10 @@ def main() -> None:
         if found > bound * stored:
             slower.append(name)
     if slower:
-        raise SystemExit(f"slower than {bound:g} x the stored ratio: {', '.join(slower)}; see python -m benchmarks.fit")
+        told = f"slower than {bound:g} x the stored ratio: {', '.join(slower)}; see python -m benchmarks.fit"
+        if same:
+            raise SystemExit(told)
+        print(f"{told}. The stored ratios are those of another processor, so this is no failure.")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from hubplugin._version import __version__
 if TYPE_CHECKING:
     from hubplugin.errors import CorrectionRefused, HubpluginError, InputError, ModelFileError, StoreError
     from hubplugin.evaluation.evaluate import evaluate
-    from hubplugin.evaluation.result import Evaluation
+    from hubplugin.evaluation.export import Evaluation
     from hubplugin.fitting import fit
     from hubplugin.jobs.correction import apply, inspect, refresh
     from hubplugin.jobs.diagnosis import Diagnosis, diagnose
@@ -26,7 +26,7 @@ _HOMES = {
     "Choice": "tuning",
     "CorrectionRefused": "errors",
     "Diagnosis": "jobs.diagnosis",
-    "Evaluation": "evaluation.result",
+    "Evaluation": "evaluation.export",
     "HubpluginError": "errors",
     "InputError": "errors",
     "Judgement": "tuning",

@@ -71,6 +71,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("backend", there or [nowhere], indirect=True, scope="session")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if isinstance(item, pytest.Function) and item.module.__name__.startswith("integration_tests."):
+            item.add_marker("slow")
+            chosen = getattr(item, "callspec", None)
+            backend = BACKENDS.get(chosen.params.get("backend", "")) if chosen else None
+            if backend is not None and "server" in backend.can:
+                item.add_marker("server")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     chosen = getattr(item, "callspec", None)

@@ -17,8 +17,9 @@ import torch
 
 from hubplugin.errors import InputError, Parameter
 from hubplugin.evaluation.banks import SAMPLE, coverage, earth_movers_distance
+from hubplugin.evaluation.export import Evaluation
 from hubplugin.evaluation.plans import PLANS, check_size
-from hubplugin.evaluation.result import RAW, SIGNIFICANT, BankFigures, Evaluation, Hub, MethodResult, SweepPoint
+from hubplugin.evaluation.result import RAW, SIGNIFICANT, BankFigures, Hub, MethodResult, SweepPoint
 from hubplugin.evaluation.truth import Names, TruthLike, as_names, as_truth
 from hubplugin.measures import hubness
 from hubplugin.measures.retrieval import Ranks, Truth, average_precision, expected_ranks, ndcg, recall

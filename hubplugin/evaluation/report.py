@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from hubplugin.errors import InputError
-from hubplugin.evaluation.result import Evaluation, MethodResult
+from hubplugin.evaluation.result import MethodResult, Results
 
 RAW_COLOUR, OTHER_COLOURS = "#8a8f98", ("#0b6e4f", "#c2410c", "#1d4ed8", "#7e22ce")
 
 
-def render(evaluation: Evaluation) -> str:
+def render(evaluation: Results) -> str:
     """The report of `evaluation`. Raises InputError where matplotlib or Jinja2 is missing."""
     try:
         import matplotlib  # noqa: F401
@@ -35,7 +35,7 @@ def render(evaluation: Evaluation) -> str:
     return page
 
 
-def corrected(evaluation: Evaluation) -> MethodResult | None:
+def corrected(evaluation: Results) -> MethodResult | None:
     """The method that is shown beside the raw search: the best one, or else the usable one of the highest R@1."""
     if evaluation.best is not None:
         return evaluation[evaluation.best]
@@ -43,7 +43,7 @@ def corrected(evaluation: Evaluation) -> MethodResult | None:
     return max(usable, key=lambda method: method.recall[1].value, default=None)
 
 
-def _svg(draw: Callable[[Any, Evaluation], None], evaluation: Evaluation) -> str:
+def _svg(draw: Callable[[Any, Results], None], evaluation: Results) -> str:
     import matplotlib
     from matplotlib.figure import Figure as Canvas
 
@@ -66,7 +66,7 @@ def _svg(draw: Callable[[Any, Evaluation], None], evaluation: Evaluation) -> str
     return text[text.index("<svg") :].replace('width="', 'data-width="', 1).replace('height="', 'data-height="', 1)
 
 
-def _draw_recall(canvas: Any, evaluation: Evaluation) -> None:
+def _draw_recall(canvas: Any, evaluation: Results) -> None:
     methods = evaluation.methods[::-1]
     canvas.set_size_inches(5.2, 0.9 + 0.26 * len(methods))
     axes = canvas.add_subplot()
@@ -89,7 +89,7 @@ def _draw_recall(canvas: Any, evaluation: Evaluation) -> None:
     axes.grid(axis="y", visible=False)
 
 
-def _draw_occurrence(canvas: Any, evaluation: Evaluation) -> None:
+def _draw_occurrence(canvas: Any, evaluation: Results) -> None:
     axes = canvas.add_subplot()
     shown = corrected(evaluation)
     largest = max(method.hubness.largest for method in (evaluation.raw, shown) if method is not None)
@@ -113,7 +113,7 @@ def _draw_occurrence(canvas: Any, evaluation: Evaluation) -> None:
     axes.legend(frameon=False)
 
 
-def _draw_temperature(canvas: Any, evaluation: Evaluation) -> None:
+def _draw_temperature(canvas: Any, evaluation: Results) -> None:
     canvas.set_size_inches(5.2, 5.2)
     recall, skewness = canvas.subplots(2, 1, sharex=True)
     for number, method in enumerate(sorted({point.method for point in evaluation.sweep})):

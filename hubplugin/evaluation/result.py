@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import io
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -97,7 +94,7 @@ class BankFigures(BaseModel):
     coverage: float | None = None
 
 
-class Evaluation(BaseModel):
+class Results(BaseModel):
     """Every method side by side on the same queries; the raw search comes first.
 
     k: of the k-occurrence, mAP and nDCG. judged: how many queries have a true target. best: the label of the method
@@ -222,60 +219,10 @@ class Evaluation(BaseModel):
             console.print(self)
         return capture.get()
 
-    def to_json(self, path: str | os.PathLike[str]) -> None:
-        """Writes everything but the single queries' ranks. Raises InputError where `path` cannot be written."""
-        _write(path, self.model_dump_json(indent=1) + "\n")
-
-    def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Writes one line a method; intervals as `<figure> low` and `<figure> high`. Raises as `to_json` does."""
-        rows = [_flat(method) for method in self.methods]
-        content = io.StringIO()
-        writer = csv.DictWriter(content, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        _write(path, content.getvalue())
-
-    def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Writes the report: one file, which refers to nothing outside itself. Raises as `to_json` does."""
-        from hubplugin.evaluation.report import render
-
-        _write(path, render(self))
-
-
-def _write(path: str | os.PathLike[str], text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from None
-
 
 def _worse(method: MethodResult) -> bool:
     versus = method.versus_raw
     return versus is not None and versus.lost > versus.won and (method.adjusted_p or 0.0) < SIGNIFICANT
-
-
-def _flat(method: MethodResult) -> dict[str, Any]:
-    figures = {f"R@{k}": figure for k, figure in method.recall.items()} | {
-        "median rank": method.median_rank,
-        "mean rank": method.mean_rank,
-        "mAP": method.mean_average_precision,
-        "nDCG": method.ndcg,
-        "skewness": method.skewness,
-    }
-    row: dict[str, Any] = {"label": method.label, "method": method.method}
-    row["parameters"] = " ".join(f"{key}={value}" for key, value in method.parameters.items())
-    for name, figure in figures.items():
-        row |= {name: figure.value, f"{name} low": figure.low, f"{name} high": figure.high}
-    hubness = vars(method.hubness)
-    row |= {key.replace("_", " "): value for key, value in hubness.items() if key != "skewness"}
-    versus = method.versus_raw
-    row |= {
-        "won": versus.won if versus else "",
-        "lost": versus.lost if versus else "",
-        "p": versus.p if versus else "",
-        "adjusted p": method.adjusted_p if versus else "",
-    }
-    return row
 
 
 def _percent(share: float) -> str:

@@ -291,6 +291,7 @@ def test_the_setting_of_one_backend_is_read_too(rng):
     assert not _reduces_precision(torch.zeros(1))
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_gallery(tmp_path):
     """A fit on four times the targets, from a memory map, peaks no higher (beyond the offsets themselves)."""
     import subprocess

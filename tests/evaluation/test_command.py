@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 from typer.testing import CliRunner
 
 from hubplugin.cli import app
+
+pytestmark = pytest.mark.slow
 
 FILES = ("npy", "qrels", "html", "json", "csv")
 

@@ -25,6 +25,8 @@ from hubplugin_qdrant.haystack import (
 )
 from tests.frameworks.conftest import SHOUT, corrected, first_answers_right, reciprocal_ranks, stored_offsets
 
+pytestmark = pytest.mark.slow
+
 COLLECTION = example.COLLECTION
 
 

@@ -13,6 +13,8 @@ from hubplugin_qdrant import HubQdrantClient
 from hubplugin_qdrant.langchain import HubQdrantVectorStore
 from tests.frameworks.conftest import SHOUT, corrected, first_answers_right, reciprocal_ranks, stored_offsets
 
+pytestmark = pytest.mark.slow
+
 DENSE, SPARSE, HYBRID = RetrievalMode.DENSE, RetrievalMode.SPARSE, RetrievalMode.HYBRID
 COLLECTION = example.COLLECTION
 AGAIN = "00000000-0000-0000-0000-0000000000aa"

@@ -15,7 +15,7 @@ from tests.frameworks.conftest import SHOUT, corrected, first_answers_right, sto
 
 COLLECTION = example.COLLECTION
 
-pytestmark = pytest.mark.filterwarnings("ignore:Payload indexes have no effect in the local Qdrant")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:Payload indexes have no effect in the local Qdrant")]
 
 
 def fill(client, functions):

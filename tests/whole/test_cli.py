@@ -21,6 +21,8 @@ from hubplugin.cli import app, main
 from hubplugin.cli.wording import as_typed
 from hubplugin.errors import Parameter
 
+pytestmark = pytest.mark.slow
+
 COMMAND = Path(sys.executable).with_name("hubplugin")
 
 

@@ -12,6 +12,8 @@ import hubplugin
 from hubplugin.cli.demo import run, shortened
 from hubplugin.measures.hubness import k_occurrence, skewness
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):

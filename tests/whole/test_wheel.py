@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -39,6 +41,7 @@ def test_the_wheel_carries_three_packages_their_types_and_the_example_data(wheel
         assert expected in names
 
 
+@pytest.mark.network
 def test_the_wheel_in_an_empty_environment_runs_the_demo(wheel, tmp_path):
     venv.create(tmp_path / "env", with_pip=True)
     python, command = tmp_path / "env" / "bin" / "python", tmp_path / "env" / "bin" / "hubplugin"
