@@ -131,7 +131,7 @@ class CorrectedSearch:
     def _ranked(
         self, query: np.ndarray, similarities: np.ndarray, candidates: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, float]:
-        """Corrected scores and ids of `candidates`, best first, and what no target beyond them can exceed."""
+        """Corrected scores and ids of `candidates`, best first, and an upper bound for all other targets."""
         if not len(candidates):
             return similarities, candidates, np.inf
         kept = self._kept[self._rows(candidates)]
@@ -143,7 +143,7 @@ class CorrectedSearch:
         return scores, candidates[order], self._bound(float(similarities[-1]), kept)
 
     def _bound(self, last: float, kept: np.ndarray) -> float:
-        """What a rule can give at most to a target whose similarity is at most `last`."""
+        """The largest corrected score of a target whose similarity is at most `last`."""
         match self._rule:
             case Dynamic() | DualDynamic():  # whether the best candidate is active decides, and then the largest offset
                 most = kept[0].copy()

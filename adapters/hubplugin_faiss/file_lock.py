@@ -22,8 +22,10 @@ _HELD: set[str] = set()
 
 @contextlib.contextmanager
 def alone(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Holds the file `path`, if there is one, until it is left or the process ends, so that no two processes write
-    beside it at once. Raises StoreError if another one holds it. In one process it may be entered again."""
+    """Locks the file `path`, if there is one, so that no two processes write beside it at once.
+
+    One process may enter it again. Raises StoreError if another process holds the lock.
+    """
     name = os.path.realpath(path)
     if fcntl is None or name in _HELD or not os.path.isfile(name):
         yield
@@ -48,8 +50,7 @@ def alone(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Holds the file `path` as `alone` does; lists that it does not use, left behind by this or an earlier process, are
-    removed."""
+    """Locks the file `path` as `alone` does, and removes lists files that this or an earlier process left unused."""
     with alone(path):
         sweep(path)
         try:
@@ -59,7 +60,7 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def note_lists(path: str | os.PathLike[str], names: Sequence[str]) -> None:
-    """Notes that the lists files `names` beside the index file `path` may soon be used by it, or no longer."""
+    """Records the lists files `names` that the index file `path` may soon use, or use no longer, for `sweep`."""
     if not names:
         return
     with beside(path, ".lists").open("a") as journal:

@@ -75,7 +75,7 @@ def read_faiss(path: str | os.PathLike[str], *, mapped: bool = False) -> Any:
 
 
 class MappedGallery(Gallery):
-    """The vectors of an index that is mapped from the first of some files, whose pages are given back meanwhile."""
+    """The vectors of an index that is mapped from a file. Pages of the files `mapped` are given back as it is read."""
 
     def __init__(self, mapped: Sequence[Path], index: Any, *, unit: bool):
         super().__init__(index, mapped[0].name, unit=unit)
@@ -92,8 +92,10 @@ class MappedGallery(Gallery):
 
 
 def give_back_pages(*paths: Path) -> None:
-    """Tells the kernel that pages of the mapped files `paths` may go, so that files that are larger than memory are
-    read without filling it. They are read again where they are needed."""
+    """Lets the kernel drop pages of the mapped files `paths`, so that files larger than memory do not fill it.
+
+    Pages that are needed again are read again.
+    """
     if not sys.platform.startswith("linux"):
         return
     libc, names = ctypes.CDLL(None), tuple(os.path.realpath(path) for path in paths)

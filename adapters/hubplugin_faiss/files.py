@@ -43,7 +43,7 @@ SAMPLED = 16
 
 
 HALF = 2.0**-10
-"""What a second stage of 16 bits may change in a vector, relative to its largest component."""
+"""The largest error that 16 bits make in a component of a second stage, relative to the largest component."""
 
 
 def upgrade_file(
@@ -212,10 +212,10 @@ def _replace(
 
 
 def _require_same(written: Any, index: Any, path: Path, originals: Vectors | None) -> None:
-    """Raises StoreError unless `written`, read back from `path`, holds some vectors of `index` and finds them, or of
-    the `originals`, where a second stage holds those.
+    """Raises StoreError unless `written`, read back from `path`, holds the first and last vectors and finds them.
 
-    It is searched among those only, so that a large file is not read as a whole.
+    They are compared with those of `index`, or with `originals` where a second stage holds these. Only they are
+    searched, so that a large file is not read as a whole.
     """
     before, after = handler_for(index), handler_for(written)
     same = before.count == after.count

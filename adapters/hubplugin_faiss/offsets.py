@@ -25,7 +25,7 @@ from hubplugin_faiss.handlers.norm_bias import NormBias
 
 @dataclass(frozen=True)
 class Resources:
-    """With what a model's offsets are computed, as in `hubplugin.fit`, and who is told of the progress."""
+    """Device and memory to compute offsets with, as in `hubplugin.fit`, and a callback for progress."""
 
     device: str = "auto"
     memory: int | str = "1GiB"

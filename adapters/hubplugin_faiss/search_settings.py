@@ -65,6 +65,6 @@ def holds_graph(index: Any) -> bool:
 
 
 def wider(index: Any) -> str:
-    """The call that makes searches of `index` twice as wide."""
+    """The call of `tune`, as text, that makes searches of `index` twice as wide."""
     now = {name: value for part in parts(index) for name, value in settings(part).items()}
     return f"hubplugin_faiss.tune(index, {', '.join(f'{name}={2 * value:g}' for name, value in now.items())})"

@@ -13,8 +13,8 @@ from hubplugin_faiss.encoding.layout import UpgradeSpec
 
 
 class ProductCodec(Codec):
-    """More sub-quantisers, whose codebooks are trained on the offsets: one, or where it has less than 256 levels two,
-    the second for what the first loses."""
+    """One more sub-quantiser, whose codebook is trained on the offsets. With less than 256 levels there are two: the
+    second holds what the first loses."""
 
     @property
     def lossy(self) -> bool:

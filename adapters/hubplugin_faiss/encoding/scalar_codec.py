@@ -93,11 +93,11 @@ class ScalarCodec(Codec):
 
     @property
     def _used(self) -> int:
-        """Two components hold an offset with 12 bits or more; of 4 bits it takes three."""
+        """How many dimensions hold the offset: two hold it with 12 bits or more, and of 4 bits each it takes three."""
         return 3 if self.kind == faiss.ScalarQuantizer.QT_4bit else 2
 
     def _width(self, used: int) -> int:
-        """At least one component of padding, which takes the bits that name the model."""
+        """The number of extra dimensions, with at least one of padding, which has the fingerprint bits."""
         return used + 1 + -(int(self.index.d) + used + 1) % 16
 
     def _levels(self, spec: UpgradeSpec, state: bytes, bases: np.ndarray | None) -> Coder:

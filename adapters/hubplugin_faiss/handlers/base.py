@@ -1,4 +1,4 @@
-"""What an index handler does, and how the handler for an index is found."""
+"""Index handlers: what each of them does, and which one handles a given index."""
 
 from __future__ import annotations
 

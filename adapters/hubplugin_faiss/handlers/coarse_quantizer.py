@@ -64,7 +64,7 @@ def narrowed_quantizer(quantizer: Any, d: int, extra: ExtraDimensions) -> Any:
 
 
 def nearest_lists(quantizer: Any, vectors: np.ndarray, extra: ExtraDimensions) -> np.ndarray:
-    """The list of each of `vectors` [n, d] by its vector alone: int64 [n]."""
+    """The list that each of `vectors` [n, d] has in the raw index, where lists have no offsets: int64 [n]."""
     if extra.euclidean:
         return np.ascontiguousarray(
             narrowed_quantizer(quantizer, vectors.shape[1], extra).search(vectors, 1)[1].ravel()
@@ -74,7 +74,7 @@ def nearest_lists(quantizer: Any, vectors: np.ndarray, extra: ExtraDimensions) -
 
 
 def replace_quantizer(index: Any, quantizer: Any) -> None:
-    """Gives the IVF `index`, which owns its coarse quantizer, another one."""
+    """Replaces the coarse quantizer of the IVF `index`, which owns it."""
     old = faiss.downcast_index(index.quantizer)
     index.quantizer = quantizer  # which it owns from now on
     old.this.acquire()

@@ -32,7 +32,7 @@ class FastScanHandler(FlatCodesHandler):
 
 
 class FastScanListsHandler(InvertedListsHandler):
-    """The same in inverted lists."""
+    """Codes of 4 bits in inverted lists, in the order in which Faiss scans them fast."""
 
     names = ("IndexIVFPQFastScan",)
 

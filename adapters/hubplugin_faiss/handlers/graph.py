@@ -21,7 +21,7 @@ from hubplugin_faiss.handlers.flat import FlatCodesHandler
 
 
 class GraphHandler(BaseIndexHandler):
-    """Codes under a graph, which is kept."""
+    """Codes under a graph. An upgrade keeps its links, or builds it anew where `UpgradeSpec.rebuild` says so."""
 
     names = ("IndexHNSWFlat", "IndexHNSWSQ", "IndexHNSWPQ", "IndexNSGFlat", "IndexNSGSQ", "IndexNSGPQ")
     FIELDS: ClassVar = {

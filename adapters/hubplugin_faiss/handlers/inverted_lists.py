@@ -162,13 +162,13 @@ class InvertedListsHandler(BaseIndexHandler):
         return codes
 
     def _decode(self, codes: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """All components of what `codes` [b, code_size] in the lists `numbers` [b] stand for."""
+        """The vectors with all their components that `codes` [b, code_size] in the lists `numbers` [b] encode."""
         vectors = np.empty((len(codes), self.index.d), np.float32)
         self.index.decode_vectors(len(codes), *map(faiss.swig_ptr, (codes, numbers, vectors)))
         return vectors
 
     def _blocks(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, slice]]:
-        """Of the entries from `start` on, b <= size: list numbers [b], codes [b, code_size], ids [b], which entries."""
+        """List numbers [b], codes [b, code_size], ids [b] and rows of the entries from `start` on, b <= size."""
         lists, starts = self.index.invlists, self._starts()
         for first in range(start, self.count, size):
             last = min(first + size, self.count)
@@ -212,7 +212,7 @@ class InvertedListsHandler(BaseIndexHandler):
 
 
 def free_name(path: str) -> str:
-    """A name beside the lists file `path` that no file has: without the suffix of an earlier upgrade, or with one."""
+    """An unused file name for lists that replace the file `path`: its name without or with a suffix `.hub<number>`."""
     stem = re.sub(r"\.hub\d+$", "", path)
     names = itertools.chain([stem], (f"{stem}.hub{number}" for number in itertools.count()))
     return next(name for name in names if not os.path.exists(name))
@@ -229,7 +229,7 @@ def _parts(starts: np.ndarray, first: int, last: int) -> Iterator[tuple[int, sli
 
 @contextmanager
 def mapped_anew(index: Any) -> Iterator[None]:
-    """What is added to lists in it is in the direct map of the IVF `index` afterwards, if it has one."""
+    """On exit, rebuilds the direct map of the IVF `index`, if it has one, after entries were added to its lists."""
     kind = index.direct_map.type
     index.set_direct_map_type(faiss.DirectMap.NoMap)
     try:

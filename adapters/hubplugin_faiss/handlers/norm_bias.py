@@ -1,4 +1,4 @@
-"""What an index adds to scores that depends on the target alone."""
+"""Norm bias: the term of an index's scores that depends on the target alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NormBias:
             self._mean = 0.0 if own is None else float(own.mean())
 
     def __call__(self, vectors: np.ndarray) -> np.ndarray | float:
-        """Of `vectors` [b, d], as the index reconstructs them: float64 [b], or 0."""
+        """The norm bias of `vectors` [b, d], as the index reconstructs them: float64 [b], or 0."""
         own = self._handler.norm_bias(vectors, self._unit)
         return 0.0 if own is None else own - self._mean
 

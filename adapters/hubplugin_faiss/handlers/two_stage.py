@@ -82,7 +82,7 @@ class TwoStageHandler(IndexHandler):
         )
         for vectors in given:
             stage.add(normalise(vectors, "index") if spec.unit else vectors)
-        # A first transform that changes nothing tells this second stage from one that the index had before.
+        # The first transform changes nothing; it marks a second stage that an upgrade has made.
         same = faiss.RemapDimensionsTransform(d, d, False)
         second = base_index_handler(stage).upgraded_behind([same], offsets, replace(spec, assemble=in_memory))
         new = faiss.IndexRefine(base := self.ranked(offsets, spec), second)

@@ -22,7 +22,7 @@ from hubplugin_faiss.handlers.base_index import BaseIndexHandler, base_index_han
 
 
 class WrapperHandler(IndexHandler):
-    """An index around one other, whose handler answers what this one does not answer itself."""
+    """An index around one other. Its handler passes on to that of the inner index what it does not do itself."""
 
     @cached_property
     def _inner(self) -> IndexHandler:
@@ -166,7 +166,7 @@ class PreTransformHandler(WrapperHandler):
             yield self._reversed(inner), offsets if extra is None else extra.offsets(inner[:, -extra.width :])
 
     def norm_bias(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:
-        """By inner product, one that shifts all vectors to A t + b ranks by (A q).(A t) + b.(A t)."""
+        """Transforms x -> A x + b rank by (A q).(A t) + b.(A t) under inner product; the last term is norm bias."""
         # A second stage takes care of lengths itself, where they are the same behind the transforms.
         own = None if self.two_stage and self._keeps_lengths else IndexHandler.norm_bias(self, vectors, unit)
         shift = self._shift
@@ -220,7 +220,7 @@ class PreTransformHandler(WrapperHandler):
 
     @property
     def _shift(self) -> np.ndarray | None:
-        """What the transforms make of 0: float64. None if they do more to vectors than turn, cut and shift them."""
+        """The transform of the vector 0: float64. None if the transforms are not affine."""
         affine = itertools.dropwhile(lambda link: isinstance(link, faiss.NormalizationTransform), self._links)
         if not all(isinstance(link, self.AFFINE) for link in affine):
             return None
@@ -243,7 +243,7 @@ class PreTransformHandler(WrapperHandler):
         return vectors
 
     def _reversed(self, inner: np.ndarray) -> np.ndarray:
-        """The vectors [b, d] of which all transforms make about `inner`."""
+        """The vectors [b, d] that the transforms map to about `inner`."""
         outer, inner = np.empty((len(inner), self.index.d), np.float32), np.ascontiguousarray(inner)
         self.index.reverse_chain(len(inner), faiss.swig_ptr(inner), faiss.swig_ptr(outer))
         return outer
@@ -291,8 +291,10 @@ class Transformed(Vectors):
 
 
 def close_up(part: IndexHandler, gone: np.ndarray) -> None:
-    """Numbers what is left of a part anew where inverted lists, unlike codes in a row, kept the numbers they had.
-    `gone`: those that were removed, in ascending order."""
+    """Renumbers the remaining entries of inverted lists 0, 1, 2, ..., as codes in a row renumber themselves.
+
+    gone: the numbers of the removed entries, in ascending order.
+    """
     while isinstance(part, PreTransformHandler):
         part = part._inner
     if isinstance(part.index, faiss.IndexIVF):
