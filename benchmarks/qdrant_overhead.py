@@ -6,7 +6,6 @@ The server is taken out: each request is built, encoded and answered with ten po
 
 from __future__ import annotations
 
-import math
 import platform
 import time
 
@@ -15,7 +14,6 @@ import numpy as np
 from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
-from hubplugin_qdrant.flows import Known
 
 DIM, CALLS = 384, 2000
 
@@ -56,7 +54,8 @@ def main() -> None:
     manifest = store._manifest()
     raw = answered_client()
     corrected = hubplugin_qdrant.HubQdrantClient.wrap(raw)
-    corrected._hub.known = {"photos": Known("photos", manifest, math.inf), "other": Known("other", None, math.inf)}
+    corrected._corrections.keep("photos", manifest)
+    corrected._corrections.keep("other", None)
     vector = rng.normal(size=DIM).astype(np.float32)
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}; microseconds a call")
     print(f"{'query':<28}{'raw: median':>14}{'above it: median':>18}{'quickest tenth':>16}")

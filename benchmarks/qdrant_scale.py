@@ -26,7 +26,7 @@ from hubplugin.progress import bars
 from hubplugin.store import Store
 from hubplugin_qdrant import QdrantStore
 from hubplugin_qdrant.edge import EdgeStore
-from hubplugin_qdrant.writes import set_offsets
+from hubplugin_qdrant.requests.offsets_in_writes import set_offsets
 
 PAGE, NAME = 1000, "hubplugin-benchmark"
 

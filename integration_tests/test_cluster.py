@@ -8,7 +8,7 @@ import pytest
 from qdrant_client import models
 
 import hubplugin_qdrant
-import hubplugin_qdrant.store
+import hubplugin_qdrant.transport
 from hubplugin.jobs.correction import apply, inspect
 from integration_tests.galleries import APPLY, BANK, QUERIES, TARGETS, K
 
@@ -25,7 +25,7 @@ def test_many_shards_answer_as_one(backend, fill):
 
 
 def test_a_node_that_stops_and_comes_back_during_apply_loses_nothing(backend, gallery, monkeypatch):
-    monkeypatch.setattr(hubplugin_qdrant.store, "BATCH", 20)
+    monkeypatch.setattr(hubplugin_qdrant.transport, "BATCH", 20)
 
     away, back = threading.Event(), threading.Thread(target=backend.start, args=["node3"])
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import hubplugin_qdrant.edge
-import hubplugin_qdrant.store
+import hubplugin_qdrant.transport
 from hubplugin.jobs.correction import apply, inspect, refresh
 from hubplugin.measures.hubness import skewness
-from hubplugin_qdrant import flows
+from hubplugin_qdrant import cached_manifest
 from integration_tests.galleries import APPLY, BANK, LATER, OTHER_BANK, QUERIES, Answer, K, exact_scores, point_id
 
 
@@ -78,8 +78,8 @@ def test_a_removal_leaves_every_point_as_it_was(gallery):
 
 
 def test_answers_are_entirely_old_or_entirely_new_while_the_bank_changes(backend, gallery, monkeypatch):
-    monkeypatch.setattr(flows, "MANIFEST_SECONDS", 0.0)
-    for adapter in (hubplugin_qdrant.store, hubplugin_qdrant.edge):
+    monkeypatch.setattr(cached_manifest, "MANIFEST_SECONDS", 0.0)
+    for adapter in (hubplugin_qdrant.transport, hubplugin_qdrant.edge):
         monkeypatch.setattr(adapter, "BATCH", 25)
     apply(gallery.store(), BANK, **APPLY)
     answers: list[Answer] = []

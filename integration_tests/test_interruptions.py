@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 import hubplugin_qdrant
-import hubplugin_qdrant.store
+import hubplugin_qdrant.transport
 from hubplugin.jobs.correction import apply, inspect
 from hubplugin_qdrant import HubQdrantClient
 from integration_tests import applying
@@ -74,7 +74,7 @@ def _finish(gallery, bank):
 
 @pytest.mark.needs("restart")
 def test_a_server_restarted_in_mid_apply_is_waited_for(backend, gallery, monkeypatch):
-    monkeypatch.setattr(hubplugin_qdrant.store, "BATCH", 20)
+    monkeypatch.setattr(hubplugin_qdrant.transport, "BATCH", 20)
     back = threading.Thread(target=backend.start)
 
     def restart_once(what, done, total):

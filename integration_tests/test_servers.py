@@ -10,7 +10,7 @@ from qdrant_client import QdrantClient, models
 
 import hubplugin
 import hubplugin_qdrant
-import hubplugin_qdrant.store
+import hubplugin_qdrant.transport
 from hubplugin_qdrant import HubQdrantClient
 from integration_tests.galleries import APPLY, BANK, OTHER_BANK, QUERIES, TARGETS, K
 from integration_tests.test_connections import There
@@ -62,7 +62,7 @@ def test_a_payload_that_is_overwritten_right_after_its_vector_keeps_the_new_offs
 
 
 def test_points_deleted_while_offsets_are_written_do_no_harm(backend, gallery, monkeypatch):
-    monkeypatch.setattr(hubplugin_qdrant.store, "BATCH", 25)
+    monkeypatch.setattr(hubplugin_qdrant.transport, "BATCH", 25)
     left = iter(gallery.ids[::3])
 
     def delete(what, done, total):
@@ -75,7 +75,7 @@ def test_points_deleted_while_offsets_are_written_do_no_harm(backend, gallery, m
 
 @pytest.mark.needs("client", "threads")
 def test_points_deleted_while_offsets_are_taken_out_do_no_harm(backend, gallery, monkeypatch):
-    monkeypatch.setattr(hubplugin_qdrant.store, "BATCH", 25)
+    monkeypatch.setattr(hubplugin_qdrant.transport, "BATCH", 25)
     hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **APPLY)
 
     def delete():

@@ -1,8 +1,7 @@
-"""How many candidates a corrected search must fetch: found on probe queries, with the collection's own search."""
+"""How many candidates a corrected search must fetch: found with calibration queries and the collection's own search."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
@@ -13,15 +12,14 @@ from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.store import Batch
 from hubplugin_qdrant.client import HubQdrantClient
-from hubplugin_qdrant.flows import Known
 from hubplugin_qdrant.manifest import SMALLEST_PAGE, Manifest, Version
-from hubplugin_qdrant.rewrite import similarity_threshold
+from hubplugin_qdrant.requests.scores import similarity_threshold
 
-PROBES = 32
-"""Probe queries: 320 results."""
+CALIBRATION_QUERIES = 32
+"""Calibration queries: 320 results."""
 
 MARGIN = 2
-"""Times the candidates that gave every probe its exact top 10. Measured on 20,000 functions: where the probes needed
+"""Times the candidates that gave every query its exact top 10. Measured on 20,000 functions: where they needed
 80, other queries agreed to 0.985 with 80 and to 0.996 with 160."""
 
 MOST_CANDIDATES = 10_240
@@ -31,14 +29,14 @@ ROUNDING = 1e-5
 """Scores that differ by less are the same."""
 
 
-def chosen_probes(model: OffsetModel, scan: Iterator[Batch]) -> np.ndarray:
+def chosen_queries(model: OffsetModel, scan: Iterator[Batch]) -> np.ndarray:
     """Queries of the bank of `model`: [m, d]; where it keeps no more than their mean, vectors of the gallery."""
     bank = model.terms[0].bank
     if len(bank) == 1:
         bank = next(scan).vectors
-    rows = np.linspace(0, len(bank) - 1, min(PROBES, len(bank))).astype(int)
-    probes: np.ndarray = bank[rows]
-    return probes
+    rows = np.linspace(0, len(bank) - 1, min(CALIBRATION_QUERIES, len(bank))).astype(int)
+    queries: np.ndarray = bank[rows]
+    return queries
 
 
 Asked: TypeAlias = Callable[[QdrantClient, list[models.QueryRequest]], list[models.QueryResponse]]
@@ -46,19 +44,19 @@ Asked: TypeAlias = Callable[[QdrantClient, list[models.QueryRequest]], list[mode
 
 
 def calibrated(
-    client: QdrantClient, collection: str, version: Version, probes: np.ndarray, points: int, asked: Asked
+    client: QdrantClient, collection: str, version: Version, queries: np.ndarray, points: int, asked: Asked
 ) -> Version:
     """`version` with the oversampling that suits `collection`; see `with_oversampling`."""
 
     def last(candidates: int) -> np.ndarray:
-        """The raw similarity of the last candidate of each probe: [m]."""
-        return _similarities(asked(client, _requests(version, probes, 1, candidates - 1)), 1, version)[:, 0]
+        """The raw similarity of the last candidate of each query: [m]."""
+        return _similarities(asked(client, _requests(version, queries, 1, candidates - 1)), 1, version)[:, 0]
 
     def corrected(oversampling: float) -> np.ndarray:
-        """The corrected similarities of the best 10 for each probe, best first, -inf where there are fewer."""
-        hub = HubQdrantClient.wrap(client, oversampling=oversampling)
-        hub._hub.known[collection] = Known(collection, Manifest(active={version.vector: version}), math.inf)
-        return _similarities(asked(hub, _requests(version, probes, SMALLEST_PAGE, 0)), SMALLEST_PAGE, version)
+        """The corrected similarities of the best 10 for each query, best first, -inf where there are fewer."""
+        wrapped = HubQdrantClient.wrap(client, oversampling=oversampling)
+        wrapped._corrections.keep(collection, Manifest(active={version.vector: version}))
+        return _similarities(asked(wrapped, _requests(version, queries, SMALLEST_PAGE, 0)), SMALLEST_PAGE, version)
 
     return with_oversampling(version, points, corrected, last)
 
@@ -66,11 +64,11 @@ def calibrated(
 def with_oversampling(
     version: Version, points: int, corrected: Callable[[float], np.ndarray], last: Callable[[int], np.ndarray]
 ) -> Version:
-    """`version` with twice the oversampling that gives each probe its exact corrected top 10.
+    """`version` with twice the oversampling that gives each query its exact corrected top 10.
 
     The number of candidates is doubled until the top 10 is certain: no point outside the candidates can score above
     the last candidate's score plus the largest offset. `corrected(oversampling)` are the corrected similarities of the
-    best 10 of each probe [m, 10], `last(candidates)` the raw one of its last candidate [m]; `points` is how many
+    best 10 of each query [m, 10], `last(candidates)` the raw one of its last candidate [m]; `points` is how many
     there are.
     """
     most = max(min(points, MOST_CANDIDATES, version.max_candidates or points), SMALLEST_PAGE)
@@ -91,10 +89,10 @@ def with_oversampling(
     return version.model_copy(update={"oversampling": oversampling, "certain": certain})
 
 
-def _requests(version: Version, probes: np.ndarray, limit: int, offset: int) -> list[models.QueryRequest]:
+def _requests(version: Version, queries: np.ndarray, limit: int, offset: int) -> list[models.QueryRequest]:
     return [
-        models.QueryRequest(query=probe, using=version.vector or None, limit=limit, offset=offset, with_payload=False)
-        for probe in probes.tolist()
+        models.QueryRequest(query=query, using=version.vector or None, limit=limit, offset=offset, with_payload=False)
+        for query in queries.tolist()
     ]
 
 

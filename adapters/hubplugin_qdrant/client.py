@@ -10,11 +10,14 @@ from typing import Any, TypeVar
 
 from qdrant_client import AsyncQdrantClient, QdrantClient
 from qdrant_client.client_base import QdrantBase
-from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
 
 from hubplugin.errors import InputError
-from hubplugin_qdrant import flows
-from hubplugin_qdrant.flows import Flow, Hub
+from hubplugin_qdrant import collection_operations as collections
+from hubplugin_qdrant import plain_client
+from hubplugin_qdrant import search_operations as searches
+from hubplugin_qdrant import write_operations as writes
+from hubplugin_qdrant.cached_manifest import CorrectionCache, OfClient
+from hubplugin_qdrant.operations import Arguments, Operation
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 Client = TypeVar("Client", QdrantClient, AsyncQdrantClient)
@@ -31,7 +34,7 @@ def require_client(client: Any, kind: type[Client]) -> Client:
     return client.raw if isinstance(client, (HubQdrantClient, AsyncHubQdrantClient)) else client  # type: ignore[return-value]
 
 
-def _arguments(method: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
+def _arguments(method: Callable[..., Any]) -> Callable[[tuple[Any, ...], Arguments], Arguments]:
     """What makes of the arguments of a call of `method` one dict of them by name, as Python would; raises TypeError
     where one is unknown, missing or given twice. qdrant-client itself takes any keyword, and then refuses it."""
     parameters = list(inspect.signature(method).parameters.values())[1:]
@@ -40,7 +43,7 @@ def _arguments(method: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[st
     known, required = frozenset(names), frozenset(each.name for each in named if each.default is each.empty)
     signature = inspect.Signature(named)
 
-    def arguments(args: tuple[Any, ...], given: dict[str, Any]) -> dict[str, Any]:
+    def arguments(args: tuple[Any, ...], given: Arguments) -> Arguments:
         found = dict(zip(names, args, strict=False)) | given
         if len(found) < len(args) + len(given) or not required <= found.keys() <= known:
             try:
@@ -52,18 +55,18 @@ def _arguments(method: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[st
     return arguments
 
 
-def _corrected(method: Method, flow: Callable[[Hub, dict[str, Any]], Flow]) -> Method:
-    """`method` of the plain client, done by `flow`."""
+def _corrected(method: Method, operation: OfClient) -> Method:
+    """`method` of the plain client, done by `operation`."""
     arguments = _arguments(method)
 
     @functools.wraps(method)
     def corrected(self: Any, *args: Any, **given: Any) -> Any:
-        return _run(flow(self._hub, arguments(args, given)))
+        return _run(operation(self._corrections, arguments(args, given)))
 
     return corrected  # type: ignore[return-value]
 
 
-def _run(steps: Flow) -> Any:
+def _run(steps: Operation) -> Any:
     sent = None
     while True:
         try:
@@ -72,13 +75,13 @@ def _run(steps: Flow) -> Any:
             return done.value
 
 
-def _async_corrected(method: Method, flow: Callable[[Hub, dict[str, Any]], Flow]) -> Method:
+def _async_corrected(method: Method, operation: OfClient) -> Method:
     arguments = _arguments(method)
 
     @functools.wraps(method)
     async def corrected(self: Any, *args: Any, **given: Any) -> Any:
         given = arguments(args, given)
-        steps = flow(self._hub, given)
+        steps = operation(self._corrections, given)
         try:
             step = next(steps)
             while True:
@@ -94,25 +97,25 @@ def _async_corrected(method: Method, flow: Callable[[Hub, dict[str, Any]], Flow]
     return corrected  # type: ignore[return-value]
 
 
-def _upload_corrected(method: Method, flow: Callable[[Hub, dict[str, Any]], Flow]) -> Method:
+def _upload_corrected(method: Method, operation: OfClient) -> Method:
     """An upload of the async client, which is no coroutine: it goes through a sync client to the same place."""
     arguments = _arguments(method)
 
     @functools.wraps(method)
     def corrected(self: Any, *args: Any, **given: Any) -> Any:
         given = arguments(args, given)
-        if isinstance(self._client, AsyncQdrantLocal):  # whose coroutines never wait
-            return _run(_driven(flow(self._hub, given)))
+        if plain_client.is_local(self):  # whose coroutines never wait
+            return _run(_driven(operation(self._corrections, given)))
         client = QdrantClient(**self.init_options)
         try:
-            return _run(flow(Hub(client, lambda function: function()), given))
+            return _run(operation(CorrectionCache(client, lambda function: function()), given))
         finally:
             client.close()
 
     return corrected  # type: ignore[return-value]
 
 
-def _driven(steps: Flow) -> Flow:
+def _driven(steps: Operation) -> Operation:
     """`steps` with each coroutine that it yields run to its end."""
     sent: Any = None
     while True:
@@ -139,56 +142,56 @@ class HubQdrantClient(QdrantClient):
 
     def __init__(self, *args: Any, oversampling: float | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        raw = QdrantClient.__new__(QdrantClient)
-        raw.__dict__.update(self.__dict__)
-        self._hub = Hub(raw, lambda function: function(), oversampling)
+        raw = plain_client.over_connection_of(self, QdrantClient)
+        self._corrections = CorrectionCache(raw, lambda function: function(), oversampling)
 
     @classmethod
     def wrap(cls, client: QdrantClient, *, oversampling: float | None = None) -> HubQdrantClient:
         """A corrected client over the connection of `client`; closing either closes both."""
         raw = require_client(client, QdrantClient)
-        wrapped = cls.__new__(cls)
-        wrapped.__dict__.update(raw.__dict__)
-        wrapped._hub = Hub(raw, lambda function: function(), oversampling)
+        wrapped = plain_client.over_connection_of(raw, cls)
+        wrapped._corrections = CorrectionCache(raw, lambda function: function(), oversampling)
         return wrapped
 
     @property
     def raw(self) -> QdrantClient:
         """The plain client on the same connection, which sees a collection as it lies in the store."""
-        raw: QdrantClient = self._hub.raw
+        raw: QdrantClient = self._corrections.raw
         return raw
 
     def __del__(self) -> None:
         """The connection is closed by `raw`, which has no other owner or one outside."""
 
     def migrate(self, dest_client: QdrantBase, *args: Any, **kwargs: Any) -> None:
-        """QdrantClient's, of collections as they lie in the store; the correction of one is in its companion,
+        """QdrantClient's, of collections as they lie in the store; the correction of one is in
         `<collection>--hub`, which must be named, too, where names are given."""
         self.raw.migrate(dest_client.raw if isinstance(dest_client, HubQdrantClient) else dest_client, *args, **kwargs)
 
-    query_points = _corrected(QdrantClient.query_points, flows.query_points)
-    query_batch_points = _corrected(QdrantClient.query_batch_points, flows.query_batch_points)
-    query_points_groups = _corrected(QdrantClient.query_points_groups, flows.query_points_groups)
-    retrieve = _corrected(QdrantClient.retrieve, flows.retrieve)
-    scroll = _corrected(QdrantClient.scroll, flows.scroll)
-    upsert = _corrected(QdrantClient.upsert, flows.upsert)
-    upload_points = _corrected(QdrantClient.upload_points, flows.upload_points)
-    upload_collection = _corrected(QdrantClient.upload_collection, flows.upload_collection)
-    update_vectors = _corrected(QdrantClient.update_vectors, flows.update_vectors)
-    delete_vectors = _corrected(QdrantClient.delete_vectors, flows.delete_vectors)
-    set_payload = _corrected(QdrantClient.set_payload, flows.set_payload)
-    overwrite_payload = _corrected(QdrantClient.overwrite_payload, flows.overwrite_payload)
-    clear_payload = _corrected(QdrantClient.clear_payload, flows.clear_payload)
-    delete_payload = _corrected(QdrantClient.delete_payload, flows.delete_payload)
-    batch_update_points = _corrected(QdrantClient.batch_update_points, flows.batch_update_points)
-    get_collection = _corrected(QdrantClient.get_collection, flows.get_collection)
-    get_collections = _corrected(QdrantClient.get_collections, flows.get_collections)
+    query_points = _corrected(QdrantClient.query_points, searches.query_points)
+    query_batch_points = _corrected(QdrantClient.query_batch_points, searches.query_batch_points)
+    query_points_groups = _corrected(QdrantClient.query_points_groups, searches.query_points_groups)
+    retrieve = _corrected(QdrantClient.retrieve, searches.retrieve)
+    scroll = _corrected(QdrantClient.scroll, searches.scroll)
+    upsert = _corrected(QdrantClient.upsert, writes.upsert)
+    upload_points = _corrected(QdrantClient.upload_points, writes.upload_points)
+    upload_collection = _corrected(QdrantClient.upload_collection, writes.upload_collection)
+    update_vectors = _corrected(QdrantClient.update_vectors, writes.update_vectors)
+    delete_vectors = _corrected(QdrantClient.delete_vectors, writes.delete_vectors)
+    set_payload = _corrected(QdrantClient.set_payload, writes.set_payload)
+    overwrite_payload = _corrected(QdrantClient.overwrite_payload, writes.overwrite_payload)
+    clear_payload = _corrected(QdrantClient.clear_payload, writes.clear_payload)
+    delete_payload = _corrected(QdrantClient.delete_payload, writes.delete_payload)
+    batch_update_points = _corrected(QdrantClient.batch_update_points, writes.batch_update_points)
+    get_collection = _corrected(QdrantClient.get_collection, collections.get_collection)
+    get_collections = _corrected(QdrantClient.get_collections, collections.get_collections)
     if hasattr(QdrantClient, "delete_vector_name"):  # from qdrant-client 1.18 on
-        delete_vector_name = _corrected(QdrantClient.delete_vector_name, flows.delete_vector_name)
-    create_collection = _corrected(QdrantClient.create_collection, flows.create_collection)
-    recreate_collection = _corrected(QdrantClient.recreate_collection, flows.recreate_collection)
-    delete_collection = _corrected(QdrantClient.delete_collection, flows.delete_collection)
-    update_collection_aliases = _corrected(QdrantClient.update_collection_aliases, flows.update_collection_aliases)
+        delete_vector_name = _corrected(QdrantClient.delete_vector_name, collections.delete_vector_name)
+    create_collection = _corrected(QdrantClient.create_collection, collections.create_collection)
+    recreate_collection = _corrected(QdrantClient.recreate_collection, collections.recreate_collection)
+    delete_collection = _corrected(QdrantClient.delete_collection, collections.delete_collection)
+    update_collection_aliases = _corrected(
+        QdrantClient.update_collection_aliases, collections.update_collection_aliases
+    )
 
 
 class AsyncHubQdrantClient(AsyncQdrantClient):
@@ -196,47 +199,45 @@ class AsyncHubQdrantClient(AsyncQdrantClient):
 
     def __init__(self, *args: Any, oversampling: float | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        raw = AsyncQdrantClient.__new__(AsyncQdrantClient)
-        raw.__dict__.update(self.__dict__)
-        self._hub = Hub(raw, asyncio.to_thread, oversampling)
+        raw = plain_client.over_connection_of(self, AsyncQdrantClient)
+        self._corrections = CorrectionCache(raw, asyncio.to_thread, oversampling)
 
     @classmethod
     def wrap(cls, client: AsyncQdrantClient, *, oversampling: float | None = None) -> AsyncHubQdrantClient:
         """A corrected client over the connection of `client`; closing either closes both."""
         raw = require_client(client, AsyncQdrantClient)
-        wrapped = cls.__new__(cls)
-        wrapped.__dict__.update(raw.__dict__)
-        wrapped._hub = Hub(raw, asyncio.to_thread, oversampling)
+        wrapped = plain_client.over_connection_of(raw, cls)
+        wrapped._corrections = CorrectionCache(raw, asyncio.to_thread, oversampling)
         return wrapped
 
     @property
     def raw(self) -> AsyncQdrantClient:
         """The plain client on the same connection, which sees a collection as it lies in the store."""
-        raw: AsyncQdrantClient = self._hub.raw
+        raw: AsyncQdrantClient = self._corrections.raw
         return raw
 
-    query_points = _async_corrected(AsyncQdrantClient.query_points, flows.query_points)
-    query_batch_points = _async_corrected(AsyncQdrantClient.query_batch_points, flows.query_batch_points)
-    query_points_groups = _async_corrected(AsyncQdrantClient.query_points_groups, flows.query_points_groups)
-    retrieve = _async_corrected(AsyncQdrantClient.retrieve, flows.retrieve)
-    scroll = _async_corrected(AsyncQdrantClient.scroll, flows.scroll)
-    upsert = _async_corrected(AsyncQdrantClient.upsert, flows.upsert)
-    upload_points = _upload_corrected(AsyncQdrantClient.upload_points, flows.upload_points)
-    upload_collection = _upload_corrected(AsyncQdrantClient.upload_collection, flows.upload_collection)
-    update_vectors = _async_corrected(AsyncQdrantClient.update_vectors, flows.update_vectors)
-    delete_vectors = _async_corrected(AsyncQdrantClient.delete_vectors, flows.delete_vectors)
-    set_payload = _async_corrected(AsyncQdrantClient.set_payload, flows.set_payload)
-    overwrite_payload = _async_corrected(AsyncQdrantClient.overwrite_payload, flows.overwrite_payload)
-    clear_payload = _async_corrected(AsyncQdrantClient.clear_payload, flows.clear_payload)
-    delete_payload = _async_corrected(AsyncQdrantClient.delete_payload, flows.delete_payload)
-    batch_update_points = _async_corrected(AsyncQdrantClient.batch_update_points, flows.batch_update_points)
-    get_collection = _async_corrected(AsyncQdrantClient.get_collection, flows.get_collection)
-    get_collections = _async_corrected(AsyncQdrantClient.get_collections, flows.get_collections)
+    query_points = _async_corrected(AsyncQdrantClient.query_points, searches.query_points)
+    query_batch_points = _async_corrected(AsyncQdrantClient.query_batch_points, searches.query_batch_points)
+    query_points_groups = _async_corrected(AsyncQdrantClient.query_points_groups, searches.query_points_groups)
+    retrieve = _async_corrected(AsyncQdrantClient.retrieve, searches.retrieve)
+    scroll = _async_corrected(AsyncQdrantClient.scroll, searches.scroll)
+    upsert = _async_corrected(AsyncQdrantClient.upsert, writes.upsert)
+    upload_points = _upload_corrected(AsyncQdrantClient.upload_points, writes.upload_points)
+    upload_collection = _upload_corrected(AsyncQdrantClient.upload_collection, writes.upload_collection)
+    update_vectors = _async_corrected(AsyncQdrantClient.update_vectors, writes.update_vectors)
+    delete_vectors = _async_corrected(AsyncQdrantClient.delete_vectors, writes.delete_vectors)
+    set_payload = _async_corrected(AsyncQdrantClient.set_payload, writes.set_payload)
+    overwrite_payload = _async_corrected(AsyncQdrantClient.overwrite_payload, writes.overwrite_payload)
+    clear_payload = _async_corrected(AsyncQdrantClient.clear_payload, writes.clear_payload)
+    delete_payload = _async_corrected(AsyncQdrantClient.delete_payload, writes.delete_payload)
+    batch_update_points = _async_corrected(AsyncQdrantClient.batch_update_points, writes.batch_update_points)
+    get_collection = _async_corrected(AsyncQdrantClient.get_collection, collections.get_collection)
+    get_collections = _async_corrected(AsyncQdrantClient.get_collections, collections.get_collections)
     if hasattr(AsyncQdrantClient, "delete_vector_name"):  # from qdrant-client 1.18 on
-        delete_vector_name = _async_corrected(AsyncQdrantClient.delete_vector_name, flows.delete_vector_name)
-    create_collection = _async_corrected(AsyncQdrantClient.create_collection, flows.create_collection)
-    recreate_collection = _async_corrected(AsyncQdrantClient.recreate_collection, flows.recreate_collection)
-    delete_collection = _async_corrected(AsyncQdrantClient.delete_collection, flows.delete_collection)
+        delete_vector_name = _async_corrected(AsyncQdrantClient.delete_vector_name, collections.delete_vector_name)
+    create_collection = _async_corrected(AsyncQdrantClient.create_collection, collections.create_collection)
+    recreate_collection = _async_corrected(AsyncQdrantClient.recreate_collection, collections.recreate_collection)
+    delete_collection = _async_corrected(AsyncQdrantClient.delete_collection, collections.delete_collection)
     update_collection_aliases = _async_corrected(
-        AsyncQdrantClient.update_collection_aliases, flows.update_collection_aliases
+        AsyncQdrantClient.update_collection_aliases, collections.update_collection_aliases
     )

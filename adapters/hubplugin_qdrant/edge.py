@@ -1,17 +1,13 @@
 """A Qdrant Edge shard, the engine inside one's own process, as a `hubplugin.store.Store`: for devices without a server.
 
 Offsets lie in the payload and are added by the engine's own formula, as in a collection. The manifest and the models
-lie in the shard's folder, so that a copy of the folder is a copy of the correction:
-
-    PATH/hub/manifest.json
-    PATH/hub/<fingerprint of the model>.hub
+lie in the shard's folder (see `edge_folder`), so that a copy of the folder is a copy of the correction.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,17 +16,18 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 import qdrant_edge as edge
-from pydantic import ValidationError
 from qdrant_client import models
 
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, load
+from hubplugin.model import OffsetModel
 from hubplugin.store import Batch, Correction, Hits, Id, Store
 from hubplugin_qdrant import manifest as m
-from hubplugin_qdrant import rewrite
-from hubplugin_qdrant.calibration import chosen_probes, with_oversampling
+from hubplugin_qdrant import versions
+from hubplugin_qdrant.calibration import chosen_queries, with_oversampling
+from hubplugin_qdrant.edge_folder import Folder
 from hubplugin_qdrant.manifest import Manifest, Version
+from hubplugin_qdrant.requests.scores import similarity_threshold, with_distances
 
 BATCH = 2000
 """Points read and written at a time; each batch is flushed to disk, which takes about a tenth of a second."""
@@ -50,10 +47,9 @@ class EdgeStore(Store):
         self.shard, self.path = shard, Path(path)
         self.url = f"qdrant-edge:{self.path}"
         self.using, (self.metric, self.dim) = _chosen_vector(self.url, self.path, using)
-        self._folder = self.path / "hub"
+        self._folder = Folder(self.path, self.url)
         self._target: Version | None = None
-        self._probes = np.empty((0, self.dim), np.float32)
-        self._known: tuple[Any, Manifest] = (None, Manifest())
+        self._calibration_queries = np.empty((0, self.dim), np.float32)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], using: str = "") -> EdgeStore:
@@ -80,7 +76,7 @@ class EdgeStore(Store):
 
         The other arguments are those of `qdrant_edge.QueryRequest`; `score_threshold` holds for the corrected score.
         """
-        version = None if raw else self._manifest().active.get(self.using)
+        version = None if raw else self._folder.read_manifest().active.get(self.using)
         request = self._request(
             vector, limit, version, offset=offset, filter=filter, params=params,
             score_threshold=score_threshold, with_payload=with_payload, with_vector=with_vector,
@@ -89,7 +85,7 @@ class EdgeStore(Store):
             return _points(self.shard.query(request), version)
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
-        version = None if raw else self._manifest().active.get(self.using)
+        version = None if raw else self._folder.read_manifest().active.get(self.using)
         requests = [self._request(query, k, version) for query in np.asarray(queries, np.float32)]
         with _one_line(self.url):
             found = [_points(points, version) for points in self.shard.query_batch(edge.QueryBatchRequest(requests))]
@@ -121,7 +117,7 @@ class EdgeStore(Store):
                 limit, offset, nearest, filter=filter, params=params, score_threshold=score_threshold, **shown
             )
         candidates = edge.Prefetch(version.candidates(limit + offset), nearest, filter=filter, params=params)
-        threshold = rewrite.similarity_threshold(score_threshold, version.metric)
+        threshold = similarity_threshold(score_threshold, version.metric)
         return edge.QueryRequest(limit, offset, formula(version), [candidates], score_threshold=threshold, **shown)
 
     def count(self) -> int:
@@ -131,7 +127,7 @@ class EdgeStore(Store):
 
     def scan(self, after: Id | None = None) -> Iterator[Batch]:
         """Every point that has the vector, in the order of ids. A vector of length 0 has no cosine and is left out."""
-        manifest = self._manifest()
+        manifest = self._folder.read_manifest()
         version = self._target or manifest.active.get(self.using)
         following: Any = after
         more = True
@@ -163,28 +159,24 @@ class EdgeStore(Store):
         return Batch(ids, matrix, np.array(offsets, np.float32), ids[-1] if ids else None, foreign=foreign)
 
     def correction(self) -> Correction | None:
-        version, active = self._manifest().lying(self.using)
-        return None if version is None else Correction(load(self._model_file(version.model)), active)
+        version, active = self._folder.read_manifest().lying(self.using)
+        return None if version is None else Correction(self._folder.read_model(version), active)
 
     def begin(self, model: OffsetModel) -> Id | None:
         if self.count() == 0:
             raise StoreError(f"{self.url}: the shard is empty; add points first")
-        self._probes = chosen_probes(model, self.scan())
-        manifest = self._manifest()
-        active, writing = manifest.active.get(self.using), manifest.writing
-        if active is not None and active.model == model.fingerprint:
-            self._target = active
+        self._calibration_queries = chosen_queries(model, self.scan())
+        manifest = self._folder.read_manifest()
+        self._target = versions.amended(manifest, self.using, model.fingerprint, "payload")
+        if self._target is not None:
             return None
-        if writing is not None and (writing.vector, writing.model) == (self.using, model.fingerprint):
-            self._target = writing
-            return self._resume(writing)
-        manifest = self._cleared(manifest)
-        self._folder.mkdir(exist_ok=True)
-        model.save(self._model_file(model.fingerprint))
+        self._target = versions.half_written(manifest, self.using, model.fingerprint, "payload")
+        if self._target is not None:
+            return self._folder.read_progress(self._target)
+        manifest = self._cleared(versions.given_up(manifest, self.using))  # no other run can be writing it
+        self._folder.write_model(model)
         self._target = Version.of(model, manifest.last_number + 1, self.using, 1)
-        # What is half-written for another vector is given up, and taken out by the next job.
-        retired = manifest.retired + ((manifest.writing,) if manifest.writing is not None else ())
-        self._write_manifest(manifest.changed(writing=self._target, last_number=self._target.number, retired=retired))
+        self._folder.write_manifest(versions.begun(manifest, self._target))
         return None
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
@@ -193,28 +185,23 @@ class EdgeStore(Store):
             for point, offset in zip(batch.ids, offsets.tolist(), strict=True):
                 self.shard.update(edge.UpdateOperation.set_payload([point], {target.field: offset}, m.KEY))
             self.shard.flush()
-        self._write_file("progress.json", json.dumps({"number": target.number, "resume": batch.resume}))
+        self._folder.write_progress(target, batch.resume)
 
     def activate(self) -> None:
-        target, manifest = self._begun(), self._manifest()
+        target, manifest = self._begun(), self._folder.read_manifest()
         with _one_line(self.url):
             if target.key not in self.shard.info().payload_schema:  # with an index the formula takes half the time
                 self.shard.update(edge.UpdateOperation.create_field_index(target.key, edge.PayloadSchemaType.Float))
             self.shard.flush()
             target = self._calibrated(target)
-        before, retired = manifest.active.get(self.using), manifest.retired
-        if before is not None and before.number != target.number:
-            retired += (before,)
-        writing = manifest.writing if manifest.writing is not None and manifest.writing.vector != self.using else None
-        active = manifest.active | {self.using: target}
-        self._write_manifest(manifest.changed(active=active, writing=writing, retired=retired))
+        self._folder.write_manifest(versions.activated(manifest, target))
 
     def release(self) -> None:
         self._target = None
 
     def _calibrated(self, version: Version) -> Version:
         def similarities(limit: int, version: Version | None, offset: int = 0) -> np.ndarray:
-            requests = [self._request(probe, limit, version, offset=offset) for probe in self._probes]
+            requests = [self._request(query, limit, version, offset=offset) for query in self._calibration_queries]
             found = np.full((len(requests), limit), -np.inf)
             for row, points in enumerate(self.shard.query_batch(edge.QueryBatchRequest(requests))):
                 found[row, : len(points)] = [point.score for point in points]
@@ -231,28 +218,21 @@ class EdgeStore(Store):
 
     def remove(self) -> None:
         """Deletes our payload, indexes and folder and nothing else; goes on where it was cut off."""
-        manifest = self._manifest()
-        active = {name: version for name, version in manifest.active.items() if name != self.using}
-        writing = manifest.writing if manifest.writing is not None and manifest.writing.vector != self.using else None
-        kept = (*active.values(), *((writing,) if writing is not None else ()))
-        gone = tuple(version for version in manifest.everything() if version not in kept)
-        if kept:
-            self._write_manifest(self._cleared(manifest.changed(active=active, writing=writing, retired=gone)))
+        manifest = versions.retired(self._folder.read_manifest(), self.using)
+        if manifest.kept_up():
+            self._folder.write_manifest(self._cleared(manifest))
         elif self._folder.exists():
-            self._write_manifest(manifest.changed(active={}, writing=None, retired=gone))
-            self._delete(m.KEY, gone)
-            shutil.rmtree(self._folder)
+            self._folder.write_manifest(manifest)
+            self._delete(m.KEY, manifest.retired)
+            self._folder.delete()
 
     def _cleared(self, manifest: Manifest) -> Manifest:
-        """`manifest` without what is retired or was given up, once that is deleted from the points."""
-        writing = manifest.writing if manifest.writing is not None and manifest.writing.vector != self.using else None
-        given_up = (manifest.writing,) if manifest.writing is not None and writing is None else ()
-        gone, cleared = (*manifest.retired, *given_up), manifest.changed(retired=(), writing=writing)
-        for version in gone:
+        """`manifest` without what is retired, once that is deleted from the points."""
+        for version in manifest.retired:
             self._delete(version.key, (version,))
-            if version.model not in {kept.model for kept in cleared.everything()}:
-                self._model_file(version.model).unlink(missing_ok=True)
-        return cleared
+        for version in versions.unused_models(manifest):
+            self._folder.delete_model(version)
+        return versions.cleared(manifest)
 
     def _delete(self, key: str, indexed: tuple[Version, ...]) -> None:
         with _one_line(self.url):
@@ -268,43 +248,9 @@ class EdgeStore(Store):
             raise StoreError(f"{self.url}: begin was not called")
         return self._target
 
-    def _resume(self, version: Version) -> Id | None:
-        try:
-            progress = json.loads((self._folder / "progress.json").read_text())
-        except FileNotFoundError:
-            return None
-        return progress["resume"] if progress["number"] == version.number else None
-
-    def _model_file(self, model: str) -> Path:
-        return self._folder / f"{model}.hub"
-
-    def _manifest(self) -> Manifest:
-        """The manifest, read again only when its file is another one."""
-        file = self._folder / "manifest.json"
-        try:
-            status = file.stat()
-        except FileNotFoundError:
-            return Manifest()
-        stamp = (status.st_ino, status.st_mtime_ns)
-        if self._known[0] != stamp:
-            self._known = (stamp, _parse(self.url, file.read_text()))
-        return self._known[1]
-
-    def _write_manifest(self, manifest: Manifest) -> None:
-        self._write_file("manifest.json", manifest.model_dump_json(indent=2))
-
-    def _write_file(self, name: str, content: str) -> None:
-        """Writes a file of the folder whole or not at all."""
-        beside = self._folder / f"{name}.tmp"
-        with beside.open("w") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, self._folder / name)
-
 
 def formula(version: Version) -> edge.Formula:
-    """The corrected similarity of a candidate, as `hubplugin_qdrant.rewrite.formula` has it for a server."""
+    """The corrected similarity of a candidate, as `hubplugin_qdrant.requests.scores.formula` has it for a server."""
     score = edge.Expression.Variable("$score")
     if version.metric is Metric.EUCLIDEAN:
         score = edge.Expression.Mult([edge.Expression.Constant(-0.5), score, score])
@@ -342,15 +288,6 @@ def _chosen_vector(url: str, path: Path, using: str) -> tuple[str, tuple[Metric,
     return using, (METRICS[found["distance"]], int(found["size"]))
 
 
-def _parse(url: str, content: str) -> Manifest:
-    try:
-        return m.parse(json.loads(content), url)
-    except (ValueError, ValidationError) as error:
-        raise StoreError(
-            f"{url}: hub/manifest.json is damaged ({error}); delete the folder hub and apply again"
-        ) from None
-
-
 def _points(found: list[Any], version: Version | None) -> list[models.ScoredPoint]:
     points = [
         models.ScoredPoint.model_construct(
@@ -359,7 +296,7 @@ def _points(found: list[Any], version: Version | None) -> list[models.ScoredPoin
         for point in found
     ]
     euclidean = version is not None and version.metric is Metric.EUCLIDEAN
-    return rewrite.with_distances(points) if euclidean else points
+    return with_distances(points) if euclidean else points
 
 
 def _plain(point: Any) -> Id:

@@ -111,7 +111,8 @@ def one_line(url: str, doing: str, collection: str) -> Iterator[None]:
         if fault is Fault.FORBIDDEN:
             raise StoreError(
                 f"{url}: {doing}: the api key may not do this; it needs write access to the collection and to its "
-                f"companion, {m.companion(collection)}, and to create and delete the latter the right to manage"
+                f"metadata collection, {m.metadata_collection(collection)}, "
+                f"and to create and delete the latter the right to manage"
             ) from None
         raise StoreError(f"{url}: {doing}: refused: {_reason(error)}") from None
 

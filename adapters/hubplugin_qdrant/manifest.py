@@ -1,6 +1,6 @@
-"""What was done to a collection, in words that any client can read: the manifest, and where it lies.
+"""The manifest: what was done to a collection, in a form that any client can read.
 
-It lies in a companion collection, `<collection>--hub`, beside the models in parts: point 0 is the manifest, so
+It is kept in a metadata collection, `<collection>--hub`, beside the models in parts: point 0 is the manifest, so
 that one upsert switches from one state to the next. In the collection itself each point holds
 
     {"hub_offset": {"v3": 0.0123}}
@@ -12,7 +12,8 @@ written under a new number; a search names the active one.
 from __future__ import annotations
 
 import uuid
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -25,13 +26,13 @@ FORMAT = 1
 """Version of the manifest. A reader refuses what a newer version wrote."""
 
 KEY = "hub_offset"
-"""The payload key that is ours; everything below it is, too."""
+"""The payload key that holds offsets; hubplugin owns it and everything below it."""
 
 MANIFEST_ID = 0
-"""Id of the point of the companion that is the manifest."""
+"""Id of the point of the metadata collection that is the manifest."""
 
 PART_BYTES = 3 << 20
-"""A model lies in parts of at most 3 MiB (4 as base64): a server accepts requests of 32 MB by default."""
+"""A model is split into parts of at most 3 MiB (4 as base64): a server accepts requests of 32 MB by default."""
 
 DEFAULT_OVERSAMPLING = 10.0
 """Candidates for each result asked for, where nothing has been calibrated."""
@@ -40,23 +41,28 @@ SMALLEST_PAGE = 10
 """Candidates are fetched for at least this many results: a hub displaces the best of 1 as it does those of 10."""
 
 
-class Part(BaseModel):
+Payload: TypeAlias = dict[str, Any]
+"""The payload of a point, as JSON."""
+
+
+class FrozenModel(BaseModel):
     """What the classes of the manifest share: values that never change, and no field that is not known."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Version(Part):
+class Version(FrozenModel):
     """One fit for one vector of the collection. `vector` is "" for the unnamed one.
 
-    storage: "payload", a key that the search adds to the score, or "vector", one more dimension of a second vector.
-    model: fingerprint of the model. parts: how many points of the companion hold it. oversampling: candidates for
-    each result. certain: whether those were proven to give the probe queries their exact corrected top 10.
-    max_candidates: what the collection's strict mode allows, if it limits them. group_by: the payload key within whose
-    values the offsets were fitted. owner: the run that writes it. ceiling: no offset lies above it; the second vector
-    [t, sqrt(2 (ceiling - offset))] under Euclidean distance needs it. everywhere: whether every point was seen to have
-    its second vector; codes: whether the store can search codes in the place of vectors, which local mode cannot. Both
-    are a reader's own knowledge, which is not written.
+    storage: "payload", a key that the search adds to the score, or "vector", an augmented vector.
+    model: fingerprint of the model. parts: how many points of the metadata collection hold it.
+    oversampling: candidates for each result. certain: whether they were proven to give the calibration queries their
+    exact corrected top 10. max_candidates: what the collection's strict mode allows, if it limits them.
+    group_by: the payload key within whose values the offsets were fitted. owner: the run that writes it.
+    ceiling: upper bound of the offsets; under Euclidean distance the augmented vector stores
+    sqrt(2 (ceiling - offset)), and larger offsets are clipped.
+    everywhere: whether every point was seen to have its augmented vector. codes: whether the store can search codes
+    instead of vectors, which local mode cannot. A reader finds out both for itself; neither is written.
     """
 
     number: int
@@ -116,22 +122,22 @@ class Version(Part):
     def field(self) -> str:
         return f"v{self.number}"
 
-    def held(self, payload: dict[str, Any] | None) -> float | None:
+    def held(self, payload: Payload | None) -> float | None:
         """The offset in the payload of a point, None if there is none."""
         under = (payload or {}).get(KEY)
         value: Any = under.get(self.field) if isinstance(under, dict) else None
         return float(value) if type(value) in (int, float) else None
 
     @property
-    def second(self) -> str:
-        """The name of the second vector, where the offset is stored in one."""
+    def augmented_vector(self) -> str:
+        """The name of the augmented vector, where the offset is stored in one."""
         return f"hub_{self.field}"
 
     def where(self) -> str:
         """Where the offsets lie, and how they are searched, for people."""
         if self.storage == "vector":
-            return f"offsets in the vector {self.second!r}"
-        proof = "proven on probe queries" if self.certain else "not proven complete"
+            return f"offsets in the vector {self.augmented_vector!r}"
+        proof = "proven on calibration queries" if self.certain else "not proven complete"
         return (
             f"offsets in the payload key {self.key!r}; the server adds them to {self.oversampling:g} candidates "
             f"a result ({proof})"
@@ -147,7 +153,7 @@ class Version(Part):
         return min(wanted, self.max_candidates) if self.max_candidates else wanted
 
 
-class Manifest(Part):
+class Manifest(FrozenModel):
     """All that is known about a collection. `active` has the version that searches use, by vector name;
     `writing` the one that is half-written; `retired` those whose offsets still lie in the points."""
 
@@ -169,15 +175,15 @@ class Manifest(Part):
         """The versions whose offsets a write must bring along."""
         return (*self.active.values(), *((self.writing,) if self.writing else ()))
 
-    def seconds(self) -> tuple[str, ...]:
-        """The names of the vectors that are ours."""
-        return tuple(version.second for version in self.everything() if version.storage == "vector")
+    def augmented_vectors(self) -> tuple[str, ...]:
+        """The names of all augmented vectors."""
+        return augmented_vectors(self.everything())
 
     def everything(self) -> tuple[Version, ...]:
         """Every version of which something may lie in the points."""
         return (*self.kept_up(), *self.retired)
 
-    def is_foreign(self, payload: dict[str, Any] | None) -> bool:
+    def is_foreign(self, payload: Payload | None) -> bool:
         """Whether what a point holds under our key is not what these versions write there: a number each."""
         under = (payload or {}).get(KEY)
         fields = {version.field for version in self.everything()}
@@ -190,17 +196,27 @@ class Manifest(Part):
         return self.model_copy(update=fields)
 
 
+def payload_keys(versions: Iterable[Version]) -> tuple[str, ...]:
+    """Where a point's payload holds offsets of `versions`."""
+    return tuple(version.key for version in versions if version.storage == "payload")
+
+
+def augmented_vectors(versions: Iterable[Version]) -> tuple[str, ...]:
+    """The names of the augmented vectors that hold offsets of `versions`."""
+    return tuple(version.augmented_vector for version in versions if version.storage == "vector")
+
+
 def candidates(results: int, oversampling: float) -> int:
     """How many candidates `oversampling` for each result are, and never fewer than the results."""
     return max(int(max(results, SMALLEST_PAGE) * oversampling + 0.5), results)
 
 
-def companion(collection: str) -> str:
+def metadata_collection(collection: str) -> str:
     """The name of the collection that holds the manifest and the models of `collection`."""
     return f"{collection}--hub"
 
 
-def parse(payload: dict[str, Any], collection: str) -> Manifest:
+def parse(payload: Payload, collection: str) -> Manifest:
     """The manifest in the payload of point 0. Raises StoreError if a newer version wrote it, or it is damaged."""
     written = payload.get("format")
     if isinstance(written, int) and written > FORMAT:
@@ -213,10 +229,11 @@ def parse(payload: dict[str, Any], collection: str) -> Manifest:
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         raise StoreError(
-            f"the manifest in {companion(collection)!r} is damaged at {where!r}; delete that collection and apply again"
+            f"the manifest in {metadata_collection(collection)!r} is damaged at {where!r}; "
+            "delete that collection and apply again"
         ) from None
 
 
 def part_id(model: str, number: int) -> str:
-    """The id of one part of a model in the companion."""
+    """The id of one part of a model in the metadata collection."""
     return str(uuid.uuid5(uuid.NAMESPACE_OID, f"hubplugin/{model}/{number}"))

@@ -95,7 +95,7 @@ class Photos:
         payload = self.plain.retrieve("photos--hub", [0])[0].payload
         return Manifest.model_validate(payload).active[self.using]
 
-    def mark(self, key) -> dict:
+    def stored(self, key) -> dict:
         """What a point holds of ours: payload under our key, or second vectors."""
         point = self.plain.retrieve("photos", [key], with_vectors=True)[0]
         if self.storage == "payload":

@@ -151,7 +151,7 @@ def test_a_document_that_the_client_embeds_is_written_with_its_offset(in_payload
     points = [models.PointStruct(id=key, vector={named: DOCUMENT} if named else DOCUMENT) for key in (500, 501)]
     client.upsert("photos", points[:1])
     client.upload_points("photos", points[1:])
-    assert [in_payload.mark(key) for key in (500, 501)] == [{"v1": expected}] * 2
+    assert [in_payload.stored(key) for key in (500, 501)] == [{"v1": expected}] * 2
 
 
 def test_a_document_that_the_server_embeds_has_no_offset_and_a_warning_says_so(cosine, monkeypatch):
@@ -199,13 +199,13 @@ def test_points_of_another_program_are_found_with_a_neutral_offset(photos):
     assert scores[500] == pytest.approx(next(point.score for point in raw if point.id == 500), abs=1e-3)
 
 
-def test_a_collection_that_was_made_anew_past_the_wrapper_is_searched_raw_with_a_warning():
+def test_a_collection_that_was_made_anew_past_the_wrapper_is_searched_raw():
     photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, "vector")
     photos.apply()
     photos.plain.delete_collection("photos")
     photos.__post_init__()
     client, query = photos.wrapped(), photos.queries[0]
-    with pytest.warns(UserWarning, match="'photos' has lost its second vector; it is raw here: remove and apply again"):
+    with pytest.warns(UserWarning, match="'photos' has lost its augmented vector; it is raw here: remove and"):
         found = client.query_points("photos", query, "image")
     assert found == photos.plain.query_points("photos", query, "image")
 
@@ -217,9 +217,9 @@ def test_uploads_go_through_to_a_collection_that_was_made_anew_past_the_wrapper(
     photos.plain.delete_collection("photos")
     photos.__post_init__()
     vector = photos.gallery[:1]
-    with pytest.warns(UserWarning, match="'photos' has lost its second vector"):
+    with pytest.warns(UserWarning, match="'photos' has lost its augmented vector"):
         photos.wrapped().upload_points("photos", [photos.point(500, vector[0])])
-    with pytest.warns(UserWarning, match="'photos' has lost its second vector"):
+    with pytest.warns(UserWarning, match="'photos' has lost its augmented vector"):
         photos.wrapped().upload_collection("photos", {"image": vector}, ids=[501])
     assert [set(photos.plain.retrieve("photos", [key], with_vectors=True)[0].vector) for key in (500, 501)] == [
         {"image"},
@@ -256,9 +256,9 @@ def test_dicts_are_taken_where_the_plain_client_takes_them(photos):
 def test_points_as_dicts_get_their_offsets(photos):
     client, point = photos.apply(), photos.point(500, photos.queries[0])
     client.upsert("photos", [point])
-    expected = photos.mark(500)
+    expected = photos.stored(500)
     client.upsert("photos", [point.model_dump()])
-    assert photos.mark(500) == expected
+    assert photos.stored(500) == expected
 
 
 @pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])

@@ -48,11 +48,11 @@ def test_points_with_something_in_the_place_of_offsets_are_counted(cosine, under
 def test_a_version_that_is_kept_for_others_is_not_foreign(cosine):
     cosine.apply()
     cosine.apply(method="nnn")
-    assert set(cosine.mark(0)) == {"v1", "v2"}
+    assert set(cosine.stored(0)) == {"v1", "v2"}
     assert hubplugin_qdrant.inspect(cosine.plain, "photos", probes=0).foreign == 0
 
 
-def test_without_a_bank_or_probes_no_search_is_made(cosine, monkeypatch):
+def test_without_a_bank_or_queries_no_search_is_made(cosine, monkeypatch):
     cosine.apply(method="dn")
     monkeypatch.setattr(QdrantStore, "search", None)
     assert hubplugin_qdrant.inspect(cosine.plain, "photos").skewness is None

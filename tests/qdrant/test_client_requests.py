@@ -60,7 +60,7 @@ def test_the_first_corrected_query_adds_one_reading_of_the_manifest_and_nothing_
 
 
 @pytest.mark.parametrize("wire", ["vector"], indirect=True)
-def test_with_second_vectors_it_looks_for_points_without_and_goes_straight_to_them_if_there_are_none(wire):
+def test_a_search_goes_straight_to_augmented_vectors_if_no_point_lacks_one(wire):
     wire.query_points("photos", wire.query, "image")
     wire.query_points("photos", wire.query, "image")
     assert paths(wire) == [MANIFEST, LACKING, QUERY, QUERY]
@@ -70,7 +70,7 @@ def test_with_second_vectors_it_looks_for_points_without_and_goes_straight_to_th
 
 
 @pytest.mark.parametrize("wire", ["payload"], indirect=True)
-def test_a_collection_without_a_correction_costs_two_small_requests_and_gets_the_query_as_it_was(wire):
+def test_a_collection_without_a_correction_costs_two_small_requests(wire):
     wire.query_points("other", wire.query, "image")
     wire.query_points("other", wire.query, "image")
     assert paths(wire) == ["other--hub/points", "/aliases", "other/points/query", "other/points/query"]
@@ -82,17 +82,17 @@ def test_a_collection_without_a_correction_costs_two_small_requests_and_gets_the
 
 @pytest.mark.parametrize("wire", ["payload"], indirect=True)
 @pytest.mark.parametrize("status", [400, 403, 500, 503])
-def test_a_companion_that_answers_an_error_breaks_no_search(wire, status, monkeypatch):
+def test_a_metadata_collection_that_answers_an_error_breaks_no_search(wire, status, monkeypatch):
     wire.refused[f"/collections/{MANIFEST}"] = status
     with pytest.warns(UserWarning, match=r"photos.*searches are raw here"):
         wire.query_points("photos", wire.query, "image")
     assert "prefetch" not in wire.requests[-1][1]
     wire.refused.clear()
-    monkeypatch.setattr("hubplugin_qdrant.flows.time.monotonic", lambda: 1e12)
+    monkeypatch.setattr("hubplugin_qdrant.cached_manifest.time.monotonic", lambda: 1e12)
     wire.query_points("photos", wire.query, "image")
     assert "prefetch" in wire.requests[-1][1]
     wire.refused[f"/collections/{MANIFEST}"] = status
-    monkeypatch.setattr("hubplugin_qdrant.flows.time.monotonic", lambda: 2e12)
+    monkeypatch.setattr("hubplugin_qdrant.cached_manifest.time.monotonic", lambda: 2e12)
     wire.query_points("photos", wire.query, "image")
     assert ("prefetch" in wire.requests[-1][1]) == (status != 403)  # who may not read it has no business with it
 
@@ -150,7 +150,7 @@ def test_a_server_that_goes_away_is_the_clients_own_error(wire):
     with pytest.raises(ResponseHandlingException, match="connection refused"):
         wire.query_points("photos", wire.query, "image")  # before anything is known
     wire.http.client._client = known
-    wire._hub.forget()
+    wire._corrections.forget()
     wire.query_points("photos", wire.query, "image")
     wire.http.client._client = httpx.Client(transport=httpx.MockTransport(gone), base_url="http://localhost")
     with pytest.raises(ResponseHandlingException, match="connection refused"):

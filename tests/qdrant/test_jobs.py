@@ -17,6 +17,7 @@ import hubplugin_qdrant
 from hubplugin import StoreError
 from hubplugin_qdrant import HubQdrantClient, QdrantStore
 from hubplugin_qdrant.streams import Writers, read_ahead
+from hubplugin_qdrant.transport import Transport
 from tests.qdrant.conftest import ROWS, Photos, clustered
 
 NAMED = ("image", models.Distance.DOT)
@@ -43,7 +44,7 @@ def test_points_that_come_change_and_go_during_a_run_are_right_afterwards(storag
     assert (report.count, report.missing, report.stale) == (ROWS - 1, 0, 0)
 
 
-def test_a_quiet_collection_is_read_twice_once_for_the_fit_and_once_for_what_came_meanwhile(cosine, monkeypatch):
+def test_a_quiet_collection_is_read_twice(cosine, monkeypatch):
     read, scroll = [0], cosine.plain.scroll
 
     def counted(collection, **named):
@@ -119,7 +120,7 @@ def test_a_server_that_takes_only_small_requests_gets_small_ones(cosine, monkeyp
         return update(collection, operations, **named)
 
     monkeypatch.setattr(cosine.plain, "batch_update_points", small_only)
-    monkeypatch.setattr("hubplugin_qdrant.store.RETRY_WAIT", wait_none())
+    monkeypatch.setattr("hubplugin_qdrant.transport.RETRY_WAIT", wait_none())
     cosine.apply()
     assert hubplugin_qdrant.inspect(cosine.plain, "photos").missing == 0
 
@@ -129,7 +130,7 @@ def test_a_request_that_a_server_takes_in_no_size_ends_the_run_at_once(cosine, m
         raise UnexpectedResponse(413, "Payload Too Large", b"", httpx.Headers())
 
     monkeypatch.setattr(cosine.plain, "batch_update_points", refused)
-    monkeypatch.setattr("hubplugin_qdrant.store.RETRY_WAIT", wait_none())
+    monkeypatch.setattr("hubplugin_qdrant.transport.RETRY_WAIT", wait_none())
     with pytest.raises(StoreError, match="no request as large as one point"):
         cosine.apply()
 
@@ -143,7 +144,7 @@ def test_a_server_that_limits_the_rate_is_asked_again_when_it_said(cosine, monke
         return count(*given, **named)
 
     monkeypatch.setattr(cosine.plain, "count", limited)
-    monkeypatch.setattr(QdrantStore, "_sleep", lambda store, seconds: waits.append(seconds))
+    monkeypatch.setattr(Transport, "_sleep", lambda transport, seconds: waits.append(seconds))
     cosine.apply()
     assert waits[0] >= 7
 
@@ -157,13 +158,13 @@ def test_a_request_waits_its_turn_where_others_use_up_the_rate(cosine, monkeypat
         return count(*given, **named)
 
     monkeypatch.setattr(cosine.plain, "count", limited)
-    monkeypatch.setattr("hubplugin_qdrant.store.RETRY_WAIT", wait_none())
-    monkeypatch.setattr("hubplugin_qdrant.store.RETRY_SECONDS", 0)
+    monkeypatch.setattr("hubplugin_qdrant.transport.RETRY_WAIT", wait_none())
+    monkeypatch.setattr("hubplugin_qdrant.transport.RETRY_SECONDS", 0)
     cosine.apply()
     assert next(refusals, None) is None
 
 
-def test_a_calibration_that_a_rate_is_limited_for_goes_on_with_the_request_that_was_refused(cosine, monkeypatch):
+def test_a_calibration_goes_on_with_the_request_that_a_limited_rate_refused(cosine, monkeypatch):
     twin = Photos(QdrantClient(":memory:"), "", models.Distance.COSINE)
     twin.apply()
     search, asked = cosine.plain._client.query_batch_points, []
@@ -175,14 +176,14 @@ def test_a_calibration_that_a_rate_is_limited_for_goes_on_with_the_request_that_
         return search(*given, **named)
 
     monkeypatch.setattr(cosine.plain._client, "query_batch_points", limited)
-    monkeypatch.setattr("hubplugin_qdrant.store.RETRY_WAIT", wait_none())
+    monkeypatch.setattr("hubplugin_qdrant.transport.RETRY_WAIT", wait_none())
     cosine.apply()
     assert asked
     assert (cosine.version.oversampling, cosine.version.certain) == (twin.version.oversampling, twin.version.certain)
 
 
 def test_an_interrupted_run_does_not_wait_for_a_server_that_is_away(cosine, monkeypatch):
-    monkeypatch.setattr("hubplugin_qdrant.store.QdrantLocal", type("NoClient", (), {}))  # so that threads write
+    monkeypatch.setattr("hubplugin_qdrant.plain_client.is_local", lambda client: False)  # so that threads write
     tried = threading.Event()
 
     def away(*given, **named):
@@ -195,13 +196,13 @@ def test_an_interrupted_run_does_not_wait_for_a_server_that_is_away(cosine, monk
             raise KeyboardInterrupt
 
     monkeypatch.setattr(cosine.plain, "batch_update_points", away)
-    monkeypatch.setattr("hubplugin_qdrant.store.RETRY_WAIT", wait_fixed(600))
+    monkeypatch.setattr("hubplugin_qdrant.transport.RETRY_WAIT", wait_fixed(600))
     with pytest.raises(KeyboardInterrupt):
         cosine.apply(progress=interrupt)
 
 
 def test_a_run_that_was_cut_off_writes_only_what_lacks_its_offset(cosine, monkeypatch):
-    monkeypatch.setattr("hubplugin_qdrant.store.BATCH", 10)
+    monkeypatch.setattr("hubplugin_qdrant.transport.BATCH", 10)
 
     def stop(what, done, total):
         if what == "writing offsets" and done >= ROWS // 2:
@@ -232,11 +233,11 @@ def test_a_point_written_without_payload_keeps_what_a_server_keeps_of_it(cosine,
     upsert, *offsets = operations
     assert [point.payload for point in upsert.upsert.points] == [payload, payload]
     assert len(offsets) == 2
-    found = [cosine.mark(key)["v1"] for key in range(2)]
+    found = [cosine.stored(key)["v1"] for key in range(2)]
     np.testing.assert_allclose(found, cosine.model.offsets(fresh), rtol=0, atol=1e-5)
 
 
-def test_a_companion_that_is_away_for_a_moment_does_not_stop_a_search(cosine, monkeypatch):
+def test_a_metadata_collection_that_is_away_for_a_moment_does_not_stop_a_search(cosine, monkeypatch):
     client = cosine.apply()
     before = client.query_points("photos", cosine.queries[0]).points
 
@@ -244,7 +245,7 @@ def test_a_companion_that_is_away_for_a_moment_does_not_stop_a_search(cosine, mo
         raise UnexpectedResponse(500, "Internal", b"", httpx.Headers())
 
     monkeypatch.setattr(client.raw, "retrieve", away)
-    client._hub.known["photos"].until = 0.0
+    client._corrections.known["photos"].until = 0.0
     assert client.query_points("photos", cosine.queries[0]).points == before
     with pytest.warns(UserWarning, match="cannot be read just now"):
         raw = HubQdrantClient.wrap(client).query_points("photos", cosine.queries[0], with_payload=False).points

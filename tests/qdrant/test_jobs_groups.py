@@ -42,7 +42,7 @@ class Shops(Photos):
         return rows, hubplugin.fit(self.bank, method, self.gallery[rows], metric=metric)
 
     def offset(self, key):
-        (found,) = self.mark(key).values()
+        (found,) = self.stored(key).values()
         return found
 
 

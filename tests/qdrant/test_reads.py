@@ -14,9 +14,10 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.conversions.conversion import RestToGrpc
 
 import hubplugin_qdrant
+from hubplugin import StoreError
 from hubplugin_qdrant import HubQdrantClient
 from hubplugin_qdrant.manifest import Manifest
-from hubplugin_qdrant.rewrite import rewrite
+from hubplugin_qdrant.requests.trees import rewrite
 from tests.qdrant.conftest import ROWS, Photos
 
 RED = models.Filter(must=[models.FieldCondition(key="colour", match=models.MatchValue(value="red"))])
@@ -88,7 +89,7 @@ def test_payload_and_vectors_come_as_asked_and_without_our_key(photos):
     assert client.retrieve("photos", [best])[0].payload == colour
     assert client.scroll("photos", limit=1)[0][0].payload == photos.point(0, photos.gallery[0]).payload
     asked = search(photos, client, query, limit=1, with_payload=["hub_offset"]).points[0].payload
-    assert asked == ({"hub_offset": photos.mark(best)} if photos.storage == "payload" else {})
+    assert asked == ({"hub_offset": photos.stored(best)} if photos.storage == "payload" else {})
 
 
 def test_every_form_of_a_dense_query_is_corrected(photos):
@@ -210,19 +211,19 @@ def test_a_removal_made_elsewhere_is_noticed(photos, monkeypatch):
     hubplugin_qdrant.remove(photos.plain, "photos", using=photos.using)
     client.query_points("photos", query, using)
     client.upsert("photos", [photos.point(500, photos.gallery[0])])
-    monkeypatch.setattr("hubplugin_qdrant.flows.time.monotonic", lambda: 1e12)
+    monkeypatch.setattr("hubplugin_qdrant.cached_manifest.time.monotonic", lambda: 1e12)
     raw = client.query_points("photos", query, using).points
     assert raw == photos.plain.query_points("photos", query, using).points != corrected
 
 
-def test_a_manifest_of_a_newer_version_is_searched_raw_with_a_warning_and_never_overwritten(cosine):
+def test_a_manifest_of_a_newer_version_is_searched_raw_and_never_overwritten(cosine):
     cosine.apply()
     cosine.plain.set_payload("photos--hub", {"format": 99}, points=[0])
     client = HubQdrantClient.wrap(cosine.plain)
     with pytest.warns(UserWarning, match="format 99.*upgrade hubplugin"):
         found = client.query_points("photos", cosine.queries[0])
     assert ids(found) == ids(cosine.plain.query_points("photos", cosine.queries[0]))
-    with pytest.raises(hubplugin_qdrant.store.StoreError, match="upgrade hubplugin"):
+    with pytest.raises(StoreError, match="upgrade hubplugin"):
         cosine.apply()
 
 

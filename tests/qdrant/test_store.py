@@ -34,7 +34,7 @@ def _first_vector(client, collection):
     return next(iter(vectors)) if isinstance(vectors, dict) else None
 
 
-def test_a_removal_leaves_every_point_as_it_was_and_no_companion(photos):
+def test_a_removal_leaves_every_point_as_it_was_and_no_metadata_collection(photos):
     before = contents(photos.plain)
     photos.apply()
     assert contents(photos.plain) != before
@@ -93,12 +93,12 @@ def test_the_model_travels_in_parts_and_comes_back_whole(cosine, monkeypatch):
         assert cosine.model
 
 
-def test_an_older_version_is_kept_until_the_next_job_for_clients_that_have_not_noticed(cosine):
+def test_an_older_version_is_kept_until_the_next_job(cosine):
     cosine.apply()
     cosine.apply(method="nnn")
-    assert set(cosine.mark(0)) == {"v1", "v2"}
+    assert set(cosine.stored(0)) == {"v1", "v2"}
     cosine.apply(method="csls")
-    assert set(cosine.mark(0)) == {"v2", "v3"}
+    assert set(cosine.stored(0)) == {"v2", "v3"}
 
 
 def test_an_inspection_says_where_the_offsets_lie_and_how_many_are_wrong(photos):
@@ -131,7 +131,7 @@ def test_of_two_runs_at_once_the_later_one_wins_and_the_earlier_one_stops(storag
     client, query = photos.wrapped(), photos.queries[0]
     assert [p.id for p in client.query_points("photos", query, "image").points] == photos.best(query)
     photos.apply(method="csls")
-    numbers = {key.removeprefix("hub_") for key in photos.mark(0)}
+    numbers = {key.removeprefix("hub_") for key in photos.stored(0)}
     assert numbers == {"v2", "v3"}, "what the earlier run wrote is gone after the next job"
 
 
@@ -182,7 +182,7 @@ def test_a_run_whose_collection_is_cleared_meanwhile_leaves_nothing(storage):
     with pytest.raises(StoreError, match="another run has begun since"):
         photos.apply(progress=meanwhile)
     assert [found.name for found in photos.plain.get_collections().collections] == ["photos"]
-    assert not photos.mark(7)
+    assert not photos.stored(7)
 
 
 def test_a_run_that_ended_in_an_error_lets_the_next_one_in(cosine):
@@ -233,13 +233,13 @@ def test_what_a_run_on_another_vector_has_left_half_written_is_taken_out():
 
 KILLED = """
 import os, signal, sys
-import hubplugin_qdrant.store, torch
+import hubplugin_qdrant.transport, torch
 from hubplugin.jobs import correction
 from hubplugin.registry import open_store
 
-hubplugin_qdrant.store.BATCH = 8
+hubplugin_qdrant.transport.BATCH = 8
 url, bank, *moments = sys.argv[1:]
-request = hubplugin_qdrant.store.QdrantStore._retry
+request = hubplugin_qdrant.transport.Transport.retry
 
 def run(moment):
     left = [moment]
@@ -249,7 +249,7 @@ def run(moment):
         if left[0] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         return answer
-    hubplugin_qdrant.store.QdrantStore._retry = counted
+    hubplugin_qdrant.transport.Transport.retry = counted
     correction.apply(open_store(url), bank, "is", force=True)
 
 for moment in [*map(int, moments), -1]:
@@ -293,9 +293,9 @@ def test_runs_killed_at_many_moments_end_where_an_uninterrupted_one_does(tmp_pat
 @pytest.mark.filterwarnings("ignore:Payload indexes have no effect")
 def test_pages_that_are_read_ahead_leave_nothing_out(photos, monkeypatch):
     """As with a server: in local mode nothing is read ahead."""
-    monkeypatch.setattr("hubplugin_qdrant.store.QdrantLocal", type("NoClient", (), {}))
-    monkeypatch.setattr("hubplugin_qdrant.store.SCHEMA_SECONDS", 0)  # local mode makes no index
-    monkeypatch.setattr("hubplugin_qdrant.store.BATCH", 7)
+    monkeypatch.setattr("hubplugin_qdrant.plain_client.is_local", lambda client: False)
+    monkeypatch.setattr("hubplugin_qdrant.schema.SCHEMA_SECONDS", 0)  # local mode makes no index
+    monkeypatch.setattr("hubplugin_qdrant.transport.BATCH", 7)
     client = photos.apply()
     found = client.query_points("photos", photos.queries[0], photos.using or None).points
     assert [point.id for point in found] == photos.best(photos.queries[0])
@@ -307,14 +307,14 @@ def test_a_point_without_the_vector_is_left_alone():
     photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT)
     photos.plain.upsert("photos", [models.PointStruct(id=900, vector={}, payload={"n": 900})])
     photos.apply()
-    assert not photos.mark(900)
+    assert not photos.stored(900)
     assert hubplugin_qdrant.inspect(photos.plain, "photos", using="image").missing == 0
 
 
 def test_a_vector_without_direction_does_not_stop_a_run(cosine):
     cosine.plain.upsert("photos", [cosine.point(900, np.zeros(DIM, np.float32))])
     cosine.apply()
-    assert not cosine.mark(900)
+    assert not cosine.stored(900)
 
 
 def test_a_collection_that_is_not_there_is_named_with_those_that_are(cosine):
@@ -376,7 +376,7 @@ def test_a_second_vector_where_none_can_be_added_is_refused(using, monkeypatch):
 @pytest.mark.filterwarnings("ignore:Payload indexes have no effect")
 def test_a_second_vector_beside_an_unnamed_one_leaves_the_trace_that_was_stated(cosine, monkeypatch):
     """As with a server: local mode takes no unnamed vectors then, but those that the wrapped client names ""."""
-    monkeypatch.setattr("hubplugin_qdrant.store.QdrantLocal", type("NoClient", (), {}))
+    monkeypatch.setattr("hubplugin_qdrant.plain_client.is_local", lambda client: False)
     before, fresh = contents(cosine.plain), clustered(8, 1)[0]
     given = {"storage": "vector", "method": "is", "force": True}
     tried = hubplugin_qdrant.apply(cosine.plain, "photos", cosine.bank, dry_run=True, **given)
@@ -461,7 +461,7 @@ def test_a_bank_of_another_dimension_names_both(cosine):
 
 def test_an_unreachable_server_is_one_line_and_tells_no_secret(monkeypatch):
     monkeypatch.setenv("QDRANT_API_KEY", "s3cr3t")
-    monkeypatch.setattr("hubplugin_qdrant.store.RETRY_SECONDS", 0)
+    monkeypatch.setattr("hubplugin_qdrant.transport.RETRY_SECONDS", 0)
     with pytest.raises(StoreError, match=r"^qdrant://127\.0\.0\.1:1/photos: .*is the server running") as caught:
         open_store("qdrant://127.0.0.1:1/photos")
     assert "\n" not in str(caught.value)
@@ -475,7 +475,7 @@ def refused(status, reason):
 def test_a_key_that_may_only_read_is_told_what_is_missing_and_searches_go_on(cosine, monkeypatch):
     client = cosine.apply()
     monkeypatch.setattr(cosine.plain, "upsert", _raise(refused(403, "Forbidden")))
-    with pytest.raises(StoreError, match="needs write access to the collection and to its companion, photos--hub"):
+    with pytest.raises(StoreError, match="write access to the collection and to its metadata collection, photos--hub"):
         cosine.apply(method="nnn")
     found = client.query_points("photos", cosine.queries[0]).points
     assert [point.id for point in found] == cosine.best(cosine.queries[0])
@@ -501,7 +501,7 @@ def test_a_server_that_is_away_for_a_moment_does_not_stop_a_run(cosine, monkeypa
         return scroll(*given, **named)
 
     monkeypatch.setattr(cosine.plain, "scroll", at_first_away)
-    monkeypatch.setattr("hubplugin_qdrant.store.RETRY_WAIT", wait_none())
+    monkeypatch.setattr("hubplugin_qdrant.transport.RETRY_WAIT", wait_none())
     cosine.apply()
     assert next(failures, None) is None
     assert hubplugin_qdrant.inspect(cosine.plain, "photos").missing == 0

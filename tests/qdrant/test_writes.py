@@ -12,8 +12,8 @@ from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
 from hubplugin import InputError
-from hubplugin_qdrant.rewrite import lacking_second
-from hubplugin_qdrant.writes import require_free
+from hubplugin_qdrant.requests.offsets_in_writes import require_free
+from hubplugin_qdrant.requests.selectors import lacking_augmented_vector
 from tests.qdrant.conftest import DIM, ROWS, Photos, clustered
 
 NEW = clustered(9, 3)
@@ -35,7 +35,7 @@ def column(photos, vectors):
 def check(photos, key, vector):
     """Point `key` holds the offset of `vector`, to float32."""
     expected = float(photos.model.offsets(vector[None])[0])
-    (held,) = photos.mark(key).values()
+    (held,) = photos.stored(key).values()
     if photos.storage == "vector":
         version = photos.version
         held = version.ceiling - held[-1] ** 2 / 2 if photos.distance is models.Distance.EUCLID else held[-1]
@@ -136,8 +136,8 @@ def test_a_deleted_vector_takes_its_offset_with_it():
     photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT)
     client = photos.apply()
     client.delete_vectors("photos", ["image"], points=[3])
-    assert not photos.mark(3)
-    assert photos.mark(4)
+    assert not photos.stored(3)
+    assert photos.stored(4)
 
 
 @pytest.mark.parametrize(
@@ -145,13 +145,13 @@ def test_a_deleted_vector_takes_its_offset_with_it():
 )
 def test_overwriting_and_clearing_a_payload_keeps_the_offset(photos, points):
     client = photos.apply()
-    before = photos.mark(3)
+    before = photos.stored(3)
     client.overwrite_payload("photos", {"n": 3, "new": 1}, points=points)
     assert client.retrieve("photos", [3])[0].payload == {"n": 3, "new": 1}
-    assert photos.mark(3) == before
+    assert photos.stored(3) == before
     client.clear_payload("photos", points_selector=points)
     assert client.retrieve("photos", [3])[0].payload == {}
-    assert photos.mark(3) == before
+    assert photos.stored(3) == before
 
 
 def test_a_batch_of_updates_is_done_in_order_with_one_result_each(photos):
@@ -178,7 +178,7 @@ def test_a_batch_of_updates_is_done_in_order_with_one_result_each(photos):
     check(photos, 501, NEW[2])
     check(photos, 5, photos.gallery[5])
     assert client.retrieve("photos", [5])[0].payload == {"n": 5}
-    assert bool(photos.mark(8)) == (not photos.using)
+    assert bool(photos.stored(8)) == (not photos.using)
     check(photos, 500, NEW[0])
     check(photos, 3, NEW[1])
     assert client.retrieve("photos", [500])[0].payload == {"k": 2}
@@ -217,7 +217,7 @@ def test_only_paths_that_begin_with_our_key_are_refused(path):
 def test_a_vector_without_direction_is_written_with_a_neutral_offset(cosine):
     client = cosine.apply()
     client.upsert("photos", [cosine.point(500, np.zeros(8, np.float32)), cosine.point(501, NEW[0])])
-    assert cosine.mark(500) == {"v1": 0.0}
+    assert cosine.stored(500) == {"v1": 0.0}
     check(cosine, 501, NEW[0])
 
 
@@ -254,7 +254,7 @@ def test_a_collection_that_is_deleted_takes_its_correction_with_it(cosine):
     assert not cosine.plain.get_collections().collections
     Photos(cosine.plain, "", models.Distance.COSINE)
     client.upsert("photos", [cosine.point(500, NEW[0])])
-    assert not cosine.mark(500)
+    assert not cosine.stored(500)
 
 
 @pytest.fixture(params=["payload", "vector"])
@@ -283,8 +283,8 @@ def test_an_upserted_vector_of_length_0_is_found_at_once_by_a_search_of_one_bran
     client.upsert("photos", [models.PointStruct(id=500, vector={"image": ZEROS})])
     assert scores_of(photos, client)[500] == 0
     if photos.storage == "vector":
-        assert photos.mark(500) == {"hub_v1": [*ZEROS, 0.0]}
-        assert not photos.plain.scroll("photos", lacking_second(photos.version))[0]
+        assert photos.stored(500) == {"hub_v1": [*ZEROS, 0.0]}
+        assert not photos.plain.scroll("photos", lacking_augmented_vector(photos.version))[0]
 
 
 def test_a_refresh_makes_vectors_of_length_0_of_another_program_neutral(of_cosine):
@@ -295,7 +295,7 @@ def test_a_refresh_makes_vectors_of_length_0_of_another_program_neutral(of_cosin
     found = scores_of(photos, photos.wrapped())
     assert (found[5], found[500]) == (0, 0)
     if photos.storage == "vector":
-        assert not photos.plain.scroll("photos", lacking_second(photos.version))[0]
+        assert not photos.plain.scroll("photos", lacking_augmented_vector(photos.version))[0]
 
 
 def test_distant_newcomers_under_euclidean_distance_are_right_and_not_stale():

@@ -1,4 +1,4 @@
-"""The companion collection, read and written: the manifest, and the models in parts."""
+"""The metadata collection, read and written: the manifest, and the models in parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hubplugin_qdrant.manifest import Manifest, Version
 def read_manifest(client: QdrantClient, collection: str) -> Manifest | None:
     """The manifest of `collection` (no alias), or None if it has none."""
     try:
-        found = client.retrieve(m.companion(collection), ids=[m.MANIFEST_ID], with_payload=True)
+        found = client.retrieve(m.metadata_collection(collection), ids=[m.MANIFEST_ID], with_payload=True)
     except Exception as error:
         if fault_of(error) is Fault.MISSING:
             return None
@@ -38,21 +38,21 @@ def real_name(client: QdrantClient, name: str) -> str:
 
 def write_manifest(client: QdrantClient, collection: str, manifest: Manifest) -> None:
     """Puts `manifest` in the place of the one before, in one step."""
-    client.upsert(m.companion(collection), [manifest_point(manifest)], wait=True)
+    client.upsert(m.metadata_collection(collection), [manifest_point(manifest)], wait=True)
 
 
 def manifest_point(manifest: Manifest) -> models.PointStruct:
-    """`manifest` as the point of the companion that it is."""
+    """`manifest` as the point of the metadata collection that it is."""
     return models.PointStruct(id=m.MANIFEST_ID, vector={}, payload=manifest.model_dump(mode="json"))
 
 
 def create(client: QdrantClient, collection: str, replication_factor: int | None) -> None:
-    """The companion of `collection`, as well replicated as that, if it is not there."""
-    if client.collection_exists(m.companion(collection)):
+    """Creates the metadata collection of `collection`, as well replicated as that, if it is not there."""
+    if client.collection_exists(m.metadata_collection(collection)):
         return
     try:
         client.create_collection(
-            m.companion(collection),
+            m.metadata_collection(collection),
             vectors_config={},
             shard_number=1,
             replication_factor=replication_factor,
@@ -60,26 +60,25 @@ def create(client: QdrantClient, collection: str, replication_factor: int | None
             strict_mode_config=models.StrictModeConfig(enabled=False),  # the limits of a server may be its default
         )
     except Exception:
-        if not client.collection_exists(m.companion(collection)):  # another run has been quicker
+        if not client.collection_exists(m.metadata_collection(collection)):  # another run has been quicker
             raise
 
 
 def write_model(client: QdrantClient, collection: str, model: OffsetModel) -> int:
-    """Lays `model` in the companion; returns in how many parts."""
+    """Writes `model` to the metadata collection; returns in how many parts."""
     content = model.to_bytes()
     parts = range(0, len(content), m.PART_BYTES)
     for number, start in enumerate(parts):
         part = base64.b64encode(content[start : start + m.PART_BYTES]).decode()
         point = models.PointStruct(id=m.part_id(model.fingerprint, number), vector={}, payload={"part": part})
-        client.upsert(m.companion(collection), [point], wait=True)
+        client.upsert(m.metadata_collection(collection), [point], wait=True)
     return len(parts)
 
 
 def read_model(client: QdrantClient, collection: str, version: Version) -> OffsetModel:
     """The model of `version`. Raises StoreError if a part is missing, ModelFileError if one is damaged."""
-    return model_of(
-        [client.retrieve(m.companion(collection), ids=[part]) for part in part_ids(version)], version, collection
-    )
+    place = m.metadata_collection(collection)
+    return model_of([client.retrieve(place, ids=[part]) for part in part_ids(version)], version, collection)
 
 
 def part_ids(version: Version) -> list[str]:
@@ -89,12 +88,12 @@ def part_ids(version: Version) -> list[str]:
 def model_of(found: list[list[Any]], version: Version, collection: str) -> OffsetModel:
     """The model whose parts were retrieved, one by one, as `found`."""
     if not all(found):
-        raise StoreError(f"the model of {collection!r} is incomplete in {m.companion(collection)!r}; apply again")
+        place = m.metadata_collection(collection)
+        raise StoreError(f"the model of {collection!r} is incomplete in {place!r}; apply again")
     content = b"".join(base64.b64decode(records[0].payload["part"]) for records in found)
-    return OffsetModel.from_bytes(content, f"the model in collection {m.companion(collection)!r}")
+    return OffsetModel.from_bytes(content, f"the model in collection {m.metadata_collection(collection)!r}")
 
 
 def delete_model(client: QdrantClient, collection: str, version: Version) -> None:
-    client.delete(
-        m.companion(collection), points_selector=models.PointIdsList(points=list(part_ids(version))), wait=True
-    )
+    selector = models.PointIdsList(points=list(part_ids(version)))
+    client.delete(m.metadata_collection(collection), points_selector=selector, wait=True)

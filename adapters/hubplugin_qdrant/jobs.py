@@ -1,0 +1,93 @@
+"""The jobs on a collection: apply, refresh, inspect, remove. What they do is in `hubplugin.jobs.correction`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qdrant_client import QdrantClient
+
+from hubplugin.jobs import correction
+from hubplugin.methods import asked_for
+from hubplugin.tuning import Pairs
+from hubplugin.vectors import Progress, VectorLike
+from hubplugin_qdrant.schema import Storage
+from hubplugin_qdrant.store import QdrantStore
+
+
+def apply(
+    client: QdrantClient,
+    collection: str,
+    query_bank: VectorLike,
+    *,
+    using: str = "",
+    storage: Storage | None = None,
+    method: str = "blend",
+    target_bank: VectorLike | None = None,
+    pairs: Pairs = None,
+    group_by: str | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    device: str = "auto",
+    memory: int | str = "1GiB",
+    progress: Progress | None = None,
+    **parameters: Any,
+) -> correction.Applied:
+    """Corrects the vector `using` of `collection` in place; a `HubQdrantClient` then searches it corrected.
+
+    query_bank: [m, d] example queries, as for `hubplugin.fit`, which also has `method`, its `parameters`,
+    `target_bank`, `pairs`, `device`, `memory` and `progress`. force: apply it even if it does not help on held-out
+    bank queries. dry_run: write nothing. group_by: a payload key that searches are filtered by, such as "tenant":
+    offsets are fitted within each of its values; see `hubplugin.apply`. using: "" is the unnamed vector,
+    or the only one there is.
+    storage: that of the correction in place, or "payload": one number a point, added to the scores of the candidates
+    that a search fetches, which works everywhere. "vector" is a second vector with one more dimension, which ranks
+    exactly and at the speed of the index for the price of its space; it needs server 1.18. Beside an unnamed vector it
+    leaves a trace when it is removed: `get_collection` then shows {"": VectorParams(...)} for VectorParams(...).
+    Searches change in one step at the end; a run that was cut off goes on when it is started again.
+    Raises InputError for the bank or a parameter, StoreError for the collection or the server, CorrectionRefused if
+    the correction would not help.
+    """
+    asked_for(method, parameters, apply)  # a misspelt argument of this function lies among them
+    store = QdrantStore(client, collection, using, storage)
+    return correction.apply(
+        store, query_bank, method, target_bank,
+        pairs=pairs, group_by=group_by, force=force, dry_run=dry_run,
+        device=device, memory=memory, progress=progress, **parameters,
+    )  # fmt: skip
+
+
+def refresh(
+    client: QdrantClient,
+    collection: str,
+    *,
+    using: str = "",
+    device: str = "auto",
+    memory: int | str = "1GiB",
+    progress: Progress | None = None,
+) -> correction.Applied:
+    """Writes the offsets of points that came or changed without the wrapper, and no others; says how many."""
+    store = QdrantStore(client, collection, using)
+    return correction.refresh(store, device=device, memory=memory, progress=progress)
+
+
+def inspect(
+    client: QdrantClient,
+    collection: str,
+    *,
+    using: str = "",
+    probes: int = correction.PROBES,
+    device: str = "auto",
+    memory: int | str = "1GiB",
+    progress: Progress | None = None,
+) -> correction.Inspection:
+    """What correction lies in the collection, whether every point has the offset that its vector gives, and what the
+    correction does to hubness now, seen by searching for `probes` queries of the bank; 0 searches for none."""
+    store = QdrantStore(client, collection, using)
+    return correction.inspect(store, probes=probes, device=device, memory=memory, progress=progress)
+
+
+def remove(client: QdrantClient, collection: str, *, using: str = "", progress: Progress | None = None) -> None:
+    """Takes the correction out: points, payloads and vectors are as if it had never been there."""
+    store = QdrantStore(client, collection, using)
+    store.progress = progress
+    store.remove()

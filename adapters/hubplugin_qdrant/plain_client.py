@@ -1,0 +1,51 @@
+"""Everything that hubplugin uses of qdrant-client beyond its public interface, in one place.
+
+Each function has a test in tests/qdrant/test_plain_client.py, and pyproject.toml bounds the version of qdrant-client
+above: these names may change in any release.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, cast
+
+from qdrant_client import AsyncQdrantClient, QdrantClient, models
+from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
+from qdrant_client.local.qdrant_local import QdrantLocal
+
+Kind = TypeVar("Kind", bound="QdrantClient | AsyncQdrantClient")
+
+
+def is_local(client: QdrantClient | AsyncQdrantClient) -> bool:
+    """Whether `client` is qdrant-client's local mode, which searches in this process and has no server."""
+    return isinstance(client._client, (QdrantLocal, AsyncQdrantLocal))
+
+
+def over_connection_of(client: QdrantClient | AsyncQdrantClient, kind: type[Kind]) -> Kind:
+    """A client of the class `kind` on the connection of `client`, sharing all that it has."""
+    made = kind.__new__(kind)
+    made.__dict__.update(client.__dict__)
+    return made
+
+
+def embedded(client: QdrantClient | AsyncQdrantClient, written: Any) -> Any:
+    """`written`, points or vectors or operations, with its documents embedded as `client` would do it."""
+    if client.cloud_inference or not client._inference_inspector.inspect(written):
+        return written
+    size = client.local_inference_batch_size
+    if isinstance(written, models.Batch):
+        return next(iter(client._embed_models(written, is_query=False, batch_size=size)))
+    return list(client._embed_models(written, is_query=False, batch_size=size))
+
+
+def has_documents(client: QdrantClient | AsyncQdrantClient, requests: list[models.QueryRequest]) -> bool:
+    """Whether `client` would embed documents in `requests`."""
+    return not client.cloud_inference and bool(client._inference_inspector.inspect(requests))
+
+
+def embedded_queries(
+    client: QdrantClient | AsyncQdrantClient, requests: list[models.QueryRequest]
+) -> list[models.QueryRequest]:
+    """`requests` with the documents that they ask for the nearest of embedded as `client` would do it."""
+    plain = [each.model_copy(update={"query": client._resolve_query(each.query)}) for each in requests]
+    made = client._embed_models(plain, is_query=True, batch_size=client.local_inference_batch_size)
+    return cast("list[models.QueryRequest]", list(made))

@@ -1,0 +1,80 @@
+"""The points of a collection as batches of targets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from qdrant_client import models
+
+from hubplugin.metric import Metric
+from hubplugin.store import Batch, Id
+from hubplugin_qdrant.manifest import Manifest, Version
+from hubplugin_qdrant.stored_offsets import group_of, storage_of
+from hubplugin_qdrant.transport import plain_id
+
+
+@dataclass
+class PointReader:
+    """Turns records into batches, with the vector `using` and the offsets of `version`.
+
+    group_by: the payload key whose values the batches have as groups. A vector of length 0 has no cosine and is in no
+    batch; `undirected` collects, by shard key, the points with such a vector that hold something not neutral.
+    """
+
+    using: str
+    metric: Metric
+    dim: int
+    manifest: Manifest
+    version: Version | None
+    group_by: str | None
+    undirected: dict[Any, list[Id]] = field(default_factory=dict)
+
+    def batches(self, records: Sequence[models.Record]) -> list[Batch]:
+        """One batch for each shard key, by which its points are written, where the user shards by key."""
+        batches = [self._batch(part, shard_key) for shard_key, part in by_shard(records).items()]
+        return [batch for batch in batches if len(batch.ids)]
+
+    def _batch(self, records: Sequence[models.Record], shard_key: Any) -> Batch:
+        ids: list[Id] = []
+        vectors, groups = [], []
+        offsets: list[float] = []
+        storage = storage_of(self.version) if self.version is not None else None
+        for record in records:
+            vector, augmented = self._vectors(record)
+            if vector is None:
+                continue
+            if self.metric is Metric.COSINE and not any(vector):
+                if storage is not None and not storage.is_neutral(record.payload, augmented):
+                    self.undirected.setdefault(shard_key, []).append(plain_id(record.id))
+                continue
+            ids.append(plain_id(record.id))
+            vectors.append(vector)
+            if self.group_by is not None:
+                groups.append(group_of(record.payload, self.group_by))
+            offsets.append(float("nan") if storage is None else storage.offset(record.payload, vector, augmented))
+        return Batch(
+            ids,
+            np.array(vectors, np.float32).reshape(len(ids), self.dim),
+            np.array(offsets, np.float32),
+            place=shard_key,
+            foreign=sum(self.manifest.is_foreign(record.payload) for record in records),
+            groups=groups if self.group_by is not None else None,
+        )
+
+    def _vectors(self, record: models.Record) -> tuple[Any, Any]:
+        """The vector of a record and its augmented vector, None where it lacks one."""
+        if not isinstance(record.vector, dict):
+            return record.vector, None
+        augmented = record.vector.get(self.version.augmented_vector) if self.version is not None else None
+        return record.vector.get(self.using), augmented
+
+
+def by_shard(records: Sequence[models.Record]) -> dict[Any, list[models.Record]]:
+    """`records` by shard key."""
+    found: dict[Any, list[models.Record]] = {}
+    for record in records:
+        found.setdefault(record.shard_key, []).append(record)
+    return found

@@ -1,0 +1,73 @@
+"""The arguments of the client's search methods as one `QueryRequest`, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from qdrant_client import grpc, models
+from qdrant_client.conversions.conversion import GrpcToRest
+
+from hubplugin_qdrant.operations import Arguments
+
+_CLIENT_NAMES = {"filter": "query_filter", "params": "search_params", "with_vector": "with_vectors"}
+"""Fields of `QueryRequest` that have another name among the client's arguments."""
+
+
+def as_request(arguments: Arguments) -> models.QueryRequest:
+    """The arguments of `query_points` as one request."""
+    fields = _fields(arguments)
+    if any(isinstance(each, dict) for value in fields.values() for each in (value, *_items(value))):
+        return models.QueryRequest.model_validate(fields)
+    return _REQUEST.model_copy(update=fields)
+
+
+def _items(value: Any) -> list[Any]:
+    """The prefetches in a list of them."""
+    return value if isinstance(value, list) and value and not isinstance(value[0], (int, float)) else []
+
+
+def _fields(arguments: Arguments) -> dict[str, Any]:
+    return {
+        "prefetch": _rest(arguments.get("prefetch")),
+        "query": _rest(arguments.get("query")),
+        "using": arguments.get("using"),
+        "filter": _rest(arguments.get("query_filter")),
+        "params": _rest(arguments.get("search_params")),
+        "score_threshold": arguments.get("score_threshold"),
+        "limit": arguments.get("limit", 10),
+        "offset": arguments.get("offset"),
+        "with_payload": arguments.get("with_payload", True),
+        "with_vector": _rest(arguments.get("with_vectors", False)),
+        "lookup_from": _rest(arguments.get("lookup_from")),
+    }
+
+
+_REQUEST = models.QueryRequest()
+
+
+_FROM_GRPC: dict[type, Callable[[Any], Any]] = {
+    grpc.PointId: GrpcToRest.convert_point_id,
+    grpc.PrefetchQuery: GrpcToRest.convert_prefetch_query,
+    grpc.Filter: GrpcToRest.convert_filter,
+    grpc.SearchParams: GrpcToRest.convert_search_params,
+    grpc.LookupLocation: GrpcToRest.convert_lookup_location,
+    grpc.WithVectorsSelector: GrpcToRest.convert_with_vectors_selector,
+}
+
+
+def _rest(value: Any) -> Any:
+    """`value`, an argument of the client, in the form that a prefetch takes."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, list) and value and isinstance(value[0], grpc.PrefetchQuery):
+        return [_rest(each) for each in value]
+    convert = _FROM_GRPC.get(type(value))
+    return value if convert is None else convert(value)
+
+
+def as_arguments(arguments: Arguments, request: models.QueryRequest) -> Arguments:
+    """`arguments` with the fields of `request` in their place."""
+    changed = {_CLIENT_NAMES.get(name, name): getattr(request, name) for name in _fields(arguments)}
+    return arguments | changed

@@ -1,0 +1,55 @@
+"""One node of a request: the request itself, or a prefetch in it."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+from uuid import UUID
+
+import numpy as np
+from qdrant_client import grpc, models
+
+from hubplugin.errors import InputError
+from hubplugin_qdrant.manifest import Manifest, Version
+
+Node: TypeAlias = models.QueryRequest | models.Prefetch
+
+
+def prefetches_of(prefetch: Any) -> list[models.Prefetch]:
+    """A prefetch of a node, or several or none, as a list."""
+    if prefetch is None:
+        return []
+    return prefetch if isinstance(prefetch, list) else [prefetch]
+
+
+def nearest(query: Any) -> Any:
+    """What a nearest query asks for the nearest of."""
+    return query.nearest if isinstance(query, models.NearestQuery) else query
+
+
+def corrected_version(query: Any, using: str | None, manifest: Manifest) -> Version | None:
+    """The active version for what `query` searches, if it is a plain nearest query on a corrected vector."""
+    if query is None:
+        return None
+    version = manifest.active.get(using or "")
+    if version is None or not is_nearest(query):
+        return None
+    wanted = nearest(query)
+    if version.storage == "payload" or (isinstance(wanted, list) and len(wanted) == version.dim):
+        return version
+    if isinstance(wanted, (models.Document, models.Image, models.InferenceObject)):
+        raise InputError(
+            f"a {type(wanted).__name__} that the server embeds cannot be augmented for storage='vector': "
+            "embed it in the client (cloud_inference=False), or apply storage='payload'"
+        )
+    return None  # another dimension, or a point that is not there, is the server's to refuse
+
+
+def is_nearest(query: Any) -> bool:
+    """Whether `query` asks for the nearest of one dense vector, point or document, with no diversity (MMR) in it."""
+    if isinstance(query, models.NearestQuery):
+        return getattr(query, "mmr", None) is None and is_nearest(query.nearest)
+    if isinstance(query, list):
+        return not query or not isinstance(query[0], list)
+    return isinstance(
+        query, (int, str, UUID, np.ndarray, models.Document, models.Image, models.InferenceObject, grpc.PointId)
+    )

@@ -1,0 +1,257 @@
+"""What a collection gets so that it can keep offsets: a payload index, or an augmented vector; and which of its vectors
+can have them."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from qdrant_client import models
+from qdrant_client.http.exceptions import UnexpectedResponse
+
+from hubplugin.errors import Parameter, StoreError
+from hubplugin.metric import Metric
+from hubplugin.store import Id
+from hubplugin.vectors import Progress
+from hubplugin_qdrant import manifest as m
+from hubplugin_qdrant.calibration import calibrated
+from hubplugin_qdrant.manifest import Manifest, Version
+from hubplugin_qdrant.points import by_shard
+from hubplugin_qdrant.requests.offsets_in_writes import set_offsets
+from hubplugin_qdrant.transport import Items, Transport, plain_id
+
+VECTORS_IN_PLACE = (1, 18)
+"""The first version of the server that adds a named vector to a collection."""
+
+SMALL_INDEXES = (1, 17)
+"""The first version of the server whose float index can do without links in the graph."""
+
+SCHEMA_SECONDS, OPTIMISE_SECONDS = 3600.0, 600.0
+"""For how long a server may take to make an index or a vector, and to build its graph before the oversampling is
+calibrated on it."""
+
+METRICS = {
+    models.Distance.COSINE: Metric.COSINE,
+    models.Distance.DOT: Metric.DOT,
+    models.Distance.EUCLID: Metric.EUCLIDEAN,
+}
+
+Storage: TypeAlias = Literal["payload", "vector"]
+
+logger = logging.getLogger("hubplugin_qdrant")
+
+
+class Schema(ABC):
+    """How the collection behind `transport` keeps the offsets of its vector `using` ("" is the unnamed one).
+
+    parameters: those of the vector. server: its version, such as (1, 18).
+    """
+
+    def __init__(self, transport: Transport, using: str, parameters: models.VectorParams, server: tuple[int, int]):
+        self.transport, self.using, self.parameters, self.server = transport, using, parameters, server
+
+    def require(self) -> None:  # noqa: B027
+        """Raises StoreError where the collection cannot keep offsets in this way."""
+
+    def prepare(self, version: Version) -> None:  # noqa: B027
+        """Makes room for `version` before anything is written."""
+
+    @abstractmethod
+    def write(self, version: Version, items: Items, shard_key: Any) -> None:
+        """Gives each point of `items` its value, as `stored_offsets.Storage` makes it."""
+
+    def finish(self, version: Version, queries: np.ndarray) -> Version:
+        """`version` ready to be searched, once it is written. queries: queries [m, d] that it is calibrated with."""
+        return version
+
+    @abstractmethod
+    def delete(self, versions: Sequence[Version], everything: bool, progress: Progress | None) -> None:
+        """Deletes from the points what `versions` have written; `everything` under our name, where none are left."""
+
+    @abstractmethod
+    def plan(self, number: int) -> list[str]:
+        """What version `number` would do to the collection, a line each; the first is what each point would get."""
+
+
+class PayloadSchema(Schema):
+    """A number under our payload key, with a float index on it."""
+
+    def write(self, version: Version, items: Items, shard_key: Any) -> None:
+        def request(items: Items) -> None:
+            operations: list[Any] = [set_offsets(k, {version.field: v}, shard_key=shard_key) for k, v in items]
+            self.transport.client.batch_update_points(self.transport.collection, operations, wait=True)
+
+        self.transport.send(items, request)
+
+    def finish(self, version: Version, queries: np.ndarray) -> Version:
+        self._index(version)
+        self.transport.until(self._is_optimised, OPTIMISE_SECONDS)
+        client, collection, count = self.transport.client, self.transport.collection, self.transport.count()
+        return calibrated(client, collection, version, queries, count, self.transport.answers)
+
+    def _index(self, version: Version) -> None:
+        """A float index on the offsets: faster formulas, and under strict mode the only ones allowed."""
+        if self.transport.is_local or version.key in self._indexes():  # local mode has no indexes, and warns of it
+            return
+        schema: Any = models.PayloadSchemaType.FLOAT
+        if self.server >= SMALL_INDEXES:  # nobody filters by it
+            schema = models.FloatIndexParams(type=models.FloatIndexType.FLOAT, enable_hnsw=False)
+        create, collection = self.transport.client.create_payload_index, self.transport.collection
+        try:
+            self.transport.retry(create, collection, version.key, schema, wait=False)
+        except UnexpectedResponse as error:
+            if error.status_code != 400 or self.transport.strict.unindexed_filtering_retrieve is False:
+                raise
+            logger.warning("%s: no index on the offsets, searches are slower: %s", self.transport.url, error)
+            return
+        self.transport.until(lambda: version.key in self._indexes(), SCHEMA_SECONDS)
+
+    def _indexes(self) -> set[str]:
+        """The payload keys that have an index now."""
+        return set(self.transport.described().payload_schema)
+
+    def _is_optimised(self) -> bool:
+        """Whether searches use the graph again, which a server builds anew after so many writes."""
+        return self.transport.described().status != models.CollectionStatus.YELLOW
+
+    def delete(self, versions: Sequence[Version], everything: bool, progress: Progress | None) -> None:
+        indexed = set(m.payload_keys(versions))
+        if not indexed:
+            return
+        transport = self.transport
+        if not transport.is_local:
+            for key in indexed & self._indexes():
+                transport.retry(transport.client.delete_payload_index, transport.collection, key, wait=False)
+            transport.until(lambda: not indexed & self._indexes(), SCHEMA_SECONDS)
+        keys = [m.KEY] if everything else sorted(indexed)
+        done, total = 0, transport.count()
+        for shards in transport.pages(by_shard):
+            for shard_key, records in shards.items():
+                points = [plain_id(record.id) for record in records]
+                transport.submit(partial(self._delete_keys, keys, points, shard_key))
+                done += len(points)
+            if progress is not None:
+                progress("removing offsets", min(done, total), total)
+        transport.settle()
+
+    def _delete_keys(self, keys: list[str], points: list[Id], shard_key: Any) -> None:
+        def request(items: Items) -> None:
+            selector = models.PointIdsList(points=[point for point, _ in items], shard_key=shard_key)
+            self.transport.client.delete_payload(self.transport.collection, keys=keys, points=selector, wait=True)
+
+        self.transport.send([(point, None) for point in points], request)
+
+    def plan(self, number: int) -> list[str]:
+        return [f"a number 'v{number}' under the payload key {m.KEY!r}, with a float index"]
+
+
+class VectorSchema(Schema):
+    """An augmented vector of d + 1 dimensions beside the vector, with the memory and graph settings of that."""
+
+    def require(self) -> None:
+        found = ".".join(map(str, self.server))
+        if self.server < VECTORS_IN_PLACE or not hasattr(self.transport.client, "create_vector_name"):
+            why = f"server (this one is {found}) and qdrant-client add vectors to a collection from 1.18 on"
+        elif self.transport.is_local and not self.using:
+            why = "a collection of qdrant-client's local mode takes no unnamed vectors beside a named one"
+        else:
+            return
+        raise StoreError(
+            f"{self.transport.url}: ",
+            Parameter("storage", "vector"),
+            f" adds a second vector, and {why}; use ",
+            Parameter("storage", "payload"),
+        )
+
+    def prepare(self, version: Version) -> None:
+        transport, name = self.transport, version.augmented_vector
+        float16 = self.parameters.datatype == models.Datatype.FLOAT16
+        dense = models.DenseVectorConfig(
+            size=version.dim + 1,
+            distance=models.Distance.EUCLID if version.metric is Metric.EUCLIDEAN else models.Distance.DOT,
+            # A coarser type would leave nothing of the offset.
+            datatype=models.VectorStorageDatatype.FLOAT16 if float16 else None,
+        )
+        if name not in self._names():
+            config = models.DenseVectorNameConfig(dense=dense)
+            transport.retry(transport.client.create_vector_name, transport.collection, name, config, wait=True)
+            transport.until(lambda: name in self._names(), SCHEMA_SECONDS)
+        # No quantisation: it would clip the query's last component to the range of the others.
+        settings = self.parameters.model_dump(include={"hnsw_config", "on_disk", "memory"}, exclude_none=True)
+        if settings:
+            changes = {name: models.VectorParamsDiff.model_validate(settings)}
+            transport.retry(transport.client.update_collection, transport.collection, vectors_config=changes)
+
+    def _names(self) -> set[str]:
+        """The names of the vectors that there are now."""
+        found = self.transport.described().config.params.vectors
+        return set(found) if isinstance(found, dict) else set()
+
+    def write(self, version: Version, items: Items, shard_key: Any) -> None:
+        name = version.augmented_vector
+
+        def request(items: Items) -> None:
+            points = [models.PointVectors.model_construct(id=k, vector={name: v}) for k, v in items]
+            self.transport.client.update_vectors(
+                self.transport.collection, points, wait=True, shard_key_selector=shard_key
+            )
+
+        self.transport.send(items, request)
+
+    def delete(self, versions: Sequence[Version], everything: bool, progress: Progress | None) -> None:
+        names = set(m.augmented_vectors(versions))
+        for name in names & self._names() if names else ():
+            self.transport.retry(self.transport.client.delete_vector_name, self.transport.collection, name, wait=True)
+
+    def plan(self, number: int) -> list[str]:
+        beside = repr(self.using) if self.using else "the unnamed one"
+        lines = [f"a vector 'hub_v{number}' of {self.parameters.size + 1} dimensions beside {beside}"]
+        if not self.using:
+            lines.append('after a removal get_collection would show {"": VectorParams(...)} for VectorParams(...)')
+        return lines
+
+
+SCHEMAS: dict[Storage, type[Schema]] = {"vector": VectorSchema, "payload": PayloadSchema}
+
+
+def chosen_vector(
+    url: str, info: models.CollectionInfo, using: str, manifest: Manifest
+) -> tuple[str, models.VectorParams]:
+    """The vector called `using`, or the only one that hubplugin has not added. For a vector that was deleted and whose
+    correction is left: what it was, so that the correction can be removed.
+
+    Raises StoreError if it is not there or cannot carry offsets.
+    """
+    given = info.config.params.vectors or {}
+    given = {"": given} if isinstance(given, models.VectorParams) else given
+    dense = {name: parameters for name, parameters in given.items() if name not in manifest.augmented_vectors()}
+    deleted = [version for version in manifest.everything() if version.vector == using not in dense]
+    if deleted and (using or not dense):
+        distance = next(known for known, metric in METRICS.items() if metric is deleted[0].metric)
+        return using, models.VectorParams(size=deleted[0].dim, distance=distance)
+    sparse = info.config.params.sparse_vectors or {}
+    listed = ", ".join(repr(name) for name in dense) or "none"
+    if using in sparse or not dense:
+        raise StoreError(f"{url}: sparse vectors have no offsets; dense vectors there: {listed}")
+    if using not in dense:
+        if using or len(dense) > 1:
+            none_such = (f"there is no vector {using!r}",)
+            wanted = none_such if using else ("name one of its vectors with ", Parameter("using"))
+            raise StoreError(f"{url}: ", *wanted, f"; dense vectors there: {listed}")
+        using = next(iter(dense))
+    found = dense[using]
+    name = f"vector {using!r}" if using else "the vector"
+    if found.multivector_config is not None:
+        raise StoreError(f"{url}: {name} is a multi-vector, whose MaxSim has no single offset; use a dense vector")
+    if found.datatype == models.Datatype.UINT8:
+        raise StoreError(
+            f"{url}: {name} is of uint8, which no query bank of floats compares with; use float16 or float32"
+        )
+    if found.distance not in METRICS:
+        known = ", ".join(distance.value for distance in METRICS)
+        raise StoreError(f"{url}: {name} ranks by {found.distance.value}; offsets are for {known}: re-create it as one")
+    return using, found

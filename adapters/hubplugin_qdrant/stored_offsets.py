@@ -1,0 +1,162 @@
+"""How a point holds the offset of a version: as a number in its payload, or in an augmented vector.
+
+Pure: the two storages, and what a point holds for each version that is kept up.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from qdrant_client import models
+
+from hubplugin.metric import Metric, augment_targets, normalise
+from hubplugin.model import OffsetModel, Value
+from hubplugin_qdrant.manifest import Manifest, Payload, Version
+
+
+@dataclass(frozen=True)
+class StoredOffsets:
+    """What one point holds for all versions: numbers under our payload key, {"v3": 0.0123}, and augmented vectors,
+    {"hub_v3": [..., 0.0123]}."""
+
+    offsets: dict[str, float] = field(default_factory=dict)
+    vectors: dict[str, list[float]] = field(default_factory=dict)
+
+
+class Storage(ABC):
+    """How a point holds the offset of `version`. A *value* is what is written to one point."""
+
+    def __init__(self, version: Version):
+        self.version = version
+
+    @abstractmethod
+    def values(self, vectors: np.ndarray, offsets: np.ndarray) -> list[Any]:
+        """The value of each of `vectors` [b, d], as they lie in the collection, with its offset: `offsets` [b]."""
+
+    @abstractmethod
+    def neutral(self) -> Any:
+        """The value of a vector of length 0 under cosine: with the offset 0 it scores 0, as it does raw."""
+
+    @abstractmethod
+    def is_neutral(self, payload: Payload | None, augmented: Sequence[float] | None) -> bool:
+        """Whether a point whose vector has length 0 holds nothing that moves it."""
+
+    @abstractmethod
+    def offset(self, payload: Payload | None, vector: Sequence[float], augmented: Sequence[float] | None) -> float:
+        """The offset that a point holds: NaN if there is none, infinity if it was made for another vector."""
+
+    @abstractmethod
+    def put(self, value: Any, into: StoredOffsets) -> None:
+        """Adds `value` to what a point holds."""
+
+
+class PayloadStorage(Storage):
+    """{"hub_offset": {"v3": 0.0123}} in the payload."""
+
+    def values(self, vectors: np.ndarray, offsets: np.ndarray) -> list[Any]:
+        numbers: list[Any] = offsets.tolist()
+        return numbers
+
+    def neutral(self) -> float:
+        return 0.0
+
+    def is_neutral(self, payload: Payload | None, augmented: Sequence[float] | None) -> bool:
+        return not self.version.held(payload)
+
+    def offset(self, payload: Payload | None, vector: Sequence[float], augmented: Sequence[float] | None) -> float:
+        held = self.version.held(payload)
+        return float("nan") if held is None else held
+
+    def put(self, value: Any, into: StoredOffsets) -> None:
+        into.offsets[self.version.field] = value
+
+
+class VectorStorage(Storage):
+    """The augmented vector "hub_v3": [t, offset] or, under Euclidean distance, [t, sqrt(2 (ceiling - offset))]."""
+
+    def values(self, vectors: np.ndarray, offsets: np.ndarray) -> list[Any]:
+        if self.version.metric is Metric.COSINE:
+            vectors = normalise(vectors, "vectors")
+        augmented = augment_targets(vectors, offsets, self.version.metric, max_offset=self.version.ceiling)
+        listed: list[Any] = augmented.tolist()
+        return listed
+
+    def neutral(self) -> list[float]:
+        return [0.0] * (self.version.dim + 1)
+
+    def is_neutral(self, payload: Payload | None, augmented: Sequence[float] | None) -> bool:
+        return augmented is not None and not any(augmented)
+
+    def offset(self, payload: Payload | None, vector: Sequence[float], augmented: Sequence[float] | None) -> float:
+        if augmented is None:
+            return float("nan")
+        given = np.asarray(vector, np.float64)
+        written, extra = np.asarray(augmented[:-1], np.float64), float(augmented[-1])
+        if self.version.metric is Metric.COSINE:
+            given = given / (np.linalg.norm(given) or 1.0)
+        if not np.allclose(given, written, rtol=1e-2, atol=1e-2 * np.abs(given).max()):  # float16 is exact to 1e-3
+            return float("inf")
+        return self.version.ceiling - extra**2 / 2 if self.version.metric is Metric.EUCLIDEAN else extra
+
+    def put(self, value: Any, into: StoredOffsets) -> None:
+        into.vectors[self.version.augmented_vector] = value
+
+
+def storage_of(version: Version) -> Storage:
+    """The storage that `version` is written in."""
+    return VectorStorage(version) if version.storage == "vector" else PayloadStorage(version)
+
+
+def group_of(payload: Payload | None, key: str) -> Value:
+    """The value of `key`, a path such as "shop.tenant", if it is one text, number or truth value."""
+    found: Any = payload
+    for name in key.split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found if isinstance(found, (str, int)) else None
+
+
+def stored_offsets(
+    vectors: Sequence[Any], payloads: Sequence[Payload | None], fitted: Sequence[tuple[Version, OffsetModel]]
+) -> list[StoredOffsets]:
+    """What the points of `vectors` store. A client gives a vector as a list, an array, or a dict of them by name.
+
+    payloads: of the same points; they say which group a point is in, where a model has groups.
+
+    A vector that is absent, not yet embedded or of another dimension has no offset; whether it may be written is the
+    server's to say. One of length 0, which has no cosine, gets the neutral value in the place of the one before.
+    """
+    found = [StoredOffsets() for _ in vectors]
+    for version, model in fitted:
+        storage = storage_of(version)
+        rows, dense = [], []
+        for row, given in enumerate(vectors):
+            vector = given.get(version.vector) if isinstance(given, dict) else None if version.vector else given
+            if isinstance(vector, (list, tuple, np.ndarray)) and len(vector) == version.dim:
+                array = np.asarray(vector)
+                usable = array.ndim == 1 and array.dtype.kind in "fiu" and np.isfinite(array).all()
+                if usable and version.metric is Metric.COSINE and not array.any():
+                    storage.put(storage.neutral(), found[row])
+                elif usable:
+                    rows.append(row)
+                    dense.append(array)
+        if rows:
+            matrix = np.array(dense, np.float32)
+            key = version.group_by
+            offsets = model.offsets(matrix, groups=[group_of(payloads[row], key) for row in rows] if key else None)
+            for row, value in zip(rows, storage.values(matrix, offsets), strict=True):
+                storage.put(value, found[row])
+    return found
+
+
+def awaits_embedding(vectors: Sequence[Any], manifest: Manifest) -> bool:
+    """Whether a corrected vector among `vectors` is a document that only the server will embed."""
+    objects = (models.Document, models.Image, models.InferenceObject)
+    return any(
+        isinstance(given.get(version.vector) if isinstance(given, dict) else given, objects)
+        for given in vectors
+        for version in manifest.kept_up()
+    )

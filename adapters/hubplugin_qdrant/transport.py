@@ -1,0 +1,218 @@
+"""How a collection is asked: requests are repeated while the server is away, large ones are split, many run at once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, TypeAlias, TypeVar
+
+from qdrant_client import QdrantClient, models
+from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
+
+from hubplugin.errors import StoreError
+from hubplugin.store import Id
+from hubplugin_qdrant import plain_client
+from hubplugin_qdrant.errors import PASSING, Fault, fault_of, finished, one_line
+from hubplugin_qdrant.requests.offsets_in_writes import chunks
+from hubplugin_qdrant.streams import Writers, read_ahead
+
+BATCH = 2000
+"""Points read and written at a time, at most, where their vectors are not too large for it."""
+
+BATCH_NUMBERS = 1_000_000
+"""Numbers read at a time: some 10 MB of JSON, where a server by default accepts 32."""
+
+WRITERS = 4
+"""Writing requests under way at a time: enough that the server never waits for us."""
+
+QUERIES_AT_ONCE = 32
+
+RETRY_SECONDS, LIMITED_SECONDS = 60.0, 600.0
+"""For how long a request is repeated while the server does not answer, as during a restart, and while it limits the
+rate, which it counts by the minute."""
+
+RETRY_WAIT = wait_random_exponential(multiplier=0.2, max=10)
+
+POLL_SECONDS = 0.5
+"""How often a server is asked whether it has finished."""
+
+SMALLER = (Fault.TOO_LARGE, Fault.LATE, Fault.LIMITED)
+"""Faults of a write that one of fewer points may not have."""
+
+logger = logging.getLogger("hubplugin_qdrant")
+
+Page = TypeVar("Page")
+Items: TypeAlias = list[tuple[Id, Any]]
+"""Points by id, each with what is written to it."""
+
+
+class Transport:
+    """The requests of one run to `collection` (no alias); `url` is what errors call it.
+
+    info: how the server described the collection. dim: numbers in each vector that is read.
+    """
+
+    def __init__(self, client: QdrantClient, collection: str, url: str, info: models.CollectionInfo, dim: int):
+        self.client, self.collection, self.url = client, collection, url
+        self.is_local = plain_client.is_local(client)  # local mode is no use from a second thread
+        self.info = info
+        strict = info.config.strict_mode_config
+        self.strict = strict if strict is not None and strict.enabled else models.StrictModeConfig()
+        self._dim = dim
+        self._given_up = threading.Event()
+        self._writers = Writers(0 if self.is_local else WRITERS)
+
+    def one_line(self, doing: str) -> AbstractContextManager[None]:
+        """Turns what the client raises into a StoreError of one line."""
+        return one_line(self.url, doing, self.collection)
+
+    def retry(self, call: Any, *given: Any, **named: Any) -> Any:
+        """The answer to a request that does no harm if it is made twice; repeated while the server is away."""
+        given_up = self._given_up
+        attempts = Retrying(
+            retry=retry_if_exception(lambda error: fault_of(error) in (*PASSING, Fault.TOO_LARGE)),
+            stop=lambda state: _patience_is_over(state) or given_up.is_set(),
+            sleep=self._sleep,
+            wait=_wait,
+            reraise=True,
+        )
+        return attempts(lambda: finished(call(*given, **named)))
+
+    def _sleep(self, seconds: float) -> None:
+        """Waits before a request is repeated, unless this run is given up."""
+        self._given_up.wait(seconds)
+
+    def until(self, done: Callable[[], bool], seconds: float) -> None:
+        """Waits for the server to finish what it was asked for, `seconds` at most."""
+        deadline = time.monotonic() + seconds
+        while not done():
+            if time.monotonic() > deadline:
+                logger.warning("%s: the server has not finished within %g s; going on", self.url, seconds)
+                return
+            time.sleep(POLL_SECONDS)
+
+    def described(self) -> models.CollectionInfo:
+        """The collection as it is now."""
+        info: models.CollectionInfo = self.retry(self.client.get_collection, self.collection)
+        return info
+
+    def count(self) -> int:
+        """How many points there are; an estimate where strict mode forbids exact counts."""
+        with self.one_line("counting"):
+            exact = self.strict.search_allow_exact is not False
+            return int(self.retry(self.client.count, self.collection, exact=exact).count)
+
+    def pages(
+        self,
+        turned: Callable[[list[models.Record]], Page],
+        with_vectors: list[str] | bool = False,
+        with_payload: list[str] | bool = False,
+    ) -> Iterator[Page]:
+        """All points, in the order of ids, page by page as `turned` makes them."""
+
+        def pages() -> Iterator[Page]:
+            offset: Any = None
+            more = True
+            while more:
+                with self.one_line("reading"):
+                    records, offset = self.retry(
+                        self.client.scroll,
+                        self.collection,
+                        limit=self._page,
+                        offset=offset,
+                        with_vectors=with_vectors,
+                        with_payload=with_payload,
+                    )
+                yield turned(records)
+                more = offset is not None
+
+        return pages() if self.is_local else read_ahead(pages())
+
+    @property
+    def _page(self) -> int:
+        """Points read and written at a time, at most."""
+        limits = (self.strict.max_query_limit, self.strict.upsert_max_batchsize)
+        return max(1, min(BATCH, BATCH_NUMBERS // self._dim, *(limit for limit in limits if limit)))
+
+    def answers(self, client: QdrantClient, requests: list[models.QueryRequest]) -> list[models.QueryResponse]:
+        """The answers of `client`, which may be a corrected one, as many at a time as the server takes."""
+        at_once = min(QUERIES_AT_ONCE, self.strict.search_max_batchsize or QUERIES_AT_ONCE)
+        return [
+            response
+            for chunk in chunks(requests, at_once)
+            for response in self.retry(client.query_batch_points, self.collection, chunk)
+        ]
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Starts `work`, which writes. What goes wrong is raised by a later call."""
+        self._writers.submit(work)
+
+    def settle(self) -> None:
+        """Waits for all that was submitted."""
+        self._writers.settle()
+
+    def give_up(self) -> None:
+        """Ends what was submitted; what is being repeated is not repeated any more."""
+        self._given_up.set()
+        self._writers.abandon()
+        self._given_up = threading.Event()
+
+    def send(self, items: Items, request: Callable[[Items], None]) -> None:
+        """Gives `items` to `request`, in smaller requests where large ones fail. Points that are no longer there, for
+        which a server refuses a whole request, are left out."""
+        size = len(items)
+
+        def part_sent() -> int:
+            nonlocal size
+            part = items[:size]
+            try:
+                request(part)
+            except Exception as error:
+                if fault_of(error) is Fault.TOO_LARGE and len(part) == 1:
+                    raise StoreError(f"{self.url}: the server takes no request as large as one point") from None
+                if fault_of(error) in SMALLER:
+                    size = max(1, len(part) // 2)
+                raise
+            return len(part)
+
+        with self.one_line("writing"):
+            while items:
+                try:
+                    sent = self.retry(part_sent)
+                except Exception as error:
+                    if not isinstance(error, KeyError) and fault_of(error) is not Fault.MISSING:  # local mode, a server
+                        raise
+                    there = self._there([point for point, _ in items])
+                    if len(there) == len(items):
+                        raise
+                    items = [item for item in items if item[0] in there]
+                else:
+                    items = items[sent:]
+
+    def _there(self, points: list[Id]) -> set[Id]:
+        """Those of `points` that are in the collection."""
+        found = self.retry(self.client.retrieve, self.collection, ids=points, with_payload=False)
+        return {plain_id(record.id) for record in found}
+
+
+def plain_id(point: Id | uuid.UUID) -> Id:
+    """The id of a point as a number or text."""
+    return point if isinstance(point, int) else str(point)
+
+
+def _patience_is_over(state: RetryCallState) -> bool:
+    """Whether a request has been repeated for long enough. One that a rate is limited for waits its turn among the
+    others that are under way."""
+    error = state.outcome.exception() if state.outcome is not None else None
+    patience = LIMITED_SECONDS if fault_of(error) is Fault.LIMITED else RETRY_SECONDS
+    return (state.seconds_since_start or 0.0) >= patience
+
+
+def _wait(state: RetryCallState) -> float:
+    """Until a request is repeated: as long as the server asked for, if it did."""
+    error = state.outcome.exception() if state.outcome is not None else None
+    return max(RETRY_WAIT(state), float(getattr(error, "retry_after_s", 0)))

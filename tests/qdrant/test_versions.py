@@ -1,0 +1,86 @@
+"""The states of a collection's versions: from manifest to manifest, without a client."""
+
+from __future__ import annotations
+
+from hubplugin_qdrant import versions
+from hubplugin_qdrant.manifest import Manifest, Version
+
+
+def version(number: int, vector: str = "image", model: str = "a", **fields) -> Version:
+    return Version.model_validate(
+        {
+            "number": number, "vector": vector, "metric": "dot", "dim": 2, "method": "is", "parameters": {},
+            "model": model, "parts": 1, "bank_fingerprint": "b", "count": 3, "smallest": -1.0, "largest": 1.0,
+            "deviation": 0.5, **fields,
+        }
+    )  # fmt: skip
+
+
+def numbers(manifest: Manifest) -> tuple[dict[str, int], int | None, list[int]]:
+    writing = manifest.writing.number if manifest.writing is not None else None
+    active = {name: each.number for name, each in manifest.active.items()}
+    return active, writing, [each.number for each in manifest.retired]
+
+
+def test_a_first_version_is_written_and_then_active():
+    begun = versions.begun(Manifest(), version(1))
+    assert numbers(begun) == ({}, 1, [])
+    assert begun.last_number == 1
+    assert numbers(versions.activated(begun, version(1))) == ({"image": 1}, None, [])
+
+
+def test_a_version_that_is_replaced_is_retired_and_then_cleared():
+    first = versions.activated(versions.begun(Manifest(), version(1)), version(1))
+    second = versions.activated(versions.begun(first, version(2)), version(2))
+    assert numbers(second) == ({"image": 2}, None, [1])
+    assert numbers(versions.cleared(second)) == ({"image": 2}, None, [])
+
+
+def test_an_amended_version_stays_active_beside_what_another_run_writes():
+    manifest = versions.activated(versions.begun(Manifest(), version(1)), version(1))
+    manifest = versions.begun(manifest, version(2, "text"))
+    amended = versions.activated(manifest, version(1, largest=9.0))
+    assert numbers(amended) == ({"image": 1}, 2, [])
+    assert amended.active["image"].largest == 9.0
+
+
+def test_a_half_written_version_is_given_up_for_another_and_taken_up_by_its_own():
+    manifest = versions.begun(Manifest(), version(1, owner="one"))
+    assert numbers(versions.begun(manifest, version(2, "text"))) == ({}, 2, [1])
+    taken_up = versions.begun(manifest, version(1, owner="other"))
+    assert numbers(taken_up) == ({}, 1, [])
+    assert not versions.is_undisturbed(taken_up, version(1, owner="one"))
+    assert versions.is_undisturbed(taken_up, version(1, owner="other"))
+
+
+def test_what_is_half_written_is_found_by_vector_model_and_storage():
+    manifest = versions.begun(Manifest(), version(1))
+    assert versions.half_written(manifest, "image", "a", "payload") == version(1)
+    for other in (("text", "a", "payload"), ("image", "b", "payload"), ("image", "a", "vector")):
+        assert versions.half_written(manifest, *other) is None
+    active = versions.activated(manifest, version(1))
+    assert versions.half_written(active, "image", "a", "payload") is None
+    assert versions.amended(active, "image", "a", "payload") == version(1)
+    assert versions.amended(active, "image", "a", "vector") is None
+
+
+def test_the_correction_of_one_vector_is_retired_and_that_of_another_stays():
+    manifest = versions.activated(versions.begun(Manifest(), version(1)), version(1))
+    manifest = versions.activated(versions.begun(manifest, version(2, "text")), version(2, "text"))
+    manifest = versions.begun(manifest, version(3, model="c"))
+    assert numbers(versions.retired(manifest, "image")) == ({"text": 2}, None, [1, 3])
+    assert numbers(versions.retired(manifest, "text")) == ({"image": 1}, 3, [2])
+
+
+def test_giving_up_concerns_only_what_is_half_written_for_the_vector():
+    manifest = versions.begun(Manifest(), version(1))
+    assert numbers(versions.given_up(manifest, "image")) == ({}, None, [1])
+    assert versions.given_up(manifest, "text") is manifest
+
+
+def test_a_model_is_unused_once_no_version_that_stays_needs_it():
+    manifest = versions.activated(versions.begun(Manifest(), version(1)), version(1))
+    manifest = versions.activated(versions.begun(manifest, version(2, model="b")), version(2, model="b"))
+    assert [each.model for each in versions.unused_models(manifest)] == ["a"]
+    shared = versions.activated(versions.begun(manifest, version(3, "text", "a")), version(3, "text", "a"))
+    assert versions.unused_models(shared) == ()
