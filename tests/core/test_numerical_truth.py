@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 import hubplugin
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
-from hubplugin.reductions import Compute, Similarities, _reduces_precision, sinkhorn
+from hubplugin.reductions import Compute, Similarities, sinkhorn
+from hubplugin.reductions.products import reduces_precision
 from hubplugin.vectors import as_vectors
 from tests.conftest import DEVICES
 from tests.core import formulas
@@ -119,7 +120,7 @@ def test_degenerate_sets(method, parameters, case, rng):
 @pytest.mark.parametrize(("method", "parameters"), SETTINGS)
 def test_many_tiles_and_blocks_equal_one(method, parameters, rng, monkeypatch):
     # A bank of 5,000 leaves 26 targets to a tile at 1 MiB, and blocks of 60 end in the middle of one.
-    monkeypatch.setattr("hubplugin.reductions.BLOCK_ROWS", 60)
+    monkeypatch.setattr("hubplugin.reductions.similarities.BLOCK_ROWS", 60)
     bank, targets, target_bank = unit(rng, 5_000, 4), unit(rng, 137, 4), unit(rng, 50, 4)
     assert_true(method, parameters, "cosine", bank, targets, target_bank, memory="1MiB")
 
@@ -267,7 +268,7 @@ def test_the_setting_of_another_thread_is_never_changed(rng, reduced_precision, 
 
 def test_a_setting_that_another_thread_makes_meanwhile_is_noticed(rng, monkeypatch):
     settings = iter([False, True])  # before and after the first product; then what it is left at
-    monkeypatch.setattr("hubplugin.reductions._reduces_precision", lambda factor: next(settings, True))
+    monkeypatch.setattr("hubplugin.reductions.products.reduces_precision", lambda factor: next(settings, True))
     seen = []
 
     def spy(*factors, multiply=torch.addmm, **options):
@@ -284,11 +285,11 @@ def test_the_setting_of_one_backend_is_read_too(rng):
     # To ask torch for the common setting is then an error.
     torch.backends.mkldnn.matmul.fp32_precision = "bf16"
     try:
-        assert _reduces_precision(torch.zeros(1))
+        assert reduces_precision(torch.zeros(1))
         assert_true("is", {"tau": 0.02}, "cosine", unit(rng, 40, 16), unit(rng, 30, 16), None)
     finally:
         torch.backends.mkldnn.matmul.fp32_precision = "none"
-    assert not _reduces_precision(torch.zeros(1))
+    assert not reduces_precision(torch.zeros(1))
 
 
 @pytest.mark.slow

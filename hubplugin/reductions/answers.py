@@ -1,0 +1,133 @@
+"""Answers and neighbours of bank queries: the nearest targets, found in passes over the similarities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from hubplugin.reductions.preparation import taken
+from hubplugin.reductions.similarities import LeftOut, Similarities, Tile, leave_largest_out, with_own
+from hubplugin.reductions.terms import LogSum, MeanOfLargest, reduce
+from hubplugin.vectors import Vectors, as_vectors
+
+SMALLEST_LOG = 20
+"""Bank queries, and targets, below which nothing is left out: too little would remain."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers of a bank in a gallery, as far as similarity tells them.
+
+    levels: [m], the similarity of each bank query's nearest target, of gallery and target bank: what reaches it counts
+    as an answer, also a target that comes later. weights: [m], 1 over the number of bank queries with the same
+    nearest target, so that what was asked for in many wordings counts once.
+    """
+
+    levels: np.ndarray
+    weights: np.ndarray
+
+    @classmethod
+    def of(cls, levels: np.ndarray, rows: np.ndarray) -> Answers:
+        """From each query's largest similarity and the number of its target: float64 [m] and int64 [m]."""
+        _, place, count = np.unique(rows, return_inverse=True, return_counts=True)
+        return cls(levels, 1.0 / count[place.reshape(-1)])
+
+
+def reduce_and_seek(
+    similarities: Similarities,
+    targets: Vectors,
+    reductions: Sequence[LogSum | MeanOfLargest],
+    others: Sequence[Vectors] = (),
+    what: str = "offsets",
+) -> tuple[list[np.ndarray], Answers | None]:
+    """`reduce` with the answers left out, which the same pass finds in `targets` (the gallery) and `others`. Only the
+    targets that are an answer are multiplied again: at most as many as the bank has rows."""
+    if not may_be_log(similarities, [targets, *others]):
+        return reduce(similarities, targets, reductions, what=what), None
+    found, first = Nearest(similarities.m), targets.rows
+    results = [np.empty(targets.rows) for _ in reductions]
+    for tile in similarities.tiles(targets, what):
+        found.see(tile, 0)
+        leave_largest_out(tile)
+        for reduction, result in zip(reductions, results, strict=True):
+            result[tile.start : tile.stop] = reduction.of(replace(tile, s=tile.s.clone())).numpy()
+    for part in others:
+        for tile in similarities.tiles(part, "answers of the bank"):
+            found.see(tile, first)
+        first += part.rows
+    rows = np.unique(found.rows)
+    rows = rows[rows < targets.rows]
+    if rows.size:
+        some = as_vectors(taken(targets, rows, similarities.metric), targets.name)
+        again = reduce(similarities, some, reductions, LeftOut(found.answers.levels), what)
+        for result, values in zip(results, again, strict=True):
+            result[rows] = values
+    return results, found.answers
+
+
+class Nearest:
+    """The nearest target of every bank row among the tiles seen so far. similarity: float64 [m]; rows: int64 [m]."""
+
+    def __init__(self, m: int):
+        self._similarity = torch.full((m,), -math.inf, dtype=torch.float64)
+        self._rows = torch.zeros(m, dtype=torch.int64)
+
+    def see(self, tile: Tile, first: int, scale: float = 1.0) -> None:
+        """A tile of `scale` * s, whose targets are numbered from `first` + tile.start on."""
+        s = with_own(tile)
+        highest = s.amax(dim=0).cpu().double() / scale
+        nearer = (highest > self._similarity).nonzero()[:, 0]  # ever fewer, so that their rows cost next to nothing
+        self._similarity[nearer] = highest[nearer]
+        self._rows[nearer] = first + tile.start + s[:, nearer.to(s.device)].argmax(dim=0).cpu()
+
+    @property
+    def rows(self) -> np.ndarray:
+        return self._rows.numpy()
+
+    @property
+    def answers(self) -> Answers:
+        return Answers.of(self._similarity.numpy(), self.rows)
+
+
+def find_answers(similarities: Similarities, columns: Sequence[Vectors]) -> Answers | None:
+    """The answers of the bank of `similarities` among the targets of all `columns`, in one pass; None where bank or
+    targets are too few."""
+    if not may_be_log(similarities, columns):
+        return None
+    found, first = Nearest(similarities.m), 0
+    for targets in columns:
+        for tile in similarities.tiles(targets, "answers of the bank"):
+            found.see(tile, first)
+        first += targets.rows
+    return found.answers
+
+
+def may_be_log(similarities: Similarities, columns: Sequence[Vectors]) -> bool:
+    return min(similarities.m, sum(part.rows for part in columns)) >= SMALLEST_LOG
+
+
+@dataclass(frozen=True)
+class Survey:
+    """How bank queries see a gallery. largest: [m, k], the k largest similarities of each, the largest first.
+    deviation: the standard deviation of all similarities."""
+
+    largest: np.ndarray
+    deviation: float
+
+
+def survey(similarities: Similarities, targets: Vectors, k: int) -> Survey:
+    """Of all bank rows and `targets`, in one pass: see `Survey`."""
+    largest = torch.empty((0, similarities.m), dtype=torch.float64)
+    count, total, squares, origin = 0, 0.0, 0.0, None
+    for tile in similarities.tiles(targets, "looking at the bank"):
+        s = with_own(tile).cpu().double()
+        origin = float(s.mean()) if origin is None else origin  # so that squares keep their digits
+        count, total = count + s.numel(), total + float((s - origin).sum())
+        squares += float(((s - origin) ** 2).sum())
+        part = s.topk(min(k, len(s)), dim=0).values
+        largest = torch.cat([largest, part]).topk(min(k, len(largest) + len(part)), dim=0).values
+    return Survey(largest.T.numpy(), math.sqrt(max(squares / count - (total / count) ** 2, 0.0)))

@@ -1,0 +1,38 @@
+"""Blocks of vectors as the metric wants them: at unit length for cosine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from hubplugin.metric import Metric, normalise
+from hubplugin.vectors import BLOCK_ROWS, Vectors
+
+
+def prepared_blocks(vectors: Vectors, metric: Metric, size: int = BLOCK_ROWS) -> Iterator[np.ndarray]:
+    """Checked blocks of `vectors`, at unit length where the metric is cosine."""
+    row = 0
+    for block in vectors.blocks(size):
+        yield normalise(block, vectors.name, row) if metric is Metric.COSINE else block
+        row += len(block)
+
+
+def prepared(vectors: Vectors, metric: Metric) -> np.ndarray:
+    """All of a bank, checked and at unit length where the metric is cosine: float32 [m, d]."""
+    return np.concatenate(list(prepared_blocks(vectors, metric)))
+
+
+def sampled(vectors: Vectors, count: int, metric: Metric, rng: np.random.Generator) -> np.ndarray:
+    """At most `count` rows at random, in order, prepared: float32 [min(count, n), d]."""
+    return taken(vectors, np.sort(rng.permutation(vectors.rows)[:count]), metric)
+
+
+def taken(vectors: Vectors, rows: np.ndarray, metric: Metric) -> np.ndarray:
+    """The given rows, prepared: float32 [len(rows), d]. `rows` are ascending."""
+    parts, start = [], 0
+    for block in prepared_blocks(vectors, metric):
+        inside = rows[(rows >= start) & (rows < start + len(block))]
+        parts.append(block[inside - start])
+        start += len(block)
+    return np.concatenate(parts)
