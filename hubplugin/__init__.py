@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hubplugin.evaluation.evaluate import evaluate
     from hubplugin.evaluation.export import Evaluation
     from hubplugin.fitting import fit
+    from hubplugin.guard import Judgement, check, judge
     from hubplugin.jobs.correction import apply, inspect, refresh
     from hubplugin.jobs.diagnosis import Diagnosis, diagnose
     from hubplugin.methods import METHODS
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from hubplugin.model import OffsetModel, load
     from hubplugin.query_dependent import Reranker, fit_rule
     from hubplugin.registry import open_store
-    from hubplugin.tuning import Choice, Judgement, check, choose, judge
+    from hubplugin.tuning import Choice, choose
 
 # Looked up on first use, so that `import hubplugin` costs milliseconds and imports no torch.
 _HOMES = {
@@ -29,7 +30,7 @@ _HOMES = {
     "Evaluation": "evaluation.export",
     "HubpluginError": "errors",
     "InputError": "errors",
-    "Judgement": "tuning",
+    "Judgement": "guard",
     "METHODS": "methods",
     "Metric": "metric",
     "ModelFileError": "errors",
@@ -37,14 +38,14 @@ _HOMES = {
     "Reranker": "query_dependent",
     "StoreError": "errors",
     "apply": "jobs.correction",
-    "check": "tuning",
+    "check": "guard",
     "choose": "tuning",
     "diagnose": "jobs.diagnosis",
     "evaluate": "evaluation.evaluate",
     "fit": "fitting",
     "fit_rule": "query_dependent",
     "inspect": "jobs.correction",
-    "judge": "tuning",
+    "judge": "guard",
     "load": "model",
     "open_store": "registry",
     "refresh": "jobs.correction",

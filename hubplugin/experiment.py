@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from hubplugin.bank import COPIES, Bank, agreement_and_coverage, foreign, share_of_copies
+from hubplugin.bank import Bank, look_at
 from hubplugin.errors import InputError, Parameter
 from hubplugin.measures.hubness import k_occurrence, skewness
 from hubplugin.methods import FitInput, Method
@@ -124,7 +124,7 @@ class Experiment:
         if seed < 0:
             raise InputError(Parameter("seed", seed), ": expected 0 or more")
         rng = np.random.default_rng(seed)
-        self._given, self._mapping, self._rng = given, mapping, rng
+        self._given, self._mapping, self._seed = given, mapping, seed
         # A text that is there twice would probe the fit that saw it.
         distinct = distinct_rows(given.query_bank)
         self.distinct = len(distinct)
@@ -216,18 +216,10 @@ class Experiment:
         ranks = greater + (equal + 1) / 2  # the expected rank among equals
         return occurrence, costs.numpy(), hits.double().numpy(), ranks.double().log().numpy()
 
-    def bank(self) -> Bank:
-        """How the bank lies towards the gallery."""
-        given, targets = self._given, self.targets
-        queries = given.query_bank[self._rows[: 2 * self._fit_rows]]
-        # Of a bank of copies only so many have their target in the sample.
-        copies = min(share_of_copies(queries, targets, given) * given.require_targets("auto").rows / len(targets), 1.0)
-        if copies > COPIES:  # the rest would compare the gallery with itself
-            return Bank(self.distinct, copies)
-        if given.target_bank is not None:
-            return Bank(self.distinct, copies, foreign=foreign(targets, given.target_bank, given, self._rng))
-        agreement, coverage = agreement_and_coverage(queries, targets, given, self._rng)
-        return Bank(self.distinct, copies, agreement=agreement, coverage=coverage)
+    def bank(self, same_kind: bool = False) -> Bank:
+        """What kind of bank it is. same_kind: documents are meant to be asked by documents."""
+        queries = self._given.query_bank[self._rows[: 2 * self._fit_rows]]
+        return replace(look_at(queries, self.targets, self._given, same_kind, self._seed), distinct=self.distinct)
 
 
 class TooSmall(InputError):

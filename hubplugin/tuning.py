@@ -1,27 +1,25 @@
-"""Choosing a method and its parameters from the bank alone, and refusing a correction that would not help."""
+"""Choosing a method and its parameters from the bank alone."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
-from hubplugin.bank import Bank, objection_to_size
-from hubplugin.errors import CorrectionRefused, InputError, Parameter
+from hubplugin.errors import InputError, Parameter
 from hubplugin.experiment import (
     FOLDS,
     Candidate,
     Experiment,
-    TooSmall,
     Trial,
     distinct_rows,
     require_enough,
     standard_error,
 )
-from hubplugin.methods import METHODS, FitInput, Method, configure, configured
+from hubplugin.methods import FitInput, Method, configure
 from hubplugin.metric import Metric
 from hubplugin.reductions import Compute, Precision, Similarities, dense
 from hubplugin.vectors import Progress, VectorLike, as_vectors
@@ -33,9 +31,6 @@ for none. None looks: banks of equal length are pairs if their own targets are n
 COST = 0.5
 """The most that a correction may cost a query in similarity where there are no pairs, as a share of the distance
 between the two nearest targets: beyond it, hubness goes on falling while recall does too."""
-
-FALL = 0.2
-"""By how much hubness, with the cost added, must fall where there are no pairs: a share of what it was."""
 
 
 @dataclass(frozen=True)
@@ -52,21 +47,6 @@ class Choice:
     def __str__(self) -> str:
         lines = [f"chosen by {self.basis} of {self.probes} held-out bank queries: {self.winner.name}"]
         return "\n".join([*lines, f"  {self.uncorrected}", *(f"  {candidate}" for candidate in self.candidates)])
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """What the guard found: the correction tried, what no correction does, the bank, and the `objections`, if any."""
-
-    candidate: Candidate
-    uncorrected: Candidate
-    bank: Bank
-    probes: int
-    objections: list[str]
-
-    def __str__(self) -> str:
-        verdict = "refused: " + "; ".join(self.objections) if self.objections else "passed"
-        return f"{verdict}\n  {self.uncorrected}\n  {self.candidate}\n  bank: {self.bank}"
 
 
 def choose(
@@ -95,7 +75,7 @@ def choose(
     Raises InputError for anything that cannot be used, and for a bank of less than two probe queries a fold.
     """
     compute = Compute(device, memory, progress, precision)
-    given, mapping = _read(query_bank, targets, target_bank, pairs, metric, compute)
+    given, mapping = read_banks(query_bank, targets, target_bank, pairs, metric, compute)
     experiment = Experiment(given, mapping, seed)
     uncorrected, *tried = experiment.run([None, *_coarse(experiment.spread, given.target_bank is not None)])
     ranked = _ranked(tried)
@@ -112,144 +92,15 @@ def choose(
     )
 
 
-def judge(
-    query_bank: VectorLike,
-    targets: VectorLike,
-    method: str = "blend",
-    target_bank: VectorLike | None = None,
-    *,
-    pairs: Pairs = None,
-    metric: Metric | str = "cosine",
-    device: str = "auto",
-    memory: int | str = "1GiB",
-    progress: Progress | None = None,
-    precision: Precision = "float32",
-    seed: int = 0,
-    **parameters: Any,
-) -> Judgement:
-    """Whether a correction would help, tried on held-out bank queries; arguments as in `choose` and `hubplugin.fit`.
-
-    There is an objection if the bank cannot speak for the gallery (see `Bank`); with pairs, if R@1 does not rise, the
-    mean rank of the targets does not fall, or hubness does not; without, if hubness and cost together are not below
-    the hubness before by `FALL`, or the cost is above `COST`.
-    Raises InputError for anything that cannot be used.
-    """
-    (judgement,) = judge_all(
-        query_bank, targets, [configured(METHODS, method, parameters, judge)], target_bank,
-        pairs=pairs, metric=metric, device=device, memory=memory, progress=progress, precision=precision, seed=seed,
-    )  # fmt: skip
-    return judgement
-
-
-def judge_all(
-    query_bank: VectorLike,
-    targets: VectorLike,
-    configurations: Sequence[Method],
-    target_bank: VectorLike | None = None,
-    *,
-    pairs: Pairs = None,
-    metric: Metric | str = "cosine",
-    device: str = "auto",
-    memory: int | str = "1GiB",
-    progress: Progress | None = None,
-    precision: Precision = "float32",
-    seed: int = 0,
-) -> list[Judgement]:
-    """`judge` for several configurations, on the same folds."""
-    compute = Compute(device, memory, progress, precision)
-    given, mapping = _read(query_bank, targets, target_bank, pairs, metric, compute)
-    experiment = Experiment(given, mapping, seed)
-    uncorrected, *trials = experiment.run([None, *configurations])
-    before, bank = uncorrected.candidate(uncorrected), experiment.bank()
-    judgements = []
-    for trial in trials:
-        after = trial.candidate(uncorrected)
-        objections = [*bank.objections(mapping is not None), *_objections(before, after)]
-        judgements.append(Judgement(after, before, bank, experiment.probes, objections))
-    return judgements
-
-
-def _objections(before: Candidate, after: Candidate) -> list[str]:
-    found = []
-    if before.recall is not None and after.recall is not None:
-        if after.recall <= before.recall:
-            found.append(f"R@1 of held-out bank queries goes {_change(100 * before.recall, 100 * after.recall)}")
-        if before.rank is not None and after.rank is not None and after.rank >= before.rank:
-            found.append(f"the mean rank of their targets goes {_change(before.rank, after.rank)}")
-        if after.skewness >= before.skewness:
-            found.append(f"hubness (skewness) goes {_change(before.skewness, after.skewness)}")
-        return found
-    needed = before.skewness * (1 - FALL)
-    if after.worth >= needed:
-        change = _change(before.skewness, after.skewness)
-        found.append(
-            f"hubness (skewness) goes {change} at a cost of {after.cost:.2f}; together below {needed:.2f} is needed"
-        )
-    if after.cost > COST:
-        found.append(f"it costs {after.cost:.2f} of the distance between the two nearest targets, {COST} is allowed")
-    return found
-
-
-def check_bank(
-    query_bank: VectorLike,
-    targets: VectorLike | None,
-    target_bank: VectorLike | None = None,
-    *,
-    pairs: Pairs = None,
-    metric: Metric | str = "cosine",
-    compute: Compute | None = None,
-    seed: int = 0,
-) -> None:
-    """The guard's first look, at the bank alone, which costs a few products of samples: raises CorrectionRefused where
-    it cannot speak for the gallery, whatever the correction. targets: None where they have not been read yet; only
-    what can be seen without them is looked at then.
-
-    Raises InputError for anything that cannot be used.
-    """
-    given, mapping = _read(query_bank, targets, target_bank, pairs, metric, compute or Compute())
-    small = objection_to_size(len(distinct_rows(given.query_bank)), mapping is not None)
-    if small:
-        objections = [small]
-    elif targets is None:
-        return
-    else:
-        objections = Experiment(given, mapping, seed).bank().objections(mapping is not None)
-    if objections:
-        raise CorrectionRefused(f"the bank cannot speak for the gallery: {'; '.join(objections)}", *_ways_out(COLLECT))
-
-
 def require_choosable(
     query_bank: VectorLike, target_bank: VectorLike | None, pairs: Pairs, metric: Metric | str, compute: Compute
 ) -> None:
     """Raises InputError for banks on which nothing can be chosen, whatever the gallery."""
-    given, _ = _read(query_bank, None, target_bank, pairs, metric, compute)
+    given, _ = read_banks(query_bank, None, target_bank, pairs, metric, compute)
     require_enough(len(distinct_rows(given.query_bank)))
 
 
-def check(query_bank: VectorLike, targets: VectorLike, method: str = "blend", *args: Any, **options: Any) -> Judgement:
-    """The guard: `judge`, raising CorrectionRefused with the numbers and what to do if there is an objection."""
-    try:
-        judgement = judge(query_bank, targets, method, *args, **options)
-    except TooSmall as error:
-        raise CorrectionRefused(*error.args, *_ways_out(COLLECT)) from None
-    if judgement.objections:
-        bank_speaks = not judgement.bank.objections(judgement.candidate.recall is not None)
-        mend = (Parameter("method", "auto"), " looks for one that helps") if bank_speaks else COLLECT
-        raise CorrectionRefused(
-            f"{judgement.candidate.name} would not help: {'; '.join(judgement.objections)}", *_ways_out(mend)
-        )
-    return judgement
-
-
-COLLECT = ("collect queries that people ask of this very gallery",)
-
-
-def _ways_out(mend: Sequence[str | Parameter]) -> tuple[str | Parameter, ...]:
-    """The end of a refusal: parts of its text."""
-    return ("; nothing was changed; ", *mend, ", or ", Parameter("force", True), " applies it all the same")
-
-
-def _read(
+def read_banks(
     query_bank: VectorLike,
     targets: VectorLike | None,
     target_bank: VectorLike | None,
@@ -348,7 +199,3 @@ def _ranked(trials: Sequence[Trial]) -> list[Trial]:
     behind = [float((hits[best] - row).mean()) > 2 * standard_error(hits[best] - row) for row in hits]
     order = sorted(range(len(trials)), key=lambda i: (behind[i], ranks[i] if not behind[i] else -hits[i].mean()))
     return [trials[i] for i in order]
-
-
-def _change(before: float, after: float) -> str:
-    return f"from {before:.2f} to {after:.2f}"

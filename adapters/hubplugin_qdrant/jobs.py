@@ -24,6 +24,7 @@ def apply(
     method: str = "blend",
     target_bank: VectorLike | None = None,
     pairs: Pairs = None,
+    same_kind: bool = False,
     group_by: str | None = None,
     force: bool = False,
     dry_run: bool = False,
@@ -35,7 +36,8 @@ def apply(
     """Corrects the vector `using` of `collection` in place; a `HubQdrantClient` then searches it corrected.
 
     query_bank: [m, d] example queries, as for `hubplugin.fit`, which also has `method`, its `parameters`,
-    `target_bank`, `pairs`, `device`, `memory` and `progress`. force: apply it even if it does not help on held-out
+    `target_bank`, `pairs`, `device`, `memory` and `progress`. same_kind: documents are asked by documents, see
+    `hubplugin.judge`. force: apply it even if it does not help on held-out
     bank queries. dry_run: write nothing. group_by: a payload key that searches are filtered by, such as "tenant":
     offsets are fitted within each of its values; see `hubplugin.apply`. using: "" is the unnamed vector,
     or the only one there is.
@@ -51,7 +53,7 @@ def apply(
     store = QdrantStore(client, collection, using, storage)
     return correction.apply(
         store, query_bank, method, target_bank,
-        pairs=pairs, group_by=group_by, force=force, dry_run=dry_run,
+        pairs=pairs, same_kind=same_kind, group_by=group_by, force=force, dry_run=dry_run,
         device=device, memory=memory, progress=progress, **parameters,
     )  # fmt: skip
 

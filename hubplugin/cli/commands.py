@@ -57,6 +57,9 @@ Paired = Annotated[
     bool | None,
     typer.Option("--pairs/--no-pairs", help="Row i of both banks is a pair; detected by default."),
 ]
+SameKind = Annotated[
+    bool, typer.Option("--same-kind", help="Documents are asked by documents: a bank of documents is no objection.")
+]
 Device = Annotated[str, typer.Option(help="auto is cuda, then mps, then cpu.")]
 Memory = Annotated[str, typer.Option(help="Bounds the similarities held at one time.")]
 
@@ -83,6 +86,7 @@ def apply(
     method: Annotated[str, typer.Option(help="blend, is, sn, dbsn, dualis, nnn, csls, dn or auto.")] = "blend",
     settings: Setting = None,
     pairs: Paired = None,
+    same_kind: SameKind = False,
     group_by: Annotated[
         str | None, typer.Option(help="A payload key that searches are filtered by: fit within each of its values.")
     ] = None,
@@ -104,7 +108,7 @@ def apply(
     with bars() as progress:
         applied = apply(
             opened, bank, method, second,
-            pairs=pairs, group_by=group_by, force=force, dry_run=dry_run,
+            pairs=pairs, same_kind=same_kind, group_by=group_by, force=force, dry_run=dry_run,
             device=device, memory=memory, progress=progress, **parameters,
         )  # fmt: skip
     typer.echo(f"{opened.url}: {applied}")
@@ -116,6 +120,7 @@ def diagnose(
     queries: Queries,
     target_bank: Annotated[str | None, typer.Option(help="A second bank, of example targets.")] = None,
     pairs: Paired = None,
+    same_kind: SameKind = False,
     device: Device = "auto",
     memory: Memory = "1GiB",
 ) -> None:
@@ -129,7 +134,9 @@ def diagnose(
     from hubplugin.jobs.diagnosis import diagnose
 
     with bars() as progress:
-        found = diagnose(opened, bank, second, pairs=pairs, device=device, memory=memory, progress=progress)
+        found = diagnose(
+            opened, bank, second, pairs=pairs, same_kind=same_kind, device=device, memory=memory, progress=progress
+        )
     typer.echo(str(found))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.experiment import OCCURRENCE
 from hubplugin.fitting import fit
+from hubplugin.guard import Judgement, check, check_bank
 from hubplugin.jobs.groups import fit_within
 from hubplugin.jobs.spooled_gallery import SpooledGallery
 from hubplugin.jobs.unjudged import Unjudged, offsets_of_all
@@ -23,7 +24,7 @@ from hubplugin.metric import Metric
 from hubplugin.model import GroupedModel, OffsetModel, Value, warn_if_swapped
 from hubplugin.reductions import Compute
 from hubplugin.store import Batch, Correction, Store
-from hubplugin.tuning import Judgement, Pairs, check, check_bank, choose
+from hubplugin.tuning import Pairs, choose
 from hubplugin.vectors import Progress, VectorLike, as_vectors
 
 CLOSING_PASSES = 3
@@ -125,6 +126,7 @@ def apply(
     target_bank: VectorLike | None = None,
     *,
     pairs: Pairs = None,
+    same_kind: bool = False,
     group_by: str | None = None,
     force: bool = False,
     dry_run: bool = False,
@@ -137,13 +139,13 @@ def apply(
 
     query_bank, target_bank, method, parameters: as in `hubplugin.fit`.
 
-    The correction is first tried on held-out bank queries (`tuning.check`), which raises CorrectionRefused if it
-    would not help; force=True applies it untried. pairs: see `tuning.Pairs`. group_by: a key of the targets, where
-    searches are filtered by its value: offsets are fitted, centred and tried within each value's own targets, by one
-    method for all; targets of a value that is refused or has too few of them keep the offset 0. A run that was cut off
-    while writing is taken up where it stopped, with its own model, if it is started again with the same banks, method
-    and parameters; method="auto" chooses again first. dry_run=True does all of it but the writing, and counts what
-    would be written.
+    The correction is first tried on held-out bank queries (`guard.check`), which raises CorrectionRefused if it
+    would do harm; force=True applies it untried. pairs: see `tuning.Pairs`. same_kind: documents are asked by
+    documents, see `hubplugin.judge`. group_by: a key of the targets, where searches are filtered by its value: offsets
+    are fitted, centred and tried within each value's own targets, by one method for all; targets of a value that is
+    refused or has too few of them keep the offset 0. A run that was cut off while writing is taken up where it stopped,
+    with its own model, if it is started again with the same banks, method and parameters; method="auto" chooses again
+    first. dry_run=True does all of it but the writing, and counts what would be written.
     Raises InputError for banks or parameters, StoreError for the store; searches are unchanged in every case.
     """
     if not isinstance(store, Store):
@@ -162,11 +164,11 @@ def apply(
     given = FitInput.read(bank, None, target_bank, store.metric, compute)
     if configuration is not None:
         configuration.require_banks(given)
-    look: dict[str, Any] = {"pairs": pairs, "metric": store.metric, "compute": compute}
+    look: dict[str, Any] = {"pairs": pairs, "same_kind": same_kind, "metric": store.metric}
     if not store.count():
         raise InputError(f"{store.url} is empty; add vectors, then correct it")
     if not force:
-        check_bank(bank, None, target_bank, **look)
+        check_bank(bank, None, configuration, target_bank, compute=compute, **look)
     if group_by is not None:
         store.group_by(group_by)
     cut_off = store.correction()
@@ -183,12 +185,13 @@ def apply(
     judgement = None
     if group_by is None:
         if not force:
-            check_bank(bank, gallery.vectors, target_bank, **look)  # before the search for a method
+            # Before the search for a method.
+            check_bank(bank, gallery.vectors, configuration, target_bank, compute=compute, **look)
         model = fit(bank, method, gallery.vectors, target_bank, store.metric, pairs=pairs, **computing, **parameters)
         if not force:
             judgement = check(
                 bank, gallery.vectors, model.method, target_bank,
-                pairs=pairs, metric=store.metric, **computing, **model.parameters,
+                **look, **computing, **model.parameters,
             )  # fmt: skip
     else:
         if configuration is None:
@@ -196,7 +199,16 @@ def apply(
             configuration = configure(winner.method, **winner.parameters)
         given = replace(given, targets=gallery.vectors)
         model, neutral = fit_within(
-            group_by, gallery.groups(), gallery.vectors.rows, bank, configuration, given, target_bank, pairs, force
+            group_by,
+            gallery.groups(),
+            gallery.vectors.rows,
+            bank,
+            configuration,
+            given,
+            target_bank,
+            pairs,
+            same_kind,
+            force,
         )
     if dry_run:
         scanned, missing, stale, _, unjudged = _compared(store, model, "comparing offsets", device, memory, progress)

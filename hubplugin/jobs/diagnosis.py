@@ -10,12 +10,13 @@ import numpy as np
 
 from hubplugin.errors import InputError
 from hubplugin.experiment import OCCURRENCE
+from hubplugin.guard import Judgement, judge
 from hubplugin.measures.hubness import Hubness, hubs, k_occurrence, skewness_by_chance
 from hubplugin.methods import FitInput
 from hubplugin.metric import Metric
 from hubplugin.reductions import Compute
 from hubplugin.search import TopK, search
-from hubplugin.tuning import Choice, Judgement, Pairs, choose, judge, require_choosable
+from hubplugin.tuning import Choice, Pairs, choose, require_choosable
 from hubplugin.vectors import Progress, Scannable, VectorLike, as_vectors
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Diagnosis:
             f"{hubness.anti_hub_share:.0%} of the targets are never found, "
             f"the worst hub is found by {hubness.largest} queries where {usual:.1f} are usual",
             f"hubs: {listed}",
-            f"bank: {self.judgement.bank}",
+            f"{self.judgement.bank}",
             f"best candidate: {after.name}, by {self.choice.basis} of {self.choice.probes} held-out bank queries",
             f"expected: skewness from {raw.skewness:.2f} to {after.skewness:.2f}",
         ]
@@ -70,6 +71,7 @@ def diagnose(
     target_bank: VectorLike | None = None,
     *,
     pairs: Pairs = None,
+    same_kind: bool = False,
     metric: Metric | str | None = None,
     device: str = "auto",
     memory: int | str = "1GiB",
@@ -79,7 +81,8 @@ def diagnose(
     """How hubby a gallery is for some queries, who the hubs are, and whether these queries as a bank would mend it.
 
     targets: [n, d], or a store, whose metric is then the default; otherwise that is cosine. queries: [m, d], example
-    queries as for `hubplugin.fit`. target_bank, pairs: as for `hubplugin.choose`. Nothing is changed.
+    queries as for `hubplugin.fit`. target_bank, pairs: as for `hubplugin.choose`; same_kind: as
+    for `hubplugin.judge`. Nothing is changed.
 
     The expected gain is measured on held-out queries that also chose the candidate, so it leans to the bright side by
     a fraction of its interval. Raises InputError for anything that cannot be used.
@@ -103,7 +106,8 @@ def diagnose(
     )  # fmt: skip
     judgement = judge(
         bank, gallery, choice.winner.method, target_bank,
-        pairs=pairs, metric=chosen, device=device, memory=memory, seed=seed, **choice.winner.parameters,
+        pairs=pairs, same_kind=same_kind, metric=chosen, device=device, memory=memory, seed=seed,
+        **choice.winner.parameters,
     )  # fmt: skip
     return Diagnosis(
         targets=gallery.rows,

@@ -13,10 +13,11 @@ from dataclasses import replace
 from typing import Any
 
 from hubplugin.errors import CorrectionRefused
+from hubplugin.guard import check
 from hubplugin.jobs.spooled_gallery import Members
 from hubplugin.methods import FitInput, Method
 from hubplugin.model import Dot, GalleryStatistics, Group, GroupedModel, LogSumExp, Term, Value
-from hubplugin.tuning import Pairs, check
+from hubplugin.tuning import Pairs
 from hubplugin.vectors import VectorLike
 
 SMALLEST_GROUP = 100
@@ -32,6 +33,7 @@ def fit_within(
     given: FitInput,
     target_bank: VectorLike | None,
     pairs: Pairs,
+    same_kind: bool,
     force: bool,
 ) -> tuple[GroupedModel, dict[Value, str]]:
     """A fit on each of `groups` that has `SMALLEST_GROUP` targets and that the guard lets pass on its own gallery,
@@ -53,7 +55,7 @@ def fit_within(
             if not force:
                 check(
                     query_bank, members, method.name, target_bank,
-                    pairs=pairs, metric=given.metric, device=compute.device, memory=compute.memory,
+                    pairs=pairs, same_kind=same_kind, metric=given.metric, device=compute.device, memory=compute.memory,
                     **method.parameters,
                 )  # fmt: skip
         except CorrectionRefused as refusal:

@@ -10,8 +10,9 @@ from scipy import stats
 import hubplugin
 from hubplugin import experiment
 from hubplugin.experiment import FOLDS, Trial
+from hubplugin.guard import judge
 from hubplugin.methods import configure
-from hubplugin.tuning import COST, _ranked, judge
+from hubplugin.tuning import COST, _ranked
 from tests.core import formulas
 
 

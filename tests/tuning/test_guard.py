@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import hubplugin
+from hubplugin.experiment import Candidate
+from hubplugin.guard import _objections_to_recall
 from hubplugin.jobs import correction
 from hubplugin.registry import open_store
 from hubplugin.store import Store
@@ -27,68 +30,157 @@ def refused(*given, **options):
 
 
 @pytest.mark.parametrize("with_pairs", [True, False])
-def test_dbsn_at_005_passes_on_the_example_set(real, banks, with_pairs):
-    judgement = hubplugin.check(banks[0], real["test_targets"], "dbsn", banks[1] if with_pairs else None, tau=0.05)
+@pytest.mark.parametrize("method", ["blend", "dbsn"])
+def test_queries_of_the_example_set_pass(real, banks, method, with_pairs):
+    judgement = hubplugin.check(banks[0], real["test_targets"], method, banks[1] if with_pairs else None)
     assert judgement.objections == []
+    assert judgement.bank.kind == "clean"
     assert (judgement.candidate.recall is not None) is with_pairs
     assert "passed" in str(judgement)
+    assert "the bank looks clean" in str(judgement)
+
+
+@pytest.mark.parametrize("rows", [30, 100])
+def test_the_default_passes_with_a_few_queries(real, banks, rows):
+    """R@1 of the test queries rises with it: by 0.4 points in the mean of many draws."""
+    assert hubplugin.check(banks[0][:rows], real["test_targets"]).bank.distinct == rows
+
+
+def test_a_bank_whose_answers_are_in_the_gallery_looks_like_a_log(real, banks):
+    gallery = np.concatenate([real["test_targets"], banks[1][:300]])
+    scores = banks[0][:300].astype(np.float32) @ gallery.astype(np.float32).T
+    found = banks[0][:300][scores.argmax(axis=1) == 1_200 + np.arange(300)]  # those that find their answers
+    assert hubplugin.judge(found, gallery).bank.kind == "log"
+    assert hubplugin.judge(banks[0][300:600], gallery).bank.kind == "clean"
+
+
+def test_a_log_is_refused_for_a_method_that_takes_answers_for_hubs(real, banks):
+    gallery = np.concatenate([real["test_targets"], real["test_queries"] + real["test_targets"]])  # 500 easy answers
+    log = real["test_queries"][:500]
+    said = refused(log, gallery, "dbsn")
+    assert "the bank looks like a log: its answers are in the gallery" in said
+    assert "takes what was asked for for a hub" in said
+    assert hubplugin.judge(log, gallery, "dbsn", answers="left out").objections == []
+
+
+def test_documents_are_refused_as_a_bank_unless_documents_ask(real, banks):
+    assert changes(real, banks[1]) < -0.5  # points of R@1
+    said = refused(banks[1], real["test_targets"])
+    assert "looks like documents, not queries: 50% of nearest neighbours" in said
+    assert "pass same_kind=True if documents are to be asked by documents" in said
+    assert hubplugin.judge(banks[1], real["test_targets"], same_kind=True).objections == []
+
+
+def changes(real, bank) -> float:
+    """Change of R@1 of the test queries in points."""
+    queries, targets = (real[f"test_{side}"].astype(np.float32) for side in ("queries", "targets"))
+    queries, targets = (part / np.linalg.norm(part, axis=1, keepdims=True) for part in (queries, targets))
+    scores, own = queries @ targets.T, np.arange(len(queries))
+    offsets = hubplugin.fit(bank, targets=targets).offsets(targets)
+    return 100 * float(((scores + offsets).argmax(axis=1) == own).mean() - (scores.argmax(axis=1) == own).mean())
+
+
+@pytest.mark.parametrize("rows", [1_200, 300])
+def test_a_gallery_as_its_own_bank_is_refused_though_hubness_falls(real, monkeypatch, rows):
+    monkeypatch.setattr("hubplugin.experiment.FIT_ROWS", rows // 2)  # the experiment sees `rows` of the gallery
+    gallery = real["test_targets"].astype(np.float32)
+    assert "looks like documents, not queries" in refused(gallery.astype(np.float16), gallery)
+
+
+def test_another_models_vectors_are_refused(real, banks, rng):
+    """A rotation of the queries stands in for another model of as many dimensions, with its mean elsewhere."""
+    queries = banks[0].astype(np.float32)
+    turned = queries @ np.linalg.qr(rng.normal(size=(384, 384)))[0] + 2 * rng.normal(size=384) / 384**0.5
+    said = refused(turned, real["test_targets"])
+    assert "the bank looks as if another model had embedded it" in said
+
+
+def test_queries_mixed_with_documents_of_another_modality_are_refused(real, banks, rng):
+    """What is added to the queries and taken from the targets stands in for the gap between two modalities."""
+    gap = rng.normal(size=384) / 384**0.5
+    queries, documents, gallery = banks[0] + gap, banks[1] - gap, real["test_targets"] - gap
+    assert hubplugin.judge(queries, gallery).objections == []
+    said = refused(np.concatenate([queries[:1_000], documents[:1_000]]), gallery)
+    assert "the bank looks like a mixture of two kinds of vectors" in said
+
+
+def test_a_bank_about_another_subject_is_refused(real, banks):
+    """Queries near one target, and a gallery without what is near it."""
+    targets, gallery = banks[1].astype(np.float32), real["test_targets"].astype(np.float32)
+    corner = np.argsort(-(targets @ targets[7]))[:500]
+    far = np.sort(np.argsort(-(gallery @ targets[7]))[300:])
+    said = refused(banks[0][corner], gallery[far])
+    assert "the bank looks as if it came from elsewhere" in said
+    assert "this very gallery" in said
+
+
+@pytest.mark.parametrize("method", ["blend", "dbsn"])
+def test_a_hub_that_every_query_finds_is_no_objection(real, banks, method):
+    """It is what a correction is for."""
+    gallery = real["test_targets"].astype(np.float32)
+    hub = banks[0].astype(np.float32).mean(axis=0)
+    gallery = np.concatenate([gallery, 3 * (hub / np.linalg.norm(hub))[None]])
+    judgement = hubplugin.judge(banks[0], gallery, method, metric="dot")
+    assert judgement.objections == []
 
 
 def test_a_bank_is_judged_the_same_on_every_scale_and_by_every_metric(real, banks):
     unit = [part / np.linalg.norm(part, axis=1, keepdims=True) for part in (banks[0], real["test_targets"])]
     found = [
-        hubplugin.judge(scale * unit[0], size * unit[1], "nnn", metric=metric).bank
+        astuple(hubplugin.judge(scale * unit[0], size * unit[1], metric=metric).bank)
         for scale, size, metric in (
             (1, 1, "cosine"), (1, 1, "dot"), (1, 1, "euclidean"), (1, 3, "dot"), (5, 1, "dot"), (5, 3, "cosine"),
         )
     ]  # fmt: skip
-    np.testing.assert_allclose([one.agreement for one in found], found[0].agreement, atol=1e-4)
-    np.testing.assert_allclose([one.coverage for one in found], found[0].coverage, atol=1e-2)
+    np.testing.assert_allclose(found, [found[0]] * len(found), atol=1e-2)
 
 
 @pytest.mark.parametrize("with_pairs", [True, False])
 def test_the_papers_inverted_softmax_at_002_is_refused_on_the_example_set(real, banks, with_pairs):
     said = refused(banks[0], real["test_targets"], "is", banks[1] if with_pairs else None, tau=0.02)
-    assert "hubness (skewness) goes from" in said
-    assert ("R@1" in said) is with_pairs
-    assert "method='auto'" in said
+    assert ("R@1 of held-out" in said) is with_pairs
+    assert ("hubness (skewness) goes from" in said) is not with_pairs
+    assert "method='blend' is made for banks of any kind and size" in said
 
 
 @pytest.mark.parametrize("rows", [5, 30])
-def test_a_bank_that_is_too_small_is_refused(real, banks, rows):
-    said = refused(banks[0][:rows], real["test_targets"], "dbsn", banks[1][:rows])
-    assert f"{rows} distinct queries" in said
+def test_a_bank_that_is_too_small_for_a_method_is_refused(real, banks, rows):
+    assert f"{rows}" in refused(banks[0][:rows], real["test_targets"], "dbsn", banks[1][:rows])
 
 
 def test_a_bank_that_is_one_text_repeated_is_refused(real, banks):
-    said = refused(np.repeat(banks[0][:1], 1_000, axis=0), real["test_targets"], "dbsn")
-    assert "1 distinct queries" in said
+    assert "1 distinct queries" in refused(np.repeat(banks[0][:1], 1_000, axis=0), real["test_targets"])
 
 
-@pytest.mark.parametrize("rows", [1_200, 300])
-def test_a_gallery_as_its_own_bank_is_refused_though_hubness_falls(real, banks, monkeypatch, rows):
-    monkeypatch.setattr("hubplugin.experiment.FIT_ROWS", rows // 2)  # the experiment sees `rows` of the gallery
-    gallery = real["test_targets"].astype(np.float32)
-    said = refused(gallery.astype(np.float16), gallery, "nnn", k=32, alpha=0.75)
-    assert "of the bank queries are targets of the gallery" in said
-    assert hubplugin.judge(banks[0], gallery, "nnn", k=32, alpha=0.75).bank.copies == 0
+def candidate(recall, rank, skewness=1.0, error=0.01):
+    return Candidate("blend", {}, skewness, 0.0, recall, rank, recall - 0.5, error)
 
 
-@pytest.mark.parametrize("with_targets", [True, False])
-def test_a_bank_from_a_corner_of_another_subject_that_hurts_is_refused(real, banks, with_targets):
-    """Bank pairs near one bank target stand in for another domain; R@1 of the test queries falls with them."""
-    queries, targets = (banks[i].astype(np.float32) for i in (0, 1))
-    corner = np.argsort(-(targets @ targets[7]))[:500]
-    gallery, asked = real["test_targets"].astype(np.float32), real["test_queries"].astype(np.float32)
-    near = np.argsort(-(gallery @ targets[7]))
-    far = np.sort(near[300:])
-    gallery, asked = gallery[far], asked[far]
-    second = targets[corner] if with_targets else None
-    scores, own = asked @ gallery.T, np.arange(len(asked))
-    offsets = hubplugin.fit(queries[corner], "dbsn", gallery, second).offsets(gallery)
-    assert ((scores + offsets).argmax(axis=1) == own).mean() < (scores.argmax(axis=1) == own).mean() - 0.01
-    said = refused(queries[corner], gallery, "dbsn", second)
-    assert "this very gallery" in said
+@pytest.mark.parametrize(
+    ("after", "says"),
+    [
+        (candidate(0.52, 3.0), None),
+        (candidate(0.52, 4.5, skewness=3.0), None),  # a rise of R@1 is what counts
+        (candidate(0.49, 3.9), None),  # within its error, and the mean rank is better
+        (candidate(0.495, 4.1), "from 50.00 to 49.50, and the mean rank of their targets from 4.00 to 4.10"),
+        (candidate(0.47, 3.0), "R@1 of held-out bank queries goes from 50.00 to 47.00"),
+    ],
+)
+def test_with_pairs_recall_and_mean_rank_decide(after, says):
+    found = _objections_to_recall(candidate(0.5, 4.0), after, 500)
+    assert (found == []) if says is None else (says in found[0])
+
+
+def test_a_fall_among_a_few_pairs_is_no_objection():
+    assert _objections_to_recall(candidate(0.5, 4.0), candidate(0.495, 4.1), 30) == []
+
+
+def test_a_rise_of_skewness_is_a_note_and_no_objection(real, banks):
+    """Queries that find their targets in spite of a hub lose nothing by it."""
+    judgement = hubplugin.judge(banks[0], real["test_targets"], "nnn", banks[1], pairs=True, k=1, alpha=1.2)
+    assert judgement.candidate.skewness > judgement.uncorrected.skewness
+    assert judgement.notes[0].startswith("hubness (skewness) goes from")
+    assert not any("hubness" in objection for objection in judgement.objections)
 
 
 @pytest.fixture
@@ -146,16 +238,22 @@ def test_what_else_cannot_be_used_is_told_before_the_gallery_is_read(store, bank
         correction.apply(store, banks[0], **given)
 
 
-@pytest.mark.parametrize("method", ["auto", "dbsn"])
-def test_a_bank_that_is_too_small_is_refused_before_the_gallery_is_read(store, banks, method, monkeypatch):
+@pytest.mark.parametrize(
+    ("method", "rows", "says"),
+    [
+        ("blend", 9, "query bank has 9 distinct queries; .* nothing was changed"),
+        ("dbsn", 20, "'dbsn' needs 400 distinct queries, the bank has 20; nothing was changed; method='blend'"),
+    ],
+)
+def test_a_bank_that_is_too_small_is_refused_before_the_gallery_is_read(store, banks, method, rows, says, monkeypatch):
     monkeypatch.setattr(type(store), "scan", lambda *_: pytest.fail("the gallery was read"))
-    with pytest.raises(hubplugin.CorrectionRefused, match="20 distinct queries, of which 400 are needed; nothing was"):
-        correction.apply(store, banks[0][:20], method)
+    with pytest.raises(hubplugin.CorrectionRefused, match=says):
+        correction.apply(store, banks[0][:rows], method)
 
 
 def test_a_gallery_as_its_own_bank_is_refused_before_a_method_is_looked_for(store, real, monkeypatch):
     monkeypatch.setattr("hubplugin.experiment.Experiment.run", lambda *_: pytest.fail("candidates were tried"))
-    with pytest.raises(hubplugin.CorrectionRefused, match="100% of the bank queries are targets of the gallery"):
+    with pytest.raises(hubplugin.CorrectionRefused, match="the bank looks like documents, not queries"):
         correction.apply(store, real["test_targets"][:500])
 
 
@@ -201,10 +299,10 @@ def test_diagnose_names_the_hubs_of_a_store_and_says_whether_a_bank_would_help(s
     assert open_store(store.url).correction() is None
 
 
-def test_diagnose_refuses_the_judgement_a_bank_cannot_carry(real, banks):
-    found = hubplugin.diagnose(real["test_targets"][:300], banks[0][:60])
+def test_diagnose_says_what_is_wrong_with_a_bank(real, banks):
+    found = hubplugin.diagnose(real["test_targets"][:300], banks[1][:300])
     assert not found.helps
-    assert "60 distinct queries" in str(found)
+    assert "it would be refused: the bank looks like documents, not queries" in str(found)
 
 
 def test_the_command_line_diagnoses_refuses_and_forces(store, banks, tmp_path):
@@ -212,12 +310,13 @@ def test_the_command_line_diagnoses_refuses_and_forces(store, banks, tmp_path):
 
     from hubplugin.cli import app
 
-    np.save(tmp_path / "queries.npy", banks[0][:100])
+    np.save(tmp_path / "queries.npy", banks[1][:100])
     given = [store.url, "--queries", str(tmp_path / "queries.npy")]
     diagnosed = CliRunner().invoke(app, ["diagnose", *given])
-    assert "it would be refused: the bank has 100 distinct queries, of which 400 are needed" in diagnosed.output
-    applying = ["apply", *given, "--method", "nnn"]
+    assert "it would be refused: the bank looks like documents" in diagnosed.output
+    applying = ["apply", *given]
     refused = CliRunner().invoke(app, applying)
     assert refused.exit_code == 1
-    assert "of which 400 are needed; nothing was changed; collect queries" in refused.output
+    assert "or pass --same-kind if documents are to be asked by documents, or --force applies it" in refused.output
+    assert CliRunner().invoke(app, [*applying, "--same-kind", "--dry-run"]).exit_code == 0
     assert CliRunner().invoke(app, [*applying, "--force"]).exit_code == 0

@@ -1,0 +1,212 @@
+"""The guard: refuses a correction that would do harm, and says which kind of bank it sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hubplugin.bank import Bank
+from hubplugin.errors import CorrectionRefused, Parameter
+from hubplugin.experiment import Candidate, Experiment, TooSmall, distinct_rows, require_enough
+from hubplugin.methods import METHODS, Method, configured
+from hubplugin.methods.blend import Blend
+from hubplugin.metric import Metric
+from hubplugin.reductions import Compute, Precision
+from hubplugin.tuning import Pairs, read_banks
+from hubplugin.vectors import Progress, VectorLike
+
+SMALLEST_PAIRED, SMALLEST = 200, 400
+"""Distinct bank queries that a method needs whose offsets keep their full strength with a small bank: with fewer, R@1
+falls on text and code by up to 3 points. Without pairs it takes more, since only pairs show the fall."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the guard found: the correction tried, what no correction does, the bank, and the `objections`, if any.
+    notes: what is no reason to refuse, but worth knowing."""
+
+    candidate: Candidate
+    uncorrected: Candidate
+    bank: Bank
+    probes: int
+    objections: list[str]
+    notes: list[str]
+
+    def __str__(self) -> str:
+        verdict = "refused: " + "; ".join(self.objections) if self.objections else "passed"
+        lines = [verdict, str(self.uncorrected), str(self.candidate)]
+        lines += [] if self.bank.objection else [str(self.bank)]  # which is among the objections
+        return "\n  ".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def judge(
+    query_bank: VectorLike,
+    targets: VectorLike,
+    method: str = "blend",
+    target_bank: VectorLike | None = None,
+    *,
+    pairs: Pairs = None,
+    same_kind: bool = False,
+    metric: Metric | str = "cosine",
+    device: str = "auto",
+    memory: int | str = "1GiB",
+    progress: Progress | None = None,
+    precision: Precision = "float32",
+    seed: int = 0,
+    **parameters: Any,
+) -> Judgement:
+    """Whether a correction would help, tried on held-out bank queries; arguments as in `choose` and `hubplugin.fit`.
+
+    same_kind: documents are meant to be asked by documents, such as duplicates; a bank that looks like documents is
+    then no objection. Pairs say so too, since they tell what each bank query asks for.
+
+    There is an objection if the bank is of the wrong kind (see `Bank`). With pairs, if R@1 of held-out queries falls by
+    more than two standard errors, or, with 200 of them, neither it nor the mean rank of their targets gets better. With
+    another method than `blend`, if the bank is small, if it looks like a log and the method keeps its answers, or,
+    without pairs, if hubness does not fall. Raises InputError for anything that cannot be used.
+    """
+    (judgement,) = judge_all(
+        query_bank, targets, [configured(METHODS, method, parameters, judge)], target_bank,
+        pairs=pairs, same_kind=same_kind, metric=metric, device=device, memory=memory, progress=progress,
+        precision=precision, seed=seed,
+    )  # fmt: skip
+    return judgement
+
+
+def judge_all(
+    query_bank: VectorLike,
+    targets: VectorLike,
+    configurations: Sequence[Method],
+    target_bank: VectorLike | None = None,
+    *,
+    pairs: Pairs = None,
+    same_kind: bool = False,
+    metric: Metric | str = "cosine",
+    device: str = "auto",
+    memory: int | str = "1GiB",
+    progress: Progress | None = None,
+    precision: Precision = "float32",
+    seed: int = 0,
+) -> list[Judgement]:
+    """`judge` for several configurations, on the same folds."""
+    compute = Compute(device, memory, progress, precision)
+    given, mapping = read_banks(query_bank, targets, target_bank, pairs, metric, compute)
+    experiment = Experiment(given, mapping, seed)
+    uncorrected, *trials = experiment.run([None, *configurations])
+    before, bank = uncorrected.candidate(uncorrected), experiment.bank(same_kind or mapping is not None)
+    judgements = []
+    for trial in trials:
+        after = trial.candidate(uncorrected)
+        objections = [
+            *([bank.objection] if bank.objection else []),
+            *_objections_to_method(trial.method, before, after, bank),
+            *_objections_to_recall(before, after, experiment.probes),
+        ]
+        notes = [_change_of_skewness(before, after)] if after.skewness > before.skewness else []
+        judgements.append(Judgement(after, before, bank, experiment.probes, objections, notes))
+    return judgements
+
+
+def _objections_to_recall(before: Candidate, after: Candidate, probes: int) -> list[str]:
+    """With pairs R@1 and the mean rank decide; of a few probes they say nothing."""
+    if before.recall is None or after.recall is None or after.gain is None or after.error is None:
+        return []
+    assert before.rank is not None
+    assert after.rank is not None
+    recall = f"R@1 of held-out bank queries goes {_change(100 * before.recall, 100 * after.recall)}"
+    if after.gain < -2 * after.error:
+        return [recall]
+    if after.gain <= 0 and after.rank >= before.rank and probes >= SMALLEST_PAIRED:
+        return [f"{recall}, and the mean rank of their targets {_change(before.rank, after.rank)}"]
+    return []
+
+
+def _objections_to_method(method: Method, before: Candidate, after: Candidate, bank: Bank) -> list[str]:
+    """Of other methods than the default, which is made for banks of any size, with or without answers."""
+    if isinstance(method, Blend):
+        return []
+    found = [objection_to_size(method, bank.distinct, after.recall is not None)]
+    if bank.kind == "log" and method.answers == "kept":
+        found.append(f"{bank}, and {method.name!r} takes what was asked for for a hub unless answers='left out'")
+    if after.recall is None and after.skewness >= before.skewness:
+        found.append(_change_of_skewness(before, after))
+    return [objection for objection in found if objection]
+
+
+def objection_to_size(method: Method | None, distinct: int, paired: bool) -> str | None:
+    """What there is to say against a fit of `method` on `distinct` bank queries; None: one that is still looked for."""
+    smallest = SMALLEST_PAIRED if paired else SMALLEST
+    if method is None or isinstance(method, Blend) or distinct >= smallest:
+        return None
+    return f"{method.name!r} needs {smallest} distinct queries, the bank has {distinct}"
+
+
+def check_bank(
+    query_bank: VectorLike,
+    targets: VectorLike | None,
+    method: Method | None,
+    target_bank: VectorLike | None = None,
+    *,
+    pairs: Pairs = None,
+    same_kind: bool = False,
+    metric: Metric | str = "cosine",
+    compute: Compute | None = None,
+    seed: int = 0,
+) -> None:
+    """The guard's first look, at the bank alone, which costs a few products of samples: raises CorrectionRefused where
+    it is of the wrong kind or size. targets: None where they have not been read yet; only what can be seen without them
+    is looked at then. method: None where it is still looked for.
+
+    Raises InputError for anything that cannot be used.
+    """
+    given, mapping = read_banks(query_bank, targets, target_bank, pairs, metric, compute or Compute())
+    paired, distinct = mapping is not None, len(distinct_rows(given.query_bank))
+    try:
+        require_enough(distinct)
+    except TooSmall as error:
+        raise CorrectionRefused(*error.args, *_ways_out(COLLECT)) from None
+    objection = objection_to_size(method, distinct, paired)
+    if objection:
+        raise CorrectionRefused(objection, *_ways_out(USE_BLEND))
+    if targets is None:
+        return
+    bank = Experiment(given, mapping, seed).bank(same_kind or paired)
+    if bank.objection:
+        raise CorrectionRefused(bank.objection, *_ways_out(_remedy(bank)))
+
+
+def check(query_bank: VectorLike, targets: VectorLike, method: str = "blend", *args: Any, **options: Any) -> Judgement:
+    """The guard: `judge`, raising CorrectionRefused with the numbers and what to do if there is an objection."""
+    try:
+        judgement = judge(query_bank, targets, method, *args, **options)
+    except TooSmall as error:
+        raise CorrectionRefused(*error.args, *_ways_out(COLLECT)) from None
+    if judgement.objections:
+        name, reasons = judgement.candidate.name, "; ".join(judgement.objections)
+        raise CorrectionRefused(f"{name} would not help: {reasons}", *_ways_out(_remedy(judgement.bank, method)))
+    return judgement
+
+
+Parts = tuple[str | Parameter, ...]
+COLLECT: Parts = ("collect queries that people ask of this very gallery",)
+USE_BLEND: Parts = (Parameter("method", "blend"), " is made for banks of any kind and size")
+
+
+def _remedy(bank: Bank, method: str = "blend") -> Parts:
+    if bank.kind == "documents":
+        return (*COLLECT, ", or pass ", Parameter("same_kind", True), " if documents are to be asked by documents")
+    return COLLECT if bank.objection or method == "blend" else USE_BLEND
+
+
+def _ways_out(mend: Parts) -> Parts:
+    """The end of a refusal: parts of its text."""
+    return ("; nothing was changed; ", *mend, ", or ", Parameter("force", True), " applies it all the same")
+
+
+def _change_of_skewness(before: Candidate, after: Candidate) -> str:
+    return f"hubness (skewness) goes {_change(before.skewness, after.skewness)}"
+
+
+def _change(before: float, after: float) -> str:
+    return f"from {before:.2f} to {after:.2f}"
