@@ -22,6 +22,7 @@ from hubplugin.bank import Bank, look_at
 from hubplugin.errors import InputError, Parameter
 from hubplugin.measures.hubness import k_occurrence, skewness
 from hubplugin.methods import FitInput, Method
+from hubplugin.methods.blend import Blend
 from hubplugin.reductions import HoldingCompute, Similarities, dense, sampled
 from hubplugin.vectors import as_vectors
 
@@ -57,14 +58,8 @@ class Candidate:
     error: float | None = None
 
     @property
-    def worth(self) -> float:
-        """What is left of hubness, and what it cost: the less the better. Below a skewness of 0 there are no hubs left
-        to remove, only similarity to lose."""
-        return max(self.skewness, 0.0) + self.cost
-
-    @property
     def name(self) -> str:
-        return f"{self.method}({', '.join(f'{key}={_short(value)}' for key, value in self.parameters.items())})"
+        return configuration_name(self.method, self.parameters)
 
     def __str__(self) -> str:
         text = f"{self.name:34s} skewness {self.skewness:6.2f}  cost {self.cost:5.2f}"
@@ -145,8 +140,6 @@ class Experiment:
         if gallery.rows < 2:
             raise InputError(f"{gallery.name} has one row; hubness needs at least 2 targets")
         self.targets = sampled(gallery, 2 * self._fit_rows, given.metric, rng)
-        first = next(self._folds()).similarities
-        self.spread = max(float((first - first.mean(dim=1, keepdim=True)).std()), 1e-6)
         self.probes = sum(len(self._probe_rows(fold)) for fold in range(FOLDS))
 
     def _probe_rows(self, fold: int) -> np.ndarray:
@@ -216,6 +209,38 @@ class Experiment:
         ranks = greater + (equal + 1) / 2  # the expected rank among equals
         return occurrence, costs.numpy(), hits.double().numpy(), ranks.double().log().numpy()
 
+    @property
+    def answered(self) -> float:
+        """Share of the bank queries whose own target is in the gallery, seen on its sample; 0 without pairs."""
+        given = self._given
+        if self._mapping is None or given.target_bank is None:
+            return 0.0
+        _, columns = _with_rows(self.targets, given.target_bank[self._mapping[self._rows]])
+        share = float((columns < len(self.targets)).mean())
+        return min(share * given.require_targets("auto").rows / len(self.targets), 1.0)
+
+    def margins(self, blends: Sequence[Blend]) -> np.ndarray:
+        """How far the own target of each held-out query is ahead of the next one: [configurations, queries]. With pairs
+        only. What two blends share is fitted once a fold."""
+        columns: list[np.ndarray] = []
+        for number, fold in enumerate(self._folds()):
+            assert fold.own is not None
+            place, fitted = fold.own[:, None], dict[Method, torch.Tensor]()
+            own = fold.similarities.gather(1, place)[:, 0].float()
+            others = fold.similarities.float().scatter_(1, place, -math.inf)
+            rows = []
+            for blend in blends:
+                offsets = torch.zeros(others.shape[1])
+                for weight, part in blend.parts:
+                    if part not in fitted:
+                        raw = part.model(fold.given).raw_offsets(fold.given.targets, fold.given.compute)
+                        fitted[part] = torch.from_numpy(raw - raw.mean()).float()
+                    offsets += weight * fitted[part]
+                rows.append((own + offsets[fold.own] - (others + offsets).max(dim=1).values).numpy())
+                self._given.compute.report("trying candidates", number * len(blends) + len(rows), FOLDS * len(blends))
+            columns.append(np.stack(rows))
+        return np.concatenate(columns, axis=1).astype(np.float64)
+
     def bank(self, same_kind: bool = False) -> Bank:
         """What kind of bank it is. same_kind: documents are meant to be asked by documents."""
         queries = self._given.query_bank[self._rows[: 2 * self._fit_rows]]
@@ -254,6 +279,10 @@ def _with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.nd
 
 def standard_error(differences: np.ndarray) -> float:
     return float(differences.std(ddof=1) / math.sqrt(len(differences)))
+
+
+def configuration_name(method: str, parameters: dict[str, Any]) -> str:
+    return f"{method}({', '.join(f'{key}={_short(value)}' for key, value in parameters.items())})"
 
 
 def _short(value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hubplugin.errors import InputError, Parameter
-from hubplugin.methods import FitInput, asked_for, configure
+from hubplugin.methods import FitInput, asked_for
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.reductions import Compute, Precision
@@ -31,7 +31,7 @@ def fit(
     query_bank: [m, d]; numpy, torch, memory map, nested lists, or a path (.npy, .npz, .safetensors, .parquet).
     method: blend | is | sn | dbsn | dualis | nnn | csls | dn; `hubplugin.METHODS` has each one's parameters, equation
         and defaults, which are given here as `parameters`. The default, blend, is made for banks of any kind and size.
-        Or auto: what does best on held-out bank queries, see `hubplugin.choose`; it takes no parameters.
+        Or auto: the default, unless pairs speak clearly for another, see `hubplugin.choose`; it takes no parameters.
     targets: the gallery [n, d], likewise, or a store. Needed by blend, sn, dbsn, auto; offsets are centred on it.
     target_bank: [p, d]; needed by dualis, used by dbsn, ignored by the others.
     metric: cosine | dot | euclidean. Temperatures are in the units of the similarity.
@@ -51,9 +51,8 @@ def fit(
         if targets is None:
             raise InputError("method 'auto' is chosen on the gallery: pass ", Parameter("targets"))
         targets = as_vectors(targets, "targets")
-        winner = choose(
+        configuration = choose(
             query_bank, targets, target_bank,
             pairs=pairs, metric=metric, device=device, memory=memory, progress=progress, precision=precision,
         ).winner  # fmt: skip
-        configuration = configure(winner.method, **winner.parameters)
     return configuration.fit(FitInput.read(query_bank, targets, target_bank, Metric.parse(metric), compute))

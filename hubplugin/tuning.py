@@ -1,10 +1,10 @@
-"""Choosing a method and its parameters from the bank alone."""
+"""Choosing a method and its parameters: the default, unless pairs speak for another."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TypeAlias
 
 import numpy as np
@@ -12,14 +12,14 @@ import numpy as np
 from hubplugin.errors import InputError, Parameter
 from hubplugin.experiment import (
     FOLDS,
-    Candidate,
     Experiment,
-    Trial,
+    configuration_name,
     distinct_rows,
     require_enough,
     standard_error,
 )
-from hubplugin.methods import FitInput, Method, configure
+from hubplugin.methods import FitInput, Method
+from hubplugin.methods.blend import Blend
 from hubplugin.metric import Metric
 from hubplugin.reductions import Compute, Precision, Similarities, dense
 from hubplugin.vectors import Progress, VectorLike, as_vectors
@@ -28,25 +28,55 @@ Pairs: TypeAlias = bool | Sequence[int] | np.ndarray | None
 """Which target of the target bank belongs to each bank query: True for row i to row i, an array of rows [m], False
 for none. None looks: banks of equal length are pairs if their own targets are nearer than others'."""
 
-COST = 0.5
-"""The most that a correction may cost a query in similarity where there are no pairs, as a share of the distance
-between the two nearest targets: beyond it, hubness goes on falling while recall does too."""
+TEMPERATURES, STRENGTHS = (0.7, 1.0, 1.4), (0.6, 1.0, 1.4)
+"""Multiples of the default's temperature and strength that are tried."""
+
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Shares of `dbsn` in the blend that are tried. Other `k` of `nnn` add candidates and no recall."""
+
+EDGE = 0.4
+"""How soft R@1 is made for the choice, in default temperatures: an answer that is ahead of the next target by so much
+counts 0.73, one that is as far behind 0.27. A hard edge chooses by few queries, and 0.2 points worse."""
+
+CLEAR = 1.5
+"""Standard errors by which a candidate must be ahead of the default: 1 loses up to 0.4 points of R@1 with small banks,
+2 gives gains away."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One candidate beside the default, on held-out bank queries.
+
+    recall: R@1, 0 to 1. score: R@1 with a soft edge, by which is chosen. gain, error: of the score over the default's,
+    and its standard error, both 0 for the default itself.
+    """
+
+    configuration: Method
+    recall: float
+    score: float
+    gain: float
+    error: float
+
+    def __str__(self) -> str:
+        name = configuration_name(self.configuration.name, self.configuration.parameters)
+        return (
+            f"{name}: R@1 {100 * self.recall:.1f}, with a soft edge {100 * self.score:.1f} "
+            f"({100 * self.gain:+.1f} +- {196 * self.error:.1f} beside the default)"
+        )
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What `choose` found: the winner, every candidate (the best first), what no correction does, and on what basis
-    ("pairs" or "hubness") and how many `probes` it was chosen."""
+    """What `choose` found: the winner, why, and the candidates, the best first: none where nothing was tried."""
 
-    winner: Candidate
-    candidates: list[Candidate]
-    uncorrected: Candidate
-    basis: str
+    winner: Method
+    reason: str
+    candidates: list[Compared]
     probes: int
 
     def __str__(self) -> str:
-        lines = [f"chosen by {self.basis} of {self.probes} held-out bank queries: {self.winner.name}"]
-        return "\n".join([*lines, f"  {self.uncorrected}", *(f"  {candidate}" for candidate in self.candidates)])
+        name = configuration_name(self.winner.name, self.winner.parameters)
+        return "\n".join([f"{name}: {self.reason}", *(f"  {candidate}" for candidate in self.candidates)])
 
 
 def choose(
@@ -62,34 +92,68 @@ def choose(
     precision: Precision = "float32",
     seed: int = 0,
 ) -> Choice:
-    """The method and parameters that do best on held-out bank queries; `fit(method="auto")` uses them.
+    """The configuration that `fit(method="auto")` fits: the default, `blend`, unless pairs speak clearly for another.
 
     query_bank [m, d], targets [n, d], target_bank [p, d], precision: as in `hubplugin.fit`. pairs: see `Pairs`.
 
-    With pairs: among the candidates whose R@1 is within two standard errors of the best, the one with the smallest
-    geometric mean rank, which hears every probe and not only those at the top. Without: the lowest sum of skewness
-    (at least 0) and cost among those whose cost is at most `COST`, `dbsn` in place of `sn` where there is a target
-    bank. Searched on a coarse grid, temperatures in steps of 2 around the spread of the similarities; then half a step
-    to either side of the best.
+    With pairs, blends of other temperature, strength and share (dbsn alone and nnn alone among them) are tried on
+    held-out bank queries. The best is chosen if it is ahead of the default by more than `CLEAR` standard errors. What
+    the default takes from bank and gallery is taken from the whole of them, so that a fold fits what the fit will.
+    Where the pairs' targets are in the gallery, the bank is a log: held-out queries show what becomes of targets that
+    were not asked for only, so the default is chosen, and leaves the answers out.
 
-    Raises InputError for anything that cannot be used, and for a bank of less than two probe queries a fold.
+    Without pairs it is the default, at no cost: no measure without pairs was found that does better.
+
+    Raises InputError for anything that cannot be used, and for pairs of less than two held-out queries a fold.
     """
     compute = Compute(device, memory, progress, precision)
     given, mapping = read_banks(query_bank, targets, target_bank, pairs, metric, compute)
+    given.require_targets("auto")
+    default = Blend.model_validate({})
+    if mapping is None:
+        return Choice(default, "the default, since there are no pairs to choose by", [], 0)
     experiment = Experiment(given, mapping, seed)
-    uncorrected, *tried = experiment.run([None, *_coarse(experiment.spread, given.target_bank is not None)])
-    ranked = _ranked(tried)
-    known = {trial.method for trial in tried}
-    finer = [near for near in _neighbours(ranked[0].method) if near not in known]
-    ranked = _ranked(tried + experiment.run(finer))
-    candidates = [trial.candidate(uncorrected) for trial in ranked]
-    return Choice(
-        winner=candidates[0],
-        candidates=candidates,
-        uncorrected=uncorrected.candidate(uncorrected),
-        basis="hubness" if mapping is None else "pairs",
-        probes=experiment.probes,
-    )
+    if experiment.answered > 0.5:
+        log = Blend.model_validate({"answers": "left out"})
+        return Choice(log, "the default for a log, since the pairs' targets are in the gallery", [], 0)
+    return _compare(experiment, default.resolved(given))
+
+
+def _compare(experiment: Experiment, default: Blend) -> Choice:
+    """The best of the candidates around a resolved `default`, or the default."""
+    assert default.tau is not None
+    tried = [default, *_candidates(default)]
+    margins = experiment.margins(tried)
+    scores = 1 / (1 + np.exp(-margins / (EDGE * default.tau)))
+    compared = []
+    for configuration, margin, score in zip(tried, margins, scores, strict=True):
+        ahead = score - scores[0]
+        compared.append(
+            Compared(
+                configuration=configuration,
+                recall=float((margin > 0).mean()),
+                score=float(score.mean()),
+                gain=float(ahead.mean()),
+                error=standard_error(ahead),
+            )
+        )
+    compared.sort(key=lambda candidate: -candidate.score)
+    best, probes = compared[0], margins.shape[1]
+    if best.gain > CLEAR * best.error:
+        return Choice(best.configuration, f"the best on {probes} held-out bank queries", compared, probes)
+    return Choice(default, f"the default; none is clearly better on {probes} held-out bank queries", compared, probes)
+
+
+def _candidates(default: Blend) -> list[Blend]:
+    """Blends around the resolved `default`, without itself."""
+    assert default.tau is not None
+    assert default.strength is not None
+    found = []
+    for factor, share in product(STRENGTHS, SHARES):
+        for tau in TEMPERATURES if share > 0 else (1.0,):
+            changes = {"tau": tau * default.tau, "share": share, "strength": factor * default.strength}
+            found.append(default.model_copy(update=changes))
+    return [candidate for candidate in found if candidate != default]
 
 
 def require_choosable(
@@ -149,53 +213,3 @@ def _look_paired(queries: np.ndarray, second: np.ndarray, given: FitInput) -> bo
     )
     own = similarities.diagonal()
     return bool((own > similarities.roll(1, dims=1).diagonal()).double().mean() > 0.75)
-
-
-def _coarse(spread: float, dual: bool) -> list[Method]:
-    """The first grid. Temperatures are the powers of 2 around the spread of the similarities, so that it fits any
-    metric."""
-    taus = [2.0 ** (round(math.log2(spread)) + step) for step in (-3, -2, -1, 0, 1)]
-    tried = [configure("blend"), *(configure(method, tau=tau) for method in ("is", "sn") for tau in taus)]
-    if dual:
-        tried += [configure("dbsn", tau=tau) for tau in taus]
-        tried += [configure("dualis", tau_query=first, tau_target=second) for first in taus[1:4] for second in taus[1:]]
-    tried += [configure("nnn", k=k, alpha=alpha) for k in (1, 4, 16, 64) for alpha in (0.25, 0.5, 0.75)]
-    tried += [configure("csls"), *(configure("dn", lam=lam) for lam in (0.25, 0.5, 1.0))]
-    return tried
-
-
-def _neighbours(configuration: Method) -> list[Method]:
-    """Half a step of the first grid to either side, one parameter at a time."""
-    given, near = configuration.parameters, []
-    for name, value in given.items():
-        if configuration.name == "blend" or name == "iterations":
-            continue
-        if name == "k":
-            steps = {max(1, value // 2), value * 2}
-        elif name == "alpha":
-            steps = {value - 0.125, value + 0.125}
-        else:
-            steps = {value * 2**-0.5, value * 2**0.5}
-        near += [configure(configuration.name, **{**given, name: step}) for step in sorted(steps)]
-    return near
-
-
-def _ranked(trials: Sequence[Trial]) -> list[Trial]:
-    """The best first: see `choose`."""
-    if trials[0].hits is None:
-        found = [trial.candidate(trial) for trial in trials]
-        order = sorted(range(len(trials)), key=lambda i: (found[i].cost > COST, found[i].worth))
-        ranked = [trials[i] for i in order]
-        first = ranked[0].method
-        if first.name == "sn":
-            # It evens out the very k-occurrence that is measured here, so it looks better than it is beside `dbsn`,
-            # which spreads the same bank over the target bank too, and which finds more (docs/choosing.md).
-            twin = configure("dbsn", **first.parameters)
-            ranked.sort(key=lambda trial: trial.method != twin or trial.candidate(trial).cost > COST)
-        return ranked
-    hits = np.stack([np.asarray(trial.hits) for trial in trials])
-    ranks = np.array([np.mean(np.asarray(trial.log_ranks)) for trial in trials])
-    best = int(hits.mean(axis=1).argmax())
-    behind = [float((hits[best] - row).mean()) > 2 * standard_error(hits[best] - row) for row in hits]
-    order = sorted(range(len(trials)), key=lambda i: (behind[i], ranks[i] if not behind[i] else -hits[i].mean()))
-    return [trials[i] for i in order]

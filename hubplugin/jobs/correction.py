@@ -19,7 +19,7 @@ from hubplugin.jobs.groups import fit_within
 from hubplugin.jobs.spooled_gallery import SpooledGallery
 from hubplugin.jobs.unjudged import Unjudged, offsets_of_all
 from hubplugin.measures.hubness import skewness_by_chance, skewness_of_finds
-from hubplugin.methods import FitInput, asked_for, configure
+from hubplugin.methods import FitInput, asked_for
 from hubplugin.metric import Metric
 from hubplugin.model import GroupedModel, OffsetModel, Value, warn_if_swapped
 from hubplugin.reductions import Compute
@@ -195,8 +195,8 @@ def apply(
             )  # fmt: skip
     else:
         if configuration is None:
-            winner = choose(bank, gallery.vectors, target_bank, pairs=pairs, metric=store.metric, **computing).winner
-            configuration = configure(winner.method, **winner.parameters)
+            found = choose(bank, gallery.vectors, target_bank, pairs=pairs, metric=store.metric, **computing)
+            configuration = found.winner
         given = replace(given, targets=gallery.vectors)
         model, neutral = fit_within(
             group_by,

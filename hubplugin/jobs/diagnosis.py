@@ -44,7 +44,7 @@ class Diagnosis:
         return not self.judgement.objections
 
     def __str__(self) -> str:
-        raw, after, hubness = self.choice.uncorrected, self.judgement.candidate, self.hubness
+        raw, after, hubness = self.judgement.uncorrected, self.judgement.candidate, self.hubness
         chance = skewness_by_chance(self.queries, hubness.k, self.targets)
         usual = hubness.k * self.queries / self.targets
         listed = ", ".join(f"{name!r} by {count}" for name, count in self.hubs[:10])
@@ -55,7 +55,7 @@ class Diagnosis:
             f"the worst hub is found by {hubness.largest} queries where {usual:.1f} are usual",
             f"hubs: {listed}",
             f"{self.judgement.bank}",
-            f"best candidate: {after.name}, by {self.choice.basis} of {self.choice.probes} held-out bank queries",
+            f"candidate: {after.name}, {self.choice.reason}",
             f"expected: skewness from {raw.skewness:.2f} to {after.skewness:.2f}",
         ]
         if after.gain is not None and after.error is not None:
@@ -105,7 +105,7 @@ def diagnose(
         pairs=pairs, metric=chosen, device=device, memory=memory, progress=progress, seed=seed,
     )  # fmt: skip
     judgement = judge(
-        bank, gallery, choice.winner.method, target_bank,
+        bank, gallery, choice.winner.name, target_bank,
         pairs=pairs, same_kind=same_kind, metric=chosen, device=device, memory=memory, seed=seed,
         **choice.winner.parameters,
     )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from hubplugin.methods.base import AnswersRule, FitInput, Method, Solution
+from hubplugin.methods.nearest import NearestNeighbourNormalisation
 from hubplugin.methods.sinkhorn import DualBankSinkhorn
 from hubplugin.model import Term, TopKMean
 
@@ -27,7 +28,8 @@ class Blend(Method):
     neighbours (`nnn`) lose least where it is small, or where some targets are asked for again and again.
 
     tau: of `dbsn`; by default half the standard deviation of the similarities, since embedding models differ in it by a
-        factor of five. iterations: of `dbsn`, as in the paper. k, alpha: of `nnn`. share: of `dbsn`.
+        factor of five. iterations: of `dbsn`, as in the paper. k, alpha: of `nnn`. share: of `dbsn`; 0 is `nnn` alone,
+        1 `dbsn` alone.
     strength: by default m / (m + 100) for a bank of m queries. answers: by default left out unless the
         target bank holds them. benchmarks/settings.py measures every default on seventeen real settings.
     """
@@ -37,7 +39,7 @@ class Blend(Method):
     iterations: int = Field(10, ge=1)
     k: int = Field(16, ge=1)
     alpha: float = Field(0.5, gt=0)
-    share: float = Field(0.5, gt=0, lt=1)
+    share: float = Field(0.5, ge=0, le=1)
     strength: float | None = Field(None, gt=0)
     sample: int | None = Field(default=None, ge=1)
     answers: AnswersRule = "auto"
@@ -49,12 +51,27 @@ class Blend(Method):
         values = {"tau": float(f"{max(tau, 1e-12):.4g}"), "strength": float(f"{strength:.4g}")}
         return super().resolved(given).model_copy(update=values)
 
+    @property
+    def parts(self) -> list[tuple[float, Method]]:
+        """The methods whose weighted sum this is, of a resolved configuration."""
+        assert self.tau is not None
+        assert self.strength is not None
+        sinkhorn = DualBankSinkhorn(tau=self.tau, iterations=self.iterations, sample=self.sample, answers=self.answers)
+        nearest = NearestNeighbourNormalisation(k=self.k, alpha=self.alpha, answers=self.answers)
+        weights = (self.strength * self.share, self.strength * (1 - self.share))
+        return [(weight, part) for weight, part in zip(weights, (sinkhorn, nearest), strict=True) if weight > 0]
+
     def terms(self, given: FitInput) -> tuple[Term, ...]:
         return self.solve(given).terms
 
     def solve(self, given: FitInput) -> Solution:
         if self.tau is None or self.strength is None:
             return self.resolved(given).solve(given)
+        if self.share in (0, 1):
+            ((weight, part),) = self.parts
+            alone = part.solve(given)
+            scaled = tuple(replace(term, scale=weight * term.scale) for term in alone.terms)
+            return Solution(scaled, None if alone.raw is None else weight * alone.raw)
         sinkhorn = DualBankSinkhorn(tau=self.tau, iterations=self.iterations, sample=self.sample, answers=self.answers)
         # The first product of the fit serves both terms.
         first, raw, found = sinkhorn.scaled(given, self.k)

@@ -9,10 +9,12 @@ from scipy import stats
 
 import hubplugin
 from hubplugin import experiment
-from hubplugin.experiment import FOLDS, Trial
+from hubplugin.experiment import FOLDS
 from hubplugin.guard import judge
-from hubplugin.methods import configure
-from hubplugin.tuning import COST, _ranked
+from hubplugin.methods import FitInput, configure
+from hubplugin.metric import Metric
+from hubplugin.reductions import Compute
+from hubplugin.tuning import EDGE
 from tests.core import formulas
 
 
@@ -29,12 +31,12 @@ def small(real):
 
 @pytest.fixture(scope="session")
 def by_pairs(small):
-    return hubplugin.choose(small["query_bank"], small["targets"], small["target_bank"])
+    return hubplugin.choose(small["query_bank"], small["targets"], small["target_bank"], pairs=True)
 
 
-@pytest.fixture(scope="session")
-def by_hubness(small):
-    return hubplugin.choose(small["query_bank"], small["targets"])
+def given(small):
+    compute = Compute()
+    return FitInput.read(small["query_bank"], small["targets"], small["target_bank"], Metric.COSINE, compute)
 
 
 def recall(queries, targets, offsets=0.0):
@@ -77,62 +79,104 @@ def test_recall_and_hubness_are_those_of_an_independent_cross_validation(small, 
 
 
 def test_what_is_chosen_by_pairs_raises_recall_on_queries_it_never_saw(small, by_pairs):
-    model = hubplugin.fit(
-        small["query_bank"], by_pairs.winner.method, small["targets"], small["target_bank"],
-        **by_pairs.winner.parameters,
-    )  # fmt: skip
+    model = by_pairs.winner.fit(given(small))
     raw = recall(small["queries"], small["targets"])
     assert recall(small["queries"], small["targets"], model.offsets(small["targets"])) > raw
 
 
-def test_the_winner_by_pairs_is_not_told_from_the_best_recall_and_has_the_least_rank(by_pairs):
-    best = max(candidate.recall for candidate in by_pairs.candidates)
-    assert by_pairs.basis == "pairs"
-    assert by_pairs.winner.recall > best - 0.02
-    assert all(by_pairs.winner.rank <= candidate.rank for candidate in by_pairs.candidates if candidate.recall == best)
+def test_without_pairs_it_is_the_default_and_nothing_is_tried(small, monkeypatch):
+    monkeypatch.setattr("hubplugin.tuning.Experiment", None)  # not even begun
+    choice = hubplugin.choose(small["query_bank"], small["targets"])
+    assert (choice.winner, choice.candidates) == (configure("blend"), [])
+    auto, default = (hubplugin.fit(small["query_bank"], method, small["targets"]) for method in ("auto", "blend"))
+    assert auto.fingerprint == default.fingerprint
 
 
-def test_the_winner_by_hubness_lowers_it_and_keeps_similarity(by_hubness):
-    assert by_hubness.basis == "hubness"
-    assert by_hubness.winner.cost <= COST
-    assert by_hubness.winner.skewness < by_hubness.uncorrected.skewness
-    allowed = [candidate for candidate in by_hubness.candidates if candidate.cost <= COST]
-    assert by_hubness.winner == min(allowed, key=lambda candidate: max(candidate.skewness, 0) + candidate.cost)
+def test_the_scores_are_those_of_an_independent_cross_validation(small, by_pairs):
+    bank, second, targets = (small[name] for name in ("query_bank", "target_bank", "targets"))
+    default = configure("blend").resolved(given(small))
+    sinkhorn, nearest = {"tau": default.tau, "iterations": 10}, {"k": 16, "alpha": 0.5}
+    margins = []
+    for probes in folds_of(len(bank)):
+        rest = np.setdiff1d(np.arange(len(bank)), probes)
+        gallery = np.concatenate([targets, second[probes]])
+        parts = [
+            formulas.offsets(method, bank[rest], gallery, "cosine", second[rest], **parameters)
+            for method, parameters in (("dbsn", sinkhorn), ("nnn", nearest))
+        ]
+        offsets = default.strength * sum(part - part.mean() for part in parts) / 2
+        scores = formulas.similarity(bank[probes], gallery, "cosine") + offsets
+        place = np.arange(len(probes)), len(targets) + np.arange(len(probes))
+        own = scores[place]
+        scores[place] = -np.inf
+        margins.append(own - scores.max(axis=1))
+    margin = np.concatenate(margins)
+    (found,) = (candidate for candidate in by_pairs.candidates if candidate.configuration == default)
+    assert found.recall == pytest.approx((margin > 0).mean(), abs=1e-9)
+    assert found.score == pytest.approx((1 / (1 + np.exp(-margin / (EDGE * default.tau)))).mean(), abs=1e-4)
+    assert (found.gain, found.error) == (0, 0)
 
 
-def test_every_candidate_is_reported_and_none_needs_a_bank_that_is_not_there(by_pairs, by_hubness):
-    assert {candidate.method for candidate in by_pairs.candidates} == set(hubplugin.METHODS)
-    assert {candidate.method for candidate in by_hubness.candidates} == set(hubplugin.METHODS) - {"dbsn", "dualis"}
+def test_every_candidate_is_a_blend_around_the_default_and_is_reported(small, by_pairs):
+    default = configure("blend").resolved(given(small))
+    tried = [candidate.configuration for candidate in by_pairs.candidates]
+    assert default in tried
+    assert len(set(tried)) == len(tried) == 39
+    assert {blend.answers for blend in tried} == {default.answers}
     text = str(by_pairs)
-    assert all(candidate.name in text for candidate in by_pairs.candidates)
-    assert len({candidate.name for candidate in by_pairs.candidates}) == len(by_pairs.candidates)
+    assert all(str(candidate) in text for candidate in by_pairs.candidates)
 
 
-def test_the_search_goes_finer_around_the_best(by_pairs):
-    taus = sorted(c.parameters["tau"] for c in by_pairs.candidates if c.method == by_pairs.winner.method)
-    steps = np.diff(np.log2(taus))
-    assert steps.min() == pytest.approx(0.5)
-    assert steps.max() == pytest.approx(1.0)
+@pytest.mark.parametrize(("share", "method", "parameters"), [(0, "nnn", {}), (1, "dbsn", {"tau": 0.05})])
+def test_a_share_of_none_or_all_is_the_one_method_alone(small, share, method, parameters):
+    alone = configure(method, **parameters).fit(given(small)).offsets(small["targets"])
+    blend = configure("blend", share=share, strength=0.7, tau=0.05, answers="kept").fit(given(small))
+    assert blend.offsets(small["targets"]) == pytest.approx(0.7 * alone, abs=1e-5)
+    assert len(blend.terms) == 1
 
 
-def test_the_same_seed_chooses_the_same(small, by_hubness):
-    again = hubplugin.choose(small["query_bank"], small["targets"])
-    assert again.winner == by_hubness.winner
+@pytest.mark.parametrize(("ahead", "wins"), [(0.2, True), (0.01, False)])
+def test_the_default_is_left_only_for_a_candidate_that_is_clearly_ahead(small, monkeypatch, ahead, wins):
+    """100 queries whose margins differ at random, and one candidate that is ahead on average."""
+
+    def margins(experiment, tried):
+        found = np.random.default_rng(0).normal(size=(1, 100)).repeat(len(tried), axis=0)
+        found[7] += np.random.default_rng(1).normal(ahead, 0.2, size=100)
+        return found * tried[0].tau
+
+    monkeypatch.setattr("hubplugin.tuning.Experiment.margins", margins)
+    choice = hubplugin.choose(small["query_bank"], small["targets"], small["target_bank"], pairs=True)
+    default = configure("blend").resolved(given(small))
+    assert choice.candidates[0].configuration != default  # ahead in either case
+    assert (choice.winner == choice.candidates[0].configuration) is wins
+    assert (choice.winner == default) is not wins
+
+
+def test_pairs_whose_targets_are_in_the_gallery_make_it_a_log_whose_answers_are_left_out(small):
+    held = np.concatenate([small["targets"], small["target_bank"]])
+    choice = hubplugin.choose(small["query_bank"], held, small["target_bank"], pairs=True)
+    assert (choice.winner, choice.candidates) == (configure("blend", answers="left out"), [])
+
+
+def test_the_same_seed_chooses_the_same(small, by_pairs):
+    again = hubplugin.choose(small["query_bank"], small["targets"], small["target_bank"], pairs=True)
+    assert again == by_pairs
 
 
 def test_fit_auto_is_the_fit_of_what_choose_chooses(small, by_pairs):
     model = hubplugin.fit(small["query_bank"], "auto", small["targets"], small["target_bank"])
-    assert (model.method, model.parameters) == (by_pairs.winner.method, by_pairs.winner.parameters)
+    assert (model.method, model.parameters) == ("blend", by_pairs.winner.parameters)
     assert model.gallery.count == 300
 
 
-def test_temperatures_follow_the_scale_of_the_similarity(small, by_hubness):
-    four = [
-        4 * x / np.linalg.norm(x.astype(float), axis=1, keepdims=True) for x in (small["query_bank"], small["targets"])
-    ]
-    choice = hubplugin.choose(*four, metric="dot")
-    assert choice.winner.method == by_hubness.winner.method
-    assert choice.winner.parameters["tau"] == pytest.approx(16 * by_hubness.winner.parameters["tau"], rel=1e-6)
+def test_temperatures_follow_the_scale_of_the_similarity(small, by_pairs):
+    bank, targets, second = (
+        4 * x / np.linalg.norm(x.astype(float), axis=1, keepdims=True)
+        for x in (small["query_bank"], small["targets"], small["target_bank"])
+    )
+    choice = hubplugin.choose(bank, targets, second, pairs=True, metric="dot")
+    assert choice.winner.share == by_pairs.winner.share
+    assert choice.winner.tau == pytest.approx(16 * by_pairs.winner.tau, rel=1e-3)
 
 
 def test_pairs_may_be_a_mapping_in_any_order(small):
@@ -179,7 +223,7 @@ def test_a_text_that_is_there_twice_never_probes_the_fit_that_saw_it(small):
 def test_the_choice_does_not_grow_with_bank_and_gallery(small, monkeypatch):
     monkeypatch.setattr("hubplugin.experiment.FIT_ROWS", 50)
     monkeypatch.setattr("hubplugin.experiment.PROBES", 20)
-    choice = hubplugin.choose(small["query_bank"], small["targets"], small["target_bank"])
+    choice = hubplugin.choose(small["query_bank"], small["targets"], small["target_bank"], pairs=True)
     assert choice.probes == FOLDS * 20
 
 
@@ -191,7 +235,7 @@ def test_the_precision_that_a_fit_is_asked_for_is_that_of_its_choice(small, monk
         return unwatched(similarities, targets)
 
     monkeypatch.setattr(experiment, "dense", dense)
-    hubplugin.fit(small["query_bank"][:60], "auto", small["targets"], precision="float64")
+    hubplugin.fit(small["query_bank"], "auto", small["targets"], small["target_bank"], precision="float64")
     assert seen == {torch.float64}
 
 
@@ -211,8 +255,11 @@ def test_progress_reaches_the_whole(small):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"query_bank": np.eye(9, 384)}, "9 distinct queries; holding some of them out needs at least 10"),
-        ({"targets": np.eye(1, 384)}, "has one row; hubness needs at least 2 targets"),
+        (
+            {"query_bank": np.eye(9, 384), "target_bank": np.eye(9, 384), "pairs": True},
+            "9 distinct queries; holding some of them out needs at least 10",
+        ),
+        ({"targets": np.eye(1, 384), "pairs": True}, "has one row; hubness needs at least 2 targets"),
         ({"targets": np.eye(5, 7)}, "has 7"),
         ({"pairs": True, "target_bank": None}, "without a target bank"),
         ({"pairs": True, "target_bank": np.eye(30, 384)}, "400 bank queries and 30 bank targets"),
@@ -243,11 +290,3 @@ def test_methods_and_parameters_that_cannot_be_used_are_refused(small, call, say
     with pytest.raises(hubplugin.InputError) as caught:
         call(small["query_bank"], small["targets"])
     assert says in str(caught.value)
-
-
-@pytest.mark.parametrize(("cost", "first"), [(COST / 2, "dbsn"), (2 * COST, "sn")])
-def test_dbsn_takes_the_place_of_sn_unless_it_costs_too_much(cost, first):
-    def trial(method, cost):
-        return Trial(configure(method, tau=0.1), np.arange(40), np.full(10, cost), 1.0, None, None)
-
-    assert _ranked([trial("is", 0.2), trial("sn", 0.1), trial("dbsn", cost)])[0].method.name == first
