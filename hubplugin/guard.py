@@ -13,6 +13,7 @@ from hubplugin.methods import METHODS, Method, configured
 from hubplugin.methods.blend import Blend
 from hubplugin.metric import Metric
 from hubplugin.reductions import Compute, Precision
+from hubplugin.standins import both_sides
 from hubplugin.tuning import Pairs, read_banks
 from hubplugin.vectors import Progress, VectorLike
 
@@ -104,6 +105,9 @@ def judge_all(
             *_objections_to_recall(before, after, experiment.probes),
         ]
         notes = [_change_of_skewness(before, after)] if after.skewness > before.skewness else []
+        if bank.kind == "log" and mapping is None:
+            sides = both_sides(given, trial.method.resolved(given), seed)
+            notes += [] if sides is None else [str(sides)]
         judgements.append(Judgement(after, before, bank, experiment.probes, objections, notes))
     return judgements
 

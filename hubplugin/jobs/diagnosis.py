@@ -61,6 +61,7 @@ class Diagnosis:
         if after.gain is not None and after.error is not None:
             low, high = 100 * (after.gain - 1.96 * after.error), 100 * (after.gain + 1.96 * after.error)
             lines[-1] += f", R@1 {100 * after.gain:+.1f} points (95 % interval {low:+.1f} to {high:+.1f})"
+        lines += self.judgement.notes
         verdict = "it would help" if self.helps else "it would be refused: " + "; ".join(self.judgement.objections)
         return "\n".join([*lines, f"verdict: {verdict}"])
 
