@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hubplugin.reductions.preparation import taken
-from hubplugin.reductions.similarities import LeftOut, Similarities, Tile, leave_largest_out, with_own
+from hubplugin.reductions.similarities import MOST_ANSWERS, LeftOut, Similarities, Tile, leave_largest_out, with_own
 from hubplugin.reductions.terms import LogSum, MeanOfLargest, reduce
 from hubplugin.vectors import Vectors, as_vectors
 
@@ -34,6 +34,7 @@ class Answers:
     def of(cls, levels: np.ndarray, rows: np.ndarray) -> Answers:
         """From each query's largest similarity and the number of its target: float64 [m] and int64 [m]."""
         _, place, count = np.unique(rows, return_inverse=True, return_counts=True)
+        count[count > MOST_ANSWERS * len(rows)] = 1  # a hub, not an answer: the queries that find it ask for others
         return cls(levels, 1.0 / count[place.reshape(-1)])
 
 

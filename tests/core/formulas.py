@@ -83,8 +83,10 @@ def without_answers(s, gallery=None):
     `gallery` targets), and the weights: 1 over the number of queries with the same nearest target."""
     s = np.array(s, np.float64)
     nearest = s.argmax(axis=1)
-    weights = 1 / np.bincount(nearest, minlength=s.shape[1])[nearest]
-    s[np.arange(len(s)), nearest] = -np.inf
+    count = np.bincount(nearest, minlength=s.shape[1])[nearest]
+    hub = count > 0.1 * len(s)  # nearest to more than a tenth of the queries
+    weights = 1 / np.where(hub, 1, count)
+    s[np.flatnonzero(~hub), nearest[~hub]] = -np.inf
     n = s.shape[1] if gallery is None else gallery
     s[s[:, :n].argmax(axis=0), np.arange(n)] = -np.inf
     return s, weights

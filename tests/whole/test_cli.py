@@ -96,7 +96,6 @@ def test_a_line_about_a_bank_of_one_query_says_each_thing_once(made, photos, tmp
     needed = "query bank has 1 distinct queries; holding some of them out needs at least 10, so that each of 5 folds"
     for arguments, line in (
         (("diagnose", *given), f"{needed} has 2 of them"),
-        (("apply", *given, "--force", "--method", "auto"), f"{needed} has 2 of them"),
         (
             ("apply", *given),
             f"{needed} has 2 of them; nothing was changed; collect queries that people ask of this very gallery, or "
