@@ -23,7 +23,7 @@ def test_each_group_is_fitted_as_if_it_were_alone(method, rng):
     rows = {"a": np.arange(0, 130), "b": np.arange(130, 300)}
     members = [(value, as_vectors(targets[some], value)) for value, some in rows.items()]
     configuration = configure(method, answers="left out")
-    model, neutral = fit_within("kind", members, 300, bank, configuration, given, second, None, force=True)
+    model, neutral = fit_within("kind", members, 300, bank, configuration, given, second, None, False, True)
     assert not neutral
     # The temperature and the strength of blend are those of the whole gallery.
     common = {name: value for name, value in model.parameters.items() if name != "answers"}
