@@ -23,7 +23,7 @@ from hubplugin.errors import InputError, Parameter
 from hubplugin.measures.hubness import k_occurrence, skewness
 from hubplugin.methods import FitInput, Method
 from hubplugin.methods.blend import Blend
-from hubplugin.reductions import HoldingCompute, Similarities, dense, sampled
+from hubplugin.reductions import HoldingCompute, Similarities, dense, distinct_rows, sampled
 from hubplugin.vectors import as_vectors
 
 FOLDS = 5
@@ -249,14 +249,6 @@ class Experiment:
 
 class TooSmall(InputError):
     """A bank of which nothing can be held out."""
-
-
-def distinct_rows(vectors: np.ndarray) -> np.ndarray:
-    """The rows of `vectors` [m, d] that are no copy of an earlier one, in order."""
-    first: dict[bytes, int] = {}
-    for number, row in enumerate(vectors + 0.0):  # which makes -0 the 0 that it equals
-        first.setdefault(row.tobytes(), number)
-    return np.fromiter(first.values(), np.int64, len(first))
 
 
 def require_enough(distinct: int) -> None:

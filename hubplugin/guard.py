@@ -8,11 +8,11 @@ from typing import Any
 
 from hubplugin.bank import Bank
 from hubplugin.errors import CorrectionRefused, Parameter
-from hubplugin.experiment import Candidate, Experiment, TooSmall, distinct_rows, require_enough
+from hubplugin.experiment import Candidate, Experiment, TooSmall, require_enough
 from hubplugin.methods import METHODS, Method, configured
 from hubplugin.methods.blend import Blend
 from hubplugin.metric import Metric
-from hubplugin.reductions import Compute, Precision
+from hubplugin.reductions import Compute, Precision, distinct_rows
 from hubplugin.standins import both_sides
 from hubplugin.tuning import Pairs, read_banks
 from hubplugin.vectors import Progress, VectorLike

@@ -14,14 +14,13 @@ from hubplugin.experiment import (
     FOLDS,
     Experiment,
     configuration_name,
-    distinct_rows,
     require_enough,
     standard_error,
 )
 from hubplugin.methods import FitInput, Method
 from hubplugin.methods.blend import Blend
 from hubplugin.metric import Metric
-from hubplugin.reductions import Compute, Precision, Similarities, dense
+from hubplugin.reductions import Compute, Precision, Similarities, dense, distinct_rows
 from hubplugin.vectors import Progress, VectorLike, as_vectors
 
 Pairs: TypeAlias = bool | Sequence[int] | np.ndarray | None

@@ -11,6 +11,7 @@ from hubplugin.methods.base import AnswersRule, FitInput, Method, Solution
 from hubplugin.methods.nearest import NearestNeighbourNormalisation
 from hubplugin.methods.sinkhorn import DualBankSinkhorn
 from hubplugin.model import Term, TopKMean
+from hubplugin.reductions import distinct_rows
 
 SPREAD_SHARE = 0.5
 """The temperature is this share of the standard deviation of the similarities between bank and gallery. 0.35 and 0.7
@@ -30,7 +31,7 @@ class Blend(Method):
     tau: of `dbsn`; by default half the standard deviation of the similarities, since embedding models differ in it by a
         factor of five. iterations: of `dbsn`, as in the paper. k, alpha: of `nnn`. share: of `dbsn`; 0 is `nnn` alone,
         1 `dbsn` alone.
-    strength: by default m / (m + 100) for a bank of m queries. answers: by default left out unless the
+    strength: by default m / (m + 100) for a bank of m different queries. answers: by default left out unless the
         target bank holds them. benchmarks/settings.py measures every default on seventeen real settings.
     """
 
@@ -45,7 +46,7 @@ class Blend(Method):
     answers: AnswersRule = "auto"
 
     def resolved(self, given: FitInput) -> Blend:
-        m = len(given.query_bank)
+        m = len(distinct_rows(given.query_bank))  # a query that is there twice says nothing more
         tau = SPREAD_SHARE * given.survey.deviation if self.tau is None else self.tau
         strength = m / (m + HALF_STRENGTH) if self.strength is None else self.strength
         values = {"tau": float(f"{max(tau, 1e-12):.4g}"), "strength": float(f"{strength:.4g}")}

@@ -36,3 +36,11 @@ def taken(vectors: Vectors, rows: np.ndarray, metric: Metric) -> np.ndarray:
         parts.append(block[inside - start])
         start += len(block)
     return np.concatenate(parts)
+
+
+def distinct_rows(vectors: np.ndarray) -> np.ndarray:
+    """The rows of `vectors` [m, d] that are no copy of an earlier one, in order."""
+    first: dict[bytes, int] = {}
+    for number, row in enumerate(vectors + 0.0):  # which makes -0 the 0 that it equals
+        first.setdefault(row.tobytes(), number)
+    return np.fromiter(first.values(), np.int64, len(first))

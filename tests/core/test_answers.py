@@ -170,6 +170,12 @@ def test_a_query_that_is_there_many_times_leaves_numbers(copies):
     assert offsets.std() > 0
 
 
+def test_copies_of_queries_do_not_strengthen_a_correction():
+    bank, targets = made(m=40)
+    fitted = hubplugin.fit(np.tile(bank, (5, 1)), targets=targets)
+    assert fitted.parameters["strength"] == pytest.approx(40 / 140, rel=1e-3)
+
+
 def test_queries_with_one_answer_share_one_weight():
     bank, targets = made()
     found = find_answers(Similarities(bank, Metric.DOT, Compute()), [as_vectors(targets, "targets")])
