@@ -83,10 +83,9 @@ def test_trusting_it(gallery):
     store.search(QUERIES, K)  # the first search in local mode changes its vectors by a rounding
     before, answers = gallery.content(), store.search(QUERIES, K)
 
-    # A bank that has nothing to do with the gallery would do harm: it is refused, and nothing has been written.
-    foreign = np.random.default_rng(0).normal(size=BANK.shape).astype(np.float32)
-    with pytest.raises(hubplugin.CorrectionRefused):
-        apply(store, foreign, **FIT)
+    # Documents in the place of queries would do harm: they are refused, and nothing has been written.
+    with pytest.raises(hubplugin.CorrectionRefused, match="documents, not queries"):
+        apply(store, TARGETS)
     assert gallery.content() == before
 
     # A bank of real queries is accepted, and changes what is found.
