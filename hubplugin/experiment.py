@@ -196,7 +196,7 @@ class Experiment:
         """k-occurrence [n], costs [p] and, with pairs, hits and log ranks [p] of one fold's probes."""
         n, scores = len(self.targets), fold.similarities
         if configuration is not None:
-            raw = configuration.model(fold.given).raw_offsets(fold.given.targets, fold.given.compute)
+            raw = configuration.raw_offsets(fold.given)
             scores = scores + torch.from_numpy(raw)
         found = scores[:, :n].topk(min(OCCURRENCE, max(n // 4, 1)), dim=1).indices
         costs = nearest - fold.similarities.gather(1, found[:, :1])[:, 0]
@@ -233,7 +233,7 @@ class Experiment:
                 offsets = torch.zeros(others.shape[1])
                 for weight, part in blend.parts:
                     if part not in fitted:
-                        raw = part.model(fold.given).raw_offsets(fold.given.targets, fold.given.compute)
+                        raw = part.raw_offsets(fold.given)
                         fitted[part] = torch.from_numpy(raw - raw.mean()).float()
                     offsets += weight * fitted[part]
                 rows.append((own + offsets[fold.own] - (others + offsets).max(dim=1).values).numpy())

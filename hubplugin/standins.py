@@ -64,8 +64,7 @@ def both_sides(given: FitInput, method: Method, seed: int = 0) -> Sides | None:
     def offsets(kept: np.ndarray) -> np.ndarray:
         compute = Compute(given.compute.device, given.compute.memory, precision=given.compute.precision)
         fitted = FitInput(bank[kept], gallery, None, given.metric, compute)
-        raw: np.ndarray = method.model(fitted).raw_offsets(gallery, compute)
-        return raw
+        return method.raw_offsets(fitted)
 
     def hits(of: np.ndarray, offset: np.ndarray) -> np.ndarray:
         found: np.ndarray = (scores[of] + offset).argmax(axis=1) == truth[of]

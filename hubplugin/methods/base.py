@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
@@ -143,42 +143,28 @@ class Method(BaseModel, ABC):
             return self
         return self.model_copy(update={"answers": "kept" if given.answers_are_elsewhere else "left out"})
 
-    def left_out(self, given: FitInput) -> np.ndarray | None:
-        """The levels of `Answers` [m] where answers are left out; None where they are kept."""
-        found = given.answers if self.answers == "left out" else None
-        return None if found is None else found.levels
-
     def require_banks(self, given: FitInput) -> None:
         """Raises InputError where `given` lacks a bank that the method needs; the targets may come later."""
 
     @abstractmethod
-    def terms(self, given: FitInput) -> tuple[Term, ...]:
-        """The terms whose sum at t is offset(t), up to a constant. Of a resolved configuration."""
-
     def solve(self, given: FitInput) -> Solution:
-        """`terms`, with what else the way to them gives."""
-        if self.answers != "left out" or "answers" in vars(given):
-            return Solution(self.terms(given))
-        # One pass finds the answers and the offsets without them: the terms are first made without knowing the levels.
-        blank = replace(given)
-        vars(blank)["answers"] = Answers(np.full(len(given.query_bank), np.inf), np.ones(len(given.query_bank)))
-        terms = self.terms(blank)
-        if not all(isinstance(term, (LogSumExp, TopKMean)) and term.answers is not None for term in terms):
-            return Solution(self.terms(given))
-        values, answers = reduce_and_seek(
-            given.compute.similarities(given.query_bank, given.metric),
-            given.require_targets(self.name),
-            [reduction_of(term) for term in terms],
-            [] if given.target_bank is None else [given.target_bank_vectors],
-        )
-        vars(given)["answers"] = answers
-        raw = sum(term.scale * value for term, value in zip(terms, values, strict=True))
-        return Solution(self.terms(given), np.asarray(raw))
+        """The terms whose sum at t is offset(t), up to a constant, and what else the way to them gives. Of a resolved
+        configuration."""
 
     def model(self, given: FitInput) -> OffsetModel:
         """The model of these parameters on `given`, not centred."""
         resolved = self.resolved(given)
-        return resolved._model(given, resolved.terms(given))
+        return resolved._model(given, resolved.solve(given).terms)
+
+    def raw_offsets(self, given: FitInput) -> np.ndarray:
+        """What these parameters, fitted on `given`, give its targets, not centred: float64 [n]."""
+        resolved = self.resolved(given)
+        return resolved._raw(given, resolved.solve(given))
+
+    def _raw(self, given: FitInput, solution: Solution) -> np.ndarray:
+        if solution.raw is not None:
+            return solution.raw
+        return self._model(given, solution.terms).raw_offsets(given.require_targets(self.name), given.compute)
 
     def _model(self, given: FitInput, terms: tuple[Term, ...]) -> OffsetModel:
         return OffsetModel(
@@ -203,7 +189,28 @@ class Method(BaseModel, ABC):
         resolved = self.resolved(given)
         solution = resolved.solve(given)
         model = resolved._model(given, solution.terms)
-        if given.targets is None:
-            return model
-        raw = model.raw_offsets(given.targets, given.compute) if solution.raw is None else solution.raw
-        return model.centred_by(raw)
+        return model if given.targets is None else model.centred_by(resolved._raw(given, solution))
+
+
+class OnePassMethod(Method):
+    """A method whose terms need nothing of the gallery but, where answers are left out, the answers."""
+
+    @abstractmethod
+    def terms(self, given: FitInput, levels: np.ndarray | None) -> tuple[Term, ...]:
+        """levels: those of `Answers` [m], where answers are left out."""
+
+    def solve(self, given: FitInput) -> Solution:
+        if self.answers != "left out":
+            return Solution(self.terms(given, None))
+        # One pass finds the answers and the offsets without them: what is reduced does not depend on the levels.
+        terms = self.terms(given, np.full(len(given.query_bank), np.inf))
+        if not all(isinstance(term, (LogSumExp, TopKMean)) and term.answers is not None for term in terms):
+            return Solution(self.terms(given, None if given.answers is None else given.answers.levels))
+        values, answers = reduce_and_seek(
+            given.compute.similarities(given.query_bank, given.metric),
+            given.require_targets(self.name),
+            [reduction_of(term) for term in terms],
+            [] if given.target_bank is None else [given.target_bank_vectors],
+        )
+        raw = sum(term.scale * value for term, value in zip(terms, values, strict=True))
+        return Solution(self.terms(given, None if answers is None else answers.levels), np.asarray(raw))

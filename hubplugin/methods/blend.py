@@ -10,7 +10,7 @@ from pydantic import Field
 from hubplugin.methods.base import AnswersRule, FitInput, Method, Solution
 from hubplugin.methods.nearest import NearestNeighbourNormalisation
 from hubplugin.methods.sinkhorn import DualBankSinkhorn
-from hubplugin.model import Term, TopKMean
+from hubplugin.model import TopKMean
 from hubplugin.reductions import distinct_rows
 
 SPREAD_SHARE = 0.5
@@ -62,9 +62,6 @@ class Blend(Method):
         nearest = NearestNeighbourNormalisation(k=self.k, alpha=self.alpha, answers=self.answers)
         weights = (self.strength * self.share, self.strength * (1 - self.share))
         return [(weight, part) for weight, part in zip(weights, (sinkhorn, nearest), strict=True) if weight > 0]
-
-    def terms(self, given: FitInput) -> tuple[Term, ...]:
-        return self.solve(given).terms
 
     def solve(self, given: FitInput) -> Solution:
         if self.tau is None or self.strength is None:

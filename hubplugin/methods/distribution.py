@@ -7,11 +7,11 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
-from hubplugin.methods.base import FitInput, Method
+from hubplugin.methods.base import FitInput, OnePassMethod
 from hubplugin.model import Dot, Term, TopKMean
 
 
-class DistributionNormalisation(Method):
+class DistributionNormalisation(OnePassMethod):
     """offset(t) = -lam * mean(B_q).t, rank-equal to (q - lam mean(B_q)).(t - lam mean(B_t)).
 
     NNN appendix A3; lam = 0.5 as there. The mean is not normalised. Under Euclidean the product becomes
@@ -21,8 +21,7 @@ class DistributionNormalisation(Method):
     name: ClassVar[str] = "dn"
     lam: float = Field(0.5, gt=0)
 
-    def terms(self, given: FitInput) -> tuple[Term, ...]:
-        levels = self.left_out(given)
+    def terms(self, given: FitInput, levels: np.ndarray | None) -> tuple[Term, ...]:
         if levels is not None:  # the mean of all entries of a target but those left out
             return (TopKMean(given.query_bank, len(given.query_bank), -self.lam, levels),)
         # Kept in float64: no bank row, so it is not held by float32, and far from the origin its rounding would show.

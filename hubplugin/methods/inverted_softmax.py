@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
 from pydantic import Field
 
-from hubplugin.methods.base import FitInput, Method
+from hubplugin.methods.base import FitInput, OnePassMethod
 from hubplugin.model import LogSumExp, Term
 
 
-class InvertedSoftmax(Method):
+class InvertedSoftmax(OnePassMethod):
     """offset(t) = -tau * LSE_u( s(b_u, t) / tau ).
 
     Smith et al. 2017; QB-Norm eq. 1; DBSN eq. 3. The papers use tau = 0.02 and 0.05 (beta = 20). The default
@@ -20,11 +21,11 @@ class InvertedSoftmax(Method):
     name: ClassVar[str] = "is"
     tau: float = Field(0.05, gt=0)
 
-    def terms(self, given: FitInput) -> tuple[Term, ...]:
-        return (LogSumExp(given.query_bank, self.tau, -self.tau, answers=self.left_out(given)),)
+    def terms(self, given: FitInput, levels: np.ndarray | None) -> tuple[Term, ...]:
+        return (LogSumExp(given.query_bank, self.tau, -self.tau, answers=levels),)
 
 
-class DualInvertedSoftmax(Method):
+class DualInvertedSoftmax(OnePassMethod):
     """offset(t) = -lambda * ( LSE_u( s(b_u, t)/tau_query ) + LSE_v( s(c_v, t)/tau_target ) ) over a query bank b
     and a target bank c, lambda = tau_query tau_target / (tau_query + tau_target).
 
@@ -39,9 +40,9 @@ class DualInvertedSoftmax(Method):
     def require_banks(self, given: FitInput) -> None:
         given.require_target_bank(self.name)
 
-    def terms(self, given: FitInput) -> tuple[Term, ...]:
+    def terms(self, given: FitInput, levels: np.ndarray | None) -> tuple[Term, ...]:
         scale = -self.tau_query * self.tau_target / (self.tau_query + self.tau_target)
         return (
-            LogSumExp(given.query_bank, self.tau_query, scale, answers=self.left_out(given)),
+            LogSumExp(given.query_bank, self.tau_query, scale, answers=levels),
             LogSumExp(given.require_target_bank(self.name), self.tau_target, scale),
         )

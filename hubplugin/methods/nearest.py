@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
 from pydantic import Field
 
-from hubplugin.methods.base import FitInput, Method
+from hubplugin.methods.base import FitInput, OnePassMethod
 from hubplugin.model import Term, TopKMean
 
 
-class NearestNeighbourNormalisation(Method):
+class NearestNeighbourNormalisation(OnePassMethod):
     """offset(t) = -alpha * mean of the k largest s(b_u, t): NNN eq. 1-2.
 
     The paper uses alpha = 0.75 and k = 128, tuned for each model and data set; the defaults, alpha = 0.5 and
@@ -21,11 +22,11 @@ class NearestNeighbourNormalisation(Method):
     k: int = Field(16, ge=1)
     alpha: float = Field(0.5, gt=0)
 
-    def terms(self, given: FitInput) -> tuple[Term, ...]:
-        return (TopKMean(given.query_bank, self.k, -self.alpha, self.left_out(given)),)
+    def terms(self, given: FitInput, levels: np.ndarray | None) -> tuple[Term, ...]:
+        return (TopKMean(given.query_bank, self.k, -self.alpha, levels),)
 
 
-class CrossDomainLocalScaling(Method):
+class CrossDomainLocalScaling(OnePassMethod):
     """offset(t) = -1/2 * mean of the k largest s(b_u, t), rank-equal to 2 s(q, t) - r(q) - r(t).
 
     QB-Norm section 3.4; k = 10 as there and in Lample et al. 2018.
@@ -34,5 +35,5 @@ class CrossDomainLocalScaling(Method):
     name: ClassVar[str] = "csls"
     k: int = Field(10, ge=1)
 
-    def terms(self, given: FitInput) -> tuple[Term, ...]:
-        return (TopKMean(given.query_bank, self.k, -0.5, self.left_out(given)),)
+    def terms(self, given: FitInput, levels: np.ndarray | None) -> tuple[Term, ...]:
+        return (TopKMean(given.query_bank, self.k, -0.5, levels),)

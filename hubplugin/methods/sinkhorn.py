@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from hubplugin.methods.base import FitInput, Method, Solution
-from hubplugin.model import LogSumExp, Term
+from hubplugin.model import LogSumExp
 from hubplugin.reductions import Answers, Scaling, sampled, sinkhorn
 from hubplugin.vectors import as_vectors
 
@@ -32,9 +32,6 @@ class SinkhornNormalisation(Method):
     tau: float = Field(0.05, gt=0)
     iterations: int = Field(10, ge=1)
     sample: int | None = Field(default=None, ge=1)
-
-    def terms(self, given: FitInput) -> tuple[Term, ...]:
-        return self.solve(given).terms
 
     def solve(self, given: FitInput) -> Solution:
         term, raw, _ = self.scaled(given)
