@@ -38,8 +38,9 @@ class Metric(str, Enum):
             raise InputError(f"unknown metric {value!r}: use one of {known}") from None
 
 
-def normalise(vectors: np.ndarray, name: str, first_row: int = 0) -> np.ndarray:
-    """Rows of `vectors` [b, d] at unit length, float32; raises InputError on a zero row, which has no direction."""
+def normalise(vectors: np.ndarray, name: str, numbers: np.ndarray | range | None = None) -> np.ndarray:
+    """Rows of `vectors` [b, d] at unit length, float32; raises InputError on a zero row, which has no direction.
+    numbers: what the error calls the rows, 0 to b - 1 by default."""
     with np.errstate(over="ignore"):
         norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     extreme = np.flatnonzero(~((norms[:, 0] > SMALL) & (norms[:, 0] < 1 / SMALL)))
@@ -47,8 +48,9 @@ def normalise(vectors: np.ndarray, name: str, first_row: int = 0) -> np.ndarray:
         exact = np.linalg.norm(vectors[extreme].astype(np.float64), axis=1, keepdims=True)
         zero = np.flatnonzero(exact[:, 0] == 0)
         if zero.size:
+            row = int(extreme[zero[0]])
             raise InputError(
-                f"{name}: row {first_row + int(extreme[zero[0]])} is a zero vector, which has no cosine similarity; "
+                f"{name}: row {row if numbers is None else numbers[row]} is a zero vector, which has no cosine similarity; "
                 "remove it or use ",
                 Parameter("metric", "dot"),
             )

@@ -25,6 +25,9 @@ class Members(Vectors):
         for first in range(0, self.rows, size):
             yield self._gallery.take(self._numbers[first : first + size])
 
+    def some(self, rows: np.ndarray) -> np.ndarray:
+        return self._checked(self._gallery.take(self._numbers[rows]), rows)
+
 
 class SpooledGallery:
     """The `vectors` of a store, and, of a shared one, the batches they came in: so a fit reads them as often as it

@@ -14,7 +14,7 @@ def prepared_blocks(vectors: Vectors, metric: Metric, size: int = BLOCK_ROWS) ->
     """Checked blocks of `vectors`, at unit length where the metric is cosine."""
     row = 0
     for block in vectors.blocks(size):
-        yield normalise(block, vectors.name, row) if metric is Metric.COSINE else block
+        yield _prepared(block, vectors.name, range(row, row + len(block)), metric)
         row += len(block)
 
 
@@ -29,13 +29,13 @@ def sampled(vectors: Vectors, count: int, metric: Metric, rng: np.random.Generat
 
 
 def taken(vectors: Vectors, rows: np.ndarray, metric: Metric) -> np.ndarray:
-    """The given rows, prepared: float32 [len(rows), d]. `rows` are ascending."""
-    parts, start = [], 0
-    for block in prepared_blocks(vectors, metric):
-        inside = rows[(rows >= start) & (rows < start + len(block))]
-        parts.append(block[inside - start])
-        start += len(block)
-    return np.concatenate(parts)
+    """The given rows, prepared: float32 [len(rows), d]. `rows` are ascending; the others are not read where the source
+    can be read row by row."""
+    return _prepared(vectors.some(rows), vectors.name, rows, metric)
+
+
+def _prepared(block: np.ndarray, name: str, numbers: range | np.ndarray, metric: Metric) -> np.ndarray:
+    return normalise(block, name, numbers) if metric is Metric.COSINE else block
 
 
 def distinct_rows(vectors: np.ndarray) -> np.ndarray:

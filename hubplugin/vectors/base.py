@@ -44,19 +44,33 @@ class Vectors(ABC):
         """
         row = 0
         for raw in self._raw_blocks(size):
-            if raw.ndim != 2 or raw.shape[1] != self.dim:
-                raise InputError(f"{self.name}: mixed dimensions: expected {self.dim}, found shape {raw.shape}")
-            with np.errstate(over="ignore"):
-                block = np.ascontiguousarray(raw, dtype=np.float32)
-            finite = np.isfinite(block).all(axis=1)
-            if not finite.all():
-                bad = int(np.argmin(finite))
-                reason = "too large for float32" if np.isfinite(raw[bad]).all() else "NaN or infinity"
-                raise InputError(f"{self.name}: row {row + bad} holds a value that is {reason}; remove or repair it")
-            yield block
-            row += len(block)
+            yield self._checked(raw, range(row, row + len(raw)))
+            row += len(raw)
         if row != self.rows:
             raise InputError(f"{self.name}: expected {self.rows} rows, read {row}; the source changed while being read")
+
+    def some(self, rows: np.ndarray) -> np.ndarray:
+        """The vectors of some `rows`, which ascend, as `blocks` gives them: float32 [len(rows), dim]. One pass, of
+        which only these are kept and checked."""
+        parts, start = [], 0
+        for raw in self._raw_blocks(BLOCK_ROWS):
+            inside = rows[(rows >= start) & (rows < start + len(raw))]
+            parts.append(self._checked(raw[inside - start], inside))
+            start += len(raw)
+        return np.concatenate(parts)
+
+    def _checked(self, raw: np.ndarray, numbers: range | np.ndarray) -> np.ndarray:
+        """Rows as `blocks` gives them; `numbers` is what errors call them."""
+        if raw.ndim != 2 or raw.shape[1] != self.dim:
+            raise InputError(f"{self.name}: mixed dimensions: expected {self.dim}, found shape {raw.shape}")
+        with np.errstate(over="ignore"):
+            block = np.ascontiguousarray(raw, dtype=np.float32)
+        finite = np.isfinite(block).all(axis=1)
+        if not finite.all():
+            bad = int(np.argmin(finite))
+            reason = "too large for float32" if np.isfinite(raw[bad]).all() else "NaN or infinity"
+            raise InputError(f"{self.name}: row {numbers[bad]} holds a value that is {reason}; remove or repair it")
+        return block
 
     def array(self) -> np.ndarray:
         """All rows at once: float32 [rows, dim]. For banks; a gallery is read in blocks."""
@@ -81,6 +95,9 @@ class Sliceable(Vectors):
     def take(self, rows: slice | np.ndarray) -> np.ndarray:
         """Some rows, as they lie there: a slice of them, or those of some numbers."""
         return self._to_numpy(self._source[rows])
+
+    def some(self, rows: np.ndarray) -> np.ndarray:
+        return self._checked(self.take(rows), rows)  # without reading the others
 
 
 def spool(blocks: Iterable[np.ndarray], name: str) -> Sliceable:

@@ -19,7 +19,7 @@ from hypothesis.extra.numpy import arrays
 
 import hubplugin
 from hubplugin.metric import Metric
-from hubplugin.reductions import prepared
+from hubplugin.reductions import prepared, taken
 from hubplugin.vectors import as_vectors, spool
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3) - 5
@@ -114,6 +114,7 @@ def test_files_are_read_in_blocks_and_truncated_ones_refused(suffix, write, tmp_
     assert [len(block) for block in blocks] in ([3, 1], [3, 1, 0])
     for _ in range(2):  # as often as needed
         np.testing.assert_array_equal(vectors.array(), X)
+        np.testing.assert_array_equal(vectors.some(np.array([0, 3])), X[[0, 3]])
     path.write_bytes(path.read_bytes()[:-7])
     assert "damaged or truncated" in refusal(path)
 
@@ -272,6 +273,18 @@ def test_a_zero_vector_is_refused_under_cosine_alone():
     assert len(prepared(as_vectors(x), Metric.DOT)) == 20_000
     with pytest.raises(hubplugin.InputError, match="row 17000 is a zero vector"):
         prepared(as_vectors(x), Metric.COSINE)
+
+
+@pytest.mark.parametrize("source", [np.asarray, torch.from_numpy, lambda x: spool([x], "x")])
+def test_of_some_rows_the_others_are_not_looked_at(source):
+    x = np.ones((20_000, 2), np.float32)
+    x[5_000] = np.nan
+    x[17_000] = 0
+    vectors = as_vectors(source(x), "x")
+    assert len(taken(vectors, np.array([4_999, 5_001]), Metric.COSINE)) == 2
+    for rows, says in (([4, 5_000], "row 5000 holds a value that is NaN"), ([4, 17_000], "row 17000 is a zero vector")):
+        with pytest.raises(hubplugin.InputError, match=says):
+            taken(vectors, np.array(rows), Metric.COSINE)
 
 
 def test_parquet_rows_of_different_lengths_are_refused(tmp_path):
