@@ -48,10 +48,9 @@ def normalise(vectors: np.ndarray, name: str, numbers: np.ndarray | range | None
         exact = np.linalg.norm(vectors[extreme].astype(np.float64), axis=1, keepdims=True)
         zero = np.flatnonzero(exact[:, 0] == 0)
         if zero.size:
-            row = int(extreme[zero[0]])
+            row = (range(len(vectors)) if numbers is None else numbers)[int(extreme[zero[0]])]
             raise InputError(
-                f"{name}: row {row if numbers is None else numbers[row]} is a zero vector, which has no cosine similarity; "
-                "remove it or use ",
+                f"{name}: row {row} is a zero vector, which has no cosine similarity; remove it or use ",
                 Parameter("metric", "dot"),
             )
         vectors = vectors.astype(np.float64)
