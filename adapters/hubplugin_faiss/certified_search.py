@@ -11,7 +11,7 @@ import numpy as np
 from hubplugin.errors import InputError
 from hubplugin.model import OffsetModel
 from hubplugin.query_dependent import DualDynamic, DualSoftmax, Dynamic, GloballyCorrected, Reranker, Rule
-from hubplugin.vectors import VectorLike, as_vectors
+from hubplugin.vectors import OffsetsLike, VectorLike, as_vectors
 from hubplugin_faiss.checks import checked_offsets
 
 GROWTH = 4
@@ -58,7 +58,7 @@ class CorrectedSearch:
     def __init__(
         self,
         index: Searchable,
-        correction: VectorLike | OffsetModel | Rule,
+        correction: OffsetsLike | OffsetModel | Rule,
         *,
         targets: VectorLike | None = None,
         ids: np.ndarray | None = None,
@@ -71,15 +71,15 @@ class CorrectedSearch:
         self._euclidean = metric == faiss.METRIC_L2
         self._rule: Rule | None = None
         count = getattr(index, "ntotal", None)
-        if isinstance(correction, OffsetModel | Rule) and targets is None:
-            raise InputError(f"{type(correction).__name__} needs to know the gallery: pass targets=")
-        if isinstance(correction, OffsetModel):
-            correction = correction.offsets(as_vectors(targets, "targets"))
-        if not isinstance(correction, Rule):
-            offsets = np.array(correction)
-            self._kept = checked_offsets(offsets, offsets.size if count is None else count, "the index")
+        if isinstance(correction, OffsetModel | Rule):
+            if targets is None:
+                raise InputError(f"{type(correction).__name__} needs to know the gallery: pass targets=")
+            gallery = as_vectors(targets, "targets")
+        if isinstance(correction, Rule):
+            self._rule, self._kept = correction, correction.keep(gallery)
         else:
-            self._rule, self._kept = correction, correction.keep(as_vectors(targets, "targets"))
+            offsets = np.array(correction.offsets(gallery) if isinstance(correction, OffsetModel) else correction)
+            self._kept = checked_offsets(offsets, offsets.size if count is None else count, "the index")
         if count not in (None, len(self._kept)):
             raise InputError(f"{len(self._kept)} targets were given, the index holds {count}")
         own = None if ids is None else np.asarray(ids)

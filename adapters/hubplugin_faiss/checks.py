@@ -12,7 +12,7 @@ from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.jobs.unjudged import UNIT
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.vectors import VectorLike, Vectors, as_vectors
+from hubplugin.vectors import OffsetsLike, VectorLike, Vectors, as_vectors
 from hubplugin_faiss.faiss_objects import name_of
 from hubplugin_faiss.handlers.base import IndexHandler
 
@@ -114,7 +114,7 @@ def checked_originals(vectors: VectorLike | None, handler: IndexHandler) -> Vect
     return originals
 
 
-def checked_offsets(values: VectorLike, count: int, name: str) -> np.ndarray:
+def checked_offsets(values: OffsetsLike | None, count: int, name: str) -> np.ndarray:
     try:
         offsets = np.asarray([] if values is None else values, dtype=np.float32)
     except (TypeError, ValueError):

@@ -9,7 +9,7 @@ import numpy as np
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
+from hubplugin.vectors import OffsetsLike, Progress, VectorLike, Vectors, as_vectors
 from hubplugin_faiss.calibration import loss_of_recall, warn_of_loss
 from hubplugin_faiss.checks import (
     checked_offsets,
@@ -30,7 +30,7 @@ from hubplugin_faiss.search_settings import holds_graph
 
 def upgrade(
     index: Any,
-    model_or_offsets: OffsetModel | VectorLike,
+    model_or_offsets: OffsetModel | OffsetsLike,
     *,
     vectors: VectorLike | None = None,
     rebuild: bool | None = None,
@@ -75,7 +75,7 @@ def upgrade(
 
 def _upgraded(
     index: Any,
-    model_or_offsets: OffsetModel | VectorLike,
+    model_or_offsets: OffsetModel | OffsetsLike,
     resources: Resources,
     *,
     vectors: VectorLike | None = None,
@@ -139,7 +139,7 @@ def downgrade(index: Any) -> Any:
 def add(
     index: Any,
     vectors: VectorLike,
-    model_or_offsets: OffsetModel | VectorLike,
+    model_or_offsets: OffsetModel | OffsetsLike,
     ids: np.ndarray | None = None,
     *,
     device: str = "auto",
@@ -211,7 +211,7 @@ def remove_ids(index: Any, ids: np.ndarray) -> int:
 
 def refresh(
     index: Any,
-    model_or_offsets: OffsetModel | VectorLike,
+    model_or_offsets: OffsetModel | OffsetsLike,
     *,
     device: str = "auto",
     memory: int | str = "1GiB",

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Literal, cast
 
 import lancedb
 import numpy as np
 import pyarrow as pa
+from lancedb.query import LanceVectorQueryBuilder
 
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric, augment_queries, augment_targets, normalise
@@ -64,7 +66,7 @@ class LanceStore(Store):
 
     def correction(self) -> Correction | None:
         row = self._row(active=True) or self._row(active=False)
-        return row and Correction(OffsetModel.from_bytes(row["model"], self.url), row["active"])
+        return Correction(OffsetModel.from_bytes(row["model"], self.url), row["active"]) if row else None
 
     def begin(self, model: OffsetModel) -> Id | None:
         # A scan of a table has no order to go on in, so a run that was cut off writes its column again.
@@ -112,23 +114,24 @@ class LanceStore(Store):
     def remove(self) -> None:
         for row in self._rows():
             self._forget(row["column"])
-        self._database.drop_table(self._book_name, ignore_missing=True)
+        if self._book_name in _tables(self._database):
+            self._database.drop_table(self._book_name)
 
     def _nearest(
-        self, query: np.ndarray, column: str, metric: str, k: int, where: str | None = None
+        self, query: np.ndarray, column: str, metric: Literal["cosine", "dot"], k: int, where: str | None = None
     ) -> list[tuple[Id, float]]:
-        search = (
-            self._table.search(query, vector_column_name=column).metric(metric).select(["id", "_distance"]).limit(k)
-        )
+        search = cast(LanceVectorQueryBuilder, self._table.search(query, vector_column_name=column))
+        search = search.distance_type(metric).select(["id", "_distance"]).limit(k)
         rows = (search.where(where) if where else search).to_list()
         return [(row["id"], 1 - row["_distance"]) for row in rows]  # LanceDB's distance is 1 - s for cosine and dot
 
-    def _rows(self) -> list[dict]:
+    def _rows(self) -> list[dict[str, Any]]:
         if self._book_name not in _tables(self._database):
             return []
-        return self._database.open_table(self._book_name).to_arrow().to_pylist()
+        rows: list[dict[str, Any]] = self._database.open_table(self._book_name).to_arrow().to_pylist()
+        return rows
 
-    def _row(self, *, active: bool) -> dict | None:
+    def _row(self, *, active: bool) -> dict[str, Any] | None:
         return next((row for row in self._rows() if row["active"] is active), None)
 
     def _forget(self, column: str) -> None:
@@ -138,8 +141,10 @@ class LanceStore(Store):
 
 
 def _tables(database: lancedb.DBConnection) -> list[str]:
-    return database.list_tables(limit=10_000).tables
+    names: list[str] = database.list_tables(limit=10_000).tables
+    return names
 
 
 def _matrix(column: pa.Array, width: int) -> np.ndarray:
-    return column.flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
+    values: np.ndarray = column.flatten().to_numpy(zero_copy_only=False)
+    return values.reshape(-1, width)

@@ -15,8 +15,13 @@ import numpy as np
 
 from hubplugin.errors import InputError, Parameter
 from hubplugin.measures.retrieval import Truth
+from hubplugin.vectors import SupportsArray
 
-TruthLike: TypeAlias = Any
+Row: TypeAlias = int | np.integer[Any]
+
+TruthLike: TypeAlias = (
+    Truth | SupportsArray | Sequence[Row | SupportsArray | Sequence[Row]] | str | os.PathLike[str] | None
+)
 """Index array [q] or [q, r], list of lists of rows, `Truth`, or a path: to an .npy file of the first, a .json file of
 the first two, or a qrels file, of TREC (lines of 'query 0 target relevance') or of BEIR (tabs between query, target and
 relevance, under a header), also as .gz. None: row i of the targets belongs to row i of the queries."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -14,9 +15,23 @@ from hubplugin.vectors.arrays import from_array, from_tensor
 from hubplugin.vectors.base import Scannable, Vectors, one_line, spool
 from hubplugin.vectors.files import from_file
 
-VectorLike: TypeAlias = Any
+
+class SupportsArray(Protocol):
+    """What numpy.asarray reads: an array, a memory map, a tensor, a column or a table of Arrow, pandas or polars."""
+
+    def __array__(self) -> np.ndarray: ...
+
+
+Number: TypeAlias = float | np.number[Any]
+
+VectorLike: TypeAlias = (
+    SupportsArray | Sequence[SupportsArray | Sequence[Number]] | Vectors | Scannable | str | os.PathLike[str]
+)
 """numpy array, torch tensor, memory map, nested lists, a table's column with one vector a row, `Vectors`, a store with
 `scan()`, or a path (.npy, .npz, .safetensors, .parquet; `file#name` names one array or column of several)."""
+
+OffsetsLike: TypeAlias = SupportsArray | Sequence[Number]
+"""One number a target [n], in an array, a tensor or a list."""
 
 
 def as_vectors(source: VectorLike, name: str = "vectors") -> Vectors:
