@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import faiss
 import numpy as np
@@ -43,8 +43,8 @@ class Recall(NamedTuple):
 
 
 def loss_of_recall(
-    index: Any,
-    upgraded: Any,
+    index: faiss.Index,
+    upgraded: faiss.Index,
     model: OffsetModel,
     between: Callable[[], None] = lambda: None,
     originals: Vectors | None = None,
@@ -73,7 +73,7 @@ def loss_of_recall(
     return Recall(float(before.mean()), float(after.mean()), float((before - after).std() / np.sqrt(len(queries))))
 
 
-def warn_of_loss(recall: Recall | None, upgraded: Any) -> None:
+def warn_of_loss(recall: Recall | None, upgraded: faiss.Index) -> None:
     """Warns if an approximate index finds less of the corrected ranking than it found of the raw one."""
     if recall is None or not recall.fell:
         return
@@ -85,7 +85,7 @@ def warn_of_loss(recall: Recall | None, upgraded: Any) -> None:
     )
 
 
-def _reconstructed(upgraded: Any, unit: bool) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def _reconstructed(upgraded: faiss.Index, unit: bool) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Vectors [b, d] as the index reconstructs them, offsets [b] and ids [b] of all entries.
 
     unit: the model takes all vectors for unit vectors; they are brought back to unit length where codes changed it.
@@ -103,7 +103,7 @@ def _reconstructed(upgraded: Any, unit: bool) -> Iterator[tuple[np.ndarray, np.n
 
 
 def _given(
-    upgraded: Any, originals: Vectors, model: OffsetModel
+    upgraded: faiss.Index, originals: Vectors, model: OffsetModel
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Original vectors [b, d], offsets [b] and ids [b] of all entries."""
     handler, row = handler_for(upgraded), 0
@@ -115,7 +115,7 @@ def _given(
 
 
 def exact_rankings(
-    upgraded: Any,
+    upgraded: faiss.Index,
     targets: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]],
     queries: np.ndarray,
     between: Callable[[], None],
@@ -144,7 +144,7 @@ def exact_rankings(
     return rankings[0], rankings[1]
 
 
-def _recall(index: Any, queries: np.ndarray, truth: np.ndarray, between: Callable[[], None]) -> np.ndarray:
+def _recall(index: faiss.Index, queries: np.ndarray, truth: np.ndarray, between: Callable[[], None]) -> np.ndarray:
     found = []
     for query in np.ascontiguousarray(queries, np.float32):
         found.append(index.search(query[None], K)[1][0])

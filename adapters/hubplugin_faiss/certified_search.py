@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import faiss
 import numpy as np
@@ -20,7 +20,7 @@ GROWTH = 4
 class Searchable(Protocol):
     """Anything with Faiss's search: scores [m, k] and ids [m, k], best first, -1 where there are no more."""
 
-    def search(self, x: np.ndarray, k: int, **options: Any) -> tuple[np.ndarray, np.ndarray]: ...
+    def search(self, x: np.ndarray, k: int, **options: object) -> tuple[np.ndarray, np.ndarray]: ...
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,13 @@ class CorrectedSearch:
         self._order = None if own is None else np.argsort(own, kind="stable")
         self._ids = None if own is None else own.astype(np.int64)[self._order]
 
-    def search(self, x: np.ndarray, k: int, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    def search(self, x: np.ndarray, k: int, **options: object) -> tuple[np.ndarray, np.ndarray]:
         """Corrected scores and ids [m, k] of queries [m, d], as Faiss gives them: inner products, larger first, or
         squared distances, smaller first, with 2 * offset taken off. `options`, such as params=, go to the index."""
         found = self.search_certified(x, k, **options)
         return found.scores, found.ids
 
-    def search_certified(self, x: np.ndarray, k: int, **options: Any) -> Certified:
+    def search_certified(self, x: np.ndarray, k: int, **options: object) -> Certified:
         """As `search`, with a certificate for each query."""
         queries = np.ascontiguousarray(x, np.float32)
         d, count = getattr(self._index, "d", None), getattr(self._index, "ntotal", None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import faiss
 import numpy as np
@@ -61,7 +60,7 @@ def require_upgraded(handler: IndexHandler) -> None:
         raise StoreError(f"this {name_of(handler.index)} is not upgraded; upgrade(index, model) puts offsets into it")
 
 
-def require_suits(model: OffsetModel, index: Any) -> None:
+def require_suits(model: OffsetModel, index: faiss.Index) -> None:
     """Raises InputError if the offsets of `model` do not belong to the similarity of `index`."""
     if model.dim != index.d:
         raise InputError(f"the model has {model.dim} dimensions, the index has {index.d}; fit one on its vectors")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import faiss
 import numpy as np
@@ -14,7 +13,7 @@ BLOCK_BYTES = 8 << 20
 """Codes and vectors are handled in blocks of about this size, whatever the size of the index."""
 
 
-def name_of(index: Any) -> str:
+def name_of(index: faiss.Index) -> str:
     return type(faiss.downcast_index(index)).__name__
 
 
@@ -28,7 +27,7 @@ def block_rows(d: int) -> int:
     return max(1, BLOCK_BYTES // (4 * int(d)))
 
 
-def pretransform(chain: list[Any], index: Any) -> Any:
+def pretransform(chain: list[faiss.VectorTransform], index: faiss.Index) -> faiss.Index:
     """An IndexPreTransform of the transforms `chain` and `index`, which takes all of them over."""
     new = faiss.IndexPreTransform(index)
     new.own_fields = handed_over(index)
@@ -39,7 +38,7 @@ def pretransform(chain: list[Any], index: Any) -> Any:
     return new
 
 
-def appending(d: int, extra: ExtraDimensions) -> list[Any]:
+def appending(d: int, extra: ExtraDimensions) -> list[faiss.VectorTransform]:
     """The transforms from d components x to [x, q]."""
     remap = faiss.RemapDimensionsTransform(d, d + extra.width, False)
     centring = faiss.CenteringTransform(d + extra.width)
@@ -48,18 +47,18 @@ def appending(d: int, extra: ExtraDimensions) -> list[Any]:
     return [remap, centring]
 
 
-def handed_over(part: Any) -> bool:
+def handed_over(part: faiss.Index) -> bool:
     """Releases `part` to the C++ object that takes it over, and returns True for the field own_fields of that."""
     part.this.disown()
     return True
 
 
-def copy_fields(new: Any, old: Any, *fields: str) -> None:
+def copy_fields(new: faiss.Index, old: faiss.Index, *fields: str) -> None:
     """Copies from `old` to `new` the fields that every index has, and `fields`."""
     for field in ("ntotal", "verbose", "is_trained", "metric_type", "metric_arg", *fields):
         setattr(new, field, getattr(old, field))
 
 
-def copied(index: Any) -> Any:
+def copied(index: faiss.Index) -> faiss.Index:
     """A copy made through Faiss's writer: its cloner knows few transforms."""
     return faiss.deserialize_index(faiss.serialize_index(index))

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import faiss
 import numpy as np
@@ -27,7 +26,7 @@ def beside(path: str | os.PathLike[str], suffix: str) -> Path:
     return Path(f"{os.fspath(path)}{suffix}")
 
 
-def read_index(path: str | os.PathLike[str]) -> tuple[Any, OffsetModel | None]:
+def read_index(path: str | os.PathLike[str]) -> tuple[faiss.Index, OffsetModel | None]:
     """Reads the index in the file `path`, and its model.
 
     Returns:
@@ -40,7 +39,7 @@ def read_index(path: str | os.PathLike[str]) -> tuple[Any, OffsetModel | None]:
     return index, model_of(path, index)
 
 
-def model_of(path: str | os.PathLike[str], index: Any) -> OffsetModel | None:
+def model_of(path: str | os.PathLike[str], index: faiss.Index) -> OffsetModel | None:
     """The model beside the file `path` that holds `index`; see `read_index`."""
     handler = handler_for(index)
     if not handler.is_upgraded() or has_fingerprint(handler, ""):
@@ -62,7 +61,7 @@ def model_of(path: str | os.PathLike[str], index: Any) -> OffsetModel | None:
     raise StoreError(f"{os.fspath(path)} is upgraded, but {what}; put the right one beside it, or downgrade the index")
 
 
-def read_faiss(path: str | os.PathLike[str], *, mapped: bool = False) -> Any:
+def read_faiss(path: str | os.PathLike[str], *, mapped: bool = False) -> faiss.Index:
     """The index in the file `path`, in memory or mapped; raises StoreError, one line, if there is none or Faiss
     refuses it."""
     if not Path(path).is_file():
@@ -77,7 +76,7 @@ def read_faiss(path: str | os.PathLike[str], *, mapped: bool = False) -> Any:
 class MappedGallery(Gallery):
     """The vectors of an index that is mapped from a file. Pages of the files `mapped` are given back as it is read."""
 
-    def __init__(self, mapped: Sequence[Path], index: Any, *, unit: bool):
+    def __init__(self, mapped: Sequence[Path], index: faiss.Index, *, unit: bool):
         super().__init__(index, mapped[0].name, unit=unit)
         self._mapped = mapped
 

@@ -6,7 +6,7 @@ import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import faiss
 import numpy as np
@@ -21,7 +21,7 @@ from hubplugin_faiss.handlers import handler_for
 
 
 def write_index_file(
-    path: Path, make: Callable[[Assemble], Any], mapped: Sequence[Path], progress: Progress | None
+    path: Path, make: Callable[[Assemble], faiss.Index], mapped: Sequence[Path], progress: Progress | None
 ) -> None:
     """Writes what `make` makes to the file `path`, and its inverted lists to their files, and flushes them.
 
@@ -30,7 +30,7 @@ def write_index_file(
     """
     placeholders: list[tuple[EncodedIndex, bytes]] = []
 
-    def with_placeholder(encoded: EncodedIndex) -> Any:
+    def with_placeholder(encoded: EncodedIndex) -> faiss.Index:
         placeholder = _placeholder(encoded)
         if placeholder is None:
             return in_memory(encoded)
@@ -124,6 +124,6 @@ def _write_codes(encoded: EncodedIndex, file: BinaryIO) -> Iterator[int]:
         yield len(entries.codes)
 
 
-def _unit(empty: Any) -> int:
+def _unit(empty: faiss.Index) -> int:
     """The unit in bytes in which Faiss counts the codes of a base index: a float or a byte."""
     return 4 if isinstance(empty, faiss.IndexFlat) else 1

@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import faiss
 import numpy as np
@@ -127,7 +126,7 @@ class Replacement:
     """
 
     path: str | os.PathLike[str]
-    index: Any
+    index: faiss.Index
     mapped: Sequence[Path]
     model: OffsetModel | None = None
     originals: Vectors | None = None
@@ -148,20 +147,20 @@ def put(new: Replacement, offsets: np.ndarray, obsolete: Sequence[str], rebuild:
         _replace(new, lambda _: graph)
         return
 
-    def make(assemble: Assemble) -> Any:
+    def make(assemble: Assemble) -> faiss.Index:
         return handler.upgraded(offsets, upgrade_spec(offsets, model, assemble, vectors=originals))
 
     def give_back() -> None:
         give_back_pages(*new.mapped, beside(os.path.realpath(new.path), ".new"))
 
-    def measured(written: Any) -> None:
+    def measured(written: faiss.Index) -> None:
         if originals is not None or not handler.exhaustive:
             warn_of_loss(loss_of_recall(new.index, written, model, give_back, originals), written)
 
     _replace(new, make, measured)
 
 
-def take_out(path: str | os.PathLike[str], index: Any, progress: Progress | None = None) -> None:
+def take_out(path: str | os.PathLike[str], index: faiss.Index, progress: Progress | None = None) -> None:
     """Replaces the file `path`, which holds the upgraded `index`, by the index as it was."""
     handler = handler_for(index)
     require_upgraded(handler)
@@ -178,7 +177,9 @@ def _spooled(path: Path, rows: int) -> np.ndarray:
 
 
 def _replace(
-    new: Replacement, make: Callable[[Assemble], Any], check: Callable[[Any], None] = lambda written: None
+    new: Replacement,
+    make: Callable[[Assemble], faiss.Index],
+    check: Callable[[faiss.Index], None] = lambda written: None,
 ) -> None:
     real = os.path.realpath(new.path)  # a link stays one
     path, model_path = beside(real, ".new"), beside(new.path, ".hub")
@@ -211,7 +212,7 @@ def _replace(
         warnings.warn(f"{os.fspath(new.path)!r} is written; {failing}: {error.strerror}", stacklevel=3)
 
 
-def _require_same(written: Any, index: Any, path: Path, originals: Vectors | None) -> None:
+def _require_same(written: faiss.Index, index: faiss.Index, path: Path, originals: Vectors | None) -> None:
     """Raises StoreError unless `written`, read back from `path`, holds the first and last vectors and finds them.
 
     They are compared with those of `index`, or with `originals` where a second stage holds these. Only they are

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
+import faiss
 import numpy as np
 
 from hubplugin.vectors import Vectors
@@ -25,7 +25,7 @@ class Gallery(Vectors):
         InputError: while it is read, at the first vector that is not of unit length.
     """
 
-    def __init__(self, index: Any, name: str = "index", *, unit: bool = False):
+    def __init__(self, index: faiss.Index, name: str = "index", *, unit: bool = False):
         self.handler, self._unit = handler_for(index), unit
         super().__init__(name, self.handler.count, int(index.d))
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import faiss
 import numpy as np
 
 from hubplugin.errors import InputError
@@ -29,7 +28,7 @@ from hubplugin_faiss.search_settings import holds_graph
 
 
 def upgrade(
-    index: Any,
+    index: faiss.Index,
     model_or_offsets: OffsetModel | OffsetsLike,
     *,
     vectors: VectorLike | None = None,
@@ -37,7 +36,7 @@ def upgrade(
     device: str = "auto",
     memory: int | str = "1GiB",
     progress: Progress | None = None,
-) -> Any:
+) -> faiss.Index:
     """A stock Faiss index of the same d that ranks by similarity + offset.
 
     Search, reconstruct, write_index and all else work as before. Inner product scores are s + offset; L2 distances
@@ -74,14 +73,14 @@ def upgrade(
 
 
 def _upgraded(
-    index: Any,
+    index: faiss.Index,
     model_or_offsets: OffsetModel | OffsetsLike,
     resources: Resources,
     *,
     vectors: VectorLike | None = None,
     rebuild: bool | None = None,
     tolerant: bool = False,
-) -> Any:
+) -> faiss.Index:
     """`upgrade`; tolerant: entries that the model cannot judge are no error."""
     handler = handler_for(index)
     require_upgradable(handler)
@@ -96,12 +95,12 @@ def _upgraded(
 
 
 def upgraded_by(
-    index: Any, offsets: np.ndarray, model: OffsetModel, originals: Vectors | None, rebuild: bool | None
-) -> Any:
+    index: faiss.Index, offsets: np.ndarray, model: OffsetModel, originals: Vectors | None, rebuild: bool | None
+) -> faiss.Index:
     """`index` with the `offsets` [n] of `model` in scan order. A graph is built anew where its links lose too much."""
     handler = handler_for(index)
 
-    def made(rebuild: bool) -> Any:
+    def made(rebuild: bool) -> faiss.Index:
         return handler.upgraded(offsets, upgrade_spec(offsets, model, rebuild=rebuild, vectors=originals))
 
     upgraded = made(bool(rebuild))
@@ -117,7 +116,7 @@ def upgraded_by(
     return upgraded
 
 
-def downgrade(index: Any) -> Any:
+def downgrade(index: faiss.Index) -> faiss.Index:
     """The index as it was before `upgrade`, with what has been added since.
 
     A graph that `upgrade` built anew is kept.
@@ -137,7 +136,7 @@ def downgrade(index: Any) -> Any:
 
 
 def add(
-    index: Any,
+    index: faiss.Index,
     vectors: VectorLike,
     model_or_offsets: OffsetModel | OffsetsLike,
     ids: np.ndarray | None = None,
@@ -184,7 +183,7 @@ def add(
     handler.append(block, offsets, ids, unit)
 
 
-def remove_ids(index: Any, ids: np.ndarray) -> int:
+def remove_ids(index: faiss.Index, ids: np.ndarray) -> int:
     """Removes entries from an upgraded index, as the index's own remove_ids does.
 
     It also removes from two-stage indexes, whose type in Faiss removes nothing. There the ids of what stays close up,
@@ -210,13 +209,13 @@ def remove_ids(index: Any, ids: np.ndarray) -> int:
 
 
 def refresh(
-    index: Any,
+    index: faiss.Index,
     model_or_offsets: OffsetModel | OffsetsLike,
     *,
     device: str = "auto",
     memory: int | str = "1GiB",
     progress: Progress | None = None,
-) -> Any:
+) -> faiss.Index:
     """An upgraded index with all its offsets replaced, as by `upgrade(downgrade(index), model)`.
 
     A second stage that an upgrade made keeps the vectors that it holds. Entries that the model cannot judge get its

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import faiss
 
@@ -11,7 +10,9 @@ from hubplugin.errors import InputError
 from hubplugin_faiss.faiss_objects import name_of
 
 
-def tune(index: Any, *, nprobe: int | None = None, ef_search: int | None = None, k_factor: float | None = None) -> None:
+def tune(
+    index: faiss.Index, *, nprobe: int | None = None, ef_search: int | None = None, k_factor: float | None = None
+) -> None:
     """Sets how wide a search looks, wherever in `index`, upgraded or not, the setting lies.
 
     Args:
@@ -40,7 +41,7 @@ def tune(index: Any, *, nprobe: int | None = None, ef_search: int | None = None,
             part.nsg.search_L = value
 
 
-def settings(part: Any) -> dict[str, Any]:
+def settings(part: faiss.Index) -> dict[str, float]:
     """The settings that `part` itself has, and their values."""
     if isinstance(part, faiss.IndexIVF):
         return {"nprobe": part.nprobe}
@@ -51,7 +52,7 @@ def settings(part: Any) -> dict[str, Any]:
     return {"k_factor": part.k_factor} if isinstance(part, faiss.IndexRefine) else {}
 
 
-def parts(index: Any) -> Iterator[Any]:
+def parts(index: faiss.Index) -> Iterator[faiss.Index]:
     """`index` and those inside it that find its candidates."""
     index = faiss.downcast_index(index)
     yield index
@@ -60,11 +61,11 @@ def parts(index: Any) -> Iterator[Any]:
             yield from parts(getattr(index, inner))
 
 
-def holds_graph(index: Any) -> bool:
+def holds_graph(index: faiss.Index) -> bool:
     return any(isinstance(part, faiss.IndexHNSW | faiss.IndexNSG) for part in parts(index))
 
 
-def wider(index: Any) -> str:
+def wider(index: faiss.Index) -> str:
     """The call of `tune`, as text, that makes searches of `index` twice as wide."""
     now = {name: value for part in parts(index) for name, value in settings(part).items()}
     return f"hubplugin_faiss.tune(index, {', '.join(f'{name}={2 * value:g}' for name, value in now.items())})"

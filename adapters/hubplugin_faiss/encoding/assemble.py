@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import faiss
 import numpy as np
@@ -13,7 +12,7 @@ from hubplugin_faiss.encoding.fast_scan_codes import pack
 from hubplugin_faiss.encoding.layout import EncodedIndex
 
 
-def in_memory(encoded: EncodedIndex) -> Any:
+def in_memory(encoded: EncodedIndex) -> faiss.Index:
     """The base index of `encoded` with its codes."""
     new = encoded.empty
     if isinstance(new, faiss.IndexIVF):
@@ -35,7 +34,7 @@ def in_memory(encoded: EncodedIndex) -> Any:
     return new
 
 
-def _lists_in_memory(encoded: EncodedIndex) -> Any:
+def _lists_in_memory(encoded: EncodedIndex) -> faiss.Index:
     new = encoded.empty
     assert encoded.list_sizes is not None
     lists = faiss.downcast_InvertedLists(new.invlists)
@@ -58,7 +57,7 @@ def _lists_in_memory(encoded: EncodedIndex) -> Any:
     return new
 
 
-def codes_of(index: Any) -> np.ndarray:
+def codes_of(index: faiss.Index) -> np.ndarray:
     """The codes of an index that holds them in a row: uint8 [n, code_size], the memory itself."""
     n, size = int(index.ntotal), int(index.code_size)
     if n == 0:
@@ -67,7 +66,7 @@ def codes_of(index: Any) -> np.ndarray:
     return memory.reshape(n, size)
 
 
-def list_ids(lists: Any, number: int) -> np.ndarray:
+def list_ids(lists: faiss.InvertedLists, number: int) -> np.ndarray:
     size = lists.list_size(number)
     if size == 0:
         return np.empty(0, np.int64)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import faiss
 import numpy as np
@@ -124,7 +124,7 @@ class Coder:
 class Codec(ABC):
     """One kind of codes: designs extra dimensions for them, and widens the quantiser that writes them."""
 
-    def __init__(self, index: Any):
+    def __init__(self, index: faiss.Index):
         self.index, self.euclidean = index, index.metric_type == faiss.METRIC_L2
 
     @property
@@ -148,11 +148,11 @@ class Codec(ABC):
         """Raises StoreError if codes cannot hold components as large as those of `vectors` [n, d]."""
 
     @abstractmethod
-    def widen(self, new: Any, coder: Coder) -> None:
+    def widen(self, new: faiss.Index, coder: Coder) -> None:
         """Gives the widened index `new` the quantiser of this one, extended by that of `coder`."""
 
     @abstractmethod
-    def narrow(self, new: Any, d: int) -> None:
+    def narrow(self, new: faiss.Index, d: int) -> None:
         """Gives the index `new` the first d components of the quantiser of this one."""
 
     def _extra(self, spec: UpgradeSpec, query: list[float], width: int, state: bytes) -> ExtraDimensions:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import faiss
 import numpy as np
 
 from hubplugin_faiss.encoding.codec import Codec, Coder, E, Floats
@@ -27,14 +26,14 @@ class FloatCodec(Codec):
     def coder(self, d: int, extra: ExtraDimensions) -> Coder:
         return Coder(extra, Floats(extra.width), range(extra.width), 32 * d, 32 * extra.width)
 
-    def widen(self, new: Any, coder: Coder) -> None:
+    def widen(self, new: faiss.Index, coder: Coder) -> None:
         pass
 
-    def narrow(self, new: Any, d: int) -> None:
+    def narrow(self, new: faiss.Index, d: int) -> None:
         pass
 
 
-def codec_of(index: Any) -> Codec:
+def codec_of(index: faiss.Index) -> Codec:
     """The codec for the codes of the base index `index`; raises StoreError for a scalar quantiser without room."""
     if hasattr(index, "sq"):
         return ScalarCodec(index)

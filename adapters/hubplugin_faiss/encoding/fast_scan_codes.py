@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import faiss
 import numpy as np
@@ -13,7 +12,7 @@ SCANNED = 32
 packer does not know the latter: it writes, and reconstructs, other codes than are scanned."""
 
 
-def unpacked(packer: Any, packed: Any, start: int, stop: int, width: int) -> np.ndarray:
+def unpacked(packer: faiss.CodePacker, packed: object, start: int, stop: int, width: int) -> np.ndarray:
     """The codes [start, stop) of those that lie at `packed` in the blocks of `packer`: uint8 [stop - start, width]."""
     first, last = start // SCANNED, -(-stop // SCANNED)
     groups, own = _groups(packer, packed, stop), _group_packer(packer.code_size)
@@ -25,7 +24,7 @@ def unpacked(packer: Any, packed: Any, start: int, stop: int, width: int) -> np.
     return np.ascontiguousarray(rows[:, :width])
 
 
-def pack(packer: Any, codes: np.ndarray, packed: Any, start: int, count: int) -> None:
+def pack(packer: faiss.CodePacker, codes: np.ndarray, packed: object, start: int, count: int) -> None:
     """Writes `codes` [n, width] as those from `start` on into blocks of `packer`, for `count` in all, at `packed`."""
     groups, own, row = _groups(packer, packed, count), _group_packer(packer.code_size), 0
     while row < len(codes):
@@ -44,7 +43,7 @@ def pack(packer: Any, codes: np.ndarray, packed: Any, start: int, count: int) ->
         row += len(part)
 
 
-def _groups(packer: Any, packed: Any, count: int) -> np.ndarray:
+def _groups(packer: faiss.CodePacker, packed: object, count: int) -> np.ndarray:
     """The memory at `packed`, which holds `count` codes: uint8 [blocks, groups of `SCANNED` codes, code_size,
     SCANNED]."""
     blocks = -(-count // packer.nvec)
@@ -54,6 +53,6 @@ def _groups(packer: Any, packed: Any, count: int) -> np.ndarray:
 
 
 @cache
-def _group_packer(code_size: int) -> Any:
+def _group_packer(code_size: int) -> faiss.CodePacker:
     """The packer of blocks that hold one group of codes."""
     return faiss.IndexPQFastScan(2 * code_size, 2 * code_size, 4, faiss.METRIC_L2, SCANNED).get_CodePacker()

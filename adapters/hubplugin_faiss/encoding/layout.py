@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+import faiss
 import numpy as np
 
 from hubplugin.vectors import Vectors
@@ -24,12 +25,12 @@ class Entries:
 class EncodedIndex:
     """A base index that lacks only its codes (`empty`), and these codes; `list_sizes` [nlist] with inverted lists."""
 
-    empty: Any
+    empty: faiss.Index
     entries: Callable[[], Iterator[Entries]]
     list_sizes: np.ndarray | None = None
 
 
-Assemble: TypeAlias = Callable[[EncodedIndex], Any]
+Assemble: TypeAlias = Callable[[EncodedIndex], faiss.Index]
 """Puts the codes of an encoded index into it: in memory, or in a file that is written piece by piece."""
 
 

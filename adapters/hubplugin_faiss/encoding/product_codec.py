@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import faiss
 import numpy as np
 
@@ -53,14 +51,14 @@ class ProductCodec(Codec):
         codebooks = faiss.vector_to_array(pq.centroids).reshape(pq.M, pq.ksub, pq.dsub)
         return self._coder(d, extra, codebooks[d // pq.dsub :])
 
-    def widen(self, new: Any, coder: Coder) -> None:
+    def widen(self, new: faiss.Index, coder: Coder) -> None:
         extra_codes = faiss.vector_to_array(coder.quantiser.centroids)  # type: ignore[attr-defined]
         self._set(new, np.concatenate([faiss.vector_to_array(self.index.pq.centroids), extra_codes]))
 
-    def narrow(self, new: Any, d: int) -> None:
+    def narrow(self, new: faiss.Index, d: int) -> None:
         self._set(new, faiss.vector_to_array(self.index.pq.centroids)[: d * self.index.pq.ksub])
 
-    def _set(self, new: Any, centroids: np.ndarray) -> None:
+    def _set(self, new: faiss.Index, centroids: np.ndarray) -> None:
         faiss.copy_array_to_vector(np.ascontiguousarray(centroids), new.pq.centroids)
         if self.index.pq.sdc_table.size():
             new.pq.compute_sdc_table()

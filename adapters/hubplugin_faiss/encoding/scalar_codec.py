@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import faiss
 import numpy as np
@@ -28,7 +28,7 @@ class ScalarCodec(Codec):
         faiss.ScalarQuantizer.QT_4bit: 15,
     }
 
-    def __init__(self, index: Any):
+    def __init__(self, index: faiss.Index):
         super().__init__(index)
         self.kind = index.sq.qtype
         if self.kind not in {**self.FLOATS, **self.LEVELS}:
@@ -67,14 +67,14 @@ class ScalarCodec(Codec):
             with np.errstate(over="ignore"):
                 require_finite(np.ascontiguousarray(vectors, np.float16).view(np.uint16))
 
-    def widen(self, new: Any, coder: Coder) -> None:
+    def widen(self, new: faiss.Index, coder: Coder) -> None:
         trained = faiss.vector_to_array(self.index.sq.trained)
         if self.kind in self.LEVELS:
             extra_codes = faiss.vector_to_array(coder.quantiser.trained)  # type: ignore[attr-defined]
             trained = np.concatenate([trained.reshape(2, -1), extra_codes.reshape(2, -1)], axis=1).ravel()
         faiss.copy_array_to_vector(trained, new.sq.trained)
 
-    def narrow(self, new: Any, d: int) -> None:
+    def narrow(self, new: faiss.Index, d: int) -> None:
         trained = faiss.vector_to_array(self.index.sq.trained)
         if self.kind in self.LEVELS:
             trained = trained.reshape(2, -1)[:, :d].ravel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import faiss
 import numpy as np
@@ -42,14 +42,14 @@ class IndexHandler(ABC):
     names: ClassVar[tuple[str, ...]] = ()
     registry: ClassVar[dict[str, type[IndexHandler]]] = {}
 
-    owner: Any = None
+    owner: object = None
     """The Python object that owns the index, kept alive: the one that `downcast_index` makes does not own it."""
 
     def __init_subclass__(cls) -> None:
         for name in cls.__dict__.get("names", ()):  # its own: a subclass without names takes over no type
             IndexHandler.registry[name] = cls
 
-    def __init__(self, index: Any):
+    def __init__(self, index: faiss.Index):
         self.index = index
 
     @property
@@ -86,11 +86,11 @@ class IndexHandler(ABC):
             raise StoreError(f"{name_of(self.index)} is not trained; train it and add vectors, then upgrade it")
 
     @abstractmethod
-    def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> Any:
+    def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
         """A new index of the same d with `offsets` [n] in it."""
 
     @abstractmethod
-    def downgraded(self, assemble: Assemble) -> Any:
+    def downgraded(self, assemble: Assemble) -> faiss.Index:
         """A new index without offsets, as it was before `upgraded`."""
 
     @abstractmethod
@@ -153,7 +153,7 @@ class IndexHandler(ABC):
         """The files in which this index keeps its inverted lists, beside its own."""
         return []
 
-    def selecting(self, selector: Any) -> Any:
+    def selecting(self, selector: faiss.IDSelector) -> faiss.SearchParameters:
         """Search parameters that look only at the ids of `selector`; None where this type takes none."""
         return None
 
@@ -161,7 +161,7 @@ class IndexHandler(ABC):
         return bool(self.extra_dimensions())
 
 
-def handler_for(index: Any) -> IndexHandler:
+def handler_for(index: faiss.Index) -> IndexHandler:
     """The handler for `index`; raises StoreError, which names its type, if there is none."""
     if isinstance(index, faiss.IndexBinary):
         raise StoreError(f"{type(index).__name__} holds bits, and an offset is a real number: it cannot be upgraded")

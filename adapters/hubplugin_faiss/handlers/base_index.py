@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any
 
+import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
@@ -32,15 +32,17 @@ class BaseIndexHandler(IndexHandler):
     def lossy(self) -> bool:
         return codec_of(self.index).lossy
 
-    def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> Any:
+    def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
         return self.upgraded_behind([], offsets, spec)
 
-    def upgraded_behind(self, chain: list[Any], offsets: np.ndarray, spec: UpgradeSpec) -> Any:
+    def upgraded_behind(
+        self, chain: list[faiss.VectorTransform], offsets: np.ndarray, spec: UpgradeSpec
+    ) -> faiss.Index:
         """The upgraded index behind the transforms of `chain` and those that append its extra dimensions."""
         extra, base_index = self.widened(offsets, spec)
         return pretransform([*chain, *appending(int(self.index.d), extra)], base_index)
 
-    def downgraded(self, assemble: Assemble) -> Any:
+    def downgraded(self, assemble: Assemble) -> faiss.Index:
         raise StoreError(f"{name_of(self.index)} is not upgraded")
 
     def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False) -> None:
@@ -63,11 +65,11 @@ class BaseIndexHandler(IndexHandler):
         return []
 
     @abstractmethod
-    def widened(self, offsets: np.ndarray, spec: UpgradeSpec) -> tuple[ExtraDimensions, Any]:
+    def widened(self, offsets: np.ndarray, spec: UpgradeSpec) -> tuple[ExtraDimensions, faiss.Index]:
         """Extra dimensions that suit this index, and a new one of d + w components that holds `offsets` [n] in them."""
 
     @abstractmethod
-    def narrowed(self, d: int, extra: ExtraDimensions, assemble: Assemble) -> Any:
+    def narrowed(self, d: int, extra: ExtraDimensions, assemble: Assemble) -> faiss.Index:
         """A new index of d components without the `extra` ones that this one has."""
 
     @abstractmethod
@@ -88,12 +90,12 @@ class BaseIndexHandler(IndexHandler):
 
     @abstractmethod
     def append_extended(
-        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: Any
+        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
     ) -> None:
         """Adds `vectors` [n, d] with `offsets` [n] to this index of d + w components."""
 
 
-def base_index_handler(index: Any) -> BaseIndexHandler:
+def base_index_handler(index: faiss.Index) -> BaseIndexHandler:
     """The handler for `index`; raises StoreError if it is no base index."""
     handler = handler_for(index)
     if not isinstance(handler, BaseIndexHandler):

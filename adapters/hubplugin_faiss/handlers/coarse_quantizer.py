@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import faiss
 import numpy as np
 
@@ -22,7 +20,7 @@ FLOATS = ("IndexFlat", "IndexFlatIP", "IndexFlatL2", "IndexHNSWFlat")
 """The coarse quantizers that hold their centroids as floats."""
 
 
-def widened_quantizer(quantizer: Any, coder: Coder, ranks: np.ndarray) -> tuple[Any, np.ndarray]:
+def widened_quantizer(quantizer: faiss.Index, coder: Coder, ranks: np.ndarray) -> tuple[faiss.Index, np.ndarray]:
     """A coarse quantizer of d + w components whose centroids rank as if each had the offset in `ranks` [nlist], and
     their extra components [nlist, w].
 
@@ -40,7 +38,7 @@ def widened_quantizer(quantizer: Any, coder: Coder, ranks: np.ndarray) -> tuple[
     return pretransform([drop], faiss.clone_index(quantizer)), np.zeros((len(ranks), width), np.float32)
 
 
-def ranked_quantizer(quantizer: Any, ranks: np.ndarray, spec: UpgradeSpec) -> Any:
+def ranked_quantizer(quantizer: faiss.Index, ranks: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
     """A coarse quantizer of the same d whose centroids rank as if each had the offset in `ranks` [nlist]."""
     if name_of(quantizer) not in FLOATS:
         return faiss.clone_index(quantizer)
@@ -48,14 +46,14 @@ def ranked_quantizer(quantizer: Any, ranks: np.ndarray, spec: UpgradeSpec) -> An
     return pretransform(appending(int(quantizer.d), coder.extra), widened_quantizer(quantizer, coder, ranks)[0])
 
 
-def unranked_quantizer(quantizer: Any) -> Any:
+def unranked_quantizer(quantizer: faiss.Index) -> faiss.Index:
     """The coarse quantizer that `ranked_quantizer` was given."""
     if name_of(quantizer) != "IndexPreTransform":
         return faiss.clone_index(quantizer)
     return handler_for(quantizer).downgraded(in_memory)
 
 
-def narrowed_quantizer(quantizer: Any, d: int, extra: ExtraDimensions) -> Any:
+def narrowed_quantizer(quantizer: faiss.Index, d: int, extra: ExtraDimensions) -> faiss.Index:
     """The coarse quantizer of d components that `widened_quantizer` was given."""
     quantizer = faiss.downcast_index(quantizer)
     if isinstance(quantizer, faiss.IndexPreTransform):
@@ -63,7 +61,7 @@ def narrowed_quantizer(quantizer: Any, d: int, extra: ExtraDimensions) -> Any:
     return base_index_handler(quantizer).narrowed(d, extra, in_memory)
 
 
-def nearest_lists(quantizer: Any, vectors: np.ndarray, extra: ExtraDimensions) -> np.ndarray:
+def nearest_lists(quantizer: faiss.Index, vectors: np.ndarray, extra: ExtraDimensions) -> np.ndarray:
     """The list that each of `vectors` [n, d] has in the raw index, where lists have no offsets: int64 [n]."""
     if extra.euclidean:
         return np.ascontiguousarray(
@@ -73,7 +71,7 @@ def nearest_lists(quantizer: Any, vectors: np.ndarray, extra: ExtraDimensions) -
     return np.ascontiguousarray(quantizer.search(np.concatenate([vectors, blank], axis=1), 1)[1].ravel())
 
 
-def replace_quantizer(index: Any, quantizer: Any) -> None:
+def replace_quantizer(index: faiss.Index, quantizer: faiss.Index) -> None:
     """Replaces the coarse quantizer of the IVF `index`, which owns it."""
     old = faiss.downcast_index(index.quantizer)
     index.quantizer = quantizer  # which it owns from now on

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
 
 import faiss
 import numpy as np
@@ -24,7 +23,7 @@ class FastScanHandler(FlatCodesHandler):
     def _codes(self, start: int, stop: int) -> np.ndarray:
         return unpacked(self.index.get_CodePacker(), self.index.codes.data(), start, stop, self.index.pq.code_size)
 
-    def _empty(self, d: int) -> Any:
+    def _empty(self, d: int) -> faiss.Index:
         old = self.index
         new = faiss.IndexPQFastScan(d, d // old.pq.dsub, 4, old.metric_type, old.bbs)
         copy_fields(new, old, "implem", "skip", "qbs")
@@ -37,7 +36,7 @@ class FastScanListsHandler(InvertedListsHandler):
     names = ("IndexIVFPQFastScan",)
 
     def append_extended(
-        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: Any
+        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
     ) -> None:
         ids = self._ids_to_add(ids, len(vectors))
         nearest, extended = self._placed(d, extra, vectors, offsets)
@@ -69,7 +68,7 @@ class FastScanListsHandler(InvertedListsHandler):
     def _centres(self) -> np.ndarray:
         return np.asarray(self.index.quantizer.reconstruct_n(0, self.index.nlist))
 
-    def _empty(self, d: int, quantizer: Any) -> Any:
+    def _empty(self, d: int, quantizer: faiss.Index) -> faiss.Index:
         old = self.index
         new = faiss.IndexIVFPQFastScan(quantizer, d, old.nlist, d // old.pq.dsub, 4, old.metric_type, old.bbs)
         new.own_fields = handed_over(quantizer)

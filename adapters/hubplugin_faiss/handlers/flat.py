@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import faiss
 import numpy as np
@@ -36,16 +36,16 @@ class FlatCodesHandler(BaseIndexHandler):
     def exhaustive(self) -> bool:
         return True
 
-    def widened(self, offsets: np.ndarray, spec: UpgradeSpec) -> tuple[ExtraDimensions, Any]:
+    def widened(self, offsets: np.ndarray, spec: UpgradeSpec) -> tuple[ExtraDimensions, faiss.Index]:
         codec = codec_of(self.index)
         coder = codec.design(spec, offsets[sample_rows(offsets, np.empty(0, np.int64))], None)
         return coder.extra, spec.assemble(self._encoded_with(coder, lambda rows: coder.components_for(offsets[rows])))
 
-    def widened_by(self, coder: Coder, components: np.ndarray) -> Any:
+    def widened_by(self, coder: Coder, components: np.ndarray) -> faiss.Index:
         """A new index with extra `components` [n, w] in its codes."""
         return in_memory(self._encoded_with(coder, lambda rows: components[rows]))
 
-    def narrowed(self, d: int, extra: ExtraDimensions, assemble: Assemble) -> Any:
+    def narrowed(self, d: int, extra: ExtraDimensions, assemble: Assemble) -> faiss.Index:
         codec = codec_of(self.index)
         coder, new = codec.coder(d, extra), self._empty(d)
         codec.narrow(new, d)
@@ -65,11 +65,11 @@ class FlatCodesHandler(BaseIndexHandler):
         codes = self.index.sa_encode(with_query(vectors, extra.query))
         return np.asarray(self.index.sa_decode(codes)[:, : vectors.shape[1]])
 
-    def selecting(self, selector: Any) -> Any:
+    def selecting(self, selector: faiss.IDSelector) -> faiss.SearchParameters:
         return None if hasattr(self.index, "pq") else faiss.SearchParameters(sel=selector)
 
     def append_extended(
-        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: Any
+        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
     ) -> None:
         if ids is not None:
             raise StoreError(f"{name_of(self.index)} numbers its entries itself; add without ids")
@@ -77,7 +77,7 @@ class FlatCodesHandler(BaseIndexHandler):
         codec.require_fits(vectors)
         self.index.add(np.concatenate([vectors, codec.coder(d, extra).components_for(offsets)], axis=1))
 
-    def _empty(self, d: int) -> Any:
+    def _empty(self, d: int) -> faiss.Index:
         """An index like this one, of d components and without codes."""
         old, metric = self.index, self.index.metric_type
         if isinstance(old, faiss.IndexScalarQuantizer):
@@ -99,7 +99,7 @@ class FlatCodesHandler(BaseIndexHandler):
         codec_of(self.index).widen(new, coder)
         return self._encoded(new, lambda codes, rows: coder.join(codes, components(rows)))
 
-    def _encoded(self, new: Any, code: Callable[[np.ndarray, slice], np.ndarray]) -> EncodedIndex:
+    def _encoded(self, new: faiss.Index, code: Callable[[np.ndarray, slice], np.ndarray]) -> EncodedIndex:
         def entries() -> Iterator[Entries]:
             size = block_rows(new.d)
             for start in range(0, self.count, size):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import faiss
 import numpy as np
@@ -41,18 +41,18 @@ class GraphHandler(BaseIndexHandler):
     def _kind(self) -> str:
         return "HNSW" if isinstance(self.index, faiss.IndexHNSW) else "NSG"
 
-    def widened(self, offsets: np.ndarray, spec: UpgradeSpec) -> tuple[ExtraDimensions, Any]:
+    def widened(self, offsets: np.ndarray, spec: UpgradeSpec) -> tuple[ExtraDimensions, faiss.Index]:
         graph = self._rebuilt(offsets) if spec.rebuild else self.index
         extra, storage = self._storage.widened(offsets, replace(spec, assemble=in_memory))
         return extra, self._over(storage, graph)
 
-    def widened_by(self, coder: Coder, components: np.ndarray) -> Any:
+    def widened_by(self, coder: Coder, components: np.ndarray) -> faiss.Index:
         """A new index with extra `components` [n, w] in the codes of its storage."""
         storage = self._storage
         assert isinstance(storage, FlatCodesHandler)
         return self._over(storage.widened_by(coder, components), self.index)
 
-    def narrowed(self, d: int, extra: ExtraDimensions, assemble: Assemble) -> Any:
+    def narrowed(self, d: int, extra: ExtraDimensions, assemble: Assemble) -> faiss.Index:
         return self._over(self._storage.narrowed(d, extra, in_memory), self.index)
 
     def coder(self, d: int, extra: ExtraDimensions) -> Coder:
@@ -68,7 +68,7 @@ class GraphHandler(BaseIndexHandler):
         return self._storage.coded_extended(extra, vectors)
 
     def append_extended(
-        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: Any
+        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
     ) -> None:
         if self._kind == "NSG":
             raise StoreError(
@@ -91,13 +91,13 @@ class GraphHandler(BaseIndexHandler):
         self._write_components(storage, coder, old, coder.components_for(offsets))
 
     @staticmethod
-    def _write_components(storage: Any, coder: Coder, start: int, components: np.ndarray) -> None:
+    def _write_components(storage: faiss.Index, coder: Coder, start: int, components: np.ndarray) -> None:
         codes, size = codes_of(storage), block_rows(storage.d)
         for first in range(0, len(components), size):
             part = codes[start + first : start + first + size]
             part[:] = coder.join(coder.head(part), components[first : first + size])
 
-    def _over(self, storage: Any, graph: Any) -> Any:
+    def _over(self, storage: faiss.Index, graph: faiss.HNSW) -> faiss.Index:
         """An index like this one over another storage, with the links of `graph`."""
         new = type(self.index)()
         copy_fields(new, self.index, *self.FIELDS[self._kind])
@@ -109,7 +109,7 @@ class GraphHandler(BaseIndexHandler):
             new.nsg = graph.nsg
         return new
 
-    def _rebuilt(self, offsets: np.ndarray) -> Any:
+    def _rebuilt(self, offsets: np.ndarray) -> faiss.Index:
         """The graph that Faiss builds over the vectors with their offsets: [t, (c + offset) / sqrt(c)] for inner
         product, c the largest |offset|, so that two of them are as similar as the targets that they are."""
         index, d = self.index, int(self.index.d)

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import faiss
 import numpy as np
@@ -32,7 +32,7 @@ class InvertedListsHandler(BaseIndexHandler):
 
     names: ClassVar[tuple[str, ...]] = ("IndexIVFFlat", "IndexIVFScalarQuantizer", "IndexIVFPQ")
 
-    def widened(self, offsets: np.ndarray, spec: UpgradeSpec) -> tuple[ExtraDimensions, Any]:
+    def widened(self, offsets: np.ndarray, spec: UpgradeSpec) -> tuple[ExtraDimensions, faiss.Index]:
         codec, starts = codec_of(self.index), self._starts()
         if isinstance(codec, ScalarCodec) and codec.kind == HALF:
             for _, codes, _, _ in self._blocks(0, block_rows(self.index.d)):
@@ -53,7 +53,7 @@ class InvertedListsHandler(BaseIndexHandler):
 
         return coder.extra, spec.assemble(self._encoded(new, code))
 
-    def narrowed(self, d: int, extra: ExtraDimensions, assemble: Assemble) -> Any:
+    def narrowed(self, d: int, extra: ExtraDimensions, assemble: Assemble) -> faiss.Index:
         codec = codec_of(self.index)
         coder = codec.coder(d, extra)
         new = self._empty(d, narrowed_quantizer(self.index.quantizer, d, extra))
@@ -86,7 +86,7 @@ class InvertedListsHandler(BaseIndexHandler):
         return IndexHandler.order(self)
 
     def append_extended(
-        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: Any
+        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
     ) -> None:
         codec_of(self.index).require_fits(vectors)
         ids = self._ids_to_add(ids, len(vectors))
@@ -98,7 +98,7 @@ class InvertedListsHandler(BaseIndexHandler):
         lists = faiss.downcast_InvertedLists(self.index.invlists)
         return [str(lists.filename)] if isinstance(lists, faiss.OnDiskInvertedLists) else []
 
-    def selecting(self, selector: Any) -> Any:
+    def selecting(self, selector: faiss.IDSelector) -> faiss.SearchParameters:
         return faiss.SearchParametersIVF(sel=selector, nprobe=min(self.index.nlist, 64))
 
     def _ids_to_add(self, ids: np.ndarray | None, count: int) -> np.ndarray:
@@ -180,7 +180,7 @@ class InvertedListsHandler(BaseIndexHandler):
                 slice(first, last),
             )
 
-    def _empty(self, d: int, quantizer: Any) -> Any:
+    def _empty(self, d: int, quantizer: faiss.Index) -> faiss.Index:
         old, metric = self.index, self.index.metric_type
         if isinstance(old, faiss.IndexIVFScalarQuantizer):
             new = faiss.IndexIVFScalarQuantizer(quantizer, d, old.nlist, old.sq.qtype, metric, old.by_residual)
@@ -201,7 +201,7 @@ class InvertedListsHandler(BaseIndexHandler):
             new.replace_invlists(lists, handed_over(lists))
         return new
 
-    def _encoded(self, new: Any, code: Callable[[np.ndarray, np.ndarray, slice], np.ndarray]) -> EncodedIndex:
+    def _encoded(self, new: faiss.Index, code: Callable[[np.ndarray, np.ndarray, slice], np.ndarray]) -> EncodedIndex:
         new.direct_map = self.index.direct_map
 
         def entries() -> Iterator[Entries]:
@@ -228,7 +228,7 @@ def _parts(starts: np.ndarray, first: int, last: int) -> Iterator[tuple[int, sli
 
 
 @contextmanager
-def mapped_anew(index: Any) -> Iterator[None]:
+def mapped_anew(index: faiss.Index) -> Iterator[None]:
     """On exit, rebuilds the direct map of the IVF `index`, if it has one, after entries were added to its lists."""
     kind = index.direct_map.type
     index.set_direct_map_type(faiss.DirectMap.NoMap)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
 
 import faiss
 import numpy as np
@@ -30,7 +29,7 @@ class RefineHandler(IndexHandler):
         self._base.check()
         self._second.check()
 
-    def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> Any:
+    def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
         second = self._second.upgraded(offsets, spec)
         if self._base.two_stage:
             base = self._base
@@ -44,7 +43,7 @@ class RefineHandler(IndexHandler):
             offsets = offsets + norm_biases(self._second)[labels] - norm_biases(self._base)
         return self._of(self._base.upgraded(offsets, spec), second, self.index.k_factor)
 
-    def downgraded(self, assemble: Assemble) -> Any:
+    def downgraded(self, assemble: Assemble) -> faiss.Index:
         if not self._base.two_stage:
             return self._of(self._base.downgraded(assemble), self._second.downgraded(assemble), self.index.k_factor)
         candidates = unranked(self.index.base_index)
@@ -134,7 +133,7 @@ class RefineHandler(IndexHandler):
     def _second(self) -> IndexHandler:
         return handler_for(self.index.refine_index)
 
-    def _of(self, base: Any, second: Any, k_factor: float) -> Any:
+    def _of(self, base: faiss.Index, second: faiss.Index, k_factor: float) -> faiss.Index:
         new = faiss.IndexRefine(base, second)
         new.own_fields, new.own_refine_index, new.k_factor = handed_over(base), handed_over(second), k_factor
         copy_fields(new, self.index)

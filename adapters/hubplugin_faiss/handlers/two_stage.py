@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import faiss
 import numpy as np
@@ -74,7 +73,7 @@ class TwoStageHandler(IndexHandler):
                     "entries by no others; keep ids of your own in an IndexIDMap2 over it"
                 )
 
-    def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> Any:
+    def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
         d, metric = self.index.d, self.index.metric_type
         stage = faiss.IndexScalarQuantizer(d, faiss.ScalarQuantizer.QT_fp16, metric)
         given = (
@@ -89,7 +88,7 @@ class TwoStageHandler(IndexHandler):
         new.own_fields, new.own_refine_index, new.k_factor = handed_over(base), handed_over(second), K_FACTOR
         return new
 
-    def downgraded(self, assemble: Assemble) -> Any:
+    def downgraded(self, assemble: Assemble) -> faiss.Index:
         return unranked(self.index)
 
     def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
@@ -133,7 +132,7 @@ class TwoStageHandler(IndexHandler):
     def extra_dimensions(self) -> list[ExtraDimensions]:
         return []
 
-    def ranked(self, offsets: np.ndarray, spec: UpgradeSpec) -> Any:
+    def ranked(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
         """A copy of the index; a search ranks its lists, if it has any, by the offsets of their entries."""
         new = copied(self.index)
         if isinstance(new, faiss.IndexIVF):
@@ -160,7 +159,7 @@ class TwoStageHandler(IndexHandler):
         return np.asarray(sums / np.maximum([len(own) for own in lists], 1))
 
 
-def unranked(index: Any) -> Any:
+def unranked(index: faiss.Index) -> faiss.Index:
     """A copy of a two-stage index; a search ranks its lists by their centroids alone again."""
     new = copied(index)
     if isinstance(new, faiss.IndexIVF):

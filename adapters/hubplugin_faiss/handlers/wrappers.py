@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import faiss
 import numpy as np
@@ -52,7 +51,7 @@ class WrapperHandler(IndexHandler):
     def coded(self, vectors: np.ndarray) -> np.ndarray:
         return self._inner.coded(vectors)
 
-    def selecting(self, selector: Any) -> Any:
+    def selecting(self, selector: faiss.IDSelector) -> faiss.SearchParameters:
         return self._inner.selecting(selector)
 
     @property
@@ -78,10 +77,10 @@ class IdMapHandler(WrapperHandler):
         self._inner.check()
         self.labels()
 
-    def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> Any:
+    def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
         return self._around(self._inner.upgraded(offsets, spec))
 
-    def downgraded(self, assemble: Assemble) -> Any:
+    def downgraded(self, assemble: Assemble) -> faiss.Index:
         return self._around(self._inner.downgraded(assemble))
 
     def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False) -> None:
@@ -115,7 +114,7 @@ class IdMapHandler(WrapperHandler):
     def _ids(self) -> np.ndarray:
         return np.asarray(faiss.vector_to_array(self.index.id_map))
 
-    def _around(self, part: Any) -> Any:
+    def _around(self, part: faiss.Index) -> faiss.Index:
         part.ntotal = 0  # Faiss puts ids only over what looks empty
         new = type(self.index)(part)
         new.own_fields = handed_over(part)
@@ -145,7 +144,7 @@ class PreTransformHandler(WrapperHandler):
                 ) from None
         self._inner.check()
 
-    def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> Any:
+    def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
         part, chain = self._inner, self._copied_chain()
         if isinstance(part, BaseIndexHandler):
             return part.upgraded_behind(chain, offsets, spec)
@@ -153,7 +152,7 @@ class PreTransformHandler(WrapperHandler):
         spec = replace(spec, vectors=given, unit=spec.unit and self._keeps_lengths)
         return pretransform(chain, part.upgraded(offsets, spec))
 
-    def downgraded(self, assemble: Assemble) -> Any:
+    def downgraded(self, assemble: Assemble) -> faiss.Index:
         extra, chain = self._extra(), self._copied_chain()
         if extra is None:
             return pretransform(chain, self._inner.downgraded(assemble))
@@ -214,7 +213,7 @@ class PreTransformHandler(WrapperHandler):
         return self._inner.lossy or any(link.d_out < link.d_in for link in self._links)
 
     @property
-    def _links(self) -> list[Any]:
+    def _links(self) -> list[faiss.VectorTransform]:
         """The transforms but those that append extra dimensions."""
         return [faiss.downcast_VectorTransform(self.index.chain.at(number)) for number in range(self._own_links)]
 
@@ -267,7 +266,7 @@ class PreTransformHandler(WrapperHandler):
             return None
         return ExtraDimensions(-mean[d:], self.euclidean)
 
-    def _copied_chain(self) -> list[Any]:
+    def _copied_chain(self) -> list[faiss.VectorTransform]:
         """Copies of the transforms, made through Faiss's writer: its cloner knows few of them."""
         chain = []
         for number in range(self.index.chain.size()):
