@@ -189,7 +189,9 @@ class Method(BaseModel, ABC):
         resolved = self.resolved(given)
         solution = resolved.solve(given)
         model = resolved._model(given, solution.terms)
-        return model if given.targets is None else model.centred_by(resolved._raw(given, solution))
+        if given.targets is None:
+            return model
+        return model.centred_by(resolved._raw(given, solution), given.targets, given.compute.precision)
 
 
 class OnePassMethod(Method):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -14,8 +14,9 @@ import numpy as np
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin.model import file
+from hubplugin.model.kept import KeptOffsets
 from hubplugin.model.terms import Dot, Term, of_one_bank, packed, reduction_of, unpacked
-from hubplugin.vectors import Progress, VectorLike, as_vectors
+from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
 
 if TYPE_CHECKING:
     from hubplugin.reductions import Compute, Precision
@@ -74,6 +75,8 @@ class OffsetModel:
     centre: float = 0.0
     gallery: GalleryStatistics | None = None
     activation: Activation | None = None
+    # Of no other model: `replace` does not carry what is not given, so other terms never have these numbers.
+    _kept: KeptOffsets | None = field(default=None, init=False, compare=False, repr=False)
 
     mark: ClassVar[str] = ""
     """What only the header of this kind of model has; "" for the plain one."""
@@ -123,14 +126,17 @@ class OffsetModel:
         """This model with offsets of mean 0 over `targets` [n, d], and their statistics."""
         from hubplugin.reductions import Compute
 
-        return self.centred_by(self.raw_offsets(targets, Compute(device, memory, progress)))
+        vectors, compute = as_vectors(targets, "targets"), Compute(device, memory, progress)
+        return self.centred_by(self.raw_offsets(vectors, compute), vectors, compute.precision)
 
-    def centred_by(self, raw: np.ndarray) -> OffsetModel:
-        """`centred_on` for whoever knows the raw offsets of the targets: float64 [n]."""
+    def centred_by(self, raw: np.ndarray, targets: Vectors, precision: Precision = "float32") -> OffsetModel:
+        """`centred_on` for whoever knows the raw offsets of the targets: float64 [n]. The model keeps them."""
         centre = float(self._checked(raw).mean())
         centred = raw - centre
         statistics = GalleryStatistics(len(raw), float(centred.min()), float(centred.max()), float(centred.std()))
-        return replace(self, centre=centre, gallery=statistics)
+        centred_model = replace(self, centre=centre, gallery=statistics)
+        object.__setattr__(centred_model, "_kept", KeptOffsets.of(raw, targets, precision))
+        return centred_model
 
     def with_activation(
         self,
@@ -185,6 +191,9 @@ class OffsetModel:
                 f"{vectors.name} has {vectors.dim} dimensions, the query bank of this model has {self.dim}; "
                 "embed both with the same model"
             )
+        kept = None if self._kept is None else self._kept.for_targets(vectors, compute.precision)
+        if kept is not None:
+            return kept
         total = np.zeros(vectors.rows)
         for terms in of_one_bank(self.terms):
             similarities = compute.similarities(terms[0].bank, self.metric)

@@ -44,7 +44,8 @@ def test_save_and_load_give_the_same_model(method, metric, fitted, tmp_path):
     model, targets = fitted(method, metric=metric)
     model.save(tmp_path / "m.hub")
     again = hubplugin.load(tmp_path / "m.hub")
-    np.testing.assert_array_equal(again.offsets(targets), model.offsets(targets))
+    # The fit has them from its last pass, the file from a new one.
+    np.testing.assert_allclose(again.offsets(targets), model.offsets(targets), rtol=0, atol=1e-5)
     for field in ("method", "parameters", "metric", "bank_fingerprint", "centre", "gallery", "fingerprint"):
         assert getattr(again, field) == getattr(model, field)
     assert [path.name for path in tmp_path.iterdir()] == ["m.hub"]

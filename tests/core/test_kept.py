@@ -1,0 +1,113 @@
+"""A fit keeps the offsets of its gallery, and gives them to that very gallery only."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import hubplugin
+from hubplugin.model import kept
+from hubplugin.reductions import Similarities
+from tests.core import formulas
+
+PARAMETERS = {
+    "is": {"tau": 0.05},
+    "nnn": {"k": 8, "alpha": 0.5},
+    "dbsn": {"tau": 0.05, "iterations": 10},
+    "dualis": {"tau_query": 0.05, "tau_target": 0.1},
+    "dn": {"lam": 0.5},
+}
+
+
+@pytest.fixture
+def sets(rng):
+    return tuple(rng.normal(size=(rows, 16)).astype(np.float32) for rows in (60, 90, 40))
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """What is multiplied, by the name that progress is reported under."""
+    seen = []
+    whole = Similarities.tiles
+
+    def tiles(self, targets, what, **options):
+        seen.append(what)
+        return whole(self, targets, what, **options)
+
+    monkeypatch.setattr(Similarities, "tiles", tiles)
+    return seen
+
+
+@pytest.mark.parametrize("method", PARAMETERS)
+@pytest.mark.parametrize("memory", ["1GiB", "1MiB"])
+def test_offsets_of_the_fits_gallery_are_true_and_cost_no_product(method, memory, sets, passes):
+    bank, targets, second = sets
+    model = hubplugin.fit(bank, method, targets, second, memory=memory, **PARAMETERS[method])
+    del passes[:]
+    found = model.offsets(targets)
+    assert passes == []
+    expected = formulas.offsets(method, bank, targets, "cosine", second, **PARAMETERS[method])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_the_default_keeps_its_offsets_too(sets, passes):
+    bank, targets, _ = sets
+    model = hubplugin.fit(bank, targets=targets)
+    del passes[:]
+    assert abs(float(model.offsets(targets).mean())) < 1e-6
+    assert passes == []
+
+
+@pytest.mark.parametrize("change", ["one bit", "two rows swapped", "one more", "another shape"])
+def test_a_gallery_that_changed_gets_new_offsets(change, sets):
+    bank, targets, _ = sets
+    model = hubplugin.fit(bank, "is", targets)
+    if change == "one bit":
+        targets[7, 3] = np.nextafter(targets[7, 3], np.float32(np.inf))
+        targets[8] *= -1
+    elif change == "two rows swapped":
+        targets[[0, 1]] = targets[[1, 0]]
+    elif change == "one more":
+        targets = np.concatenate([targets, targets[:1]])
+    else:
+        targets = targets[:45]
+    fresh = hubplugin.fit(bank, "is").offsets(targets)
+    np.testing.assert_allclose(model.offsets(targets), np.minimum(fresh - model.centre, model.gallery.cap), atol=1e-6)
+
+
+def test_another_precision_is_computed(sets, passes):
+    bank, targets, _ = sets
+    model = hubplugin.fit(bank, "is", targets)
+    del passes[:]
+    model.offsets(targets, precision="float64")
+    assert passes == ["offsets"]
+
+
+def test_a_model_with_other_terms_has_none_of_the_offsets(sets):
+    from dataclasses import replace
+
+    bank, targets, _ = sets
+    model = hubplugin.fit(bank, "is", targets)
+    other = replace(model, terms=hubplugin.fit(bank, "nnn").terms)
+    expected = hubplugin.fit(bank, "nnn", targets).offsets(targets)
+    np.testing.assert_allclose(other.centred_on(targets).offsets(targets), expected, atol=1e-6)
+
+
+def test_large_galleries_are_not_kept_and_files_hold_none(sets, passes, monkeypatch, tmp_path):
+    bank, targets, _ = sets
+    hubplugin.fit(bank, "is", targets).save(tmp_path / "model.hub")
+    loaded = hubplugin.load(tmp_path / "model.hub")
+    monkeypatch.setattr(kept, "KEPT_BYTES", 8 * len(targets) - 1)
+    for model in (loaded, hubplugin.fit(bank, "is", targets)):
+        del passes[:]
+        model.offsets(targets)
+        assert passes == ["offsets"]
+
+
+def test_who_writes_to_what_was_given_does_not_change_what_is_kept(sets):
+    bank, targets, _ = sets
+    model = hubplugin.fit(bank, "nnn", targets)
+    first = model.offsets(targets)
+    expected = first.copy()
+    first[:] = 0
+    np.testing.assert_array_equal(model.offsets(targets), expected)
