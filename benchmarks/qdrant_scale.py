@@ -21,7 +21,7 @@ import qdrant_edge as edge
 from qdrant_client import QdrantClient, models
 
 from hubplugin import fit
-from hubplugin.jobs.correction import write
+from hubplugin.jobs.writing import write
 from hubplugin.progress import bars
 from hubplugin.store import Store
 from hubplugin_qdrant import QdrantStore

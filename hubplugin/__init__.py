@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from hubplugin.evaluation.export import Evaluation
     from hubplugin.fitting import fit
     from hubplugin.guard import Judgement, check, judge
-    from hubplugin.jobs.correction import apply, inspect, refresh
+    from hubplugin.jobs.correction import apply
     from hubplugin.jobs.diagnosis import Diagnosis, diagnose
+    from hubplugin.jobs.inspection import inspect
+    from hubplugin.jobs.writing import refresh
     from hubplugin.methods import METHODS
     from hubplugin.metric import Metric
     from hubplugin.model import OffsetModel, load
@@ -44,11 +46,11 @@ _HOMES = {
     "evaluate": "evaluation.evaluate",
     "fit": "fitting",
     "fit_rule": "query_dependent",
-    "inspect": "jobs.correction",
+    "inspect": "jobs.inspection",
     "judge": "guard",
     "load": "model",
     "open_store": "registry",
-    "refresh": "jobs.correction",
+    "refresh": "jobs.writing",
 }
 
 __all__ = [

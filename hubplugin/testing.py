@@ -23,7 +23,9 @@ import pytest
 
 from hubplugin.errors import HubpluginError, StoreError
 from hubplugin.fitting import fit
-from hubplugin.jobs.correction import apply, inspect, refresh, write
+from hubplugin.jobs.correction import apply
+from hubplugin.jobs.inspection import inspect
+from hubplugin.jobs.writing import refresh, write
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.store import Batch, Hits, Id, Store

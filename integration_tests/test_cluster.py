@@ -9,7 +9,8 @@ from qdrant_client import models
 
 import hubplugin_qdrant
 import hubplugin_qdrant.transport
-from hubplugin.jobs.correction import apply, inspect
+from hubplugin.jobs.correction import apply
+from hubplugin.jobs.inspection import inspect
 from integration_tests.galleries import APPLY, BANK, QUERIES, TARGETS, K
 
 pytestmark = pytest.mark.needs("cluster")

@@ -9,7 +9,9 @@ import pytest
 
 import hubplugin_qdrant.edge
 import hubplugin_qdrant.transport
-from hubplugin.jobs.correction import apply, inspect, refresh
+from hubplugin.jobs.correction import apply
+from hubplugin.jobs.inspection import inspect
+from hubplugin.jobs.writing import refresh
 from hubplugin.measures.hubness import skewness
 from hubplugin_qdrant import cached_manifest
 from integration_tests.galleries import APPLY, BANK, LATER, OTHER_BANK, QUERIES, Answer, K, exact_scores, point_id

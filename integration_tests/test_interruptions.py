@@ -12,7 +12,8 @@ import pytest
 
 import hubplugin_qdrant
 import hubplugin_qdrant.transport
-from hubplugin.jobs.correction import apply, inspect
+from hubplugin.jobs.correction import apply
+from hubplugin.jobs.inspection import inspect
 from hubplugin_qdrant import HubQdrantClient
 from integration_tests import applying
 from integration_tests.galleries import APPLY, BANK, QUERIES, K, assert_same

@@ -13,6 +13,7 @@ from hubplugin.errors import InputError
 from hubplugin.jobs.unjudged import Unjudged, offsets_of_all
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, warn_if_swapped
+from hubplugin.store import Batch
 from hubplugin.vectors import Progress, Vectors
 from hubplugin_faiss.checks import require_suits
 from hubplugin_faiss.encoding.assemble import in_memory
@@ -94,11 +95,14 @@ def _tolerant(
     model: OffsetModel, handler: IndexHandler, resources: Resources, unjudged: Unjudged
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Vectors [b, d] and offsets [b] of all entries, the smallest offset for those that are then in `unjudged`."""
+    from hubplugin.reductions import Compute
+
     unit, row = model.metric is Metric.COSINE and not handler.lossy, 0
-    options: dict[str, Any] = {"unit": unit, "device": resources.device, "memory": resources.memory}
+    compute = Compute(resources.device, resources.memory)
     for vectors, _ in handler.scan(0, block_rows(handler.index.d)):
         ids = handler.labels(row, row + len(vectors)).tolist()
-        yield vectors, offsets_of_all(model, vectors, ids, unjudged, **options)
+        batch = Batch(ids, vectors, np.full(len(ids), np.nan, np.float32))
+        yield vectors, offsets_of_all(model, batch, unjudged, unit=unit, compute=compute)
         row += len(vectors)
 
 

@@ -1,4 +1,4 @@
-"""The jobs on a collection: apply, refresh, inspect, remove. What they do is in `hubplugin.jobs.correction`."""
+"""The jobs on a collection: apply, refresh, inspect, remove. What they do is in `hubplugin.jobs`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from qdrant_client import QdrantClient
 
-from hubplugin.jobs import correction
+from hubplugin.jobs import correction, inspection, writing
 from hubplugin.methods import asked_for
 from hubplugin.tuning import Pairs
 from hubplugin.vectors import Progress, VectorLike
@@ -32,7 +32,7 @@ def apply(
     memory: int | str = "1GiB",
     progress: Progress | None = None,
     **parameters: Any,
-) -> correction.Applied:
+) -> writing.Applied:
     """Corrects the vector `using` of `collection` in place; a `HubQdrantClient` then searches it corrected.
 
     query_bank: [m, d] example queries, as for `hubplugin.fit`, which also has `method`, its `parameters`,
@@ -66,10 +66,10 @@ def refresh(
     device: str = "auto",
     memory: int | str = "1GiB",
     progress: Progress | None = None,
-) -> correction.Applied:
+) -> writing.Applied:
     """Writes the offsets of points that came or changed without the wrapper, and no others; says how many."""
     store = QdrantStore(client, collection, using)
-    return correction.refresh(store, device=device, memory=memory, progress=progress)
+    return writing.refresh(store, device=device, memory=memory, progress=progress)
 
 
 def inspect(
@@ -77,15 +77,15 @@ def inspect(
     collection: str,
     *,
     using: str = "",
-    probes: int = correction.PROBES,
+    probes: int = inspection.PROBES,
     device: str = "auto",
     memory: int | str = "1GiB",
     progress: Progress | None = None,
-) -> correction.Inspection:
+) -> inspection.Inspection:
     """What correction lies in the collection, whether every point has the offset that its vector gives, and what the
     correction does to hubness now, seen by searching for `probes` queries of the bank; 0 searches for none."""
     store = QdrantStore(client, collection, using)
-    return correction.inspect(store, probes=probes, device=device, memory=memory, progress=progress)
+    return inspection.inspect(store, probes=probes, device=device, memory=memory, progress=progress)
 
 
 def remove(client: QdrantClient, collection: str, *, using: str = "", progress: Progress | None = None) -> None:

@@ -148,7 +148,7 @@ def refresh(store: StoreUrl, device: Device = "auto", memory: Memory = "1GiB") -
 
     opened = open_store(store)
 
-    from hubplugin.jobs.correction import refresh
+    from hubplugin.jobs.writing import refresh
 
     with bars() as progress:
         applied = refresh(opened, device=device, memory=memory, progress=progress)
@@ -176,7 +176,7 @@ def inspect(store: StoreUrl, device: Device = "auto", memory: Memory = "1GiB") -
 
     opened = open_store(store)
 
-    from hubplugin.jobs.correction import inspect
+    from hubplugin.jobs.inspection import inspect
 
     with bars() as progress:
         found = inspect(opened, device=device, memory=memory, progress=progress)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, Value
+from hubplugin.model import OffsetModel
+from hubplugin.store import Batch
+
+if TYPE_CHECKING:
+    from hubplugin.reductions import Compute
 
 UNIT = 1e-2
 """How far from 1 the length of a vector may lie that counts as normalised; float16 keeps it within 1e-3."""
@@ -36,35 +41,28 @@ class Unjudged:
         return f"{self.count} with vectors that the model cannot judge have its smallest offset: {which}{more}"
 
 
-def offsets_of_all(
-    model: OffsetModel,
-    vectors: np.ndarray,
-    ids: Sequence[int | str],
-    unjudged: Unjudged,
-    *,
-    unit: bool,
-    groups: Sequence[Value] | None = None,
-    device: str = "auto",
-    memory: int | str = "1GiB",
-) -> np.ndarray:
-    """Offsets of `vectors` [b, d] by `model`, float32 [b]; the ones it cannot judge are added to `unjudged`.
+def offsets_of_all(model: OffsetModel, batch: Batch, unjudged: Unjudged, *, unit: bool, compute: Compute) -> np.ndarray:
+    """Offsets of the vectors of `batch` by `model`, float32 [b]; the ones it cannot judge are added to `unjudged`.
 
     Those are vectors that are not finite, and for a model of cosine vectors of length 0 and, where `unit` says that the
     store does not normalise, of another length than 1. They get the smallest offset of the model's gallery. A neutral
     one would rank a vector that somebody planted above most others, and no honest one loses much by it: the store ranks
     what has another length, or none, by something else than cosine anyway.
     """
+
+    def judged_by_model(batch: Batch) -> np.ndarray:
+        return model.offsets(batch.vectors, groups=batch.groups, device=compute.device, memory=compute.memory)
+
     with np.errstate(over="ignore", invalid="ignore"):
-        lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
+        lengths = np.linalg.norm(batch.vectors.astype(np.float64), axis=1)
     judged = np.isfinite(lengths)
     if model.metric is Metric.COSINE:
         judged &= (np.abs(lengths - 1) <= UNIT) if unit else (lengths > 0)
     if judged.all():
-        return model.offsets(vectors, groups=groups, device=device, memory=memory)
+        return judged_by_model(batch)
     rows = np.flatnonzero(judged)
-    unjudged.note(ids, vectors, np.flatnonzero(~judged))
-    offsets = np.full(len(vectors), 0.0 if model.gallery is None else model.gallery.smallest, np.float32)
+    unjudged.note(batch.ids, batch.vectors, np.flatnonzero(~judged))
+    offsets = np.full(len(batch.vectors), 0.0 if model.gallery is None else model.gallery.smallest, np.float32)
     if len(rows):
-        some = None if groups is None else [groups[row] for row in rows.tolist()]
-        offsets[rows] = model.offsets(vectors[rows], groups=some, device=device, memory=memory)
+        offsets[rows] = judged_by_model(batch.some(rows))
     return offsets

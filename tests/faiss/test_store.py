@@ -13,7 +13,8 @@ import pytest
 
 import hubplugin
 import hubplugin_faiss
-from hubplugin.jobs import correction
+from hubplugin.jobs.inspection import inspect
+from hubplugin.jobs.writing import refresh, write
 from hubplugin.registry import open_store
 from hubplugin_faiss import files
 from hubplugin_faiss.handlers import handler_for
@@ -49,10 +50,10 @@ def test_apply_inspect_refresh_and_remove(path, model):
     before = path.read_bytes()
     store = open_store(f"faiss:{path}")
     raw = store.search(BANK[:5], 10)
-    applied = correction.write(store, model)
+    applied = write(store, model)
     assert (applied.scanned, applied.missing) == (500, 500)
-    assert "every target has its offset" in str(correction.inspect(open_store(f"faiss:{path}")))
-    assert correction.refresh(open_store(f"faiss:{path}")).stale == 0
+    assert "every target has its offset" in str(inspect(open_store(f"faiss:{path}")))
+    assert refresh(open_store(f"faiss:{path}")).stale == 0
     assert open_store(f"faiss:{path}").search(BANK[:5], 10).ids == store.search(BANK[:5], 10).ids != raw.ids
     assert store.search(BANK[:5], 10, raw=True).ids == raw.ids
     store.remove()
@@ -79,9 +80,9 @@ def test_what_plain_faiss_adds_is_stale_until_it_is_refreshed(tmp_path, model):
     index, _ = hubplugin_faiss.read_index(file)
     index.add(BANK)
     faiss.write_index(index, str(file))
-    assert correction.inspect(open_store(f"faiss:{file}")).stale >= 55
-    assert correction.refresh(open_store(f"faiss:{file}")).stale >= 55
-    assert correction.inspect(open_store(f"faiss:{file}")).stale == 0
+    assert inspect(open_store(f"faiss:{file}")).stale >= 55
+    assert refresh(open_store(f"faiss:{file}")).stale >= 55
+    assert inspect(open_store(f"faiss:{file}")).stale == 0
 
 
 def foreign_rows() -> np.ndarray:
@@ -102,8 +103,8 @@ def test_foreign_vectors_do_not_keep_a_refresh_from_the_others(tmp_path, model, 
     index.add_with_ids(foreign_rows(), ids) if "IDMap" in kind else index.add(foreign_rows())
     faiss.write_index(index, str(file))
 
-    assert correction.inspect(open_store(f"faiss:{file}")).unjudged.count == 3
-    done = correction.refresh(open_store(f"faiss:{file}"))
+    assert inspect(open_store(f"faiss:{file}")).unjudged.count == 3
+    done = refresh(open_store(f"faiss:{file}"))
     assert done.stale == 4
     assert done.unjudged.named == {500: "length 0.5", 501: "length 0", 503: "not finite"}
     assert "3 with vectors that the model cannot judge have its smallest offset: 500 (length 0.5), " in str(done)
@@ -117,7 +118,7 @@ def test_foreign_vectors_do_not_keep_a_refresh_from_the_others(tmp_path, model, 
         stored = np.concatenate([offsets for _, offsets in handler_for(upgraded).scan(0, 1000)])
         np.testing.assert_allclose(stored[500:], expected, atol=1e-5)
         np.testing.assert_allclose(stored[:500], model.offsets(GALLERY), atol=1e-5)
-    assert correction.inspect(open_store(f"faiss:{file}")).stale == 0
+    assert inspect(open_store(f"faiss:{file}")).stale == 0
 
 
 def test_a_model_of_cosine_for_vectors_of_all_lengths_is_refused_on_refresh(model):
@@ -182,10 +183,10 @@ def test_two_processes_do_not_write_one_file(tmp_path, model):
     with pytest.raises(hubplugin.StoreError, match="is being written by another process; nothing was changed"):
         hubplugin_faiss.upgrade_file(file, model)
     with pytest.raises(hubplugin.StoreError, match="is being written by another process"):
-        correction.write(open_store(f"faiss:{file}"), model)
+        write(open_store(f"faiss:{file}"), model)
     holder.kill()
     holder.wait()
-    correction.write(open_store(f"faiss:{file}"), model)
+    write(open_store(f"faiss:{file}"), model)
 
 
 @pytest.mark.parametrize("again", ["upgrade_file", "apply"])
@@ -197,12 +198,12 @@ def test_originals_in_a_second_stage_stay_there(tmp_path, model, again):
     faiss.write_index(index, str(file))
     hubplugin_faiss.upgrade_file(file, model, vectors=GALLERY)
     if again == "apply":
-        correction.write(open_store(f"faiss:{file}"), other)
+        write(open_store(f"faiss:{file}"), other)
     else:
         hubplugin_faiss.upgrade_file(file, other)
     upgraded, _ = hubplugin_faiss.read_index(file)
     np.testing.assert_allclose(np.concatenate(list(hubplugin_faiss.Gallery(upgraded).blocks())), GALLERY, atol=1e-3)
-    assert correction.inspect(open_store(f"faiss:{file}")).stale == 0
+    assert inspect(open_store(f"faiss:{file}")).stale == 0
 
 
 def test_a_model_that_is_missing_or_of_another_index_is_noticed(path, model):
@@ -276,7 +277,7 @@ def test_an_index_in_a_folder_that_cannot_be_flushed_is_whole(tmp_path, model, m
     monkeypatch.setattr(files, "_flush_folder", cannot_flush)
     run = {
         "upgrade_file": lambda: hubplugin_faiss.upgrade_file(file, model),
-        "activate": lambda: correction.write(open_store(f"faiss:{file}"), model),
+        "activate": lambda: write(open_store(f"faiss:{file}"), model),
         "remove": lambda: open_store(f"faiss:{file}").remove(),
     }[step]
     with pytest.warns(UserWarning, match=r"x\.faiss' is written; the folder could not be flushed: Invalid argument"):
@@ -296,12 +297,12 @@ def test_lists_that_a_kill_leaves_behind_are_removed_by_the_next_run(tmp_path, m
     program = (
         "import os, sys, hubplugin, hubplugin_faiss\n"
         "from hubplugin import open_store\n"
-        "from hubplugin.jobs import correction\n"
+        "from hubplugin.jobs.writing import write\n"
         "from hubplugin_faiss import files\n"
         "model = hubplugin.load('model.hub')\n"
         f"files.{moment} = lambda *_: os._exit(9)\n"
         "if sys.argv[1] == 'activate':\n"
-        "    correction.write(open_store('faiss:x.faiss'), model)\n"
+        "    write(open_store('faiss:x.faiss'), model)\n"
         "hubplugin_faiss.upgrade_file('x.faiss', model)\n"
     )
     killed = subprocess.run([sys.executable, "-c", program, run], cwd=tmp_path)

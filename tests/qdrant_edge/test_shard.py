@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import hubplugin
-from hubplugin.jobs.correction import apply, inspect
+from hubplugin.jobs.correction import apply
+from hubplugin.jobs.inspection import inspect
 from hubplugin.registry import open_store
 
 edge = pytest.importorskip("qdrant_edge", reason="pip install 'hubplugin[edge]' to test Qdrant Edge")

@@ -110,7 +110,7 @@ def test_a_warning_is_a_line_of_the_product_without_a_path(made, photos, monkeyp
         warnings.warn("recall fell;\nsearch further", stacklevel=1)
         logging.getLogger("hubplugin_qdrant").warning("no index on %s", "the offsets")
 
-    monkeypatch.setattr("hubplugin.jobs.correction.inspect", warns)
+    monkeypatch.setattr("hubplugin.jobs.inspection.inspect", warns)
     monkeypatch.setattr("sys.argv", ["hubplugin", "inspect", f"faiss:{photos}"])
     monkeypatch.setattr(logging.root, "handlers", [])
     said = StringIO()

@@ -1,0 +1,107 @@
+"""What correction lies in a store, and what it does there."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hubplugin.experiment import OCCURRENCE
+from hubplugin.jobs.comparison import compared
+from hubplugin.jobs.unjudged import Unjudged
+from hubplugin.measures.hubness import skewness_by_chance, skewness_of_finds
+from hubplugin.metric import Metric
+from hubplugin.reductions import Compute
+from hubplugin.store import Correction, Store
+from hubplugin.vectors import Progress
+
+PROBES = 200
+"""Bank queries with which an inspection looks at hubness."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `inspect` found: the correction, if any, and of `count` targets how many lack an offset, how many have one
+    that their vector no longer gives, and how many carry something else in its place. skewness: of the 10-occurrence
+    of `probes` bank queries over the targets as they are now, searched raw and corrected; None where it was not
+    measured.
+    """
+
+    url: str
+    metric: Metric
+    dim: int
+    count: int
+    correction: Correction | None
+    missing: int = 0
+    stale: int = 0
+    foreign: int = 0
+    skewness: tuple[float, float] | None = None
+    probes: int = 0
+    notes: Sequence[str] = ()
+    unjudged: Unjudged = field(default_factory=Unjudged)
+
+    def __str__(self) -> str:
+        text = f"{self.url}: {self.count} targets, {self.dim} dimensions, {self.metric.value}"
+        if self.correction is None:
+            return f"{text}\nno correction"
+        model, state = self.correction.model, "active" if self.correction.active else "half-written, searches are raw"
+        text += f"\n{model}, {state}\nfingerprint {model.fingerprint}, query bank {model.bank_fingerprint}"
+        if model.gallery is not None:
+            text += (
+                f"\noffsets from {model.gallery.smallest:+.4f} to {model.gallery.largest:+.4f}, "
+                f"standard deviation {model.gallery.deviation:.4f}"
+            )
+        lines = [text, *self.notes, *([str(self.unjudged)] if self.unjudged.count else [])]
+        if self.skewness is not None:
+            raw, corrected = self.skewness
+            chance = skewness_by_chance(self.probes, OCCURRENCE, self.count)
+            lines.append(
+                f"hubness now: skewness of the {OCCURRENCE}-occurrence of {self.probes} queries {raw:.2f} raw, "
+                f"{corrected:.2f} corrected; by chance it would be {chance:.2f}"
+            )
+        health = "every target has its offset" if not self.missing + self.stale else "run refresh"
+        lines.append(f"{self.missing} missing, {self.stale} stale: {health}")
+        if self.foreign:
+            lines.append(f"{self.foreign} with something in the place of offsets that this correction did not write")
+        return "\n".join(lines)
+
+
+def inspect(
+    store: Store,
+    *,
+    probes: int = PROBES,
+    device: str = "auto",
+    memory: int | str = "1GiB",
+    progress: Progress | None = None,
+) -> Inspection:
+    """What correction lies in `store`, whether every target has the offset that its vector gives, and what it does to
+    hubness now, seen by searching for `probes` queries of the bank; 0 searches for none."""
+    found = store.correction()
+    health: dict[str, Any] = {}
+    if found is not None:
+        beside = compared(store, found.model, store.scan(), Compute(device, memory, progress), "checking offsets")
+        health = {name: getattr(beside, name) for name in ("missing", "stale", "foreign", "unjudged")}
+    skewness = None
+    if found is not None and found.active:
+        bank = found.model.terms[0].bank
+        probes = min(probes, len(bank)) if len(bank) > 1 else 0  # where a model keeps no more than a mean
+        skewness = _skewness(store, bank[np.linspace(0, len(bank) - 1, probes).astype(int)]) if probes else None
+    return Inspection(
+        store.url, store.metric, store.dim, store.count(),
+        found, skewness=skewness, probes=probes, notes=store.notes(), **health,
+    )  # fmt: skip
+
+
+def _skewness(store: Store, queries: np.ndarray) -> tuple[float, float]:
+    """Of the k-occurrence of `queries` [m, d], searched raw and corrected."""
+    count = store.count()
+
+    def skewness(raw: bool) -> float:
+        found = Counter(itertools.chain.from_iterable(store.search(queries, OCCURRENCE, raw=raw).ids))
+        return skewness_of_finds(np.array([*found.values()]), count)
+
+    return skewness(raw=True), skewness(raw=False)

@@ -1,0 +1,134 @@
+"""Offsets of a fitted model into a store: compare, write, activate. How they are kept is the store's to say."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hubplugin.errors import InputError, Parameter, StoreError
+from hubplugin.guard import Judgement
+from hubplugin.jobs.comparison import Comparison
+from hubplugin.jobs.spooled_gallery import SpooledGallery
+from hubplugin.jobs.unjudged import Unjudged
+from hubplugin.model import OffsetModel, Value, warn_if_swapped
+from hubplugin.reductions import Compute
+from hubplugin.store import Batch, Store
+from hubplugin.vectors import Progress
+
+CLOSING_PASSES = 3
+"""How often a shared store is read again before the switch. Each pass finds what came during the one before, so
+that more than one finds anything only where others write as fast as it reads."""
+
+NAMED = 10
+"""How many of the groups that stay neutral are named."""
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What `apply` or `refresh` did: the model, and of `scanned` targets how many had no offset, and how many a
+    different one, before. `written` is False after a dry run, which only counted them. neutral: the groups that have
+    the offset 0, and why. plan: what would be done to the store, after a dry run. judgement: what the guard saw before
+    `apply`; None where it was not asked, or each group on its own."""
+
+    model: OffsetModel
+    scanned: int
+    missing: int
+    stale: int
+    written: bool = True
+    neutral: Mapping[Value, str] = field(default_factory=dict)
+    plan: Sequence[str] = ()
+    judgement: Judgement | None = None
+    unjudged: Unjudged = field(default_factory=Unjudged)
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.scanned} targets, of which {self.missing} had no offset and {self.stale} another one; "
+            f"{'active' if self.written else 'nothing was written; would be active'}: {self.model}"
+        )
+        if self.judgement is not None:
+            tried, before, after = self.judgement.probes, self.judgement.uncorrected, self.judgement.candidate
+            text += f"\ntried on {tried} held-out bank queries:\n  {before}\n  {after}"
+        if self.neutral:
+            named = "; ".join(f"{value!r}: {why}" for value, why in itertools.islice(self.neutral.items(), NAMED))
+            more = f"; and {len(self.neutral) - NAMED} more" if len(self.neutral) > NAMED else ""
+            text += f"\nkept at offset 0: {named}{more}"
+        if self.unjudged.count:
+            text += f"\n{self.unjudged}"
+        return "\n".join((text, *self.plan))
+
+
+def refresh(
+    store: Store, *, device: str = "auto", memory: int | str = "1GiB", progress: Progress | None = None
+) -> Applied:
+    """Writes the offsets that are missing or stale under the active model, and no others."""
+    found = store.correction()
+    if found is None or not found.active:
+        state = "a half-written correction; run apply again to finish it" if found else "no correction; apply one first"
+        raise StoreError(f"{store.url} has {state}")
+    return write(store, found.model, device=device, memory=memory, progress=progress)
+
+
+def write(
+    store: Store,
+    model: OffsetModel,
+    *,
+    device: str = "auto",
+    memory: int | str = "1GiB",
+    progress: Progress | None = None,
+) -> Applied:
+    """Writes the offsets of a fitted `model` to everything in `store` and activates them."""
+    require_match(model, store)
+    warn_if_swapped(model, store.count())
+    gallery = None
+    if model.gallery is None:
+        gallery = SpooledGallery(store, progress)
+        model = model.centred_on(gallery.vectors, device=device, memory=memory, progress=progress)
+    return written(store, model, gallery, Compute(device, memory, progress))
+
+
+def written(store: Store, model: OffsetModel, gallery: SpooledGallery | None, compute: Compute) -> Applied:
+    """`write`, of what was just read from the store, the `gallery`, where there is one."""
+    store.progress = compute.progress
+    found = store.correction()
+    lies = found is not None and found.model.fingerprint == model.fingerprint
+    amends = found is not None and found.active and lies
+
+    def one_pass(what: str, batches: Iterable[Batch], everything: bool) -> Comparison:
+        """Writes the offsets that differ, or all of them."""
+        comparison = Comparison(store, model, compute, what)
+        for batch in batches:
+            offsets, wrong = comparison.offsets(batch)
+            if everything or wrong.all():
+                store.write(batch, offsets)
+            elif wrong.any():
+                store.write(batch.some(np.flatnonzero(wrong)), offsets[wrong])
+            comparison.done(batch)
+        return comparison
+
+    try:
+        after = store.begin(model)
+        # In a shared store a scan has the offsets of what is being written, so that only what lacks them is written.
+        anew = store.scan(after) if gallery is None or lies or not store.shared else gallery.batches()
+        first = one_pass("writing offsets", anew, not (amends or store.shared))
+        for _ in range(CLOSING_PASSES if store.shared and not amends else 0):
+            again = one_pass("closing", store.scan(), False)
+            if not again.missing + again.stale:
+                break
+        store.activate()
+    finally:
+        store.release()
+    return Applied(model, first.scanned, first.missing, first.stale, unjudged=first.unjudged)
+
+
+def require_match(model: OffsetModel, store: Store) -> None:
+    """Raises InputError if `model` cannot give offsets to the vectors of `store`."""
+    if model.dim != store.dim:
+        raise InputError(f"the model has {model.dim} dimensions, {store.url} has {store.dim}; fit one on its vectors")
+    if model.metric is not store.metric:
+        raise InputError(
+            f"the model is for {model.metric.value}, {store.url} ranks by {store.metric.value}; fit with ",
+            Parameter("metric", store.metric.value),
+        )
