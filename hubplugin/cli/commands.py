@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,6 +51,7 @@ StoreUrl = Annotated[
 Queries = Annotated[
     str, typer.Option(help="The query bank: .npy, .npz, .safetensors or .parquet; file#name picks one.")
 ]
+TargetBank = Annotated[str | None, typer.Option(help="A second bank, of example targets.")]
 Setting = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A parameter, as --set tau=0.05")
 ]
@@ -82,7 +84,7 @@ def options(
 def apply(
     store: StoreUrl,
     queries: Queries,
-    target_bank: Annotated[str | None, typer.Option(help="A second bank, of example targets.")] = None,
+    target_bank: TargetBank = None,
     method: Annotated[str, typer.Option(help="blend, is, sn, dbsn, dualis, nnn, csls, dn or auto.")] = "blend",
     settings: Setting = None,
     pairs: Paired = None,
@@ -118,7 +120,7 @@ def apply(
 def diagnose(
     store: StoreUrl,
     queries: Queries,
-    target_bank: Annotated[str | None, typer.Option(help="A second bank, of example targets.")] = None,
+    target_bank: TargetBank = None,
     pairs: Paired = None,
     same_kind: SameKind = False,
     device: Device = "auto",
@@ -183,33 +185,34 @@ def inspect(store: StoreUrl, device: Device = "auto", memory: Memory = "1GiB") -
     typer.echo(str(found))
 
 
+TrueTargets = Annotated[
+    str | None,
+    typer.Option(help="Target rows of each query (.npy, .json) or qrels (TREC, BEIR); without it, row i to row i."),
+]
+ExampleQueries = Annotated[str | None, typer.Option(help="Example queries; needed by all methods but otn, l2n, hn.")]
+Methods = Annotated[
+    list[str] | None,
+    typer.Option(help="As 'dbsn' or 'nnn k=128 alpha=0.75', or auto; may be repeated. All additive ones by default."),
+]
+Thumbnails = Annotated[str | None, typer.Option(help="An image for each target: a text file, one path a line.")]
+Temperatures = Annotated[
+    list[float] | None, typer.Option(help="A further temperature for is, sn and dbsn; may be repeated.")
+]
+
+
 @app.command()
 def evaluate(
     queries: Annotated[str, typer.Option(help="Queries whose true targets are known: a file, as for a bank.")],
     targets: Annotated[str, typer.Option(help="The gallery: a file, as for a bank.")],
-    truth: Annotated[
-        str | None,
-        typer.Option(help="Target rows of each query (.npy, .json) or qrels (TREC, BEIR); without it, row i to row i."),
-    ] = None,
-    query_bank: Annotated[
-        str | None, typer.Option(help="Example queries; needed by all methods but otn, l2n, hn.")
-    ] = None,
-    target_bank: Annotated[str | None, typer.Option(help="A second bank, of example targets.")] = None,
-    method: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="As 'dbsn' or 'nnn k=128 alpha=0.75', or auto; may be repeated. All additive ones by default."
-        ),
-    ] = None,
+    truth: TrueTargets = None,
+    query_bank: ExampleQueries = None,
+    target_bank: TargetBank = None,
+    method: Methods = None,
     k: Annotated[int, typer.Option(help="Cut-off k for hubness, mAP and nDCG.")] = 10,
     names: Annotated[str | None, typer.Option(help="What the targets are called: a text file, one a line.")] = None,
     query_names: Annotated[str | None, typer.Option(help="What a qrels file calls the queries: likewise.")] = None,
-    thumbnails: Annotated[
-        str | None, typer.Option(help="An image for each target: a text file, one path a line.")
-    ] = None,
-    temperature: Annotated[
-        list[float] | None, typer.Option(help="A further temperature for is, sn and dbsn; may be repeated.")
-    ] = None,
+    thumbnails: Thumbnails = None,
+    temperature: Temperatures = None,
     metric: Annotated[str, typer.Option(help="cosine, dot or euclidean.")] = "cosine",
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     report: Annotated[Path | None, typer.Option(help="Write a report: one HTML file.")] = None,
@@ -223,15 +226,10 @@ def evaluate(
 
     asked, gallery = _bank(queries, "queries"), _bank(targets, "targets")
     bank, second = _bank(query_bank, "query bank"), _bank(target_bank, "target bank")
-    for given in (truth, names, query_names, thumbnails):
-        if given is not None and not Path(given).is_file():
-            raise InputError(f"there is no file {given!r}")
     auto = "auto" in (method or [])
     if auto and query_bank is None:
         raise InputError("method 'auto' chooses on example queries: pass ", Parameter("query_bank"))
-    for path in (json, csv, report):  # before the work, not behind it
-        if path is not None and (path.is_dir() or not path.parent.is_dir()):
-            raise InputError(f"cannot write {str(path)!r}: expected a file in a folder that is there")
+    _require_files(read=(truth, names, query_names, thumbnails), written=(json, csv, report))
 
     from hubplugin.evaluation.evaluate import evaluate
     from hubplugin.fitting import fit
@@ -269,6 +267,16 @@ def _bank(path: str | None, name: str) -> Any:
     from hubplugin.vectors import as_vectors
 
     return None if path is None else as_vectors(path, name)
+
+
+def _require_files(read: Sequence[str | None], written: Sequence[Path | None]) -> None:
+    """Raises InputError where a file is not there, or cannot be written: before the work, not behind it."""
+    for given in read:
+        if given is not None and not Path(given).is_file():
+            raise InputError(f"there is no file {given!r}")
+    for path in written:
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            raise InputError(f"cannot write {str(path)!r}: expected a file in a folder that is there")
 
 
 def _parameters(method: str, settings: list[str] | None) -> dict[str, Any]:

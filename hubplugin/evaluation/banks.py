@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
+from hubplugin.evaluation.result import BankFigures
+from hubplugin.evaluation.scene import Scene
 from hubplugin.metric import Metric
-from hubplugin.reductions import Compute
+from hubplugin.reductions import Compute, sampled
 from hubplugin.search import TopK, search
 from hubplugin.vectors import Vectors
 
@@ -36,3 +40,24 @@ def coverage(bank: np.ndarray, targets: Vectors, metric: Metric, compute: Comput
     nearest = TopK(1)
     search(bank, targets, metric, compute, nearest, what="coverage of the gallery")
     return len(np.unique(nearest.rows)) / targets.rows
+
+
+def bank_figures(scene: Scene) -> BankFigures:
+    """How the banks of an evaluation lie."""
+    gallery = sampled(scene.targets, SAMPLE, scene.metric, np.random.default_rng(scene.seed))
+    distance = partial(earth_movers_distance, seed=scene.seed)
+    given = scene.given
+    if given is None:
+        sample = min(SAMPLE, len(scene.queries), len(gallery))
+        return BankFigures(sample=sample, queries_to_targets=distance(scene.queries, gallery, sample=sample))
+    both = None if given.target_bank is None else np.concatenate([gallery, given.target_bank])
+    sample = min(SAMPLE, len(scene.queries), len(gallery), len(given.query_bank))
+    distance = partial(distance, sample=sample)
+    return BankFigures(
+        sample=sample,
+        queries_to_targets=distance(scene.queries, gallery),
+        query_bank_to_queries=distance(given.query_bank, scene.queries),
+        query_bank_to_targets=distance(given.query_bank, gallery),
+        query_bank_to_targets_and_target_bank=None if both is None else distance(given.query_bank, both),
+        coverage=coverage(given.query_bank, scene.targets, scene.metric, scene.compute),
+    )

@@ -136,42 +136,12 @@ class Results(BaseModel):
 
     def sentences(self) -> list[str]:
         """What was found, what was chosen and why, in plain sentences."""
-        raw, told = self.raw, []
-        told.append(
-            f"The raw search puts a true target first for {_percent(raw.recall[1].value)} of {self.judged:,} queries. "
-            f"Its {self.k}-occurrence has a skewness of {raw.hubness.skewness:.2f}: the worst hub is found by "
-            f"{raw.hubness.largest:,} queries where an even search would find it by "
-            f"{self.k * self.queries / self.targets:.1f}, and {_percent(raw.hubness.anti_hub_share)} of the targets "
-            "are found by none."
-        )
-        usable = [method for method in self.methods[1:] if not method.transductive]
+        told = [self._about_raw()]
         if len(self.methods) == 1 and self.query_bank is None:
             told.append("Only the raw search was measured: corrections need example queries, a query bank.")
-        if not usable:
+        if all(method.transductive for method in self.methods[1:]):
             return told
-        if self.best is None:
-            nearest = max(usable, key=lambda method: method.recall[1].value)
-            told.append(
-                "Chosen: no correction. No usable method puts more true targets first than the raw search beyond "
-                f"chance; the highest recall is that of {nearest.described}, with {_percent(nearest.recall[1].value)} "
-                f"(p {_p(nearest.adjusted_p)})."
-            )
-        else:
-            best = self[self.best]
-            versus = best.versus_raw
-            assert versus is not None
-            told.append(
-                f"Chosen: {best.described}, because it puts the most true targets first: "
-                f"{_percent(best.recall[1].value)}, {100 * versus.difference.value:+.1f} points "
-                f"(95 % interval {100 * versus.difference.low:+.1f} to {100 * versus.difference.high:+.1f}). "
-                f"{versus.won:,} queries gained their true target in the first place, {versus.lost:,} lost it "
-                f"(p {_p(best.adjusted_p)}, corrected for the number of methods tried). "
-                f"Skewness {_moved(raw.hubness.skewness, best.hubness.skewness)}."
-            )
-            told.append(
-                "It was picked on the queries that are reported here, so new queries will gain a little less; "
-                "with the method auto the choice is made on the bank instead."
-            )
+        told += self._about_the_best()
         worse = [m.label for m in self.methods[1:] if _worse(m)]
         if worse:
             told.append(f"Worse than no correction beyond chance: {', '.join(worse)}.")
@@ -181,6 +151,39 @@ class Results(BaseModel):
                 "hubs among the others can only be guessed at."
             )
         return told
+
+    def _about_raw(self) -> str:
+        raw = self.raw
+        return (
+            f"The raw search puts a true target first for {_percent(raw.recall[1].value)} of {self.judged:,} queries. "
+            f"Its {self.k}-occurrence has a skewness of {raw.hubness.skewness:.2f}: the worst hub is found by "
+            f"{raw.hubness.largest:,} queries where an even search would find it by "
+            f"{self.k * self.queries / self.targets:.1f}, and {_percent(raw.hubness.anti_hub_share)} of the targets "
+            "are found by none."
+        )
+
+    def _about_the_best(self) -> list[str]:
+        if self.best is None:
+            usable = (method for method in self.methods[1:] if not method.transductive)
+            nearest = max(usable, key=lambda method: method.recall[1].value)
+            return [
+                "Chosen: no correction. No usable method puts more true targets first than the raw search beyond "
+                f"chance; the highest recall is that of {nearest.described}, with {_percent(nearest.recall[1].value)} "
+                f"(p {_p(nearest.adjusted_p)})."
+            ]
+        best = self[self.best]
+        versus = best.versus_raw
+        assert versus is not None
+        return [
+            f"Chosen: {best.described}, because it puts the most true targets first: "
+            f"{_percent(best.recall[1].value)}, {100 * versus.difference.value:+.1f} points "
+            f"(95 % interval {100 * versus.difference.low:+.1f} to {100 * versus.difference.high:+.1f}). "
+            f"{versus.won:,} queries gained their true target in the first place, {versus.lost:,} lost it "
+            f"(p {_p(best.adjusted_p)}, corrected for the number of methods tried). "
+            f"Skewness {_moved(self.raw.hubness.skewness, best.hubness.skewness)}.",
+            "It was picked on the queries that are reported here, so new queries will gain a little less; "
+            "with the method auto the choice is made on the bank instead.",
+        ]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         roomy = options.max_width >= 130
