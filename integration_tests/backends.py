@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import httpx
@@ -24,6 +25,9 @@ from integration_tests.galleries import Collection, Gallery, Shard
 from integration_tests.waiting import wait_until
 
 HERE = Path(__file__).parent
+DEFAULT_VERSION = "v1.19.0"
+"""The image of the compose files, where QDRANT_VERSION names no other."""
+
 TEST_KEY, READ_ONLY_KEY = "for-tests-only", "for-reading-tests-only"
 
 
@@ -53,6 +57,11 @@ class Backend(ABC):
     @classmethod
     def missing(cls) -> str | None:
         """Why it is not there, and what to start; None if it is there."""
+        return None
+
+    @classmethod
+    def unobtainable(cls) -> str | None:
+        """Why what it needs from elsewhere cannot be had, once that was tried; None if it is here now."""
         return None
 
     @contextmanager
@@ -181,7 +190,7 @@ class Address:
     prefer_grpc: bool = False
 
     def options(self) -> dict:
-        trust = {"verify": str(self.authority)} if self.authority else {}
+        trust = {"verify": self._trusting()} if self.authority else {}
         return {
             "host": self.host,
             "port": self.http,
@@ -194,14 +203,16 @@ class Address:
             **trust,
         }
 
+    def _trusting(self) -> ssl.SSLContext | bool:
+        return ssl.create_default_context(cafile=self.authority) if self.authority else True
+
     def client(self) -> QdrantClient:
         return QdrantClient(**self.options())
 
     def ready(self) -> bool:
         scheme = "https" if self.https else "http"
-        verify = ssl.create_default_context(cafile=self.authority) if self.authority else True
         try:
-            return httpx.get(f"{scheme}://{self.host}:{self.http}/readyz", verify=verify).is_success
+            return httpx.get(f"{scheme}://{self.host}:{self.http}/readyz", verify=self._trusting()).is_success
         except httpx.TransportError:
             return False
 
@@ -345,6 +356,10 @@ class Docker(Single):
     def missing(cls) -> str | None:
         return Compose.missing()
 
+    @classmethod
+    def unobtainable(cls) -> str | None:
+        return Compose.unobtainable()
+
     @contextmanager
     def started(self, folder: Path) -> Iterator[None]:
         services = ("open", "keyed", "tls", "fresh")
@@ -411,6 +426,10 @@ class Cluster(Server):
     def missing(cls) -> str | None:
         return Compose.missing()
 
+    @classmethod
+    def unobtainable(cls) -> str | None:
+        return Compose.unobtainable()
+
     @contextmanager
     def started(self, folder: Path) -> Iterator[None]:
         with Compose("docker-compose.cluster.yml", self.nodes, {}, folder).started() as self._compose:
@@ -463,6 +482,19 @@ class Compose:
             if subprocess.run(command, capture_output=True, timeout=60).returncode:
                 return reason
         return None
+
+    @staticmethod
+    @cache
+    def unobtainable() -> str | None:
+        """Pulls the image if it is not here."""
+        image = f"qdrant/qdrant:{os.environ.get('QDRANT_VERSION') or DEFAULT_VERSION}"
+        if not subprocess.run(["docker", "image", "inspect", image], capture_output=True).returncode:
+            return None
+        pulled = subprocess.run(["docker", "pull", "--quiet", image], capture_output=True, text=True)
+        if not pulled.returncode:
+            return None
+        said = (pulled.stderr.strip().splitlines() or ["no reason given"])[-1]
+        return f"the Docker engine cannot get {image}: {said}"
 
     @contextmanager
     def started(self) -> Iterator[Compose]:

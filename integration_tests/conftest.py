@@ -42,11 +42,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(*abilities): what a scenario asks of a backend; see backends.ABILITIES")
+    # Servers with keys are spoken to without TLS here, on this machine alone.
+    for expected in (
+        "Api key is used with an insecure connection",
+        "Local mode performs exact",
+        "Payload indexes have no",
+    ):
+        config.addinivalue_line("filterwarnings", f"ignore:{expected}:UserWarning")
+    required = config.getoption("--require-backend")
     for name, backend in BACKENDS.items():
         reason = backend.missing()
+        if reason is None and name in required:
+            reason = backend.unobtainable()
         if reason is not None:
             _missing[name] = reason
-    for name in config.getoption("--require-backend"):
+    for name in required:
         if name in _missing:
             raise pytest.UsageError(f"--require-backend {name}: it is not there: {_missing[name]}")
 
@@ -94,6 +104,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
     """One of the backends, running."""
     running = BACKENDS[request.param]()
+    reason = running.unobtainable()
+    if reason is not None:
+        pytest.skip(reason)
     with running.started(tmp_path_factory.mktemp(running.name)):
         yield running
 

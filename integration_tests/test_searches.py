@@ -146,10 +146,25 @@ def test_every_form_of_a_query_is_corrected_wherever_it_stands(backend, correcte
         expected = expected_scores(scores)
         np.testing.assert_allclose([point.score for point in found], expected, rtol=0, atol=1e-4)
         prefetch = models.Prefetch(limit=K, params=EXACT, **asked)
+        fused = corrected.hub.query_points(corrected.name, prefetch=prefetch, query=RRF, limit=K).points
+        assert set(ids(fused)) == set(ids(found))
+        # Several shards rank a fusion in a prefetch each by itself: what a plain client gets is right.
         nested = models.Prefetch(prefetch=prefetch, query=RRF, limit=K)
-        for tree in (prefetch, nested):
-            fused = corrected.hub.query_points(corrected.name, prefetch=tree, query=RRF, limit=K).points
-            assert set(ids(fused)) == set(ids(found))
+        by_hand = models.Prefetch(prefetch=corrected_by_hand(asked, len(corrected.ids)), query=RRF, limit=K)
+        fused, expected_points = (
+            client.query_points(corrected.name, prefetch=tree, query=RRF, limit=K).points
+            for client, tree in ((corrected.hub, nested), (corrected.hub.raw, by_hand))
+        )
+        assert set(ids(fused)) == set(ids(expected_points))
+
+
+def corrected_by_hand(asked, candidates):
+    """The query `asked` over so many candidates, corrected as a plain client would write it."""
+    raw = models.Prefetch(limit=candidates, params=EXACT, **asked)
+    formula = models.SumExpression(sum=["$score", "hub_offset.v1"])
+    return models.Prefetch(
+        prefetch=raw, query=models.FormulaQuery(formula=formula, defaults={"hub_offset.v1": 0.0}), limit=K
+    )
 
 
 KINDS = {

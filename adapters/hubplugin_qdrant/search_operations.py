@@ -62,6 +62,7 @@ def query_points_groups(cache: CorrectionCache, arguments: Arguments) -> Operati
         if rewritten.finish is not None:
             group.hits = rewritten.finish(group.hits)
         _hide_augmented_vectors(group.hits, arguments, known)
+    result.groups = [group for group in result.groups if group.hits]
     return (yield from _hidden_in_lookups(cache, arguments, result))
 
 

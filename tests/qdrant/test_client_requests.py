@@ -9,8 +9,10 @@ import pytest
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 
+import hubplugin
 import hubplugin_qdrant
 from hubplugin_qdrant import HubQdrantClient
+from hubplugin_qdrant.manifest import Manifest
 from tests.qdrant.conftest import DIM, Photos
 
 QUERY, MANIFEST, LACKING = "photos/points/query", "photos--hub/points", "photos/points/scroll"
@@ -42,7 +44,7 @@ def wire(request):
 
     client = HubQdrantClient(url="http://localhost", check_compatibility=False)
     client.http.client._client = httpx.Client(transport=httpx.MockTransport(answer), base_url="http://localhost")
-    client.requests, client.refused, client.query = [], {}, photos.queries[0]
+    client.requests, client.refused, client.query, client.results = [], {}, photos.queries[0], results
     return client
 
 
@@ -155,3 +157,28 @@ def test_a_server_that_goes_away_is_the_clients_own_error(wire):
     wire.http.client._client = httpx.Client(transport=httpx.MockTransport(gone), base_url="http://localhost")
     with pytest.raises(ResponseHandlingException, match="connection refused"):
         wire.query_points("photos", wire.query, "image")
+
+
+@pytest.mark.parametrize("wire", ["payload"], indirect=True)
+@pytest.mark.parametrize("distance", [models.Distance.DOT, models.Distance.EUCLID], ids=lambda each: each.value)
+def test_a_threshold_that_the_server_ignores_is_held_by_the_client(wire, distance):
+    """Servers before 1.17 ignore it over a formula, in searches and in groups."""
+    found = {"points": [{"id": row, "version": 0, "score": score} for row, score in enumerate((0.9, 0.5, -0.1))]}
+    groups = {"groups": [{"id": row, "hits": [hit]} for row, hit in enumerate(found["points"])]}
+    euclidean = distance is models.Distance.EUCLID
+    if euclidean:  # a formula yields -distance^2 / 2
+        for point in found["points"]:
+            point["score"] -= 1.0
+        wire.query_points("photos", wire.query, "image")
+        version = wire._corrections.known["photos"].manifest.active["image"]
+        metric = hubplugin.Metric.EUCLIDEAN
+        changed = Manifest(active={"image": version.model_copy(update={"metric": metric})})
+        wire._corrections.keep("photos", changed)
+    wire.results[f"/collections/{QUERY}"] = found
+    wire.results["/collections/photos/points/query/groups"] = groups
+    given = {"using": "image", "score_threshold": 1.0 if euclidean else 0.5}
+    points = wire.query_points("photos", query=wire.query, **given).points
+    assert [point.id for point in points] == [0, 1]
+    assert points[1].score == pytest.approx(1.0 if euclidean else 0.5)
+    found = wire.query_points_groups("photos", "n", query=wire.query, **given)
+    assert [group.id for group in found.groups] == [0, 1]

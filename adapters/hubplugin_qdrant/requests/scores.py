@@ -7,10 +7,11 @@ turned back into a distance: sqrt(distance^2 - 2 offset), negative where the off
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, TypeAlias
 
+import numpy as np
 from pydantic import BaseModel
 from qdrant_client import models
 
@@ -73,6 +74,22 @@ def similarity_threshold(threshold: float | None, metric: Metric) -> float | Non
 def distance(similarity: float) -> float:
     """The corrected distance sqrt(distance^2 - 2 offset) of a corrected similarity; negative where that is."""
     return math.copysign(math.sqrt(2.0 * abs(similarity)), -similarity)
+
+
+def finishing(metric: Metric, threshold: float | None) -> Callable[[Points], Points] | None:
+    """What makes of the points that a formula found those that were asked for, with scores on the collection's scale.
+
+    threshold: on the corrected similarity. A server holds a formula to it from 1.17 on; older ones ignore it.
+    """
+    if threshold is None:
+        return with_distances if metric is Metric.EUCLIDEAN else None
+    least = np.float32(threshold)
+
+    def finish(points: Points) -> Points:
+        kept = [point for point in points if np.float32(point.score) >= least]
+        return with_distances(kept) if metric is Metric.EUCLIDEAN else kept
+
+    return finish
 
 
 def with_distances(points: Points) -> Points:

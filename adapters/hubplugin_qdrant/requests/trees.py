@@ -25,7 +25,7 @@ from qdrant_client import models
 from hubplugin.metric import Metric
 from hubplugin_qdrant.manifest import Manifest, Version
 from hubplugin_qdrant.requests.nodes import Node, corrected_version, nearest, prefetches_of
-from hubplugin_qdrant.requests.scores import Points, formula, over_similarities, similarity_threshold, with_distances
+from hubplugin_qdrant.requests.scores import Points, finishing, formula, over_similarities, similarity_threshold
 from hubplugin_qdrant.requests.selectors import has_vector, without_our_key
 
 SERVER_LIMIT = 10
@@ -34,7 +34,7 @@ SERVER_LIMIT = 10
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A corrected request, and what turns the scores of the points that it finds back into distances, if anything."""
+    """A corrected request, and what makes of the points that it finds those that were asked for, if anything."""
 
     request: models.QueryRequest
     finish: Callable[[Points], Points] | None = None
@@ -66,7 +66,7 @@ def rewrite(request: models.QueryRequest, manifest: Manifest, oversampling: floa
             "with_payload": shown,
         }
     )
-    return Rewritten(corrected, with_distances if version.metric is Metric.EUCLIDEAN else None)
+    return Rewritten(corrected, finishing(version.metric, corrected.score_threshold))
 
 
 def _results(request: models.QueryRequest) -> int:
