@@ -23,7 +23,7 @@ from hubplugin.methods import FitInput
 from hubplugin.methods.blend import Blend
 from hubplugin.metric import Metric
 from hubplugin.reductions import HoldingCompute, Similarities, dense
-from hubplugin.tuning import choose
+from hubplugin.selection import choose
 from hubplugin.vectors import as_vectors
 
 SHARED = CODE_SEARCH.parent

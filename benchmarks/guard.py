@@ -15,6 +15,7 @@ import argparse
 import csv
 import sys
 from collections import Counter, defaultdict
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,10 @@ import numpy as np
 
 from benchmarks.banks import Case, cases
 from benchmarks.tables import write_table
-from hubplugin.experiment import Experiment
-from hubplugin.guard import judge_all
 from hubplugin.methods import FitInput, Method, configure
 from hubplugin.metric import Metric
 from hubplugin.reductions import HoldingCompute
+from hubplugin.selection import Banks, Experiment, judge_by
 from hubplugin.vectors import as_vectors
 
 HARM, GAIN = -0.5, 2.0
@@ -73,13 +73,12 @@ def judged(case: Case, split: int, candidates: list[Method]) -> list[dict[str, A
 
 def _judge(case: Case, given: FitInput, split: int, candidates: list[Method]) -> list[tuple[str, list[str]]]:
     """The kind of bank that the guard sees, and its objections."""
-    if given.target_bank is None and candidates == CANDIDATES[:1]:
-        bank = Experiment(given, None, split).bank(case.same_kind)  # the default is judged by nothing else then
-        return [(bank.kind, [bank.objection] if bank.objection else [])]
-    found = judge_all(
-        case.bank, case.gallery, candidates, given.target_bank,
-        pairs=None if given.target_bank is None else True, same_kind=case.same_kind, seed=split,
-    )  # fmt: skip
+    pairs = None if given.target_bank is None else np.arange(len(given.query_bank))
+    with closing(Experiment(Banks(given, pairs, case.same_kind), split)) as experiment:
+        if pairs is None and candidates == CANDIDATES[:1]:
+            bank = experiment.profile  # the default is judged by nothing else then
+            return [(bank.kind, [bank.objection] if bank.objection else [])]
+        found = judge_by(experiment, candidates)
     return [(judgement.bank.kind, judgement.objections) for judgement in found]
 
 

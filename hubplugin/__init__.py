@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from hubplugin.evaluation.evaluate import evaluate
     from hubplugin.evaluation.export import Evaluation
     from hubplugin.fitting import fit
-    from hubplugin.guard import Judgement, check, judge
     from hubplugin.jobs.correction import apply
     from hubplugin.jobs.diagnosis import Diagnosis, diagnose
     from hubplugin.jobs.inspection import inspect
@@ -22,17 +21,17 @@ if TYPE_CHECKING:
     from hubplugin.model import OffsetModel, load
     from hubplugin.query_dependent import Reranker, fit_rule
     from hubplugin.registry import open_store
-    from hubplugin.tuning import Choice, choose
+    from hubplugin.selection import Choice, Judgement, check, choose, judge
 
 # Looked up on first use, so that `import hubplugin` costs milliseconds and imports no torch.
 _HOMES = {
-    "Choice": "tuning",
+    "Choice": "selection",
     "CorrectionRefused": "errors",
     "Diagnosis": "jobs.diagnosis",
     "Evaluation": "evaluation.export",
     "HubpluginError": "errors",
     "InputError": "errors",
-    "Judgement": "guard",
+    "Judgement": "selection",
     "METHODS": "methods",
     "Metric": "metric",
     "ModelFileError": "errors",
@@ -40,14 +39,14 @@ _HOMES = {
     "Reranker": "query_dependent",
     "StoreError": "errors",
     "apply": "jobs.correction",
-    "check": "guard",
-    "choose": "tuning",
+    "check": "selection",
+    "choose": "selection",
     "diagnose": "jobs.diagnosis",
     "evaluate": "evaluation.evaluate",
     "fit": "fitting",
     "fit_rule": "query_dependent",
     "inspect": "jobs.inspection",
-    "judge": "guard",
+    "judge": "selection",
     "load": "model",
     "open_store": "registry",
     "refresh": "jobs.writing",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 from hubplugin.errors import InputError, Parameter
@@ -9,8 +10,8 @@ from hubplugin.methods import FitInput, asked_for
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.reductions import Compute, Precision
-from hubplugin.tuning import Pairs, choose
-from hubplugin.vectors import Progress, VectorLike, as_vectors
+from hubplugin.selection import Banks, Experiment, Pairs, choose_by
+from hubplugin.vectors import Progress, VectorLike
 
 
 def fit(
@@ -38,7 +39,7 @@ def fit(
     device: "auto" is cuda, then mps, then cpu. memory: bounds the similarities held at one time;
         a Sinkhorn fit that finds room for m x n in float16 takes the time of one product, else of `iterations`.
     progress: called as progress(what, done, total).
-    pairs: for auto, which target of the target bank belongs to each bank query; see `hubplugin.tuning.Pairs`.
+    pairs: for auto, which target of the target bank belongs to each bank query; see `hubplugin.selection.Pairs`.
 
     precision: "float32", within 1e-5 of exact arithmetic (or of 1e-4 of the temperature, where that is more), or
         "float64", at twice the time.
@@ -47,12 +48,11 @@ def fit(
     """
     compute = Compute(device, memory, progress, precision)
     configuration = asked_for(method, parameters, fit)
-    if configuration is None:
-        if targets is None:
-            raise InputError("method 'auto' is chosen on the gallery: pass ", Parameter("targets"))
-        targets = as_vectors(targets, "targets")
-        configuration = choose(
-            query_bank, targets, target_bank,
-            pairs=pairs, metric=metric, device=device, memory=memory, progress=progress, precision=precision,
-        ).winner  # fmt: skip
-    return configuration.fit(FitInput.read(query_bank, targets, target_bank, Metric.parse(metric), compute))
+    if configuration is not None:
+        return configuration.fit(FitInput.read(query_bank, targets, target_bank, Metric.parse(metric), compute))
+    if targets is None:
+        raise InputError("method 'auto' is chosen on the gallery: pass ", Parameter("targets"))
+    banks = Banks.read(query_bank, target_bank, pairs, metric, compute).against(targets)
+    with closing(Experiment(banks)) as experiment:
+        configuration = choose_by(experiment).winner
+    return configuration.fit(banks.given)

@@ -8,7 +8,7 @@ from qdrant_client import QdrantClient
 
 from hubplugin.jobs import correction, inspection, writing
 from hubplugin.methods import asked_for
-from hubplugin.tuning import Pairs
+from hubplugin.selection import Pairs
 from hubplugin.vectors import Progress, VectorLike
 from hubplugin_qdrant.schema import Storage
 from hubplugin_qdrant.store import QdrantStore

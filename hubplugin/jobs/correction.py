@@ -3,22 +3,31 @@ are kept the store's."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hubplugin.errors import InputError
-from hubplugin.fitting import fit
-from hubplugin.guard import check, check_bank
 from hubplugin.jobs.comparison import compared
 from hubplugin.jobs.groups import fit_within
 from hubplugin.jobs.spooled_gallery import SpooledGallery
 from hubplugin.jobs.writing import Applied, write, written
-from hubplugin.methods import FitInput, asked_for
+from hubplugin.methods import FitInput, Method, asked_for
 from hubplugin.model import GroupedModel, OffsetModel, Value
 from hubplugin.reductions import Compute
+from hubplugin.selection import (
+    Banks,
+    Experiment,
+    Judgement,
+    Pairs,
+    check_by,
+    choose_by,
+    require_kind,
+    require_size,
+)
 from hubplugin.store import Store
-from hubplugin.tuning import Pairs, choose
-from hubplugin.vectors import Progress, VectorLike, as_vectors
+from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
 
 
 def apply(
@@ -41,8 +50,8 @@ def apply(
 
     query_bank, target_bank, method, parameters: as in `hubplugin.fit`.
 
-    The correction is first tried on held-out bank queries (`guard.check`), which raises CorrectionRefused if it
-    would do harm; force=True applies it untried. pairs: see `tuning.Pairs`. same_kind: documents are asked by
+    The correction is first tried on held-out bank queries (`hubplugin.check`), which raises CorrectionRefused if it
+    would do harm; force=True applies it untried. pairs: see `selection.Pairs`. same_kind: documents are asked by
     documents, see `hubplugin.judge`. group_by: a key of the targets, where searches are filtered by its value: offsets
     are fitted, centred and tried within each value's own targets, by one method for all; targets of a value that is
     refused or has too few of them keep the offset 0. A run that was cut off while writing is taken up where it stopped,
@@ -50,6 +59,37 @@ def apply(
     first. dry_run=True does all of it but the writing, and counts what would be written.
     Raises InputError for banks or parameters, StoreError for the store; searches are unchanged in every case.
     """
+    bank = _bank_for(store, query_bank)
+    # What cannot be used is told before the gallery is read.
+    compute = Compute(device, memory, progress)
+    compute.torch_device()
+    compute.bytes()
+    configuration = asked_for(method, parameters, apply)
+    banks = Banks.read(bank, target_bank, pairs, store.metric, compute, same_kind)
+    if configuration is not None:
+        configuration.require_banks(banks.given)
+    if not store.count():
+        raise InputError(f"{store.url} is empty; add vectors, then correct it")
+    if not force:
+        require_size(banks, configuration)
+    if group_by is not None:
+        store.group_by(group_by)
+    cut_off = None if dry_run else _cut_off(store, configuration, banks.given, group_by)
+    if cut_off is not None:
+        return write(store, cut_off, device=device, memory=memory, progress=progress)
+    gallery = SpooledGallery(store, progress, grouped=group_by is not None)
+    fitted = _fitted(banks.against(gallery.vectors), configuration, gallery, group_by, force)
+    if not dry_run:
+        done = written(store, fitted.model, gallery, compute)
+        return replace(done, neutral=fitted.neutral, judgement=fitted.judgement)
+    beside = compared(store, fitted.model, store.scan(), compute, "comparing offsets")
+    return Applied(
+        fitted.model, beside.scanned, beside.missing, beside.stale, False,
+        fitted.neutral, store.plan(), fitted.judgement, beside.unjudged,
+    )  # fmt: skip
+
+
+def _bank_for(store: Store, query_bank: VectorLike) -> Vectors:
     if not isinstance(store, Store):
         raise InputError(f"expected a store, got {type(store).__name__}; open one: hubplugin.open_store(URL)")
     bank = as_vectors(query_bank, "query bank")
@@ -57,68 +97,43 @@ def apply(
         raise InputError(
             f"{bank.name} has {bank.dim} dimensions, {store.url} has {store.dim}; embed the queries with its model"
         )
-    # What cannot be used is told before the gallery is read.
-    computing: dict[str, Any] = {"device": device, "memory": memory, "progress": progress}
-    compute = Compute(**computing)
-    compute.torch_device()
-    compute.bytes()
-    configuration = asked_for(method, parameters, apply)
-    given = FitInput.read(bank, None, target_bank, store.metric, compute)
-    if configuration is not None:
-        configuration.require_banks(given)
-    look: dict[str, Any] = {"pairs": pairs, "same_kind": same_kind, "metric": store.metric}
-    if not store.count():
-        raise InputError(f"{store.url} is empty; add vectors, then correct it")
-    if not force:
-        check_bank(bank, None, configuration, target_bank, compute=compute, **look)
-    if group_by is not None:
-        store.group_by(group_by)
-    cut_off = store.correction()
-    if (
-        cut_off is not None
-        and not (cut_off.active or dry_run)
-        and configuration is not None
-        and configuration.made(cut_off.model, given)
-        and _key(cut_off.model) == group_by
-    ):
-        return write(store, cut_off.model, **computing)
-    gallery = SpooledGallery(store, progress, grouped=group_by is not None)
-    neutral: dict[Value, str] = {}
+    return bank
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    model: OffsetModel
+    judgement: Judgement | None = None
+    neutral: Mapping[Value, str] = field(default_factory=dict)
+
+
+def _fitted(
+    banks: Banks, configuration: Method | None, gallery: SpooledGallery, group_by: str | None, force: bool
+) -> _Fitted:
+    """A model for the whole gallery, or for its groups. configuration: None where it is chosen."""
     judgement = None
-    if group_by is None:
-        if not force:
-            # Before the search for a method.
-            check_bank(bank, gallery.vectors, configuration, target_bank, compute=compute, **look)
-        model = fit(bank, method, gallery.vectors, target_bank, store.metric, pairs=pairs, **computing, **parameters)
-        if not force:
-            judgement = check(
-                bank, gallery.vectors, model.method, target_bank,
-                **look, **computing, **model.parameters,
-            )  # fmt: skip
-    else:
+    with closing(Experiment(banks)) as experiment:
+        guarded = group_by is None and not force
+        if guarded:
+            require_kind(experiment)  # before the search for a method
         if configuration is None:
-            found = choose(bank, gallery.vectors, target_bank, pairs=pairs, metric=store.metric, **computing)
-            configuration = found.winner
-        given = replace(given, targets=gallery.vectors)
-        model, neutral = fit_within(
-            group_by,
-            gallery.groups(),
-            gallery.vectors.rows,
-            bank,
-            configuration,
-            given,
-            target_bank,
-            pairs,
-            same_kind,
-            force,
-        )
-    if dry_run:
-        beside = compared(store, model, store.scan(), compute, "comparing offsets")
-        return Applied(
-            model, beside.scanned, beside.missing, beside.stale, False,
-            neutral, store.plan(), judgement, beside.unjudged,
-        )  # fmt: skip
-    return replace(written(store, model, gallery, compute), neutral=neutral, judgement=judgement)
+            configuration = choose_by(experiment).winner
+        configuration = configuration.resolved(banks.given)
+        if guarded:
+            judgement = check_by(experiment, configuration)
+    if group_by is None:
+        return _Fitted(configuration.fit(banks.given), judgement)
+    model, neutral = fit_within(banks, configuration, group_by, gallery.groups(), force)
+    return _Fitted(model, neutral=neutral)
+
+
+def _cut_off(store: Store, configuration: Method | None, given: FitInput, group_by: str | None) -> OffsetModel | None:
+    """The model whose writing was cut off, if it is the one that is asked for."""
+    found = store.correction()
+    if found is None or found.active or configuration is None:
+        return None
+    same = configuration.made(found.model, given) and _key(found.model) == group_by
+    return found.model if same else None
 
 
 def _key(model: OffsetModel) -> str | None:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hubplugin.errors import InputError
-from hubplugin.experiment import OCCURRENCE
-from hubplugin.guard import Judgement, judge
 from hubplugin.measures.hubness import Hubness, hubs, k_occurrence, skewness_by_chance
-from hubplugin.methods import FitInput
 from hubplugin.metric import Metric
 from hubplugin.reductions import Compute
 from hubplugin.search import TopK, search
-from hubplugin.tuning import Choice, Pairs, choose, require_choosable
+from hubplugin.selection import Banks, Choice, Experiment, Judgement, Pairs, choose_by, judge_by
+from hubplugin.selection.experiment import OCCURRENCE, require_enough
 from hubplugin.vectors import Progress, Scannable, VectorLike, as_vectors
 
 if TYPE_CHECKING:
@@ -94,22 +93,17 @@ def diagnose(
     dim = getattr(targets, "dim", bank.dim)  # which a store knows without being read
     if dim != bank.dim:
         raise InputError(f"{bank.name} has {bank.dim} dimensions, {getattr(targets, 'url', 'targets')} has {dim}")
-    require_choosable(bank, target_bank, pairs, chosen, compute)  # before the gallery is read
-    gallery = as_vectors(targets, "targets")
-    given = FitInput.read(bank, gallery, None, chosen, compute)
+    banks = Banks.read(bank, target_bank, pairs, chosen, compute, same_kind)
+    require_enough(len(banks.given.distinct))  # before the gallery is read
+    banks = banks.against(targets)
+    given, gallery = banks.given, banks.given.require_targets("auto")
     nearest = TopK(OCCURRENCE)
     search(given.query_bank, gallery, chosen, compute, nearest, what="finding the hubs")
     occurrence = k_occurrence(nearest.rows[0], gallery.rows)
     rows = hubs(occurrence)
-    choice = choose(
-        bank, gallery, target_bank,
-        pairs=pairs, metric=chosen, device=device, memory=memory, progress=progress, seed=seed,
-    )  # fmt: skip
-    judgement = judge(
-        bank, gallery, choice.winner.name, target_bank,
-        pairs=pairs, same_kind=same_kind, metric=chosen, device=device, memory=memory, seed=seed,
-        **choice.winner.parameters,
-    )  # fmt: skip
+    with closing(Experiment(banks, seed)) as experiment:
+        choice = choose_by(experiment)
+        (judgement,) = judge_by(experiment, [choice.winner])
     return Diagnosis(
         targets=gallery.rows,
         queries=len(given.query_bank),

@@ -8,85 +8,80 @@ own, and under `sn` and `dbsn` log alpha. So all groups share one bank.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
-from typing import Any
 
 from hubplugin.errors import CorrectionRefused
-from hubplugin.guard import check
-from hubplugin.jobs.spooled_gallery import Members
-from hubplugin.methods import FitInput, Method
-from hubplugin.model import Dot, GalleryStatistics, Group, GroupedModel, LogSumExp, Term, Value
-from hubplugin.tuning import Pairs
-from hubplugin.vectors import VectorLike
+from hubplugin.methods import Method
+from hubplugin.model import Dot, GalleryStatistics, Group, GroupedModel, LogSumExp, OffsetModel, Value
+from hubplugin.selection import Banks, Experiment, check_by
+from hubplugin.vectors import Vectors
 
 SMALLEST_GROUP = 100
 """Targets below which a group has no hubs to speak of: the 10 best of it are a tenth of it."""
 
 
 def fit_within(
-    key: str,
-    groups: Sequence[tuple[Value, Members]],
-    count: int,
-    query_bank: VectorLike,
-    method: Method,
-    given: FitInput,
-    target_bank: VectorLike | None,
-    pairs: Pairs,
-    same_kind: bool,
-    force: bool,
+    banks: Banks, configuration: Method, key: str, groups: Sequence[tuple[Value, Vectors]], force: bool
 ) -> tuple[GroupedModel, dict[Value, str]]:
     """A fit on each of `groups` that has `SMALLEST_GROUP` targets and that the guard lets pass on its own gallery,
-    and why the others, whose targets stay neutral, have none. count: of all targets, in groups or not. What the method
-    takes from the gallery, such as the temperature of `blend`, it takes from the targets of `given`, and has it in
-    common for all groups.
+    and why the others, whose targets stay neutral, have none. What the method takes from the gallery, such as the
+    temperature of `blend`, it takes from the whole gallery of `banks`, and has it in common for all groups.
 
     Raises CorrectionRefused if no group is left.
     """
-    fitted: dict[Value, Group] = {}
+    given, method = banks.given, configuration.resolved(banks.given)
+    fitted: dict[Value, OffsetModel] = {}
     neutral: dict[Value, str] = {}
-    terms: tuple[Term, ...] = ()
-    parameters: dict[str, Any] = {}
-    compute, method = given.compute, method.resolved(given)
     for number, (value, members) in enumerate(groups):
         try:
-            if members.rows < SMALLEST_GROUP:
-                raise CorrectionRefused(f"{members.rows} targets, {SMALLEST_GROUP} are needed")
-            if not force:
-                check(
-                    query_bank, members, method.name, target_bank,
-                    pairs=pairs, same_kind=same_kind, metric=given.metric, device=compute.device, memory=compute.memory,
-                    **method.parameters,
-                )  # fmt: skip
+            fitted[value] = _fit_one(banks.against(members), method, force)
         except CorrectionRefused as refusal:
             neutral[value] = str(refusal).partition("; nothing was changed")[0]  # which holds for all of it or none
-        else:
-            model = method.fit(replace(given, targets=members))
-            assert model.gallery is not None
-            weights = next((term.log_weights for term in model.terms if isinstance(term, LogSumExp)), None)
-            answers = next((term.answers for term in model.terms if not isinstance(term, Dot)), None)
-            fitted[value] = Group(model.centre, model.gallery, weights, answers)
-            parameters = model.parameters
-            terms = tuple(replace(t, log_weights=None) if isinstance(t, LogSumExp) else t for t in model.terms)
-        compute.report(f"fitting within each {key!r}", number + 1, len(groups))
+        given.compute.report(f"fitting within each {key!r}", number + 1, len(groups))
     if not fitted:
         first = "; ".join(f"{value!r}: {reason}" for value, reason in list(neutral.items())[:1])
         raise CorrectionRefused(
             f"no value of {key!r} can be corrected by itself ({len(neutral)} tried; {first or 'no target has one'})"
         )
+    return _together(key, fitted, given.require_targets(method.name).rows), neutral
+
+
+def _fit_one(banks: Banks, method: Method, force: bool) -> OffsetModel:
+    members = banks.given.require_targets(method.name)
+    if members.rows < SMALLEST_GROUP:
+        raise CorrectionRefused(f"{members.rows} targets, {SMALLEST_GROUP} are needed")
+    if not force:
+        with closing(Experiment(banks)) as experiment:
+            check_by(experiment, method)
+    return method.fit(banks.given)
+
+
+def _together(key: str, models: Mapping[Value, OffsetModel], count: int) -> GroupedModel:
+    """One model of those of all groups, which share bank and method, for `count` targets in groups or not."""
+    first = next(iter(models.values()))
+    groups = {value: _group(model) for value, model in models.items()}
     return GroupedModel(
-        method=method.name,
-        parameters=parameters,
-        metric=given.metric,
-        terms=terms,
-        bank_fingerprint=given.fingerprint,
-        gallery=_together([group.gallery for group in fitted.values()], count),
+        method=first.method,
+        parameters=first.parameters,
+        metric=first.metric,
+        terms=tuple(replace(t, log_weights=None) if isinstance(t, LogSumExp) else t for t in first.terms),
+        bank_fingerprint=first.bank_fingerprint,
+        gallery=_statistics([group.gallery for group in groups.values()], count),
         key=key,
-        groups=fitted,
-    ), neutral
+        groups=groups,
+    )
 
 
-def _together(parts: list[GalleryStatistics], count: int) -> GalleryStatistics:
+def _group(model: OffsetModel) -> Group:
+    assert model.gallery is not None
+    weights = next((term.log_weights for term in model.terms if isinstance(term, LogSumExp)), None)
+    answers = next((term.answers for term in model.terms if not isinstance(term, Dot)), None)
+    return Group(model.centre, model.gallery, weights, answers)
+
+
+def _statistics(parts: list[GalleryStatistics], count: int) -> GalleryStatistics:
     """Of `count` targets, of which those outside of `parts` have the offset 0."""
     return GalleryStatistics(
         count,

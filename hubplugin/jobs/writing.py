@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hubplugin.errors import InputError, Parameter, StoreError
-from hubplugin.guard import Judgement
 from hubplugin.jobs.comparison import Comparison
 from hubplugin.jobs.spooled_gallery import SpooledGallery
 from hubplugin.jobs.unjudged import Unjudged
 from hubplugin.model import OffsetModel, Value, warn_if_swapped
 from hubplugin.reductions import Compute
+from hubplugin.selection import Judgement
 from hubplugin.store import Batch, Store
 from hubplugin.vectors import Progress
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
@@ -14,7 +14,16 @@ from hubplugin.answers import SURVEYED, look, spacing_ratio
 from hubplugin.errors import InputError, Parameter
 from hubplugin.metric import Metric
 from hubplugin.model import LogSumExp, OffsetModel, Term, TopKMean, reduction_of
-from hubplugin.reductions import Answers, Compute, Similarities, Survey, find_answers, prepared, reduce_and_seek
+from hubplugin.reductions import (
+    Answers,
+    Compute,
+    Similarities,
+    Survey,
+    distinct_rows,
+    find_answers,
+    prepared,
+    reduce_and_seek,
+)
 from hubplugin.vectors import VectorLike, Vectors, as_vectors, fingerprint
 
 AnswersRule: TypeAlias = Literal["auto", "kept", "left out"]
@@ -47,11 +56,8 @@ class FitInput:
         gallery = None if targets is None else as_vectors(targets, "targets")
         second = None if target_bank is None else as_vectors(target_bank, "target bank")
         for other in (gallery, second):
-            if other is not None and other.dim != bank.dim:
-                raise InputError(
-                    f"{bank.name} has {bank.dim} dimensions, {other.name} has {other.dim}; "
-                    "embed both with the same model"
-                )
+            if other is not None:
+                _require_one_model(bank.name, bank.dim, other)
         return cls(
             query_bank=prepared(bank, metric),
             targets=gallery,
@@ -59,6 +65,17 @@ class FitInput:
             metric=metric,
             compute=compute,
         )
+
+    def against(self, targets: VectorLike) -> FitInput:
+        """The same banks with another gallery, likewise checked."""
+        gallery = as_vectors(targets, "targets")
+        _require_one_model("query bank", self.query_bank.shape[1], gallery)
+        return replace(self, targets=gallery)
+
+    @cached_property
+    def distinct(self) -> np.ndarray:
+        """The rows of the bank's queries that are no copy of an earlier one."""
+        return distinct_rows(self.query_bank)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -106,6 +123,11 @@ class FitInput:
         if self.target_bank is None:
             raise InputError(f"method {method!r} needs a second bank: pass ", Parameter("target_bank"))
         return self.target_bank
+
+
+def _require_one_model(bank: str, dim: int, other: Vectors) -> None:
+    if other.dim != dim:
+        raise InputError(f"{bank} has {dim} dimensions, {other.name} has {other.dim}; embed both with the same model")
 
 
 _KEPT = ("answers", "kept")

@@ -11,7 +11,6 @@ from hubplugin.methods.base import AnswersRule, FitInput, Method, Solution
 from hubplugin.methods.nearest import NearestNeighbourNormalisation
 from hubplugin.methods.sinkhorn import DualBankSinkhorn
 from hubplugin.model import TopKMean
-from hubplugin.reductions import distinct_rows
 
 SPREAD_SHARE = 0.5
 """The temperature is this share of the standard deviation of the similarities between bank and gallery. 0.35 and 0.7
@@ -47,7 +46,7 @@ class Blend(Method):
     answers: AnswersRule = "auto"
 
     def resolved(self, given: FitInput) -> Blend:
-        m = len(distinct_rows(given.query_bank))  # a query that is there twice says nothing more
+        m = len(given.distinct)  # a query that is there twice says nothing more
         tau = SPREAD_SHARE * given.survey.deviation if self.tau is None else self.tau
         strength = m / (m + HALF_STRENGTH) if self.strength is None else self.strength
         values = {"tau": float(f"{max(tau, 1e-12):.4g}"), "strength": float(f"{strength:.4g}")}

@@ -11,6 +11,7 @@ from hubplugin.methods import FitInput, configure
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.reductions import Compute
+from hubplugin.selection import Banks
 from hubplugin.vectors import as_vectors
 
 
@@ -23,7 +24,7 @@ def test_each_group_is_fitted_as_if_it_were_alone(method, rng):
     rows = {"a": np.arange(0, 130), "b": np.arange(130, 300)}
     members = [(value, as_vectors(targets[some], value)) for value, some in rows.items()]
     configuration = configure(method, answers="left out")
-    model, neutral = fit_within("kind", members, 300, bank, configuration, given, second, None, False, True)
+    model, neutral = fit_within(Banks(given), configuration, "kind", members, force=True)
     assert not neutral
     # The temperature and the strength of blend are those of the whole gallery.
     common = {name: value for name, value in model.parameters.items() if name != "answers"}

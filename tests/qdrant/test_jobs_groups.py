@@ -153,7 +153,7 @@ def test_a_run_that_was_cut_off_goes_on_by_the_same_key_and_not_by_another(shops
 def test_the_guard_judges_each_tenant_and_a_run_with_none_left_is_refused(shops, monkeypatch):
     with pytest.raises(CorrectionRefused, match=r"needs 400 distinct queries, the bank has 150"):
         shops.apply(force=False)  # which no tenant changes
-    monkeypatch.setattr("hubplugin.guard.SMALLEST", 100)
+    monkeypatch.setattr("hubplugin.selection.guard.SMALLEST", 100)
     with pytest.raises(CorrectionRefused, match=r"no value of 'shop\.tenant' can be corrected .*'acme': .*not help"):
         shops.apply(force=False)
     with pytest.raises(CorrectionRefused, match="no target has one"):
@@ -162,12 +162,12 @@ def test_the_guard_judges_each_tenant_and_a_run_with_none_left_is_refused(shops,
 
 
 def test_a_tenant_that_is_refused_stays_neutral_and_is_named(shops, monkeypatch):
-    def check(bank, members, *given, **named):
-        if members.name.endswith("'acme'"):
+    def check(experiment, method):
+        if experiment.given.targets.name.endswith("'acme'"):
             raise CorrectionRefused("it would not help")
 
-    monkeypatch.setattr("hubplugin.jobs.groups.check", check)
-    monkeypatch.setattr("hubplugin.guard.SMALLEST", 100)
+    monkeypatch.setattr("hubplugin.jobs.groups.check_by", check)
+    monkeypatch.setattr("hubplugin.selection.guard.SMALLEST", 100)
     applied = hubplugin_qdrant.apply(shops.plain, "photos", shops.bank, **(shops.settings() | {"force": False}))
     assert applied.neutral["acme"] == "it would not help"
     assert {shops.offset(key) for key in range(0, 3 * LARGE, 3)} == {0}

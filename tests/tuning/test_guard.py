@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import hubplugin
-from hubplugin.experiment import Candidate
-from hubplugin.guard import _objections_to_recall
 from hubplugin.jobs import correction
 from hubplugin.registry import open_store
+from hubplugin.selection.experiment import Candidate
+from hubplugin.selection.guard import _objections_to_recall
 from hubplugin.store import Store
 
 
@@ -82,7 +82,9 @@ def changes(real, bank) -> float:
 
 @pytest.mark.parametrize("rows", [1_200, 300])
 def test_a_gallery_as_its_own_bank_is_refused_though_hubness_falls(real, monkeypatch, rows):
-    monkeypatch.setattr("hubplugin.experiment.FIT_ROWS", rows // 2)  # the experiment sees `rows` of the gallery
+    monkeypatch.setattr(
+        "hubplugin.selection.experiment.FIT_ROWS", rows // 2
+    )  # the experiment sees `rows` of the gallery
     gallery = real["test_targets"].astype(np.float32)
     assert "looks like documents, not queries" in refused(gallery.astype(np.float16), gallery)
 
@@ -252,7 +254,9 @@ def test_a_bank_that_is_too_small_is_refused_before_the_gallery_is_read(store, b
 
 
 def test_a_gallery_as_its_own_bank_is_refused_before_a_method_is_looked_for(store, real, monkeypatch):
-    monkeypatch.setattr("hubplugin.experiment.Experiment.run", lambda *_: pytest.fail("candidates were tried"))
+    monkeypatch.setattr(
+        "hubplugin.selection.experiment.Experiment.run", lambda *_: pytest.fail("candidates were tried")
+    )
     with pytest.raises(hubplugin.CorrectionRefused, match="the bank looks like documents, not queries"):
         correction.apply(store, real["test_targets"][:500])
 

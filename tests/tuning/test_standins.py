@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hubplugin.guard import judge
 from hubplugin.methods import FitInput, configure
 from hubplugin.metric import Metric
 from hubplugin.reductions import Compute
-from hubplugin.standins import FOUND, both_sides
+from hubplugin.selection import judge
+from hubplugin.selection.stand_ins import FOUND, both_sides
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +20,7 @@ def log(real):
 
 
 def test_a_method_that_takes_answers_for_hubs_harms_what_was_asked_for_alone(log):
-    sides = both_sides(log, configure("dbsn", tau=0.02))
+    sides = both_sides(log, log.targets.array(), configure("dbsn", tau=0.02))
     assert sides.before == pytest.approx(FOUND, abs=0.02)
     assert sides.asked < sides.before - 0.1
     assert sides.other > sides.before - 0.05
@@ -28,7 +28,7 @@ def test_a_method_that_takes_answers_for_hubs_harms_what_was_asked_for_alone(log
 
 
 def test_the_default_harms_neither_side(log):
-    sides = both_sides(log, configure("blend").resolved(log))
+    sides = both_sides(log, log.targets.array(), configure("blend").resolved(log))
     assert sides.asked > sides.before - 0.02
     assert sides.other > sides.before - 0.02
 
@@ -38,13 +38,13 @@ def test_the_sides_are_those_of_cosine_where_all_vectors_have_length_one(log, me
     gallery = log.targets.take(np.arange(600))
     unit = gallery / np.linalg.norm(gallery.astype(float), axis=1, keepdims=True)
     same = FitInput.read(log.query_bank, unit.astype(np.float32), None, Metric.parse(metric), Compute())
-    here, there = (both_sides(given, configure("dbsn", tau=0.02)) for given in (log, same))
+    here, there = (both_sides(given, given.targets.array(), configure("dbsn", tau=0.02)) for given in (log, same))
     assert (there.asked, there.other) == pytest.approx((here.asked, here.other), abs=0.03)
 
 
 def test_small_banks_have_no_sides(log):
     few = FitInput.read(log.query_bank[:99], log.targets, None, Metric.COSINE, Compute())
-    assert both_sides(few, configure("dbsn")) is None
+    assert both_sides(few, few.targets.array(), configure("dbsn")) is None
 
 
 def test_the_guard_reports_both_sides_of_a_log_and_of_nothing_else(real, log):

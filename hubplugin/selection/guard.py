@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hubplugin.bank import Bank
 from hubplugin.errors import CorrectionRefused, Parameter
-from hubplugin.experiment import Candidate, Experiment, TooSmall, require_enough
 from hubplugin.methods import METHODS, Method, configured
 from hubplugin.methods.blend import Blend
 from hubplugin.metric import Metric
-from hubplugin.reductions import Compute, Precision, distinct_rows
-from hubplugin.standins import both_sides
-from hubplugin.tuning import Pairs, read_banks
+from hubplugin.reductions import Compute, Precision
+from hubplugin.selection.banks import Banks, Pairs
+from hubplugin.selection.experiment import Candidate, Experiment, TooSmall, require_enough
+from hubplugin.selection.profile import BankProfile
+from hubplugin.selection.stand_ins import both_sides
 from hubplugin.vectors import Progress, VectorLike
 
 SMALLEST_PAIRED, SMALLEST = 200, 400
@@ -29,7 +30,7 @@ class Judgement:
 
     candidate: Candidate
     uncorrected: Candidate
-    bank: Bank
+    bank: BankProfile
     probes: int
     objections: list[str]
     notes: list[str]
@@ -62,40 +63,22 @@ def judge(
     same_kind: documents are meant to be asked by documents, such as duplicates; a bank that looks like documents is
     then no objection. Pairs say so too, since they tell what each bank query asks for.
 
-    There is an objection if the bank is of the wrong kind (see `Bank`). With pairs, if R@1 of held-out queries falls by
-    more than two standard errors, or, with 200 of them, neither it nor the mean rank of their targets gets better. With
-    another method than `blend`, if the bank is small, if it looks like a log and the method keeps its answers, or,
-    without pairs, if hubness does not fall. Raises InputError for anything that cannot be used.
+    There is an objection if the bank is of the wrong kind (see `BankProfile`). With pairs, if R@1 of held-out queries
+    falls by more than two standard errors, or, with 200 of them, neither it nor the mean rank of their targets gets
+    better. With another method than `blend`, if the bank is small, if it looks like a log and the method keeps its
+    answers, or, without pairs, if hubness does not fall. Raises InputError for anything that cannot be used.
     """
-    (judgement,) = judge_all(
-        query_bank, targets, [configured(METHODS, method, parameters, judge)], target_bank,
-        pairs=pairs, same_kind=same_kind, metric=metric, device=device, memory=memory, progress=progress,
-        precision=precision, seed=seed,
-    )  # fmt: skip
-    return judgement
-
-
-def judge_all(
-    query_bank: VectorLike,
-    targets: VectorLike,
-    configurations: Sequence[Method],
-    target_bank: VectorLike | None = None,
-    *,
-    pairs: Pairs = None,
-    same_kind: bool = False,
-    metric: Metric | str = "cosine",
-    device: str = "auto",
-    memory: int | str = "1GiB",
-    progress: Progress | None = None,
-    precision: Precision = "float32",
-    seed: int = 0,
-) -> list[Judgement]:
-    """`judge` for several configurations, on the same folds."""
+    configuration = configured(METHODS, method, parameters, judge)
     compute = Compute(device, memory, progress, precision)
-    given, mapping = read_banks(query_bank, targets, target_bank, pairs, metric, compute)
-    experiment = Experiment(given, mapping, seed)
+    banks = Banks.read(query_bank, target_bank, pairs, metric, compute, same_kind).against(targets)
+    with closing(Experiment(banks, seed)) as experiment:
+        return judge_by(experiment, [configuration])[0]
+
+
+def judge_by(experiment: Experiment, configurations: Sequence[Method]) -> list[Judgement]:
+    """`judge` for several configurations, by an experiment that others ask too."""
     uncorrected, *trials = experiment.run([None, *configurations])
-    before, bank = uncorrected.candidate(uncorrected), experiment.bank(same_kind or mapping is not None)
+    before, bank, given = uncorrected.candidate(uncorrected), experiment.profile, experiment.given
     judgements = []
     for trial in trials:
         after = trial.candidate(uncorrected)
@@ -105,8 +88,8 @@ def judge_all(
             *_objections_to_recall(before, after, experiment.probes),
         ]
         notes = [_change_of_skewness(before, after)] if after.skewness > before.skewness else []
-        if bank.kind == "log" and mapping is None:
-            sides = both_sides(given, trial.method.resolved(given), seed)
+        if bank.kind == "log" and experiment.banks.pairs is None:
+            sides = both_sides(given, experiment.targets, trial.method.resolved(given), experiment.seed)
             notes += [] if sides is None else [str(sides)]
         judgements.append(Judgement(after, before, bank, experiment.probes, objections, notes))
     return judgements
@@ -126,11 +109,11 @@ def _objections_to_recall(before: Candidate, after: Candidate, probes: int) -> l
     return []
 
 
-def _objections_to_method(method: Method, before: Candidate, after: Candidate, bank: Bank) -> list[str]:
+def _objections_to_method(method: Method, before: Candidate, after: Candidate, bank: BankProfile) -> list[str]:
     """Of other methods than the default, which is made for banks of any size, with or without answers."""
     if isinstance(method, Blend):
         return []
-    found = [objection_to_size(method, bank.distinct, after.recall is not None)]
+    found = [_objection_to_size(method, bank.distinct, after.recall is not None)]
     if bank.kind == "log" and method.answers == "kept":
         found.append(f"{bank}, and {method.name!r} takes what was asked for for a hub unless answers='left out'")
     if after.recall is None and after.skewness >= before.skewness:
@@ -138,7 +121,7 @@ def _objections_to_method(method: Method, before: Candidate, after: Candidate, b
     return [objection for objection in found if objection]
 
 
-def objection_to_size(method: Method | None, distinct: int, paired: bool) -> str | None:
+def _objection_to_size(method: Method | None, distinct: int, paired: bool) -> str | None:
     """What there is to say against a fit of `method` on `distinct` bank queries; None: one that is still looked for."""
     smallest = SMALLEST_PAIRED if paired else SMALLEST
     if method is None or isinstance(method, Blend) or distinct >= smallest:
@@ -146,49 +129,50 @@ def objection_to_size(method: Method | None, distinct: int, paired: bool) -> str
     return f"{method.name!r} needs {smallest} distinct queries, the bank has {distinct}"
 
 
-def check_bank(
-    query_bank: VectorLike,
-    targets: VectorLike | None,
-    method: Method | None,
-    target_bank: VectorLike | None = None,
-    *,
-    pairs: Pairs = None,
-    same_kind: bool = False,
-    metric: Metric | str = "cosine",
-    compute: Compute | None = None,
-    seed: int = 0,
-) -> None:
-    """The guard's first look, at the bank alone, which costs a few products of samples: raises CorrectionRefused where
-    it is of the wrong kind or size. targets: None where they have not been read yet; only what can be seen without them
-    is looked at then. method: None where it is still looked for.
-
-    Raises InputError for anything that cannot be used.
-    """
-    given, mapping = read_banks(query_bank, targets, target_bank, pairs, metric, compute or Compute())
-    paired, distinct = mapping is not None, len(distinct_rows(given.query_bank))
-    try:
+def require_size(banks: Banks, method: Method | None) -> None:
+    """Raises CorrectionRefused for a bank that is too small, which is seen without the gallery. method: None where it
+    is still looked for."""
+    distinct = len(banks.given.distinct)
+    with _too_small_is_refused():
         require_enough(distinct)
-    except TooSmall as error:
-        raise CorrectionRefused(*error.args, *_ways_out(COLLECT)) from None
-    objection = objection_to_size(method, distinct, paired)
+    objection = _objection_to_size(method, distinct, banks.pairs is not None)
     if objection:
         raise CorrectionRefused(objection, *_ways_out(USE_BLEND))
-    if targets is None:
-        return
-    bank = Experiment(given, mapping, seed).bank(same_kind or paired)
+
+
+def require_kind(experiment: Experiment) -> None:
+    """Raises CorrectionRefused for a bank of the wrong kind, which costs a few products of samples."""
+    bank = experiment.profile
     if bank.objection:
         raise CorrectionRefused(bank.objection, *_ways_out(_remedy(bank)))
 
 
 def check(query_bank: VectorLike, targets: VectorLike, method: str = "blend", *args: Any, **options: Any) -> Judgement:
     """The guard: `judge`, raising CorrectionRefused with the numbers and what to do if there is an objection."""
+    with _too_small_is_refused():
+        return _passed(judge(query_bank, targets, method, *args, **options))
+
+
+def check_by(experiment: Experiment, configuration: Method) -> Judgement:
+    """`check`, by an experiment that others ask too."""
+    with _too_small_is_refused():
+        return _passed(judge_by(experiment, [configuration])[0])
+
+
+@contextmanager
+def _too_small_is_refused() -> Iterator[None]:
     try:
-        judgement = judge(query_bank, targets, method, *args, **options)
+        yield
     except TooSmall as error:
         raise CorrectionRefused(*error.args, *_ways_out(COLLECT)) from None
+
+
+def _passed(judgement: Judgement) -> Judgement:
     if judgement.objections:
-        name, reasons = judgement.candidate.name, "; ".join(judgement.objections)
-        raise CorrectionRefused(f"{name} would not help: {reasons}", *_ways_out(_remedy(judgement.bank, method)))
+        candidate, reasons = judgement.candidate, "; ".join(judgement.objections)
+        raise CorrectionRefused(
+            f"{candidate.name} would not help: {reasons}", *_ways_out(_remedy(judgement.bank, candidate.method))
+        )
     return judgement
 
 
@@ -197,7 +181,7 @@ COLLECT: Parts = ("collect queries that people ask of this very gallery",)
 USE_BLEND: Parts = (Parameter("method", "blend"), " is made for banks of any kind and size")
 
 
-def _remedy(bank: Bank, method: str = "blend") -> Parts:
+def _remedy(bank: BankProfile, method: str = "blend") -> Parts:
     if bank.kind == "documents":
         return (*COLLECT, ", or pass ", Parameter("same_kind", True), " if documents are to be asked by documents")
     return COLLECT if bank.objection or method == "blend" else USE_BLEND

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import product
-from typing import TypeAlias
 
 import numpy as np
 
-from hubplugin.errors import InputError, Parameter
-from hubplugin.experiment import (
-    FOLDS,
-    Experiment,
-    configuration_name,
-    require_enough,
-    standard_error,
-)
-from hubplugin.methods import FitInput, Method
+from hubplugin.methods import Method
 from hubplugin.methods.blend import Blend
 from hubplugin.metric import Metric
-from hubplugin.reductions import Compute, Precision, Similarities, dense, distinct_rows
-from hubplugin.vectors import Progress, VectorLike, as_vectors
-
-Pairs: TypeAlias = bool | Sequence[int] | np.ndarray | None
-"""Which target of the target bank belongs to each bank query: True for row i to row i, an array of rows [m], False
-for none. None looks: banks of equal length are pairs if their own targets are nearer than others'."""
+from hubplugin.reductions import Compute, Precision
+from hubplugin.selection.banks import Banks, Pairs
+from hubplugin.selection.experiment import Experiment, configuration_name, standard_error
+from hubplugin.vectors import Progress, VectorLike
 
 TEMPERATURES, STRENGTHS = (0.7, 1.0, 1.4), (0.6, 1.0, 1.4)
 """Multiples of the default's temperature and strength that are tried."""
@@ -106,16 +95,20 @@ def choose(
     Raises InputError for anything that cannot be used, and for pairs of less than two held-out queries a fold.
     """
     compute = Compute(device, memory, progress, precision)
-    given, mapping = read_banks(query_bank, targets, target_bank, pairs, metric, compute)
-    given.require_targets("auto")
+    banks = Banks.read(query_bank, target_bank, pairs, metric, compute).against(targets)
+    with closing(Experiment(banks, seed)) as experiment:
+        return choose_by(experiment)
+
+
+def choose_by(experiment: Experiment) -> Choice:
+    """`choose`, by an experiment that others ask too."""
     default = Blend.model_validate({})
-    if mapping is None:
+    if experiment.banks.pairs is None:
         return Choice(default, "the default, since there are no pairs to choose by", [], 0)
-    experiment = Experiment(given, mapping, seed)
     if experiment.answered > 0.5:
         log = Blend.model_validate({"answers": "left out"})
         return Choice(log, "the default for a log, since the pairs' targets are in the gallery", [], 0)
-    return _compare(experiment, default.resolved(given))
+    return _compare(experiment, default.resolved(experiment.given))
 
 
 def _compare(experiment: Experiment, default: Blend) -> Choice:
@@ -153,62 +146,3 @@ def _candidates(default: Blend) -> list[Blend]:
             changes = {"tau": tau * default.tau, "share": share, "strength": factor * default.strength}
             found.append(default.model_copy(update=changes))
     return [candidate for candidate in found if candidate != default]
-
-
-def require_choosable(
-    query_bank: VectorLike, target_bank: VectorLike | None, pairs: Pairs, metric: Metric | str, compute: Compute
-) -> None:
-    """Raises InputError for banks on which nothing can be chosen, whatever the gallery."""
-    given, _ = read_banks(query_bank, None, target_bank, pairs, metric, compute)
-    require_enough(len(distinct_rows(given.query_bank)))
-
-
-def read_banks(
-    query_bank: VectorLike,
-    targets: VectorLike | None,
-    target_bank: VectorLike | None,
-    pairs: Pairs,
-    metric: Metric | str,
-    compute: Compute,
-) -> tuple[FitInput, np.ndarray | None]:
-    """The checked input, and the row of the target bank that belongs to each bank query, or None."""
-    given = FitInput.read(query_bank, targets, target_bank, Metric.parse(metric), compute)
-    queries, second = given.query_bank, given.target_bank
-    if pairs is None:
-        if second is None or len(second) != len(queries) or not _look_paired(queries, second, given):
-            return given, None
-        return given, np.arange(len(queries))
-    if pairs is False:
-        return given, None
-    if second is None:
-        raise InputError("pairs were given without a target bank; pass ", Parameter("target_bank"))
-    if pairs is True:
-        if len(second) != len(queries):
-            raise InputError(
-                Parameter("pairs", True),
-                f" needs banks of equal length, row i to row i; there are {len(queries)} bank queries and "
-                f"{len(second)} bank targets",
-            )
-        return given, np.arange(len(queries))
-    mapping = np.asarray(pairs)
-    if mapping.shape != (len(queries),) or mapping.dtype.kind not in "iu":
-        raise InputError(f"pairs must hold one row of the target bank for each of the {len(queries)} bank queries")
-    outside = np.flatnonzero((mapping < 0) | (mapping >= len(second)))
-    if outside.size:
-        raise InputError(
-            f"pairs: bank query {outside[0]} belongs to row {mapping[outside[0]]}, which is outside the target bank "
-            f"of {len(second)} rows"
-        )
-    return given, mapping
-
-
-def _look_paired(queries: np.ndarray, second: np.ndarray, given: FitInput) -> bool:
-    """Whether most queries are nearer to their own target than to the next row's: half are by chance."""
-    rows = np.random.default_rng(0).permutation(len(queries))[:1_000]
-    if len(rows) < 2 * FOLDS:
-        return False
-    similarities = dense(
-        Similarities(queries[rows], given.metric, given.compute), as_vectors(second[rows], "target bank")
-    )
-    own = similarities.diagonal()
-    return bool((own > similarities.roll(1, dims=1).diagonal()).double().mean() > 0.75)

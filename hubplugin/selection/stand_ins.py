@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hubplugin.methods import FitInput, Method
-from hubplugin.reductions import Compute, Similarities, dense, sampled
+from hubplugin.reductions import Compute, Similarities, dense
 from hubplugin.vectors import Vectors, as_vectors
 
 FOUND = 0.9
@@ -21,7 +21,7 @@ FOUND = 0.9
 are; with more there is little left to win."""
 
 ROWS = 2_048
-"""Bank queries, and half of the targets, that are looked at."""
+"""Bank queries that are looked at."""
 
 FEWEST = 100
 """Bank queries below which nothing is said."""
@@ -46,13 +46,13 @@ class Sides:
         )
 
 
-def both_sides(given: FitInput, method: Method, seed: int = 0) -> Sides | None:
-    """See `Sides`; None for a bank of less than `FEWEST` queries. `method`: resolved on the whole of `given`."""
+def both_sides(given: FitInput, targets: np.ndarray, method: Method, seed: int = 0) -> Sides | None:
+    """See `Sides`; None for a bank of less than `FEWEST` queries. targets: a sample of the gallery of `given` [n, d].
+    method: resolved on the whole of `given`."""
     rng = np.random.default_rng(seed)
     bank = given.query_bank[np.sort(rng.permutation(len(given.query_bank))[:ROWS])]
     if len(bank) < FEWEST:
         return None
-    targets = sampled(given.require_targets(method.name), 2 * ROWS, given.metric, rng)
     gallery = as_vectors(targets, "targets")
     raw_scores = dense(Similarities(bank, given.metric, given.compute), gallery)
     answers, gaps = raw_scores.argmax(dim=1).numpy(), -raw_scores.topk(2, dim=1).values.diff(dim=1)[:, 0].numpy()

@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
-from hubplugin.bank import Bank, look_at
 from hubplugin.errors import InputError, Parameter
 from hubplugin.measures.hubness import k_occurrence, skewness
 from hubplugin.methods import FitInput, Method
 from hubplugin.methods.blend import Blend
-from hubplugin.reductions import HoldingCompute, Similarities, dense, distinct_rows, sampled
+from hubplugin.reductions import HoldingCompute, Similarities, dense, sampled
+from hubplugin.selection.banks import Banks
+from hubplugin.selection.profile import BankProfile, profile
 from hubplugin.vectors import as_vectors
 
 FOLDS = 5
@@ -113,62 +115,123 @@ class Fold:
     similarities: torch.Tensor
     own: torch.Tensor | None
 
+    def release(self) -> None:
+        if isinstance(self.given.compute, HoldingCompute):
+            self.given.compute.release()
+
+
+@dataclass(frozen=True)
+class Split:
+    """The distinct bank queries `rows` [m] in random order, and the fold that each of them probes."""
+
+    rows: np.ndarray
+    fold_of: np.ndarray
+
+    def probes(self, fold: int) -> np.ndarray:
+        found: np.ndarray = self.rows[self.fold_of == fold][:PROBES]
+        return found
+
+    def fitted(self, fold: int, count: int) -> np.ndarray:
+        """At most `count` of the rows that do not probe this fold, ascending."""
+        rest = np.sort(self.rows[self.fold_of != fold])
+        return np.sort(rest[np.random.default_rng(fold).permutation(len(rest))[:count]])
+
 
 class Experiment:
-    def __init__(self, given: FitInput, mapping: np.ndarray | None, seed: int):
+    """Of some banks and their gallery: choice and guard ask the same one. Nothing is computed until it is asked for;
+    what is asked for then raises InputError for banks of which nothing can be held out.
+
+    Folds are held from one run to the next where half of the memory is enough, so `close` it behind the last.
+    """
+
+    def __init__(self, banks: Banks, seed: int = 0):
         if seed < 0:
             raise InputError(Parameter("seed", seed), ": expected 0 or more")
-        rng = np.random.default_rng(seed)
-        self._given, self._mapping, self._seed = given, mapping, seed
+        self.banks, self.seed, self._held = banks, seed, dict[int, Fold]()
+        # Held at one time: fit x (targets + target bank), target bank x targets, and a Sinkhorn fit's exponentials.
+        self._fit_rows = min(FIT_ROWS, max(math.isqrt(self.given.compute.bytes() // 32), 2 * FOLDS))
+
+    @property
+    def given(self) -> FitInput:
+        return self.banks.given
+
+    @property
+    def distinct(self) -> int:
+        return len(self.given.distinct)
+
+    @cached_property
+    def split(self) -> Split:
         # A text that is there twice would probe the fit that saw it.
-        distinct = distinct_rows(given.query_bank)
-        self.distinct = len(distinct)
-        require_enough(self.distinct)
+        distinct, pairs = self.given.distinct, self.banks.pairs
+        require_enough(len(distinct))
         # Queries of one target stay together: they would give it away to each other.
-        groups = np.unique(distinct if mapping is None else mapping[distinct], return_inverse=True)[1].reshape(-1)
+        groups = np.unique(distinct if pairs is None else pairs[distinct], return_inverse=True)[1].reshape(-1)
         if groups.max() + 1 < 2 * FOLDS:
             raise InputError(
                 f"pairs name {groups.max() + 1} targets of the target bank; holding some of them out needs at least "
                 f"{2 * FOLDS}"
             )
-        order = rng.permutation(groups.max() + 1)
-        place = np.argsort(order)[groups]
-        self._rows, self._fold_of = distinct[np.argsort(place, kind="stable")], np.sort(place) % FOLDS
-        # Held at one time: fit x (targets + target bank), target bank x targets, and a Sinkhorn fit's exponentials.
-        self._fit_rows = min(FIT_ROWS, max(math.isqrt(given.compute.bytes() // 32), 2 * FOLDS))
-        gallery = given.require_targets("auto")
+        place = np.argsort(np.random.default_rng(self.seed).permutation(groups.max() + 1))[groups]
+        return Split(distinct[np.argsort(place, kind="stable")], np.sort(place) % FOLDS)
+
+    @cached_property
+    def targets(self) -> np.ndarray:
+        """A sample of the gallery: [n, d]."""
+        gallery = self.given.require_targets("auto")
         if gallery.rows < 2:
             raise InputError(f"{gallery.name} has one row; hubness needs at least 2 targets")
-        self.targets = sampled(gallery, 2 * self._fit_rows, given.metric, rng)
-        self.probes = sum(len(self._probe_rows(fold)) for fold in range(FOLDS))
+        return sampled(gallery, 2 * self._fit_rows, self.given.metric, np.random.default_rng([self.seed, 1]))
 
-    def _probe_rows(self, fold: int) -> np.ndarray:
-        probes: np.ndarray = self._rows[self._fold_of == fold][:PROBES]
-        return probes
+    @property
+    def probes(self) -> int:
+        return sum(len(self.split.probes(fold)) for fold in range(FOLDS))
+
+    @cached_property
+    def profile(self) -> BankProfile:
+        """What kind of bank it is. Pairs tell what each query asks for, so documents may ask by them."""
+        queries = self.given.query_bank[self.split.rows[: 2 * self._fit_rows]]
+        same_kind = self.banks.same_kind or self.banks.pairs is not None
+        return profile(self.given, queries, self.targets, same_kind, self.seed)
+
+    def close(self) -> None:
+        """Lets go of what is held."""
+        for fold in self._held.values():
+            fold.release()
+        self._held.clear()
 
     def _folds(self) -> Iterator[Fold]:
-        given = self._given
-        for fold in range(FOLDS):
-            probes = self._probe_rows(fold)
-            rest = np.sort(self._rows[self._fold_of != fold])
-            fitted = np.sort(rest[np.random.default_rng(fold).permutation(len(rest))[: self._fit_rows]])
-            targets, second = self.targets, given.target_bank
-            own = None
-            if self._mapping is not None and second is not None:
-                targets, columns = _with_rows(targets, second[self._mapping[probes]])
-                own, second = torch.from_numpy(columns), second[np.unique(self._mapping[fitted])]
-            elif second is not None:
-                second = second[np.random.default_rng(fold).permutation(len(second))[: self._fit_rows]]
-            compute = HoldingCompute(given.compute.device, given.compute.memory, precision=given.compute.precision)
-            vectors = as_vectors(targets, "targets")
+        for number in range(FOLDS):
+            fold = self._held.get(number) or self._fold(number)
+            if self._room_for(fold):
+                self._held[number] = fold
             try:
-                yield Fold(
-                    FitInput(given.query_bank[fitted], vectors, second, given.metric, compute),
-                    dense(Similarities(given.query_bank[probes], given.metric, compute), vectors),
-                    own,
-                )
+                yield fold
             finally:
-                compute.release()
+                if number not in self._held:
+                    fold.release()
+
+    def _fold(self, number: int) -> Fold:
+        given, pairs = self.given, self.banks.pairs
+        probes, fitted = self.split.probes(number), self.split.fitted(number, self._fit_rows)
+        targets, second, own = self.targets, given.target_bank, None
+        if pairs is not None and second is not None:
+            targets, columns = _with_rows(targets, second[pairs[probes]])
+            own, second = torch.from_numpy(columns), second[np.unique(pairs[fitted])]
+        elif second is not None:
+            second = second[np.random.default_rng(number).permutation(len(second))[: self._fit_rows]]
+        compute = HoldingCompute(given.compute.device, given.compute.memory, precision=given.compute.precision)
+        vectors = as_vectors(targets, "targets")
+        return Fold(
+            FitInput(given.query_bank[fitted], vectors, second, given.metric, compute),
+            dense(Similarities(given.query_bank[probes], given.metric, compute), vectors),
+            own,
+        )
+
+    def _room_for(self, fold: Fold) -> bool:
+        """Whether all folds and the products of their fits take half of the memory at most."""
+        second = 0 if fold.given.target_bank is None else len(fold.given.target_bank)
+        products = len(fold.given.query_bank) * (fold.given.require_targets("auto").rows + second)
+        return FOLDS * (4 * products + 8 * fold.similarities.numel()) <= self.given.compute.bytes() // 2
 
     def run(self, configurations: Sequence[Method | None]) -> list[Trial]:
         """Each configuration over all folds; the folds are the outer loop, so that each is multiplied once."""
@@ -182,7 +245,7 @@ class Experiment:
             gaps.append(float((nearest[:, 0] - nearest[:, -1]).mean()))
             for place, configuration in enumerate(configurations):
                 found[place].append(self._probe(fold, configuration, nearest[:, 0]))
-                self._given.compute.report("trying candidates", number * len(configurations) + place + 1, total)
+                self.given.compute.report("trying candidates", number * len(configurations) + place + 1, total)
         gap = max(float(np.mean(gaps)), 1e-12)
         trials = []
         for configuration, parts in zip(configurations, found, strict=True):
@@ -212,10 +275,10 @@ class Experiment:
     @property
     def answered(self) -> float:
         """Share of the bank queries whose own target is in the gallery, seen on its sample; 0 without pairs."""
-        given = self._given
-        if self._mapping is None or given.target_bank is None:
+        given, pairs = self.given, self.banks.pairs
+        if pairs is None or given.target_bank is None:
             return 0.0
-        _, columns = _with_rows(self.targets, given.target_bank[self._mapping[self._rows]])
+        _, columns = _with_rows(self.targets, given.target_bank[pairs[self.split.rows]])
         share = float((columns < len(self.targets)).mean())
         return min(share * given.require_targets("auto").rows / len(self.targets), 1.0)
 
@@ -237,14 +300,9 @@ class Experiment:
                         fitted[part] = torch.from_numpy(raw - raw.mean()).float()
                     offsets += weight * fitted[part]
                 rows.append((own + offsets[fold.own] - (others + offsets).max(dim=1).values).numpy())
-                self._given.compute.report("trying candidates", number * len(blends) + len(rows), FOLDS * len(blends))
+                self.given.compute.report("trying candidates", number * len(blends) + len(rows), FOLDS * len(blends))
             columns.append(np.stack(rows))
         return np.concatenate(columns, axis=1).astype(np.float64)
-
-    def bank(self, same_kind: bool = False) -> Bank:
-        """What kind of bank it is. same_kind: documents are meant to be asked by documents."""
-        queries = self._given.query_bank[self._rows[: 2 * self._fit_rows]]
-        return replace(look_at(queries, self.targets, self._given, same_kind, self._seed), distinct=self.distinct)
 
 
 class TooSmall(InputError):

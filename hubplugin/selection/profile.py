@@ -1,4 +1,4 @@
-"""What kind of bank it is: how its queries lie towards the gallery, whatever the correction.
+"""The profile of a bank: how its queries lie towards the gallery, whatever the correction, and what kind it is.
 
 Every number is a share, a correlation or a ratio, so that the limits hold for any model, metric and scale. Each limit
 lies in a gap between banks that help and banks that do harm; benchmarks/guard.py measures both sides of it.
@@ -51,7 +51,7 @@ LOG = 1.1
 
 
 @dataclass(frozen=True)
-class Bank:
+class BankProfile:
     """What was seen of a bank.
 
     distinct: bank queries that differ. spacing: `hubplugin.answers.spacing_ratio` in the gallery; 1 where the target
@@ -110,10 +110,11 @@ class Bank:
         }[self.kind]
 
 
-def look_at(queries: np.ndarray, targets: np.ndarray, given: FitInput, same_kind: bool, seed: int) -> Bank:
-    """What kind of bank `queries` [m, d], all distinct, are for a gallery of which `targets` [n, d] are a sample."""
+def profile(given: FitInput, queries: np.ndarray, targets: np.ndarray, same_kind: bool, seed: int) -> BankProfile:
+    """Of the bank of `given`, seen on samples: `queries` [m, d], all distinct, and `targets` [n, d] of its gallery."""
+    distinct = len(given.distinct)
     if min(len(queries), len(targets)) < FEWEST:
-        return Bank(len(queries), same_kind=same_kind, told=False)
+        return BankProfile(distinct, same_kind=same_kind, told=False)
     rng = np.random.default_rng(seed)
     seen, targets = (rng.permutation(part)[:SEEN] for part in (queries, targets))
     asking, own = _as_queries(seen, targets, given.metric)
@@ -121,8 +122,8 @@ def look_at(queries: np.ndarray, targets: np.ndarray, given: FitInput, same_kind
     from_bank = dense(Similarities(asking, given.metric, given.compute), vectors)
     from_gallery = dense(Similarities(own, given.metric, given.compute), vectors)
     from_gallery.fill_diagonal_(-math.inf)
-    return Bank(
-        distinct=len(queries),
+    return BankProfile(
+        distinct=distinct,
         spacing=_spacing(given, seen),
         own_share=own_share(_unit(seen, given.metric), _unit(targets, given.metric), given.compute, rng),
         between=_share_between_rows(from_bank),
