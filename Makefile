@@ -2,23 +2,25 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
 # The CPU build of torch on Linux without an NVIDIA GPU: the default wheel brings gigabytes of CUDA.
 CPU_TORCH := $(if $(and $(filter Linux,$(shell uname)),$(if $(shell command -v nvidia-smi),,none)),https://download.pytorch.org/whl/cpu)
 WORKERS ?= 2
 
-.PHONY: demo check test lint unit levels lowest ratios integration bench clean
+.PHONY: demo check test lint fast slow levels lowest ratios integration bench clean
+.NOTPARALLEL:
 
 demo: $(VENV)/demo
-	$(BIN)/hubplugin demo
+	@$(BIN)/hubplugin demo
 
-# Format, lint, layers, sizes, types and the fast tests, without network: what to run before every commit.
-check: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not network and not server"
+# What to run before every commit: no network, two minutes.
+check: lint fast
 
-# Everything that needs no server.
-test: lint unit levels
+# Everything that needs no server, each test once; what fails in minutes comes first.
+test: check slow levels
 
+# Format, lint, spelling, layers, sizes and types.
 lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -27,8 +29,12 @@ lint: $(VENV)/installed
 	$(BIN)/python -m tests.sizes
 	$(BIN)/mypy
 
-unit: $(VENV)/installed
-	$(BIN)/python -m pytest -m "not server"
+fast: $(VENV)/installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not network and not server"
+
+# One after the other: they start processes of their own, or measure memory.
+slow: $(VENV)/installed
+	$(BIN)/python -m pytest -m "(slow or network) and not server"
 
 # A part of the numerical tests under each instruction set that this machine has; says which it lacks.
 levels: $(VENV)/installed
@@ -43,7 +49,7 @@ lowest: $(VENV)/installed
 
 # Every scenario on every backend that is there; see docs/integration.md. REQUIRE="docker cluster" makes absence fail.
 integration: $(VENV)/installed
-	$(BIN)/python -m pytest integration_tests --kills 50 --budget inf $(REQUIRE:%=--require-backend %)
+	$(BIN)/python -m pytest integration_tests --kills 50 $(REQUIRE:%=--require-backend %)
 
 # Ratios to the bare product, against those stored in benchmarks/results. Fails on the processor they were stored on only.
 ratios: $(VENV)/installed
@@ -51,25 +57,30 @@ ratios: $(VENV)/installed
 
 # The peers are installed for this alone.
 bench: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[benchmarks]'
+	$(PIP) --editable '.[benchmarks]'
 	$(BIN)/python -m benchmarks
 
 # Constraints pin every direct dependency; torch comes first, so that nothing else chooses its build.
 $(VENV)/torch: constraints.txt
-	@echo "making an environment in $(VENV) and installing torch (some 200 MB, once) ..."
-	$(PYTHON) -m venv $(VENV)
-	$(if $(CPU_TORCH),$(BIN)/python -m pip install --quiet --retries 0 --timeout 15 --constraint constraints.txt --index-url $(CPU_TORCH) torch 2> /dev/null || )$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	@echo "Making an environment in $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+ifdef CPU_TORCH
+	@echo "Installing torch without CUDA, some 200 MB, once ..."
+	@$(PIP) --retries 0 --timeout 15 --index-url $(CPU_TORCH) torch 2> /dev/null || echo "$(CPU_TORCH) cannot be reached."
+endif
+	@$(BIN)/python -m pip --quiet show torch 2> /dev/null || \
+	  { echo "Installing torch from the package index: with CUDA, as it is on Linux, some 3 GB, once ..."; $(PIP) torch; }
 	@touch $@
 
 # The stores that the demo corrects, and nothing else.
 $(VENV)/demo: $(VENV)/torch pyproject.toml
-	@echo "installing hubplugin with Faiss and Qdrant Edge ..."
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[faiss,edge]'
+	@echo "Installing hubplugin with Faiss and Qdrant Edge ..."
+	@$(PIP) --editable '.[faiss,edge]'
 	@touch $@
 
 $(VENV)/installed: $(VENV)/torch pyproject.toml
-	@echo "installing hubplugin with everything that its tests need ..."
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable examples/lancedb_adapter
+	@echo "Installing hubplugin with everything that its tests need ..."
+	@$(PIP) --editable '.[dev]' --editable examples/lancedb_adapter
 	@touch $@
 
 clean:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import time
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -81,6 +82,7 @@ def run(folder: Path, console: Console | None = None) -> dict[str, tuple[Run, Ru
         f"{len(data.names):,} functions of the Python standard library, each searched for with its docstring. "
         f"A bank of {len(data.bank_queries):,} other docstrings will tell which functions are hubs.\n"
     )
+    console.print("Building a Faiss index and a Qdrant Edge shard ...")
     build_index(folder / "functions.faiss", data)
     build_shard(folder / "qdrant", data)
     urls = {"Faiss": f"faiss:{folder}/functions.faiss", "Qdrant": f"qdrant-edge:{folder}/qdrant"}
@@ -99,17 +101,19 @@ def run(folder: Path, console: Console | None = None) -> dict[str, tuple[Run, Ru
 
     runs = {name: (raw[name], corrected[name]) for name in stores}
     console.print(gain_table(runs))
+    console.print("\nThree queries whose own function (✓) stood behind a hub and now comes first:\n")
     for query in captured_queries(*runs["Faiss"]):
         console.print(answer_table(query, data, runs))
     for name, (before, after) in runs.items():
-        won = int(((before.ranks() > 1) & (after.ranks() == 1)).sum())
-        lost = int(((before.ranks() == 1) & (after.ranks() > 1)).sum())
+        first = [run.ranks() == 1 for run in (before, after)]
         console.print(
-            f"{name}: of {len(data.texts):,} queries, {won} won the first place for their function, {lost} lost it."
+            f"{name}: the right function is in first place for {first[1].sum()} of {len(data.texts):,} queries, before "
+            f"for {first[0].sum()}: {(first[1] & ~first[0]).sum()} won it, {(first[0] & ~first[1]).sum()} lost it."
         )
     console.print(f"\nFitted: {applied.model}\n{time.perf_counter() - started:.0f} seconds. Look at the stores with")
+    command = "hubplugin" if shutil.which("hubplugin") else sys.argv[0]  # which `make demo` has not put on PATH
     for url in urls.values():
-        console.print(f"  hubplugin inspect {url}", soft_wrap=True)
+        console.print(f"  {command} inspect {url}", soft_wrap=True)
     return runs
 
 
@@ -220,7 +224,7 @@ def captured_queries(before: Run, after: Run, count: int = 3) -> list[int]:
     return [int(row) for row in freed[np.argsort(-occurrence[before.hits[freed, 0]], kind="stable")][:count]]
 
 
-def shortened(name: str, length: int = 32) -> str:
+def shortened(name: str, length: int = 30) -> str:
     """The end of a dotted name, which tells more than its start; an ellipsis stands for what is cut off."""
     return name if len(name) <= length else "…" + name[1 - length :]
 
