@@ -472,6 +472,7 @@ class Compose:
         self._command, self._file = f'docker compose --env-file "{settings}"', str(HERE / file)
 
     @staticmethod
+    @cache
     def missing() -> str | None:
         if shutil.which("docker") is None:
             return "install Docker with its compose plugin"
@@ -479,7 +480,10 @@ class Compose:
             (["docker", "compose", "version"], "install Docker's compose plugin"),
             (["docker", "info"], "start the Docker engine, which does not answer"),
         ):
-            if subprocess.run(command, capture_output=True, timeout=60).returncode:
+            try:
+                if subprocess.run(command, capture_output=True, timeout=60).returncode:
+                    return reason
+            except subprocess.TimeoutExpired:
                 return reason
         return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +16,6 @@ from integration_tests.galleries import Gallery
 NO_BACKEND = "here"
 """The column of scenarios that need no Qdrant."""
 
-_started = time.monotonic()
 _missing: dict[str, str] = {}
 _cells: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
 
@@ -32,12 +30,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="fail at once if this backend is not there; may be given several times",
     )
     group.addoption("--kills", type=int, default=4, help="how often the applying process is killed on each backend")
-    group.addoption(
-        "--budget",
-        type=float,
-        default=240.0,
-        help="seconds after which no scenario is begun on a server; inf for no limit. What needs none always runs",
-    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -50,8 +42,10 @@ def pytest_configure(config: pytest.Config) -> None:
     ):
         config.addinivalue_line("filterwarnings", f"ignore:{expected}:UserWarning")
     required = config.getoption("--require-backend")
+    servers_left_out = "not server" in config.getoption("markexpr")
     for name, backend in BACKENDS.items():
-        reason = backend.missing()
+        # Where servers are left out nothing asks for Docker, which may be slow to say that it lacks an image.
+        reason = "make integration runs it" if servers_left_out and "server" in backend.can else backend.missing()
         if reason is None and name in required:
             reason = backend.unobtainable()
         if reason is not None:
@@ -89,15 +83,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             backend = BACKENDS.get(chosen.params.get("backend", "")) if chosen else None
             if backend is not None and "server" in backend.can:
                 item.add_marker("server")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    chosen = getattr(item, "callspec", None)
-    backend = BACKENDS.get(chosen.params.get("backend", "")) if chosen else None
-    budget = item.config.getoption("--budget")
-    if backend is not None and "server" in backend.can and time.monotonic() - _started > budget:
-        pytest.skip(f"the time budget of {budget:.0f} s is spent; make integration has none")
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from integration_tests.galleries import APPLY, BANK, QUERIES, K, assert_same
 
 
 @pytest.mark.needs("processes")
-def test_a_process_killed_at_random_moments_leaves_searches_whole_and_the_next_goes_on(fill, pytestconfig):
+def test_a_process_killed_at_any_moment_leaves_searches_whole_and_the_next_goes_on(fill, pytestconfig):
     gallery = fill(rows=60)
     store = gallery.store()
     before, raw = gallery.content(), store.search(QUERIES, K).ids

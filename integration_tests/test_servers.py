@@ -150,7 +150,7 @@ def test_the_graph_is_whole_again_after_a_correction(backend, fill):
 
 
 @pytest.mark.needs("client", "keyed")
-def test_a_key_that_may_only_read_searches_corrected_and_is_told_what_else_it_may_not(backend):
+def test_a_key_that_may_only_read_searches_corrected_and_is_told_the_rest(backend):
     there = There(backend.keyed())
     gallery = there.gallery()
     try:

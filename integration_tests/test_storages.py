@@ -89,7 +89,7 @@ def test_either_storage_reaches_the_recall_of_the_raw_graph(backend, fill, stora
     assert gallery.agreement(search(backend, gallery), model) >= raw - 0.02
 
 
-def test_a_second_vector_beside_an_unnamed_one_disturbs_no_plain_client_and_leaves_one_trace(backend, fill):
+def test_a_second_vector_beside_an_unnamed_one_disturbs_no_plain_client(backend, fill):
     if "server" not in backend.can or backend.version() < (1, 18):
         pytest.skip("needs a server 1.18: local mode takes no unnamed vectors beside a named one")
     gallery = fill(graph="graph" in backend.can)

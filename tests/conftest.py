@@ -4,15 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 DATA = Path(__file__).parent.parent / "examples" / "data"
 
-DEVICES = ["cpu"]
-if torch.cuda.is_available():
-    DEVICES.append("cuda")
-if torch.backends.mps.is_available():
-    DEVICES.append("mps")
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves the frameworks out where slow tests are: to import them takes longer than all that is fast."""
+    return True if collection_path.name == "frameworks" and "not slow" in config.getoption("markexpr") else None
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,8 @@
 """Whether files, classes and functions keep their sizes: `python -m tests.sizes`, part of `make lint`.
 
 Docstrings do not count as lines of a function. Names in a package's `__all__` may take as many parameters as their
-users need. `tests/sizes.txt` lists what is still too large; it may only shrink.
+users need. The name of a test has fewer than 80 characters. `tests/sizes.txt` lists what is still too large; it may
+only shrink.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 KNOWN = ROOT / "tests" / "sizes.txt"
-PRODUCT = ("hubplugin", "adapters")
-FILE, CLASS, FUNCTION, PARAMETERS = 360, 250, 45, 6
+PRODUCT, TESTS = ("hubplugin", "adapters"), ("tests", "integration_tests")
+FILE, CLASS, FUNCTION, PARAMETERS, NAME = 360, 250, 45, 6, 80
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -73,8 +74,17 @@ def too_large(path: Path) -> Iterator[tuple[str, str]]:
     yield from within(ast.parse(text), [])
 
 
+def long_names(path: Path) -> Iterator[tuple[str, str]]:
+    """The tests of a file whose names are too long: each name, and by how much."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, Function) and node.name.startswith("test_") and len(node.name) >= NAME:
+            place = f"{path.relative_to(ROOT).as_posix()}:{node.name}"
+            yield place, f"a name of {len(node.name)} characters, fewer than {NAME} were expected"
+
+
 def main() -> None:
     found = [each for folder in PRODUCT for path in sorted((ROOT / folder).rglob("*.py")) for each in too_large(path)]
+    found += [each for folder in TESTS for path in sorted((ROOT / folder).rglob("*.py")) for each in long_names(path)]
     if sys.argv[1:] == ["--write"]:
         KNOWN.write_text("".join(f"{name}\n" for name in sorted({name for name, _ in found})))
     known = set(KNOWN.read_text().split())

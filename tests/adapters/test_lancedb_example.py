@@ -11,6 +11,8 @@ from hubplugin.jobs.correction import apply
 from hubplugin.registry import open_store
 from hubplugin.testing import StoreConformance
 
+pytestmark = pytest.mark.slow
+
 
 def table(ids, vectors):
     return pa.table({"id": ids, "vector": pa.FixedSizeListArray.from_arrays(vectors.ravel(), vectors.shape[1])})
@@ -38,7 +40,7 @@ def test_a_table_that_is_not_there_is_named(tmp_path):
         open_store(f"lancedb:{tmp_path}/photos")
 
 
-def test_a_run_cut_off_while_writing_is_finished_with_its_own_model_though_the_gallery_has_grown(tmp_path, rng):
+def test_a_run_cut_off_is_finished_with_its_own_model_though_the_gallery_grew(tmp_path, rng):
     vectors = rng.normal(size=(60, 8)).astype("float32")
     lancedb.connect(tmp_path).create_table("photos", table(list(range(50)), vectors[:50]))
     store = open_store(f"lancedb:{tmp_path}/photos")

@@ -89,7 +89,8 @@ def test_answers_in_a_target_bank_are_kept_and_others_left_out(real):
         assert hubplugin.fit(bank[:size], targets=log, target_bank=second).parameters["answers"] == "left out"
 
 
-@pytest.mark.parametrize("memory", ["1GiB", "8MiB", "1MiB"])  # exponentials held in float32, in float16, not at all
+# Exponentials held in float32, in float16, not at all.
+@pytest.mark.parametrize("memory", [*(pytest.param(room, marks=pytest.mark.slow) for room in ("1GiB", "8MiB")), "1MiB"])
 def test_the_blend_is_what_fit_does_when_nothing_is_said(real, memory):
     fitted = hubplugin.fit(real["bank_queries"], targets=real["test_targets"], memory=memory)
     assert fitted.method == "blend"

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+import hubplugin
+
 BLOCK = "import sys\nfor name in {missing!r}: sys.modules[name] = None\n"
 
 
@@ -18,6 +20,7 @@ def run(program: str, missing: tuple[str, ...] = ()) -> str:
     return result.stdout
 
 
+@pytest.mark.slow
 def test_the_core_fits_and_corrects_with_neither_store_installed():
     run(
         "import numpy as np, hubplugin, hubplugin.cli, hubplugin.jobs.correction\n"
@@ -27,6 +30,7 @@ def test_the_core_fits_and_corrects_with_neither_store_installed():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("adapter", "missing"),
     [
@@ -43,4 +47,5 @@ def test_importing_hubplugin_imports_no_torch():
 
 
 def test_every_public_name_is_there():
-    run("import hubplugin\nfor name in hubplugin.__all__: getattr(hubplugin, name)")
+    for name in hubplugin.__all__:
+        assert getattr(hubplugin, name) is not None

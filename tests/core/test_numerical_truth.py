@@ -16,9 +16,13 @@ from hubplugin.metric import Metric
 from hubplugin.reductions import Compute, Similarities, sinkhorn
 from hubplugin.reductions.products import reduces_precision
 from hubplugin.vectors import as_vectors
-from tests.conftest import DEVICES
 from tests.core import formulas
 
+DEVICES = ["cpu"]
+if torch.cuda.is_available():
+    DEVICES.append("cuda")
+if torch.backends.mps.is_available():
+    DEVICES.append("mps")
 METRICS = ["cosine", "dot", "euclidean"]
 SETTINGS = [
     ("is", {"tau": 0.05}),

@@ -86,6 +86,7 @@ def test_offsets_for_another_gallery_are_refused(rng):
         run(rng.normal(size=(3, 4)), rng.normal(size=(5, 4)), "dot", TopK(1), offsets=np.zeros((1, 4), np.float32))
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_whatever_the_number_of_similarities():
     program = """
 import resource

@@ -31,6 +31,8 @@ STAGED = (
     "RaBitQ", "IVF8,RaBitQ", "RQ3x4", "LSQ2x4", "PRQ2x2x4", "IVF8,RQ3x4", "OPQ6,RaBitQ", "IDMap2,RaBitQ", "RaBitQfs",
 )  # fmt: skip
 ALL = EXACT + QUANTISED + GRAPHS + REFINED + STAGED
+FEW = ("Flat", "IDMap2,IVF8,Flat", "SQ8", "IVF8,PQ6x8np", "PQ6x4fs", "HNSW16,Flat", "PQ6x8np,RFlat", "RaBitQ")
+"""One for each way of keeping codes and of upgrading them: those of `make check`."""
 
 TOLERANCE = {"SQ8": 1e-4, "SQ6": 1e-3, "SQ4": 4e-3, "x8": 6e-3, "x6": 1e-3, "x4": 8e-3, "bf16": 1e-4}
 """By how much a quantiser may move an offset whose range is 0.4."""

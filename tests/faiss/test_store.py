@@ -171,6 +171,7 @@ def test_a_link_stays_a_link_and_a_private_file_private(tmp_path, model):
     assert sorted(os.listdir(tmp_path)) == ["link.faiss", "link.faiss.hub", "real.faiss"]
 
 
+@pytest.mark.slow
 def test_two_processes_do_not_write_one_file(tmp_path, model):
     index = faiss.IndexFlatIP(16)
     index.add(GALLERY)
@@ -289,6 +290,7 @@ def test_an_index_in_a_folder_that_cannot_be_flushed_is_whole(tmp_path, model, m
     assert len(os.listdir(tmp_path)) == (1 if step == "remove" else 2) + (lists == "on disk")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["_require_same", "_flush_folder"])
 @pytest.mark.parametrize("run", ["upgrade_file", "activate"])
 def test_lists_that_a_kill_leaves_behind_are_removed_by_the_next_run(tmp_path, model, moment, run):
@@ -381,6 +383,7 @@ upgraded_by_a_child(600)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Flat", "IVF64,Flat", "HNSW4"])
 def test_a_kill_at_any_moment_leaves_a_whole_file_and_a_rerun_finishes(tmp_path, kind):
     rng = np.random.default_rng(3)

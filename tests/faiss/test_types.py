@@ -61,7 +61,11 @@ both = pytest.mark.parametrize("metric", [IP, L2], ids=["ip", "l2"])
 
 
 def kinds(*names: str):
-    return pytest.mark.parametrize("kind", names)
+    """A test of some kinds of index: of the few by `make check`, or of the first where none of them is among these, and
+    of all by `make test`."""
+    few = {*names} & {*cases.FEW} or {names[0]}
+    rest = pytest.mark.slow
+    return pytest.mark.parametrize("kind", [name if name in few else pytest.param(name, marks=rest) for name in names])
 
 
 @kinds(*cases.EXACT)
@@ -145,6 +149,7 @@ def has_bf16() -> bool:
     return cpu.exists() and "avx512_bf16" in cpu.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_bf16(), reason="needs a CPU with AVX512_BF16")
 @pytest.mark.parametrize("d", [24, 30, 384])
 def test_offsets_in_bf16_survive_kernels_that_round_queries(tmp_path, d):
@@ -211,6 +216,7 @@ def test_downgrade_gives_back_the_very_bytes(kind, metric):
     np.testing.assert_array_equal(back, faiss.serialize_index(case.index))
 
 
+@pytest.mark.slow
 @both
 def test_an_interpreter_that_has_only_faiss_gets_the_same_answers(tmp_path, metric):
     for number, kind in enumerate(cases.ALL):

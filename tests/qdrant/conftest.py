@@ -43,6 +43,12 @@ class Awaited:
         return asyncio.run(awaited()) if inspect.isawaitable(result) else result
 
 
+@pytest.fixture(autouse=True)
+def few_calibration_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Local mode searches in Python, where a calibration would take most of the time of a test."""
+    monkeypatch.setattr("hubplugin_qdrant.calibration.CALIBRATION_QUERIES", 6)
+
+
 @dataclass
 class Photos:
     """The collection "photos": the vector `using` of 120 points, payload {"n": id, "colour": ...}. `awaited`: what
@@ -121,26 +127,36 @@ class Photos:
 
 COLLECTIONS = [
     ("", models.Distance.COSINE, "payload"),
+    ("image", models.Distance.EUCLID, "vector"),
+    ("image", models.Distance.DOT, "payload", True),
     ("image", models.Distance.DOT, "payload"),
     ("", models.Distance.EUCLID, "payload"),
     ("image", models.Distance.COSINE, "vector"),
-    ("image", models.Distance.EUCLID, "vector"),
-    ("image", models.Distance.COSINE, "payload", True),
     ("image", models.Distance.DOT, "vector", True),
 ]
+FEW = COLLECTIONS[:3]
+"""Those of `make check`, which have each distance, storage and client among them; `make test` has all."""
 
 
-def _named(of: tuple) -> str:
-    return f"{of[0] or 'unnamed'}-{of[1].value}-{of[2]}{'-async' if of[3:] else ''}"
+def _collections(storages: tuple[str, ...]) -> list[Any]:
+    return [
+        pytest.param(
+            of,
+            id=f"{of[0] or 'unnamed'}-{of[1].value}-{of[2]}{'-async' if of[3:] else ''}",
+            marks=() if of in FEW else pytest.mark.slow,
+        )
+        for of in COLLECTIONS
+        if of[2] in storages
+    ]
 
 
-@pytest.fixture(params=COLLECTIONS, ids=_named)
+@pytest.fixture(params=_collections(("payload", "vector")))
 def photos(request) -> Photos:
     """Unnamed and named vectors, each distance, both storages, sync and async clients."""
     return Photos(QdrantClient(":memory:"), *request.param)
 
 
-@pytest.fixture(params=[of for of in COLLECTIONS if of[2] == "payload"], ids=_named)
+@pytest.fixture(params=_collections(("payload",)))
 def in_payload(request) -> Photos:
     """The same with offsets as payload only."""
     return Photos(QdrantClient(":memory:"), *request.param)

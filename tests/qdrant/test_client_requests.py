@@ -53,7 +53,7 @@ def paths(client):
 
 
 @pytest.mark.parametrize("wire", ["payload"], indirect=True)
-def test_the_first_corrected_query_adds_one_reading_of_the_manifest_and_nothing_else(wire):
+def test_the_first_corrected_query_reads_the_manifest_once_and_nothing_else(wire):
     wire.query_points("photos", wire.query, "image")
     assert paths(wire) == [MANIFEST, QUERY]
     wire.query_points("photos", wire.query, "image")

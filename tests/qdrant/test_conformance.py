@@ -47,11 +47,13 @@ class TestUnnamedCosine(StoreConformance):
         return self.reopen(store)
 
 
+@pytest.mark.slow
 class TestNamedDot(TestUnnamedCosine):
     using = "image"
     metric = Metric.DOT
 
 
+@pytest.mark.slow
 class TestEuclideanWithUuids(TestUnnamedCosine):
     metric = Metric.EUCLIDEAN
 
@@ -62,6 +64,7 @@ class TestEuclideanWithUuids(TestUnnamedCosine):
         pytest.skip("the suite's new ids are no UUIDs; the other classes cover it")
 
 
+@pytest.mark.slow
 class TestOnDiskByUrl(TestUnnamedCosine):
     rows = 120  # local mode writes one file transaction a point
 

@@ -83,7 +83,7 @@ def _similarities(query, targets, distance):
     return -((q - t) ** 2).sum(axis=1) / 2 if distance is models.Distance.EUCLID else t @ q
 
 
-def test_points_of_a_small_group_or_of_none_are_neutral_and_the_small_group_is_named(shops):
+def test_points_of_a_small_group_or_of_none_are_neutral_and_the_group_is_named(shops):
     applied = hubplugin_qdrant.apply(shops.plain, "photos", shops.bank, **shops.settings())
     assert [shops.offset(3 * LARGE + more) for more in range(3)] == [0, 0, 0]
     assert "kept at offset 0: 'tiny': 2 targets, 100 are needed" in str(applied)

@@ -262,6 +262,7 @@ for moment in [*map(int, moments), -1]:
 """
 
 
+@pytest.mark.slow
 def test_runs_killed_at_many_moments_end_where_an_uninterrupted_one_does(tmp_path):
     np.save(tmp_path / "bank.npy", Photos.bank)
     moments = [str(moment) for moment in sorted(random.Random(5).sample(range(2, 60), 6), reverse=True)]

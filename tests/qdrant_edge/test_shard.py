@@ -151,6 +151,7 @@ def test_a_url_that_leads_nowhere_says_what_there_is(shard, tmp_path, url, said)
         open_store(url.format(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_shard_that_another_process_holds_is_one_line(shard, tmp_path):
     program = "import sys; from hubplugin.registry import open_store; open_store(sys.argv[1])"
     ran = subprocess.run(

@@ -132,7 +132,7 @@ def test_no_candidates_is_no_ranking(sets):
     assert len(order) == len(scores) == 0
 
 
-def test_a_target_that_comes_later_is_in_the_set_exactly_if_a_bank_query_would_rank_it_k_th(sets, rng):
+def test_a_later_target_is_in_the_set_exactly_if_a_bank_query_would_rank_it_k_th(sets, rng):
     bank, targets, _, _ = sets
     model = hubplugin.fit(bank, "is", targets).with_activation(targets, k=2)
     late = (targets[rng.permutation(90)[:30]] + rng.normal(size=(30, 12)) / 10).astype(np.float32)

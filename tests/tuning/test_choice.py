@@ -151,7 +151,7 @@ def test_the_default_is_left_only_for_a_candidate_that_is_clearly_ahead(small, m
     assert (choice.winner == default) is not wins
 
 
-def test_pairs_whose_targets_are_in_the_gallery_make_it_a_log_whose_answers_are_left_out(small):
+def test_pairs_with_targets_in_the_gallery_make_a_log_whose_answers_are_left_out(small):
     held = np.concatenate([small["targets"], small["target_bank"]])
     choice = hubplugin.choose(small["query_bank"], held, small["target_bank"], pairs=True)
     assert (choice.winner, choice.candidates) == (configure("blend", answers="left out"), [])

@@ -30,7 +30,7 @@ def refused(*given, **options):
 
 
 @pytest.mark.parametrize("with_pairs", [True, False])
-@pytest.mark.parametrize("method", ["blend", "dbsn"])
+@pytest.mark.parametrize("method", ["blend", pytest.param("dbsn", marks=pytest.mark.slow)])
 def test_queries_of_the_example_set_pass(real, banks, method, with_pairs):
     judgement = hubplugin.check(banks[0], real["test_targets"], method, banks[1] if with_pairs else None)
     assert judgement.objections == []
@@ -126,6 +126,7 @@ def test_a_hub_that_every_query_finds_is_no_objection(real, banks, method):
     assert judgement.objections == []
 
 
+@pytest.mark.slow
 def test_a_bank_is_judged_the_same_on_every_scale_and_by_every_metric(real, banks):
     unit = [part / np.linalg.norm(part, axis=1, keepdims=True) for part in (banks[0], real["test_targets"])]
     found = [

@@ -43,8 +43,11 @@ def test_columns_that_were_not_measured_again_stay(rows):
     assert len(again["found"]["default"]) == 2
 
 
-def test_examples_alone_give_settings_and_a_log_of_wordings_asks_for_each_target_once(tmp_path):
+def test_the_examples_alone_give_settings(tmp_path):
     assert {family.source for family in further(tmp_path) if family.source.is_dir()} == {EXAMPLES}
+
+
+def test_a_log_of_wordings_asks_for_each_target_once():
     truth = np.repeat(np.arange(9), 3)
     log = one_wording(5, np.random.default_rng(0), truth)
     assert log.sum() == len(set(truth[log])) == 5
