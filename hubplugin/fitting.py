@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import Any
 
 from hubplugin.errors import InputError, Parameter
 from hubplugin.methods import FitInput, asked_for
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel
+from hubplugin.model import OffsetModel, Setting
 from hubplugin.reductions import Compute, Precision
 from hubplugin.selection import Banks, Experiment, Pairs, choose_by
 from hubplugin.vectors import Progress, VectorLike
@@ -25,7 +24,7 @@ def fit(
     progress: Progress | None = None,
     pairs: Pairs = None,
     precision: Precision = "float32",
-    **parameters: Any,
+    **parameters: Setting,
 ) -> OffsetModel:
     """Estimates the offsets of a gallery from example queries.
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from qdrant_client import QdrantClient
 
 from hubplugin.jobs import correction, inspection, writing
 from hubplugin.methods import asked_for
+from hubplugin.model import Setting
 from hubplugin.selection import Pairs
 from hubplugin.vectors import Progress, VectorLike
 from hubplugin_qdrant.schema import Storage
@@ -31,7 +30,7 @@ def apply(
     device: str = "auto",
     memory: int | str = "1GiB",
     progress: Progress | None = None,
-    **parameters: Any,
+    **parameters: Setting,
 ) -> writing.Applied:
     """Corrects the vector `using` of `collection` in place; a `HubQdrantClient` then searches it corrected.
 

@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from hubplugin._version import __version__
 from hubplugin.cli.wording import LogLines, as_typed, say, warn
 from hubplugin.errors import HubpluginError, InputError, Parameter
+from hubplugin.model import Setting
 
 
 class Commands(TyperGroup):
@@ -52,7 +53,7 @@ Queries = Annotated[
     str, typer.Option(help="The query bank: .npy, .npz, .safetensors or .parquet; file#name picks one.")
 ]
 TargetBank = Annotated[str | None, typer.Option(help="A second bank, of example targets.")]
-Setting = Annotated[
+Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A parameter, as --set tau=0.05")
 ]
 Paired = Annotated[
@@ -86,7 +87,7 @@ def apply(
     queries: Queries,
     target_bank: TargetBank = None,
     method: Annotated[str, typer.Option(help="blend, is, sn, dbsn, dualis, nnn, csls, dn or auto.")] = "blend",
-    settings: Setting = None,
+    settings: Settings = None,
     pairs: Paired = None,
     same_kind: SameKind = False,
     group_by: Annotated[
@@ -279,9 +280,9 @@ def _require_files(read: Sequence[str | None], written: Sequence[Path | None]) -
             raise InputError(f"cannot write {str(path)!r}: expected a file in a folder that is there")
 
 
-def _parameters(method: str, settings: list[str] | None) -> dict[str, Any]:
+def _parameters(method: str, settings: list[str] | None) -> dict[str, Setting]:
     """The settings by name: parameters of `method`, so that none can be taken for another argument of `apply`."""
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, Setting] = {}
     for setting in settings or []:
         name, equals, value = setting.partition("=")
         if not equals:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from hubplugin.evaluation.result import RAW
 from hubplugin.evaluation.scene import Scene
 from hubplugin.methods import METHODS, configured
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel
+from hubplugin.model import OffsetModel, Setting
 from hubplugin.query_dependent import QUERY_METHODS
 from hubplugin.reductions import Similarities, dense
 
@@ -30,7 +29,7 @@ class Candidate:
 
     label: str
     method: str
-    parameters: dict[str, Any]
+    parameters: dict[str, Setting]
     offsets: np.ndarray | None = None
     scores: Callable[[slice], np.ndarray] | None = None
 
@@ -70,7 +69,7 @@ def fitted(label: str, model: OffsetModel, scene: Scene) -> Candidate:
 
 def candidate_of(method: str, scene: Scene) -> Candidate:
     name, *settings_given = method.split() or [""]
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, Setting] = {}
     for setting in settings_given:
         key, equals, value = setting.partition("=")
         if not equals:

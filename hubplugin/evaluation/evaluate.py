@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import cast
 
 from hubplugin.errors import InputError, Parameter
 from hubplugin.evaluation.banks import bank_figures
@@ -90,8 +90,8 @@ def _evaluation(
     curve: Sequence[Candidate],
     found: Sequence[Outcome],
     scene: Scene,
-    names: Sequence[Any] | None,
-    thumbnails: Sequence[Any] | None,
+    names: Sequence[object] | None,
+    thumbnails: Sequence[object] | None,
 ) -> Evaluation:
     """found: of the `candidates` and then of the `curve`."""
     given, results = scene.given, results_of(candidates, found[: len(candidates)], scene)
@@ -120,7 +120,7 @@ def _sweep(curve: Sequence[Candidate], found: Sequence[Outcome], scene: Scene) -
     return [
         SweepPoint(
             method=candidate.method,
-            tau=candidate.parameters["tau"],
+            tau=cast(float, candidate.parameters["tau"]),
             recall=interval(recall(outcome.ranks, 1), scene.seed),
             skewness=hubness.skewness(hubness.k_occurrence(outcome.found, scene.targets.rows)),
         )

@@ -6,7 +6,6 @@ import csv
 import io
 import os
 from pathlib import Path
-from typing import Any
 
 from hubplugin.errors import InputError
 from hubplugin.evaluation.report import render
@@ -41,7 +40,7 @@ def _write(path: str | os.PathLike[str], text: str) -> None:
         raise InputError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from None
 
 
-def _flat(method: MethodResult) -> dict[str, Any]:
+def _flat(method: MethodResult) -> dict[str, object]:
     figures = {f"R@{k}": figure for k, figure in method.recall.items()} | {
         "median rank": method.median_rank,
         "mean rank": method.mean_rank,
@@ -49,7 +48,7 @@ def _flat(method: MethodResult) -> dict[str, Any]:
         "nDCG": method.ndcg,
         "skewness": method.skewness,
     }
-    row: dict[str, Any] = {"label": method.label, "method": method.method}
+    row: dict[str, object] = {"label": method.label, "method": method.method}
     row["parameters"] = " ".join(f"{key}={value}" for key, value in method.parameters.items())
     for name, figure in figures.items():
         row |= {name: figure.value, f"{name} low": figure.low, f"{name} high": figure.high}

@@ -7,7 +7,6 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,7 @@ THUMBNAIL = 160
 
 
 def worst_hubs(
-    occurrences: Mapping[str, np.ndarray], names: Sequence[Any] | None, thumbnails: Sequence[Any] | None
+    occurrences: Mapping[str, np.ndarray], names: Sequence[object] | None, thumbnails: Sequence[object] | None
 ) -> list[Hub]:
     """The targets that the raw search finds most often. occurrences: the k-occurrence [n] under each method."""
     return [

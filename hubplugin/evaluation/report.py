@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hubplugin.errors import InputError
 from hubplugin.evaluation.result import MethodResult, Results
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 RAW_COLOUR, OTHER_COLOURS = "#8a8f98", ("#0b6e4f", "#c2410c", "#1d4ed8", "#7e22ce")
 
@@ -43,7 +46,7 @@ def corrected(evaluation: Results) -> MethodResult | None:
     return max(usable, key=lambda method: method.recall[1].value, default=None)
 
 
-def _svg(draw: Callable[[Any, Results], None], evaluation: Results) -> str:
+def _svg(draw: Callable[[Figure, Results], None], evaluation: Results) -> str:
     import matplotlib
     from matplotlib.figure import Figure as Canvas
 
@@ -66,7 +69,7 @@ def _svg(draw: Callable[[Any, Results], None], evaluation: Results) -> str:
     return text[text.index("<svg") :].replace('width="', 'data-width="', 1).replace('height="', 'data-height="', 1)
 
 
-def _draw_recall(canvas: Any, evaluation: Results) -> None:
+def _draw_recall(canvas: Figure, evaluation: Results) -> None:
     methods = evaluation.methods[::-1]
     canvas.set_size_inches(5.2, 0.9 + 0.26 * len(methods))
     axes = canvas.add_subplot()
@@ -89,7 +92,7 @@ def _draw_recall(canvas: Any, evaluation: Results) -> None:
     axes.grid(axis="y", visible=False)
 
 
-def _draw_occurrence(canvas: Any, evaluation: Results) -> None:
+def _draw_occurrence(canvas: Figure, evaluation: Results) -> None:
     axes = canvas.add_subplot()
     shown = corrected(evaluation)
     largest = max(method.hubness.largest for method in (evaluation.raw, shown) if method is not None)
@@ -113,7 +116,7 @@ def _draw_occurrence(canvas: Any, evaluation: Results) -> None:
     axes.legend(frameon=False)
 
 
-def _draw_temperature(canvas: Any, evaluation: Results) -> None:
+def _draw_temperature(canvas: Figure, evaluation: Results) -> None:
     canvas.set_size_inches(5.2, 5.2)
     recall, skewness = canvas.subplots(2, 1, sharex=True)
     for number, method in enumerate(sorted({point.method for point in evaluation.sweep})):

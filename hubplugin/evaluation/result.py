@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,6 +13,7 @@ from rich.table import Table
 from hubplugin.errors import InputError
 from hubplugin.measures.hubness import Hubness
 from hubplugin.measures.significance import Comparison, Figure, compare
+from hubplugin.model import Setting
 
 SIGNIFICANT = 0.05
 RAW = "raw"
@@ -31,7 +31,7 @@ class MethodResult(BaseModel):
 
     label: str
     method: str
-    parameters: dict[str, Any]
+    parameters: dict[str, Setting]
     recall: dict[int, Figure]
     median_rank: Figure
     mean_rank: Figure

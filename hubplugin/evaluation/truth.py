@@ -26,11 +26,11 @@ TruthLike: TypeAlias = (
 the first two, or a qrels file, of TREC (lines of 'query 0 target relevance') or of BEIR (tabs between query, target and
 relevance, under a header), also as .gz. None: row i of the targets belongs to row i of the queries."""
 
-Names: TypeAlias = Sequence[Any] | str | os.PathLike[str] | None
+Names: TypeAlias = Sequence[object] | str | os.PathLike[str] | None
 """One a vector, in their order: a sequence, or a text file with one a line."""
 
 
-def as_names(source: Names, rows: int, what: str) -> Sequence[Any] | None:
+def as_names(source: Names, rows: int, what: str) -> Sequence[object] | None:
     """`source` as a sequence of `rows` entries; `what` is what errors call it. Raises InputError for another number."""
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
@@ -47,8 +47,8 @@ def as_truth(
     source: TruthLike,
     queries: int,
     targets: int,
-    query_names: Sequence[str] | None = None,
-    names: Sequence[str] | None = None,
+    query_names: Sequence[object] | None = None,
+    names: Sequence[object] | None = None,
 ) -> Truth:
     """`source` as the true pairs of `queries` x `targets`. Queries with an empty list are searched but not judged.
 
@@ -143,7 +143,7 @@ def _as_trec(path: Path) -> io.StringIO:
     return io.StringIO("".join(lines))
 
 
-def _rows(names: Sequence[str] | None, count: int, what: str) -> dict[str, int]:
+def _rows(names: Sequence[object] | None, count: int, what: str) -> dict[str, int]:
     rows: dict[str, int] = {}
     for row, name in enumerate(names if names is not None else range(count)):
         if rows.setdefault(str(name), row) != row:

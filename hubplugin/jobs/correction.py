@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from hubplugin.errors import InputError
 from hubplugin.jobs.comparison import compared
@@ -14,7 +13,7 @@ from hubplugin.jobs.groups import fit_within
 from hubplugin.jobs.spooled_gallery import SpooledGallery
 from hubplugin.jobs.writing import Applied, write, written
 from hubplugin.methods import FitInput, Method, asked_for
-from hubplugin.model import GroupedModel, OffsetModel, Value
+from hubplugin.model import GroupedModel, OffsetModel, Setting, Value
 from hubplugin.reductions import Compute
 from hubplugin.selection import (
     Banks,
@@ -44,7 +43,7 @@ def apply(
     device: str = "auto",
     memory: int | str = "1GiB",
     progress: Progress | None = None,
-    **parameters: Any,
+    **parameters: Setting,
 ) -> Applied:
     """Fits offsets on everything in `store`, writes them, and activates them in one step.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from inspect import Parameter as Argument
 from inspect import signature
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -17,6 +17,7 @@ from hubplugin.methods.distribution import DistributionNormalisation
 from hubplugin.methods.inverted_softmax import DualInvertedSoftmax, InvertedSoftmax
 from hubplugin.methods.nearest import CrossDomainLocalScaling, NearestNeighbourNormalisation
 from hubplugin.methods.sinkhorn import DualBankSinkhorn, SinkhornNormalisation
+from hubplugin.model import Setting
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
@@ -41,12 +42,14 @@ __all__ = ["METHODS", "FitInput", "Method", "asked_for", "configure", "configure
 Configuration = TypeVar("Configuration", bound=BaseModel)
 
 
-def configure(method: str, **parameters: Any) -> Method:
+def configure(method: str, **parameters: Setting) -> Method:
     """The method called `method` with `parameters`; raises InputError for an unknown name or a value out of range."""
     return configured(METHODS, method, parameters)
 
 
-def asked_for(method: str, parameters: Mapping[str, Any], caller: Callable[..., Any] | None = None) -> Method | None:
+def asked_for(
+    method: str, parameters: Mapping[str, Setting], caller: Callable[..., object] | None = None
+) -> Method | None:
     """`configured` among the additive methods, but None for "auto", which is chosen later and takes no parameters."""
     if not isinstance(method, str) or method != "auto":  # an array would compare row by row
         return configured(METHODS, method, parameters, caller)
@@ -65,8 +68,8 @@ def asked_for(method: str, parameters: Mapping[str, Any], caller: Callable[..., 
 def configured(
     known: Mapping[str, type[Configuration]],
     method: str,
-    parameters: Mapping[str, Any],
-    caller: Callable[..., Any] | None = None,
+    parameters: Mapping[str, Setting],
+    caller: Callable[..., object] | None = None,
 ) -> Configuration:
     """The configuration called `method` among `known`; raises InputError, one line, which lists the known names or
     parameters, or names the allowed range. caller: the function whose keywords `parameters` were: a misspelt argument
@@ -95,7 +98,7 @@ def configured(
 
 
 def _unknown(
-    name: str, method: str, taken: Collection[str], caller: Callable[..., Any] | None
+    name: str, method: str, taken: Collection[str], caller: Callable[..., object] | None
 ) -> list[str | Parameter]:
     """What to say of a keyword that is no parameter of `method`, which has those in `taken`, nor one of `caller`."""
     no_words = (Argument.VAR_KEYWORD, Argument.VAR_POSITIONAL)

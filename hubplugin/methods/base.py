@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
+from typing import ClassVar, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from hubplugin.answers import SURVEYED, look, spacing_ratio
 from hubplugin.errors import InputError, Parameter
 from hubplugin.metric import Metric
-from hubplugin.model import LogSumExp, OffsetModel, Term, TopKMean, reduction_of
+from hubplugin.model import LogSumExp, OffsetModel, Setting, Term, TopKMean, reduction_of
 from hubplugin.reductions import (
     Answers,
     Compute,
@@ -155,7 +155,7 @@ class Method(BaseModel, ABC):
     answers: AnswersRule = "kept"
 
     @property
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> dict[str, Setting]:
         """By name, without those that are not set, and without `answers` where the method is the paper's."""
         return {key: value for key, value in self.model_dump(exclude_none=True).items() if (key, value) != _KEPT}
 

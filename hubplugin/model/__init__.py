@@ -2,7 +2,15 @@
 
 from hubplugin.model.file import FORMAT
 from hubplugin.model.grouped import Group, GroupedModel
-from hubplugin.model.offset_model import Activation, GalleryStatistics, OffsetModel, Value, load, warn_if_swapped
+from hubplugin.model.offset_model import (
+    Activation,
+    GalleryStatistics,
+    OffsetModel,
+    Setting,
+    Value,
+    load,
+    warn_if_swapped,
+)
 from hubplugin.model.terms import Dot, LogSumExp, Term, TopKMean, reduction_of
 
 __all__ = [
@@ -14,6 +22,7 @@ __all__ = [
     "GroupedModel",
     "LogSumExp",
     "OffsetModel",
+    "Setting",
     "Term",
     "TopKMean",
     "Value",

@@ -8,7 +8,7 @@ import os
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -20,8 +20,11 @@ FORMAT = 3
 
 Model = TypeVar("Model")
 
+Header: TypeAlias = dict[str, Any]
+"""The JSON header of a model file."""
 
-def to_bytes(header: dict[str, Any], tensors: dict[str, np.ndarray]) -> bytes:
+
+def to_bytes(header: Header, tensors: dict[str, np.ndarray]) -> bytes:
     """A model file with this content."""
     from safetensors.numpy import save
 
@@ -29,7 +32,7 @@ def to_bytes(header: dict[str, Any], tensors: dict[str, np.ndarray]) -> bytes:
     return save(tensors, metadata={"hubplugin": json.dumps(header | made)})
 
 
-def from_bytes(content: bytes, name: str, build: Callable[[dict[str, Any], dict[str, np.ndarray]], Model]) -> Model:
+def from_bytes(content: bytes, name: str, build: Callable[[Header, dict[str, np.ndarray]], Model]) -> Model:
     """What `build` makes of the header and the tensors in the bytes of a model file.
 
     Raises ModelFileError if they are damaged, are no model, or come from another version; it calls the file `name`.
@@ -53,7 +56,7 @@ def from_bytes(content: bytes, name: str, build: Callable[[dict[str, Any], dict[
         raise ModelFileError(f"{name} is damaged: its header cannot be read ({error!r}); fit it again") from None
 
 
-def _check(header: dict[str, Any], tensors: dict[str, np.ndarray], name: str) -> None:
+def _check(header: Header, tensors: dict[str, np.ndarray], name: str) -> None:
     """Raises ModelFileError for another format, a wrong checksum, or a header that could fool a terminal."""
     if not printable({**header, "values": None}):  # values of a group may be any text; they are shown escaped
         raise ModelFileError(f"{name} is damaged: its header holds control characters; fit it again")
@@ -102,7 +105,7 @@ def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def printable(part: Any) -> bool:
+def printable(part: object) -> bool:
     """Whether all texts in a part of a header, the keys too, can be shown on a terminal as they are."""
     if isinstance(part, dict):
         return all(printable(key) and printable(value) for key, value in part.items())
@@ -111,7 +114,7 @@ def printable(part: Any) -> bool:
     return not isinstance(part, str) or part.isprintable()
 
 
-def digest(header: dict[str, Any], tensors: dict[str, np.ndarray]) -> str:
+def digest(header: Header, tensors: dict[str, np.ndarray]) -> str:
     digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for key in sorted(tensors):
         digest.update(f"{key}{tensors[key].shape}{tensors[key].dtype.str}".encode())

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from hubplugin.errors import InputError
+from hubplugin.model.file import Header
 from hubplugin.model.offset_model import GalleryStatistics, OffsetModel, Value, capped
 from hubplugin.model.terms import Dot, LogSumExp, Term
 from hubplugin.vectors import Progress, VectorLike, as_vectors
@@ -95,7 +96,7 @@ class GroupedModel(OffsetModel):
                 )
         return offsets
 
-    def _content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    def _content(self) -> tuple[Header, dict[str, np.ndarray]]:
         header, tensors = super()._content()
         groups = self.groups.values()
         tensors["groups.centres"] = np.array([group.centre for group in groups])
@@ -107,7 +108,7 @@ class GroupedModel(OffsetModel):
         return header | {"key": self.key, "values": list(self.groups)}, tensors
 
     @classmethod
-    def _fields(cls, header: dict[str, Any], tensors: dict[str, np.ndarray]) -> dict[str, Any]:
+    def _fields(cls, header: Header, tensors: dict[str, np.ndarray]) -> Header:
         values = header["values"]
         none = [None] * len(values)
         weights, answers = (tensors.get(f"groups.{name}", none) for name in ("log_weights", "answers"))

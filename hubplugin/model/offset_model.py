@@ -7,19 +7,23 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
 
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin.model import file
+from hubplugin.model.file import Header
 from hubplugin.model.kept import KeptOffsets
 from hubplugin.model.terms import Dot, Term, of_one_bank, packed, reduction_of, unpacked
 from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
 
 if TYPE_CHECKING:
     from hubplugin.reductions import Compute, Precision
+
+Setting: TypeAlias = float | str | None
+"""The value of a parameter of a method: a number or a name; None where the fit finds it."""
 
 Value: TypeAlias = str | int | None
 """What makes a group: the value of a key of the targets, a text, a number or a truth value. None: no group."""
@@ -68,7 +72,7 @@ class OffsetModel:
     """
 
     method: str
-    parameters: dict[str, Any]
+    parameters: dict[str, Setting]
     metric: Metric
     terms: Sequence[Term]
     bank_fingerprint: str
@@ -233,7 +237,7 @@ class OffsetModel:
         come from another version; `name` is what the error calls it."""
         return file.from_bytes(content, name, _built)
 
-    def _content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    def _content(self) -> tuple[Header, dict[str, np.ndarray]]:
         """What a model file holds: header and tensors."""
         terms, tensors = packed(self.terms)
         if self.activation:
@@ -254,7 +258,7 @@ class OffsetModel:
         return header, tensors
 
     @classmethod
-    def _fields(cls, header: dict[str, Any], tensors: dict[str, np.ndarray]) -> dict[str, Any]:
+    def _fields(cls, header: Header, tensors: dict[str, np.ndarray]) -> Header:
         """The fields of the model whose `_content` was `header` and `tensors`."""
         terms, k, gallery = unpacked(header["terms"], tensors), header["activation"], header["gallery"]
         return {
@@ -286,7 +290,7 @@ def capped(offsets: np.ndarray, gallery: GalleryStatistics | None) -> np.ndarray
     return capped.astype(np.float32)
 
 
-def _built(header: dict[str, Any], tensors: dict[str, np.ndarray]) -> OffsetModel:
+def _built(header: Header, tensors: dict[str, np.ndarray]) -> OffsetModel:
     """The model whose `_content` was `header` and `tensors`, of the kind whose mark the header has."""
     marked = [kind for kind in OffsetModel.__subclasses__() if kind.mark in header]
     kind = marked[0] if marked else OffsetModel

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+
+from hubplugin.model.file import Header
 
 if TYPE_CHECKING:
     from hubplugin.reductions import LogSum, MeanOfLargest
@@ -78,13 +80,13 @@ def reduction_of(term: Term) -> LogSum | MeanOfLargest:
     return MeanOfLargest(term.k)
 
 
-def packed(terms: Sequence[Term]) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
+def packed(terms: Sequence[Term]) -> tuple[list[Header], dict[str, np.ndarray]]:
     """`terms` as a list of fields for the header of a file, and the arrays in them by name."""
     tensors: dict[str, np.ndarray] = {}
     listed = []
     places: dict[int, str] = {}
     for number, term in enumerate(terms):
-        fields: dict[str, Any] = {"kind": term.kind}
+        fields: Header = {"kind": term.kind}
         for key, value in vars(term).items():
             if isinstance(value, np.ndarray):
                 # An array that several terms share is held once; the others name it.
@@ -99,7 +101,7 @@ def packed(terms: Sequence[Term]) -> tuple[list[dict[str, Any]], dict[str, np.nd
     return listed, tensors
 
 
-def unpacked(listed: Sequence[dict[str, Any]], tensors: dict[str, np.ndarray]) -> tuple[Term, ...]:
+def unpacked(listed: Sequence[Header], tensors: dict[str, np.ndarray]) -> tuple[Term, ...]:
     """The terms of which `packed` made the fields `listed` and the arrays `tensors`."""
     terms = []
     for number, fields in enumerate(listed):

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from hubplugin.methods import FitInput, configured
 from hubplugin.methods.inverted_softmax import DualInvertedSoftmax, InvertedSoftmax
 from hubplugin.metric import Metric
+from hubplugin.model import Setting
 from hubplugin.query_dependent.rules import DualDynamic, DualSoftmax, Dynamic, GloballyCorrected, Rule
 from hubplugin.reductions import Compute, Similarities
 from hubplugin.vectors import Progress, VectorLike
@@ -111,7 +112,7 @@ def fit_rule(
     device: str = "auto",
     memory: int | str = "1GiB",
     progress: Progress | None = None,
-    **parameters: Any,
+    **parameters: Setting,
 ) -> Rule:
     """Fits a correction that depends on the query; arguments as in `hubplugin.fit`.
 

@@ -14,7 +14,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from hubplugin.errors import InputError, Parameter
 from hubplugin.measures.hubness import k_occurrence, skewness
 from hubplugin.methods import FitInput, Method
 from hubplugin.methods.blend import Blend
+from hubplugin.model import Setting
 from hubplugin.reductions import HoldingCompute, Similarities, dense, sampled
 from hubplugin.selection.banks import Banks
 from hubplugin.selection.profile import BankProfile, profile
@@ -51,7 +51,7 @@ class Candidate:
     """
 
     method: str
-    parameters: dict[str, Any]
+    parameters: dict[str, Setting]
     skewness: float
     cost: float
     recall: float | None = None
@@ -331,9 +331,9 @@ def standard_error(differences: np.ndarray) -> float:
     return float(differences.std(ddof=1) / math.sqrt(len(differences)))
 
 
-def configuration_name(method: str, parameters: dict[str, Any]) -> str:
+def configuration_name(method: str, parameters: dict[str, Setting]) -> str:
     return f"{method}({', '.join(f'{key}={_short(value)}' for key, value in parameters.items())})"
 
 
-def _short(value: Any) -> str:
+def _short(value: Setting) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)

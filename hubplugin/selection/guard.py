@@ -11,6 +11,7 @@ from hubplugin.errors import CorrectionRefused, Parameter
 from hubplugin.methods import METHODS, Method, configured
 from hubplugin.methods.blend import Blend
 from hubplugin.metric import Metric
+from hubplugin.model import Setting
 from hubplugin.reductions import Compute, Precision
 from hubplugin.selection.banks import Banks, Pairs
 from hubplugin.selection.experiment import Candidate, Experiment, TooSmall, require_enough
@@ -56,7 +57,7 @@ def judge(
     progress: Progress | None = None,
     precision: Precision = "float32",
     seed: int = 0,
-    **parameters: Any,
+    **parameters: Setting,
 ) -> Judgement:
     """Whether a correction would help, tried on held-out bank queries; arguments as in `choose` and `hubplugin.fit`.
 
