@@ -75,7 +75,9 @@ def raw_offsets(method, bank, targets, metric, target_bank=None, **p):
         return nearest(bank, targets, metric, p["k"], p["alpha"])
     if method == "csls":
         return nearest(bank, targets, metric, p["k"], 0.5)
-    return distribution(bank, targets, metric, p["lam"])
+    if method == "dn":
+        return distribution(bank, targets, metric, p["lam"])
+    raise ValueError(f"no formula for {method}")
 
 
 def without_answers(s, gallery=None):

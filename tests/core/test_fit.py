@@ -20,7 +20,7 @@ X = np.eye(4, dtype=np.float32)
         ({"method": "nnn", "tau": 0.1}, "has no parameter 'tau'; it takes answers, k, alpha"),
         (
             {"method": "is", "alpha": 0.1},
-            "method 'is' has no parameter 'alpha'; it takes answers, tau; blend, nnn have it",
+            "method 'is' has no parameter 'alpha'; it takes answers, tau; blend, nnn",
         ),
         ({"method": "is", "metrc": "dot"}, "no parameter 'metrc'; it takes answers, tau; did you mean metric=?"),
         (

@@ -57,6 +57,10 @@ def assert_true(method, parameters, metric, bank, targets, target_bank, atol=1e-
     np.testing.assert_allclose(ours, expected, rtol=0, atol=atol)
 
 
+def test_every_method_is_compared_with_its_formula():
+    assert {method for method, _ in SETTINGS} == {*hubplugin.METHODS} - {"blend"}  # whose formula is in test_answers
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize(("method", "parameters"), SETTINGS)

@@ -17,6 +17,7 @@ import hubplugin_faiss
 from hubplugin.vectors import as_vectors
 from hubplugin_faiss.calibration import loss_of_recall
 from hubplugin_faiss.handlers import handler_for
+from hubplugin_faiss.handlers.base import IndexHandler
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
 
@@ -66,6 +67,20 @@ def kinds(*names: str):
     few = {*names} & {*cases.FEW} or {names[0]}
     rest = pytest.mark.slow
     return pytest.mark.parametrize("kind", [name if name in few else pytest.param(name, marks=rest) for name in names])
+
+
+def types_in(index: faiss.Index) -> set[str]:
+    index = faiss.downcast_index(index)
+    inner = [getattr(index, part) for part in ("index", "base_index") if hasattr(index, part)]
+    return {type(index).__name__}.union(*map(types_in, inner))
+
+
+@pytest.mark.slow
+def test_every_type_that_has_a_handler_has_a_case():
+    tried = [*((kind, metric) for kind in cases.ALL for metric in (IP, L2)), *cases.ONE_METRIC]
+    cased = {name for kind, metric in tried for name in types_in(pair(kind, metric)[0].index)}
+    elsewhere = {"IndexFlatIP", "IndexFlatL2", "IndexNSGPQ"}  # in the tests of stores, and below
+    assert {*IndexHandler.registry} - elsewhere == cased
 
 
 @kinds(*cases.EXACT)
@@ -427,6 +442,19 @@ def test_fast_scan_codes_in_blocks_of_any_size_are_kept(kind, metric):
     np.testing.assert_array_equal(upgraded.search(case.queries, 5)[1], case.index.search(case.queries, 5)[1])
     hubplugin_faiss.add(upgraded, case.vectors[:50], np.zeros(50, np.float32))
     case.index.add(case.vectors[:50])
+    back = faiss.serialize_index(hubplugin_faiss.downgrade(upgraded))
+    np.testing.assert_array_equal(back, faiss.serialize_index(case.index))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "metric"), cases.ONE_METRIC)
+def test_a_type_that_faiss_makes_for_one_metric_alone(kind, metric):
+    case, upgraded = pair(kind, metric)
+    np.testing.assert_allclose(stored(upgraded), case.offsets, rtol=0, atol=cases.tolerance(kind))
+    scores, labels = upgraded.search(case.queries, 5)
+    truth = cases.similarities(case.queries, decoded(upgraded), metric) + case.offsets
+    apart = cases.as_similarities(scores, metric) - np.take_along_axis(truth, labels, axis=1)
+    np.testing.assert_allclose(apart, apart.mean() if metric == L2 else 0, rtol=0, atol=3e-4)
     back = faiss.serialize_index(hubplugin_faiss.downgrade(upgraded))
     np.testing.assert_array_equal(back, faiss.serialize_index(case.index))
 

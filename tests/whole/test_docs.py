@@ -1,0 +1,40 @@
+"""What the pages must name, they name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+import hubplugin
+from hubplugin.cli import app
+from hubplugin.methods import QUERY_DEPENDENT
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_every_method_stands_in_the_table_of_the_evaluation():
+    page = (ROOT / "docs" / "evaluation.md").read_text()
+    assert [name for name in (*hubplugin.METHODS, *QUERY_DEPENDENT) if f"`{name}`" not in page] == []
+
+
+def test_the_help_of_apply_names_every_method():
+    method = next(each for each in get_command(app).commands["apply"].params if each.name == "method")
+    assert {*re.findall(r"\w+", method.help)} >= {*hubplugin.METHODS, "auto"}
+
+
+@pytest.mark.parametrize(
+    "page", sorted(ROOT.glob("docs/**/*.md")) + sorted(ROOT.glob("*.md")), ids=lambda page: page.stem
+)
+def test_a_page_refers_to_files_and_targets_that_are_there(page):
+    text = page.read_text()
+    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert (page.parent / link).exists(), link
+    for target in re.findall(r"`make (\w+)`", text):
+        assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), target
+    for module in re.findall(r"python -m (benchmarks\.\w+|tests\.\w+)", text):
+        assert (ROOT / f"{module.replace('.', '/')}.py").exists(), module
+    for path in re.findall(r"`((?:hubplugin|adapters|tests|examples|docs|benchmarks)/[\w/.-]+)`", text):
+        assert (ROOT / path).exists(), path
