@@ -20,12 +20,14 @@ from benchmarks.tables import EXAMPLES
 @dataclass(frozen=True)
 class Setting:
     """One draw. bank: [m, d]. targets: the gallery, [n, d]. target_bank: [m, d], row i the answer of bank query i, or
-    None. tests: by name ("" where there is one), queries and the rows of their targets."""
+    None. tests: by name ("" where there is one), queries and the rows of their targets. clicks: the rows of the
+    gallery that a log asked for, [m], where they are known."""
 
     bank: np.ndarray
     targets: np.ndarray
     target_bank: np.ndarray | None
     tests: dict[str, tuple[np.ndarray, np.ndarray]]
+    clicks: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def package_log(folder: Path, log: int, seed: int) -> Setting:
     rows = np.random.default_rng(seed).permutation(len(targets))[:3000]
     asked, other = np.arange(log), np.arange(1500, 3000)
     tests = {name: (second[rows[part]], part) for name, part in (("asked", asked), ("not asked", other))}
-    return Setting(first[rows[:log]], targets[rows], None, tests)
+    return Setting(first[rows[:log]], targets[rows], None, tests, asked)
 
 
 def wordings_log(folder: Path, logged: Callable[[np.random.Generator, np.ndarray], np.ndarray], seed: int) -> Setting:
@@ -107,7 +109,7 @@ def wordings_log(folder: Path, logged: Callable[[np.random.Generator, np.ndarray
     tests = {
         name: (words[part], truth[part]) for name, part in (("asked", was_asked & ~log), ("not asked", ~was_asked))
     }
-    return Setting(words[log], targets, None, tests)
+    return Setting(words[log], targets, None, tests, truth[log])
 
 
 def popular(rng: np.random.Generator, truth: np.ndarray) -> np.ndarray:

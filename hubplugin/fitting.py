@@ -38,7 +38,8 @@ def fit(
     device: "auto" is cuda, then mps, then cpu. memory: bounds the similarities held at one time;
         a Sinkhorn fit that finds room for m x n in float16 takes the time of one product, else of `iterations`.
     progress: called as progress(what, done, total).
-    pairs: for auto, which target of the target bank belongs to each bank query; see `hubplugin.selection.Pairs`.
+    pairs: for auto, which target belongs to each bank query, see `hubplugin.selection.Pairs`: of the target bank, or,
+        without one, of the gallery, as clicks say.
 
     precision: "float32", within 1e-5 of exact arithmetic (or of 1e-4 of the temperature, where that is more), or
         "float64", at twice the time.

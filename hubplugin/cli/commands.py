@@ -60,6 +60,10 @@ Paired = Annotated[
     bool | None,
     typer.Option("--pairs/--no-pairs", help="Row i of both banks is a pair; detected by default."),
 ]
+Clicks = Annotated[
+    str | None,
+    typer.Option(help="A log's clicks: .npy of the id in the store that each bank query led to, -1 for none."),
+]
 SameKind = Annotated[
     bool, typer.Option("--same-kind", help="Documents are asked by documents: a bank of documents is no objection.")
 ]
@@ -89,6 +93,7 @@ def apply(
     method: Annotated[str, typer.Option(help="blend, is, sn, dbsn, dualis, nnn, csls, dn or auto.")] = "blend",
     settings: Settings = None,
     pairs: Paired = None,
+    clicks: Clicks = None,
     same_kind: SameKind = False,
     group_by: Annotated[
         str | None, typer.Option(help="A payload key that searches are filtered by: fit within each of its values.")
@@ -103,6 +108,7 @@ def apply(
     from hubplugin.registry import open_store
 
     bank, second = _bank(queries, "query bank"), _bank(target_bank, "target bank")
+    known = _known(pairs, clicks, target_bank)
     opened = open_store(store)
 
     from hubplugin.jobs.correction import apply
@@ -111,7 +117,7 @@ def apply(
     with bars() as progress:
         applied = apply(
             opened, bank, method, second,
-            pairs=pairs, same_kind=same_kind, group_by=group_by, force=force, dry_run=dry_run,
+            pairs=known, same_kind=same_kind, group_by=group_by, force=force, dry_run=dry_run,
             device=device, memory=memory, progress=progress, **parameters,
         )  # fmt: skip
     typer.echo(f"{opened.url}: {applied}")
@@ -123,6 +129,7 @@ def diagnose(
     queries: Queries,
     target_bank: TargetBank = None,
     pairs: Paired = None,
+    clicks: Clicks = None,
     same_kind: SameKind = False,
     device: Device = "auto",
     memory: Memory = "1GiB",
@@ -132,13 +139,14 @@ def diagnose(
     from hubplugin.registry import open_store
 
     bank, second = _bank(queries, "query bank"), _bank(target_bank, "target bank")
+    known = _known(pairs, clicks, target_bank)
     opened = open_store(store)
 
     from hubplugin.jobs.diagnosis import diagnose
 
     with bars() as progress:
         found = diagnose(
-            opened, bank, second, pairs=pairs, same_kind=same_kind, device=device, memory=memory, progress=progress
+            opened, bank, second, pairs=known, same_kind=same_kind, device=device, memory=memory, progress=progress
         )
     typer.echo(str(found))
 
@@ -268,6 +276,20 @@ def _bank(path: str | None, name: str) -> Any:
     from hubplugin.vectors import as_vectors
 
     return None if path is None else as_vectors(path, name)
+
+
+def _known(pairs: bool | None, clicks: str | None, target_bank: str | None) -> Any:
+    """`pairs` as the API takes them, from either option."""
+    if clicks is None:
+        return pairs
+    if target_bank is not None:
+        raise InputError("--clicks name targets of the store, --target-bank targets outside of it; give one of them")
+    import numpy as np
+
+    try:
+        return np.load(clicks, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise InputError(f"--clicks: cannot read {clicks!r} as .npy: {error}") from None
 
 
 def _require_files(read: Sequence[str | None], written: Sequence[Path | None]) -> None:

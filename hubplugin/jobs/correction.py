@@ -76,8 +76,8 @@ def apply(
     cut_off = None if dry_run else _cut_off(store, configuration, banks.given, group_by)
     if cut_off is not None:
         return write(store, cut_off, device=device, memory=memory, progress=progress)
-    gallery = SpooledGallery(store, progress, grouped=group_by is not None)
-    fitted = _fitted(banks.against(gallery.vectors), configuration, gallery, group_by, force)
+    gallery = SpooledGallery(store, progress, group_by is not None, banks.clicks)
+    fitted = _fitted(banks.against(gallery.vectors, gallery.rows), configuration, gallery, group_by, force)
     if not dry_run:
         done = written(store, fitted.model, gallery, compute)
         return replace(done, neutral=fitted.neutral, judgement=fitted.judgement)

@@ -13,17 +13,17 @@ from contextlib import closing
 from dataclasses import replace
 
 from hubplugin.errors import CorrectionRefused
+from hubplugin.jobs.spooled_gallery import Members
 from hubplugin.methods import Method
 from hubplugin.model import Dot, GalleryStatistics, Group, GroupedModel, LogSumExp, OffsetModel, Value
 from hubplugin.selection import Banks, Experiment, check_by
-from hubplugin.vectors import Vectors
 
 SMALLEST_GROUP = 100
 """Targets below which a group has no hubs to speak of: the 10 best of it are a tenth of it."""
 
 
 def fit_within(
-    banks: Banks, configuration: Method, key: str, groups: Sequence[tuple[Value, Vectors]], force: bool
+    banks: Banks, configuration: Method, key: str, groups: Sequence[tuple[Value, Members]], force: bool
 ) -> tuple[GroupedModel, dict[Value, str]]:
     """A fit on each of `groups` that has `SMALLEST_GROUP` targets and that the guard lets pass on its own gallery,
     and why the others, whose targets stay neutral, have none. What the method takes from the gallery, such as the
@@ -36,7 +36,7 @@ def fit_within(
     neutral: dict[Value, str] = {}
     for number, (value, members) in enumerate(groups):
         try:
-            fitted[value] = _fit_one(banks.against(members), method, force)
+            fitted[value] = _fit_one(banks.among(members, members.numbers), method, force)
         except CorrectionRefused as refusal:
             neutral[value] = str(refusal).partition("; nothing was changed")[0]  # which holds for all of it or none
         given.compute.report(f"fitting within each {key!r}", number + 1, len(groups))

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from hubplugin.model import Value
+from hubplugin.selection.banks import places
 from hubplugin.store import Batch, Store
 from hubplugin.vectors import Progress, Sliceable, Vectors, spool
 
@@ -19,21 +20,25 @@ class Members(Vectors):
 
     def __init__(self, name: str, gallery: Sliceable, rows: np.ndarray):
         super().__init__(name, len(rows), gallery.dim)
-        self._gallery, self._numbers = gallery, rows
+        self._gallery, self.numbers = gallery, rows
 
     def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
         for first in range(0, self.rows, size):
-            yield self._gallery.take(self._numbers[first : first + size])
+            yield self._gallery.take(self.numbers[first : first + size])
 
     def some(self, rows: np.ndarray) -> np.ndarray:
-        return self._checked(self._gallery.take(self._numbers[rows]), rows)
+        return self._checked(self._gallery.take(self.numbers[rows]), rows)
 
 
 class SpooledGallery:
     """The `vectors` of a store, and, of a shared one, the batches they came in: so a fit reads them as often as it
-    needs, and they are written without another scan."""
+    needs, and they are written without another scan. rows: of the ids in `clicked`."""
 
-    def __init__(self, store: Store, progress: Progress | None, grouped: bool = False):
+    def __init__(
+        self, store: Store, progress: Progress | None, grouped: bool = False, clicked: np.ndarray | None = None
+    ):
+        self.rows: dict[int | str, int] = {}
+        self._clicked = set() if clicked is None else set(clicked.tolist())
         self._values: dict[Value, int] | None = {} if grouped else None
         self._codes = tempfile.TemporaryFile()  # noqa: SIM115 - it goes with this object
         self._lines = tempfile.TemporaryFile("w+")  # noqa: SIM115 - so does this
@@ -49,6 +54,8 @@ class SpooledGallery:
             if self._values is not None:
                 codes = [self._values.setdefault(value, len(self._values)) for value in batch.groups or ()]
                 np.array(codes, np.int32).tofile(self._codes)
+            if self._clicked:
+                self.rows.update(places(batch.ids, done, self._clicked))
             yield batch.vectors
             done += len(batch.vectors)
             if progress is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import product
@@ -13,7 +14,8 @@ from hubplugin.methods.blend import Blend
 from hubplugin.metric import Metric
 from hubplugin.reductions import Compute, Precision
 from hubplugin.selection.banks import Banks, Pairs
-from hubplugin.selection.experiment import Experiment, configuration_name, standard_error
+from hubplugin.selection.experiment import Experiment
+from hubplugin.selection.trials import configuration_name, standard_error
 from hubplugin.vectors import Progress, VectorLike
 
 TEMPERATURES, STRENGTHS = (0.7, 1.0, 1.4), (0.6, 1.0, 1.4)
@@ -30,13 +32,16 @@ CLEAR = 1.5
 """Standard errors by which a candidate must be ahead of the default: 1 loses up to 0.4 points of R@1 with small banks,
 2 gives gains away."""
 
+FEWEST_AGAIN = 200
+"""Held-out wordings of targets that stay asked for, below which a log is not chosen on."""
+
 
 @dataclass(frozen=True)
 class Compared:
     """One candidate beside the default, on held-out bank queries.
 
     recall: R@1, 0 to 1. score: R@1 with a soft edge, by which is chosen. gain, error: of the score over the default's,
-    and its standard error, both 0 for the default itself.
+    and its standard error, both 0 for the default itself. worst: the gain on the side where it is less, of a log.
     """
 
     configuration: Method
@@ -44,6 +49,7 @@ class Compared:
     score: float
     gain: float
     error: float
+    worst: float
 
     def __str__(self) -> str:
         name = configuration_name(self.configuration.name, self.configuration.parameters)
@@ -87,10 +93,11 @@ def choose(
     With pairs, blends of other temperature, strength and share (dbsn alone and nnn alone among them) are tried on
     held-out bank queries. The best is chosen if it is ahead of the default by more than `CLEAR` standard errors. What
     the default takes from bank and gallery is taken from the whole of them, so that a fold fits what the fit will.
-    Where the pairs' targets are in the gallery, the bank is a log: held-out queries show what becomes of targets that
-    were not asked for only, so the default is chosen, and leaves the answers out.
+    With clicks, or where the pairs' targets are in the gallery, the bank is a log, and answers are left out. Targets
+    that it asks for and others are tried alike, and a winner may not be behind on either side; with less than
+    `FEWEST_AGAIN` held-out wordings of targets that stay asked for, it is the default.
 
-    Without pairs it is the default, at no cost: no measure without pairs was found that does better.
+    Without pairs or clicks it is the default, at no cost: no measure without them was found that does better.
 
     Raises InputError for anything that cannot be used, and for pairs of less than two held-out queries a fold.
     """
@@ -103,36 +110,41 @@ def choose(
 def choose_by(experiment: Experiment) -> Choice:
     """`choose`, by an experiment that others ask too."""
     default = Blend.model_validate({})
-    if experiment.banks.pairs is None:
-        return Choice(default, "the default, since there are no pairs to choose by", [], 0)
-    if experiment.answered > 0.5:
-        log = Blend.model_validate({"answers": "left out"})
-        return Choice(log, "the default for a log, since the pairs' targets are in the gallery", [], 0)
-    return _compare(experiment, default.resolved(experiment.given))
+    if experiment.banks.known is None:
+        return Choice(default, "the default, since nothing says what the queries ask for", [], 0)
+    if experiment.answered <= 0.5:
+        return _compare([experiment], default.resolved(experiment.given))
+    log = Blend.model_validate({"answers": "left out"})
+    if experiment.again.probes < FEWEST_AGAIN:
+        return Choice(log, "the default for a log, since it has too few other wordings to tell both sides", [], 0)
+    return _compare([experiment, experiment.again], log.resolved(experiment.given))
 
 
-def _compare(experiment: Experiment, default: Blend) -> Choice:
-    """The best of the candidates around a resolved `default`, or the default."""
+def _compare(sides: Sequence[Experiment], default: Blend) -> Choice:
+    """The best of the candidates around a resolved `default`, or the default. What was asked for before and what was
+    not count alike, however many queries try them, and a winner may not be behind on either side."""
     assert default.tau is not None
     tried = [default, *_candidates(default)]
-    margins = experiment.margins(tried)
-    scores = 1 / (1 + np.exp(-margins / (EDGE * default.tau)))
+    margins = [side.margins(tried) for side in sides]
+    scores = [1 / (1 + np.exp(-each / (EDGE * default.tau))) for each in margins]
     compared = []
-    for configuration, margin, score in zip(tried, margins, scores, strict=True):
-        ahead = score - scores[0]
+    for number, configuration in enumerate(tried):
+        gains = [each[number] - each[0] for each in scores]
         compared.append(
             Compared(
                 configuration=configuration,
-                recall=float((margin > 0).mean()),
-                score=float(score.mean()),
-                gain=float(ahead.mean()),
-                error=standard_error(ahead),
+                recall=float(np.mean([(each[number] > 0).mean() for each in margins])),
+                score=float(np.mean([each[number].mean() for each in scores])),
+                gain=float(np.mean([each.mean() for each in gains])),
+                error=float(np.sqrt(sum(standard_error(each) ** 2 for each in gains)) / len(gains)),
+                worst=float(min(each.mean() for each in gains)),
             )
         )
     compared.sort(key=lambda candidate: -candidate.score)
-    best, probes = compared[0], margins.shape[1]
-    if best.gain > CLEAR * best.error:
-        return Choice(best.configuration, f"the best on {probes} held-out bank queries", compared, probes)
+    probes = sum(each.shape[1] for each in margins)
+    ahead = [candidate for candidate in compared if candidate.worst > 0]
+    if ahead and ahead[0].gain > CLEAR * ahead[0].error:
+        return Choice(ahead[0].configuration, f"the best on {probes} held-out bank queries", compared, probes)
     return Choice(default, f"the default; none is clearly better on {probes} held-out bank queries", compared, probes)
 
 

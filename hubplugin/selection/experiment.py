@@ -19,13 +19,13 @@ import numpy as np
 import torch
 
 from hubplugin.errors import InputError, Parameter
-from hubplugin.measures.hubness import k_occurrence, skewness
+from hubplugin.measures.hubness import k_occurrence
 from hubplugin.methods import FitInput, Method
 from hubplugin.methods.blend import Blend
-from hubplugin.model import Setting
-from hubplugin.reductions import HoldingCompute, Similarities, dense, sampled
+from hubplugin.reductions import HoldingCompute, Similarities, dense, sampled, taken
 from hubplugin.selection.banks import Banks
 from hubplugin.selection.profile import BankProfile, profile
+from hubplugin.selection.trials import Trial
 from hubplugin.vectors import as_vectors
 
 FOLDS = 5
@@ -39,71 +39,6 @@ FIT_ROWS = 2_048
 
 OCCURRENCE = 10
 """Hubness is the skewness of the 10-occurrence, as in DBSN and QB-Norm."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One configuration, tried on held-out bank queries.
-
-    skewness: of the k-occurrence. cost: mean fall of the similarity of the first target found, as a share of the mean
-    distance between the two nearest. recall: R@1, 0 to 1; rank: geometric mean rank of the probes' own targets; both
-    None without pairs. gain, error: of R@1 over no correction, and its standard error.
-    """
-
-    method: str
-    parameters: dict[str, Setting]
-    skewness: float
-    cost: float
-    recall: float | None = None
-    rank: float | None = None
-    gain: float | None = None
-    error: float | None = None
-
-    @property
-    def name(self) -> str:
-        return configuration_name(self.method, self.parameters)
-
-    def __str__(self) -> str:
-        text = f"{self.name:34s} skewness {self.skewness:6.2f}  cost {self.cost:5.2f}"
-        if self.recall is not None and self.gain is not None and self.error is not None:
-            text += f"  R@1 {100 * self.recall:5.1f} ({100 * self.gain:+.1f} +- {196 * self.error:.1f})"
-            text += f"  mean rank {self.rank:.2f}"
-        return text
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One configuration (None: no correction) over all folds. costs [probes]; hits, log_ranks [probes] or None."""
-
-    configuration: Method | None
-    occurrence: np.ndarray
-    costs: np.ndarray
-    gap: float
-    hits: np.ndarray | None
-    log_ranks: np.ndarray | None
-
-    @property
-    def method(self) -> Method:
-        assert self.configuration is not None
-        return self.configuration
-
-    def candidate(self, uncorrected: Trial) -> Candidate:
-        found = {}
-        if self.hits is not None and self.log_ranks is not None and uncorrected.hits is not None:
-            difference = self.hits - uncorrected.hits
-            found = {
-                "recall": float(self.hits.mean()),
-                "rank": float(np.exp(self.log_ranks.mean())),
-                "gain": float(difference.mean()),
-                "error": standard_error(difference),
-            }
-        return Candidate(
-            method="none" if self.configuration is None else self.configuration.name,
-            parameters={} if self.configuration is None else self.configuration.parameters,
-            skewness=skewness(self.occurrence),
-            cost=float(self.costs.mean()) / self.gap,
-            **found,
-        )
 
 
 @dataclass(frozen=True)
@@ -122,7 +57,7 @@ class Fold:
 
 @dataclass(frozen=True)
 class Split:
-    """The distinct bank queries `rows` [m] in random order, and the fold that each of them probes."""
+    """The distinct bank queries `rows` [m] in random order, and the fold that each of them probes, -1 for none."""
 
     rows: np.ndarray
     fold_of: np.ndarray
@@ -141,13 +76,16 @@ class Experiment:
     """Of some banks and their gallery: choice and guard ask the same one. Nothing is computed until it is asked for;
     what is asked for then raises InputError for banks of which nothing can be held out.
 
+    again: of a log whose answers are known, hold out single wordings, so that their targets stay asked for by others;
+    by default all wordings of a target are held out together.
+
     Folds are held from one run to the next where half of the memory is enough, so `close` it behind the last.
     """
 
-    def __init__(self, banks: Banks, seed: int = 0):
+    def __init__(self, banks: Banks, seed: int = 0, again: bool = False):
         if seed < 0:
             raise InputError(Parameter("seed", seed), ": expected 0 or more")
-        self.banks, self.seed, self._held = banks, seed, dict[int, Fold]()
+        self.banks, self.seed, self._again, self._held = banks, seed, again, dict[int, Fold]()
         # Held at one time: fit x (targets + target bank), target bank x targets, and a Sinkhorn fit's exponentials.
         self._fit_rows = min(FIT_ROWS, max(math.isqrt(self.given.compute.bytes() // 32), 2 * FOLDS))
 
@@ -160,19 +98,32 @@ class Experiment:
         return len(self.given.distinct)
 
     @cached_property
+    def again(self) -> Experiment:
+        """The same experiment, in which the targets of the probes stay asked for."""
+        return Experiment(self.banks, self.seed, again=True)
+
+    @cached_property
     def split(self) -> Split:
         # A text that is there twice would probe the fit that saw it.
-        distinct, pairs = self.given.distinct, self.banks.pairs
+        distinct, known = self.given.distinct, self.banks.known
         require_enough(len(distinct))
+        rng = np.random.default_rng(self.seed)
+        if known is None:
+            order = rng.permutation(len(distinct))
+            return Split(distinct[order], np.arange(len(distinct)) % FOLDS)
+        if self._again:
+            order = rng.permutation(len(distinct))
+            return Split(distinct[order], folds_within(known[distinct[order]]))
         # Queries of one target stay together: they would give it away to each other.
-        groups = np.unique(distinct if pairs is None else pairs[distinct], return_inverse=True)[1].reshape(-1)
-        if groups.max() + 1 < 2 * FOLDS:
-            raise InputError(
-                f"pairs name {groups.max() + 1} targets of the target bank; holding some of them out needs at least "
-                f"{2 * FOLDS}"
-            )
-        place = np.argsort(np.random.default_rng(self.seed).permutation(groups.max() + 1))[groups]
-        return Split(distinct[np.argsort(place, kind="stable")], np.sort(place) % FOLDS)
+        asked = distinct[known[distinct] >= 0]
+        groups = np.unique(known[asked], return_inverse=True)[1].reshape(-1)
+        count = int(groups.max()) + 1 if len(groups) else 0
+        if count < 2 * FOLDS:
+            raise InputError(f"pairs name {count} targets; holding some of them out needs at least {2 * FOLDS}")
+        place = np.argsort(rng.permutation(count))[groups]
+        rows, fold_of = asked[np.argsort(place, kind="stable")], np.sort(place) % FOLDS
+        others = np.setdiff1d(distinct, asked)
+        return Split(np.concatenate([rows, others]), np.concatenate([fold_of, np.full(len(others), -1)]))
 
     @cached_property
     def targets(self) -> np.ndarray:
@@ -182,15 +133,25 @@ class Experiment:
             raise InputError(f"{gallery.name} has one row; hubness needs at least 2 targets")
         return sampled(gallery, 2 * self._fit_rows, self.given.metric, np.random.default_rng([self.seed, 1]))
 
+    def answers(self, rows: np.ndarray) -> np.ndarray:
+        """The targets that bank queries `rows` [p], all of which are known, ask for: [p, d]."""
+        if self.banks.pairs is not None:
+            own: np.ndarray = self.given.require_target_bank("auto")[self.banks.pairs[rows]]
+            return own
+        assert self.banks.clicks is not None
+        clicked, place = np.unique(self.banks.clicks[rows], return_inverse=True)
+        vectors = taken(self.given.require_targets("auto"), clicked, self.given.metric)
+        return vectors[place.reshape(-1)]
+
     @property
     def probes(self) -> int:
         return sum(len(self.split.probes(fold)) for fold in range(FOLDS))
 
     @cached_property
     def profile(self) -> BankProfile:
-        """What kind of bank it is. Pairs tell what each query asks for, so documents may ask by them."""
+        """What kind of bank it is. Pairs and clicks tell what each query asks for, so documents may ask by them."""
         queries = self.given.query_bank[self.split.rows[: 2 * self._fit_rows]]
-        same_kind = self.banks.same_kind or self.banks.pairs is not None
+        same_kind = self.banks.same_kind or self.banks.known is not None
         return profile(self.given, queries, self.targets, same_kind, self.seed)
 
     def close(self) -> None:
@@ -198,6 +159,8 @@ class Experiment:
         for fold in self._held.values():
             fold.release()
         self._held.clear()
+        if "again" in vars(self):
+            self.again.close()
 
     def _folds(self) -> Iterator[Fold]:
         for number in range(FOLDS):
@@ -211,12 +174,14 @@ class Experiment:
                     fold.release()
 
     def _fold(self, number: int) -> Fold:
-        given, pairs = self.given, self.banks.pairs
+        given, banks = self.given, self.banks
         probes, fitted = self.split.probes(number), self.split.fitted(number, self._fit_rows)
         targets, second, own = self.targets, given.target_bank, None
-        if pairs is not None and second is not None:
-            targets, columns = _with_rows(targets, second[pairs[probes]])
-            own, second = torch.from_numpy(columns), second[np.unique(pairs[fitted])]
+        if banks.known is not None:
+            targets, columns = with_rows(targets, self.answers(probes))
+            own = torch.from_numpy(columns)
+        if second is not None and banks.pairs is not None:
+            second = second[np.unique(banks.pairs[fitted])]
         elif second is not None:
             second = second[np.random.default_rng(number).permutation(len(second))[: self._fit_rows]]
         compute = HoldingCompute(given.compute.device, given.compute.memory, precision=given.compute.precision)
@@ -274,13 +239,13 @@ class Experiment:
 
     @property
     def answered(self) -> float:
-        """Share of the bank queries whose own target is in the gallery, seen on its sample; 0 without pairs."""
-        given, pairs = self.given, self.banks.pairs
-        if pairs is None or given.target_bank is None:
-            return 0.0
-        _, columns = _with_rows(self.targets, given.target_bank[pairs[self.split.rows]])
+        """Share of the bank queries whose own target is in the gallery, seen on its sample: 1 with clicks, 0 where
+        nothing says."""
+        if self.banks.pairs is None:
+            return 0.0 if self.banks.clicks is None else 1.0
+        _, columns = with_rows(self.targets, self.answers(self.split.rows))
         share = float((columns < len(self.targets)).mean())
-        return min(share * given.require_targets("auto").rows / len(self.targets), 1.0)
+        return min(share * self.given.require_targets("auto").rows / len(self.targets), 1.0)
 
     def margins(self, blends: Sequence[Blend]) -> np.ndarray:
         """How far the own target of each held-out query is ahead of the next one: [configurations, queries]. With pairs
@@ -318,7 +283,7 @@ def require_enough(distinct: int) -> None:
         )
 
 
-def _with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """`targets` [n, d] with those of `rows` [p, d] that are not among them, once each; and the place of each: [p]."""
     places = {row.tobytes(): place for place, row in enumerate(targets)}
     known = len(places)
@@ -327,13 +292,14 @@ def _with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.nd
     return np.concatenate([targets, rows[new]]), columns
 
 
-def standard_error(differences: np.ndarray) -> float:
-    return float(differences.std(ddof=1) / math.sqrt(len(differences)))
-
-
-def configuration_name(method: str, parameters: dict[str, Setting]) -> str:
-    return f"{method}({', '.join(f'{key}={_short(value)}' for key, value in parameters.items())})"
-
-
-def _short(value: Setting) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+def folds_within(asked: np.ndarray) -> np.ndarray:
+    """The fold of each query, of those for what was asked [m] more than once; -1 for others and where it is -1. The
+    wordings of one target are spread over the folds, so that each fold leaves some of them."""
+    by_target = np.argsort(asked, kind="stable")
+    _, first, group, count = np.unique(asked[by_target], return_index=True, return_inverse=True, return_counts=True)
+    group = group.reshape(-1)
+    fold_of = np.empty(len(asked), np.int64)
+    fold_of[by_target] = (np.arange(len(asked)) - first[group] + group) % FOLDS
+    fold_of[by_target[count[group] < 2]] = -1
+    fold_of[asked < 0] = -1
+    return fold_of

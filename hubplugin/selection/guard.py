@@ -14,9 +14,10 @@ from hubplugin.metric import Metric
 from hubplugin.model import Setting
 from hubplugin.reductions import Compute, Precision
 from hubplugin.selection.banks import Banks, Pairs
-from hubplugin.selection.experiment import Candidate, Experiment, TooSmall, require_enough
+from hubplugin.selection.experiment import Experiment, TooSmall, require_enough
 from hubplugin.selection.profile import BankProfile
-from hubplugin.selection.stand_ins import both_sides
+from hubplugin.selection.sides import STAND_INS, Sides, both_sides
+from hubplugin.selection.trials import Candidate
 from hubplugin.vectors import Progress, VectorLike
 
 SMALLEST_PAIRED, SMALLEST = 200, 400
@@ -89,9 +90,10 @@ def judge_by(experiment: Experiment, configurations: Sequence[Method]) -> list[J
             *_objections_to_recall(before, after, experiment.probes),
         ]
         notes = [_change_of_skewness(before, after)] if after.skewness > before.skewness else []
-        if bank.kind == "log" and experiment.banks.pairs is None:
-            sides = both_sides(given, experiment.targets, trial.method.resolved(given), experiment.seed)
+        if experiment.answered > 0.5 or (bank.kind == "log" and experiment.banks.known is None):
+            sides = both_sides(experiment, trial.method.resolved(given))
             notes += [] if sides is None else [str(sides)]
+            objections += _objections_to_sides(sides)
         judgements.append(Judgement(after, before, bank, experiment.probes, objections, notes))
     return judgements
 
@@ -108,6 +110,14 @@ def _objections_to_recall(before: Candidate, after: Candidate, probes: int) -> l
     if after.gain <= 0 and after.rank >= before.rank and probes >= SMALLEST_PAIRED:
         return [f"{recall}, and the mean rank of their targets {_change(before.rank, after.rank)}"]
     return []
+
+
+def _objections_to_sides(sides: Sides | None) -> list[str]:
+    """Where clicks or pairs say what was asked for; a guess is reported and decides nothing."""
+    if sides is None or not sides.known or sides.asked.what == STAND_INS:
+        return []
+    fall = sides.asked.before - sides.asked.after
+    return [f"R@1 of what was asked before goes: {sides.asked}"] if fall > 2 * sides.asked.error else []
 
 
 def _objections_to_method(method: Method, before: Candidate, after: Candidate, bank: BankProfile) -> list[str]:
@@ -136,7 +146,7 @@ def require_size(banks: Banks, method: Method | None) -> None:
     distinct = len(banks.given.distinct)
     with _too_small_is_refused():
         require_enough(distinct)
-    objection = _objection_to_size(method, distinct, banks.pairs is not None)
+    objection = _objection_to_size(method, distinct, banks.known is not None)
     if objection:
         raise CorrectionRefused(objection, *_ways_out(USE_BLEND))
 

@@ -7,12 +7,12 @@ import pytest
 
 import hubplugin
 from hubplugin.jobs.groups import fit_within
+from hubplugin.jobs.spooled_gallery import Members
 from hubplugin.methods import FitInput, configure
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.reductions import Compute
 from hubplugin.selection import Banks
-from hubplugin.vectors import as_vectors
 
 
 @pytest.mark.parametrize("method", ["blend", "nnn", "dbsn", "dn", "dualis"])
@@ -22,7 +22,7 @@ def test_each_group_is_fitted_as_if_it_were_alone(method, rng):
     second = rng.standard_normal((50, 12)).astype(np.float32) if method == "dualis" else None
     given = FitInput.read(bank, targets, second, Metric.COSINE, Compute())
     rows = {"a": np.arange(0, 130), "b": np.arange(130, 300)}
-    members = [(value, as_vectors(targets[some], value)) for value, some in rows.items()]
+    members = [(value, Members(value, given.targets, some)) for value, some in rows.items()]
     configuration = configure(method, answers="left out")
     model, neutral = fit_within(Banks(given), configuration, "kind", members, force=True)
     assert not neutral

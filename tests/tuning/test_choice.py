@@ -264,7 +264,7 @@ def test_progress_reaches_the_whole(small):
         ({"pairs": True, "target_bank": np.eye(30, 384)}, "400 bank queries and 30 bank targets"),
         ({"pairs": [0] * 399 + [400]}, "bank query 399 belongs to row 400, which is outside the target bank of 400"),
         ({"pairs": [0.5] * 400}, "one row of the target bank for each of the 400 bank queries"),
-        ({"pairs": [3] * 400}, "pairs name 1 targets of the target bank; holding some of them out needs at least 10"),
+        ({"pairs": [3] * 400}, "pairs name 1 targets; holding some of them out needs at least 10"),
         ({"metric": "manhattan"}, "use one of cosine"),
     ],
 )

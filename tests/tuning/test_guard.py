@@ -11,8 +11,8 @@ import pytest
 import hubplugin
 from hubplugin.jobs import correction
 from hubplugin.registry import open_store
-from hubplugin.selection.experiment import Candidate
 from hubplugin.selection.guard import _objections_to_recall
+from hubplugin.selection.trials import Candidate
 from hubplugin.store import Store
 
 

@@ -1,0 +1,89 @@
+"""What a configuration does on held-out bank queries, as values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from hubplugin.measures.hubness import skewness
+from hubplugin.methods import Method
+from hubplugin.model import Setting
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One configuration, tried on held-out bank queries.
+
+    skewness: of the k-occurrence. cost: mean fall of the similarity of the first target found, as a share of the mean
+    distance between the two nearest. recall: R@1, 0 to 1; rank: geometric mean rank of the probes' own targets; both
+    None without pairs. gain, error: of R@1 over no correction, and its standard error.
+    """
+
+    method: str
+    parameters: dict[str, Setting]
+    skewness: float
+    cost: float
+    recall: float | None = None
+    rank: float | None = None
+    gain: float | None = None
+    error: float | None = None
+
+    @property
+    def name(self) -> str:
+        return configuration_name(self.method, self.parameters)
+
+    def __str__(self) -> str:
+        text = f"{self.name:34s} skewness {self.skewness:6.2f}  cost {self.cost:5.2f}"
+        if self.recall is not None and self.gain is not None and self.error is not None:
+            text += f"  R@1 {100 * self.recall:5.1f} ({100 * self.gain:+.1f} +- {196 * self.error:.1f})"
+            text += f"  mean rank {self.rank:.2f}"
+        return text
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One configuration (None: no correction) over all folds. costs [probes]; hits, log_ranks [probes] or None."""
+
+    configuration: Method | None
+    occurrence: np.ndarray
+    costs: np.ndarray
+    gap: float
+    hits: np.ndarray | None
+    log_ranks: np.ndarray | None
+
+    @property
+    def method(self) -> Method:
+        assert self.configuration is not None
+        return self.configuration
+
+    def candidate(self, uncorrected: Trial) -> Candidate:
+        found = {}
+        if self.hits is not None and self.log_ranks is not None and uncorrected.hits is not None:
+            difference = self.hits - uncorrected.hits
+            found = {
+                "recall": float(self.hits.mean()),
+                "rank": float(np.exp(self.log_ranks.mean())),
+                "gain": float(difference.mean()),
+                "error": standard_error(difference),
+            }
+        return Candidate(
+            method="none" if self.configuration is None else self.configuration.name,
+            parameters={} if self.configuration is None else self.configuration.parameters,
+            skewness=skewness(self.occurrence),
+            cost=float(self.costs.mean()) / self.gap,
+            **found,
+        )
+
+
+def standard_error(differences: np.ndarray) -> float:
+    return float(differences.std(ddof=1) / math.sqrt(len(differences)))
+
+
+def configuration_name(method: str, parameters: dict[str, Setting]) -> str:
+    return f"{method}({', '.join(f'{key}={_short(value)}' for key, value in parameters.items())})"
+
+
+def _short(value: Setting) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

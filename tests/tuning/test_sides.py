@@ -1,0 +1,207 @@
+"""What becomes of targets that a log asked for, and of those that it did not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import hubplugin
+from hubplugin.cli import app
+from hubplugin.methods import configure
+from hubplugin.metric import Metric
+from hubplugin.reductions import Compute
+from hubplugin.registry import open_store
+from hubplugin.selection import Banks, Experiment, judge
+from hubplugin.selection.experiment import FOLDS, folds_within
+from hubplugin.selection.sides import FOUND, STAND_INS, both_sides
+from tests.core import formulas
+
+
+@pytest.fixture(scope="session")
+def log(real):
+    """300 queries of one wording each, and a gallery of their answers and 300 targets more."""
+    targets = np.concatenate([real["bank_targets"][:300], real["test_targets"][:300]])
+    return Banks.read(real["bank_queries"][:300], None, None, Metric.COSINE, Compute()).against(targets)
+
+
+@pytest.fixture(scope="session")
+def wordings(real):
+    """Of 100 targets three wordings each, nearer to each other than to other queries, and of 100 one; and what they
+    ask for, rows of a gallery of 500."""
+    rng = np.random.default_rng(0)
+    clicks = np.concatenate([np.repeat(np.arange(100), 3), np.arange(100, 200)])
+    queries = real["bank_queries"].astype(np.float32)[clicks]
+    queries = queries + 0.6 * rng.normal(size=queries.shape) / queries.shape[1] ** 0.5
+    targets = np.concatenate([real["bank_targets"][:200], real["test_targets"][:300]])
+    return queries.astype(np.float32), targets, clicks
+
+
+def sides_of(wordings, method, clicks=True, seed=0):
+    queries, targets, rows = wordings
+    banks = Banks.read(queries, None, rows if clicks else None, Metric.COSINE, Compute()).against(targets)
+    return both_sides(Experiment(banks, seed), method.resolved(banks.given))
+
+
+def test_clicks_say_what_each_query_asks_for_and_all_wordings_are_tried(wordings):
+    queries, targets, clicks = wordings
+    right = formulas.similarity(queries, targets, "cosine").argmax(axis=1) == clicks
+    sides = sides_of(wordings, configure("is"))
+    assert (sides.asked.probes, sides.other.probes) == (300, 400)
+    assert sides.asked.before == pytest.approx(right[:300].mean())
+    assert sides.other.before == pytest.approx(right.mean())
+
+
+def test_asked_wordings_are_tried_on_a_fit_without_them_and_with_the_others(wordings):
+    queries, targets, clicks = wordings
+    raw = formulas.similarity(queries, targets, "cosine")
+    fold_of, hits = folds_within(clicks), []
+    for fold in range(FOLDS):
+        offsets = formulas.offsets("is", queries[fold_of != fold], targets, "cosine", tau=0.05)
+        probes = np.flatnonzero(fold_of == fold)
+        hits.append((raw[probes] + offsets).argmax(axis=1) == clicks[probes])
+    sides = sides_of(wordings, configure("is", tau=0.05))
+    assert sides.asked.after == pytest.approx(np.concatenate(hits).mean(), abs=0.01)
+
+
+@given(st.lists(st.integers(-1, 5), min_size=1, max_size=60))
+def test_each_fold_leaves_a_wording_of_each_target_that_it_holds_out(asked):
+    asked = np.array(asked)
+    fold_of = folds_within(asked)
+    assert ((fold_of >= 0) == [(target >= 0) and (asked == target).sum() > 1 for target in asked]).all()
+    for fold in range(FOLDS):
+        held = set(asked[fold_of == fold].tolist())
+        assert held <= set(asked[fold_of != fold].tolist())
+
+
+def test_a_method_that_takes_answers_for_hubs_harms_what_was_asked_for_alone(wordings):
+    sides = sides_of(wordings, configure("dbsn", tau=0.02))
+    assert sides.asked.after < sides.asked.before - 0.1
+    assert sides.other.after > sides.other.before - 0.05
+    assert sides.offset < -0.02
+
+
+def test_with_clicks_a_correction_that_harms_what_was_asked_before_is_refused(wordings):
+    queries, targets, clicks = wordings
+    judgement = judge(queries, targets, "dbsn", pairs=clicks, tau=0.02, answers="left out")
+    assert judgement.candidate.recall is not None
+    harmful = judge(queries, targets, "dbsn", pairs=clicks, tau=0.02)
+    assert any("R@1 of what was asked before goes: " in each for each in harmful.objections)
+    assert "(300 other wordings)" in str(harmful)
+    assert judge(queries, targets, pairs=clicks).objections == []
+
+
+def test_without_clicks_queries_that_share_a_clear_target_are_taken_for_wordings(wordings):
+    sides = sides_of(wordings, configure("blend"), clicks=False)
+    assert sides.asked.what == sides.other.what == "guessed wordings"
+    assert sides.asked.before == sides.other.before == 1
+    assert sides.asked.after > 0.97
+    assert sides_of(wordings, configure("dbsn", tau=0.02), clicks=False).asked.after < 0.9
+
+
+def test_a_log_of_one_wording_each_is_tried_with_stand_ins(log):
+    sides = both_sides(Experiment(log), configure("dbsn", tau=0.02))
+    assert sides.asked.what == STAND_INS
+    assert sides.asked.before == pytest.approx(FOUND, abs=0.02)
+    assert sides.asked.after < sides.asked.before - 0.1
+    assert sides.other.after > sides.other.before - 0.05
+
+
+def test_the_default_harms_neither_side(log, wordings):
+    for sides in (
+        both_sides(Experiment(log), configure("blend").resolved(log.given)),
+        sides_of(wordings, configure("blend")),
+    ):
+        for side in (sides.asked, sides.other):
+            assert side.after > side.before - 0.02
+
+
+@pytest.mark.parametrize("metric", ["dot", "euclidean"])
+def test_the_sides_are_those_of_cosine_where_all_vectors_have_length_one(log, metric):
+    gallery = log.given.targets.take(np.arange(600))
+    unit = gallery / np.linalg.norm(gallery.astype(float), axis=1, keepdims=True)
+    same = Banks.read(log.given.query_bank, None, None, metric, Compute()).against(unit.astype(np.float32))
+    here, there = (both_sides(Experiment(banks), configure("dbsn", tau=0.02)) for banks in (log, same))
+    found = [(sides.asked.after, sides.other.after) for sides in (here, there)]
+    assert found[1] == pytest.approx(found[0], abs=0.03)
+
+
+def test_a_sample_of_the_gallery_has_the_answers_added(monkeypatch, wordings):
+    """Every query is its answer, but for a little: none that is missing could be found."""
+    monkeypatch.setattr("hubplugin.selection.experiment.FIT_ROWS", 20)
+    _, targets, clicks = wordings
+    queries = targets.astype(np.float32)[clicks] + np.random.default_rng(0).normal(size=(400, 384)) * 1e-3
+    for known in (True, False):
+        assert sides_of((queries, targets, clicks), configure("is"), known).asked.before == 1
+    assert judge(queries, targets, "is", pairs=clicks).uncorrected.recall == 1
+
+
+def test_small_banks_have_no_sides(log):
+    few = replace(log, given=replace(log.given, query_bank=log.given.query_bank[:99]))
+    assert both_sides(Experiment(few), configure("dbsn")) is None
+
+
+def test_the_guard_reports_both_sides_of_a_log_and_of_nothing_else(real, log):
+    seen = judge(log.given.query_bank, log.given.targets)
+    assert seen.bank.kind == "log"
+    assert "asked before: 90" in str(seen)
+    clean = judge(log.given.query_bank, real["test_targets"][:300])
+    assert clean.bank.kind == "clean"
+    assert "asked before" not in str(clean)
+
+
+def test_with_clicks_auto_is_chosen_on_both_sides(wordings):
+    queries, targets, clicks = wordings
+    choice = hubplugin.choose(queries, targets, pairs=clicks)
+    assert choice.probes == 700
+    assert {candidate.configuration.answers for candidate in choice.candidates} == {"left out"}
+    default = configure("blend", answers="left out")
+    of_winner = next((each for each in choice.candidates if each.configuration == choice.winner), None)
+    assert choice.winner.share == default.share or of_winner.worst > 0
+
+
+def test_with_clicks_on_one_wording_each_auto_is_the_default_for_a_log(log):
+    choice = hubplugin.choose(log.given.query_bank, log.given.targets, pairs=np.arange(300))
+    assert choice.winner == configure("blend", answers="left out")
+    assert "too few other wordings" in choice.reason
+
+
+def test_clicks_name_the_ids_of_a_store(wordings, tmp_path):
+    faiss = pytest.importorskip("faiss", reason="needs faiss-cpu: pip install 'hubplugin[faiss]'")
+    queries, targets, clicks = wordings
+    unit = targets.astype(np.float32) / np.linalg.norm(targets.astype(np.float32), axis=1, keepdims=True)
+    index = faiss.IndexIDMap2(faiss.IndexFlatIP(unit.shape[1]))
+    index.add_with_ids(unit, 1_000 + np.arange(len(unit)))
+    faiss.write_index(index, str(tmp_path / "photos.faiss"))
+    store = open_store(f"faiss:{tmp_path / 'photos.faiss'}")
+    by_row = judge(queries, unit, pairs=clicks)
+    assert hubplugin.diagnose(store, queries, pairs=1_000 + clicks).judgement.uncorrected == by_row.uncorrected
+    applied = hubplugin.apply(store, queries, pairs=np.where(clicks < 190, 1_000 + clicks, 7))  # 7: gone since
+    assert applied.judgement.probes == (clicks < 190).sum()
+    with pytest.raises(hubplugin.InputError, match="none of what they name is in"):
+        hubplugin.apply(store, queries, pairs=clicks)
+    np.save(tmp_path / "queries.npy", queries)
+    np.save(tmp_path / "clicks.npy", 1_000 + clicks)
+    typed = ["diagnose", store.url, "--queries", str(tmp_path / "queries.npy")]
+    assert "(300 other wordings)" in CliRunner().invoke(app, [*typed, "--clicks", str(tmp_path / "clicks.npy")]).output
+    missing = CliRunner().invoke(app, [*typed, "--clicks", str(tmp_path / "none.npy")])
+    assert (missing.exit_code, "--clicks: cannot read" in missing.output) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("clicks", "says"),
+    [
+        (np.arange(399), "one id or row of the gallery for each of the 400 bank queries"),
+        (np.full(400, 500), "bank query 0 belongs to row 500, which is outside the gallery of 500 rows"),
+        (np.full(400, -1), "none of what they name is in targets"),
+        (np.full(400, 3), "pairs name 1 targets; holding some of them out needs at least 10"),
+        (["a"] * 400, "must be rows of the gallery, which are numbers"),
+    ],
+)
+def test_clicks_that_cannot_be_used_are_refused_in_one_line(wordings, clicks, says):
+    with pytest.raises(hubplugin.InputError, match=says):
+        judge(wordings[0], wordings[1], pairs=clicks)
