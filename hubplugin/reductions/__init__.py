@@ -1,8 +1,9 @@
 """Reductions of bank x targets, tiled, on a device. The only package that multiplies matrices, `search` aside."""
 
-from hubplugin.reductions.answers import SMALLEST_LOG, Answers, Nearest, Survey, find_answers, reduce_and_seek, survey
+from hubplugin.reductions.answers import SMALLEST_LOG, Answers, Nearest, Survey, find_answers, survey
 from hubplugin.reductions.preparation import distinct_rows, prepared, prepared_blocks, sampled, taken
 from hubplugin.reductions.scaling import HALF_PEAK, HALF_TERMS, SAFE_DRIFT, Scaling, sinkhorn
+from hubplugin.reductions.seeking import reduce_and_seek
 from hubplugin.reductions.similarities import (
     ANSWER_SLACK,
     CACHE_BYTES,

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from hubplugin.reductions.preparation import taken
-from hubplugin.reductions.similarities import MOST_ANSWERS, LeftOut, Similarities, Tile, leave_largest_out, with_own
-from hubplugin.reductions.terms import LogSum, MeanOfLargest, reduce
-from hubplugin.vectors import Vectors, as_vectors
+from hubplugin.reductions.similarities import MOST_ANSWERS, Similarities, Tile, with_own
+from hubplugin.vectors import Vectors
 
 SMALLEST_LOG = 20
 """Bank queries, and targets, below which nothing is left out: too little would remain."""
@@ -36,38 +34,6 @@ class Answers:
         _, place, count = np.unique(rows, return_inverse=True, return_counts=True)
         count[count > MOST_ANSWERS * len(rows)] = 1  # a hub, not an answer: the queries that find it ask for others
         return cls(levels, 1.0 / count[place.reshape(-1)])
-
-
-def reduce_and_seek(
-    similarities: Similarities,
-    targets: Vectors,
-    reductions: Sequence[LogSum | MeanOfLargest],
-    others: Sequence[Vectors] = (),
-    what: str = "offsets",
-) -> tuple[list[np.ndarray], Answers | None]:
-    """`reduce` with the answers left out, which the same pass finds in `targets` (the gallery) and `others`. Only the
-    targets that are an answer are multiplied again: at most as many as the bank has rows."""
-    if not may_be_log(similarities, [targets, *others]):
-        return reduce(similarities, targets, reductions, what=what), None
-    found, first = Nearest(similarities.m), targets.rows
-    results = [np.empty(targets.rows) for _ in reductions]
-    for tile in similarities.tiles(targets, what):
-        found.see(tile, 0)
-        leave_largest_out(tile)
-        for reduction, result in zip(reductions, results, strict=True):
-            result[tile.start : tile.stop] = reduction.of(replace(tile, s=tile.s.clone())).numpy()
-    for part in others:
-        for tile in similarities.tiles(part, "answers of the bank"):
-            found.see(tile, first)
-        first += part.rows
-    rows = np.unique(found.rows)
-    rows = rows[rows < targets.rows]
-    if rows.size:
-        some = as_vectors(taken(targets, rows, similarities.metric), targets.name)
-        again = reduce(similarities, some, reductions, LeftOut(found.answers.levels), what)
-        for result, values in zip(results, again, strict=True):
-            result[rows] = values
-    return results, found.answers
 
 
 class Nearest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -14,9 +14,10 @@ import torch
 
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
-from hubplugin.reductions.answers import Answers, Nearest, find_answers, may_be_log
+from hubplugin.reductions.answers import Answers, find_answers, may_be_log
 from hubplugin.reductions.preparation import taken
 from hubplugin.reductions.products import full_product
+from hubplugin.reductions.seeking import Seeker, listed
 from hubplugin.reductions.similarities import (
     SAFE_EXPONENT,
     LeftOut,
@@ -24,7 +25,6 @@ from hubplugin.reductions.similarities import (
     Tile,
     accumulator,
     exponentials_of,
-    leave_largest_out,
 )
 from hubplugin.reductions.terms import MeanOfLargest
 from hubplugin.vectors import Vectors, as_vectors
@@ -37,6 +37,14 @@ type's range beside its column's peak (87 in the exponent, for float16 under `HA
 HALF_PEAK = 2.0**14
 """The largest float16 of a target: its range then ends at 4e-12 of that. What is rounded off each term, up to 5e-4 of
 it, averages out over the bank and the targets: log alpha comes within 1e-5 of float64's (see the tests)."""
+
+
+HELD_BYTES = 1 << 20
+"""Of what is held so many bytes of float32 are read for both products of an iteration: a core's own cache."""
+
+
+HALF_FALL = 7.0
+"""By how much, in the exponent, the largest of a target may lie below what its float16 were scaled by."""
 
 
 HALF_TERMS = 256
@@ -94,7 +102,7 @@ def sinkhorn(
     if answers == "seek":
         if not may_be_log(similarities, columns):
             answers = None
-        elif kernel.serves_first_iteration:
+        elif kernel.serves_first_iteration and listed(m, k) is not None:
             answers = kernel.seek()
         else:
             answers = find_answers(similarities, columns)
@@ -162,7 +170,7 @@ class _Kernel:
         self._held: list[_Exponentials] = []
         self._reference = torch.zeros(0)
         self.answers: Answers | None = None
-        self._nearest: Nearest | None = None
+        self._seeker: Seeker | None = None
         self._k, self.k_means = k, None if k is None else np.empty(columns[0].rows)
 
     @property
@@ -180,15 +188,16 @@ class _Kernel:
         dtype = self._held[0].exponentials.dtype
         weights = (change - largest).exp().to(torch.float32 if dtype is torch.float16 else dtype)
         weights = weights.to(self._similarities.device)
-        scratch = torch.empty(0)
+        height = max(HELD_BYTES // (self._similarities.m * weights.itemsize), 1)
+        scratch = torch.empty((height, self._similarities.m), dtype=weights.dtype, device=weights.device)
         for held in self._held:
-            exponentials = held.exponentials
-            if exponentials.dtype is torch.float16:
-                if scratch.shape != exponentials.shape:
-                    scratch = torch.empty_like(exponentials, dtype=torch.float32)
-                exponentials = scratch.copy_(exponentials)
-            yield _Exponentials(held.part, exponentials, weights, held.log_scale + largest)
-            done += len(exponentials)
+            for start in range(0, len(held.exponentials), height):
+                exponentials = held.exponentials[start : start + height]
+                if exponentials.dtype is torch.float16:
+                    exponentials = scratch[: len(exponentials)].copy_(exponentials)
+                log_scale = held.log_scale[start : start + height] + largest
+                yield _Exponentials(held.part, exponentials, weights, log_scale)
+            done += len(held.exponentials)
             self._similarities.compute.report(what, done, self._rows)
 
     def held_log_sums(self, log_alpha: torch.Tensor) -> np.ndarray | None:
@@ -210,15 +219,24 @@ class _Kernel:
         return float(change.max() - change.min()) <= SAFE_DRIFT[self._held[0].exponentials.dtype]
 
     def seek(self) -> Answers:
-        """The answers, found in a product that holds exponentials at log alpha = 0. Those of the targets that are an
-        answer are multiplied again, with what is then left out; of all others only the largest is, at once."""
-        self._nearest = Nearest(self._similarities.m)
+        """The answers, found in a product that holds exponentials at log alpha = 0, of which they are then left out."""
+        self._seeker = Seeker(self._similarities.m)
         for _ in self.tiles(torch.zeros(self._similarities.m, dtype=torch.float64), "answers of the bank"):
             pass
-        found, self._nearest = self._nearest, None
+        found, self._seeker = self._seeker.found(self._columns[0].rows), None
         self.answers = found.answers
-        if self._held:
-            self._multiply_again(np.unique(found.rows))
+        if not self._held:
+            return self.answers
+        assert self._room is not None
+        if self._dtype is torch.float16:  # the range ends below what was the largest of a target
+            left = np.where(found.out, -math.inf, found.values).max(axis=1)
+            found = found.without(found.values[:, 1] - left > HALF_FALL * self._tau)
+        rows = np.broadcast_to(found.rows[:, None], found.out.shape)[found.out]
+        for targets, columns in ((rows, found.columns[found.out]), found.elsewhere):
+            self._room[torch.from_numpy(targets), torch.from_numpy(columns)] = 0.0
+        if self._k is not None and self.k_means is not None:
+            self.k_means[found.rows] = found.means(self._k)
+        self._multiply_again(found.again)
         return self.answers
 
     def _multiply_again(self, rows: np.ndarray) -> None:
@@ -262,17 +280,18 @@ class _Kernel:
         """Tiles of s/tau + log alpha over `targets` of a part, less what is left out. Without log alpha they also serve
         who asked for the nearest or for the mean of the k largest. numbers: of the targets, if not 0, 1, 2 ..."""
         out = None if self.answers is None else LeftOut(self.answers.levels, largest=part == 0)
-        scale, first = 1 / self._tau, sum(columns.rows for columns in self._columns[:part])
+        scale = 1 / self._tau
         for tile in self._similarities.tiles(targets, what, scale=scale, weights=log_alpha, left_out=out):
             _require_resolution(tile, self._tau)
-            if log_alpha is None and self._nearest is not None:
-                self._nearest.see(tile, first, scale)
-                if part == 0:
-                    leave_largest_out(tile)
-            if log_alpha is None and self._k is not None and self.k_means is not None and part == 0:
-                where = slice(tile.start, tile.stop) if numbers is None else numbers[tile.start : tile.stop]
-                mean = MeanOfLargest(self._k).of(replace(tile, s=tile.s.clone()))
-                self.k_means[where] = (mean * self._tau).numpy()
+            where = slice(tile.start, tile.stop) if numbers is None else numbers[tile.start : tile.stop]
+            if self._seeker is not None and part > 0:
+                self._seeker.see(tile, sum(columns.rows for columns in self._columns[:part]), scale)
+            elif self._seeker is not None:
+                means = self._seeker.see_and_list(tile, 0, self._k, scale)[2]
+                if means is not None and self.k_means is not None:
+                    self.k_means[where] = means
+            elif log_alpha is None and self._k is not None and self.k_means is not None and part == 0:
+                self.k_means[where] = (MeanOfLargest(self._k).of(tile) * self._tau).numpy()
             yield tile
 
     def _multiplied(self, log_alpha: torch.Tensor, what: str) -> Iterator[_Exponentials]:

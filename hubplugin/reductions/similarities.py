@@ -19,6 +19,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from hubplugin.errors import InputError, Parameter
 from hubplugin.metric import Metric
+from hubplugin.reductions.largest import largest, reaching
 from hubplugin.reductions.preparation import prepared_blocks
 from hubplugin.reductions.products import as_tensor, full_product, squared_lengths
 from hubplugin.vectors import BLOCK_ROWS, Progress, Vectors
@@ -275,23 +276,25 @@ def around_zero(bias: torch.Tensor) -> tuple[torch.Tensor, float, float]:
     return bias - middle, middle, (high - low) / 2
 
 
+def reached(levels: torch.Tensor) -> torch.Tensor:
+    """The similarities [m] from which on an entry counts as at its level: see `ANSWER_SLACK`."""
+    return levels - ANSWER_SLACK * levels.abs().clamp(min=1.0)
+
+
 def _leave_out(tile: Tile, left_out: LeftOut, scale: float) -> None:
     """Sets to -inf, in place, the entries of a tile of `scale` * s(b_u, t) that are left out."""
-    levels = torch.from_numpy(left_out.levels)
-    levels = scale * (levels - ANSWER_SLACK * levels.abs().clamp(min=1.0))
-    if bool((tile.own == tile.own[0]).all()):  # all metrics but Euclidean
-        answers = tile.s >= (levels - tile.own[0]).to(tile.s)
-    else:
-        answers = tile.s >= (levels[None, :] - tile.own[:, None]).to(tile.s)
-    count = answers.sum(dim=1)
-    answers &= (count <= MOST_ANSWERS * tile.s.shape[1])[:, None]
-    tile.s.masked_fill_(answers, -math.inf)
+    levels = scale * reached(torch.from_numpy(left_out.levels))
+    s = with_own(tile)
+    rows, columns = reaching(s, levels.to(s), s.amax(dim=0))
+    few = rows.bincount(minlength=len(tile.s))[rows] <= MOST_ANSWERS * tile.s.shape[1]
+    tile.s[rows[few], columns[few]] = -math.inf
     if left_out.largest:
-        leave_largest_out(tile)
+        leave_largest_out(tile, largest(tile.s, 1)[1])
 
 
-def leave_largest_out(tile: Tile) -> None:
-    tile.s.scatter_(1, tile.s.argmax(dim=1, keepdim=True), -math.inf)
+def leave_largest_out(tile: Tile, columns: torch.Tensor) -> None:
+    """columns: of the largest of each target [b, 1]."""
+    tile.s.scatter_(1, columns, -math.inf)
 
 
 def exponentials_of(tile: Tile) -> tuple[torch.Tensor, torch.Tensor]:

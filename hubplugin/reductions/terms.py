@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from hubplugin.reductions.largest import largest
 from hubplugin.reductions.products import as_tensor
 from hubplugin.reductions.similarities import (
     LeftOut,
@@ -33,16 +34,18 @@ class LogSum:
         return None if self.log_weights is None else as_tensor(np.asarray(self.log_weights, np.float64))
 
     def of_exponents(self, tile: Tile) -> torch.Tensor:
-        """Of a tile of s/tau + log_weights, which is overwritten: float64 [b]."""
+        """Of a tile of s/tau + log_weights, which is overwritten with what is summed: float64 [b]."""
         exponentials, peak = exponentials_of(tile)
         return exponentials.sum(dim=1).cpu().double().log() + peak + tile.own
 
     def of(self, tile: Tile) -> torch.Tensor:
-        """Of a tile of s, which stays as it is: float64 [b]."""
+        """Of a tile of s, which is overwritten with what is summed: float64 [b]."""
         weights = torch.zeros(tile.s.shape[1], dtype=torch.float64) if self.weights is None else self.weights
         bias, middle, largest = around_zero(weights)
-        s = torch.add(bias.to(tile.s), tile.s, alpha=1 / self.tau)
-        return self.of_exponents(Tile(tile.start, s, tile.own / self.tau + middle, tile.bound / self.tau + largest))
+        torch.add(bias.to(tile.s), tile.s, alpha=1 / self.tau, out=tile.s)
+        return self.of_exponents(
+            Tile(tile.start, tile.s, tile.own / self.tau + middle, tile.bound / self.tau + largest)
+        )
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,10 @@ class MeanOfLargest:
     k: int
 
     def of(self, tile: Tile) -> torch.Tensor:
-        """Of a tile of s, which is overwritten: float64 [b]."""
-        largest = _k_largest(tile.s, min(self.k, tile.s.shape[1]))
-        there = largest > -math.inf
-        mean = largest.where(there, 0.0).sum(dim=1).double() / there.sum(dim=1)
+        """Of a tile of s, which stays as it is: float64 [b]."""
+        values = tile.s if self.k >= tile.s.shape[1] else largest(tile.s, self.k)[0]
+        there = values > -math.inf
+        mean = values.where(there, 0.0).sum(dim=1).double() / there.sum(dim=1)
         return mean.cpu() + tile.own
 
 
@@ -75,13 +78,12 @@ def reduce(
             results[0][tile.start : tile.stop] = only.of_exponents(tile).numpy()
         return results
     # What overwrites its tile comes last.
-    order = sorted(range(len(reductions)), key=lambda i: isinstance(reductions[i], MeanOfLargest))
+    order = sorted(range(len(reductions)), key=lambda i: isinstance(reductions[i], LogSum))
     for tile in similarities.tiles(targets, what, left_out=left_out):
         for i in order:
-            last = i == order[-1]
-            results[i][tile.start : tile.stop] = (
-                reductions[i].of(tile if last else replace(tile, s=tile.s.clone())).numpy()
-            )
+            whole = i == order[-1] or isinstance(reductions[i], MeanOfLargest)
+            part = tile if whole else replace(tile, s=tile.s.clone())
+            results[i][tile.start : tile.stop] = reductions[i].of(part).numpy()
     return results
 
 
@@ -94,15 +96,6 @@ def log_sum_exp(
 ) -> np.ndarray:
     """LSE_u( s(b_u, t)/tau + log_weights_u ) for every target: float64 [n]. `log_weights` [m], 0 by default."""
     return reduce(similarities, targets, [LogSum(tau, log_weights)], what=what)[0]
-
-
-def _k_largest(s: torch.Tensor, k: int) -> torch.Tensor:
-    """The k largest of every row of `s`, which is overwritten, in any order: [b, k]."""
-    if s.device.type != "cpu":
-        return torch.topk(s, k, dim=1, sorted=False).values
-    # On a CPU numpy's partition takes one time for any k: 0.7 of torch.topk's at k = 10, a fifth at k = 128.
-    s.numpy().partition(s.shape[1] - k, axis=1)
-    return s[:, s.shape[1] - k :]
 
 
 def dot(similarities: Similarities, targets: Vectors, what: str = "similarity to the mean") -> np.ndarray:

@@ -1,0 +1,229 @@
+"""Answers found and left out in one pass: what was reduced before they were known is corrected afterwards.
+
+While tiles pass by, an entry that comes up to the largest its bank row has met so far may be an answer. Of the few
+targets with such an entry the largest similarities are listed, and once all levels are known, the list says what
+becomes of the target without its answers. Only targets with many answers are multiplied again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hubplugin.reductions.answers import Answers, find_answers, may_be_log
+from hubplugin.reductions.largest import largest, reaching
+from hubplugin.reductions.preparation import taken
+from hubplugin.reductions.similarities import (
+    MOST_ANSWERS,
+    LeftOut,
+    Similarities,
+    Tile,
+    leave_largest_out,
+    reached,
+    with_own,
+)
+from hubplugin.reductions.terms import LogSum, MeanOfLargest, reduce
+from hubplugin.vectors import Vectors, as_vectors
+
+SPARE = 8
+"""Answers that the list of a target has room for. A target with more is multiplied again: one in a hundred is, where
+answers are spread over the gallery."""
+
+MOST_TAKEN = 1 - 2.0**-6
+"""The largest share of a sum that is taken out of it by subtraction, which costs six of a float32's bits."""
+
+CROWDED = 32
+"""Possible answers of a target in a tile above which it is multiplied again, where many targets are alike."""
+
+
+def listed(m: int, k: int | None) -> int | None:
+    """How many of the largest similarities of a target a `Seeker` needs for a mean of k; None where that is so much
+    of a bank of m that another pass costs no more."""
+    count = (k or 1) + 1 + SPARE
+    return count if 2 * count <= m else None
+
+
+@dataclass(frozen=True)
+class Found:
+    """answers: of the whole bank. rows [r]: targets of the gallery with answers, and of each, from the largest on,
+    values [r, l] (float64) and columns [r, l] of its largest similarities, what of them is left out [r, l], and what
+    else was kept of them. again: targets of which the list does not tell enough, of all sets. elsewhere: targets and
+    columns of the answers in other sets, numbered after the gallery."""
+
+    answers: Answers
+    rows: np.ndarray
+    values: np.ndarray
+    columns: np.ndarray
+    out: np.ndarray
+    kept: list[np.ndarray]
+    again: np.ndarray
+    elsewhere: tuple[np.ndarray, np.ndarray]
+
+    def means(self, k: int) -> np.ndarray:
+        """Of the k largest that are not left out: float64 [r]."""
+        counted = ~self.out & (np.cumsum(~self.out, axis=1) <= k)
+        means: np.ndarray = np.where(counted, self.values, 0.0).sum(axis=1) / counted.sum(axis=1)
+        return means
+
+    def shares(self, kept: np.ndarray) -> np.ndarray:
+        """The sum of the entries of `kept` [r, l] that are left out: float64 [r]."""
+        sums: np.ndarray = np.where(self.out, kept, 0.0).sum(axis=1)
+        return sums
+
+    def without(self, doubtful: np.ndarray) -> Found:
+        """This with the `doubtful` [r] of its rows among those to do again."""
+        sure = ~doubtful
+        parts = (self.rows[sure], self.values[sure], self.columns[sure], self.out[sure])
+        again = np.union1d(self.again, self.rows[doubtful])
+        return Found(self.answers, *parts, [each[sure] for each in self.kept], again, self.elsewhere)
+
+
+class Seeker:
+    """Sees every tile of s(b_u, t) once, and knows at the end what `Found` says."""
+
+    def __init__(self, m: int):
+        self._m = m
+        self._levels = torch.full((m,), -math.inf, dtype=torch.float64)
+        self._nearest = np.zeros(m, np.int64)
+        # Entries that may be answers: number of the target, column, value; and the lists of their targets.
+        self._entries: list[tuple[np.ndarray, ...]] = []
+        self._lists: list[tuple[np.ndarray, ...]] = []
+        self._crowded: list[np.ndarray] = []
+        self._size, self._limit = 0, 8 * m + 10_000
+
+    def see(self, tile: Tile, first: int, scale: float = 1.0) -> torch.Tensor:
+        """A tile of `scale` * s, whose targets are numbered from `first` + tile.start on. Returns which of them may
+        have answers: those that `keep` is to know of."""
+        s = with_own(tile)
+        highest = s.amax(dim=0)
+        exact = highest.cpu().double() / scale
+        nearer = exact > self._levels
+        self._levels = torch.where(nearer, exact, self._levels)
+        rows, columns = reaching(s, (scale * reached(self._levels)).to(s), highest)
+        values = s[rows, columns]
+        self._place(rows, columns, (values == highest[columns]).cpu() & nearer[columns.cpu()], first + tile.start)
+        count = rows.bincount(minlength=len(s))
+        if len(rows) > 4 * self._m:
+            self._crowded.append((count > CROWDED).nonzero()[:, 0].cpu().numpy() + first + tile.start)
+            count = count.where(count <= CROWDED, 0)
+            rows, columns, values = (each[count[rows] > 0] for each in (rows, columns, values))
+        numbers = rows.cpu().numpy() + first + tile.start
+        self._entries.append((numbers, columns.cpu().numpy(), values.cpu().double().numpy() / scale))
+        self._size += len(rows)
+        if self._size > self._limit:
+            self._prune()
+        return count.nonzero()[:, 0]
+
+    def see_and_list(
+        self, tile: Tile, first: int, k: int | None, scale: float = 1.0
+    ) -> tuple[torch.Tensor, torch.Tensor, np.ndarray | None]:
+        """`see` for targets of the gallery, which then lose their largest. Returns which may have answers [r], columns
+        of their largest [r, l], and if k, the mean of the k largest that are left to each target: float64 [b]."""
+        count = listed(self._m, k)
+        assert count is not None
+        some = self.see(tile, first, scale)
+        if k is None:
+            values, columns = largest(tile.s[some], count)
+            leave_largest_out(tile, largest(tile.s, 1)[1])
+            own, means = tile.own[some.cpu()], None
+        else:
+            of_all, columns = largest(tile.s, count)
+            leave_largest_out(tile, columns[:, :1])
+            means = ((of_all[:, 1 : k + 1].cpu().double().mean(dim=1) + tile.own) / scale).numpy()
+            values, columns, own = of_all[some], columns[some], tile.own[some.cpu()]
+        similarity = (values.cpu().double() + own[:, None]) / scale
+        self._lists.append((some.cpu().numpy() + first + tile.start, similarity.numpy(), columns.cpu().numpy()))
+        return some, columns, means
+
+    def _place(self, rows: torch.Tensor, columns: torch.Tensor, best: torch.Tensor, first: int) -> None:
+        """Notes the nearest targets: of several that are as near, the first."""
+        rows, columns = rows.cpu()[best], columns.cpu()[best]
+        order = rows.argsort(descending=True)  # numpy keeps the last of those it writes to one place
+        self._nearest[columns[order].numpy()] = rows[order].numpy() + first
+
+    def add(self, more: torch.Tensor) -> None:
+        """What else is to be known of the entries that were listed last: [r, l]."""
+        self._lists[-1] += (more.cpu().numpy(),)
+
+    def _prune(self) -> None:
+        """Lets go of the entries that their bank rows have met nearer targets than since."""
+        levels = reached(self._levels).numpy()
+        numbers, columns, values = (np.concatenate(parts) for parts in zip(*self._entries, strict=True))
+        left = values >= levels[columns]
+        self._entries = [(numbers[left], columns[left], values[left])]
+        self._size = int(left.sum())
+        self._limit = max(self._limit, 2 * self._size)
+        if self._lists:
+            known = [np.concatenate(parts) for parts in zip(*self._lists, strict=True)]
+            still = np.isin(known[0], numbers[left])
+            self._lists = [tuple(each[still] for each in known)]
+
+    def found(self, gallery: int) -> Found:
+        """After all tiles, of which the first `gallery` targets are the gallery."""
+        self._prune()
+        (numbers, columns, _), levels = self._entries[0], reached(self._levels).numpy()
+        targets, place, counts = np.unique(numbers, return_inverse=True, return_counts=True)
+        answered = counts <= MOST_ANSWERS * self._m  # a target with more is a hub
+        outside = answered[place] & (numbers >= gallery)
+        inside = targets[answered & (targets < gallery)]
+        rows, values, places, *kept = self._lists[0]
+        mine = np.isin(rows, inside)
+        rows, values, places, kept = rows[mine], values[mine], places[mine], [each[mine] for each in kept]
+        out = values >= levels[places]
+        told = (out.sum(axis=1) == counts[np.searchsorted(targets, rows)]) & (out.sum(axis=1) <= SPARE)
+        out[np.arange(len(out)), (~out).argmax(axis=1)] = True  # the largest of the rest
+        again = np.unique(np.concatenate([np.setdiff1d(inside, rows), *self._crowded]))
+        answers = Answers.of(self._levels.numpy(), self._nearest)
+        elsewhere = numbers[outside], columns[outside]
+        return Found(answers, rows, values, places, out, kept, again, elsewhere).without(~told)
+
+
+def reduce_and_seek(
+    similarities: Similarities,
+    targets: Vectors,
+    reductions: Sequence[LogSum | MeanOfLargest],
+    others: Sequence[Vectors] = (),
+    what: str = "offsets",
+) -> tuple[list[np.ndarray], Answers | None]:
+    """`reduce` with the answers left out, which the same pass finds in `targets` (the gallery) and `others`. At most
+    one of `reductions` is of each kind."""
+    if not may_be_log(similarities, [targets, *others]):
+        return reduce(similarities, targets, reductions, what=what), None
+    largest_k = next((each.k for each in reductions if isinstance(each, MeanOfLargest)), None)
+    if listed(similarities.m, largest_k) is None:
+        answers = find_answers(similarities, [targets, *others])
+        assert answers is not None
+        return reduce(similarities, targets, reductions, LeftOut(answers.levels), what), answers
+    seeker, first = Seeker(similarities.m), targets.rows
+    results = [np.empty(targets.rows) for _ in reductions]
+    for tile in similarities.tiles(targets, what):
+        some, columns, means = seeker.see_and_list(tile, 0, largest_k)
+        for reduction, result in zip(reductions, results, strict=True):
+            if isinstance(reduction, LogSum):
+                result[tile.start : tile.stop] = reduction.of(tile).numpy()
+                seeker.add(tile.s[some[:, None], columns].double() / tile.s[some].sum(dim=1, keepdim=True))
+            else:
+                result[tile.start : tile.stop] = means
+    for part in others:
+        for tile in similarities.tiles(part, "answers of the bank"):
+            seeker.see(tile, first)
+        first += part.rows
+    found = seeker.found(targets.rows)
+    if found.kept:
+        found = found.without(found.shares(found.kept[0]) > MOST_TAKEN)
+    for reduction, result in zip(reductions, results, strict=True):
+        if isinstance(reduction, LogSum):
+            result[found.rows] += np.log1p(-found.shares(found.kept[0]))
+        else:
+            result[found.rows] = found.means(reduction.k)
+    rows = found.again[found.again < targets.rows]
+    if rows.size:
+        some_targets = as_vectors(taken(targets, rows, similarities.metric), targets.name)
+        again = reduce(similarities, some_targets, reductions, LeftOut(found.answers.levels), what)
+        for result, corrected in zip(results, again, strict=True):
+            result[rows] = corrected
+    return results, found.answers

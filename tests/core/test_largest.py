@@ -1,0 +1,146 @@
+"""The largest of rows, and answers left out in one pass, against sorting and float64 arithmetic over everything."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hubplugin
+from hubplugin.reductions import MOST_ANSWERS, seeking, similarities
+from hubplugin.reductions.largest import largest, reaching
+from tests.core.formulas import log_of, similarity
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    b=st.integers(1, 9),
+    m=st.one_of(st.integers(1, 40), st.integers(250, 700), st.just(4_099)),
+    k=st.integers(1, 300),
+    digits=st.integers(0, 3),
+    double=st.booleans(),
+    seed=st.integers(0, 2**20),
+)
+def test_the_largest_of_rows_are_those_of_a_sort(b, m, k, digits, double, seed):
+    k = min(k, m)
+    s = torch.randn(b, m, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).round(decimals=digits)
+    s = s if double else s.float()
+    s[:, seed % m] = -np.inf
+    values, columns = largest(s, k)
+    assert torch.equal(values, s.sort(dim=1, descending=True).values[:, :k])
+    assert torch.equal(values, s.gather(1, columns))
+    assert all(len(set(row)) == k for row in columns.tolist())
+
+
+def test_what_reaches_a_level_is_found_wherever_it_lies(rng):
+    s = torch.from_numpy(rng.normal(size=(50, 333)).astype(np.float32))
+    levels = torch.from_numpy(rng.normal(size=333).astype(np.float32) + 2)
+    rows, columns = reaching(s, levels, s.amax(dim=0))
+    assert set(zip(rows.tolist(), columns.tolist(), strict=True)) == set(
+        map(tuple, (s >= levels).nonzero().tolist())  # over everything
+    )
+    rows, columns = reaching(s, torch.full((333,), np.inf), s.amax(dim=0))
+    assert len(rows) == len(columns) == 0
+
+
+def expected(s, gallery):
+    """-inf where entries are left out, ties included, and the weights of bank rows. s: [m, n]."""
+    s = s.copy()
+    level = s.max(axis=1)
+    answers = s >= level[:, None] - 1e-6 * np.maximum(1, np.abs(level[:, None]))
+    hub = answers.sum(axis=0) > MOST_ANSWERS * len(s)
+    nearest = s.argmax(axis=1)
+    count = np.bincount(nearest, minlength=s.shape[1])
+    count[count > MOST_ANSWERS * len(s)] = 1
+    s[answers & ~hub] = -np.inf
+    s[s[:, :gallery].argmax(axis=0), np.arange(gallery)] = -np.inf
+    return s, 1 / count[nearest]
+
+
+def made(kind, m=400, n=700, d=12):
+    """A log in which every target is asked for, or few are, or one by many, or the same targets are there twice."""
+    rng = np.random.default_rng(5)
+    targets = rng.standard_normal((n, d)).astype(np.float32)
+    asked = rng.integers(0, {"few are asked for": 25, "popular": 150}.get(kind, n), m)
+    if kind == "popular":
+        asked[: m // 15], asked[m // 15 : m // 5] = 3, 4  # below and above the share of a hub
+    bank = (targets[asked] + 0.3 * rng.standard_normal((m, d))).astype(np.float32)
+    if kind == "copies":
+        targets[n // 2 :] = targets[: n - n // 2]
+    if kind == "all alike":
+        targets[20:] = targets[19]
+    if kind == "one bank row is alone":
+        bank[1:] = bank[1:] - 2 * bank[:1]
+    return bank, targets
+
+
+KINDS = ["many", "few are asked for", "popular", "copies", "all alike", "one bank row is alone"]
+METHODS = [
+    ("is", {"tau": 0.05}),
+    ("is", {"tau": 0.3}),
+    ("sn", {"tau": 0.05, "iterations": 5}),
+    ("sn", {"tau": 0.02, "iterations": 5}),
+    ("nnn", {"k": 16, "alpha": 0.5}),
+    ("nnn", {"k": 300, "alpha": 0.5}),
+    ("csls", {"k": 10}),
+]
+
+
+# Which of equal targets is the nearest, and so the weight of a query under sn, is a matter of rounding.
+@pytest.mark.parametrize(
+    ("kind", "method", "parameters"),
+    [
+        (kind, method, parameters)
+        for kind in KINDS
+        for method, parameters in METHODS
+        if method != "sn" or kind not in ("copies", "all alike")
+    ],
+)
+@pytest.mark.parametrize(("metric", "memory"), [("cosine", "1GiB"), ("cosine", "1MiB"), ("euclidean", "1GiB")])
+def test_answers_are_left_out_in_one_pass_as_float64_does_in_two(kind, method, parameters, metric, memory, monkeypatch):
+    monkeypatch.setattr(similarities, "CACHE_BYTES", 4 * 400 * 37)  # tiles of 37 targets
+    bank, targets = made(kind)
+    model = hubplugin.fit(bank, method, targets, metric=metric, memory=memory, answers="left out", **parameters)
+    s, weights = expected(similarity(bank, targets, metric), len(targets))
+    raw = log_of(method, s, weights, **parameters)
+    scale = max(1.0, np.abs(s[np.isfinite(s)]).max())
+    np.testing.assert_allclose(model.offsets(targets), raw - raw.mean(), rtol=0, atol=3e-5 * scale)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_default_and_a_target_bank(kind, monkeypatch):
+    monkeypatch.setattr(similarities, "CACHE_BYTES", 4 * 400 * 37)
+    bank, targets = made(kind)
+    second = np.random.default_rng(1).standard_normal((300, 12)).astype(np.float32)
+    second[:40] = bank[:40]
+    model = hubplugin.fit(bank, "blend", targets, second, tau=0.05, strength=1, iterations=5, answers="left out")
+    s, weights = expected(similarity(bank, np.concatenate([targets, second]), "cosine"), len(targets))
+    found = log_of("sn", s, weights, tau=0.05, iterations=5) + log_of("nnn", s, weights, k=16)
+    raw = found[: len(targets)] / 2
+    np.testing.assert_allclose(model.offsets(targets), raw - raw.mean(), rtol=0, atol=1e-4)
+
+
+def test_few_targets_are_multiplied_again(monkeypatch):
+    """A log of many targets, most with one answer or two: what is multiplied beyond one product is a few rows."""
+    again = []
+    whole = seeking.taken
+
+    def taken(targets, rows, metric):
+        again.append(len(rows))
+        return whole(targets, rows, metric)
+
+    monkeypatch.setattr(seeking, "taken", taken)
+    bank, targets = made("many")
+    hubplugin.fit(bank, "nnn", targets, answers="left out")
+    assert sum(again) < len(targets) / 50
+
+
+def test_what_is_remembered_of_a_gallery_that_is_all_alike_is_bounded():
+    seeker = seeking.Seeker(100)
+    tile = similarities.Tile(0, torch.ones(2_000, 100), torch.zeros(2_000, dtype=torch.float64), 1.0)
+    for start in range(0, 20_000, 2_000):
+        seeker.see(similarities.Tile(start, tile.s, tile.own, 1.0), 0)
+    assert seeker._size <= 2 * seeker._limit
+    assert sum(len(numbers) for numbers, _, _ in seeker._entries) < 100 * 100
