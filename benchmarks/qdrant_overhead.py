@@ -51,7 +51,7 @@ def microseconds(clients: tuple[QdrantClient, QdrantClient], collection: str, qu
 def main() -> None:
     rng = np.random.default_rng(0)
     store = hubplugin_qdrant.QdrantStore(corrected_collection(rng), "photos")
-    manifest = store._manifest()
+    manifest = store.metadata.read_manifest()
     raw = answered_client()
     corrected = hubplugin_qdrant.HubQdrantClient.wrap(raw)
     corrected._corrections.keep("photos", manifest)

@@ -1,11 +1,11 @@
-"""What an adapter offers: one subclass of `Store`. `hubplugin.registry` says how it is found."""
+"""What an adapter offers: a `Store`, and the `Writing` that it begins. `hubplugin.registry` says how it is found."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -16,18 +16,19 @@ from hubplugin.vectors import Progress
 
 Id: TypeAlias = int | str
 
+Found: TypeAlias = Literal["nothing", "half-written", "active"]
+
 
 @dataclass(frozen=True)
 class Batch:
     """Some targets of a store: `ids`, `vectors` [b, d] float32, and the `offsets` [b] float32 stored with them
     under the active correction, NaN where there is none. `foreign` of them carry something else where offsets lie,
-    which no correction of this store has written. `resume` is what `Store.scan(after=...)` takes to go on behind this
-    batch; `place` is the store's own, which it wants back with what is written. `groups`: see `Store.group_by`."""
+    which no correction of this store has written. `place` is the store's own, which it wants back with what is
+    written. `groups`: the value by which each target is grouped, None where it has none; see `Store.scan`."""
 
     ids: Sequence[Id]
     vectors: np.ndarray
     offsets: np.ndarray
-    resume: Id | None = None
     place: Id | None = None
     foreign: int = 0
     groups: Sequence[Value] | None = None
@@ -55,17 +56,50 @@ class Correction:
     active: bool
 
 
+class Writing(ABC):
+    """The offsets of one model on their way into a store. `Store.begin` returns it, and a `with` ends it:
+
+        with store.begin(model) as writing:
+            for batch in writing.scan():
+                writing.write(batch, offsets)
+            writing.activate()               # one step
+
+    A search is entirely old or entirely new at any moment, and a kill between any two calls loses nothing.
+    """
+
+    found: Found = "nothing"
+    """What of this very model (`model.fingerprint`) lay in the store before. An active one is amended in place."""
+
+    @abstractmethod
+    def scan(self) -> Iterator[Batch]:
+        """The targets that may lack an offset of this version: all, or those behind which a run was cut off.
+
+        Their offsets are those of this version, NaN where there is none yet. They have `groups` where the model has.
+        """
+
+    @abstractmethod
+    def write(self, batch: Batch, offsets: np.ndarray) -> None:
+        """Stores `offsets` [b] with the targets of `batch`, under this version."""
+
+    @abstractmethod
+    def activate(self) -> None:
+        """Makes this version the one that searches use, in one step."""
+
+    def close(self) -> None:  # noqa: B027
+        """Releases what was held. What is half-written stays for the next run to go on with."""
+
+    def __enter__(self) -> Writing:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
 class Store(ABC):
     """One gallery of vectors in somebody's store, and the offsets that lie with it.
 
-    `url` is what errors call it, `metric` and `dim` are those of its vectors. Methods raise StoreError, one line.
-    A correction is written in three steps, so that a search is entirely old or entirely new at any moment and a
-    kill between any two calls loses nothing:
-
-        resume = store.begin(model)          # a new version; or what is half-written; or, if active, itself
-        for batch in store.scan(resume):
-            store.write(batch, offsets)
-        store.activate()                     # one step
+    `url` is what errors call it, `metric` and `dim` are those of its vectors. Methods raise StoreError, one line. Only
+    `remove` and a `Writing` change anything.
     """
 
     url: str
@@ -82,47 +116,34 @@ class Store(ABC):
     unit: bool = False
     """Whether a correction by cosine holds only for vectors of unit length, because the store does not normalise."""
 
-    progress: Progress | None = None
-    """Told of long work that no other method reports: the removal of offsets."""
-
     @abstractmethod
     def count(self) -> int:
         """How many vectors `scan` yields."""
 
     @abstractmethod
-    def scan(self, after: Id | None = None) -> Iterator[Batch]:
-        """Every vector once, in batches, behind the point `after`. The vectors are the originals, [b, d].
+    def scan(self, group_by: str | None = None) -> Iterator[Batch]:
+        """Every vector once, in batches: the originals [b, d], with the offsets of the active correction.
 
-        In a `shared` store the offsets are those of the version that was begun, until it is active.
+        group_by: the key whose values are the `groups` of a batch; without it they are those of the active correction,
+        where that is by groups. A store whose targets have nothing but a vector calls `require_ungrouped`.
         """
 
-    def group_by(self, key: str) -> None:
-        """From now on the batches of a scan have `groups`, the value of `key` that each target has, None where it has
-        none. They have them without being asked where the correction that lies in the store is by groups."""
-        raise StoreError(f"{self.url}: its targets have nothing to be grouped by")
+    def require_ungrouped(self, group_by: str | None) -> None:
+        """Raises StoreError if targets that have nothing but a vector are to be grouped."""
+        if group_by is not None:
+            raise StoreError(f"{self.url}: its targets have nothing to be grouped by")
 
     @abstractmethod
     def correction(self) -> Correction | None:
         """The correction that lies in the store, active or half-written; None if there is none."""
 
     @abstractmethod
-    def begin(self, model: OffsetModel) -> Id | None:
-        """Prepares to write the offsets of `model`; searches stay as they are until `activate`.
+    def begin(self, model: OffsetModel, progress: Progress | None = None) -> Writing:
+        """Prepares to write the offsets of `model`; searches stay as they are until `Writing.activate`.
 
-        If this very model (`model.fingerprint`) is half-written, returns where to go on; if it is active, its
-        offsets are amended in place. Otherwise it starts a new version.
+        If this very model is half-written, goes on with that; if it is active, amends it in place. Otherwise starts a
+        new version. progress: told of what takes long before, such as removing what an earlier run has left.
         """
-
-    @abstractmethod
-    def write(self, batch: Batch, offsets: np.ndarray) -> None:
-        """Stores `offsets` [b] with the targets of `batch`, under the version that was begun."""
-
-    @abstractmethod
-    def activate(self) -> None:
-        """Makes the version that was begun the one that searches use, in one step."""
-
-    def release(self) -> None:  # noqa: B027
-        """Called when a job on the store ends, also by an error: others may write again."""
 
     def notes(self) -> Sequence[str]:
         """What the store has to add to an inspection, a line each: where and how the correction lies in it."""
@@ -137,5 +158,5 @@ class Store(ABC):
         """The k nearest of each query [m, d] by the store's own search, corrected if a correction is active."""
 
     @abstractmethod
-    def remove(self) -> None:
+    def remove(self, progress: Progress | None = None) -> None:
         """Takes the correction out; the store is as if it had never been there. Nothing happens without one."""

@@ -28,13 +28,16 @@ from hubplugin.jobs.inspection import inspect
 from hubplugin.jobs.writing import refresh, write
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.store import Batch, Hits, Id, Store
+from hubplugin.store import Hits, Id, Store
 
 K = 10
 
+MOMENTS = ("begun", "within a batch", "behind a batch", "all written")
+"""When a run is killed."""
 
-class StoreConformance(ABC):
-    """Subclass it as `Test...`, and say how a store is made.
+
+class StoreUnderTest(ABC):
+    """How a store is made for a test, and what is asked of it.
 
     rows, dim: the size of the gallery in the tests. recall: the least share of the exact corrected top 10 that
     a search must return; 1.0 for an exact store. metric: that of the store that `create` makes.
@@ -81,6 +84,62 @@ class StoreConformance(ABC):
     def store(self) -> Store:
         return self.create(self.ids(), self.vectors())
 
+    def _model(self, method: str = "is") -> OffsetModel:
+        return fit(self.queries(seed=4, count=200), method, targets=self.vectors(), metric=self.metric)
+
+    def _scaled(self, vectors: np.ndarray) -> np.ndarray:
+        if self.metric is Metric.COSINE:
+            vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        return vectors.astype(np.float32)
+
+    def _assert_whole(self, store: Store, model: OffsetModel) -> None:
+        found, report = store.correction(), inspect(store, probes=0)
+        assert found is not None
+        assert found.active
+        assert found.model.fingerprint == model.fingerprint
+        assert (report.missing, report.stale) == (0, 0)
+        self._assert_ranking(store.search(self.queries(), K), model)
+
+    def _write_until(self, moment: str, store: Store, model: OffsetModel) -> list[Id]:
+        """A run that is killed at one of MOMENTS; the ids of what it wrote."""
+        writing = store.begin(model)
+        written: list[Id] = []
+        for batch in writing.scan() if moment != "begun" else ():
+            part = batch.some(np.arange(len(batch.ids) // 2)) if moment == "within a batch" else batch
+            writing.write(part, model.offsets(part.vectors))
+            written += part.ids
+            if moment != "all written":
+                break
+        return written
+
+    def _assert_ranking(self, hits: Hits, model: OffsetModel | None, fresh: np.ndarray | None = None) -> None:
+        """`hits` are the exact ranking, up to ties and to the recall that the store promises.
+
+        `fresh` are targets behind the gallery, with the offset 0.
+        """
+        ids, gallery = self.ids(), self.vectors()
+        offsets = np.zeros(len(ids)) if model is None else model.offsets(gallery).astype(np.float64)
+        if fresh is not None:
+            ids, gallery = ids + self.fresh_ids(), np.concatenate([gallery, fresh])
+            offsets = np.concatenate([offsets, np.zeros(len(fresh))])
+        queries, targets = self.queries().astype(np.float64), gallery.astype(np.float64)
+        if self.metric is Metric.EUCLIDEAN:
+            scores = -((queries[:, None, :] - targets[None, :, :]) ** 2).sum(axis=2) / 2
+        else:
+            scores = np.einsum("qd,td->qt", queries, targets)
+        scores = scores + offsets
+        row = {key: number for number, key in enumerate(ids)}
+        found = np.array([[row[key] for key in line] for line in hits.ids])
+        assert found.shape == (len(queries), K)
+        least = np.sort(scores, axis=1)[:, -K][:, None] - 1e-5
+        assert (np.take_along_axis(scores, found, axis=1) >= least).mean() >= self.recall
+        for line in hits.scores:
+            assert list(line) == sorted(line, reverse=True) or list(line) == sorted(line)
+
+
+class StoreConformance(StoreUnderTest):
+    """Subclass it as `Test...`, and say how a store is made."""
+
     def test_a_scan_sees_every_vector_once_with_no_offsets(self, store: Store) -> None:
         batches = list(store.scan())
         ids = [key for batch in batches for key in batch.ids]
@@ -94,13 +153,6 @@ class StoreConformance(ABC):
                 np.testing.assert_allclose(vector, expected[key], rtol=0, atol=1e-6)
             assert np.isnan(batch.offsets).all()
         assert store.correction() is None
-
-    def test_a_scan_goes_on_behind_any_batch(self, store: Store) -> None:
-        batches = list(store.scan())
-        for number, batch in enumerate(batches):
-            if batch.resume is not None:
-                rest = [key for later in store.scan(batch.resume) for key in later.ids]
-                assert rest == [key for later in batches[number + 1 :] for key in later.ids]
 
     def test_searches_return_the_exact_corrected_ranking(self, store: Store) -> None:
         self._assert_ranking(store.search(self.queries(), K), None)
@@ -118,23 +170,61 @@ class StoreConformance(ABC):
 
     def test_searches_stay_raw_until_the_correction_is_active(self, store: Store) -> None:
         model, raw = self._model(), store.search(self.queries(), K)
-        for batch in store.scan(store.begin(model)):
-            store.write(batch, model.offsets(batch.vectors))
-            assert store.search(self.queries(), K).ids == raw.ids
-        found = store.correction()
-        assert found is not None
-        assert not found.active
-        store.activate()
+        with store.begin(model) as writing:
+            for batch in writing.scan():
+                writing.write(batch, model.offsets(batch.vectors))
+                assert store.search(self.queries(), K).ids == raw.ids
+            found = store.correction()
+            assert found is not None
+            assert not found.active
+            writing.activate()
         self._assert_ranking(store.search(self.queries(), K), model)
 
-    def test_a_run_that_was_cut_off_is_finished_by_the_next(self, store: Store) -> None:
+    @pytest.mark.parametrize("moment", MOMENTS)
+    def test_a_run_that_was_cut_off_goes_on_and_is_finished_by_the_next(self, store: Store, moment: str) -> None:
         model = self._model()
-        self._write_half(store, model)
+        written = self._write_until(moment, store, model)
         store = self.reopen(store)
         found = store.correction()
         assert found is None or not found.active
+        with store.begin(model) as writing:
+            lacking = [batch.some(np.flatnonzero(np.isnan(batch.offsets))) for batch in writing.scan()]
+        there = [*written, *(key for batch in lacking for key in batch.ids)]
+        assert sorted(there, key=str) == sorted(self.ids(), key=str)
         write(store, model)
         self._assert_whole(store, model)
+
+    def test_an_error_while_writing_leaves_the_store_to_the_next_run(self, store: Store) -> None:
+        model, raw = self._model(), store.search(self.queries(), K)
+
+        def cut_off() -> None:
+            with store.begin(model) as writing:
+                batch = next(iter(writing.scan()))
+                writing.write(batch, model.offsets(batch.vectors))
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            cut_off()
+        assert store.search(self.queries(), K).ids == raw.ids
+        write(store, model)
+        self._assert_whole(store, model)
+
+    def test_an_amendment_that_was_cut_off_changes_no_search_and_is_finished_by_the_next(self, store: Store) -> None:
+        model = self._model()
+        write(store, model)
+        before = store.search(self.queries(), K)
+        self._write_until("within a batch", store, model)
+        store = self.reopen(store)
+        assert store.search(self.queries(), K).ids == before.ids
+        write(store, model)
+        self._assert_whole(store, model)
+
+    def test_another_model_takes_the_place_of_a_half_written_one(self, store: Store) -> None:
+        first, second = self._model(), self._model("nnn")
+        self._write_until("within a batch", store, first)
+        store = self.reopen(store)
+        write(store, second)
+        self._assert_whole(store, second)
 
     def test_a_store_opened_anew_is_corrected_by_the_same_model(self, store: Store) -> None:
         model = self._model()
@@ -150,10 +240,14 @@ class StoreConformance(ABC):
         first, second = self._model(), self._model("nnn")
         write(store, first)
         before = store.search(self.queries(), K)
-        for batch in store.scan(store.begin(second)):
-            store.write(batch, second.offsets(batch.vectors))
-            assert store.search(self.queries(), K).ids == before.ids
-        store.activate()
+        with store.begin(second) as writing:
+            for batch in writing.scan():
+                assert np.isnan(batch.offsets).all()
+                writing.write(batch, second.offsets(batch.vectors))
+                assert store.search(self.queries(), K).ids == before.ids
+            for batch in store.scan():
+                np.testing.assert_allclose(batch.offsets, first.offsets(batch.vectors), rtol=0, atol=store.precision)
+            writing.activate()
         self._assert_whole(store, second)
 
     def test_targets_added_by_another_program_are_found_and_refreshed(self, store: Store) -> None:
@@ -194,7 +288,7 @@ class StoreConformance(ABC):
         self.test_a_scan_sees_every_vector_once_with_no_offsets(store)
 
     def test_a_removal_takes_a_half_written_correction_out(self, store: Store) -> None:
-        self._write_half(store, self._model())
+        self._write_until("within a batch", store, self._model())
         store.remove()
         assert store.correction() is None
         self.test_a_scan_sees_every_vector_once_with_no_offsets(store)
@@ -213,52 +307,3 @@ class StoreConformance(ABC):
         with pytest.raises(StoreError, match="no correction"):
             refresh(store)
         self.test_a_scan_sees_every_vector_once_with_no_offsets(store)
-
-    def _model(self, method: str = "is") -> OffsetModel:
-        return fit(self.queries(seed=4, count=200), method, targets=self.vectors(), metric=self.metric)
-
-    def _scaled(self, vectors: np.ndarray) -> np.ndarray:
-        if self.metric is Metric.COSINE:
-            vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-        return vectors.astype(np.float32)
-
-    def _assert_whole(self, store: Store, model: OffsetModel) -> None:
-        found, report = store.correction(), inspect(store, probes=0)
-        assert found is not None
-        assert found.active
-        assert found.model.fingerprint == model.fingerprint
-        assert (report.missing, report.stale) == (0, 0)
-        self._assert_ranking(store.search(self.queries(), K), model)
-
-    def _write_half(self, store: Store, model: OffsetModel) -> None:
-        """A run that stops within the first batch."""
-        after = store.begin(model)
-        batch = next(iter(store.scan(after)))
-        half = len(batch.ids) // 2
-        resume = None if batch.resume is None else batch.ids[half - 1]
-        part = Batch(batch.ids[:half], batch.vectors[:half], batch.offsets[:half], resume)
-        store.write(part, model.offsets(part.vectors))
-
-    def _assert_ranking(self, hits: Hits, model: OffsetModel | None, fresh: np.ndarray | None = None) -> None:
-        """`hits` are the exact ranking, up to ties and to the recall that the store promises.
-
-        `fresh` are targets behind the gallery, with the offset 0.
-        """
-        ids, gallery = self.ids(), self.vectors()
-        offsets = np.zeros(len(ids)) if model is None else model.offsets(gallery).astype(np.float64)
-        if fresh is not None:
-            ids, gallery = ids + self.fresh_ids(), np.concatenate([gallery, fresh])
-            offsets = np.concatenate([offsets, np.zeros(len(fresh))])
-        queries, targets = self.queries().astype(np.float64), gallery.astype(np.float64)
-        if self.metric is Metric.EUCLIDEAN:
-            scores = -((queries[:, None, :] - targets[None, :, :]) ** 2).sum(axis=2) / 2
-        else:
-            scores = np.einsum("qd,td->qt", queries, targets)
-        scores = scores + offsets
-        row = {key: number for number, key in enumerate(ids)}
-        found = np.array([[row[key] for key in line] for line in hits.ids])
-        assert found.shape == (len(queries), K)
-        least = np.sort(scores, axis=1)[:, -K][:, None] - 1e-5
-        assert (np.take_along_axis(scores, found, axis=1) >= least).mean() >= self.recall
-        for line in hits.scores:
-            assert list(line) == sorted(line, reverse=True) or list(line) == sorted(line)

@@ -1,9 +1,9 @@
 """hubplugin for Qdrant: corrects collections in place, and searches them corrected.
 
-Correcting: `jobs` apply, refresh, inspect and remove a correction through `store`, the contract of `hubplugin.store`.
-It uses `transport` (requests), `points` (points as batches), `schema` (index or augmented vector), `calibration`,
-`metadata` (manifest and models in `<collection>--hub`) and `versions` (the states of a correction, pure). `edge` is
-the same for a Qdrant Edge shard, with its metadata in `edge_folder`.
+Correcting: `jobs` apply, refresh, inspect and remove a correction through `store` and `writing`, the contract of
+`hubplugin.store`. They use `transport` (requests), `points` (points as batches), `schema` (index or augmented vector),
+`calibration`, and `metadata` and `collection_metadata` (manifest and models in `<collection>--hub`). `edge` is the same
+for a Qdrant Edge shard. `versioned_store` and `versions` (the states of a correction, pure) are common to both.
 
 Searching: `client` drives the operations of `search_operations`, `write_operations` and `collection_operations`, which
 send what the pure functions in `requests` make, and know of corrections from `cached_manifest`. `plain_client` has all

@@ -89,6 +89,4 @@ def inspect(
 
 def remove(client: QdrantClient, collection: str, *, using: str = "", progress: Progress | None = None) -> None:
     """Takes the correction out: points, payloads and vectors are as if it had never been there."""
-    store = QdrantStore(client, collection, using)
-    store.progress = progress
-    store.remove()
+    QdrantStore(client, collection, using).remove(progress)

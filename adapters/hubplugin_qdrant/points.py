@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,26 +11,33 @@ from qdrant_client import models
 
 from hubplugin.metric import Metric
 from hubplugin.store import Batch, Id
-from hubplugin_qdrant.manifest import Manifest, Version
+from hubplugin_qdrant.manifest import KEY, Manifest, Version, augmented_vectors
 from hubplugin_qdrant.stored_offsets import group_of, storage_of
-from hubplugin_qdrant.transport import plain_id
+from hubplugin_qdrant.transport import Transport, plain_id
+from hubplugin_qdrant.versioned_store import VersionedStore
 
 
 @dataclass
 class PointReader:
-    """Turns records into batches, with the vector `using` and the offsets of `version`.
+    """Turns records into batches, with the vector that `store` corrects and the offsets of `version`.
 
     group_by: the payload key whose values the batches have as groups. A vector of length 0 has no cosine and is in no
     batch; `undirected` collects, by shard key, the points with such a vector that hold something not neutral.
     """
 
-    using: str
-    metric: Metric
-    dim: int
+    store: VersionedStore
     manifest: Manifest
     version: Version | None
     group_by: str | None
     undirected: dict[Any, list[Id]] = field(default_factory=dict)
+
+    def read(self, transport: Transport) -> Iterator[Batch]:
+        """Every point that has the vector, in the order of ids."""
+        vectors: list[str] | bool = True  # of an unnamed one, all are read
+        if self.store.using:
+            vectors = [self.store.using, *augmented_vectors([self.version] if self.version is not None else [])]
+        for batches in transport.pages(self.batches, vectors, [KEY, self.group_by] if self.group_by else [KEY]):
+            yield from batches
 
     def batches(self, records: Sequence[models.Record]) -> list[Batch]:
         """One batch for each shard key, by which its points are written, where the user shards by key."""
@@ -46,7 +53,7 @@ class PointReader:
             vector, augmented = self._vectors(record)
             if vector is None:
                 continue
-            if self.metric is Metric.COSINE and not any(vector):
+            if self.store.metric is Metric.COSINE and not any(vector):
                 if storage is not None and not storage.is_neutral(record.payload, augmented):
                     self.undirected.setdefault(shard_key, []).append(plain_id(record.id))
                 continue
@@ -57,7 +64,7 @@ class PointReader:
             offsets.append(float("nan") if storage is None else storage.offset(record.payload, vector, augmented))
         return Batch(
             ids,
-            np.array(vectors, np.float32).reshape(len(ids), self.dim),
+            np.array(vectors, np.float32).reshape(len(ids), self.store.dim),
             np.array(offsets, np.float32),
             place=shard_key,
             foreign=sum(self.manifest.is_foreign(record.payload) for record in records),
@@ -69,7 +76,7 @@ class PointReader:
         if not isinstance(record.vector, dict):
             return record.vector, None
         augmented = record.vector.get(self.version.augmented_vector) if self.version is not None else None
-        return record.vector.get(self.using), augmented
+        return record.vector.get(self.store.using), augmented
 
 
 def by_shard(records: Sequence[models.Record]) -> dict[Any, list[models.Record]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 from urllib.parse import parse_qsl, urlsplit
@@ -14,23 +13,26 @@ from qdrant_client import QdrantClient, models
 from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.store import Batch, Correction, Hits, Id, Store
+from hubplugin.store import Batch, Hits, Id
+from hubplugin.vectors import Progress
 from hubplugin_qdrant import manifest as m
-from hubplugin_qdrant import metadata, versions
+from hubplugin_qdrant import metadata
 from hubplugin_qdrant.calibration import chosen_queries
 from hubplugin_qdrant.client import HubQdrantClient, require_client
+from hubplugin_qdrant.collection_metadata import CollectionMetadata
 from hubplugin_qdrant.errors import Fault, fault_of, one_line
 from hubplugin_qdrant.manifest import Manifest, Version
 from hubplugin_qdrant.points import PointReader
 from hubplugin_qdrant.schema import METRICS, SCHEMAS, Schema, Storage, chosen_vector
-from hubplugin_qdrant.stored_offsets import storage_of
 from hubplugin_qdrant.transport import Transport
+from hubplugin_qdrant.versioned_store import VersionedStore
+from hubplugin_qdrant.writing import QdrantWriting
 
 FORMULAS = (1, 14)
 """The oldest version of the server supported: the first whose formulas add offsets to scores."""
 
 
-class QdrantStore(Store):
+class QdrantStore(VersionedStore):
     """The vector `using` of a collection ("" is the unnamed one), with its offsets as `storage`; see `apply`.
 
     Raises StoreError for a collection or vector that is not there or cannot carry offsets, and for a server that
@@ -63,10 +65,7 @@ class QdrantStore(Store):
         }
         if storage is not None:
             self._schemas[storage].require()
-        self._target: Version | None = None
-        self._group_by: str | None = None
-        self._calibration_queries = np.empty((0, self.dim), np.float32)
-        self._undirected: dict[Any, list[Id]] = {}  # points of length 0 that are not neutral, by shard key
+        self.metadata = CollectionMetadata(self._transport)
 
     def _described(self, collection: str) -> models.CollectionInfo:
         try:
@@ -81,61 +80,23 @@ class QdrantStore(Store):
     def count(self) -> int:
         return self._transport.count()
 
-    def group_by(self, key: str) -> None:
-        self._group_by = key
+    def scan(self, group_by: str | None = None) -> Iterator[Batch]:
+        """Every point that has the vector, in the order of ids. A vector of length 0 has no cosine and is left out."""
+        manifest = self.metadata.read_manifest()
+        version = manifest.active.get(self.using)
+        key = group_by or (version.group_by if version is not None else None)
+        return PointReader(self, manifest, version, key).read(self._transport)
 
-    def scan(self, after: Id | None = None) -> Iterator[Batch]:
-        """Every point that has the vector, in the order of ids. A vector of length 0 has no cosine and is left out.
-
-        No batch has a `resume`: a run that was cut off reads on from the start, and writes what lacks its offset.
-        """
-        self._transport.settle()
-        manifest = self._manifest()
-        if self._target is not None:
-            self._require_undisturbed(self._target, manifest)
-        version = self._target or manifest.active.get(self.using)
-        key = self._group_by if self._target is None else None
-        key = key or (version.group_by if version is not None else None)
-        reader = PointReader(self.using, self.metric, self.dim, manifest, version, key)
-        self._undirected = reader.undirected
-        vectors: list[str] | bool = True  # of an unnamed one, all are read
-        if self.using:
-            vectors = [self.using, *m.augmented_vectors([version] if version is not None else [])]
-        for batches in self._transport.pages(reader.batches, vectors, [m.KEY, key] if key else [m.KEY]):
-            yield from batches
-
-    def correction(self) -> Correction | None:
-        version, active = self._manifest().lying(self.using)
-        if version is None:
-            return None
-        with self._transport.one_line("reading the model"):
-            return Correction(metadata.read_model(self.client, self.collection, version), active)
-
-    def begin(self, model: OffsetModel) -> Id | None:
+    def begin(self, model: OffsetModel, progress: Progress | None = None) -> QdrantWriting:
         self._require_writable()
-        self._calibration_queries = chosen_queries(model, self.scan())
+        queries = chosen_queries(model, self.scan())
+        schema = self._schemas[self.storage]
         with self._transport.one_line("preparing"):
-            replicas = self._transport.info.config.params.replication_factor
-            self._transport.retry(metadata.create, self.client, self.collection, replicas)
-            manifest = self._manifest()
-            self._target = versions.amended(manifest, self.using, model.fingerprint, self.storage)
-            if self._target is None:
-                self._target = self._begun_anew(model, manifest)
-                self._schemas[self.storage].prepare(self._target)
-        return None
-
-    def _begun_anew(self, model: OffsetModel, manifest: Manifest) -> Version:
-        """The version that this run writes: a new one, or the one that another run of the same model has begun."""
-        version, owner = versions.half_written(manifest, self.using, model.fingerprint, self.storage), uuid.uuid4().hex
-        if version is not None:
-            version = version.model_copy(update={"owner": owner})
-        else:
-            manifest = self._cleared(manifest)
-            parts = self._transport.retry(metadata.write_model, self.client, self.collection, model)
-            number, stored = manifest.last_number + 1, {"storage": self.storage, **self._abilities()}
-            version = Version.of(model, number, self.using, parts, owner=owner, **stored)
-        self._write_manifest(versions.begun(manifest, version))
-        return version
+            version, found = self.version_of(model, progress)
+            if found != "active":
+                schema.prepare(version)
+        limit = self._transport.strict.max_query_limit  # as it is now
+        return QdrantWriting(self, version.model_copy(update={"max_candidates": limit}), found, schema, queries)
 
     def _require_writable(self) -> None:
         """Raises StoreError where there is nothing to write to, or writing would take for ever."""
@@ -147,44 +108,8 @@ class QdrantStore(Store):
                 "update_collection(optimizers_config=OptimizersConfigDiff(prevent_unoptimized=False))"
             )
 
-    def _abilities(self) -> dict[str, Any]:
-        """What the collection allows a search to do at present."""
-        return {"max_candidates": self._transport.strict.max_query_limit}
-
-    def _require_undisturbed(self, target: Version, manifest: Manifest) -> None:
-        """Raises StoreError if `manifest` no longer names `target`, which this run writes: another run has begun
-        since, or has ended. What the other has taken out is then taken out once more, with what came later."""
-        if versions.is_undisturbed(manifest, target):
-            return
-        if target.number not in {version.number for version in manifest.everything()}:
-            self._transport.settle()
-            with self._transport.one_line("stopping"):
-                self._delete([target])
-        raise StoreError(
-            f"{self.url}: another run has begun since, and this one stops; searches use nothing that it wrote"
-        )
-
-    def write(self, batch: Batch, offsets: np.ndarray) -> None:
-        """Returns before it is written; what goes wrong is raised by a later call. `scan` and `activate` wait."""
-        target = self._begun()
-        items = list(zip(batch.ids, storage_of(target).values(batch.vectors, offsets), strict=True))
-        self._transport.submit(lambda: self._schemas[target.storage].write(target, items, batch.place))
-
-    def activate(self) -> None:
-        target = self._begun()
-        schema = self._schemas[target.storage]
-        self._transport.settle()
-        self._require_undisturbed(target, self._manifest())
-        for shard_key, points in self._undirected.items():
-            schema.write(target, [(point, storage_of(target).neutral()) for point in points], shard_key)
-        with self._transport.one_line("activating"):
-            target = schema.finish(target.model_copy(update=self._abilities()), self._calibration_queries)
-            manifest = self._manifest()
-            self._require_undisturbed(target, manifest)
-            self._write_manifest(versions.activated(manifest, target))
-
     def notes(self) -> Sequence[str]:
-        manifest = self._manifest()
+        manifest = self.metadata.read_manifest()
         active = manifest.active.get(self.using)
         lines = [active.where()] if active is not None else []
         if active is not None and active.metric is Metric.EUCLIDEAN:
@@ -196,7 +121,7 @@ class QdrantStore(Store):
         return lines
 
     def plan(self) -> Sequence[str]:
-        each, *more = self._schemas[self.storage].plan(self._manifest().last_number + 1)
+        each, *more = self._schemas[self.storage].plan(self.metadata.read_manifest().last_number + 1)
         return [
             f"each point of {self.collection!r} would get {each}",
             f"manifest and model would lie in {m.metadata_collection(self.collection)!r}",
@@ -216,53 +141,13 @@ class QdrantStore(Store):
             [[point.score for point in response.points] for response in found],
         )
 
-    def remove(self) -> None:
-        """Deletes our payload, indexes, vectors and metadata and nothing else; goes on where it was cut off."""
+    def delete(self, gone: Sequence[Version], everything: bool = False, progress: Progress | None = None) -> None:
         try:
             with self._transport.one_line("removing"):
-                self._remove()
+                for schema in self._schemas.values():
+                    schema.delete(gone, everything, progress)
         finally:
-            self.release()
-
-    def _remove(self) -> None:
-        if not self.client.collection_exists(m.metadata_collection(self.collection)):
-            return
-        manifest = versions.retired(self._manifest(), self.using)
-        self._write_manifest(manifest)
-        if manifest.kept_up():
-            self._write_manifest(self._cleared(manifest))
-        else:
-            self._delete(manifest.retired, everything=True)
-            self.client.delete_collection(m.metadata_collection(self.collection))
-
-    def release(self) -> None:
-        """Ends what is under way. What was half-written stays for the next run to go on with."""
-        self._transport.give_up()
-        self._target = None
-
-    def _cleared(self, manifest: Manifest) -> Manifest:
-        """`manifest` without what is retired, once that is deleted from the points."""
-        self._delete(manifest.retired)
-        for version in versions.unused_models(manifest):
-            metadata.delete_model(self.client, self.collection, version)
-        return versions.cleared(manifest)
-
-    def _delete(self, gone: Sequence[Version], everything: bool = False) -> None:
-        """Deletes from the points what the versions `gone` have written."""
-        for schema in self._schemas.values():
-            schema.delete(gone, everything, self.progress)
-
-    def _manifest(self) -> Manifest:
-        with self._transport.one_line("reading the manifest"):
-            return self._transport.retry(metadata.read_manifest, self.client, self.collection) or Manifest()
-
-    def _write_manifest(self, manifest: Manifest) -> None:
-        self._transport.retry(metadata.write_manifest, self.client, self.collection, manifest)
-
-    def _begun(self) -> Version:
-        if self._target is None:
-            raise StoreError(f"{self.url}: begin was not called")
-        return self._target
+            self._transport.give_up()
 
 
 def _supported_version(url: str, text: str) -> tuple[int, int]:

@@ -19,7 +19,8 @@ from lancedb.query import LanceVectorQueryBuilder
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric, augment_queries, augment_targets, normalise
 from hubplugin.model import OffsetModel
-from hubplugin.store import Batch, Correction, Hits, Id, Store
+from hubplugin.store import Batch, Correction, Hits, Id, Store, Writing
+from hubplugin.vectors import Progress
 
 BATCH_ROWS = 4096
 BOOK = pa.schema(
@@ -43,56 +44,52 @@ class LanceStore(Store):
     def __init__(self, folder: str, table: str):
         self.url = f"lancedb:{folder}/{table}"
         self._database = lancedb.connect(folder)
-        self._table = self._database.open_table(table)
+        self.table = self._database.open_table(table)
         self._book_name = f"{table}__hubplugin"
-        self.dim = self._table.schema.field("vector").type.list_size
-        self._writing: str | None = None
+        self.dim = self.table.schema.field("vector").type.list_size
 
     def count(self) -> int:
-        return self._table.count_rows()
+        return self.table.count_rows()
 
-    def scan(self, after: Id | None = None) -> Iterator[Batch]:
+    def scan(self, group_by: str | None = None) -> Iterator[Batch]:
+        self.require_ungrouped(group_by)
         row = self._row(active=True)
-        columns = ["id", "vector"] + ([row["column"]] if row else [])
-        for batch in self._table.search().select(columns).to_batches(BATCH_ROWS):
+        return self.batches(row["column"] if row else None)
+
+    def batches(self, column: str | None) -> Iterator[Batch]:
+        """The targets with the offsets in `column`."""
+        for batch in self.table.search().select(["id", "vector", *([column] if column else [])]).to_batches(BATCH_ROWS):
             vectors = _matrix(batch.column("vector"), self.dim)
             offsets = np.full(len(vectors), np.nan, np.float32)
-            if row:
-                stored = batch.column(row["column"])
-                offsets[stored.is_valid().to_numpy(zero_copy_only=False)] = _matrix(stored.drop_null(), self.dim + 1)[
-                    :, -1
-                ]
+            if column:
+                stored = batch.column(column)
+                there = stored.is_valid().to_numpy(zero_copy_only=False)
+                offsets[there] = _matrix(stored.drop_null(), self.dim + 1)[:, -1]
             yield Batch(batch.column("id").to_pylist(), vectors, offsets)
 
     def correction(self) -> Correction | None:
         row = self._row(active=True) or self._row(active=False)
         return Correction(OffsetModel.from_bytes(row["model"], self.url), row["active"]) if row else None
 
-    def begin(self, model: OffsetModel) -> Id | None:
-        # A scan of a table has no order to go on in, so a run that was cut off writes its column again.
-        self._writing = f"hub_{model.fingerprint}"
+    def begin(self, model: OffsetModel, progress: Progress | None = None) -> LanceWriting:
+        column = f"hub_{model.fingerprint}"
         if self._book_name not in _tables(self._database):
             self._database.create_table(self._book_name, schema=BOOK)
-        if self._writing not in [row["column"] for row in self._rows()]:
+        if column not in [row["column"] for row in self._rows()]:
             entry = {
-                "column": self._writing,
+                "column": column,
                 "fingerprint": model.fingerprint,
                 "active": False,
                 "model": model.to_bytes(),
             }
             self._database.open_table(self._book_name).add([entry])
-        if self._writing not in self._table.schema.names:
-            self._table.add_columns(pa.field(self._writing, pa.list_(pa.float32(), self.dim + 1)))
-        return None
+        if column not in self.table.schema.names:
+            self.table.add_columns(pa.field(column, pa.list_(pa.float32(), self.dim + 1)))
+        return LanceWriting(self, column)
 
-    def write(self, batch: Batch, offsets: np.ndarray) -> None:
-        rows = augment_targets(normalise(batch.vectors, self.url), offsets, self.metric)
-        column = pa.FixedSizeListArray.from_arrays(rows.ravel(), self.dim + 1)
-        update = pa.table({"id": pa.array(batch.ids), self._writing: column})
-        self._table.merge_insert("id").when_matched_update_all().execute(update)
-
-    def activate(self) -> None:
-        self._database.open_table(self._book_name).update(values_sql={"active": f"column = '{self._writing}'"})
+    def activate(self, column: str) -> None:
+        """Searches use `column` from now on; the others are deleted."""
+        self._database.open_table(self._book_name).update(values_sql={"active": f"column = '{column}'"})
         for row in self._rows():
             if not row["active"]:
                 self._forget(row["column"])
@@ -111,7 +108,7 @@ class LanceStore(Store):
             scores.append([score for _, score in best])
         return Hits(ids, scores)
 
-    def remove(self) -> None:
+    def remove(self, progress: Progress | None = None) -> None:
         for row in self._rows():
             self._forget(row["column"])
         if self._book_name in _tables(self._database):
@@ -120,7 +117,7 @@ class LanceStore(Store):
     def _nearest(
         self, query: np.ndarray, column: str, metric: Literal["cosine", "dot"], k: int, where: str | None = None
     ) -> list[tuple[Id, float]]:
-        search = cast(LanceVectorQueryBuilder, self._table.search(query, vector_column_name=column))
+        search = cast(LanceVectorQueryBuilder, self.table.search(query, vector_column_name=column))
         search = search.distance_type(metric).select(["id", "_distance"]).limit(k)
         rows = (search.where(where) if where else search).to_list()
         return [(row["id"], 1 - row["_distance"]) for row in rows]  # LanceDB's distance is 1 - s for cosine and dot
@@ -136,8 +133,27 @@ class LanceStore(Store):
 
     def _forget(self, column: str) -> None:
         self._database.open_table(self._book_name).delete(f"column = '{column}'")
-        if column in self._table.schema.names:
-            self._table.drop_columns([column])
+        if column in self.table.schema.names:
+            self.table.drop_columns([column])
+
+
+class LanceWriting(Writing):
+    """The offsets in `column`, which no search reads before it is activated."""
+
+    def __init__(self, store: LanceStore, column: str):
+        self._store, self._column = store, column
+
+    def scan(self) -> Iterator[Batch]:
+        return self._store.batches(self._column)
+
+    def write(self, batch: Batch, offsets: np.ndarray) -> None:
+        rows = augment_targets(normalise(batch.vectors, self._store.url), offsets, self._store.metric)
+        column = pa.FixedSizeListArray.from_arrays(rows.ravel(), self._store.dim + 1)
+        update = pa.table({"id": pa.array(batch.ids), self._column: column})
+        self._store.table.merge_insert("id").when_matched_update_all().execute(update)
+
+    def activate(self) -> None:
+        self._store.activate(self._column)
 
 
 def _tables(database: lancedb.DBConnection) -> list[str]:

@@ -174,8 +174,8 @@ def remove(store: StoreUrl) -> None:
 
     opened = open_store(store)
     found = opened.correction()
-    with bars() as opened.progress:
-        opened.remove()
+    with bars() as progress:
+        opened.remove(progress)
     typer.echo(f"{opened.url}: {'correction removed' if found else 'there was no correction'}")
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from hubplugin.jobs.unjudged import Unjudged, offsets_of_all
-from hubplugin.model import OffsetModel
+from hubplugin.model import GroupedModel, OffsetModel
 from hubplugin.reductions import Compute
 from hubplugin.store import Batch, Store
 
@@ -30,13 +29,13 @@ class Comparison:
     unjudged: Unjudged = field(default_factory=Unjudged)
 
     def __post_init__(self) -> None:
-        self._total = self.store.count()
+        self._total, self._precision = self.store.count(), self.store.precision
 
     def offsets(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """What the model gives to the targets of `batch`, float32 [b], and whose stored offset differs, bool [b]."""
         offsets = offsets_of_all(self.model, batch, self.unjudged, unit=self.store.unit, compute=self.compute)
         absent = np.isnan(batch.offsets)
-        differs = ~absent & (np.abs(batch.offsets - offsets) > self.store.precision)
+        differs = ~absent & (np.abs(batch.offsets - offsets) > self._precision)
         self.missing += int(absent.sum())
         self.stale += int(differs.sum())
         self.foreign += batch.foreign
@@ -48,10 +47,15 @@ class Comparison:
         self.compute.report(self.what, min(self.scanned, self._total), self._total)
 
 
-def compared(store: Store, model: OffsetModel, batches: Iterable[Batch], compute: Compute, what: str) -> Comparison:
-    """`batches` of `store` beside `model`."""
+def compared(store: Store, model: OffsetModel, compute: Compute, what: str) -> Comparison:
+    """Everything in `store` beside `model`."""
     found = Comparison(store, model, compute, what)
-    for batch in batches:
+    for batch in store.scan(group_key(model)):
         found.offsets(batch)
         found.done(batch)
     return found
+
+
+def group_key(model: OffsetModel) -> str | None:
+    """The key within whose values `model` has offsets, if it has them within groups."""
+    return model.key if isinstance(model, GroupedModel) else None

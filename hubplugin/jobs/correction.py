@@ -8,12 +8,12 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from hubplugin.errors import InputError
-from hubplugin.jobs.comparison import compared
+from hubplugin.jobs.comparison import compared, group_key
 from hubplugin.jobs.groups import fit_within
 from hubplugin.jobs.spooled_gallery import SpooledGallery
 from hubplugin.jobs.writing import Applied, write, written
 from hubplugin.methods import FitInput, Method, asked_for
-from hubplugin.model import GroupedModel, OffsetModel, Setting, Value
+from hubplugin.model import OffsetModel, Setting, Value
 from hubplugin.reductions import Compute
 from hubplugin.selection import (
     Banks,
@@ -71,17 +71,15 @@ def apply(
         raise InputError(f"{store.url} is empty; add vectors, then correct it")
     if not force:
         require_size(banks, configuration)
-    if group_by is not None:
-        store.group_by(group_by)
     cut_off = None if dry_run else _cut_off(store, configuration, banks.given, group_by)
     if cut_off is not None:
         return write(store, cut_off, device=device, memory=memory, progress=progress)
-    gallery = SpooledGallery(store, progress, group_by is not None, banks.clicks)
+    gallery = SpooledGallery(store, progress, group_by, banks.clicks)
     fitted = _fitted(banks.against(gallery.vectors, gallery.rows), configuration, gallery, group_by, force)
     if not dry_run:
         done = written(store, fitted.model, gallery, compute)
         return replace(done, neutral=fitted.neutral, judgement=fitted.judgement)
-    beside = compared(store, fitted.model, store.scan(), compute, "comparing offsets")
+    beside = compared(store, fitted.model, compute, "comparing offsets")
     return Applied(
         fitted.model, beside.scanned, beside.missing, beside.stale, False,
         fitted.neutral, store.plan(), fitted.judgement, beside.unjudged,
@@ -131,9 +129,5 @@ def _cut_off(store: Store, configuration: Method | None, given: FitInput, group_
     found = store.correction()
     if found is None or found.active or configuration is None:
         return None
-    same = configuration.made(found.model, given) and _key(found.model) == group_by
+    same = configuration.made(found.model, given) and group_key(found.model) == group_by
     return found.model if same else None
-
-
-def _key(model: OffsetModel) -> str | None:
-    return model.key if isinstance(model, GroupedModel) else None

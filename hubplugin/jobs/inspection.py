@@ -83,7 +83,7 @@ def inspect(
     found = store.correction()
     health: dict[str, Any] = {}
     if found is not None:
-        beside = compared(store, found.model, store.scan(), Compute(device, memory, progress), "checking offsets")
+        beside = compared(store, found.model, Compute(device, memory, progress), "checking offsets")
         health = {name: getattr(beside, name) for name in ("missing", "stale", "foreign", "unjudged")}
     skewness = None
     if found is not None and found.active:

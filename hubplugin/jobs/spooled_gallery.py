@@ -35,20 +35,20 @@ class SpooledGallery:
     needs, and they are written without another scan. rows: of the ids in `clicked`."""
 
     def __init__(
-        self, store: Store, progress: Progress | None, grouped: bool = False, clicked: np.ndarray | None = None
+        self, store: Store, progress: Progress | None, group_by: str | None = None, clicked: np.ndarray | None = None
     ):
         self.rows: dict[int | str, int] = {}
         self._clicked = set() if clicked is None else set(clicked.tolist())
-        self._values: dict[Value, int] | None = {} if grouped else None
+        self._values: dict[Value, int] | None = None if group_by is None else {}
         self._codes = tempfile.TemporaryFile()  # noqa: SIM115 - it goes with this object
         self._lines = tempfile.TemporaryFile("w+")  # noqa: SIM115 - so does this
         for file in (self._codes, self._lines):
             weakref.finalize(self, file.close)
-        self.vectors = spool(self._read(store, progress), store.url)
+        self.vectors = spool(self._read(store, progress, group_by), store.url)
 
-    def _read(self, store: Store, progress: Progress | None) -> Iterator[np.ndarray]:
+    def _read(self, store: Store, progress: Progress | None, group_by: str | None) -> Iterator[np.ndarray]:
         total, done = store.count(), 0
-        for batch in store.scan():
+        for batch in store.scan(group_by):
             if store.shared:
                 print(json.dumps([batch.place, batch.ids]), file=self._lines)
             if self._values is not None:

@@ -28,8 +28,8 @@ NAMED = 10
 
 @dataclass(frozen=True)
 class Applied:
-    """What `apply` or `refresh` did: the model, and of `scanned` targets how many had no offset, and how many a
-    different one, before. `written` is False after a dry run, which only counted them. neutral: the groups that have
+    """What `apply` or `refresh` did: the model, and of `scanned` targets how many had no offset by it before, and how
+    many a different one. `written` is False after a dry run, which only counted them. neutral: the groups that have
     the offset 0, and why. plan: what would be done to the store, after a dry run. judgement: what the guard saw before
     `apply`; None where it was not asked, or each group on its own."""
 
@@ -91,35 +91,27 @@ def write(
 
 def written(store: Store, model: OffsetModel, gallery: SpooledGallery | None, compute: Compute) -> Applied:
     """`write`, of what was just read from the store, the `gallery`, where there is one."""
-    store.progress = compute.progress
-    found = store.correction()
-    lies = found is not None and found.model.fingerprint == model.fingerprint
-    amends = found is not None and found.active and lies
 
-    def one_pass(what: str, batches: Iterable[Batch], everything: bool) -> Comparison:
-        """Writes the offsets that differ, or all of them."""
+    def one_pass(what: str, batches: Iterable[Batch]) -> Comparison:
+        """Writes the offsets that are missing or differ."""
         comparison = Comparison(store, model, compute, what)
         for batch in batches:
             offsets, wrong = comparison.offsets(batch)
-            if everything or wrong.all():
-                store.write(batch, offsets)
+            if wrong.all():
+                writing.write(batch, offsets)
             elif wrong.any():
-                store.write(batch.some(np.flatnonzero(wrong)), offsets[wrong])
+                writing.write(batch.some(np.flatnonzero(wrong)), offsets[wrong])
             comparison.done(batch)
         return comparison
 
-    try:
-        after = store.begin(model)
-        # In a shared store a scan has the offsets of what is being written, so that only what lacks them is written.
-        anew = store.scan(after) if gallery is None or lies or not store.shared else gallery.batches()
-        first = one_pass("writing offsets", anew, not (amends or store.shared))
-        for _ in range(CLOSING_PASSES if store.shared and not amends else 0):
-            again = one_pass("closing", store.scan(), False)
+    with store.begin(model, compute.progress) as writing:
+        just_read = gallery.batches() if gallery is not None and store.shared and writing.found == "nothing" else None
+        first = one_pass("writing offsets", just_read or writing.scan())
+        for _ in range(CLOSING_PASSES if store.shared and writing.found != "active" else 0):
+            again = one_pass("closing", writing.scan())
             if not again.missing + again.stale:
                 break
-        store.activate()
-    finally:
-        store.release()
+        writing.activate()
     return Applied(model, first.scanned, first.missing, first.stale, unjudged=first.unjudged)
 
 

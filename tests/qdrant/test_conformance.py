@@ -39,7 +39,6 @@ class TestUnnamedCosine(StoreConformance):
         return QdrantStore(self.client, "photos", self.using, self.storage)
 
     def reopen(self, store):
-        store.release()  # as the end of its process would
         return QdrantStore(self.client, "photos", self.using, self.storage)
 
     def insert_plain(self, store, ids, vectors):
@@ -80,7 +79,6 @@ class TestOnDiskByUrl(TestUnnamedCosine):
         return open_store(f"qdrant-local:{self.path}/photos")
 
     def reopen(self, store):
-        store.release()
         store.client.close()
         return open_store(store.url)
 

@@ -15,7 +15,7 @@ from tenacity import wait_fixed, wait_none
 
 import hubplugin_qdrant
 from hubplugin import StoreError
-from hubplugin_qdrant import HubQdrantClient, QdrantStore
+from hubplugin_qdrant import HubQdrantClient
 from hubplugin_qdrant.streams import Writers, read_ahead
 from hubplugin_qdrant.transport import Transport
 from tests.qdrant.conftest import ROWS, Photos, clustered
@@ -254,7 +254,13 @@ def test_a_metadata_collection_that_is_away_for_a_moment_does_not_stop_a_search(
 
 def test_what_the_collection_allows_now_is_asked_again_by_a_refresh(cosine, monkeypatch):
     cosine.apply()
-    monkeypatch.setattr(QdrantStore, "_abilities", lambda store: {"max_candidates": 30})
+    opened = Transport.__init__
+
+    def limited(transport, *given):
+        opened(transport, *given)
+        transport.strict = models.StrictModeConfig(enabled=True, max_query_limit=30)
+
+    monkeypatch.setattr(Transport, "__init__", limited)
     hubplugin_qdrant.refresh(cosine.plain, "photos")
     assert cosine.version.max_candidates == 30
 

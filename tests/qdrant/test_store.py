@@ -20,6 +20,7 @@ from hubplugin import InputError, StoreError
 from hubplugin.registry import open_store
 from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient, QdrantStore
 from hubplugin_qdrant.manifest import Manifest
+from hubplugin_qdrant.writing import QdrantWriting
 from tests.qdrant.conftest import DIM, Photos, clustered
 
 
@@ -136,15 +137,14 @@ def test_of_two_runs_at_once_the_later_one_wins_and_the_earlier_one_stops(storag
 
 
 def test_a_run_that_another_begins_during_its_last_step_activates_nothing(cosine, monkeypatch):
-    activate = QdrantStore.activate
+    activate = QdrantWriting.activate
 
-    def overtaken(store):
-        monkeypatch.setattr(QdrantStore, "activate", activate)
+    def overtaken(writing):
         other = QdrantStore(cosine.plain, "photos")
         other.begin(hubplugin.fit(cosine.bank, "nnn", cosine.gallery))
-        activate(store)
+        activate(writing)
 
-    monkeypatch.setattr(QdrantStore, "activate", overtaken)
+    monkeypatch.setattr(QdrantWriting, "activate", overtaken)
     with pytest.raises(StoreError, match="another run has begun since"):
         cosine.apply()
     assert QdrantStore(cosine.plain, "photos").correction().active is False
@@ -205,9 +205,8 @@ def test_a_removal_that_ended_in_an_error_lets_the_next_one_in(cosine):
 
     cosine.apply()
     store = QdrantStore(cosine.plain, "photos")
-    store.progress = stop
     with pytest.raises(KeyboardInterrupt):
-        store.remove()
+        store.remove(stop)
     hubplugin_qdrant.remove(cosine.plain, "photos")
     assert [found.name for found in cosine.plain.get_collections().collections] == ["photos"]
 

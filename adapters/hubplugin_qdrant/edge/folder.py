@@ -20,9 +20,10 @@ from hubplugin.model import OffsetModel, load
 from hubplugin.store import Id
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant.manifest import Manifest, Version
+from hubplugin_qdrant.versioned_store import Metadata
 
 
-class Folder:
+class Folder(Metadata):
     """The metadata of the shard in the folder `shard`; `url` is what errors call it."""
 
     def __init__(self, shard: Path, url: str):
@@ -31,6 +32,9 @@ class Folder:
 
     def exists(self) -> bool:
         return self._path.exists()
+
+    def create(self) -> None:
+        self._path.mkdir(exist_ok=True)
 
     def delete(self) -> None:
         shutil.rmtree(self._path)
@@ -62,9 +66,9 @@ class Folder:
     def read_model(self, version: Version) -> OffsetModel:
         return load(self._model_file(version.model))
 
-    def write_model(self, model: OffsetModel) -> None:
-        self._path.mkdir(exist_ok=True)
+    def write_model(self, model: OffsetModel) -> int:
         model.save(self._model_file(model.fingerprint))
+        return 1
 
     def delete_model(self, version: Version) -> None:
         self._model_file(version.model).unlink(missing_ok=True)

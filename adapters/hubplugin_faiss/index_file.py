@@ -1,0 +1,128 @@
+"""One index file, opened: the batches of its entries, and what takes its place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import faiss
+import numpy as np
+
+from hubplugin.jobs.unjudged import UNIT
+from hubplugin.metric import Metric
+from hubplugin.model import OffsetModel
+from hubplugin.store import Batch
+from hubplugin_faiss.checks import require_unit
+from hubplugin_faiss.faiss_objects import block_rows
+from hubplugin_faiss.file_lock import note_lists, writing
+from hubplugin_faiss.file_reader import model_of, read_faiss
+from hubplugin_faiss.files import Replacement, put, take_out
+from hubplugin_faiss.gallery import Gallery
+from hubplugin_faiss.handlers import handler_for
+from hubplugin_faiss.handlers.inverted_lists import free_name
+from hubplugin_faiss.handlers.norm_bias import NormBias
+from hubplugin_faiss.index import downgrade
+
+MAPPED = 1 << 30
+"""Files of more bytes are mapped, not read."""
+
+
+class Entry(int):
+    """An id of the index that remembers in which row it was read: ids need not be unique."""
+
+    row: int
+
+
+class IndexFile:
+    """The index in the file `path`. metric: overrules what it looks like. `index`, `handler`: as the file is now."""
+
+    def __init__(self, path: str | os.PathLike[str], metric: Metric | None = None):
+        self.path, self.url = Path(path), f"faiss:{os.fspath(path)}"
+        self._given_metric = metric
+        self._load()
+
+    def _load(self) -> None:
+        # A file that fits is read, since whoever overwrites one in place that is mapped ends this process.
+        self.index = read_faiss(self.path, mapped=self.path.is_file() and self.path.stat().st_size > MAPPED)
+        self.handler = handler_for(self.index)
+        for cached in ("raw", "norm_bias"):
+            self.__dict__.pop(cached, None)
+
+    @cached_property
+    def metric(self) -> Metric:
+        """euclidean for an L2 index; for inner product cosine if its vectors are of unit length, else dot."""
+        if self._given_metric is not None:
+            return self._given_metric
+        model = self.model()
+        if model is not None:
+            return model.metric
+        if self.index.metric_type == faiss.METRIC_L2:
+            return Metric.EUCLIDEAN
+        sample = next(self.handler.scan(0, 1000), None)
+        if sample is None:
+            return Metric.DOT
+        lengths = np.linalg.norm(sample[0], axis=1)
+        if self.handler.lossy:  # of unit vectors PQ makes shorter ones, down to a half, and RaBitQ longer ones
+            low, middle, high = np.quantile(lengths, [0.05, 0.5, 0.95])
+            return Metric.COSINE if 0.4 < middle < 1.6 and high - low < middle else Metric.DOT
+        return Metric.COSINE if (np.abs(lengths - 1) <= UNIT).all() else Metric.DOT
+
+    @property
+    def unit(self) -> bool:
+        """Whether a correction holds only for vectors of unit length."""
+        return self.metric is Metric.COSINE and not self.handler.lossy
+
+    def model(self) -> OffsetModel | None:
+        """The model of the offsets in the index, None if it is not upgraded."""
+        return model_of(self.path, self.index)
+
+    @cached_property
+    def raw(self) -> faiss.Index:
+        """The index without offsets."""
+        if not self.handler.is_upgraded():
+            return self.index
+        raw = downgrade(self.index)
+        for name in handler_for(raw).files():
+            os.unlink(name)  # lists on disk live on as long as they are mapped
+        return raw
+
+    @cached_property
+    def norm_bias(self) -> NormBias:
+        """What the index adds to an offset by itself."""
+        return NormBias(self.handler, self.metric is Metric.COSINE)
+
+    def scan(self, first: int = 0) -> Iterator[Batch]:
+        """The entries from row `first` on, each id an `Entry`, with the offsets in the index."""
+        row = first
+        for vectors, offsets in self.handler.scan(row, block_rows(int(self.index.d))):
+            if self.unit and not self.handler.is_upgraded():
+                require_unit(vectors, self.url, row)
+            ids = []
+            for label in self.handler.labels(row, row + len(vectors)).tolist():
+                ids.append(Entry(label))
+                ids[-1].row = row
+                row += 1
+            known = np.full(len(vectors), np.nan, np.float32) if offsets is None else offsets
+            yield Batch(ids, vectors, (known + self.norm_bias(vectors)).astype(np.float32))
+
+    def stored_offsets(self) -> np.ndarray:
+        """The offsets in an upgraded index, as they are stored: float32 [n]."""
+        blocks = self.handler.scan(0, block_rows(int(self.index.d)))
+        return np.concatenate([offsets for _, offsets in blocks if offsets is not None])
+
+    def upgrade(self, model: OffsetModel, offsets: np.ndarray, mapped: Sequence[Path]) -> None:
+        """Puts the index with the `offsets` [n] of `model` in the place of the file. mapped: the files they lie in."""
+        held = Gallery(self.index) if self.handler.is_upgraded() and self.handler.two_stage else None
+        with writing(self.path):
+            note_lists(self.path, [free_name(name) for name in self.handler.files()])
+            put(Replacement(self.path, self.raw, [self.path, *mapped], model, held), offsets, self.handler.files())
+        self._load()
+
+    def downgrade(self) -> None:
+        """Puts the index as it was in the place of an upgraded one."""
+        if self.handler.is_upgraded():
+            with writing(self.path):
+                take_out(self.path, self.index)
+            self._load()

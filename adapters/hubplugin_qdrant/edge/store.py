@@ -1,0 +1,104 @@
+"""A Qdrant Edge shard, the engine inside one's own process, as a `hubplugin.store.Store`: for devices without a server.
+
+Offsets lie in the payload and are added by the engine's own formula, as in a collection. The manifest and the models
+lie in the shard's folder (see `folder`), so that a copy of the folder is a copy of the correction.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+import numpy as np
+import qdrant_edge as edge
+from qdrant_client import models
+
+from hubplugin.errors import InputError, StoreError
+from hubplugin.model import OffsetModel
+from hubplugin.store import Batch, Hits
+from hubplugin.vectors import Progress
+from hubplugin_qdrant.calibration import chosen_queries
+from hubplugin_qdrant.edge.folder import Folder
+from hubplugin_qdrant.edge.searches import Options, nearest
+from hubplugin_qdrant.edge.shard import Shard, one_line, plain_id
+from hubplugin_qdrant.edge.writing import EdgeWriting
+from hubplugin_qdrant.manifest import Version
+from hubplugin_qdrant.versioned_store import VersionedStore
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class EdgeStore(VersionedStore):
+    """The vector `using` of a shard ("" is the unnamed one), with its offsets as payload.
+
+    shard: an open `qdrant_edge.EdgeShard`. path: its folder, which the shard does not tell. One process at a time
+    can hold a shard open, so nobody else writes to it. Raises StoreError for a vector that is not there or cannot
+    carry offsets.
+    """
+
+    def __init__(self, shard: edge.EdgeShard, path: str | os.PathLike[str], using: str = ""):
+        self.shard, self._shard = shard, Shard(shard, path, using)
+        self.url, self.using = self._shard.url, self._shard.using
+        self.metric, self.dim = self._shard.metric, self._shard.dim
+        self.metadata = self._folder = Folder(Path(path), self.url)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], using: str = "") -> EdgeStore:
+        """The shard in the folder `path`, opened. Raises StoreError if there is none or another process holds it."""
+        if not (Path(path) / "segments").is_dir():
+            raise StoreError(f"qdrant-edge:{path}: there is no shard in that folder")
+        with one_line(f"qdrant-edge:{path}"):
+            return cls(edge.EdgeShard.load(os.fspath(path)), path, using)
+
+    def query(
+        self, vector: Any, limit: int = 10, *, raw: bool = False, **options: Unpack[Options]
+    ) -> list[models.ScoredPoint]:
+        """The nearest of `vector` [d], best first, corrected if a correction is active and `raw` is not set.
+
+        The options are those of `qdrant_edge.QueryRequest`: offset, filter, params, with_payload, with_vector, and
+        score_threshold, which holds for the corrected score.
+        """
+        return nearest(self._shard, self._searched(raw), np.asarray([vector]), limit, **options)[0]
+
+    def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
+        found = nearest(self._shard, self._searched(raw), queries, k)
+        return Hits(
+            [[plain_id(point.id) for point in points] for points in found],
+            [[point.score for point in points] for points in found],
+        )
+
+    def _searched(self, raw: bool) -> Version | None:
+        """The version that a search uses."""
+        return None if raw else self.metadata.read_manifest().active.get(self.using)
+
+    def count(self) -> int:
+        return self._shard.count()
+
+    def scan(self, group_by: str | None = None) -> Iterator[Batch]:
+        self.require_ungrouped(group_by)
+        manifest = self.metadata.read_manifest()
+        return self._shard.scan(manifest, manifest.active.get(self.using))
+
+    def begin(self, model: OffsetModel, progress: Progress | None = None) -> EdgeWriting:
+        if self.count() == 0:
+            raise StoreError(f"{self.url}: the shard is empty; add points first")
+        queries = chosen_queries(model, self.scan())
+        version, found = self.version_of(model, progress)
+        return EdgeWriting(self, version, found, self._shard, self._folder, queries)
+
+    def delete(self, gone: Sequence[Version], everything: bool = False, progress: Progress | None = None) -> None:
+        self._shard.delete(gone, everything)
+
+
+def open_url(url: str) -> EdgeStore:
+    """The store behind qdrant-edge:PATH, with ?using=VECTOR where the shard has several vectors."""
+    path, _, query = url.removeprefix("qdrant-edge:").removeprefix("//").partition("?")
+    options = dict(parse_qsl(query))
+    using = options.pop("using", "")
+    if not path or options:
+        raise InputError(f"{url!r}: expected qdrant-edge:PATH, and no more than ?using=VECTOR behind it")
+    return EdgeStore.open(path, using)

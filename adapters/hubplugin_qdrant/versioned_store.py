@@ -1,0 +1,133 @@
+"""What the stores of a collection and of a shard share: which version they search, write and give up."""
+
+from __future__ import annotations
+
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Literal
+
+from hubplugin.errors import StoreError
+from hubplugin.model import OffsetModel
+from hubplugin.store import Correction, Found, Store, Writing
+from hubplugin.vectors import Progress
+from hubplugin_qdrant import versions
+from hubplugin_qdrant.manifest import Manifest, Version
+
+
+class Metadata(ABC):
+    """Where the manifest and the models lie: a metadata collection, or a folder."""
+
+    @abstractmethod
+    def exists(self) -> bool: ...
+
+    @abstractmethod
+    def create(self) -> None:
+        """Makes the place, if it is not there."""
+
+    @abstractmethod
+    def delete(self) -> None: ...
+
+    @abstractmethod
+    def read_manifest(self) -> Manifest:
+        """The manifest as it is now, an empty one if there is none."""
+
+    @abstractmethod
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Puts `manifest` in the place of the one before, in one step."""
+
+    @abstractmethod
+    def read_model(self, version: Version) -> OffsetModel: ...
+
+    @abstractmethod
+    def write_model(self, model: OffsetModel) -> int:
+        """Returns in how many parts it was written."""
+
+    @abstractmethod
+    def delete_model(self, version: Version) -> None: ...
+
+
+class VersionedStore(Store):
+    """The vector `using` ("" is the unnamed one), with its offsets as `storage`, and their `metadata`."""
+
+    using: str
+    storage: Literal["payload", "vector"] = "payload"
+    metadata: Metadata
+
+    def correction(self) -> Correction | None:
+        version, active = self.metadata.read_manifest().lying(self.using)
+        return None if version is None else Correction(self.metadata.read_model(version), active)
+
+    def remove(self, progress: Progress | None = None) -> None:
+        """Deletes our payload, indexes, vectors and metadata and nothing else; goes on where it was cut off."""
+        if not self.metadata.exists():
+            return
+        manifest = versions.retired(self.metadata.read_manifest(), self.using)
+        self.metadata.write_manifest(manifest)
+        if manifest.kept_up():
+            self.metadata.write_manifest(self._cleared(manifest, progress))
+        else:
+            self.delete(manifest.retired, everything=True, progress=progress)
+            self.metadata.delete()
+
+    @abstractmethod
+    def delete(self, gone: Sequence[Version], everything: bool = False, progress: Progress | None = None) -> None:
+        """Deletes from the points what the versions `gone` have written; `everything` of ours, where none are left."""
+
+    def _cleared(self, manifest: Manifest, progress: Progress | None) -> Manifest:
+        """`manifest` without what is retired, once that is deleted from the points."""
+        self.delete(manifest.retired, progress=progress)
+        for version in versions.unused_models(manifest):
+            self.metadata.delete_model(version)
+        return versions.cleared(manifest)
+
+    def version_of(self, model: OffsetModel, progress: Progress | None) -> tuple[Version, Found]:
+        """The version that a writing of `model` writes, and what of it was found."""
+        self.metadata.create()
+        manifest = self.metadata.read_manifest()
+        given = (self.using, model.fingerprint, self.storage)
+        version = versions.amended(manifest, *given)
+        if version is not None:
+            return version, "active"
+        version, owner = versions.half_written(manifest, *given), uuid.uuid4().hex
+        found: Found = "nothing" if version is None else "half-written"
+        if version is not None:
+            version = version.model_copy(update={"owner": owner})
+        else:
+            # Of a store that others write to, another run may still be writing what is half-written.
+            manifest = self._cleared(manifest if self.shared else versions.given_up(manifest, self.using), progress)
+            parts = self.metadata.write_model(model)
+            version = Version.of(model, manifest.last_number + 1, self.using, parts, storage=self.storage, owner=owner)
+        self.metadata.write_manifest(versions.begun(manifest, version))
+        return version, found
+
+
+class VersionWriting(Writing):
+    """The offsets of `version` on their way into `store`, which no other run may write meanwhile."""
+
+    def __init__(self, store: VersionedStore, version: Version, found: Found):
+        self.store, self.version, self.found = store, version, found
+        self.is_taken_out = False  # what another run has taken out is taken out once more, with what came later
+
+    def undisturbed(self) -> Manifest:
+        """The manifest as it is now. Raises StoreError if it no longer names this version as written by this run."""
+        manifest = self.store.metadata.read_manifest()
+        if versions.is_undisturbed(manifest, self.version):
+            return manifest
+        self.is_taken_out = self.version.number not in {version.number for version in manifest.everything()}
+        raise StoreError(
+            f"{self.store.url}: another run has begun since, and this one stops; searches use nothing that it wrote"
+        )
+
+    def activate(self) -> None:
+        version = self.finished()
+        manifest = self.undisturbed()
+        self.store.metadata.write_manifest(versions.activated(manifest, version))
+
+    @abstractmethod
+    def finished(self) -> Version:
+        """The version ready to be searched, once all of it is written."""
+
+    def close(self) -> None:
+        if self.is_taken_out:
+            self.store.delete([self.version])

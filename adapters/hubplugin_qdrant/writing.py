@@ -1,0 +1,55 @@
+"""Offsets on their way into a collection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from hubplugin.store import Batch, Found, Id
+from hubplugin_qdrant.manifest import Version
+from hubplugin_qdrant.points import PointReader
+from hubplugin_qdrant.schema import Schema
+from hubplugin_qdrant.stored_offsets import storage_of
+from hubplugin_qdrant.versioned_store import VersionedStore, VersionWriting
+
+
+class QdrantWriting(VersionWriting):
+    """The offsets of `version` on their way into the collection of `schema`. queries: [m, d], with which its search is
+    calibrated."""
+
+    def __init__(self, store: VersionedStore, version: Version, found: Found, schema: Schema, queries: np.ndarray):
+        super().__init__(store, version, found)
+        self._schema, self._transport, self._queries = schema, schema.transport, queries
+        self._undirected: dict[Any, list[Id]] = {}  # points of length 0 that are not neutral, by shard key
+
+    def scan(self) -> Iterator[Batch]:
+        """Every point: one that came meanwhile may stand before those that are written."""
+        self._transport.settle()
+        reader = PointReader(self.store, self.undisturbed(), self.version, self.version.group_by)
+        self._undirected = reader.undirected
+        yield from reader.read(self._transport)
+
+    def write(self, batch: Batch, offsets: np.ndarray) -> None:
+        """Returns before it is written; what goes wrong is raised by a later call. `scan` and `activate` wait."""
+        items = list(zip(batch.ids, storage_of(self.version).values(batch.vectors, offsets), strict=True))
+        self._transport.submit(lambda: self._schema.write(self.version, items, batch.place))
+
+    def finished(self) -> Version:
+        self._transport.settle()
+        self.undisturbed()
+        for shard_key, points in self._undirected.items():
+            neutral = storage_of(self.version).neutral()
+            self._schema.write(self.version, [(point, neutral) for point in points], shard_key)
+        with self._transport.one_line("activating"):
+            return self._schema.finish(self.version, self._queries)
+
+    def close(self) -> None:
+        """Ends what is under way."""
+        try:
+            if self.is_taken_out:
+                self._transport.settle()
+            super().close()
+        finally:
+            self._transport.give_up()
