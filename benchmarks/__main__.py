@@ -4,6 +4,16 @@ from __future__ import annotations
 
 import runpy
 
-for name in ("fit", "search", "faiss_types", "settings", "log_in_stores", "auto_choice", "guard"):
+for name in (
+    "fit",
+    "search",
+    "faiss_types",
+    "settings",
+    "log_in_stores",
+    "auto_choice",
+    "both_sides",
+    "refusals",
+    "guard",
+):
     print(f"\n## {name}\n", flush=True)
     runpy.run_module(f"benchmarks.{name}", run_name="__main__")
