@@ -195,6 +195,8 @@ USE_BLEND: Parts = (Parameter("method", "blend"), " is made for banks of any kin
 def _remedy(bank: BankProfile, method: str = "blend") -> Parts:
     if bank.kind == "documents":
         return (*COLLECT, ", or pass ", Parameter("same_kind", True), " if documents are to be asked by documents")
+    if bank.kind == "swapped":
+        return ("pass the queries as the query bank and their answers as ", Parameter("target_bank"))
     return COLLECT if bank.objection or method == "blend" else USE_BLEND
 
 

@@ -19,7 +19,9 @@ from hubplugin.metric import Metric
 from hubplugin.reductions import Compute, Nearest, Similarities, dense
 from hubplugin.vectors import as_vectors
 
-Kind: TypeAlias = Literal["clean", "log", "documents", "mixture", "another model", "elsewhere", "too small to tell"]
+Kind: TypeAlias = Literal[
+    "clean", "log", "swapped", "documents", "mixture", "another model", "elsewhere", "too small to tell"
+]
 
 SEEN = 2_048
 """Rows of the bank, and of the gallery, that are looked at."""
@@ -56,16 +58,17 @@ class BankProfile:
 
     distinct: bank queries that differ. spacing: `hubplugin.answers.spacing_ratio` in the gallery; 1 where the target
     bank holds the answers. own_share: share of the 5 nearest neighbours that come from the own set, of bank and gallery
-    in equal shares. between: share of the variance of the similarities that lies between queries. reach: how many
-    targets are the nearest of a bank query, beside those nearest to as many of the gallery's own vectors. clustered:
-    correlation between whether a target is found by the bank and the share of its neighbours that are. agreement:
-    correlation, over targets, between how near the bank and how near the gallery itself comes. same_kind: documents
-    are meant to be asked by documents.
+    in equal shares. target_share: the same of target bank and gallery, looked at where `own_share` is low. between:
+    share of the variance of the similarities that lies between queries. reach: how many targets are the nearest of a
+    bank query, beside those nearest to as many of the gallery's own vectors. clustered: correlation between whether a
+    target is found by the bank and the share of its neighbours that are. agreement: correlation, over targets, between
+    how near the bank and how near the gallery itself comes. same_kind: documents are meant to be asked by documents.
     """
 
     distinct: int
     spacing: float = 1.0
     own_share: float = 1.0
+    target_share: float = 0.5
     between: float = 0.0
     reach: float = 1.0
     clustered: float = 0.0
@@ -77,6 +80,8 @@ class BankProfile:
     def kind(self) -> Kind:
         if not self.told:
             return "too small to tell"
+        if self.own_share < OWN_SHARE <= self.target_share:
+            return "swapped"
         if self.own_share < OWN_SHARE and not self.same_kind:
             return "documents"
         if self.between > BETWEEN:
@@ -99,6 +104,9 @@ class BankProfile:
             "log": f"the bank looks like a log: its answers are in the gallery (spacing ratio {self.spacing:.2f})",
             "documents": f"the bank looks like documents, not queries: {self.own_share:.0%} of nearest neighbours come "
             f"from the own set, as in two halves of one set ({OWN_SHARE:.0%} is needed)",
+            "swapped": "query bank and target bank look swapped: of nearest neighbours come from the own set "
+            f"{self.own_share:.0%} of the query bank and the gallery, as in two halves of one set, and "
+            f"{self.target_share:.0%} of the target bank and the gallery",
             "mixture": f"the bank looks like a mixture of two kinds of vectors: {self.between:.0%} of the variance of "
             f"its similarities lies between its queries ({BETWEEN:.0%} is allowed)",
             "another model": "the bank looks as if another model had embedded it: its queries find "
@@ -122,10 +130,15 @@ def profile(given: FitInput, queries: np.ndarray, targets: np.ndarray, same_kind
     from_bank = dense(Similarities(asking, given.metric, given.compute), vectors)
     from_gallery = dense(Similarities(own, given.metric, given.compute), vectors)
     from_gallery.fill_diagonal_(-math.inf)
+    unit = _unit(targets, given.metric)
+    share, target_share = own_share(_unit(seen, given.metric), unit, given.compute, rng), 0.5
+    if share < OWN_SHARE and given.target_bank is not None and len(given.target_bank) >= FEWEST:
+        target_share = own_share(_unit(given.target_bank, given.metric), unit, given.compute, rng)
     return BankProfile(
         distinct=distinct,
         spacing=_spacing(given, seen),
-        own_share=own_share(_unit(seen, given.metric), _unit(targets, given.metric), given.compute, rng),
+        own_share=share,
+        target_share=target_share,
         between=_share_between_rows(from_bank),
         reach=_reach(from_bank, from_gallery),
         clustered=_clustered(from_bank, targets, given),

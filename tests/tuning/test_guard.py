@@ -71,6 +71,17 @@ def test_documents_are_refused_as_a_bank_unless_documents_ask(real, banks):
     assert hubplugin.judge(banks[1], real["test_targets"], same_kind=True).objections == []
 
 
+def test_banks_that_are_swapped_are_refused_though_they_are_pairs(real, banks):
+    said = refused(banks[1], real["test_targets"], "blend", banks[0])
+    assert "query bank and target bank look swapped" in said
+    assert "their answers as target_bank=" in said
+    documents = banks[1][:600], banks[1][600:1_200]  # of which those that are asked for are documents, too
+    assert (
+        hubplugin.judge(documents[0], real["test_targets"], "blend", documents[1], same_kind=True).bank.objection
+        is None
+    )
+
+
 def changes(real, bank) -> float:
     """Change of R@1 of the test queries in points."""
     queries, targets = (real[f"test_{side}"].astype(np.float32) for side in ("queries", "targets"))
