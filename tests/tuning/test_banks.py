@@ -1,0 +1,61 @@
+"""Banks are read once, and choice and guard ask one experiment."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import hubplugin
+from hubplugin.methods import configure
+from hubplugin.metric import Metric
+from hubplugin.reductions import Compute
+from hubplugin.selection import Banks, Experiment, choose_by, judge, judge_by
+from hubplugin.vectors import Sliceable
+
+
+@pytest.fixture
+def read(real):
+    """The banks and the gallery of the example set, a part of them, and how often each was read, by name."""
+    counts: dict[str, int] = {}
+
+    class Counted(Sliceable):
+        def _raw_blocks(self, size):
+            counts[self.name] = counts.get(self.name, 0) + 1
+            return super()._raw_blocks(size)
+
+    def counted(name, array):
+        return Counted(name, array, array.shape, np.asarray)
+
+    parts = [(name, real[name][:400]) for name in ("bank_queries", "test_targets", "bank_targets")]
+    return [counted(name, array) for name, array in parts], counts
+
+
+@pytest.mark.parametrize("method", ["blend", "auto"])
+def test_a_store_is_corrected_with_each_bank_read_once(read, tmp_path, method):
+    faiss = pytest.importorskip("faiss", reason="needs faiss-cpu: pip install 'hubplugin[faiss]'")
+    (queries, targets, second), counts = read
+    index = faiss.IndexFlatIP(targets.dim)
+    index.add(targets.array())
+    faiss.write_index(index, str(tmp_path / "photos.faiss"))
+    counts.clear()
+    hubplugin.apply(hubplugin.open_store(f"faiss:{tmp_path / 'photos.faiss'}"), queries, method, second)
+    assert counts == {"bank_queries": 1, "bank_targets": 1}
+
+
+@pytest.mark.parametrize("memory", ["1MiB", "1GiB"])
+def test_the_guard_says_the_same_after_a_choice_on_the_same_experiment(read, memory):
+    """With the folds of the choice, where memory holds them, or with the same ones made anew."""
+    (queries, targets, second), _ = read
+    banks = Banks.read(queries, second, True, Metric.COSINE, Compute(memory=memory)).against(targets)
+    experiment = Experiment(banks)
+    choose_by(experiment)
+    (judgement,) = judge_by(experiment, [configure("nnn")])
+    assert judgement == judge(queries, targets, "nnn", second, pairs=True, memory=memory)
+
+
+def test_the_experiment_of_a_large_gallery_reads_its_sample_alone(read, monkeypatch):
+    monkeypatch.setattr("hubplugin.selection.experiment.FIT_ROWS", 50)
+    (queries, targets, _), counts = read
+    banks = Banks.read(queries, None, None, Metric.COSINE, Compute()).against(targets)
+    assert len(Experiment(banks).targets) == 100
+    assert "test_targets" not in counts
