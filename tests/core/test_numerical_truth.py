@@ -73,8 +73,8 @@ def test_random_vectors(method, parameters, metric, device, rng):
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize(("method", "parameters"), SETTINGS)
 def test_real_vectors(method, parameters, metric, device, real):
-    bank, target_bank = real["bank_queries"][:400], real["bank_targets"][:300]
-    assert_true(method, parameters, metric, bank, real["test_targets"][:350], target_bank, device=device)
+    bank, target_bank = real["bank_queries"][:200], real["bank_targets"][:150]
+    assert_true(method, parameters, metric, bank, real["test_targets"][:220], target_bank, device=device)
 
 
 @pytest.mark.parametrize("metric", ["dot", "euclidean"])

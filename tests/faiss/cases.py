@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import faiss
 import numpy as np
+import pytest
 
 IP, L2 = faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2
 
@@ -38,6 +41,12 @@ ONE_METRIC = (
 ALL = EXACT + QUANTISED + GRAPHS + REFINED + STAGED
 FEW = ("Flat", "IDMap2,IVF8,Flat", "SQ8", "IVF8,PQ6x8np", "PQ6x4fs", "HNSW16,Flat", "PQ6x8np,RFlat", "RaBitQ")
 """One for each way of keeping codes and of upgrading them: those of `make check`."""
+
+
+def slow_but(few: Collection[str], kinds: Iterable[str]) -> list[Any]:
+    """`kinds` as parameters of a test: the few are always tried, the rest where slow tests run."""
+    return [kind if kind in few else pytest.param(kind, marks=pytest.mark.slow) for kind in kinds]
+
 
 TOLERANCE = {"SQ8": 1e-4, "SQ6": 1e-3, "SQ4": 4e-3, "x8": 6e-3, "x6": 1e-3, "x4": 8e-3, "bf16": 1e-4}
 """By how much a quantiser may move an offset whose range is 0.4."""

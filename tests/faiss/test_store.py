@@ -30,9 +30,10 @@ def model() -> hubplugin.OffsetModel:
     return hubplugin.fit(BANK, "nnn", targets=GALLERY, k=4)
 
 
-@pytest.fixture(
-    params=["Flat", "IDMap2,Flat", "IVF4,Flat", "HNSW8", "SQ8", "IVF4,SQ4", "PQ4x8np", "PQ8x4fs", "RaBitQ", "PCA8,Flat"]
-)
+KINDS = ("Flat", "IDMap2,Flat", "IVF4,Flat", "HNSW8", "SQ8", "IVF4,SQ4", "PQ4x8np", "PQ8x4fs", "RaBitQ", "PCA8,Flat")
+
+
+@pytest.fixture(params=cases.slow_but({"Flat", "IVF4,SQ4", "RaBitQ"}, KINDS))
 def path(request, tmp_path) -> Path:
     index = faiss.index_factory(16, request.param, IP)
     index.train(GALLERY)

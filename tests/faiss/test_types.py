@@ -65,8 +65,7 @@ def kinds(*names: str):
     """A test of some kinds of index: of the few by `make check`, or of the first where none of them is among these, and
     of all by `make test`."""
     few = {*names} & {*cases.FEW} or {names[0]}
-    rest = pytest.mark.slow
-    return pytest.mark.parametrize("kind", [name if name in few else pytest.param(name, marks=rest) for name in names])
+    return pytest.mark.parametrize("kind", cases.slow_but(few, names))
 
 
 def types_in(index: faiss.Index) -> set[str]:

@@ -108,6 +108,7 @@ def test_another_models_vectors_are_refused(real, banks, rng):
     assert "the bank looks as if another model had embedded it" in said
 
 
+@pytest.mark.slow
 def test_queries_mixed_with_documents_of_another_modality_are_refused(real, banks, rng):
     """What is added to the queries and taken from the targets stands in for the gap between two modalities."""
     gap = rng.normal(size=384) / 384**0.5
@@ -127,7 +128,7 @@ def test_a_bank_about_another_subject_is_refused(real, banks):
     assert "this very gallery" in said
 
 
-@pytest.mark.parametrize("method", ["blend", "dbsn"])
+@pytest.mark.parametrize("method", ["blend", pytest.param("dbsn", marks=pytest.mark.slow)])
 def test_a_hub_that_every_query_finds_is_no_objection(real, banks, method):
     """It is what a correction is for."""
     gallery = real["test_targets"].astype(np.float32)
