@@ -41,10 +41,11 @@ class PointReader:
 
     def batches(self, records: Sequence[models.Record]) -> list[Batch]:
         """One batch for each shard key, by which its points are written, where the user shards by key."""
-        batches = [self._batch(part, shard_key) for shard_key, part in by_shard(records).items()]
+        batches = [self.batch(part, shard_key) for shard_key, part in by_shard(records).items()]
         return [batch for batch in batches if len(batch.ids)]
 
-    def _batch(self, records: Sequence[models.Record], shard_key: Any) -> Batch:
+    def batch(self, records: Sequence[Any], shard_key: Any = None) -> Batch:
+        """The records, of a server or of a shard, as one batch."""
         ids: list[Id] = []
         vectors, groups = [], []
         offsets: list[float] = []
@@ -71,7 +72,7 @@ class PointReader:
             groups=groups if self.group_by is not None else None,
         )
 
-    def _vectors(self, record: models.Record) -> tuple[Any, Any]:
+    def _vectors(self, record: Any) -> tuple[Any, Any]:
         """The vector of a record and its augmented vector, None where it lacks one."""
         if not isinstance(record.vector, dict):
             return record.vector, None

@@ -144,6 +144,7 @@ def test_a_run_that_was_cut_off_goes_on_by_the_same_key_and_not_by_another(shops
     with pytest.raises(KeyboardInterrupt):
         shops.apply(progress=stop)
     begun = QdrantStore(shops.plain, "photos").correction().model
+    assert hubplugin_qdrant.inspect(shops.plain, "photos").missing == len(shops.gallery)
     resumed = hubplugin_qdrant.apply(shops.plain, "photos", shops.bank, **shops.settings())
     assert resumed.model.fingerprint == begun.fingerprint
     whole = hubplugin_qdrant.apply(shops.plain, "photos", shops.bank, **(shops.settings() | {"group_by": None}))

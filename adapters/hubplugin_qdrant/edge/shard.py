@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from hubplugin.errors import Parameter, StoreError
 from hubplugin.metric import Metric
 from hubplugin.store import Batch, Id
 from hubplugin_qdrant import manifest as m
-from hubplugin_qdrant.manifest import Manifest, Version
+from hubplugin_qdrant.manifest import Version
+from hubplugin_qdrant.transport import plain_id
 
 BATCH = 2000
 """Points read and written at a time; each batch is flushed to disk, which takes about a tenth of a second."""
@@ -41,9 +42,8 @@ class Shard:
             count: int = self.engine.count(edge.CountRequest(exact=True, filter=has_vector))
             return count
 
-    def scan(self, manifest: Manifest, version: Version | None, after: Id | None = None) -> Iterator[Batch]:
-        """The points behind the point `after`, in the order of ids, with the offsets of `version`. A vector of length 0
-        has no cosine and is left out."""
+    def scan(self, turned: Callable[[list[Any]], Batch], after: Id | None = None) -> Iterator[Batch]:
+        """The points behind the point `after`, in the order of ids, page by page as `turned` makes them."""
         following: Any = after
         more = True
         while more:
@@ -52,26 +52,10 @@ class Shard:
             )
             with one_line(self.url):
                 records, following = self.engine.scroll(request)
-            batch = self._batch([record for record in records if plain_id(record.id) != after], version, manifest)
+            batch = turned([record for record in records if plain_id(record.id) != after])
             if len(batch.ids):
                 yield batch
             more = following is not None
-
-    def _batch(self, records: list[Any], version: Version | None, manifest: Manifest) -> Batch:
-        ids: list[Id] = []
-        vectors, offsets = [], []
-        for record in records:
-            vector = record.vector
-            if isinstance(vector, dict):
-                vector = vector.get(self.using)
-            if vector is None or (self.metric is Metric.COSINE and not any(vector)):
-                continue
-            ids.append(plain_id(record.id))
-            vectors.append(vector)
-            offsets.append(version.held(record.payload) if version is not None else None)
-        matrix = np.array(vectors, np.float32).reshape(len(ids), self.dim)
-        foreign = sum(manifest.is_foreign(record.payload) for record in records)
-        return Batch(ids, matrix, np.array(offsets, np.float32), foreign=foreign)
 
     def write(self, version: Version, ids: Sequence[Id], offsets: np.ndarray) -> None:
         """Gives each point its offset, for good when this returns."""
@@ -119,10 +103,6 @@ def _chosen_vector(url: str, path: Path, using: str) -> tuple[str, tuple[Metric,
     if found["distance"] not in METRICS:
         raise StoreError(f"{url}: {name} ranks by {found['distance']}; offsets are for {', '.join(METRICS)}")
     return using, (METRICS[found["distance"]], int(found["size"]))
-
-
-def plain_id(point: Any) -> Id:
-    return point if isinstance(point, int) else str(point)
 
 
 @contextmanager

@@ -23,9 +23,11 @@ from hubplugin.vectors import Progress
 from hubplugin_qdrant.calibration import chosen_queries
 from hubplugin_qdrant.edge.folder import Folder
 from hubplugin_qdrant.edge.searches import Options, nearest
-from hubplugin_qdrant.edge.shard import Shard, one_line, plain_id
+from hubplugin_qdrant.edge.shard import Shard, one_line
 from hubplugin_qdrant.edge.writing import EdgeWriting
 from hubplugin_qdrant.manifest import Version
+from hubplugin_qdrant.points import PointReader
+from hubplugin_qdrant.transport import plain_id
 from hubplugin_qdrant.versioned_store import VersionedStore
 
 if TYPE_CHECKING:
@@ -81,7 +83,7 @@ class EdgeStore(VersionedStore):
     def scan(self, group_by: str | None = None) -> Iterator[Batch]:
         self.require_ungrouped(group_by)
         manifest = self.metadata.read_manifest()
-        return self._shard.scan(manifest, manifest.active.get(self.using))
+        return self._shard.scan(PointReader(self, manifest, manifest.active.get(self.using), None).batch)
 
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> EdgeWriting:
         if self.count() == 0:

@@ -11,6 +11,7 @@ from hubplugin_qdrant.edge.folder import Folder
 from hubplugin_qdrant.edge.searches import calibrated
 from hubplugin_qdrant.edge.shard import Shard
 from hubplugin_qdrant.manifest import Version
+from hubplugin_qdrant.points import PointReader
 from hubplugin_qdrant.versioned_store import VersionedStore, VersionWriting
 
 
@@ -26,7 +27,7 @@ class EdgeWriting(VersionWriting):
     def scan(self) -> Iterator[Batch]:
         """The points in the order of ids, behind the last one that a half-written version has."""
         after = self._folder.read_progress(self.version) if self.found == "half-written" else None
-        return self._shard.scan(self.undisturbed(), self.version, after)
+        return self._shard.scan(PointReader(self.store, self.undisturbed(), self.version, None).batch, after)
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
         self._shard.write(self.version, batch.ids, offsets)
