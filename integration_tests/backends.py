@@ -29,6 +29,11 @@ DEFAULT_VERSION = "v1.19.0"
 """The image of the compose files, where QDRANT_VERSION names no other."""
 
 TEST_KEY, READ_ONLY_KEY = "for-tests-only", "for-reading-tests-only"
+KEYS = {
+    "QDRANT__SERVICE__API_KEY": TEST_KEY,
+    "QDRANT__SERVICE__READ_ONLY_API_KEY": READ_ONLY_KEY,
+    "QDRANT__SERVICE__JWT_RBAC": "true",
+}
 
 
 ABILITIES = {
@@ -43,6 +48,7 @@ ABILITIES = {
     "fresh": "there is no second, empty server beside it",
     "keyed": "there is no server with an api key beside it",
     "tls": "there is no server with TLS beside it",
+    "jwt": "no server beside it takes JSON web tokens",
     "cluster": "it is no cluster",
 }
 """What scenarios may need of a backend, and what is said of one that lacks it."""
@@ -102,11 +108,11 @@ class ClientBackend(Backend):
     def client(self) -> QdrantClient: ...
 
     @abstractmethod
-    def wrapped(self) -> HubQdrantClient:
+    def wrapped(self, **options) -> HubQdrantClient:
         """As an application makes one."""
 
     @abstractmethod
-    def wrapped_async(self) -> AsyncHubQdrantClient: ...
+    def wrapped_async(self, **options) -> AsyncHubQdrantClient: ...
 
     @abstractmethod
     def url(self, collection: str) -> str: ...
@@ -125,11 +131,11 @@ class Memory(ClientBackend):
     def client(self) -> QdrantClient:
         return self._client
 
-    def wrapped(self) -> HubQdrantClient:
-        return HubQdrantClient.wrap(self._client)
+    def wrapped(self, **options) -> HubQdrantClient:
+        return HubQdrantClient.wrap(self._client, **options)
 
-    def wrapped_async(self) -> AsyncHubQdrantClient:
-        return _async_over(self._client)
+    def wrapped_async(self, **options) -> AsyncHubQdrantClient:
+        return _async_over(self._client, **options)
 
     def url(self, collection: str) -> str:
         raise NotImplementedError("memory has no URL")
@@ -159,21 +165,21 @@ class Disk(ClientBackend):
             self._client.close()
             self._client = None
 
-    def wrapped(self) -> HubQdrantClient:
-        return HubQdrantClient.wrap(self.client())
+    def wrapped(self, **options) -> HubQdrantClient:
+        return HubQdrantClient.wrap(self.client(), **options)
 
-    def wrapped_async(self) -> AsyncHubQdrantClient:
-        return _async_over(self.client())
+    def wrapped_async(self, **options) -> AsyncHubQdrantClient:
+        return _async_over(self.client(), **options)
 
     def url(self, collection: str) -> str:
         return f"qdrant-local:{self._folder}/{collection}"
 
 
-def _async_over(client: QdrantClient) -> AsyncHubQdrantClient:
+def _async_over(client: QdrantClient, **options) -> AsyncHubQdrantClient:
     """An async client on the collections of a local one: both local modes keep them in the same kind of object."""
     plain = AsyncQdrantClient(":memory:")
     plain._client.collections = client._client.collections
-    return AsyncHubQdrantClient.wrap(plain)
+    return AsyncHubQdrantClient.wrap(plain, **options)
 
 
 @dataclass(frozen=True)
@@ -229,11 +235,11 @@ class Server(ClientBackend):
     def client(self) -> QdrantClient:
         return self.address.client()
 
-    def wrapped(self) -> HubQdrantClient:
-        return HubQdrantClient(**self.address.options())
+    def wrapped(self, **options) -> HubQdrantClient:
+        return HubQdrantClient(**self.address.options(), **options)
 
-    def wrapped_async(self) -> AsyncHubQdrantClient:
-        return AsyncHubQdrantClient(**self.address.options())
+    def wrapped_async(self, **options) -> AsyncHubQdrantClient:
+        return AsyncHubQdrantClient(**self.address.options(), **options)
 
     def url(self, collection: str) -> str:
         return self.address.url(collection)
@@ -280,7 +286,8 @@ class Single(Server):
 
 class Binary(Single):
     name = "binary"
-    can = Server.can | {"disk", "restart", "fresh"}
+    read_only_key = READ_ONLY_KEY
+    can = Server.can | {"disk", "restart", "fresh", "keyed", "tls", "jwt"}
 
     @classmethod
     def missing(cls) -> str | None:
@@ -294,6 +301,7 @@ class Binary(Single):
             self.address = self._process.address
             self._process.start()
             self._stack, self._folder = stack, folder
+            self._others: dict[str, Address] = {}
             yield
 
     def stop(self) -> None:
@@ -304,28 +312,50 @@ class Binary(Single):
 
     def fresh(self) -> Address:
         """The address of an empty server, which goes when the session does."""
-        process = _Process(self._folder / "fresh")
-        self._stack.callback(process.stop)
-        process.start()
-        return process.address
+        return self._beside("fresh", Address("127.0.0.1", *free_ports(2)), {})
+
+    def keyed(self) -> Address:
+        return self._beside("keyed", Address("127.0.0.1", *free_ports(2), api_key=TEST_KEY), KEYS)
+
+    def tls(self) -> Address:
+        folder = _certificates(self._folder / "certificates")
+        address = Address("localhost", *free_ports(2), https=True, authority=folder / "cacert.pem")
+        settings = {
+            "QDRANT__SERVICE__ENABLE_TLS": "true",
+            "QDRANT__TLS__CERT": str(folder / "cert.pem"),
+            "QDRANT__TLS__KEY": str(folder / "key.pem"),
+            "QDRANT__TLS__CA_CERT": str(folder / "cacert.pem"),
+        }
+        return self._beside("tls", address, settings)
+
+    def _beside(self, name: str, address: Address, settings: dict[str, str]) -> Address:
+        """The address of one more server, of which there is one of each name; it goes when the session does."""
+        if name not in self._others:
+            process = _Process(self._folder / name, address, settings)
+            self._stack.callback(process.stop)
+            process.start()
+            self._others[name] = process.address
+        return self._others[name]
 
 
 class _Process:
     """A qdrant executable with its storage under `folder`, on ports that stay the same when it is started again."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, address: Address | None = None, settings: dict[str, str] | None = None):
         self._folder, self._running = folder, None
         folder.mkdir(parents=True)
-        self.address = Address("127.0.0.1", *free_ports(2))
+        self.address = address or Address("127.0.0.1", *free_ports(2))
+        self._settings = settings or {}
 
     def start(self) -> None:
         settings = {
             "QDRANT__STORAGE__STORAGE_PATH": str(self._folder / "storage"),
             "QDRANT__STORAGE__SNAPSHOTS_PATH": str(self._folder / "snapshots"),
-            "QDRANT__SERVICE__HOST": self.address.host,
+            "QDRANT__SERVICE__HOST": "127.0.0.1",
             "QDRANT__SERVICE__HTTP_PORT": str(self.address.http),
             "QDRANT__SERVICE__GRPC_PORT": str(self.address.grpc),
             "QDRANT__TELEMETRY_DISABLED": "true",
+            **self._settings,
         }
         with (self._folder / "log").open("ab") as log:
             self._running = subprocess.Popen(
@@ -349,7 +379,7 @@ class Docker(Single):
 
     name = "docker"
     read_only_key = READ_ONLY_KEY
-    can = Server.can | {"disk", "restart", "fresh", "keyed", "tls"}
+    can = Server.can | {"disk", "restart", "fresh", "keyed", "tls", "jwt"}
     service = "open"
 
     @classmethod

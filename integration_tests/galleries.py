@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 K = 10
 
+AGREED = 0.97
+"""What a corrected search must reach where the raw one is exact: candidates are chosen for 0.99, by other queries."""
+
 PAGE = 50
 """Points read or written at a time: what the strictest server of a scenario allows."""
 

@@ -11,7 +11,7 @@ import hubplugin_qdrant
 import hubplugin_qdrant.transport
 from hubplugin.jobs.correction import apply
 from hubplugin.jobs.inspection import inspect
-from integration_tests.galleries import APPLY, BANK, QUERIES, TARGETS, K
+from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, TARGETS, K
 
 pytestmark = pytest.mark.needs("cluster")
 
@@ -22,7 +22,7 @@ def test_many_shards_answer_as_one(backend, fill):
     hub = backend.wrapped()
     found = [hub.query_points(gallery.name, query=query, limit=K).points for query in QUERIES]
     assert all(len(points) == K for points in found)
-    assert gallery.agreement([[point.id for point in points] for points in found], model) >= 0.99
+    assert gallery.agreement([[point.id for point in points] for points in found], model) >= AGREED
 
 
 def test_a_node_that_stops_and_comes_back_during_apply_loses_nothing(backend, gallery, monkeypatch):
@@ -46,7 +46,7 @@ def test_a_node_that_stops_and_comes_back_during_apply_loses_nothing(backend, ga
     store = gallery.store()
     report = inspect(store, probes=0)
     assert (report.count, report.missing, report.stale) == (len(gallery.ids), 0, 0)
-    assert gallery.agreement(store.search(QUERIES, K).ids, model) >= 0.99
+    assert gallery.agreement(store.search(QUERIES, K).ids, model) >= AGREED
 
 
 def test_searches_go_on_while_a_node_is_away(backend, gallery):
@@ -55,7 +55,7 @@ def test_searches_go_on_while_a_node_is_away(backend, gallery):
     backend.stop("node2")
     try:
         found = [hub.query_points(gallery.name, query=query, limit=K).points for query in QUERIES]
-        assert gallery.agreement([[point.id for point in points] for points in found], model) >= 0.99
+        assert gallery.agreement([[point.id for point in points] for points in found], model) >= AGREED
     finally:
         backend.start("node2")
 
@@ -75,7 +75,7 @@ def test_custom_shard_keys_are_corrected_each_and_together(backend, fill):
     model = hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, **APPLY).model
     hub = backend.wrapped()
     found = [hub.query_points(gallery.name, query=query, limit=K).points for query in QUERIES]
-    assert gallery.agreement([[point.id for point in points] for points in found], model) >= 0.99
+    assert gallery.agreement([[point.id for point in points] for points in found], model) >= AGREED
     gallery.ids, gallery.vectors = gallery.ids[::2], gallery.vectors[::2]
     left = [hub.query_points(gallery.name, query=query, limit=K, shard_key_selector="left").points for query in QUERIES]
-    assert gallery.agreement([[point.id for point in points] for points in left], model) >= 0.99
+    assert gallery.agreement([[point.id for point in points] for points in left], model) >= AGREED

@@ -14,7 +14,7 @@ import hubplugin
 import hubplugin_qdrant
 from hubplugin_qdrant import HubQdrantClient
 from integration_tests.backends import Address, Server, free_ports
-from integration_tests.galleries import APPLY, BANK, QUERIES, TARGETS, K
+from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, TARGETS, K
 
 
 class There(Server):
@@ -48,7 +48,7 @@ def test_both_transports_apply_search_and_remove(backend, gallery, prefer_grpc):
     model = hubplugin_qdrant.apply(HubQdrantClient(**options), gallery.name, query_bank=BANK, **APPLY).model
     hub = HubQdrantClient(**options)
     found = [hub.query_points(gallery.name, query=query, limit=K).points for query in QUERIES]
-    assert gallery.agreement([[point.id for point in points] for points in found], model) >= 0.99
+    assert gallery.agreement([[point.id for point in points] for points in found], model) >= AGREED
     hubplugin_qdrant.remove(hub, gallery.name)
     assert all("hub_offset" not in beside for _, beside in gallery.content().values())
 

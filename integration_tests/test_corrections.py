@@ -14,7 +14,18 @@ from hubplugin.jobs.inspection import inspect
 from hubplugin.jobs.writing import refresh
 from hubplugin.measures.hubness import skewness
 from hubplugin_qdrant import cached_manifest
-from integration_tests.galleries import APPLY, BANK, LATER, OTHER_BANK, QUERIES, Answer, K, exact_scores, point_id
+from integration_tests.galleries import (
+    AGREED,
+    APPLY,
+    BANK,
+    LATER,
+    OTHER_BANK,
+    QUERIES,
+    Answer,
+    K,
+    exact_scores,
+    point_id,
+)
 
 
 @pytest.mark.parametrize("using", ["", "code"], ids=["unnamed", "named"])
@@ -22,7 +33,7 @@ def test_an_exact_search_finds_what_brute_force_finds(fill, using):
     gallery = fill(using=using)
     store = gallery.store()
     applied = apply(store, BANK, **APPLY)
-    assert gallery.agreement(store.search(QUERIES, K).ids, applied.model) >= 0.99
+    assert gallery.agreement(store.search(QUERIES, K).ids, applied.model) >= AGREED
     assert gallery.agreement(store.search(QUERIES, K, raw=True).ids, None) == 1
 
 
@@ -47,7 +58,7 @@ def test_what_another_program_adds_and_changes_is_refreshed(gallery):
     assert (before.count, before.missing + before.stale) == (len(gallery.ids), len(fresh) + 20)
     applied = refresh(store)
     assert (applied.scanned, applied.missing + applied.stale) == (len(gallery.ids), len(fresh) + 20)
-    assert gallery.agreement(store.search(QUERIES, K).ids, model) >= 0.99
+    assert gallery.agreement(store.search(QUERIES, K).ids, model) >= AGREED
 
 
 def test_an_inspection_tells_hubness_as_it_is_now(gallery):

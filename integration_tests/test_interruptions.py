@@ -16,7 +16,7 @@ from hubplugin.jobs.correction import apply
 from hubplugin.jobs.inspection import inspect
 from hubplugin_qdrant import HubQdrantClient
 from integration_tests import applying
-from integration_tests.galleries import APPLY, BANK, QUERIES, K, assert_same
+from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, K, assert_same
 
 
 @pytest.mark.needs("processes")
@@ -44,7 +44,7 @@ def test_a_process_killed_at_any_moment_leaves_searches_whole_and_the_next_goes_
             if found is None or not found.active:
                 assert answers == raw
             else:
-                assert gallery.agreement(answers, found.model) >= 0.99
+                assert gallery.agreement(answers, found.model) >= AGREED
             ended = ended or killed >= pytestconfig.getoption("--kills")
             del store
     _finish(gallery, bank)
@@ -91,7 +91,7 @@ def test_a_server_restarted_in_mid_apply_is_waited_for(backend, gallery, monkeyp
     store = gallery.store()
     report = inspect(store, probes=0)
     assert (report.missing, report.stale) == (0, 0)
-    assert gallery.agreement(store.search(QUERIES, K).ids, model) >= 0.99
+    assert gallery.agreement(store.search(QUERIES, K).ids, model) >= AGREED
 
 
 @pytest.mark.needs("restart")
@@ -105,11 +105,12 @@ def test_a_restarted_server_still_corrects(backend, gallery):
 
 
 @pytest.mark.needs("fresh")
-def test_snapshots_restored_into_a_fresh_server_are_still_corrected(backend, gallery):
-    client, fresh = backend.client(), backend.fresh()
+@pytest.mark.parametrize("using", ["", "code"], ids=["unnamed", "named"])
+def test_snapshots_restored_into_a_fresh_server_are_still_corrected(backend, fill, using):
+    gallery, client, fresh = fill(using=using), backend.client(), backend.fresh()
     hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, **APPLY)
-    hub = backend.wrapped()
-    before = [hub.query_points(gallery.name, query=query, limit=K).points for query in QUERIES]
+    hub, using = backend.wrapped(), using or None
+    before = [hub.query_points(gallery.name, query=query, using=using, limit=K).points for query in QUERIES]
     there = f"http://{backend.address.host}:{backend.address.http}/collections"
     here = f"http://{fresh.host}:{fresh.http}/collections"
     keys = [{"api-key": address.api_key} if address.api_key else {} for address in (backend.address, fresh)]
@@ -125,7 +126,7 @@ def test_snapshots_restored_into_a_fresh_server_are_still_corrected(backend, gal
         ).raise_for_status()
     restored = HubQdrantClient(**replace(fresh, prefer_grpc=backend.address.prefer_grpc).options())
     try:
-        after = [restored.query_points(gallery.name, query=query, limit=K).points for query in QUERIES]
+        after = [restored.query_points(gallery.name, query=query, using=using, limit=K).points for query in QUERIES]
         assert [[(p.id, p.score) for p in points] for points in after] == [
             [(p.id, p.score) for p in points] for points in before
         ]

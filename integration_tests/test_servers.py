@@ -12,7 +12,7 @@ import hubplugin
 import hubplugin_qdrant
 import hubplugin_qdrant.transport
 from hubplugin_qdrant import HubQdrantClient
-from integration_tests.galleries import APPLY, BANK, OTHER_BANK, QUERIES, TARGETS, K
+from integration_tests.galleries import AGREED, APPLY, BANK, OTHER_BANK, QUERIES, TARGETS, K
 from integration_tests.test_connections import There
 from integration_tests.waiting import wait_until
 
@@ -128,14 +128,14 @@ def test_rates_that_are_limited_are_waited_for(backend, fill):
     model = hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, **APPLY).model
     client.update_collection(gallery.name, strict_mode_config=models.StrictModeConfig(enabled=False))
     assert health(client, gallery) == (0, 0)
-    assert agreement(backend.wrapped(), gallery, model) >= 0.99
+    assert agreement(backend.wrapped(), gallery, model) >= AGREED
 
 
 @pytest.mark.needs("client", "server")
 def test_a_client_with_the_default_patience_is_enough(backend, gallery):
     options = {name: value for name, value in backend.address.options().items() if name != "timeout"}
     model = hubplugin_qdrant.apply(QdrantClient(**options), gallery.name, query_bank=BANK, **APPLY).model
-    assert agreement(HubQdrantClient(**options), gallery, model) >= 0.99
+    assert agreement(HubQdrantClient(**options), gallery, model) >= AGREED
     hubplugin_qdrant.remove(QdrantClient(**options), gallery.name)
 
 
@@ -156,11 +156,11 @@ def test_a_key_that_may_only_read_searches_corrected_and_is_told_the_rest(backen
     try:
         model = hubplugin_qdrant.apply(there.client(), gallery.name, query_bank=BANK, **APPLY).model
         options = there.address.options() | {"api_key": backend.read_only_key}
-        assert agreement(HubQdrantClient(**options), gallery, model) >= 0.99
+        assert agreement(HubQdrantClient(**options), gallery, model) >= AGREED
         with pytest.raises(hubplugin.StoreError, match="the api key may not do this") as caught:
             hubplugin_qdrant.apply(QdrantClient(**options), gallery.name, query_bank=OTHER_BANK, **APPLY)
         assert backend.read_only_key not in str(caught.value)
-        assert agreement(HubQdrantClient(**options), gallery, model) >= 0.99
+        assert agreement(HubQdrantClient(**options), gallery, model) >= AGREED
     finally:
         gallery.drop()
 

@@ -14,7 +14,7 @@ import hubplugin
 import hubplugin_faiss
 import hubplugin_qdrant
 from hubplugin.jobs.correction import apply
-from integration_tests.galleries import BANK, FIT, QUERIES, TARGETS, K, exact_scores, payload
+from integration_tests.galleries import AGREED, BANK, FIT, QUERIES, TARGETS, K, exact_scores, payload
 
 
 @pytest.mark.needs("client")
@@ -35,7 +35,7 @@ def test_wrapping_an_existing_qdrant_collection(backend, gallery):
 
     model = gallery.store().correction().model
     assert gallery.agreement([[point.id for point in points] for points in before], None) == 1
-    assert gallery.agreement([[point.id for point in points] for points in after], model) >= 0.99
+    assert gallery.agreement([[point.id for point in points] for points in after], model) >= AGREED
     assert all(point.payload == payload(point.payload["row"]) for points in after for point in points)
 
     # The plain client still gets the raw ranking, and what is taken out again leaves nothing behind.

@@ -9,7 +9,7 @@ import pytest
 from qdrant_client import models
 
 import hubplugin_qdrant
-from integration_tests.galleries import APPLY, BANK, LATER, QUERIES, TARGETS, K, point_id
+from integration_tests.galleries import AGREED, APPLY, BANK, LATER, QUERIES, TARGETS, K, point_id
 
 pytestmark = pytest.mark.needs("client")
 
@@ -46,7 +46,7 @@ def test_points_written_through_the_wrapper_need_no_refresh(backend, corrected):
     corrected.vectors = np.concatenate([TARGETS[1:21], corrected.vectors[20:-10], LATER])
     corrected.ids = corrected.ids[:-10] + fresh
     assert health(backend, corrected) == (len(corrected.ids), 0, 0)
-    assert corrected.agreement(search(hub, corrected), corrected.model) >= 0.99
+    assert corrected.agreement(search(hub, corrected), corrected.model) >= AGREED
     shown = hub.retrieve(corrected.name, corrected.ids[20:40], with_payload=True)
     assert [record.payload for record in shown] == [{"row": "overwritten"}] * 20
 
@@ -61,7 +61,7 @@ def test_a_conditional_upsert_brings_offsets_for_what_it_writes(backend, correct
     hub.upsert(corrected.name, points, update_filter=first, update_mode=models.UpdateMode.UPDATE_ONLY)
     corrected.vectors = np.concatenate([LATER[:1], corrected.vectors[1:]])
     assert health(backend, corrected) == (rows, 0, 0)
-    assert corrected.agreement(search(hub, corrected), corrected.model) >= 0.99
+    assert corrected.agreement(search(hub, corrected), corrected.model) >= AGREED
 
 
 def test_what_others_left_in_the_place_of_offsets_is_told_and_taken_out(backend, corrected):
@@ -82,7 +82,7 @@ def test_points_written_by_a_plain_client_are_found_and_then_refreshed(backend, 
     assert health(backend, corrected) == (len(corrected.ids), len(LATER), 0)
     hubplugin_qdrant.refresh(backend.client(), corrected.name)
     assert health(backend, corrected) == (len(corrected.ids), 0, 0)
-    assert corrected.agreement(search(backend.wrapped(), corrected), corrected.model) >= 0.99
+    assert corrected.agreement(search(backend.wrapped(), corrected), corrected.model) >= AGREED
 
 
 def test_ten_writers_and_ten_readers_at_once_lose_nothing(backend, corrected):

@@ -50,13 +50,14 @@ class CachedManifest:
 class CorrectionCache:
     """What a corrected client adds to the plain one: the manifests and models of the collections that it uses.
 
-    raw: the plain client. compute: runs a function, in a thread for the async client. oversampling: takes the place
-    of the calibrated one.
+    raw: the plain client. compute: runs a function, in a thread for the async client. oversampling, hnsw_ef: take the
+    places of the calibrated ones.
     """
 
     raw: Any
     compute: Callable[[Callable[[], Any]], Any]
     oversampling: float | None = None
+    hnsw_ef: int | None = None
     known: dict[str, CachedManifest] = field(default_factory=dict)
     fits: dict[str, OffsetModel] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)
@@ -110,13 +111,18 @@ class CorrectionCache:
         return found
 
     def _seen(self, collection: str, manifest: Manifest) -> Operation:
-        """`manifest` with what is so for now: whether a point lacks its augmented vector, and whether there are codes.
+        """`manifest` with what is so for now: whether a point lacks its augmented vector, and whether there are codes;
+        and with what this client was told to search with.
 
         Without such points no search need look for them, which would take a look at every point. (A count would count
         vectors of deleted points.)
         """
         active = dict(manifest.active)
-        for name, version in active.items():
+        given = {"oversampling": self.oversampling, "hnsw_ef": self.hnsw_ef}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        for name, version in manifest.active.items():
+            if chosen:
+                active[name] = version = version.model_copy(update=chosen)
             if version.storage == "vector":
                 try:
                     lacking, _ = yield self.raw.scroll(

@@ -1,29 +1,38 @@
-"""How many candidates a corrected search must fetch: found with calibration queries and the collection's own search."""
+"""How widely a corrected search must look to be as exact as the raw index: found by searching with queries of the bank.
+
+Searches by an index miss some of the exact results, corrected or not. A corrected one need not miss fewer than a raw
+one: more candidates, or a wider search of the graph, cost time and cannot mend the index.
+
+Queries of the bank stand for those to come. Measured on 10,000 functions and five fits, 64 queries of the bank needed
+22, 23, 32, 65 and 194 candidates for 0.99 of their corrected top 10, and 64 that no fit had seen 22, 23, 30, 73, 162.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TypeAlias
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from qdrant_client import QdrantClient, models
 
-from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.store import Batch
+from hubplugin.store import Batch, Hits, Id
+from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.client import HubQdrantClient
 from hubplugin_qdrant.manifest import SMALLEST_PAGE, Manifest, Version
-from hubplugin_qdrant.requests.scores import similarity_threshold
 
-CALIBRATION_QUERIES = 32
-"""Calibration queries: 320 results."""
-
-MARGIN = 2
-"""Times the candidates that gave every query its exact top 10. Measured on 20,000 functions: where they needed
-80, other queries agreed to 0.985 with 80 and to 0.996 with 160."""
+CALIBRATION_QUERIES, LOCAL_QUERIES = 64, 16
+"""Calibration queries: 640 results. Local mode ranks every point in Python."""
 
 MOST_CANDIDATES = 10_240
 """More candidates than this cost a server more than the correction is worth; storage="vector" needs none."""
+
+STEP = 1.25
+"""The ratio of one number of candidates, or of one hnsw_ef, to the next that is tried."""
+
+DEFAULT_EF, LARGEST_EF = 100, 4096
+"""The hnsw_ef of a server where none is chosen, and the largest that is tried."""
 
 ROUNDING = 1e-5
 """Scores that differ by less are the same."""
@@ -39,68 +48,118 @@ def chosen_queries(model: OffsetModel, scan: Iterator[Batch]) -> np.ndarray:
     return queries
 
 
+class Searches(Protocol):
+    """Searches for the calibration queries. `exact` ones look at every point; `exact_allowed` says whether they may."""
+
+    exact_allowed: bool
+
+    def raw(self, limit: int, exact: bool) -> Hits: ...
+
+    def corrected(self, version: Version, limit: int, exact: bool) -> Hits: ...
+
+
 Asked: TypeAlias = Callable[[QdrantClient, list[models.QueryRequest]], list[models.QueryResponse]]
 """Puts requests to a client, as many at a time as the server takes, and again where it must."""
 
 
-def calibrated(
-    client: QdrantClient, collection: str, version: Version, queries: np.ndarray, points: int, asked: Asked
-) -> Version:
-    """`version` with the oversampling that suits `collection`; see `with_oversampling`."""
+class ClientSearches:
+    """Searches of `collection` for `queries` [m, d] by the vector `using`, put to `client` by `asked`."""
 
-    def last(candidates: int) -> np.ndarray:
-        """The raw similarity of the last candidate of each query: [m]."""
-        return _similarities(asked(client, _requests(version, queries, 1, candidates - 1)), 1, version)[:, 0]
+    def __init__(
+        self, client: QdrantClient, collection: str, using: str, queries: np.ndarray, asked: Asked, exact_allowed: bool
+    ):
+        self._client, self._collection, self._using, self._asked = client, collection, using, asked
+        self.is_local = plain_client.is_local(client)
+        self._queries = (queries[:: max(1, len(queries) // LOCAL_QUERIES)] if self.is_local else queries).tolist()
+        self.exact_allowed = exact_allowed
 
-    def corrected(oversampling: float) -> np.ndarray:
-        """The corrected similarities of the best 10 for each query, best first, -inf where there are fewer."""
-        wrapped = HubQdrantClient.wrap(client, oversampling=oversampling)
-        wrapped._corrections.keep(collection, Manifest(active={version.vector: version}))
-        return _similarities(asked(wrapped, _requests(version, queries, SMALLEST_PAGE, 0)), SMALLEST_PAGE, version)
+    def raw(self, limit: int, exact: bool) -> Hits:
+        return self._found(self._client, limit, exact)
 
-    return with_oversampling(version, points, corrected, last)
+    def corrected(self, version: Version, limit: int, exact: bool) -> Hits:
+        seen = version.model_copy(update={"everywhere": version.storage == "vector", "codes": not self.is_local})
+        wrapped = HubQdrantClient.wrap(self._client)
+        wrapped._corrections.keep(self._collection, Manifest(active={version.vector: seen}))
+        return self._found(wrapped, limit, exact)
+
+    def _found(self, client: QdrantClient, limit: int, exact: bool) -> Hits:
+        params = models.SearchParams(exact=True) if exact and not self.is_local else None  # which warns of it
+        using, with_payload = self._using or None, False
+        requests = [
+            models.QueryRequest(query=query, using=using, limit=limit, params=params, with_payload=with_payload)
+            for query in self._queries
+        ]
+        found: list[Any] = [response.points for response in self._asked(client, requests)]
+        return Hits([[p.id for p in points] for points in found], [[p.score for p in points] for points in found])
 
 
-def with_oversampling(
-    version: Version, points: int, corrected: Callable[[float], np.ndarray], last: Callable[[int], np.ndarray]
-) -> Version:
-    """`version` with twice the oversampling that gives each query its exact corrected top 10.
-
-    The number of candidates is doubled until the top 10 is certain: no point outside the candidates can score above
-    the last candidate's score plus the largest offset. `corrected(oversampling)` are the corrected similarities of the
-    best 10 of each query [m, 10], `last(candidates)` the raw one of its last candidate [m]; `points` is how many
-    there are.
-    """
+def calibrated(version: Version, points: int, searches: Searches) -> Version:
+    """`version` with the fewest candidates, or the smallest hnsw_ef, that give it `version.agreement` times the recall
+    of the raw index in a collection of `points`; or with the most that are tried."""
+    exact = searches.exact_allowed
+    raw = recall(searches.raw(SMALLEST_PAGE, False), searches.raw(2 * SMALLEST_PAGE, exact))
     most = max(min(points, MOST_CANDIDATES, version.max_candidates or points), SMALLEST_PAGE)
-    tried: list[tuple[float, np.ndarray]] = []
-    candidates, certain = SMALLEST_PAGE, False
-    while not certain and candidates < most:
-        candidates = min(2 * candidates, most)
-        oversampling = candidates / SMALLEST_PAGE
-        found = corrected(oversampling)
-        certain = candidates >= points or bool((found[:, -1] >= last(candidates) + version.largest - ROUNDING).all())
-        tried.append((oversampling, found))
-    if not tried:
-        return version.model_copy(update={"oversampling": 1.0, "certain": True})
-    exact = tried[-1][1][:, -1:]
-    agreements = [float((found >= exact - ROUNDING).mean()) for _, found in tried]
-    enough = agreements.index(1.0)  # the last is compared with itself
-    oversampling = min(MARGIN * tried[enough][0], most / SMALLEST_PAGE)
-    return version.model_copy(update={"oversampling": oversampling, "certain": certain})
+    widest = version.model_copy(update={"oversampling": most / SMALLEST_PAGE, "max_candidates": most, "hnsw_ef": None})
+    if not exact and version.storage == "vector":
+        widest = widest.model_copy(update={"hnsw_ef": LARGEST_EF})
+    truth = searches.corrected(widest, 2 * SMALLEST_PAGE, exact)
+    widths = _widths(version, most)
+    tried: dict[int, float] = {}
+
+    def reaches(number: int) -> bool:
+        tried[number] = recall(searches.corrected(widths[number], SMALLEST_PAGE, False), truth)
+        return tried[number] >= version.agreement * raw - 1e-9
+
+    chosen = _first(reaches, len(widths))
+    if chosen not in tried:  # the last, where none before it reaches
+        reaches(chosen)
+    measured = {"recall": tried[chosen], "raw_recall": raw if exact else None}
+    return widths[chosen].model_copy(update=measured)
 
 
-def _requests(version: Version, queries: np.ndarray, limit: int, offset: int) -> list[models.QueryRequest]:
-    return [
-        models.QueryRequest(query=query, using=version.vector or None, limit=limit, offset=offset, with_payload=False)
-        for query in queries.tolist()
-    ]
+def recall(found: Hits, exact: Hits) -> float:
+    """The share of the exact first results of each query that was `found`. The lists in `exact` are longer, so that
+    what scores the same as the last of the first counts, too."""
+    shares = []
+    for ids, true, scores in zip(found.ids, exact.ids, exact.scores, strict=True):
+        first = min(SMALLEST_PAGE, len(true))
+        if first:
+            shares.append(len(_within(true, scores, first) & set(ids)) / first)
+    return min(float(np.mean(shares)), 1.0) if shares else 1.0
 
 
-def _similarities(found: list[models.QueryResponse], width: int, version: Version) -> np.ndarray:
-    scores = np.full((len(found), width), -np.inf)
-    for row, response in enumerate(found):
-        scores[row, : len(response.points)] = [point.score for point in response.points]
-    if version.metric is Metric.EUCLIDEAN:
-        finite = np.isfinite(scores)
-        scores[finite] = [similarity_threshold(score, version.metric) or 0.0 for score in scores[finite]]
-    return scores
+def _within(ids: Sequence[Id], scores: Sequence[float], first: int) -> set[Id]:
+    """The first of `ids`, and those behind that score the same as the last of these."""
+    last = scores[first - 1]
+    return {
+        id for row, id in enumerate(ids) if row < first or abs(scores[row] - last) <= ROUNDING * max(1.0, abs(last))
+    }
+
+
+def _widths(version: Version, most: int) -> list[Version]:
+    """`version` with each number of candidates, or hnsw_ef, that may be chosen, ascending."""
+    if version.storage == "vector":
+        larger = [round(DEFAULT_EF * ratio) for ratio in _ratios(LARGEST_EF / DEFAULT_EF)[1:]]
+        return [version.model_copy(update={"hnsw_ef": each}) for each in (None, *larger)]
+    return [version.model_copy(update={"oversampling": each}) for each in _ratios(most / SMALLEST_PAGE)]
+
+
+def _ratios(largest: float) -> list[float]:
+    """1, 1.25, 1.56, ..., `largest`."""
+    steps = math.ceil(math.log(largest) / math.log(STEP) - 1e-9)
+    return [*(STEP**step for step in range(steps)), largest]
+
+
+def _first(reaches: Callable[[int], bool], count: int) -> int:
+    """The first of 0 ... count - 1 that `reaches`, if those behind do, too; the last, if none does."""
+    low, high = 0, count - 1
+    if reaches(low):
+        return low
+    width = 1  # wide searches are slow: look at none that is far wider than needed
+    while low + width < high and not reaches(low + width):
+        low, width = low + width, 2 * width
+    high = min(low + width, high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reaches(middle) else (middle, high)
+    return high

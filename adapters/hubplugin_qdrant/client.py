@@ -136,21 +136,25 @@ class HubQdrantClient(QdrantClient):
     """A QdrantClient that searches corrected collections corrected, and gives offsets to what it writes there.
 
     It takes the arguments of QdrantClient. On a collection without a correction every method is QdrantClient's.
-    oversampling: candidates for each result asked for; by default what was calibrated when the correction was
-    applied. The manifest of a collection is read on first use and again every 10 seconds.
+    oversampling: candidates for each result asked for, with offsets in payloads; hnsw_ef: how widely the graph is
+    searched, with offsets in vectors, where a query names none itself. Both are by default what was calibrated when the
+    correction was applied, which is as little as reaches the raw index's own recall. The manifest of a collection is
+    read on first use and again every 10 seconds.
     """
 
-    def __init__(self, *args: Any, oversampling: float | None = None, **kwargs: Any):
+    def __init__(self, *args: Any, oversampling: float | None = None, hnsw_ef: int | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
         raw = plain_client.over_connection_of(self, QdrantClient)
-        self._corrections = CorrectionCache(raw, lambda function: function(), oversampling)
+        self._corrections = CorrectionCache(raw, lambda function: function(), oversampling, hnsw_ef)
 
     @classmethod
-    def wrap(cls, client: QdrantClient, *, oversampling: float | None = None) -> HubQdrantClient:
+    def wrap(
+        cls, client: QdrantClient, *, oversampling: float | None = None, hnsw_ef: int | None = None
+    ) -> HubQdrantClient:
         """A corrected client over the connection of `client`; closing either closes both."""
         raw = require_client(client, QdrantClient)
         wrapped = plain_client.over_connection_of(raw, cls)
-        wrapped._corrections = CorrectionCache(raw, lambda function: function(), oversampling)
+        wrapped._corrections = CorrectionCache(raw, lambda function: function(), oversampling, hnsw_ef)
         return wrapped
 
     @property
@@ -197,17 +201,19 @@ class HubQdrantClient(QdrantClient):
 class AsyncHubQdrantClient(AsyncQdrantClient):
     """An AsyncQdrantClient that does what `HubQdrantClient` does; offsets are computed in a thread."""
 
-    def __init__(self, *args: Any, oversampling: float | None = None, **kwargs: Any):
+    def __init__(self, *args: Any, oversampling: float | None = None, hnsw_ef: int | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
         raw = plain_client.over_connection_of(self, AsyncQdrantClient)
-        self._corrections = CorrectionCache(raw, asyncio.to_thread, oversampling)
+        self._corrections = CorrectionCache(raw, asyncio.to_thread, oversampling, hnsw_ef)
 
     @classmethod
-    def wrap(cls, client: AsyncQdrantClient, *, oversampling: float | None = None) -> AsyncHubQdrantClient:
+    def wrap(
+        cls, client: AsyncQdrantClient, *, oversampling: float | None = None, hnsw_ef: int | None = None
+    ) -> AsyncHubQdrantClient:
         """A corrected client over the connection of `client`; closing either closes both."""
         raw = require_client(client, AsyncQdrantClient)
         wrapped = plain_client.over_connection_of(raw, cls)
-        wrapped._corrections = CorrectionCache(raw, asyncio.to_thread, oversampling)
+        wrapped._corrections = CorrectionCache(raw, asyncio.to_thread, oversampling, hnsw_ef)
         return wrapped
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from qdrant_client import QdrantClient
 
 from hubplugin.jobs import correction, inspection, writing
@@ -19,7 +21,8 @@ def apply(
     query_bank: VectorLike,
     *,
     using: str = "",
-    storage: Storage | None = None,
+    storage: Storage | Literal["auto"] = "auto",
+    agreement: float | None = None,
     method: str = "blend",
     target_bank: VectorLike | None = None,
     pairs: Pairs = None,
@@ -40,16 +43,19 @@ def apply(
     bank queries. dry_run: write nothing. group_by: a payload key that searches are filtered by, such as "tenant":
     offsets are fitted within each of its values; see `hubplugin.apply`. using: "" is the unnamed vector,
     or the only one there is.
-    storage: that of the correction in place, or "payload": one number a point, added to the scores of the candidates
-    that a search fetches, which works everywhere. "vector" is a second vector with one more dimension, which ranks
-    exactly and at the speed of the index for the price of its space; it needs server 1.18. Beside an unnamed vector it
-    leaves a trace when it is removed: `get_collection` then shows {"": VectorParams(...)} for VectorParams(...).
+    storage: "vector" is a second vector with one more dimension, which ranks at the speed of the index for the price
+    of its space; it needs server 1.18. "payload" is one number a point, added to the scores of the candidates that a
+    search fetches, which works everywhere. "auto" is that of the correction in place; without one it is "vector" where
+    the server can add one beside a named vector that is not quantised, and "payload" elsewhere. Beside an unnamed
+    vector a second one leaves a trace when it is removed: `get_collection` then shows {"": VectorParams(...)} for
+    VectorParams(...). agreement: the recall that searches must reach, as a share of the raw index's own; by default
+    that of the correction in place, or 0.99. Candidates, or hnsw_ef, are chosen by it.
     Searches change in one step at the end; a run that was cut off goes on when it is started again.
     Raises InputError for the bank or a parameter, StoreError for the collection or the server, CorrectionRefused if
     the correction would not help.
     """
     asked_for(method, parameters, apply)  # a misspelt argument of this function lies among them
-    store = QdrantStore(client, collection, using, storage)
+    store = QdrantStore(client, collection, using, storage, agreement=agreement)
     return correction.apply(
         store, query_bank, method, target_bank,
         pairs=pairs, same_kind=same_kind, group_by=group_by, force=force, dry_run=dry_run,

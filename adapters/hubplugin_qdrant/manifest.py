@@ -34,6 +34,13 @@ MANIFEST_ID = 0
 PART_BYTES = 3 << 20
 """A model is split into parts of at most 3 MiB (4 as base64): a server accepts requests of 32 MB by default."""
 
+AGREEMENT = 0.99
+"""The share of the raw index's recall that a corrected search must reach: the last hundredth costs as much as the
+rest, and a tenth of a result in ten is not noticed."""
+
+MANY_CANDIDATES = 40
+"""Candidates for each result from which on an augmented vector is named in their place: searches take twice as long."""
+
 DEFAULT_OVERSAMPLING = 10.0
 """Candidates for each result asked for, where nothing has been calibrated."""
 
@@ -56,8 +63,10 @@ class Version(FrozenModel):
 
     storage: "payload", a key that the search adds to the score, or "vector", an augmented vector.
     model: fingerprint of the model. parts: how many points of the metadata collection hold it.
-    oversampling: candidates for each result. certain: whether they were proven to give the calibration queries their
-    exact corrected top 10. max_candidates: what the collection's strict mode allows, if it limits them.
+    oversampling: candidates for each result; hnsw_ef: how widely the graph of the augmented vector is searched, None
+    for the server's default; as little as gives `agreement` times the recall of the raw index. recall, raw_recall:
+    that of the corrected top 10, and of the raw index of its own, on calibration queries; None where exact search is
+    not allowed. max_candidates: what the collection's strict mode allows, if it limits them.
     group_by: the payload key within whose values the offsets were fitted. owner: the run that writes it.
     ceiling: upper bound of the offsets; under Euclidean distance the augmented vector stores
     sqrt(2 (ceiling - offset)), and larger offsets are clipped.
@@ -81,7 +90,10 @@ class Version(FrozenModel):
     deviation: float
     ceiling: float = 0.0
     oversampling: float = DEFAULT_OVERSAMPLING
-    certain: bool = False
+    hnsw_ef: int | None = None
+    agreement: float = AGREEMENT
+    recall: float | None = None
+    raw_recall: float | None = None
     max_candidates: int | None = None
     group_by: str | None = None
     owner: str = ""
@@ -136,20 +148,27 @@ class Version(FrozenModel):
     def where(self) -> str:
         """Where the offsets lie, and how they are searched, for people."""
         if self.storage == "vector":
-            return f"offsets in the vector {self.augmented_vector!r}"
-        proof = "proven on calibration queries" if self.certain else "not proven complete"
-        return (
-            f"offsets in the payload key {self.key!r}; the server adds them to {self.oversampling:g} candidates "
-            f"a result ({proof})"
-        )
+            searched = f", searched with hnsw_ef {self.hnsw_ef}" if self.hnsw_ef else ""
+            return f"offsets in the vector {self.augmented_vector!r}{searched}{self._measured()}"
+        candidates = f"{self.oversampling:.3g} candidates a result"
+        text = f"offsets in the payload key {self.key!r}; the server adds them to {candidates}"
+        if self.oversampling > MANY_CANDIDATES:
+            text += ", which is slow; storage='vector' needs none, where the server can add one (1.18)"
+        return text + self._measured()
+
+    def _measured(self) -> str:
+        if self.recall is None:
+            return ""
+        raw = "" if self.raw_recall is None else f", where the raw index has {self.raw_recall:.3f} of its own"
+        return f"; recall {self.recall:.3f} of the exact corrected top 10{raw}"
 
     def is_same_writing(self, other: Version | None) -> bool:
         """Whether `other` is this version, written by the same run."""
         return other is not None and (self.number, self.owner) == (other.number, other.owner)
 
-    def candidates(self, results: int, oversampling: float | None = None) -> int:
+    def candidates(self, results: int) -> int:
         """How many candidates are fetched so that the first `results` are the corrected ones."""
-        wanted = candidates(results, oversampling or self.oversampling)
+        wanted = candidates(results, self.oversampling)
         return min(wanted, self.max_candidates) if self.max_candidates else wanted
 
 

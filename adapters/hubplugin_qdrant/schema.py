@@ -4,6 +4,7 @@ can have them."""
 from __future__ import annotations
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
@@ -13,12 +14,12 @@ import numpy as np
 from qdrant_client import models
 from qdrant_client.http.exceptions import UnexpectedResponse
 
-from hubplugin.errors import Parameter, StoreError
+from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.metric import Metric
 from hubplugin.store import Id
 from hubplugin.vectors import Progress
 from hubplugin_qdrant import manifest as m
-from hubplugin_qdrant.calibration import calibrated
+from hubplugin_qdrant.calibration import ClientSearches, calibrated
 from hubplugin_qdrant.manifest import Manifest, Version
 from hubplugin_qdrant.points import by_shard
 from hubplugin_qdrant.requests.offsets_in_writes import set_offsets
@@ -33,6 +34,9 @@ SMALL_INDEXES = (1, 17)
 SCHEMA_SECONDS, OPTIMISE_SECONDS = 3600.0, 600.0
 """For how long a server may take to make an index or a vector, and to build its graph before the oversampling is
 calibrated on it."""
+
+INDEX_BYTES, PAYLOAD_BYTES = 32, 64
+"""What a number in a payload takes of memory, in its index, and of disk: measured per point."""
 
 METRICS = {
     models.Distance.COSINE: Metric.COSINE,
@@ -57,6 +61,14 @@ class Schema(ABC):
     def require(self) -> None:  # noqa: B027
         """Raises StoreError where the collection cannot keep offsets in this way."""
 
+    def doubt(self) -> str | None:
+        """Why offsets should not be kept in this way if nobody asks for it; None if nothing speaks against it."""
+        return None
+
+    @abstractmethod
+    def cost(self) -> str:
+        """What the offsets of all points take of memory and disk, in words."""
+
     def prepare(self, version: Version) -> None:  # noqa: B027
         """Makes room for `version` before anything is written."""
 
@@ -66,7 +78,19 @@ class Schema(ABC):
 
     def finish(self, version: Version, queries: np.ndarray) -> Version:
         """`version` ready to be searched, once it is written. queries: queries [m, d] that it is calibrated with."""
-        return version
+        transport = self.transport
+        transport.until(self._is_optimised, OPTIMISE_SECONDS)
+        if transport.is_local and version.storage == "vector":  # exact, however it is searched
+            return version
+        exact_allowed = transport.strict.search_allow_exact is not False
+        searches = ClientSearches(
+            transport.client, transport.collection, self.using, queries, transport.answers, exact_allowed
+        )
+        return calibrated(version, transport.count(), searches)
+
+    def _is_optimised(self) -> bool:
+        """Whether searches use the graph again, which a server builds anew after so many writes."""
+        return self.transport.described().status != models.CollectionStatus.YELLOW
 
     @abstractmethod
     def delete(self, versions: Sequence[Version], everything: bool, progress: Progress | None) -> None:
@@ -89,9 +113,7 @@ class PayloadSchema(Schema):
 
     def finish(self, version: Version, queries: np.ndarray) -> Version:
         self._index(version)
-        self.transport.until(self._is_optimised, OPTIMISE_SECONDS)
-        client, collection, count = self.transport.client, self.transport.collection, self.transport.count()
-        return calibrated(client, collection, version, queries, count, self.transport.answers)
+        return super().finish(version, queries)
 
     def _index(self, version: Version) -> None:
         """A float index on the offsets: faster formulas, and under strict mode the only ones allowed."""
@@ -113,10 +135,6 @@ class PayloadSchema(Schema):
     def _indexes(self) -> set[str]:
         """The payload keys that have an index now."""
         return set(self.transport.described().payload_schema)
-
-    def _is_optimised(self) -> bool:
-        """Whether searches use the graph again, which a server builds anew after so many writes."""
-        return self.transport.described().status != models.CollectionStatus.YELLOW
 
     def delete(self, versions: Sequence[Version], everything: bool, progress: Progress | None) -> None:
         indexed = set(m.payload_keys(versions))
@@ -145,6 +163,10 @@ class PayloadSchema(Schema):
 
         self.transport.send([(point, None) for point in points], request)
 
+    def cost(self) -> str:
+        points = self.transport.count()
+        return f"about {_bytes(INDEX_BYTES * points)} of memory, and {_bytes(PAYLOAD_BYTES * points)} of disk"
+
     def plan(self, number: int) -> list[str]:
         return [f"a number 'v{number}' under the payload key {m.KEY!r}, with a float index"]
 
@@ -153,19 +175,41 @@ class VectorSchema(Schema):
     """An augmented vector of d + 1 dimensions beside the vector, with the memory and graph settings of that."""
 
     def require(self) -> None:
+        why = self._obstacle()
+        if why is not None:
+            raise StoreError(
+                f"{self.transport.url}: ",
+                Parameter("storage", "vector"),
+                f" adds a second vector, and {why}; use ",
+                Parameter("storage", "payload"),
+            )
+
+    def _obstacle(self) -> str | None:
+        """Why no vector can be added; None if one can."""
         found = ".".join(map(str, self.server))
         if self.server < VECTORS_IN_PLACE or not hasattr(self.transport.client, "create_vector_name"):
-            why = f"server (this one is {found}) and qdrant-client add vectors to a collection from 1.18 on"
-        elif self.transport.is_local and not self.using:
-            why = "a collection of qdrant-client's local mode takes no unnamed vectors beside a named one"
-        else:
-            return
-        raise StoreError(
-            f"{self.transport.url}: ",
-            Parameter("storage", "vector"),
-            f" adds a second vector, and {why}; use ",
-            Parameter("storage", "payload"),
-        )
+            return f"server (this one is {found}) and qdrant-client add vectors to a collection from 1.18 on"
+        if self.transport.is_local and not self.using:
+            return "a collection of qdrant-client's local mode takes no unnamed vectors beside a named one"
+        return None
+
+    def doubt(self) -> str | None:
+        obstacle = self._obstacle()
+        if obstacle is not None:
+            return obstacle
+        if not self.using:
+            return "a second vector beside an unnamed one leaves a trace, so it is added on request only"
+        if self.parameters.quantization_config or self.transport.info.config.quantization_config:
+            return "the collection is quantised to save memory, and a second vector has no codes"
+        return None
+
+    def cost(self) -> str:
+        number = 2 if self.parameters.datatype == models.Datatype.FLOAT16 else 4
+        hnsw = self.parameters.hnsw_config
+        m_links = (hnsw.m if hnsw is not None else None) or self.transport.info.config.hnsw_config.m
+        each = (self.parameters.size + 1) * number + 2 * m_links * 4
+        where = "disk" if self.parameters.on_disk else "memory, and as much of disk"
+        return f"about {_bytes(each * self.transport.count())} of {where}"
 
     def prepare(self, version: Version) -> None:
         transport, name = self.transport, version.augmented_vector
@@ -215,7 +259,38 @@ class VectorSchema(Schema):
         return lines
 
 
-SCHEMAS: dict[Storage, type[Schema]] = {"vector": VectorSchema, "payload": PayloadSchema}
+def schemas(
+    transport: Transport, using: str, parameters: models.VectorParams, server: tuple[int, int]
+) -> dict[Storage, Schema]:
+    """Both ways to keep the offsets of a vector; see `Schema`."""
+    given = (transport, using, parameters, server)
+    return {"vector": VectorSchema(*given), "payload": PayloadSchema(*given)}
+
+
+def chosen_storage(
+    schemas: dict[Storage, Schema], asked: Storage | Literal["auto"], lying: Version | None
+) -> tuple[Storage, list[str]]:
+    """Where offsets go, and why, in a line, if nobody has said it. lying: the correction that there is.
+
+    Raises StoreError where the collection cannot keep them there, InputError for what is no storage.
+    """
+    if asked not in ("auto", "payload", "vector"):
+        raise InputError(f"storage={asked!r}: use 'auto', 'payload' or 'vector'")
+    if asked != "auto":
+        schemas[asked].require()
+        return asked, []
+    if lying is not None:
+        return lying.storage, []
+    against = schemas["vector"].doubt()
+    storage: Storage = "payload" if against else "vector"
+    why = against or "a search by a second vector is as fast as a raw one, and the server adds it in place"
+    return storage, [f"storage={storage!r}: {why}"]
+
+
+def _bytes(count: float) -> str:
+    """A number of bytes for people."""
+    thousands = min(max(int(math.log10(count or 1)) // 3, 0), 4)
+    return f"{count / 1000**thousands:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[thousands]}"
 
 
 def chosen_vector(

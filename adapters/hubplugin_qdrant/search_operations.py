@@ -25,7 +25,7 @@ def query_points(cache: CorrectionCache, arguments: Arguments) -> Operation:
     request = as_request(arguments)
     if known.augmented_vectors:
         request = (yield from _resolved(cache, known, [request]))[0]
-    rewritten = rewrite(request, known.manifest, cache.oversampling)
+    rewritten = rewrite(request, known.manifest)
     response = yield cache.raw.query_points(**as_arguments(arguments, rewritten.request))
     return _finished(response, rewritten, request, known)
 
@@ -41,7 +41,7 @@ def query_batch_points(cache: CorrectionCache, arguments: Arguments) -> Operatio
     ]
     if known.augmented_vectors:
         requests = yield from _resolved(cache, known, requests)
-    rewritten = [rewrite(request, known.manifest, cache.oversampling) for request in requests]
+    rewritten = [rewrite(request, known.manifest) for request in requests]
     found = yield cache.raw.query_batch_points(**(arguments | {"requests": [each.request for each in rewritten]}))
     return [_finished(*each, known) for each in zip(found, rewritten, requests, strict=True)]
 
@@ -54,7 +54,7 @@ def query_points_groups(cache: CorrectionCache, arguments: Arguments) -> Operati
     request = as_request(arguments)  # the server multiplies the candidates by the size of a group
     if known.augmented_vectors:
         request = (yield from _resolved(cache, known, [request]))[0]
-    rewritten = rewrite(request, known.manifest, cache.oversampling)
+    rewritten = rewrite(request, known.manifest)
     sent = as_arguments(arguments, rewritten.request)
     sent.pop("offset", None)
     result = yield cache.raw.query_points_groups(**sent)

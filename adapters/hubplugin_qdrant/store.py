@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
@@ -23,7 +23,7 @@ from hubplugin_qdrant.collection_metadata import CollectionMetadata
 from hubplugin_qdrant.errors import Fault, fault_of, one_line
 from hubplugin_qdrant.manifest import Manifest, Version
 from hubplugin_qdrant.points import PointReader
-from hubplugin_qdrant.schema import METRICS, SCHEMAS, Schema, Storage, chosen_vector
+from hubplugin_qdrant.schema import METRICS, Storage, chosen_storage, chosen_vector, schemas
 from hubplugin_qdrant.transport import Transport
 from hubplugin_qdrant.versioned_store import VersionedStore
 from hubplugin_qdrant.writing import QdrantWriting
@@ -33,7 +33,8 @@ FORMULAS = (1, 14)
 
 
 class QdrantStore(VersionedStore):
-    """The vector `using` of a collection ("" is the unnamed one), with its offsets as `storage`; see `apply`.
+    """The vector `using` of a collection ("" is the unnamed one), with its offsets as `storage`, searched as exactly as
+    `agreement` says; see `apply`.
 
     Raises StoreError for a collection or vector that is not there or cannot carry offsets, and for a server that
     cannot be reached. `collection` may be an alias: the correction belongs to what it stands for now.
@@ -42,7 +43,14 @@ class QdrantStore(VersionedStore):
     shared = True
 
     def __init__(
-        self, client: QdrantClient, collection: str, using: str = "", storage: Storage | None = None, *, url: str = ""
+        self,
+        client: QdrantClient,
+        collection: str,
+        using: str = "",
+        storage: Storage | Literal["auto"] = "auto",
+        *,
+        agreement: float | None = None,
+        url: str = "",
     ):
         self.client = require_client(client, QdrantClient)
         if not isinstance(collection, str):
@@ -56,15 +64,12 @@ class QdrantStore(VersionedStore):
         self.using, parameters = chosen_vector(self.url, info, using, manifest)
         self.metric, self.dim = METRICS[parameters.distance], parameters.size
         self._transport = Transport(self.client, self.collection, self.url, info, self.dim)
-        if storage not in (None, "payload", "vector"):
-            raise InputError(f"storage={storage!r}: use 'payload' or 'vector'")
-        active = manifest.active.get(self.using)
-        self.storage: Storage = storage or (active.storage if active is not None else "payload")
-        self._schemas: dict[Storage, Schema] = {
-            name: schema(self._transport, self.using, parameters, server) for name, schema in SCHEMAS.items()
-        }
-        if storage is not None:
-            self._schemas[storage].require()
+        if agreement is not None and not 0 < agreement <= 1:
+            raise InputError(f"agreement={agreement!r}: it is a share of the raw recall, above 0 and at most 1")
+        self._agreement = agreement
+        self._schemas = schemas(self._transport, self.using, parameters, server)
+        lying, _ = manifest.lying(self.using)
+        self.storage, self._choice = chosen_storage(self._schemas, storage, lying)
         self.metadata = CollectionMetadata(self._transport)
 
     def _described(self, collection: str) -> models.CollectionInfo:
@@ -96,7 +101,8 @@ class QdrantStore(VersionedStore):
             if found != "active":
                 schema.prepare(version)
         limit = self._transport.strict.max_query_limit  # as it is now
-        return QdrantWriting(self, version.model_copy(update={"max_candidates": limit}), found, schema, queries)
+        searched = {"max_candidates": limit, "agreement": self._agreement or version.agreement}
+        return QdrantWriting(self, version.model_copy(update=searched), found, schema, queries)
 
     def _require_writable(self) -> None:
         """Raises StoreError where there is nothing to write to, or writing would take for ever."""
@@ -111,7 +117,9 @@ class QdrantStore(VersionedStore):
     def notes(self) -> Sequence[str]:
         manifest = self.metadata.read_manifest()
         active = manifest.active.get(self.using)
-        lines = [active.where()] if active is not None else []
+        lines = []
+        if active is not None:
+            lines = [active.where(), *self._choice, f"they take {self._schemas[active.storage].cost()}"]
         if active is not None and active.metric is Metric.EUCLIDEAN:
             lines.append(
                 "a fusion by DBSF gets similarities here where it gets distances raw: other scores, other order"
@@ -124,6 +132,8 @@ class QdrantStore(VersionedStore):
         each, *more = self._schemas[self.storage].plan(self.metadata.read_manifest().last_number + 1)
         return [
             f"each point of {self.collection!r} would get {each}",
+            *self._choice,
+            f"offsets would take {self._schemas[self.storage].cost()}",
             f"manifest and model would lie in {m.metadata_collection(self.collection)!r}",
             *more,
         ]
@@ -162,20 +172,20 @@ def _supported_version(url: str, text: str) -> tuple[int, int]:
 
 def open_url(url: str) -> QdrantStore:
     """The store behind qdrant://HOST:6333/COLLECTION, qdrant+https://HOST:6333/COLLECTION or
-    qdrant-local:PATH/COLLECTION, each with ?using=VECTOR where the collection has named vectors, and &storage=vector
-    for offsets in a second vector.
+    qdrant-local:PATH/COLLECTION, each with ?using=VECTOR where the collection has named vectors, and with
+    &storage=vector or &storage=payload where offsets shall lie elsewhere than "auto" puts them.
 
     The api key is read from the environment variable QDRANT_API_KEY and is never part of a URL.
     """
     scheme, _, rest = url.partition(":")
     parts = urlsplit(f"{'local:' if scheme == 'qdrant-local' else '//'}{rest.removeprefix('//')}")
     options = dict(parse_qsl(parts.query))
-    using, storage = options.pop("using", ""), options.pop("storage", None)
+    using, storage = options.pop("using", ""), options.pop("storage", "auto")
     place, _, collection = parts.path.rpartition("/")
     expected = "qdrant-local:PATH/COLLECTION" if scheme == "qdrant-local" else f"{scheme}://HOST:6333/COLLECTION"
     if parts.username or parts.password or options:
         raise InputError(
-            f"expected {expected}, and no more than ?using=VECTOR&storage=vector behind it; "
+            f"expected {expected}, and no more than ?using=VECTOR&storage=STORAGE behind it; "
             "an api key is read from the environment variable QDRANT_API_KEY"
         )
     if not collection or not (place if scheme == "qdrant-local" else parts.hostname):
@@ -183,7 +193,7 @@ def open_url(url: str) -> QdrantStore:
     try:
         with one_line(url, "opening", collection):
             client = _connect(scheme, parts, place)
-            return QdrantStore(client, collection, using, cast(Storage | None, storage), url=url)
+            return QdrantStore(client, collection, using, cast(Storage, storage), url=url)
     except StoreError as error:
         if not parts.netloc.endswith(":6334"):
             raise

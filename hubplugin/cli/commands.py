@@ -46,7 +46,8 @@ StoreUrl = Annotated[
         metavar="STORE",
         help="faiss:FILE, qdrant://HOST:6333/COLLECTION, qdrant+https://..., qdrant-local:PATH/COLLECTION, "
         "qdrant-edge:PATH. Options follow behind a ?, in quotes: 'faiss:FILE?metric=dot' (or cosine) where the metric "
-        "is detected wrongly; 'qdrant://...?using=VECTOR&storage=vector': which vector, offsets in a second vector.",
+        "is detected wrongly; 'qdrant://...?using=VECTOR&storage=payload': which vector, and where offsets lie "
+        "(payload or vector).",
     ),
 ]
 Queries = Annotated[

@@ -30,8 +30,8 @@ NAMED = 10
 class Applied:
     """What `apply` or `refresh` did: the model, and of `scanned` targets how many had no offset by it before, and how
     many a different one. `written` is False after a dry run, which only counted them. neutral: the groups that have
-    the offset 0, and why. plan: what would be done to the store, after a dry run. judgement: what the guard saw before
-    `apply`; None where it was not asked, or each group on its own."""
+    the offset 0, and why. notes: what was done to the store or, after a dry run, would be. judgement: what the guard
+    saw before `apply`; None where it was not asked, or each group on its own."""
 
     model: OffsetModel
     scanned: int
@@ -39,7 +39,7 @@ class Applied:
     stale: int
     written: bool = True
     neutral: Mapping[Value, str] = field(default_factory=dict)
-    plan: Sequence[str] = ()
+    notes: Sequence[str] = ()
     judgement: Judgement | None = None
     unjudged: Unjudged = field(default_factory=Unjudged)
 
@@ -57,7 +57,7 @@ class Applied:
             text += f"\nkept at offset 0: {named}{more}"
         if self.unjudged.count:
             text += f"\n{self.unjudged}"
-        return "\n".join((text, *self.plan))
+        return "\n".join((text, *self.notes))
 
 
 def refresh(
@@ -112,7 +112,7 @@ def written(store: Store, model: OffsetModel, gallery: SpooledGallery | None, co
             if not again.missing + again.stale:
                 break
         writing.activate()
-    return Applied(model, first.scanned, first.missing, first.stale, unjudged=first.unjudged)
+    return Applied(model, first.scanned, first.missing, first.stale, notes=store.notes(), unjudged=first.unjudged)
 
 
 def require_match(model: OffsetModel, store: Store) -> None:

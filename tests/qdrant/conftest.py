@@ -80,6 +80,7 @@ class Photos:
 
     def wrapped(self, **options) -> Any:
         """A corrected client on the collection."""
+        options = {"oversampling": ROWS / 10} | options  # every point is a candidate
         if not self.awaited:
             return HubQdrantClient.wrap(self.plain, **options)
         plain = AsyncQdrantClient(":memory:")

@@ -179,7 +179,7 @@ def test_a_calibration_goes_on_with_the_request_that_a_limited_rate_refused(cosi
     monkeypatch.setattr("hubplugin_qdrant.transport.RETRY_WAIT", wait_none())
     cosine.apply()
     assert asked
-    assert (cosine.version.oversampling, cosine.version.certain) == (twin.version.oversampling, twin.version.certain)
+    assert (cosine.version.oversampling, cosine.version.recall) == (twin.version.oversampling, twin.version.recall)
 
 
 def test_an_interrupted_run_does_not_wait_for_a_server_that_is_away(cosine, monkeypatch):

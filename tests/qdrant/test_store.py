@@ -222,7 +222,7 @@ def test_what_a_run_on_another_vector_has_left_half_written_is_taken_out():
         if what == "writing offsets":
             raise KeyboardInterrupt
 
-    given = {"query_bank": clustered(4, 50), "method": "is", "force": True}
+    given = {"query_bank": clustered(4, 50), "method": "is", "force": True, "storage": "payload"}
     with pytest.raises(KeyboardInterrupt):
         hubplugin_qdrant.apply(client, "photos", using="image", progress=stop, **given)
     hubplugin_qdrant.apply(client, "photos", using="text", **given)

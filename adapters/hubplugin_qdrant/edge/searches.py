@@ -9,11 +9,12 @@ import qdrant_edge as edge
 from qdrant_client import models
 
 from hubplugin.metric import Metric
+from hubplugin.store import Hits
 from hubplugin_qdrant import manifest as m
-from hubplugin_qdrant.calibration import with_oversampling
 from hubplugin_qdrant.edge.shard import Shard, one_line
 from hubplugin_qdrant.manifest import Version
 from hubplugin_qdrant.requests.scores import similarity_threshold, with_distances
+from hubplugin_qdrant.transport import plain_id
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -75,20 +76,26 @@ def _points(found: list[Any], version: Version | None) -> list[models.ScoredPoin
     return with_distances(points) if euclidean else points
 
 
-def calibrated(shard: Shard, version: Version, queries: np.ndarray) -> Version:
-    """`version` with the oversampling that suits the shard; see `calibration.with_oversampling`."""
-
-    def similarities(version: Version | None, limit: int, offset: int = 0) -> np.ndarray:
-        found = np.full((len(queries), limit), -np.inf)
-        for row, points in enumerate(nearest(shard, version, queries, limit, offset=offset)):
-            found[row, : len(points)] = [point.score for point in points]
-        if shard.metric is Metric.EUCLIDEAN:
-            found = -0.5 * found * np.abs(found)
-        return found
-
-    def corrected(oversampling: float) -> np.ndarray:
-        return similarities(version.model_copy(update={"oversampling": oversampling}), m.SMALLEST_PAGE)
-
-    return with_oversampling(
-        version, shard.count(), corrected, lambda candidates: similarities(None, 1, candidates - 1)[:, 0]
+def hits(found: list[list[models.ScoredPoint]]) -> Hits:
+    return Hits(
+        [[plain_id(point.id) for point in points] for points in found],
+        [[point.score for point in points] for points in found],
     )
+
+
+class CalibrationSearches:
+    """Searches of `shard` for `queries` [m, d]; see `calibration.Searches`."""
+
+    exact_allowed = True
+
+    def __init__(self, shard: Shard, queries: np.ndarray):
+        self._shard, self._queries = shard, queries
+
+    def raw(self, limit: int, exact: bool) -> Hits:
+        return self._found(None, limit, exact)
+
+    def corrected(self, version: Version, limit: int, exact: bool) -> Hits:
+        return self._found(version, limit, exact)
+
+    def _found(self, version: Version | None, limit: int, exact: bool) -> Hits:
+        return hits(nearest(self._shard, version, self._queries, limit, params=edge.SearchParams(exact=exact)))

@@ -22,12 +22,11 @@ from hubplugin.store import Batch, Hits
 from hubplugin.vectors import Progress
 from hubplugin_qdrant.calibration import chosen_queries
 from hubplugin_qdrant.edge.folder import Folder
-from hubplugin_qdrant.edge.searches import Options, nearest
+from hubplugin_qdrant.edge.searches import Options, hits, nearest
 from hubplugin_qdrant.edge.shard import Shard, one_line
 from hubplugin_qdrant.edge.writing import EdgeWriting
 from hubplugin_qdrant.manifest import Version
 from hubplugin_qdrant.points import PointReader
-from hubplugin_qdrant.transport import plain_id
 from hubplugin_qdrant.versioned_store import VersionedStore
 
 if TYPE_CHECKING:
@@ -67,11 +66,7 @@ class EdgeStore(VersionedStore):
         return nearest(self._shard, self._searched(raw), np.asarray([vector]), limit, **options)[0]
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
-        found = nearest(self._shard, self._searched(raw), queries, k)
-        return Hits(
-            [[plain_id(point.id) for point in points] for points in found],
-            [[point.score for point in points] for points in found],
-        )
+        return hits(nearest(self._shard, self._searched(raw), queries, k))
 
     def _searched(self, raw: bool) -> Version | None:
         """The version that a search uses."""

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from hubplugin.store import Batch, Found
+from hubplugin_qdrant.calibration import calibrated
 from hubplugin_qdrant.edge.folder import Folder
-from hubplugin_qdrant.edge.searches import calibrated
+from hubplugin_qdrant.edge.searches import CalibrationSearches
 from hubplugin_qdrant.edge.shard import Shard
 from hubplugin_qdrant.manifest import Version
 from hubplugin_qdrant.points import PointReader
@@ -35,4 +36,4 @@ class EdgeWriting(VersionWriting):
 
     def finished(self) -> Version:
         self._shard.index(self.version)
-        return calibrated(self._shard, self.version, self._queries)
+        return calibrated(self.version, self._shard.count(), CalibrationSearches(self._shard, self._queries))

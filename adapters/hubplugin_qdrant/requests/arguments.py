@@ -11,8 +11,20 @@ from qdrant_client.conversions.conversion import GrpcToRest
 
 from hubplugin_qdrant.operations import Arguments
 
-_CLIENT_NAMES = {"filter": "query_filter", "params": "search_params", "with_vector": "with_vectors"}
-"""Fields of `QueryRequest` that have another name among the client's arguments."""
+_ARGUMENTS = {
+    "prefetch": "prefetch",
+    "query": "query",
+    "using": "using",
+    "filter": "query_filter",
+    "params": "search_params",
+    "score_threshold": "score_threshold",
+    "limit": "limit",
+    "offset": "offset",
+    "with_payload": "with_payload",
+    "with_vector": "with_vectors",
+    "lookup_from": "lookup_from",
+}
+"""The fields of `QueryRequest`, and what they are called among the client's arguments."""
 
 
 def as_request(arguments: Arguments) -> models.QueryRequest:
@@ -69,5 +81,5 @@ def _rest(value: Any) -> Any:
 
 def as_arguments(arguments: Arguments, request: models.QueryRequest) -> Arguments:
     """`arguments` with the fields of `request` in their place."""
-    changed = {_CLIENT_NAMES.get(name, name): getattr(request, name) for name in _fields(arguments)}
-    return arguments | changed
+    fields = request.__dict__
+    return arguments | {argument: fields[name] for name, argument in _ARGUMENTS.items()}

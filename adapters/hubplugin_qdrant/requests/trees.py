@@ -40,15 +40,15 @@ class Rewritten:
     finish: Callable[[Points], Points] | None = None
 
 
-def rewrite(request: models.QueryRequest, manifest: Manifest, oversampling: float | None = None) -> Rewritten:
+def rewrite(request: models.QueryRequest, manifest: Manifest) -> Rewritten:
     """`request` with every nearest query on a corrected vector corrected, and our payload key left out.
 
-    `oversampling` takes the place of the manifest's. For storage="vector" the query must be the vector itself: see
+    For storage="vector" the query must be the vector itself: see
     `references` and `resolved`.
     """
     version = corrected_version(request.query, request.using, manifest)
     shown = without_our_key(request.with_payload)
-    prefetches = [rewrite_prefetch(child, manifest, oversampling) for child in prefetches_of(request.prefetch)]
+    prefetches = [rewrite_prefetch(child, manifest) for child in prefetches_of(request.prefetch)]
     if version is None:
         query = _over_corrected(request.query, prefetches_of(request.prefetch), manifest)
         fields = {"prefetch": prefetches or None, "query": query, "with_payload": shown}
@@ -57,7 +57,7 @@ def rewrite(request: models.QueryRequest, manifest: Manifest, oversampling: floa
         return Rewritten(request.model_copy(update=_augmented(request, prefetches, version) | {"with_payload": shown}))
     corrected = request.model_copy(
         update={
-            "prefetch": _candidates(request, prefetches, _results(request), version, oversampling),
+            "prefetch": _candidates(request, prefetches, _results(request), version),
             "query": formula(version),
             "using": None,
             "filter": None,
@@ -74,12 +74,10 @@ def _results(request: models.QueryRequest) -> int:
     return (request.limit or SERVER_LIMIT) + (request.offset or 0)
 
 
-def rewrite_prefetch(
-    prefetch: models.Prefetch, manifest: Manifest, oversampling: float | None = None
-) -> models.Prefetch:
+def rewrite_prefetch(prefetch: models.Prefetch, manifest: Manifest) -> models.Prefetch:
     """`prefetch` with every nearest query on a corrected vector in it corrected."""
     children = prefetches_of(prefetch.prefetch)
-    prefetches = [rewrite_prefetch(child, manifest, oversampling) for child in children]
+    prefetches = [rewrite_prefetch(child, manifest) for child in children]
     version = corrected_version(prefetch.query, prefetch.using, manifest)
     if version is None:
         if not prefetches:
@@ -90,7 +88,7 @@ def rewrite_prefetch(
         return prefetch.model_copy(update=_augmented(prefetch, prefetches, version))
     results = prefetch.limit or SERVER_LIMIT
     return _prefetch(
-        prefetch=_candidates(prefetch, prefetches, results, version, oversampling),
+        prefetch=_candidates(prefetch, prefetches, results, version),
         query=formula(version),
         limit=results,
         score_threshold=similarity_threshold(prefetch.score_threshold, version.metric),
@@ -110,16 +108,18 @@ def _candidates(
     prefetches: list[models.Prefetch],
     results: int,
     version: Version,
-    oversampling: float | None,
 ) -> list[models.Prefetch]:
     """The raw query of `node` over as many candidates as its corrected results may hide among."""
     if version.storage == "vector":
         return _by_augmented_vector(node, prefetches, results, version)
-    limit = _over_all(prefetches, version.candidates(results, oversampling), version)
+    limit = _over_all(prefetches, version.candidates(results), version)
+    query = nearest(node.query)
+    if isinstance(query, list):  # which pydantic writes faster than a list by itself
+        query = models.NearestQuery.model_construct(nearest=query)
     return [
         _prefetch(
             prefetch=prefetches or None,
-            query=nearest(node.query),
+            query=query,
             using=node.using,
             filter=node.filter,
             params=node.params,
@@ -167,7 +167,10 @@ def _augmented(node: Node, prefetches: list[models.Prefetch], version: Version) 
     last = 0.0 if version.metric is Metric.EUCLIDEAN else 1.0
     params = node.params
     if version.codes:
-        params = (params or _SEARCH_PARAMS).model_copy(update={"quantization": _FULL_VECTORS})
+        changed: dict[str, Any] = {"quantization": _FULL_VECTORS}
+        if version.hnsw_ef is not None and (params is None or params.hnsw_ef is None):
+            changed["hnsw_ef"] = version.hnsw_ef
+        params = (params or _SEARCH_PARAMS).model_copy(update=changed)
     return {
         "query": [*query, last],
         "using": version.augmented_vector,

@@ -1,0 +1,182 @@
+"""What is done to a running server: aliases are switched, others write, tenants share it, keys are limited."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import threading
+import time
+
+import numpy as np
+import pytest
+from qdrant_client import QdrantClient, models
+
+import hubplugin
+import hubplugin_qdrant
+from hubplugin_qdrant import HubQdrantClient, QdrantStore, cached_manifest
+from integration_tests.galleries import AGREED, APPLY, BANK, OTHER_BANK, QUERIES, TARGETS, K
+from integration_tests.test_connections import There
+
+pytestmark = pytest.mark.needs("client", "server")
+
+
+def agreement(hub, gallery, model, name=None, **given):
+    found = [
+        hub.query_points(name or gallery.name, query, gallery.using or None, limit=K, **given).points
+        for query in QUERIES
+    ]
+    return gallery.agreement([[point.id for point in points] for points in found], model)
+
+
+@pytest.mark.parametrize("through", ["the wrapped client", "another client"])
+def test_an_alias_that_is_switched_is_followed(backend, fill, through, monkeypatch):
+    old, new, client, hub = fill(using="code"), fill(using="code"), backend.client(), backend.wrapped()
+    models_of = [
+        hubplugin_qdrant.apply(client, gallery.name, query_bank=bank, **APPLY).model
+        for gallery, bank in ((old, BANK), (new, OTHER_BANK))
+    ]
+    alias = f"{old.name}-alias"
+
+    def switched(to, by):
+        delete = models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=alias))
+        create = models.CreateAlias(collection_name=to.name, alias_name=alias)
+        by.update_collection_aliases([delete, models.CreateAliasOperation(create_alias=create)])
+
+    switched(old, client)
+    assert agreement(hub, old, models_of[0], alias) >= AGREED
+    if through == "another client":
+        monkeypatch.setattr(cached_manifest, "MANIFEST_SECONDS", 0.0)
+        hub = backend.wrapped()
+        assert agreement(hub, old, models_of[0], alias) >= AGREED
+    switched(new, client if through == "another client" else hub)
+    assert agreement(hub, new, models_of[1], alias) >= AGREED
+    assert agreement(hub, old, models_of[0], alias) < AGREED
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "wrapped"])
+@pytest.mark.parametrize("using", ["", "code"], ids=["unnamed", "named"])
+def test_a_collection_under_constant_writes_is_corrected_and_nothing_is_lost(backend, fill, using, wrapped):
+    """200 points a second come from another thread, all the while that the correction is applied."""
+    gallery, stop, written = fill(using=using), threading.Event(), []
+    writer_client = backend.wrapped() if wrapped else backend.client()
+
+    def write():
+        rng, due = np.random.default_rng(0), time.monotonic()
+        while not stop.is_set():
+            ids = list(range(1_000_001 + len(written), 1_000_011 + len(written)))
+            rows = TARGETS[rng.integers(len(TARGETS), size=10)] + 0.05 * rng.normal(size=(10, TARGETS.shape[1]))
+            points = [
+                models.PointStruct(id=key, vector={using: row} if using else row, payload={"row": key})
+                for key, row in zip(ids, rows.tolist(), strict=True)
+            ]
+            writer_client.upsert(gallery.name, points, wait=False)
+            written.extend(ids)
+            due += 0.05
+            stop.wait(max(0.0, due - time.monotonic()))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **APPLY)
+    finally:
+        stop.set()
+        writer.join()
+    client = backend.client()
+    report = hubplugin_qdrant.inspect(client, gallery.name, probes=0)
+    assert report.count == len(gallery.ids) + len(written)
+    assert report.missing + report.stale <= len(written)
+    refreshed = hubplugin_qdrant.refresh(client, gallery.name)
+    assert refreshed.missing + refreshed.stale == report.missing + report.stale
+    healed = hubplugin_qdrant.inspect(client, gallery.name, probes=0)
+    assert (healed.missing, healed.stale) == (0, 0)
+    assert {beside["row"] for key, (_, beside) in gallery.content().items() if key in set(written)} == set(written)
+
+
+@pytest.fixture(params=["payload", "vector"])
+def storage(request, backend):
+    if request.param == "vector" and backend.version() < (1, 18):
+        pytest.skip("storage='vector' needs server 1.18")
+    return request.param
+
+
+def test_tenants_of_one_collection_are_corrected_each(backend, fill, storage):
+    gallery, client = fill(using="code", rows=0, hnsw_config=models.HnswConfigDiff(m=0, payload_m=16)), backend.client()
+    tenant = models.KeywordIndexParams(type=models.KeywordIndexType.KEYWORD, is_tenant=True)
+    client.create_payload_index(gallery.name, "tenant", tenant, wait=True)
+    points = [
+        models.PointStruct(id=row, vector={"code": vector.tolist()}, payload={"tenant": f"tenant {row % 2}"})
+        for row, vector in enumerate(TARGETS)
+    ]
+    client.upsert(gallery.name, points, wait=True)
+    given = {"query_bank": BANK, "using": "code", "storage": storage, "group_by": "tenant"}
+    hubplugin_qdrant.apply(client, gallery.name, **given, **APPLY)
+    correction = QdrantStore(client, gallery.name, "code").correction()
+    hub = backend.wrapped()
+    for number in range(2):
+        rows = np.arange(number, len(TARGETS), 2)
+        offsets = correction.model.offsets(TARGETS[rows], groups=[f"tenant {number}"] * len(rows))
+        scores = QUERIES.astype(np.float64) @ TARGETS[rows].T.astype(np.float64) + offsets
+        condition = models.FieldCondition(key="tenant", match=models.MatchValue(value=f"tenant {number}"))
+        mine, agreed = models.Filter(must=[condition]), 0
+        for query, row in zip(QUERIES, scores, strict=True):
+            found = hub.query_points(gallery.name, query, "code", query_filter=mine, limit=K).points
+            agreed += len({point.id for point in found} & set(rows[np.argsort(-row)[:K]].tolist()))
+        assert agreed / (K * len(QUERIES)) >= AGREED
+
+
+def test_vectors_on_disk_are_corrected(backend, fill, storage):
+    gallery = fill(using="code", graph=True, vector={"on_disk": True}, on_disk_payload=True)
+    client = backend.client()
+    model = hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, storage=storage, **APPLY).model
+    vectors = client.get_collection(gallery.name).config.params.vectors
+    assert all(parameters.on_disk for parameters in vectors.values())
+    assert agreement(backend.wrapped(), gallery, model) >= AGREED - 0.02
+
+
+def test_a_strict_limit_on_candidates_is_kept_by_every_search(backend, fill, storage):
+    limits = models.StrictModeConfig(enabled=True, max_query_limit=60, search_allow_exact=False)
+    gallery, client = fill(using="code", strict_mode_config=limits), backend.client()
+    applied = hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, storage=storage, agreement=1.0, **APPLY)
+    hub = backend.wrapped(oversampling=1000)
+    assert agreement(hub, gallery, applied.model) >= 0.9
+    assert len(hub.query_points(gallery.name, QUERIES[0], "code", limit=60).points) == 60
+    (measured,) = [line for line in map(str, applied.notes) if "recall" in line]
+    assert "raw index" not in measured  # which only exact searches could tell
+
+
+def token(key, access):
+    """A JSON web token with which a server that knows `key` allows `access`."""
+
+    def part(content):
+        return base64.urlsafe_b64encode(content).rstrip(b"=")
+
+    head = part(json.dumps({"alg": "HS256", "typ": "JWT"}).encode())
+    signed = head + b"." + part(json.dumps({"access": access}).encode())
+    return (signed + b"." + part(hmac.digest(key.encode(), signed, hashlib.sha256))).decode()
+
+
+@pytest.mark.needs("client", "server", "jwt")
+@pytest.mark.parametrize("using", ["", "code"], ids=["unnamed", "named"])
+def test_keys_of_single_collections_do_what_they_allow(backend, using):
+    there = There(backend.keyed())
+    gallery, options = there.gallery(using=using), there.address.options()
+    both = (gallery.name, f"{gallery.name}--hub")
+
+    def client(kind, names, access):
+        allowed = [{"collection": name, "access": access} for name in names]
+        return kind(**(options | {"api_key": token(there.address.api_key, allowed)}))
+
+    try:
+        # Who may write the points, but make no collection, cannot begin ...
+        with pytest.raises(hubplugin.StoreError, match="the api key may not do this"):
+            hubplugin_qdrant.apply(client(QdrantClient, both, "rw"), gallery.name, query_bank=BANK, **APPLY)
+        model = hubplugin_qdrant.apply(there.client(), gallery.name, query_bank=BANK, **APPLY).model
+        # ... but refreshes, who may read both searches corrected, and who may read the points alone is told.
+        assert hubplugin_qdrant.refresh(client(QdrantClient, both, "rw"), gallery.name).stale == 0
+        assert agreement(client(HubQdrantClient, both, "r"), gallery, model) >= AGREED
+        with pytest.warns(UserWarning, match="the api key may not read"):
+            assert agreement(client(HubQdrantClient, both[:1], "r"), gallery, None) >= AGREED
+    finally:
+        gallery.drop()

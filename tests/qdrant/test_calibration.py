@@ -1,0 +1,140 @@
+"""How widely a corrected search looks: as widely as the raw index's own recall asks for, and no wider."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from qdrant_client import QdrantClient, models
+
+import hubplugin_qdrant
+from hubplugin import InputError, Metric
+from hubplugin.store import Hits
+from hubplugin_qdrant import HubQdrantClient, QdrantStore
+from hubplugin_qdrant.calibration import calibrated, recall
+from hubplugin_qdrant.manifest import Version
+from tests.qdrant.conftest import Photos
+
+POINTS, QUERIES, K = 2000, 30, 10
+
+
+def version(storage, **fields):
+    given = {"number": 1, "vector": "", "metric": Metric.COSINE, "dim": 8, "method": "is", "parameters": {}}
+    statistics = {"count": POINTS, "smallest": -1.0, "largest": 1.0, "deviation": 0.1}
+    return Version(storage=storage, model="", parts=1, bank_fingerprint="", **given, **statistics, **fields)
+
+
+class Index:
+    """An index that finds a share `raw_recall` of what is there, and a corrected one that finds a result only within
+    so many candidates, or by such an ef, as that result needs."""
+
+    def __init__(self, needed, raw_recall=1.0, exact_allowed=True):
+        self.needed, self.raw_recall, self.exact_allowed, self.asked = np.asarray(needed), raw_recall, exact_allowed, []
+
+    def raw(self, limit, exact):
+        lost = 0 if exact else round(QUERIES * K * (1 - self.raw_recall))
+        ids = np.arange(QUERIES * K).reshape(QUERIES, K)
+        return Hits(np.where(ids < lost, -1, ids).tolist(), [list(range(K, 0, -1))] * QUERIES)
+
+    def corrected(self, version, limit, exact):
+        width = version.hnsw_ef or 100 if version.storage == "vector" else version.candidates(K)
+        self.asked.append(width)
+        ids = np.arange(QUERIES * K).reshape(QUERIES, K)
+        found = ids if exact else np.where(self.needed.reshape(QUERIES, K) <= width, ids, -1)
+        return Hits(found.tolist(), [list(range(K, 0, -1))] * QUERIES)
+
+
+@pytest.mark.parametrize("storage", ["payload", "vector"])
+@pytest.mark.parametrize(("agreement", "raw_recall"), [(0.99, 1.0), (0.95, 1.0), (1.0, 0.9), (0.99, 0.8), (1.0, 1.0)])
+def test_the_width_is_the_least_that_reaches_the_share_of_the_raw_recall(storage, agreement, raw_recall):
+    needed = np.random.default_rng(0).uniform(100, 1500, size=QUERIES * K)
+    index = Index(needed, raw_recall)
+    found = calibrated(version(storage, agreement=agreement), POINTS, index)
+    least = np.sort(needed)[int(np.ceil(agreement * raw_recall * QUERIES * K - 1e-9)) - 1]
+    width = found.hnsw_ef if storage == "vector" else found.candidates(K)
+    assert least <= width <= 1.25 * least + 1
+    assert found.raw_recall == pytest.approx(raw_recall)
+    assert found.recall == pytest.approx((needed <= width).mean())
+    assert max(index.asked[1:]) <= 8 * least  # after the exact search, no far wider one than needed
+
+
+def test_what_needs_nothing_gets_nothing():
+    needs_nothing = np.zeros(QUERIES * K)
+    assert calibrated(version("payload"), POINTS, Index(needs_nothing)).candidates(K) == K
+    assert calibrated(version("vector"), POINTS, Index(needs_nothing)).hnsw_ef is None
+
+
+@pytest.mark.parametrize("points", [4, 10, 12, 25, POINTS])
+def test_what_never_reaches_gets_the_most_that_there_are(points):
+    found = calibrated(version("payload"), points, Index(np.full(QUERIES * K, np.inf)))
+    assert (found.candidates(K), found.recall) == (max(points, K), 0.0)
+
+
+def test_a_limit_on_candidates_is_kept():
+    found = calibrated(version("payload", max_candidates=100), POINTS, Index(np.full(QUERIES * K, np.inf)))
+    assert found.candidates(K) == found.candidates(1000) == 100
+
+
+def test_where_exact_searches_are_forbidden_none_is_made_and_the_raw_recall_is_not_told():
+    class Forbidding(Index):
+        def raw(self, limit, exact):
+            assert not exact
+            return super().raw(limit, exact)
+
+        def corrected(self, version, limit, exact):
+            assert not exact
+            return super().corrected(version, limit, exact)
+
+    found = calibrated(version("payload"), POINTS, Forbidding(np.full(QUERIES * K, 300.0), exact_allowed=False))
+    assert 300 <= found.candidates(K) <= 375
+    assert (found.recall, found.raw_recall) == (1.0, None)
+
+
+def test_results_that_score_the_same_as_the_last_count_as_well():
+    exact = Hits([[*range(12)]], [[9.0] * 8 + [1.0] * 4])
+    assert recall(Hits([[0, 1, 2, 3, 4, 5, 6, 7, 10, 11]], []), exact) == 1.0
+    assert recall(Hits([[0, 1, 2, 3, 4, 5, 6, 20, 10, 11]], []), exact) == 0.9
+
+
+def test_the_share_that_is_asked_for_is_stored_told_and_kept_by_a_refresh(cosine):
+    hubplugin_qdrant.apply(cosine.plain, "photos", cosine.bank, agreement=0.8, **cosine.settings())
+    first = cosine.version
+    assert (first.agreement, first.raw_recall) == (0.8, 1.0)
+    assert first.recall >= 0.8
+    told = str(hubplugin_qdrant.inspect(cosine.plain, "photos", probes=0))
+    assert f"recall {first.recall:.3f} of the exact corrected top 10, where the raw index has 1.000" in told
+    hubplugin_qdrant.refresh(cosine.plain, "photos")
+    assert cosine.version.agreement == 0.8
+    assert cosine.version.oversampling == first.oversampling
+    cosine.apply(agreement=1.0)
+    assert cosine.version.oversampling > first.oversampling
+
+
+@pytest.mark.parametrize("agreement", [0, 1.5, -1])
+def test_a_share_that_is_none_is_refused(cosine, agreement):
+    with pytest.raises(InputError, match=f"agreement={agreement}"):
+        QdrantStore(cosine.plain, "photos", agreement=agreement)
+
+
+def test_many_candidates_are_told_with_what_needs_none():
+    slow = version("payload", oversampling=64.0)
+    assert "64 candidates a result, which is slow; storage='vector' needs none" in slow.where()
+    assert "slow" not in version("payload", oversampling=40.0).where()
+
+
+@pytest.mark.parametrize("storage", ["payload", "vector"])
+def test_a_client_searches_as_widely_as_it_is_told(storage, monkeypatch):
+    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, storage)
+    photos.apply()
+    monkeypatch.setattr("hubplugin_qdrant.plain_client.is_local", lambda client: False)
+    client, sent = HubQdrantClient.wrap(photos.plain, oversampling=7, hnsw_ef=333), []
+    answer = SimpleNamespace(points=[])
+    monkeypatch.setattr(client.raw, "query_points", lambda **given: sent.append(given) or answer)
+    client.query_points("photos", photos.queries[0], "image")
+    mine = models.SearchParams(hnsw_ef=50)
+    client.query_points("photos", photos.queries[0], "image", search_params=mine)
+    if storage == "payload":
+        assert [given["prefetch"][0].limit for given in sent] == [70, 70]
+    else:
+        assert [given["search_params"].hnsw_ef for given in sent] == [333, 50]

@@ -1,0 +1,111 @@
+"""Where offsets go if nobody says: what is chosen, and what is told of it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from qdrant_client import QdrantClient, models
+
+import hubplugin_qdrant
+from hubplugin import InputError
+from hubplugin.registry import open_store
+from hubplugin_qdrant import QdrantStore
+from hubplugin_qdrant.schema import _bytes
+from tests.qdrant.conftest import DIM, ROWS, Photos
+
+CODES = models.ScalarQuantization(scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8))
+
+
+def filled(using="image", **vector):
+    client = QdrantClient(":memory:")
+    parameters = models.VectorParams(size=DIM, distance=models.Distance.DOT, **vector)
+    client.create_collection("photos", {using: parameters} if using else parameters)
+    client.upload_collection("photos", {using: Photos.gallery} if using else Photos.gallery)
+    return client
+
+
+def apply(client, **given):
+    return hubplugin_qdrant.apply(client, "photos", Photos.bank, method="is", force=True, **given)
+
+
+@pytest.mark.parametrize(
+    ("using", "vector", "server", "storage", "why"),
+    [
+        ("image", {}, "1.18.0", "vector", "as fast as a raw one, and the server adds it in place"),
+        ("image", {}, "1.17.1", "payload", r"this one is 1\.17\) .* add vectors to a collection from 1\.18 on"),
+        ("image", {"quantization_config": CODES}, "1.18.0", "payload", "quantised to save memory"),
+        ("", {}, "1.18.0", "payload", "local mode takes no unnamed vectors"),
+    ],
+    ids=["named", "older server", "quantised", "unnamed"],
+)
+def test_a_second_vector_is_added_where_the_server_can_and_nothing_speaks_against_it(
+    using, vector, server, storage, why, monkeypatch
+):
+    client = filled(using, **vector)
+    monkeypatch.setattr(client, "info", lambda: models.VersionInfo(title="", version=server))
+    tried, done = str(apply(client, dry_run=True)), apply(client)
+    assert QdrantStore(client, "photos").storage == storage
+    for told in (tried, str(done)):
+        (line,) = [line for line in told.splitlines() if line.startswith("storage=")]
+        assert re.search(f"^storage='{storage}': .*{why}", line)
+
+
+def test_an_unnamed_vector_of_a_server_gets_a_second_one_on_request_only(monkeypatch):
+    client = filled("")
+    monkeypatch.setattr("hubplugin_qdrant.plain_client.is_local", lambda client: False)
+    told = str(apply(client, dry_run=True))
+    assert "storage='payload': a second vector beside an unnamed one leaves a trace" in told
+    assert "a vector 'hub_v1' of 9 dimensions beside the unnamed one" in str(
+        apply(client, dry_run=True, storage="vector")
+    )
+
+
+def test_the_storage_of_the_correction_that_is_there_stays():
+    client = filled()
+    apply(client, storage="payload")
+    hubplugin_qdrant.apply(client, "photos", Photos.bank, method="nnn", force=True)
+    assert QdrantStore(client, "photos").storage == "payload"
+    assert client.get_collection("photos").config.params.vectors.keys() == {"image"}
+
+
+def test_the_storage_of_a_run_that_was_cut_off_stays():
+    client = filled()
+
+    def stop(what, done, total):
+        if what == "writing offsets":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        apply(client, storage="payload", progress=stop)
+    apply(client)
+    assert (QdrantStore(client, "photos").storage, "hub_v1" in str(client.get_collection("photos"))) == (
+        "payload",
+        False,
+    )
+
+
+def test_a_url_takes_the_storage_too(tmp_path):
+    client = QdrantClient(path=str(tmp_path))
+    client.create_collection("photos", {"image": models.VectorParams(size=DIM, distance=models.Distance.DOT)})
+    client.close()
+    for options, storage in (("", "vector"), ("?storage=payload", "payload"), ("?storage=auto", "vector")):
+        store = open_store(f"qdrant-local:{tmp_path}/photos{options}")
+        assert store.storage == storage
+        store.client.close()
+    with pytest.raises(InputError, match="storage='both': use 'auto', 'payload' or 'vector'"):
+        open_store(f"qdrant-local:{tmp_path}/photos?storage=both")
+
+
+@pytest.mark.parametrize(("storage", "least"), [("vector", ROWS * (DIM + 1) * 4), ("payload", ROWS * 8)])
+def test_the_cost_is_told_before_and_after(storage, least):
+    client = filled()
+    for told in (str(apply(client, storage=storage, dry_run=True)), str(apply(client, storage=storage))):
+        (line,) = [line for line in told.splitlines() if " take about " in line]
+        number, unit = line.split(" take about ")[1].split(" of ")[0].split()
+        assert float(number) * {"bytes": 1, "kB": 1000}[unit] >= least
+
+
+@pytest.mark.parametrize(("count", "told"), [(0, "0 bytes"), (999, "999 bytes"), (1540, "1.54 kB"), (2.5e9, "2.5 GB")])
+def test_bytes_are_told_for_people(count, told):
+    assert _bytes(count) == told
