@@ -76,7 +76,7 @@ def test_a_limit_on_candidates_is_kept():
     assert found.candidates(K) == found.candidates(1000) == 100
 
 
-def test_where_exact_searches_are_forbidden_none_is_made_and_the_raw_recall_is_not_told():
+def test_where_exact_searches_are_forbidden_none_is_made():
     class Forbidding(Index):
         def raw(self, limit, exact):
             assert not exact

@@ -204,7 +204,7 @@ def test_an_unfiltered_search_ranks_all_tenants_together(shops):
     client = shops.apply()
     offsets = np.array([shops.offset(key) for key in range(len(shops.gallery))])
     scores = _similarities(shops.queries[0], shops.gallery, shops.distance) + offsets
-    found = HubQdrantClient.wrap(client).query_points("photos", shops.queries[0]).points
+    found = HubQdrantClient.wrap(client, oversampling=100).query_points("photos", shops.queries[0]).points
     assert [point.id for point in found] == np.argsort(-scores)[:10].tolist()
 
 

@@ -39,9 +39,7 @@ def apply(client, **given):
     ],
     ids=["named", "older server", "quantised", "unnamed"],
 )
-def test_a_second_vector_is_added_where_the_server_can_and_nothing_speaks_against_it(
-    using, vector, server, storage, why, monkeypatch
-):
+def test_a_second_vector_is_added_where_nothing_speaks_against_it(using, vector, server, storage, why, monkeypatch):
     client = filled(using, **vector)
     monkeypatch.setattr(client, "info", lambda: models.VersionInfo(title="", version=server))
     tried, done = str(apply(client, dry_run=True)), apply(client)
