@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from hubplugin.errors import InputError
 from hubplugin.jobs.comparison import compared, group_key
 from hubplugin.jobs.groups import fit_within
+from hubplugin.jobs.reach import require_reach
 from hubplugin.jobs.spooled_gallery import SpooledGallery
 from hubplugin.jobs.writing import Applied, write, written
 from hubplugin.methods import FitInput, Method, asked_for
@@ -76,6 +77,8 @@ def apply(
         return write(store, cut_off, device=device, memory=memory, progress=progress)
     gallery = SpooledGallery(store, progress, group_by, banks.clicks)
     fitted = _fitted(banks.against(gallery.vectors, gallery.rows), configuration, gallery, group_by, force)
+    if not force and group_by is None:
+        require_reach(fitted.model, bank, gallery.vectors, compute)
     if not dry_run:
         done = written(store, fitted.model, gallery, compute)
         return replace(done, neutral=fitted.neutral, judgement=fitted.judgement)
