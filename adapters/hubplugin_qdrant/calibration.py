@@ -22,7 +22,7 @@ from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.client import HubQdrantClient
 from hubplugin_qdrant.manifest import SMALLEST_PAGE, Manifest, Version
 
-CALIBRATION_QUERIES, LOCAL_QUERIES = 64, 16
+CALIBRATION_QUERIES, LOCAL_QUERIES = 64, 32
 """Calibration queries: 640 results. Local mode ranks every point in Python."""
 
 MOST_CANDIDATES = 10_240
