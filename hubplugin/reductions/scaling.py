@@ -39,8 +39,9 @@ HALF_PEAK = 2.0**14
 it, averages out over the bank and the targets: log alpha comes within 1e-5 of float64's (see the tests)."""
 
 
-HELD_BYTES = 1 << 20
-"""Of what is held so many bytes of float32 are read for both products of an iteration: a core's own cache."""
+HELD_BYTES = 4 << 20
+"""Of what is held so many bytes of float32 at a time are read for both products of an iteration, so that the second finds
+them in cache. Measured: 1 and 2 MiB are a tenth slower, since each block has its own calls; so is 8."""
 
 
 HALF_FALL = 7.0
@@ -120,10 +121,15 @@ def sinkhorn(
     for iteration in range(2, iterations + 1):
         total = accumulator(similarities)
         for tile in kernel.tiles(log_alpha, f"Sinkhorn iteration {iteration} of {iterations}"):
-            n_beta = masses[tile.part] / full_product(torch.matmul, tile.exponentials, tile.weights)
-            total += (full_product(torch.matmul, n_beta, tile.exponentials) * tile.weights).to(total)
+            total += (full_product(_shares_of, tile.exponentials, tile.weights) * masses[tile.part]).to(total)
         log_alpha = _shares(log_alpha + log_mass - (total.cpu() / n).log())
     return Scaling(log_alpha.numpy(), kernel.held_log_sums(log_alpha), answers, kernel.k_means)
+
+
+def _shares_of(exponentials: torch.Tensor, weights: torch.Tensor, out: None = None) -> torch.Tensor:
+    """What each bank row has of the beta = 1 / sum_u of some targets [b, m]: [m]."""
+    n_beta = torch.matmul(exponentials, weights).reciprocal_()
+    return torch.matmul(n_beta, exponentials).mul_(weights)
 
 
 def _shares(log_alpha: torch.Tensor) -> torch.Tensor:
