@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from hubplugin.reductions.largest import largest
 from hubplugin.reductions.similarities import MOST_ANSWERS, Similarities, Tile, with_own
 from hubplugin.vectors import Vectors
 
@@ -88,13 +89,15 @@ class Survey:
 
 def survey(similarities: Similarities, targets: Vectors, k: int) -> Survey:
     """Of all bank rows and `targets`, in one pass: see `Survey`."""
-    largest = torch.empty((0, similarities.m), dtype=torch.float64)
+    most = torch.empty((similarities.m, 0), dtype=torch.float64)
     count, total, squares, origin = 0, 0.0, 0.0, None
     for tile in similarities.tiles(targets, "looking at the bank"):
-        s = with_own(tile).cpu().double()
+        s = with_own(tile)
+        part = largest(s.T.contiguous(), min(k, len(s)))[0].cpu().double()
+        most = torch.cat([most, part], dim=1)
+        most = most.topk(min(k, most.shape[1]), dim=1).values
         origin = float(s.mean()) if origin is None else origin  # so that squares keep their digits
-        count, total = count + s.numel(), total + float((s - origin).sum())
-        squares += float(((s - origin) ** 2).sum())
-        part = s.topk(min(k, len(s)), dim=0).values
-        largest = torch.cat([largest, part]).topk(min(k, len(largest) + len(part)), dim=0).values
-    return Survey(largest.T.numpy(), math.sqrt(max(squares / count - (total / count) ** 2, 0.0)))
+        moved = s.sub_(origin)
+        count, total = count + s.numel(), total + float(moved.sum(dim=1).cpu().double().sum())
+        squares += float(torch.linalg.vector_norm(moved, dim=1).cpu().double().square().sum())
+    return Survey(most.numpy(), math.sqrt(max(squares / count - (total / count) ** 2, 0.0)))
