@@ -108,6 +108,13 @@ def _dbsn(memory: str) -> Callable:
     )
 
 
+def _log(method: str, answers: str) -> Callable:
+    """A fit and the offsets of its gallery, with or without the answers of the bank."""
+    return lambda given: hubplugin.fit(
+        given.bank, method, targets=given.gallery, answers=answers, device="cpu"
+    ).offsets(given.gallery, device="cpu")
+
+
 def _sn(memory: str, **parameters: int) -> Callable:
     return lambda given: hubplugin.fit(
         given.bank, "sn", targets=given.gallery, tau=TAU, device="cpu", memory=memory, **parameters
@@ -153,6 +160,12 @@ def _nnn_retrieval(given: Operands) -> np.ndarray:
 
 CONTENDERS = {
     "is": Contender(_single("is", tau=TAU), _to_targets, 1.2),
+    "is, fitted to the targets": Contender(
+        lambda given: hubplugin.fit(given.bank, "is", targets=given.targets, device="cpu").offsets(
+            given.targets, device="cpu"
+        ),
+        _to_targets, 1.2,
+    ),
     "csls": Contender(_single("csls"), _to_targets, 1.2),
     "nnn k=16": Contender(_single("nnn", k=16), _to_targets, 1.2),
     "nnn k=128": Contender(_single("nnn", k=128, alpha=0.75), _to_targets, 1.2),
@@ -185,6 +198,17 @@ CONTENDERS = {
         lambda given: _sn("1GiB", sample=len(given.gallery) // 10)(given), _to_both, 1.3,
         like="sn", correlates=0.9, finish=_offsets,
     ),
+    **{
+        f"{name}, answers {answers}": Contender(_log(method, answers), _to_both)
+        for name, method in (("nnn k=16", "nnn"), ("dbsn", "dbsn"), ("blend", "blend"))
+        for answers in ("kept", "left out")
+    },
+    "blend, the default": Contender(
+        lambda given: hubplugin.fit(given.bank, targets=given.gallery, device="cpu").offsets(
+            given.gallery, device="cpu"
+        ),
+        _to_both,
+    ),
     "auto, without pairs": Contender(
         lambda given: hubplugin.choose(given.bank, given.gallery, given.second, pairs=False, device="cpu"), _to_both,
         finish=lambda choice, given: np.zeros(0),
@@ -193,19 +217,21 @@ CONTENDERS = {
 
 
 def measure(name: str, operand_name: str, repeats: int) -> dict:
-    """Seconds of the contender and of the bare product, in turns, and memory beyond the operands and one product."""
+    """Seconds (of the processor, on one thread) of the contender and of the bare product, in turns, and memory beyond
+    the operands and one product."""
     contender, given = CONTENDERS[name], operands(operand_name)
     prepared = contender.prepare(given)
     contender.floor(given)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seconds, floors, result = [], [], None
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = clock()
         contender.floor(given)
-        middle = time.perf_counter()
+        middle = clock()
         result = contender.run(prepared)
         floors.append(middle - start)
-        seconds.append(time.perf_counter() - middle)
+        seconds.append(clock() - middle)
     memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     offsets = contender.finish(result, given)
     return {"seconds": seconds, "floor": floors, "memory_mib": round(memory), "offsets": offsets.tolist()}

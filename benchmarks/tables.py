@@ -38,12 +38,19 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *rows)) + "\n"
 
 
+INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16")
+"""What decides how a product's time compares with that of everything else."""
+
+
 def machine(threads: int) -> str:
     """What a figure was seen on."""
     model = next(
         (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
         platform.processor(),
     )
+    flags = set(next((line for line in _lines("/proc/cpuinfo") if line.startswith("flags")), "").split())
+    wide = [flag for flag in INSTRUCTIONS if flag in flags]
+    model = f"{model} ({' '.join(wide)})" if wide else model
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     return (
         f"{model}, {os.cpu_count()} cores of which {threads} used, {gpu}, {platform.system()}, "

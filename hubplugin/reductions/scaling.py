@@ -40,8 +40,8 @@ it, averages out over the bank and the targets: log alpha comes within 1e-5 of f
 
 
 HELD_BYTES = 4 << 20
-"""Of what is held so many bytes of float32 at a time are read for both products of an iteration, so that the second finds
-them in cache. Measured: 1 and 2 MiB are a tenth slower, since each block has its own calls; so is 8."""
+"""What is held is read in blocks of so many bytes of float32, so that the second product of an iteration finds them in
+cache. Measured: 1 and 2 MiB are a tenth slower, since each block has its own calls; so is 8."""
 
 
 HALF_FALL = 7.0
