@@ -11,6 +11,7 @@ from typer.main import get_command
 import hubplugin
 from hubplugin.cli import app
 from hubplugin.methods import QUERY_DEPENDENT
+from hubplugin.store import Store, Writing
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -23,6 +24,12 @@ def test_every_method_stands_in_the_table_of_the_evaluation():
 def test_the_help_of_apply_names_every_method():
     method = next(each for each in get_command(app).commands["apply"].params if each.name == "method")
     assert {*re.findall(r"\w+", method.help)} >= {*hubplugin.METHODS, "auto"}
+
+
+def test_the_page_on_adapters_names_all_that_a_store_and_a_writing_have():
+    page = (ROOT / "docs" / "adapters.md").read_text()
+    public = {name for kind in (Store, Writing) for name in (*vars(kind), *kind.__annotations__) if name[0] != "_"}
+    assert [name for name in sorted(public) if not re.search(rf"`(?:\w+\.)?{name}[`(]", page)] == []
 
 
 @pytest.mark.parametrize(
