@@ -74,7 +74,7 @@ def judged(case: Case, split: int, candidates: list[Method]) -> list[dict[str, A
 def _judge(case: Case, given: FitInput, split: int, candidates: list[Method]) -> list[tuple[str, list[str]]]:
     """The kind of bank that the guard sees, and its objections."""
     pairs = None if given.target_bank is None else np.arange(len(given.query_bank))
-    with closing(Experiment(Banks(given, pairs, case.same_kind), split)) as experiment:
+    with closing(Experiment(Banks(given, pairs, same_kind=case.same_kind), split)) as experiment:
         if pairs is None and candidates == CANDIDATES[:1]:
             bank = experiment.profile  # the default is judged by nothing else then
             return [(bank.kind, [bank.objection] if bank.objection else [])]

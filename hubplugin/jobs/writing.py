@@ -51,6 +51,7 @@ class Applied:
         if self.judgement is not None:
             tried, before, after = self.judgement.probes, self.judgement.uncorrected, self.judgement.candidate
             text += f"\ntried on {tried} held-out bank queries:\n  {before}\n  {after}"
+            text += "".join(f"\nnote: {note}" for note in self.judgement.notes)
         if self.neutral:
             named = "; ".join(f"{value!r}: {why}" for value, why in itertools.islice(self.neutral.items(), NAMED))
             more = f"; and {len(self.neutral) - NAMED} more" if len(self.neutral) > NAMED else ""

@@ -65,10 +65,11 @@ def judge(
     same_kind: documents are meant to be asked by documents, such as duplicates; a bank that looks like documents is
     then no objection. Pairs say so too, since they tell what each bank query asks for.
 
-    There is an objection if the bank is of the wrong kind (see `BankProfile`). With pairs, if R@1 of held-out queries
-    falls by more than two standard errors, or, with 200 of them, neither it nor the mean rank of their targets gets
-    better. With another method than `blend`, if the bank is small, if it looks like a log and the method keeps its
-    answers, or, without pairs, if hubness does not fall. Raises InputError for anything that cannot be used.
+    There is an objection if the bank is of the wrong kind (see `BankProfile`). With pairs or clicks, if R@1 of held-out
+    queries falls by more than two standard errors, or, with 200 of them, neither it nor the mean rank of their targets
+    gets better. Of a log whose answers are known, also if R@1 of other wordings of what it asked for falls so much (see
+    `Sides`). With another method than `blend`, if the bank is small, if it looks like a log and the method keeps its
+    answers, or, without pairs or clicks, if hubness does not fall. Raises InputError for anything that cannot be used.
     """
     configuration = configured(METHODS, method, parameters, judge)
     compute = Compute(device, memory, progress, precision)
@@ -89,7 +90,8 @@ def judge_by(experiment: Experiment, configurations: Sequence[Method]) -> list[J
             *_objections_to_method(trial.method, before, after, bank),
             *_objections_to_recall(before, after, experiment.probes),
         ]
-        notes = [_change_of_skewness(before, after)] if after.skewness > before.skewness else []
+        notes = [bank.doubt] if bank.doubt else []
+        notes += [_change_of_skewness(before, after)] if after.skewness > before.skewness else []
         if experiment.answered > 0.5 or (bank.kind == "log" and experiment.banks.known is None):
             sides = both_sides(experiment, trial.method.resolved(given))
             notes += [] if sides is None else [str(sides)]

@@ -12,6 +12,7 @@ import hubplugin
 from hubplugin.jobs import correction
 from hubplugin.registry import open_store
 from hubplugin.selection.guard import _objections_to_recall
+from hubplugin.selection.profile import BankProfile
 from hubplugin.selection.trials import Candidate
 from hubplugin.store import Store
 
@@ -126,6 +127,22 @@ def test_a_bank_about_another_subject_is_refused(real, banks):
     said = refused(banks[0][corner], gallery[far])
     assert "the bank looks as if it came from elsewhere" in said
     assert "this very gallery" in said
+
+
+@pytest.mark.parametrize(
+    ("seen", "kind", "doubts"),
+    [
+        ({"clustered": 0.3, "agreement": 0.4}, "elsewhere", False),
+        ({"clustered": 0.3, "agreement": 0.4, "own_share": 1.0}, "clean", True),  # which the gallery cannot tell
+        ({"clustered": 0.3, "agreement": 0.6}, "clean", True),
+        ({"clustered": 0.3, "agreement": 0.7}, "clean", False),
+        ({"clustered": 0.1, "agreement": 0.2}, "clean", False),
+    ],
+)
+def test_what_the_bank_alone_cannot_tell_is_a_note_and_no_objection(seen, kind, doubts):
+    profile = BankProfile(500, **({"own_share": 0.8} | seen))
+    assert profile.kind == kind
+    assert (profile.doubt is not None) is doubts
 
 
 @pytest.mark.parametrize("method", ["blend", pytest.param("dbsn", marks=pytest.mark.slow)])

@@ -182,6 +182,7 @@ def test_clicks_name_the_ids_of_a_store(wordings, tmp_path):
     assert hubplugin.diagnose(store, queries, pairs=1_000 + clicks).judgement.uncorrected == by_row.uncorrected
     applied = hubplugin.apply(store, queries, pairs=np.where(clicks < 190, 1_000 + clicks, 7))  # 7: gone since
     assert applied.judgement.probes == (clicks < 190).sum()
+    assert "note: asked before: " in str(applied)
     with pytest.raises(hubplugin.InputError, match="none of what they name is in"):
         hubplugin.apply(store, queries, pairs=clicks)
     np.save(tmp_path / "queries.npy", queries)
