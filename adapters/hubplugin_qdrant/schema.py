@@ -36,7 +36,8 @@ SCHEMA_SECONDS, OPTIMISE_SECONDS = 3600.0, 600.0
 calibrated on it."""
 
 INDEX_BYTES, PAYLOAD_BYTES = 32, 64
-"""What a number in a payload takes of memory, in its index, and of disk: measured per point."""
+"""What a number in a payload takes per point, estimated: value and point id both ways in the index, and its JSON on
+disk."""
 
 METRICS = {
     models.Distance.COSINE: Metric.COSINE,
