@@ -113,13 +113,10 @@ def _candidates(
     if version.storage == "vector":
         return _by_augmented_vector(node, prefetches, results, version)
     limit = _over_all(prefetches, version.candidates(results), version)
-    query = nearest(node.query)
-    if isinstance(query, list):  # which pydantic writes faster than a list by itself
-        query = models.NearestQuery.model_construct(nearest=query)
     return [
         _prefetch(
             prefetch=prefetches or None,
-            query=query,
+            query=nearest(node.query),
             using=node.using,
             filter=node.filter,
             params=node.params,
