@@ -9,7 +9,22 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, TypeAlias
 
+from qdrant_client import models
+
 Operation: TypeAlias = Generator[Any, Any, Any]
 
 Arguments: TypeAlias = dict[str, Any]
 """The arguments of a client's method, by name."""
+
+PointId: TypeAlias = models.ExtendedPointId
+
+Points: TypeAlias = models.Batch | list[models.PointStruct]
+"""What `upsert` takes, as REST structures."""
+
+Written: TypeAlias = list[models.PointStruct] | list[models.PointVectors]
+"""The points of an operation that writes vectors."""
+
+ShardKey: TypeAlias = models.ShardKeySelector | None
+
+GivenVector: TypeAlias = Any
+"""A vector as a client gives it: a list, an array, a document to embed, a dict of these by name, or None."""

@@ -21,6 +21,7 @@ from hubplugin.vectors import Progress
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant.calibration import ClientSearches, calibrated
 from hubplugin_qdrant.manifest import Manifest, Version
+from hubplugin_qdrant.operations import ShardKey
 from hubplugin_qdrant.points import by_shard
 from hubplugin_qdrant.requests.offsets_in_writes import set_offsets
 from hubplugin_qdrant.transport import Items, Transport, plain_id
@@ -74,7 +75,7 @@ class Schema(ABC):
         """Makes room for `version` before anything is written."""
 
     @abstractmethod
-    def write(self, version: Version, items: Items, shard_key: Any) -> None:
+    def write(self, version: Version, items: Items, shard_key: ShardKey) -> None:
         """Gives each point of `items` its value, as `stored_offsets.Storage` makes it."""
 
     def finish(self, version: Version, queries: np.ndarray) -> Version:
@@ -105,9 +106,11 @@ class Schema(ABC):
 class PayloadSchema(Schema):
     """A number under our payload key, with a float index on it."""
 
-    def write(self, version: Version, items: Items, shard_key: Any) -> None:
+    def write(self, version: Version, items: Items, shard_key: ShardKey) -> None:
         def request(items: Items) -> None:
-            operations: list[Any] = [set_offsets(k, {version.field: v}, shard_key=shard_key) for k, v in items]
+            operations: list[models.UpdateOperation] = [
+                set_offsets(k, {version.field: v}, shard_key=shard_key) for k, v in items
+            ]
             self.transport.client.batch_update_points(self.transport.collection, operations, wait=True)
 
         self.transport.send(items, request)
@@ -157,7 +160,7 @@ class PayloadSchema(Schema):
                 progress("removing offsets", min(done, total), total)
         transport.settle()
 
-    def _delete_keys(self, keys: list[str], points: list[Id], shard_key: Any) -> None:
+    def _delete_keys(self, keys: list[str], points: list[Id], shard_key: ShardKey) -> None:
         def request(items: Items) -> None:
             selector = models.PointIdsList(points=[point for point, _ in items], shard_key=shard_key)
             self.transport.client.delete_payload(self.transport.collection, keys=keys, points=selector, wait=True)
@@ -236,7 +239,7 @@ class VectorSchema(Schema):
         found = self.transport.described().config.params.vectors
         return set(found) if isinstance(found, dict) else set()
 
-    def write(self, version: Version, items: Items, shard_key: Any) -> None:
+    def write(self, version: Version, items: Items, shard_key: ShardKey) -> None:
         name = version.augmented_vector
 
         def request(items: Items) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from qdrant_client import models
@@ -16,6 +16,10 @@ from qdrant_client import models
 from hubplugin.metric import Metric, augment_targets, normalise
 from hubplugin.model import OffsetModel, Value
 from hubplugin_qdrant.manifest import Manifest, Payload, Version
+from hubplugin_qdrant.operations import GivenVector
+
+Stored = TypeVar("Stored", float, list[float])
+"""What is written to one point: the offset, or the augmented vector."""
 
 
 @dataclass(frozen=True)
@@ -27,18 +31,18 @@ class StoredOffsets:
     vectors: dict[str, list[float]] = field(default_factory=dict)
 
 
-class Storage(ABC):
+class Storage(ABC, Generic[Stored]):
     """How a point holds the offset of `version`. A *value* is what is written to one point."""
 
     def __init__(self, version: Version):
         self.version = version
 
     @abstractmethod
-    def values(self, vectors: np.ndarray, offsets: np.ndarray) -> list[Any]:
+    def values(self, vectors: np.ndarray, offsets: np.ndarray) -> list[Stored]:
         """The value of each of `vectors` [b, d], as they lie in the collection, with its offset: `offsets` [b]."""
 
     @abstractmethod
-    def neutral(self) -> Any:
+    def neutral(self) -> Stored:
         """The value of a vector of length 0 under cosine: with the offset 0 it scores 0, as it does raw."""
 
     @abstractmethod
@@ -50,15 +54,15 @@ class Storage(ABC):
         """The offset that a point holds: NaN if there is none, infinity if it was made for another vector."""
 
     @abstractmethod
-    def put(self, value: Any, into: StoredOffsets) -> None:
+    def put(self, value: Stored, into: StoredOffsets) -> None:
         """Adds `value` to what a point holds."""
 
 
-class PayloadStorage(Storage):
+class PayloadStorage(Storage[float]):
     """{"hub_offset": {"v3": 0.0123}} in the payload."""
 
-    def values(self, vectors: np.ndarray, offsets: np.ndarray) -> list[Any]:
-        numbers: list[Any] = offsets.tolist()
+    def values(self, vectors: np.ndarray, offsets: np.ndarray) -> list[float]:
+        numbers: list[float] = offsets.tolist()
         return numbers
 
     def neutral(self) -> float:
@@ -71,18 +75,18 @@ class PayloadStorage(Storage):
         held = self.version.held(payload)
         return float("nan") if held is None else held
 
-    def put(self, value: Any, into: StoredOffsets) -> None:
+    def put(self, value: float, into: StoredOffsets) -> None:
         into.offsets[self.version.field] = value
 
 
-class VectorStorage(Storage):
+class VectorStorage(Storage[list[float]]):
     """The augmented vector "hub_v3": [t, offset] or, under Euclidean distance, [t, sqrt(2 (ceiling - offset))]."""
 
-    def values(self, vectors: np.ndarray, offsets: np.ndarray) -> list[Any]:
+    def values(self, vectors: np.ndarray, offsets: np.ndarray) -> list[list[float]]:
         if self.version.metric is Metric.COSINE:
             vectors = normalise(vectors, "vectors")
         augmented = augment_targets(vectors, offsets, self.version.metric, max_offset=self.version.ceiling)
-        listed: list[Any] = augmented.tolist()
+        listed: list[list[float]] = augmented.tolist()
         return listed
 
     def neutral(self) -> list[float]:
@@ -102,25 +106,25 @@ class VectorStorage(Storage):
             return float("inf")
         return self.version.ceiling - extra**2 / 2 if self.version.metric is Metric.EUCLIDEAN else extra
 
-    def put(self, value: Any, into: StoredOffsets) -> None:
+    def put(self, value: list[float], into: StoredOffsets) -> None:
         into.vectors[self.version.augmented_vector] = value
 
 
-def storage_of(version: Version) -> Storage:
+def storage_of(version: Version) -> Storage[Any]:
     """The storage that `version` is written in."""
     return VectorStorage(version) if version.storage == "vector" else PayloadStorage(version)
 
 
 def group_of(payload: Payload | None, key: str) -> Value:
     """The value of `key`, a path such as "shop.tenant", if it is one text, number or truth value."""
-    found: Any = payload
+    found: object = payload
     for name in key.split("."):
         found = found.get(name) if isinstance(found, dict) else None
     return found if isinstance(found, (str, int)) else None
 
 
 def stored_offsets(
-    vectors: Sequence[Any], payloads: Sequence[Payload | None], fitted: Sequence[tuple[Version, OffsetModel]]
+    vectors: Sequence[GivenVector], payloads: Sequence[Payload | None], fitted: Sequence[tuple[Version, OffsetModel]]
 ) -> list[StoredOffsets]:
     """What the points of `vectors` store. A client gives a vector as a list, an array, or a dict of them by name.
 
@@ -152,7 +156,7 @@ def stored_offsets(
     return found
 
 
-def awaits_embedding(vectors: Sequence[Any], manifest: Manifest) -> bool:
+def awaits_embedding(vectors: Sequence[GivenVector], manifest: Manifest) -> bool:
     """Whether a corrected vector among `vectors` is a document that only the server will embed."""
     objects = (models.Document, models.Image, models.InferenceObject)
     return any(

@@ -17,6 +17,7 @@ from hubplugin.errors import StoreError
 from hubplugin.store import Id
 from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.errors import PASSING, Fault, fault_of, finished, one_line
+from hubplugin_qdrant.operations import PointId
 from hubplugin_qdrant.requests.offsets_in_writes import chunks
 from hubplugin_qdrant.streams import Writers, read_ahead
 
@@ -115,7 +116,7 @@ class Transport:
         """All points, in the order of ids, page by page as `turned` makes them."""
 
         def pages() -> Iterator[Page]:
-            offset: Any = None
+            offset: PointId | None = None
             more = True
             while more:
                 with self.one_line("reading"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from qdrant_client import models
@@ -11,8 +11,8 @@ from qdrant_client import models
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.cached_manifest import CachedManifest, CorrectionCache, again_if_changed
-from hubplugin_qdrant.manifest import Manifest
-from hubplugin_qdrant.operations import Arguments, Operation
+from hubplugin_qdrant.manifest import Manifest, Payload
+from hubplugin_qdrant.operations import Arguments, GivenVector, Operation, PointId
 from hubplugin_qdrant.requests import offsets_in_writes as writes
 from hubplugin_qdrant.requests.selectors import selector_fields
 from hubplugin_qdrant.stored_offsets import StoredOffsets, stored_offsets
@@ -46,11 +46,11 @@ def upload_points(cache: CorrectionCache, arguments: Arguments) -> Operation:
         return (yield cache.raw.upload_points(**arguments))
     fitted = yield from cache.fitted(known)
 
-    def points() -> Any:
+    def points() -> Iterator[models.PointStruct]:
         for chunk in writes.chunks(arguments["points"], OFFSETS_AT_ONCE):
             embedded = plain_client.embedded(cache.raw, writes.as_rest(chunk))
             found = stored_offsets(writes.vectors_of(embedded), writes.payloads_of(embedded), fitted)
-            yield from writes.with_stored(embedded, found)
+            yield from writes.as_structs(writes.with_stored(embedded, found))
 
     return (yield cache.raw.upload_points(**(arguments | {"points": points()})))
 
@@ -65,7 +65,7 @@ def upload_collection(cache: CorrectionCache, arguments: Arguments) -> Operation
         columns, shortest = vectors, min(map(len, vectors.values()))
         vectors = ({name: column[row] for name, column in columns.items()} for row in range(shortest))
 
-    def points() -> Any:
+    def points() -> Iterator[tuple[GivenVector, Payload | None]]:
         """Each vector and payload with its offsets; ends with the shorter of the two."""
         beside = iter(payloads) if payloads is not None else itertools.repeat({})
         for chunk in writes.chunks(vectors, OFFSETS_AT_ONCE):
@@ -94,7 +94,7 @@ def batch_update_points(cache: CorrectionCache, arguments: Arguments) -> Operati
 
 @again_if_changed
 def update_vectors(cache: CorrectionCache, arguments: Arguments) -> Operation:
-    def operation() -> Any:
+    def operation() -> models.UpdateOperation:
         points = plain_client.embedded(cache.raw, list(arguments["points"]))
         condition = {"update_filter": arguments["update_filter"]} if arguments.get("update_filter") is not None else {}
         update = models.UpdateVectors(points=points, shard_key=arguments.get("shard_key_selector"), **condition)
@@ -105,7 +105,7 @@ def update_vectors(cache: CorrectionCache, arguments: Arguments) -> Operation:
 
 @again_if_changed
 def delete_vectors(cache: CorrectionCache, arguments: Arguments) -> Operation:
-    def operation() -> Any:
+    def operation() -> models.UpdateOperation:
         selected = selector_fields(arguments["points"], arguments.get("shard_key_selector"))
         return models.DeleteVectorsOperation(
             delete_vectors=models.DeleteVectors(vector=list(arguments["vectors"]), **selected)
@@ -115,7 +115,7 @@ def delete_vectors(cache: CorrectionCache, arguments: Arguments) -> Operation:
 
 
 def overwrite_payload(cache: CorrectionCache, arguments: Arguments) -> Operation:
-    def operation() -> Any:
+    def operation() -> models.UpdateOperation:
         selected = selector_fields(arguments["points"], arguments.get("shard_key_selector"))
         return models.OverwritePayloadOperation(
             overwrite_payload=models.SetPayload(payload=arguments["payload"], **selected)
@@ -125,7 +125,7 @@ def overwrite_payload(cache: CorrectionCache, arguments: Arguments) -> Operation
 
 
 def clear_payload(cache: CorrectionCache, arguments: Arguments) -> Operation:
-    def operation() -> Any:
+    def operation() -> models.UpdateOperation:
         selected = selector_fields(arguments["points_selector"], arguments.get("shard_key_selector"))
         selector = models.FilterSelector if "filter" in selected else models.PointIdsList
         return models.ClearPayloadOperation(clear_payload=selector(**selected))
@@ -147,21 +147,25 @@ def delete_payload(cache: CorrectionCache, arguments: Arguments) -> Operation:
     return (yield cache.raw.delete_payload(**arguments))
 
 
-def _single(cache: CorrectionCache, arguments: Arguments, raw: Any, operation: Callable[[], Any]) -> Operation:
+def _single(
+    cache: CorrectionCache, arguments: Arguments, raw: Any, operation: Callable[[], models.UpdateOperation]
+) -> Operation:
     known = yield from cache.lookup(arguments["collection_name"])
     if known.manifest is None:
         return (yield raw(**arguments))
     return (yield from _update(cache, known, [(yield cache.compute(operation))], arguments))[0]
 
 
-def _update(cache: CorrectionCache, known: CachedManifest, operations: list[Any], arguments: Arguments) -> Operation:
+def _update(
+    cache: CorrectionCache, known: CachedManifest, operations: list[models.UpdateOperation], arguments: Arguments
+) -> Operation:
     """The results of `operations`, one each, made in their order together with what must go with them."""
     for operation in operations:
         writes.check(operation)
     options = _options(arguments)
-    pending: list[Any] = []
+    pending: list[models.UpdateOperation] = []
     asked: list[int] = []  # which of the pending ones were asked for
-    results: list[Any] = []
+    results: list[models.UpdateResult] = []
 
     def flush(**also: Any) -> Operation:
         if pending:
@@ -179,7 +183,7 @@ def _update(cache: CorrectionCache, known: CachedManifest, operations: list[Any]
             else:
                 payloads = writes.payloads_of(points)
             found = yield from cache.stored_offsets(known, writes.vectors_of(points), payloads)
-        kept: dict[Any, Any] = {}
+        kept: writes.Offsets = {}
         if selector is not None:
             yield from flush(wait=True)  # what is kept is what the operations before have left
             kept = yield from _kept(cache, known, selector)
@@ -210,9 +214,11 @@ def _groups_of(
     return [payloads.get(str(point)) for point in ids]
 
 
-def _kept(cache: CorrectionCache, known: CachedManifest, selector: Any) -> Operation:
+def _kept(
+    cache: CorrectionCache, known: CachedManifest, selector: models.SetPayload | models.PointsSelector
+) -> Operation:
     """The stored offsets of the points that `selector` names, by id."""
-    kept: dict[Any, Any] = {}
+    kept: writes.Offsets = {}
     points, condition = getattr(selector, "points", None), getattr(selector, "filter", None)
     shard_key = getattr(selector, "shard_key", None)
     options: dict[str, Any] = {"with_payload": [m.KEY]}
@@ -220,7 +226,7 @@ def _kept(cache: CorrectionCache, known: CachedManifest, selector: Any) -> Opera
     if points is not None:
         records = yield cache.raw.retrieve(known.collection, ids=list(points), **options)
         return {record.id: record.payload[m.KEY] for record in records if (record.payload or {}).get(m.KEY)}
-    following: Any = None
+    following: PointId | None = None
     limits = [version.max_candidates for version in (known.manifest or Manifest()).everything()]
     page = min(1000, *(limit for limit in limits if limit)) if any(limits) else 1000
     while True:

@@ -14,19 +14,19 @@ from hubplugin_qdrant.manifest import Manifest, Version
 Node: TypeAlias = models.QueryRequest | models.Prefetch
 
 
-def prefetches_of(prefetch: Any) -> list[models.Prefetch]:
+def prefetches_of(prefetch: list[models.Prefetch] | models.Prefetch | None) -> list[models.Prefetch]:
     """A prefetch of a node, or several or none, as a list."""
     if prefetch is None:
         return []
     return prefetch if isinstance(prefetch, list) else [prefetch]
 
 
-def nearest(query: Any) -> Any:
+def nearest(query: object) -> Any:
     """What a nearest query asks for the nearest of."""
     return query.nearest if isinstance(query, models.NearestQuery) else query
 
 
-def corrected_version(query: Any, using: str | None, manifest: Manifest) -> Version | None:
+def corrected_version(query: object, using: str | None, manifest: Manifest) -> Version | None:
     """The active version for what `query` searches, if it is a plain nearest query on a corrected vector."""
     if query is None:
         return None
@@ -44,7 +44,7 @@ def corrected_version(query: Any, using: str | None, manifest: Manifest) -> Vers
     return None  # another dimension, or a point that is not there, is the server's to refuse
 
 
-def is_nearest(query: Any) -> bool:
+def is_nearest(query: object) -> bool:
     """Whether `query` asks for the nearest of one dense vector, point or document, with no diversity (MMR) in it."""
     if isinstance(query, models.NearestQuery):
         return getattr(query, "mmr", None) is None and is_nearest(query.nearest)

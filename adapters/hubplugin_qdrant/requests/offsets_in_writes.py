@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 from qdrant_client import grpc, models
 from qdrant_client.conversions.conversion import GrpcToRest
 
 from hubplugin.errors import InputError
 from hubplugin_qdrant.manifest import KEY, Manifest, Payload, augmented_vectors, payload_keys
+from hubplugin_qdrant.operations import GivenVector, PointId, Points, ShardKey, Written
 from hubplugin_qdrant.stored_offsets import StoredOffsets
 
+Item = TypeVar("Item")
 
-def vectors_of(points: Any) -> list[Any]:
+Offsets: TypeAlias = dict[PointId, dict[str, float]]
+"""The numbers that points store, by id."""
+
+
+def vectors_of(points: Points | Written) -> list[GivenVector]:
     """The vectors of what `upsert` takes, one a point."""
     if isinstance(points, models.Batch):
         if isinstance(points.vectors, dict):
@@ -23,12 +29,12 @@ def vectors_of(points: Any) -> list[Any]:
     return [point.vector for point in points]
 
 
-def payloads_of(points: Any) -> list[Any]:
-    """The payloads of what `upsert` takes, one a point."""
+def payloads_of(points: Points | Written) -> list[Payload | None]:
+    """The payloads of what `upsert` takes, one a point; an update of vectors has none."""
     if isinstance(points, models.Batch):
-        given: list[Any] = [None] * len(points.ids)
+        given: list[Payload | None] = [None] * len(points.ids)
         return list(points.payloads or given)
-    return [point.payload for point in points]
+    return [getattr(point, "payload", None) for point in points]
 
 
 def as_rest(points: Any) -> Any:
@@ -44,10 +50,10 @@ def _as_struct(point: Any) -> Any:
     return models.PointStruct.model_validate(point) if isinstance(point, dict) else point
 
 
-def with_stored(points: Any, stored: Sequence[StoredOffsets]) -> Any:
+def with_stored(points: Points, stored: Sequence[StoredOffsets]) -> Points:
     """What `upsert` takes, with the offsets that its points store. Raises InputError if a payload has our key."""
     if isinstance(points, models.Batch):
-        payloads: Any = points.payloads or [None] * len(points.ids)
+        payloads = payloads_of(points)
         if not any(each.vectors for each in stored):
             return points.model_copy(
                 update={"payloads": [with_offsets(p, each) for p, each in zip(payloads, stored, strict=True)]}
@@ -61,7 +67,7 @@ def with_stored(points: Any, stored: Sequence[StoredOffsets]) -> Any:
     ]
 
 
-def apart(points: Any, stored: Sequence[StoredOffsets]) -> tuple[list[StoredOffsets], dict[Any, dict[str, float]]]:
+def apart(points: Points, stored: Sequence[StoredOffsets]) -> tuple[list[StoredOffsets], Offsets]:
     """`stored` without the offsets of those `points` that bring no payload, and these offsets by id.
 
     A server 1.14 keeps the payload that a point has if it is written without one, or, by gRPC, with an empty one: an
@@ -73,7 +79,7 @@ def apart(points: Any, stored: Sequence[StoredOffsets]) -> tuple[list[StoredOffs
     return rest, {key: each.offsets for key, each, alone in zip(ids, stored, bare, strict=True) if alone}
 
 
-def as_structs(points: Any) -> list[models.PointStruct]:
+def as_structs(points: Points) -> list[models.PointStruct]:
     """What `upsert` takes, point by point."""
     if not isinstance(points, models.Batch):
         return list(points)
@@ -81,7 +87,7 @@ def as_structs(points: Any) -> list[models.PointStruct]:
     return [models.PointStruct(id=key, vector=vector, payload=payload) for key, vector, payload in rows]
 
 
-def set_all(offsets: dict[Any, dict[str, float]], shard_key: Any) -> list[models.SetPayloadOperation]:
+def set_all(offsets: Offsets, shard_key: ShardKey) -> list[models.SetPayloadOperation]:
     return [set_offsets(point, each, shard_key=shard_key) for point, each in offsets.items()]
 
 
@@ -90,30 +96,30 @@ def with_offsets(payload: Payload | None, stored: StoredOffsets) -> Payload | No
     return {**(payload or {}), KEY: stored.offsets} if stored.offsets else payload
 
 
-def with_vectors(vector: Any, stored: StoredOffsets) -> Any:
+def with_vectors(vector: GivenVector, stored: StoredOffsets) -> GivenVector:
     return {**named(vector), **stored.vectors} if stored.vectors else vector
 
 
-def named(vector: Any) -> dict[str, Any]:
+def named(vector: GivenVector) -> dict[str, GivenVector]:
     """The vectors of a point by name; "" is the unnamed one."""
     if vector is None:
         return {}
     return vector if isinstance(vector, dict) else {"": vector}
 
 
-def require_free(keys: Any) -> None:
+def require_free(keys: Iterable[str | None]) -> None:
     """Raises InputError if one of the payload paths `keys` begins with our key."""
     for key in keys:
         if key is not None and str(key).partition(".")[0].partition("[")[0].strip('"') == KEY:
             raise InputError(f"payload key {key!r}: {KEY!r} is reserved for the offsets of hubplugin; use another name")
 
 
-def set_offsets(point: Any, offsets: dict[str, float], **also: Any) -> models.SetPayloadOperation:
+def set_offsets(point: PointId, offsets: dict[str, float], **also: Any) -> models.SetPayloadOperation:
     given = {"payload": offsets, "points": [point], "key": KEY} | also
     return models.SetPayloadOperation(set_payload=models.SetPayload(**given))
 
 
-def check(operation: Any) -> None:
+def check(operation: models.UpdateOperation) -> None:
     """Raises InputError if an update operation writes our key."""
     if isinstance(operation, models.SetPayloadOperation):
         given = operation.set_payload
@@ -125,7 +131,7 @@ def check(operation: Any) -> None:
         require_free(operation.delete_payload.keys)
 
 
-def points_of(operation: Any) -> Any:
+def points_of(operation: models.UpdateOperation) -> Points | list[models.PointVectors] | None:
     """The points, with vectors, that an update operation writes; None if it writes none."""
     if isinstance(operation, models.UpsertOperation):
         given = operation.upsert
@@ -135,7 +141,7 @@ def points_of(operation: Any) -> Any:
     return None
 
 
-def wiped(operation: Any) -> Any:
+def wiped(operation: models.UpdateOperation) -> models.SetPayload | models.PointsSelector | None:
     """The selector (`points`, `filter`, `shard_key`) of an operation that takes our key with it, if it does."""
     if isinstance(operation, models.OverwritePayloadOperation) and operation.overwrite_payload.key is None:
         return operation.overwrite_payload
@@ -143,8 +149,8 @@ def wiped(operation: Any) -> Any:
 
 
 def completed(
-    operation: Any, manifest: Manifest, stored: Sequence[StoredOffsets], kept: dict[Any, dict[str, float]]
-) -> tuple[list[Any], int]:
+    operation: models.UpdateOperation, manifest: Manifest, stored: Sequence[StoredOffsets], kept: Offsets
+) -> tuple[list[models.UpdateOperation], int]:
     """`operation` and what must go with it, in order, and which of these is the operation itself.
 
     `stored` is what the points it writes store, `kept` the offsets of the points whose payload it wipes.
@@ -152,7 +158,7 @@ def completed(
     if isinstance(operation, models.UpsertOperation):
         given = operation.upsert
         points = given.batch if isinstance(given, models.PointsBatch) else given.points
-        later: dict[Any, dict[str, float]] = {}
+        later: Offsets = {}
         if getattr(given, "update_filter", None) is None and getattr(given, "update_mode", None) is None:
             stored, later = apart(points, stored)
         options = {name: getattr(given, name) for name in type(given).model_fields if name not in ("batch", "points")}
@@ -186,7 +192,7 @@ def completed(
     return [operation, *set_all(kept, shard_key)], 0
 
 
-def _also(update: models.UpdateVectors, point: Any) -> dict[str, Any]:
+def _also(update: models.UpdateVectors, point: PointId) -> dict[str, Any]:
     """The shard and the condition of an update of vectors, for the payload that goes with it."""
     also: dict[str, Any] = {"shard_key": update.shard_key}
     condition = getattr(update, "update_filter", None)
@@ -196,8 +202,8 @@ def _also(update: models.UpdateVectors, point: Any) -> dict[str, Any]:
     return also
 
 
-def chunks(items: Any, size: int) -> Iterator[list[Any]]:
-    chunk: list[Any] = []
+def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    chunk: list[Item] = []
     for item in items:
         chunk.append(item)
         if len(chunk) == size:

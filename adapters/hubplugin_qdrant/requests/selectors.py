@@ -9,9 +9,10 @@ from qdrant_client.conversions.conversion import GrpcToRest
 
 from hubplugin.errors import InputError
 from hubplugin_qdrant.manifest import KEY, Version
+from hubplugin_qdrant.operations import ShardKey
 
 
-def without_our_key(with_payload: Any) -> Any:
+def without_our_key(with_payload: object) -> object:
     """A payload selector that leaves our key out, unless it names what it wants."""
     if isinstance(with_payload, grpc.WithPayloadSelector):
         with_payload = GrpcToRest.convert_with_payload_selector(with_payload)
@@ -27,7 +28,7 @@ def without_our_key(with_payload: Any) -> Any:
 _ALL_BUT_OURS = models.PayloadSelectorExclude(exclude=[KEY])
 
 
-def without_vectors(vector: Any, names: tuple[str, ...]) -> Any:
+def without_vectors(vector: object, names: tuple[str, ...]) -> object:
     """The vectors of a point without the augmented ones, which are called `names`."""
     if not isinstance(vector, dict):
         return vector
@@ -44,7 +45,7 @@ def lacking_augmented_vector(version: Version) -> models.Filter:
     return models.Filter(must=has_vector(version.vector), must_not=has_vector(version.augmented_vector))
 
 
-def selector_fields(points: Any, shard_key: Any) -> dict[str, Any]:
+def selector_fields(points: object, shard_key: ShardKey) -> dict[str, Any]:
     """What the client takes as `points` or `points_selector`, as the fields of an update operation."""
     if isinstance(points, grpc.PointsSelector):
         points = GrpcToRest.convert_points_selector(points)
