@@ -19,11 +19,11 @@ from hubplugin_qdrant import write_operations as writes
 from hubplugin_qdrant.cached_manifest import CorrectionCache, OfClient
 from hubplugin_qdrant.operations import Arguments, Operation
 
-Method = TypeVar("Method", bound=Callable[..., Any])
+Method = TypeVar("Method", bound=Callable[..., object])
 Client = TypeVar("Client", QdrantClient, AsyncQdrantClient)
 
 
-def require_client(client: Any, kind: type[Client]) -> Client:
+def require_client(client: object, kind: type[Client]) -> Client:
     """`client`, a `kind`, one that is wrapped or one that acts like it, as the plain one; InputError for others."""
     other = AsyncQdrantClient if kind is QdrantClient else QdrantClient
     if isinstance(client, other) or not hasattr(client, "query_points"):
@@ -34,7 +34,7 @@ def require_client(client: Any, kind: type[Client]) -> Client:
     return client.raw if isinstance(client, (HubQdrantClient, AsyncHubQdrantClient)) else client  # type: ignore[return-value]
 
 
-def _arguments(method: Callable[..., Any]) -> Callable[[tuple[Any, ...], Arguments], Arguments]:
+def _arguments(method: Callable[..., object]) -> Callable[[tuple[object, ...], Arguments], Arguments]:
     """What makes of the arguments of a call of `method` one dict of them by name, as Python would; raises TypeError
     where one is unknown, missing or given twice. qdrant-client itself takes any keyword, and then refuses it."""
     parameters = list(inspect.signature(method).parameters.values())[1:]
@@ -43,7 +43,7 @@ def _arguments(method: Callable[..., Any]) -> Callable[[tuple[Any, ...], Argumen
     known, required = frozenset(names), frozenset(each.name for each in named if each.default is each.empty)
     signature = inspect.Signature(named)
 
-    def arguments(args: tuple[Any, ...], given: Arguments) -> Arguments:
+    def arguments(args: tuple[object, ...], given: Arguments) -> Arguments:
         found = dict(zip(names, args, strict=False)) | given
         if len(found) < len(args) + len(given) or not required <= found.keys() <= known:
             try:
@@ -60,7 +60,7 @@ def _corrected(method: Method, operation: OfClient) -> Method:
     arguments = _arguments(method)
 
     @functools.wraps(method)
-    def corrected(self: Any, *args: Any, **given: Any) -> Any:
+    def corrected(self: Any, *args: object, **given: object) -> Any:
         return _run(operation(self._corrections, arguments(args, given)))
 
     return corrected  # type: ignore[return-value]
@@ -79,7 +79,7 @@ def _async_corrected(method: Method, operation: OfClient) -> Method:
     arguments = _arguments(method)
 
     @functools.wraps(method)
-    async def corrected(self: Any, *args: Any, **given: Any) -> Any:
+    async def corrected(self: Any, *args: object, **given: object) -> Any:
         given = arguments(args, given)
         steps = operation(self._corrections, given)
         try:
@@ -102,7 +102,7 @@ def _upload_corrected(method: Method, operation: OfClient) -> Method:
     arguments = _arguments(method)
 
     @functools.wraps(method)
-    def corrected(self: Any, *args: Any, **given: Any) -> Any:
+    def corrected(self: Any, *args: object, **given: object) -> Any:
         given = arguments(args, given)
         if plain_client.is_local(self):  # whose coroutines never wait
             return _run(_driven(operation(self._corrections, given)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from qdrant_client import models
 
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import metadata, versions
@@ -47,7 +47,7 @@ def get_collection(cache: CorrectionCache, arguments: Arguments) -> Operation:
     return _without_our_indexes(found.model_copy(update={"config": config}))
 
 
-def _without_our_indexes(found: Any) -> Any:
+def _without_our_indexes(found: models.CollectionInfo) -> models.CollectionInfo:
     theirs = {key: index for key, index in (found.payload_schema or {}).items() if key.partition(".")[0] != m.KEY}
     return found.model_copy(update={"payload_schema": theirs})
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 import hubplugin
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric
-from hubplugin.model import GroupedModel, OffsetModel
+from hubplugin.model import GroupedModel, OffsetModel, Setting
 
 FORMAT = 1
 """Version of the manifest. A reader refuses what a newer version wrote."""
@@ -80,7 +80,7 @@ class Version(FrozenModel):
     metric: Metric
     dim: int
     method: str
-    parameters: dict[str, Any]
+    parameters: dict[str, Setting]
     model: str
     parts: int
     bank_fingerprint: str

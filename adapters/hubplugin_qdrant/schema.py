@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from qdrant_client import models
@@ -123,7 +123,7 @@ class PayloadSchema(Schema):
         """A float index on the offsets: faster formulas, and under strict mode the only ones allowed."""
         if self.transport.is_local or version.key in self._indexes():  # local mode has no indexes, and warns of it
             return
-        schema: Any = models.PayloadSchemaType.FLOAT
+        schema: models.PayloadSchemaType | models.FloatIndexParams = models.PayloadSchemaType.FLOAT
         if self.server >= SMALL_INDEXES:  # nobody filters by it
             schema = models.FloatIndexParams(type=models.FloatIndexType.FLOAT, enable_hnsw=False)
         create, collection = self.transport.client.create_payload_index, self.transport.collection

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from qdrant_client import grpc, models
@@ -116,7 +117,9 @@ def _resolved(cache: CorrectionCache, known: CachedManifest, requests: Any) -> O
     return [resolved(request, manifest, vectors) for request in requests]
 
 
-def _hide_augmented_vectors(points: Any, arguments: Arguments, known: CachedManifest) -> None:
+def _hide_augmented_vectors(
+    points: Iterable[models.ScoredPoint | models.Record], arguments: Arguments, known: CachedManifest
+) -> None:
     """Takes the augmented vectors out of received `points`, unless vectors were asked for by name."""
     if known.augmented_vectors and arguments.get("with_vectors") is True:
         for point in points:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,7 @@ class QdrantWriting(VersionWriting):
     def __init__(self, store: VersionedStore, version: Version, found: Found, schema: Schema, queries: np.ndarray):
         super().__init__(store, version, found)
         self._schema, self._transport, self._queries = schema, schema.transport, queries
-        self._undirected: dict[Any, list[Id]] = {}  # points of length 0 that are not neutral, by shard key
+        self._undirected: dict[Id | None, list[Id]] = {}  # points of length 0 that are not neutral, by shard key
 
     def scan(self) -> Iterator[Batch]:
         """Every point: one that came meanwhile may stand before those that are written."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from hubplugin.selection.experiment import OCCURRENCE, require_enough
 from hubplugin.vectors import Progress, Scannable, VectorLike, as_vectors
 
 if TYPE_CHECKING:
-    from hubplugin.store import Store
+    from hubplugin.store import Id, Store
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Diagnosis:
     targets: int
     queries: int
     hubness: Hubness
-    hubs: list[tuple[Any, int]]
+    hubs: list[tuple[Id, int]]
     choice: Choice
     judgement: Judgement
 
@@ -114,7 +114,7 @@ def diagnose(
     )
 
 
-def _names(targets: Any, rows: np.ndarray) -> list[Any]:
+def _names(targets: object, rows: np.ndarray) -> list[Id]:
     """The ids of some rows: their own where `targets` is a store, else their numbers."""
     if not isinstance(targets, Scannable):
         return list(rows.tolist())
@@ -123,6 +123,6 @@ def _names(targets: Any, rows: np.ndarray) -> list[Any]:
     return [found[row] for row in rows.tolist()]
 
 
-def _ids(store: Scannable) -> Iterator[Any]:
+def _ids(store: Scannable) -> Iterator[Id]:
     for batch in store.scan():
         yield from batch.ids

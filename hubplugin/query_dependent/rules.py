@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -49,10 +48,10 @@ class Reranker:
     that order. An adapter reads it from its store; for arrays it is `rule.keep(targets).__getitem__`."""
 
     rule: Rule
-    kept: Callable[[Sequence[Any]], np.ndarray]
+    kept: Callable[[Sequence[object]], np.ndarray]
 
     def rerank(
-        self, query: np.ndarray, candidate_ids: Sequence[Any], candidate_scores: Sequence[float]
+        self, query: np.ndarray, candidate_ids: Sequence[object], candidate_scores: Sequence[float]
     ) -> tuple[np.ndarray, np.ndarray]:
         """The candidates of one `query` [d] in corrected order: positions in `candidate_ids`, and their scores,
         best first. Equal scores keep the order of the candidates.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,9 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-def full_product(multiply: Callable[..., torch.Tensor], *factors: torch.Tensor, out: Any = None) -> torch.Tensor:
+def full_product(
+    multiply: Callable[..., torch.Tensor], *factors: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """multiply(*factors) at the full precision of their type, written to `out` where there is one.
 
     A program may have allowed TF32 or bfloat16 products for its own training; ten bits of mantissa over tau are not

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -28,7 +27,7 @@ class Folder(Metadata):
 
     def __init__(self, shard: Path, url: str):
         self._path, self._url = shard / "hub", url
-        self._known: tuple[Any, Manifest] = (None, Manifest())
+        self._known: tuple[object, Manifest] = (None, Manifest())
 
     def exists(self) -> bool:
         return self._path.exists()

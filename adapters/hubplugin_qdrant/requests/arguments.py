@@ -35,7 +35,7 @@ def as_request(arguments: Arguments) -> models.QueryRequest:
     return _REQUEST.model_copy(update=fields)
 
 
-def _items(value: Any) -> list[Any]:
+def _items(value: object) -> list[object]:
     """The prefetches in a list of them."""
     return value if isinstance(value, list) and value and not isinstance(value[0], (int, float)) else []
 
@@ -69,7 +69,7 @@ _FROM_GRPC: dict[type, Callable[[Any], Any]] = {
 }
 
 
-def _rest(value: Any) -> Any:
+def _rest(value: object) -> Any:
     """`value`, an argument of the client, in the form that a prefetch takes."""
     if isinstance(value, np.ndarray):
         return value.tolist()

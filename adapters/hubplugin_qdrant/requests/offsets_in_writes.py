@@ -37,14 +37,14 @@ def payloads_of(points: Points | Written) -> list[Payload | None]:
     return [getattr(point, "payload", None) for point in points]
 
 
-def as_rest(points: Any) -> Any:
+def as_rest(points: models.Batch | Iterable[object]) -> Points:
     """What `upsert` takes, with dicts and gRPC structures as REST ones."""
     if isinstance(points, models.Batch):
         return points
     return [_as_struct(point) for point in points]
 
 
-def _as_struct(point: Any) -> Any:
+def _as_struct(point: Any) -> models.PointStruct:
     if isinstance(point, grpc.PointStruct):
         return GrpcToRest.convert_point_struct(point)
     return models.PointStruct.model_validate(point) if isinstance(point, dict) else point

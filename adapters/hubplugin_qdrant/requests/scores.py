@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from pydantic import BaseModel
@@ -35,7 +35,7 @@ def _sum_by_either_vector(metric: Metric, ceiling: float, augmented_vector: str)
 
     A point that is found by both counts by the augmented one: a re-scoring ranks all that it is given by either.
     """
-    lacking: Any = models.Filter(must_not=has_vector(augmented_vector))
+    lacking: models.Condition = models.Filter(must_not=has_vector(augmented_vector))
     if metric is not Metric.EUCLIDEAN:
         own = models.MultExpression(mult=["$score[1]", lacking])
         return models.FormulaQuery(
@@ -58,7 +58,7 @@ def _sum_with_key(key: str, metric: Metric) -> models.FormulaQuery:
     )
 
 
-def _similarity(metric: Metric) -> Any:
+def _similarity(metric: Metric) -> models.Expression:
     if metric is not Metric.EUCLIDEAN:
         return "$score"
     return models.MultExpression.model_construct(mult=[-0.5, "$score", "$score"])
@@ -112,7 +112,7 @@ def over_similarities(query: models.FormulaQuery, similarities: Iterable[int]) -
     return models.FormulaQuery.model_construct(formula=_as_distances(query.formula, names), defaults=defaults)
 
 
-def _as_distances(expression: Any, names: set[str]) -> Any:
+def _as_distances(expression: models.Expression, names: set[str]) -> models.Expression:
     """`expression` with the similarities called `names` turned into distances: x / sqrt(|x|), x = -2 S."""
     if isinstance(expression, str) and expression in names:
         squared = models.MultExpression(mult=[-2.0, expression])

@@ -28,7 +28,7 @@ def without_our_key(with_payload: object) -> object:
 _ALL_BUT_OURS = models.PayloadSelectorExclude(exclude=[KEY])
 
 
-def without_vectors(vector: object, names: tuple[str, ...]) -> object:
+def without_vectors(vector: models.VectorStructOutput | None, names: tuple[str, ...]) -> Any:
     """The vectors of a point without the augmented ones, which are called `names`."""
     if not isinstance(vector, dict):
         return vector

@@ -185,7 +185,7 @@ def _unit(vector: list[float]) -> list[float]:
     return [value / length for value in vector]
 
 
-def _over_corrected(query: Any, children: list[models.Prefetch], manifest: Manifest) -> Any:
+def _over_corrected(query: object, children: list[models.Prefetch], manifest: Manifest) -> Any:
     """`query` over `children`, of which some now yield similarities where they yielded distances."""
     if not isinstance(query, models.FormulaQuery):
         return query
