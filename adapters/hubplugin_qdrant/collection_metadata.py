@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
 from hubplugin.model import OffsetModel
 from hubplugin_qdrant import manifest as m
@@ -10,6 +11,8 @@ from hubplugin_qdrant import metadata
 from hubplugin_qdrant.manifest import Manifest, Version
 from hubplugin_qdrant.transport import Transport
 from hubplugin_qdrant.versioned_store import Metadata
+
+Answer = TypeVar("Answer")
 
 
 class CollectionMetadata(Metadata):
@@ -46,6 +49,6 @@ class CollectionMetadata(Metadata):
     def delete_model(self, version: Version) -> None:
         self._ask("deleting a model", metadata.delete_model, version)
 
-    def _ask(self, doing: str, request: Any, *given: Any) -> Any:
+    def _ask(self, doing: str, request: Callable[..., Answer], *given: object) -> Answer:
         with self._transport.one_line(doing):
             return self._transport.retry(request, self._transport.client, self._transport.collection, *given)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
-from typing import Any
+from typing import TypeVar
 
 import httpx
 from grpc import RpcError, StatusCode
@@ -14,6 +14,8 @@ from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedR
 
 from hubplugin.errors import HubpluginError, StoreError
 from hubplugin_qdrant import manifest as m
+
+Answer = TypeVar("Answer")
 
 
 class Fault(Enum):
@@ -83,7 +85,7 @@ def fault_of(error: BaseException | None) -> Fault:
     return Fault.MISSING if local else Fault.OTHER
 
 
-def finished(answer: Any) -> Any:
+def finished(answer: Answer) -> Answer:
     """`answer`, unless it says that a write is still waiting its turn, as a server does after a minute from 1.18 on:
     then ResponseHandlingException, as if there were none."""
     for result in answer if isinstance(answer, list) else [answer]:

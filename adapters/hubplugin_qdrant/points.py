@@ -29,7 +29,7 @@ class PointReader:
     manifest: Manifest
     version: Version | None
     group_by: str | None
-    undirected: dict[Any, list[Id]] = field(default_factory=dict)
+    undirected: dict[Id | None, list[Id]] = field(default_factory=dict)
 
     def read(self, transport: Transport) -> Iterator[Batch]:
         """Every point that has the vector, in the order of ids."""
@@ -44,7 +44,7 @@ class PointReader:
         batches = [self.batch(part, shard_key) for shard_key, part in by_shard(records).items()]
         return [batch for batch in batches if len(batch.ids)]
 
-    def batch(self, records: Sequence[Any], shard_key: Any = None) -> Batch:
+    def batch(self, records: Sequence[Any], shard_key: Id | None = None) -> Batch:
         """The records, of a server or of a shard, as one batch."""
         ids: list[Id] = []
         vectors, groups = [], []
@@ -80,9 +80,9 @@ class PointReader:
         return record.vector.get(self.store.using), augmented
 
 
-def by_shard(records: Sequence[models.Record]) -> dict[Any, list[models.Record]]:
+def by_shard(records: Sequence[models.Record]) -> dict[Id | None, list[models.Record]]:
     """`records` by shard key."""
-    found: dict[Any, list[models.Record]] = {}
+    found: dict[Id | None, list[models.Record]] = {}
     for record in records:
         found.setdefault(record.shard_key, []).append(record)
     return found

@@ -46,6 +46,7 @@ SMALLER = (Fault.TOO_LARGE, Fault.LATE, Fault.LIMITED)
 
 logger = logging.getLogger("hubplugin_qdrant")
 
+Answer = TypeVar("Answer")
 Page = TypeVar("Page")
 Items: TypeAlias = list[tuple[Id, Any]]
 """Points by id, each with what is written to it."""
@@ -71,7 +72,7 @@ class Transport:
         """Turns what the client raises into a StoreError of one line."""
         return one_line(self.url, doing, self.collection)
 
-    def retry(self, call: Any, *given: Any, **named: Any) -> Any:
+    def retry(self, call: Callable[..., Answer], *given: object, **named: object) -> Answer:
         """The answer to a request that does no harm if it is made twice; repeated while the server is away."""
         given_up = self._given_up
         attempts = Retrying(

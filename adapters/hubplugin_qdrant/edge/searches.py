@@ -27,8 +27,8 @@ class Options(TypedDict, total=False):
     filter: edge.Filter | None
     params: edge.SearchParams | None
     score_threshold: float | None
-    with_payload: Any
-    with_vector: Any
+    with_payload: bool | list[str] | edge.PayloadSelector
+    with_vector: bool | list[str]
 
 
 def nearest(
@@ -65,7 +65,7 @@ def formula(version: Version) -> edge.Formula:
     return edge.Formula(edge.Expression.Sum([score, edge.Expression.Variable(version.key)]), {version.key: 0.0})
 
 
-def _points(found: list[Any], version: Version | None) -> list[models.ScoredPoint]:
+def _points(found: list[edge.ScoredPoint], version: Version | None) -> list[models.ScoredPoint]:
     points = [
         models.ScoredPoint.model_construct(
             id=point.id, version=point.version, score=point.score, payload=point.payload, vector=point.vector

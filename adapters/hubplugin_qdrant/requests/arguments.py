@@ -59,7 +59,7 @@ def _fields(arguments: Arguments) -> dict[str, Any]:
 _REQUEST = models.QueryRequest()
 
 
-_FROM_GRPC: dict[type, Callable[[Any], Any]] = {
+_FROM_GRPC: dict[type, Callable[..., object]] = {
     grpc.PointId: GrpcToRest.convert_point_id,
     grpc.PrefetchQuery: GrpcToRest.convert_prefetch_query,
     grpc.Filter: GrpcToRest.convert_filter,
