@@ -1,19 +1,16 @@
 """Whether files, classes and functions keep their sizes: `python -m tests.sizes`, part of `make lint`.
 
 Docstrings do not count as lines of a function. Names in a package's `__all__` may take as many parameters as their
-users need. The name of a test has fewer than 80 characters. `tests/sizes.txt` lists what is still too large; it may
-only shrink.
+users need. The name of a test has fewer than 80 characters.
 """
 
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-KNOWN = ROOT / "tests" / "sizes.txt"
 PRODUCT, TESTS = ("hubplugin", "adapters"), ("tests", "integration_tests")
 FILE, CLASS, FUNCTION, PARAMETERS, NAME = 360, 250, 45, 6, 80
 
@@ -85,15 +82,9 @@ def long_names(path: Path) -> Iterator[tuple[str, str]]:
 def main() -> None:
     found = [each for folder in PRODUCT for path in sorted((ROOT / folder).rglob("*.py")) for each in too_large(path)]
     found += [each for folder in TESTS for path in sorted((ROOT / folder).rglob("*.py")) for each in long_names(path)]
-    if sys.argv[1:] == ["--write"]:
-        KNOWN.write_text("".join(f"{name}\n" for name in sorted({name for name, _ in found})))
-    known = set(KNOWN.read_text().split())
-    for name in sorted(known - {name for name, _ in found}):
-        print(f"{name} is small enough now: take it out of {KNOWN.relative_to(ROOT)}")
-    new = [f"{name}: {what}" for name, what in found if name not in known]
-    if new:
-        raise SystemExit("too large:\n" + "\n".join(new))
-    print(f"sizes: {len(known)} known exceptions, no new one")
+    if found:
+        raise SystemExit("too large:\n" + "\n".join(f"{name}: {what}" for name, what in found))
+    print("sizes: nothing is too large")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from hubplugin.methods.base import FitInput, Method, Solution
 from hubplugin.model import LogSumExp
-from hubplugin.reductions import Answers, Scaling, sampled, sinkhorn
+from hubplugin.reductions import Answers, Columns, Scaling, sampled, sinkhorn
 from hubplugin.vectors import as_vectors
 
 
@@ -42,16 +42,16 @@ class SinkhornNormalisation(Method):
         mean of the k largest similarities of each target."""
         similarities = given.compute.similarities(given.query_bank, given.metric)
         targets = given.require_targets(self.name)
-        columns, masses = [targets], [1.0]
+        columns = [Columns(targets)]
         answers: Answers | Literal["seek"] | None = "seek" if self.answers == "left out" else None
         if self.sample is not None and self.sample < targets.rows:
             drawn = sampled(targets, self.sample, given.metric, np.random.default_rng(0))
-            columns, masses = [as_vectors(drawn, targets.name)], [targets.rows / len(drawn)]
+            columns = [Columns(as_vectors(drawn, targets.name), mass=targets.rows / len(drawn))]
             answers = answers and given.answers  # an answer need not be in the sample
         if self.name == "dbsn" and given.target_bank is not None:
-            columns, masses = [*columns, given.target_bank_vectors], [*masses, 1.0]
-        found = sinkhorn(similarities, columns, self.tau, self.iterations, masses, answers, k)
-        raw = None if columns[0] is not targets or found.log_sums is None else -self.tau * found.log_sums
+            columns.append(Columns(given.target_bank_vectors))
+        found = sinkhorn(similarities, columns, self.tau, self.iterations, answers, k)
+        raw = None if columns[0].targets is not targets or found.log_sums is None else -self.tau * found.log_sums
         levels = None if found.answers is None else found.answers.levels
         return LogSumExp(given.query_bank, self.tau, -self.tau, found.log_alpha, levels), raw, found
 

@@ -2,7 +2,7 @@
 
 from hubplugin.reductions.answers import SMALLEST_LOG, Answers, Nearest, Survey, find_answers, survey
 from hubplugin.reductions.preparation import distinct_rows, prepared, prepared_blocks, sampled, taken
-from hubplugin.reductions.scaling import HALF_PEAK, HALF_TERMS, SAFE_DRIFT, Scaling, sinkhorn
+from hubplugin.reductions.scaling import HALF_PEAK, HALF_TERMS, SAFE_DRIFT, Columns, Scaling, sinkhorn
 from hubplugin.reductions.seeking import reduce_and_seek
 from hubplugin.reductions.similarities import (
     ANSWER_SLACK,
@@ -41,6 +41,7 @@ __all__ = [
     "SAFE_EXPONENT",
     "SMALLEST_LOG",
     "Answers",
+    "Columns",
     "Compute",
     "HeldSimilarities",
     "HoldingCompute",

@@ -68,12 +68,20 @@ class Scaling:
     k_means: np.ndarray | None = None
 
 
+@dataclass(frozen=True)
+class Columns:
+    """Some of the targets that Sinkhorn scales. mass: how many targets each of them stands for, where it is one of a
+    sample."""
+
+    targets: Vectors
+    mass: float = 1.0
+
+
 def sinkhorn(
     similarities: Similarities,
-    columns: list[Vectors],
+    columns: list[Columns],
     tau: float,
     iterations: int,
-    masses: list[float] | None = None,
     answers: Answers | Literal["seek"] | None = None,
     k: int | None = None,
 ) -> Scaling:
@@ -84,8 +92,8 @@ def sinkhorn(
         log alpha_u = log v_u - LSE_j( s(b_u, t_j)/tau + log beta_j )
         log beta_j  = log(w_j / n) - LSE_u( s(b_u, t_j)/tau + log alpha_u )
 
-    v is the mass of each bank row, 1/m, or in proportion to the weights of `answers`. w_j is the mass of the part t_j
-    is in, 1 by default: how many targets each of a sample stands for; n is their sum. What `answers` leaves out (in the
+    v is the mass of each bank row, 1/m, or in proportion to the weights of `answers`. w_j is the mass of target j; n is
+    the sum of them. What `answers` leaves out (in the
     first of `columns`, the gallery, each target's largest, too) has no part in any sum; "seek" finds them in the first
     pass. k: the first pass gives the mean of the k largest, too.
 
@@ -97,16 +105,16 @@ def sinkhorn(
 
     Raises InputError where tau is below the rounding of the similarities, for which that does not hold.
     """
-    m, masses = similarities.m, masses or [1.0] * len(columns)
-    n = sum(part.rows * mass for part, mass in zip(columns, masses, strict=True))
-    kernel = _Kernel(similarities, columns, tau, k)
+    m, masses, targets = similarities.m, [part.mass for part in columns], [part.targets for part in columns]
+    n = sum(part.targets.rows * part.mass for part in columns)
+    kernel = _Kernel(similarities, targets, tau, k)
     if answers == "seek":
-        if not may_be_log(similarities, columns):
+        if not may_be_log(similarities, targets):
             answers = None
         elif kernel.serves_first_iteration and listed(m, k) is not None:
             answers = kernel.seek()
         else:
-            answers = find_answers(similarities, columns)
+            answers = find_answers(similarities, targets)
     kernel.answers = answers
     weights = np.ones(m) if answers is None else answers.weights
     log_mass = torch.from_numpy(np.log(weights / weights.sum()))

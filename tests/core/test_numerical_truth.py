@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import hubplugin
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
-from hubplugin.reductions import Compute, Similarities, sinkhorn
+from hubplugin.reductions import Columns, Compute, Similarities, sinkhorn
 from hubplugin.reductions.products import reduces_precision
 from hubplugin.vectors import as_vectors
 from tests.core import formulas
@@ -174,10 +174,10 @@ def test_a_sample_counts_for_as_many_targets_as_it_stands_for():
     rng = np.random.default_rng(1)
     bank, half, second = unit(rng, 60, 8), unit(rng, 50, 8), unit(rng, 30, 8)
     similarities = Similarities(bank, Metric.COSINE, Compute("cpu"))
-    given = [as_vectors(half), as_vectors(second)]
-    twice = [as_vectors(np.concatenate([half, half])), as_vectors(second)]
+    given = [Columns(as_vectors(half), mass=2.0), Columns(as_vectors(second))]
+    twice = [Columns(as_vectors(np.concatenate([half, half]))), Columns(as_vectors(second))]
     expected = sinkhorn(similarities, twice, 0.05, 10).log_alpha
-    np.testing.assert_allclose(sinkhorn(similarities, given, 0.05, 10, [2.0, 1.0]).log_alpha, expected, atol=1e-4)
+    np.testing.assert_allclose(sinkhorn(similarities, given, 0.05, 10).log_alpha, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(("method", "parameters"), SETTINGS)
