@@ -194,7 +194,8 @@ def test_a_collection_of_any_kind_is_wrapped(backend, fill, kind):
     gallery = fill(**KINDS[kind])
     before = gallery.content()
     model = hubplugin_qdrant.apply(backend.client(), gallery.name, using=gallery.using, query_bank=BANK, **APPLY).model
-    hub = backend.wrapped()
+    # What is calibrated follows the index, which may be coarse; these searches are exact.
+    hub = backend.wrapped(oversampling=10)
     found = [
         hub.query_points(
             gallery.name, query=query, using=gallery.using or None, limit=K, search_params=EXACT, with_payload=True
