@@ -10,7 +10,7 @@ from uuid import UUID
 
 import numpy as np
 import pytest
-from qdrant_client import QdrantClient
+from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
 from hubplugin import OffsetModel
@@ -69,9 +69,14 @@ def corrected(client: QdrantClient, collection: str, using: str, functions: list
 
 
 def stored_offsets(client: QdrantClient, collection: str) -> dict[UUID, float]:
-    """The offset that lies with each point."""
-    points, _ = client.scroll(collection, limit=1000)
-    return {UUID(str(point.id)): next(iter(point.payload["hub_offset"].values())) for point in points}
+    """The offset that lies with each point: in its payload, or as the last component of its augmented vector."""
+    points, _ = client.scroll(collection, limit=1000, with_vectors=True)
+
+    def offset(point: models.Record) -> float:
+        under = (point.payload or {}).get("hub_offset")
+        return next(iter(under.values())) if under else point.vector["hub_v1"][-1]
+
+    return {UUID(str(point.id)): offset(point) for point in points}
 
 
 def reciprocal_ranks(*rankings: list[str]) -> dict[str, float]:
