@@ -44,7 +44,7 @@ levels: $(VENV)/installed
 lowest: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv venv --clear --python $(PYTHON) .lowest
-	$(BIN)/uv pip install --python .lowest --resolution lowest-direct --editable '.[all]' 'scikit-learn>=1.4' 'pytest>=8.2' 'hypothesis>=6.100'
+	$(BIN)/uv pip install --python .lowest --resolution lowest-direct --editable '.[all]' 'ranx>=0.3.20' 'scikit-learn>=1.4' 'pytest>=8.2' 'hypothesis>=6.100'
 	.lowest/bin/python -m pytest tests/core tests/query_dependent tests/tuning tests/evaluation tests/faiss
 
 # Every scenario on every backend that is there; see docs/integration.md. REQUIRE="docker cluster" makes absence fail.
