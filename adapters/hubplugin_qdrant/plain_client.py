@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any, TypeVar, cast
 
-from qdrant_client import AsyncQdrantClient, QdrantClient, models
+from qdrant_client import AsyncQdrantClient, QdrantClient, grpc, models
+from qdrant_client.conversions.conversion import RestToGrpc
 from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
 from qdrant_client.local.qdrant_local import QdrantLocal
 
@@ -25,6 +26,30 @@ def over_connection_of(client: QdrantClient | AsyncQdrantClient, kind: type[Kind
     made = kind.__new__(kind)
     made.__dict__.update(client.__dict__)
     return made
+
+
+def sendable(
+    client: QdrantClient | AsyncQdrantClient, prefetches: list[models.Prefetch]
+) -> list[models.Prefetch] | list[grpc.PrefetchQuery]:
+    """`prefetches` in the form that costs `client` least: where it speaks gRPC, those of vectors as messages, which it
+    does not look through for documents and converts no more."""
+    if not getattr(client._client, "_prefer_grpc", False):
+        return prefetches
+    vectors = [each.query for each in prefetches if _is_vector(each.query) and not each.prefetch]
+    if len(vectors) < len(prefetches):
+        return prefetches
+    return [_message(each, cast("list[float]", vector)) for each, vector in zip(prefetches, vectors, strict=True)]
+
+
+def _is_vector(query: object) -> bool:
+    return isinstance(query, list) and bool(query) and isinstance(query[0], (int, float))
+
+
+def _message(prefetch: models.Prefetch, vector: list[float]) -> grpc.PrefetchQuery:
+    """`prefetch`, for the nearest of `vector`; its numbers are put where they belong and copied no more."""
+    message = RestToGrpc.convert_prefetch_query(prefetch.model_copy(update={"query": None}))
+    message.query.nearest.dense.data.extend(vector)
+    return message
 
 
 def embedded(client: QdrantClient | AsyncQdrantClient, written: Any) -> Any:

@@ -9,6 +9,7 @@ from qdrant_client import grpc, models
 from qdrant_client.conversions.conversion import GrpcToRest
 
 from hubplugin_qdrant import manifest as m
+from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.cached_manifest import CachedManifest, CorrectionCache, again_if_changed
 from hubplugin_qdrant.manifest import Manifest
 from hubplugin_qdrant.operations import Arguments, Operation
@@ -27,7 +28,10 @@ def query_points(cache: CorrectionCache, arguments: Arguments) -> Operation:
     if known.augmented_vectors:
         request = (yield from _resolved(cache, known, [request]))[0]
     rewritten = rewrite(request, known.manifest)
-    response = yield cache.raw.query_points(**as_arguments(arguments, rewritten.request))
+    sent = as_arguments(arguments, rewritten.request)
+    if sent["prefetch"]:
+        sent["prefetch"] = plain_client.sendable(cache.raw, sent["prefetch"])
+    response = yield cache.raw.query_points(**sent)
     return _finished(response, rewritten, request, known)
 
 

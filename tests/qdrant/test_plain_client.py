@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
+from qdrant_client.conversions.conversion import RestToGrpc
 
 from hubplugin_qdrant import HubQdrantClient, plain_client
 
@@ -72,3 +73,23 @@ def test_documents_are_left_to_a_server_that_embeds():
     points = [models.PointStruct(id=1, vector=DOCUMENT)]
     assert plain_client.embedded(client, points) is points
     assert not plain_client.has_documents(client, [models.QueryRequest(query=DOCUMENT)])
+
+
+@pytest.mark.parametrize("kind", [QdrantClient, AsyncQdrantClient])
+def test_a_prefetch_of_a_vector_is_a_message_that_says_the_same_where_grpc_is_spoken(kind):
+    matched = models.FieldCondition(key="colour", match=models.MatchValue(value="red"))
+    given = models.Prefetch(query=[0.5, 0.25], using="image", filter=models.Filter(must=[matched]), limit=30)
+    client = kind("http://localhost:1", prefer_grpc=True, check_compatibility=False)
+    (message,) = plain_client.sendable(client, [given])
+    expected = given.model_copy(update={"query": models.NearestQuery(nearest=[0.5, 0.25])})
+    assert message == RestToGrpc.convert_prefetch_query(expected)
+
+
+def test_prefetches_are_left_to_the_client_by_rest_and_where_one_is_no_vector():
+    vector, document = models.Prefetch(query=[0.5, 0.25]), models.Prefetch(query=DOCUMENT)
+    nested, several = models.Prefetch(query=[0.5], prefetch=[document]), models.Prefetch(query=[[0.5], [0.25]])
+    rest = QdrantClient("http://localhost:1", check_compatibility=False)
+    assert plain_client.sendable(rest, [vector]) == [vector]
+    client = QdrantClient("http://localhost:1", prefer_grpc=True, check_compatibility=False)
+    for other in (document, nested, several):
+        assert plain_client.sendable(client, [vector, other]) == [vector, other]

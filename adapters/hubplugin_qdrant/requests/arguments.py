@@ -30,14 +30,10 @@ _ARGUMENTS = {
 def as_request(arguments: Arguments) -> models.QueryRequest:
     """The arguments of `query_points` as one request."""
     fields = _fields(arguments)
-    if any(isinstance(each, dict) for value in fields.values() for each in (value, *_items(value))):
+    prefetch = fields["prefetch"]
+    if dict in map(type, fields.values()) or (isinstance(prefetch, list) and dict in map(type, prefetch)):
         return models.QueryRequest.model_validate(fields)
     return _REQUEST.model_copy(update=fields)
-
-
-def _items(value: object) -> list[object]:
-    """The prefetches in a list of them."""
-    return value if isinstance(value, list) and value and not isinstance(value[0], (int, float)) else []
 
 
 def _fields(arguments: Arguments) -> dict[str, Any]:
