@@ -76,7 +76,7 @@ def test_documents_are_left_to_a_server_that_embeds():
 
 
 @pytest.mark.parametrize("kind", [QdrantClient, AsyncQdrantClient])
-def test_a_prefetch_of_a_vector_is_a_message_that_says_the_same_where_grpc_is_spoken(kind):
+def test_a_prefetch_of_a_vector_is_sent_as_the_same_message_by_grpc(kind):
     matched = models.FieldCondition(key="colour", match=models.MatchValue(value="red"))
     given = models.Prefetch(query=[0.5, 0.25], using="image", filter=models.Filter(must=[matched]), limit=30)
     client = kind("http://localhost:1", prefer_grpc=True, check_compatibility=False)
