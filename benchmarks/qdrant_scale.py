@@ -2,8 +2,9 @@
 
 The bare loop scrolls the same points with their vectors and sets one number in the payload of each, in the same
 engine and pages, and computes nothing. Without --url the engine is a Qdrant Edge shard on disk, in this process and by
-one thread; with it, a server's, whose requests `apply` has several of under way. The fit is not timed; what is: the
-offsets of every point, their writing, the closing scan (on a server), the index, and the calibration.
+one thread. With it, a server's: there the loop has as many requests under way as `apply`, writes what the storage does
+(a number, or a second vector), and waits as `apply` does until the graph is whole again. The fit is not timed; what is:
+the offsets of every point, their writing, the closing scan (on a server), the index, and the calibration.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import qdrant_edge as edge
@@ -22,11 +25,12 @@ from qdrant_client import QdrantClient, models
 
 from hubplugin import fit
 from hubplugin.jobs.writing import write
-from hubplugin.progress import bars
 from hubplugin.store import Store
 from hubplugin_qdrant import QdrantStore
 from hubplugin_qdrant.edge import EdgeStore
 from hubplugin_qdrant.requests.offsets_in_writes import set_offsets
+from hubplugin_qdrant.schema import Storage
+from hubplugin_qdrant.transport import BATCH, WRITERS
 
 PAGE, NAME = 1000, "hubplugin-benchmark"
 
@@ -60,22 +64,78 @@ def shard(folder: Path, points: int, dim: int) -> tuple[Store, Callable[[], None
     return EdgeStore(filled, folder), bare
 
 
-def collection(client: QdrantClient, points: int, dim: int) -> tuple[Store, Callable[[], None]]:
-    """A store over a new collection, and the bare loop on it."""
-    client.create_collection(NAME, models.VectorParams(size=dim, distance=models.Distance.COSINE))
+def collection(client: QdrantClient, points: int, dim: int, storage: Storage) -> tuple[Store, Callable[[], None]]:
+    """A store over a new collection, and the bare loop on it, which writes what `storage` does from several threads
+    and waits until the graph is whole again."""
+    vectors = {NAME: models.VectorParams(size=dim, distance=models.Distance.COSINE)}
+    client.create_collection(NAME, vectors)
     for page, block in enumerate(blocks(points, dim)):
         ids: list[int | str] = list(range(page * PAGE, page * PAGE + len(block)))
-        client.upsert(NAME, models.Batch(ids=ids, vectors=block.tolist()), wait=True)
+        client.upsert(NAME, models.Batch(ids=ids, vectors={NAME: block.tolist()}), wait=True)
+    until_green(client)
+
+    def write(records: list[models.Record]) -> None:
+        if storage == "vector":
+            given: list[Any] = [record.vector for record in records]
+            rows = [
+                models.PointVectors.model_construct(id=record.id, vector={"bare": [*vector[NAME], 0.5]})
+                for record, vector in zip(records, given, strict=True)
+            ]
+            client.update_vectors(NAME, rows, wait=True)
+        else:
+            operations: list[models.UpdateOperation] = [
+                set_offsets(record.id, {"v0": 0.5}, key="bare") for record in records
+            ]
+            client.batch_update_points(NAME, operations, wait=True)
 
     def bare() -> None:
-        following, more = None, True
-        while more:
-            records, following = client.scroll(NAME, limit=PAGE, offset=following, with_vectors=True)
-            operations = [set_offsets(record.id, {"v0": 0.5}, key="bare") for record in records]
-            client.batch_update_points(NAME, operations, wait=True)
-            more = following is not None
+        if storage == "vector":
+            dense = models.DenseVectorConfig(size=dim + 1, distance=models.Distance.DOT)
+            client.create_vector_name(NAME, "bare", models.DenseVectorNameConfig(dense=dense), wait=True)
+        with ThreadPoolExecutor(WRITERS) as pool:
+            following, more, under_way = None, True, []
+            while more:
+                records, following = client.scroll(NAME, limit=BATCH, offset=following, with_vectors=[NAME])
+                under_way.append(pool.submit(write, records))
+                more = following is not None
+            for each in under_way:
+                each.result()
+        written = time.perf_counter()
+        until_green(client)
+        print(f"of the bare loop, the wait for the graph: {time.perf_counter() - written:.1f} s")
 
-    return QdrantStore(client, NAME), bare
+    return QdrantStore(client, NAME, storage=storage), bare
+
+
+def until_green(client: QdrantClient) -> None:
+    while client.get_collection(NAME).status != models.CollectionStatus.GREEN:
+        time.sleep(0.2)
+
+
+def as_it_was(client: QdrantClient, storage: Storage) -> None:
+    """Takes out what the bare loop wrote."""
+    if storage == "vector":
+        client.delete_vector_name(NAME, "bare", wait=True)
+    else:
+        client.delete_payload(NAME, keys=["bare"], points=models.Filter(), wait=True)
+    until_green(client)
+
+
+class Phases:
+    """What was under way when, from what a job reports."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._what, self._since = "before", time.perf_counter()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        now = time.perf_counter()
+        self._seconds[self._what] = self._seconds.get(self._what, 0.0) + now - self._since
+        self._what, self._since = what, now
+
+    def __str__(self) -> str:
+        self("", 0, 0)
+        return ", ".join(f"{what} {seconds:.1f} s" for what, seconds in self._seconds.items())
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -84,15 +144,20 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def measured(store: Store, bare: Callable[[], None], points: int, dim: int, bank: int) -> None:
-    queries = np.random.default_rng(1).normal(size=(bank, dim)).astype(np.float32)
-    model = fit(queries, "nnn", next(blocks(points, dim)), metric=store.metric)
+def measured(store: Store, bare: Callable[[], None], between: Callable[[], None], points: int, bank: int) -> None:
+    """between: run after the bare loop, before offsets are written; not timed."""
+    queries = np.random.default_rng(1).normal(size=(bank, store.dim)).astype(np.float32)
+    model = fit(queries, "nnn", next(blocks(points, store.dim)), metric=store.metric)
     before = seconds(bare)
-    with bars() as progress:
-        taken = seconds(lambda: write(store, model, progress=progress))
-    print(f"{platform.processor() or platform.machine()}, {points:,} points of {dim} dimensions, bank of {bank:,}")
+    between()
+    phases = Phases()
+    taken = seconds(lambda: write(store, model, progress=phases))
+    print(
+        f"{platform.processor() or platform.machine()}, {points:,} points of {store.dim} dimensions, bank of {bank:,}"
+    )
     print(f"bare scroll and write {before:8.1f} s {points / before:10,.0f} points/s")
     print(f"offsets written       {taken:8.1f} s {points / taken:10,.0f} points/s   ratio {taken / before:.2f}")
+    print(f"of which: {phases}")
 
 
 def main() -> None:
@@ -101,16 +166,18 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=384)
     parser.add_argument("--bank", type=int, default=1000)
     parser.add_argument("--url", help="a server, such as http://localhost:6333; or :memory: for local mode")
+    parser.add_argument("--storage", choices=("payload", "vector"), default="payload", help="on a server")
     given = parser.parse_args()
     if given.url is None:
         with tempfile.TemporaryDirectory() as folder:
             store, bare = shard(Path(folder) / "shard", given.points, given.dim)
-            measured(store, bare, given.points, given.dim, given.bank)
+            measured(store, bare, lambda: None, given.points, given.bank)
         return
     local = given.url == ":memory:"
-    client = QdrantClient(given.url) if local else QdrantClient(url=given.url, timeout=60)
+    client = QdrantClient(given.url) if local else QdrantClient(url=given.url, timeout=60, check_compatibility=False)
     try:
-        measured(*collection(client, given.points, given.dim), given.points, given.dim, given.bank)
+        store, bare = collection(client, given.points, given.dim, given.storage)
+        measured(store, bare, lambda: as_it_was(client, given.storage), given.points, given.bank)
     finally:
         for name in (NAME, f"{NAME}--hub"):
             client.delete_collection(name)

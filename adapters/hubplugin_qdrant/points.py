@@ -47,8 +47,7 @@ class PointReader:
     def batch(self, records: Sequence[Any], shard_key: Id | None = None) -> Batch:
         """The records, of a server or of a shard, as one batch."""
         ids: list[Id] = []
-        vectors, groups = [], []
-        offsets: list[float] = []
+        vectors, groups, payloads, written = [], [], [], []
         storage = storage_of(self.version) if self.version is not None else None
         for record in records:
             vector, augmented = self._vectors(record)
@@ -62,11 +61,14 @@ class PointReader:
             vectors.append(vector)
             if self.group_by is not None:
                 groups.append(group_of(record.payload, self.group_by))
-            offsets.append(float("nan") if storage is None else storage.offset(record.payload, vector, augmented))
+            payloads.append(record.payload)
+            written.append(augmented)
+        matrix = np.array(vectors, np.float32).reshape(len(ids), self.store.dim)
+        absent = np.full(len(ids), np.nan, np.float32)
         return Batch(
             ids,
-            np.array(vectors, np.float32).reshape(len(ids), self.store.dim),
-            np.array(offsets, np.float32),
+            matrix,
+            absent if storage is None else storage.offsets(payloads, matrix, written),
             place=shard_key,
             foreign=sum(self.manifest.is_foreign(record.payload) for record in records),
             groups=groups if self.group_by is not None else None,

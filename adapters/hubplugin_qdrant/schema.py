@@ -78,17 +78,22 @@ class Schema(ABC):
     def write(self, version: Version, items: Items, shard_key: ShardKey) -> None:
         """Gives each point of `items` its value, as `stored_offsets.Storage` makes it."""
 
-    def finish(self, version: Version, queries: np.ndarray) -> Version:
+    def finish(self, version: Version, queries: np.ndarray, progress: Progress) -> Version:
         """`version` ready to be searched, once it is written. queries: queries [m, d] that it is calibrated with."""
         transport = self.transport
+        progress("waiting for the graph", 0, 1)
         transport.until(self._is_optimised, OPTIMISE_SECONDS)
+        progress("waiting for the graph", 1, 1)
         if transport.is_local and version.storage == "vector":  # exact, however it is searched
             return version
         exact_allowed = transport.strict.search_allow_exact is not False
         searches = ClientSearches(
             transport.client, transport.collection, self.using, queries, transport.answers, exact_allowed
         )
-        return calibrated(version, transport.count(), searches)
+        progress("calibrating", 0, 1)
+        found = calibrated(version, transport.count(), searches)
+        progress("calibrating", 1, 1)
+        return found
 
     def _is_optimised(self) -> bool:
         """Whether searches use the graph again, which a server builds anew after so many writes."""
@@ -115,9 +120,14 @@ class PayloadSchema(Schema):
 
         self.transport.send(items, request)
 
-    def finish(self, version: Version, queries: np.ndarray) -> Version:
+    def prepare(self, version: Version) -> None:
+        """Asks for the index while no point has the key, so that it is built as they come, and not over all of them
+        while the graph is built."""
         self._index(version)
-        return super().finish(version, queries)
+
+    def finish(self, version: Version, queries: np.ndarray, progress: Progress) -> Version:
+        self._index(version)  # a version that is active already may have lost it
+        return super().finish(version, queries, progress)
 
     def _index(self, version: Version) -> None:
         """A float index on the offsets: faster formulas, and under strict mode the only ones allowed."""

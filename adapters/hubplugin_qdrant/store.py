@@ -102,7 +102,7 @@ class QdrantStore(VersionedStore):
                 schema.prepare(version)
         limit = self._transport.strict.max_query_limit  # as it is now
         searched = {"max_candidates": limit, "agreement": self._agreement or version.agreement}
-        return QdrantWriting(self, version.model_copy(update=searched), found, schema, queries)
+        return QdrantWriting(self, version.model_copy(update=searched), found, schema, queries, progress)
 
     def _require_writable(self) -> None:
         """Raises StoreError where there is nothing to write to, or writing would take for ever."""

@@ -50,8 +50,11 @@ class Storage(ABC, Generic[Stored]):
         """Whether a point whose vector has length 0 holds nothing that moves it."""
 
     @abstractmethod
-    def offset(self, payload: Payload | None, vector: Sequence[float], augmented: Sequence[float] | None) -> float:
-        """The offset that a point holds: NaN if there is none, infinity if it was made for another vector."""
+    def offsets(
+        self, payloads: Sequence[Payload | None], vectors: np.ndarray, augmented: Sequence[Sequence[float] | None]
+    ) -> np.ndarray:
+        """The offsets that the points of `vectors` [b, d] hold, float32 [b]: NaN where there is none, infinity where it
+        was made for another vector."""
 
     @abstractmethod
     def put(self, value: Stored, into: StoredOffsets) -> None:
@@ -71,9 +74,11 @@ class PayloadStorage(Storage[float]):
     def is_neutral(self, payload: Payload | None, augmented: Sequence[float] | None) -> bool:
         return not self.version.held(payload)
 
-    def offset(self, payload: Payload | None, vector: Sequence[float], augmented: Sequence[float] | None) -> float:
-        held = self.version.held(payload)
-        return float("nan") if held is None else held
+    def offsets(
+        self, payloads: Sequence[Payload | None], vectors: np.ndarray, augmented: Sequence[Sequence[float] | None]
+    ) -> np.ndarray:
+        held = [self.version.held(payload) for payload in payloads]
+        return np.array([np.nan if each is None else each for each in held], np.float32)
 
     def put(self, value: float, into: StoredOffsets) -> None:
         into.offsets[self.version.field] = value
@@ -95,16 +100,23 @@ class VectorStorage(Storage[list[float]]):
     def is_neutral(self, payload: Payload | None, augmented: Sequence[float] | None) -> bool:
         return augmented is not None and not any(augmented)
 
-    def offset(self, payload: Payload | None, vector: Sequence[float], augmented: Sequence[float] | None) -> float:
-        if augmented is None:
-            return float("nan")
-        given = np.asarray(vector, np.float64)
-        written, extra = np.asarray(augmented[:-1], np.float64), float(augmented[-1])
+    def offsets(
+        self, payloads: Sequence[Payload | None], vectors: np.ndarray, augmented: Sequence[Sequence[float] | None]
+    ) -> np.ndarray:
+        found = np.full(len(vectors), np.nan, np.float32)
+        rows = [row for row, each in enumerate(augmented) if each is not None]
+        if not rows:
+            return found
+        written = np.array([augmented[row] for row in rows], np.float32)
+        given = vectors[rows]
         if self.version.metric is Metric.COSINE:
-            given = given / (np.linalg.norm(given) or 1.0)
-        if not np.allclose(given, written, rtol=1e-2, atol=1e-2 * np.abs(given).max()):  # float16 is exact to 1e-3
-            return float("inf")
-        return self.version.ceiling - extra**2 / 2 if self.version.metric is Metric.EUCLIDEAN else extra
+            given = normalise(given, "vectors")
+        extra, written = written[:, -1], written[:, :-1]
+        room = 1e-2 * (np.abs(given).max(axis=1, keepdims=True) + np.abs(written))  # float16 is exact to 1e-3
+        same = (np.abs(given - written) <= room).all(axis=1)
+        offsets = self.version.ceiling - extra**2 / 2 if self.version.metric is Metric.EUCLIDEAN else extra
+        found[rows] = np.where(same, offsets, np.inf)
+        return found
 
     def put(self, value: list[float], into: StoredOffsets) -> None:
         into.vectors[self.version.augmented_vector] = value

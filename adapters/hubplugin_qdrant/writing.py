@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from hubplugin.store import Batch, Found, Id
+from hubplugin.vectors import Progress
 from hubplugin_qdrant.manifest import Version
 from hubplugin_qdrant.points import PointReader
 from hubplugin_qdrant.schema import Schema
@@ -16,10 +17,19 @@ from hubplugin_qdrant.versioned_store import VersionedStore, VersionWriting
 
 class QdrantWriting(VersionWriting):
     """The offsets of `version` on their way into the collection of `schema`. queries: [m, d], with which its search is
-    calibrated."""
+    calibrated. progress: told of what comes after the last write."""
 
-    def __init__(self, store: VersionedStore, version: Version, found: Found, schema: Schema, queries: np.ndarray):
+    def __init__(
+        self,
+        store: VersionedStore,
+        version: Version,
+        found: Found,
+        schema: Schema,
+        queries: np.ndarray,
+        progress: Progress | None,
+    ):
         super().__init__(store, version, found)
+        self._progress: Progress = progress or (lambda what, done, total: None)
         self._schema, self._transport, self._queries = schema, schema.transport, queries
         self._undirected: dict[Id | None, list[Id]] = {}  # points of length 0 that are not neutral, by shard key
 
@@ -42,7 +52,7 @@ class QdrantWriting(VersionWriting):
             neutral = storage_of(self.version).neutral()
             self._schema.write(self.version, [(point, neutral) for point in points], shard_key)
         with self._transport.one_line("activating"):
-            return self._schema.finish(self.version, self._queries)
+            return self._schema.finish(self.version, self._queries, self._progress)
 
     def close(self) -> None:
         """Ends what is under way."""
