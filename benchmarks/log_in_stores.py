@@ -1,9 +1,11 @@
 """A query log as the bank, through real stores: R@1 of other wordings of what was asked, and of what never was.
 
-    python -m benchmarks.log_in_stores [--data FOLDER] [--splits 2] [--write docs/banks.md]
+    python -m benchmarks.log_in_stores [--data FOLDER] [--splits 2] [--url http://localhost:6333]
+                                       [--write docs/banks.md]
 
-Each log corrects a Faiss file, searched by plain Faiss, and a Qdrant shard (Qdrant Edge), as `hubplugin apply` does and
-with nothing else said. Where the guard refuses, that is shown, and the correction is applied all the same (`force`).
+Each log corrects a Faiss file, searched by plain Faiss, a Qdrant shard (Qdrant Edge) and, with `--url`, a collection on
+a Qdrant server, searched by the wrapped client, as `hubplugin apply` does and with nothing else said. Where the guard
+refuses, that is shown, and the correction is applied all the same (`force`).
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -19,11 +22,13 @@ import faiss
 import numpy as np
 import qdrant_edge
 import torch
+from qdrant_client import QdrantClient, models
 
 import hubplugin
 from benchmarks.bank_settings import Family, Setting, package_log, popular, wordings_log
 from benchmarks.tables import SHARED, machine, markdown, write_table
 from hubplugin.store import Store
+from hubplugin_qdrant import HubQdrantClient, QdrantStore
 
 Searched = dict[str, list[float]]
 """R@1 in percent, raw and corrected, by test."""
@@ -80,6 +85,32 @@ def through_qdrant(setting: Setting, folder: Path) -> tuple[Searched, bool]:
         store.shard.close()
 
 
+def through_server(url: str, setting: Setting, folder: Path) -> tuple[Searched, bool]:
+    client = QdrantClient(url=url)
+    name = f"log-{uuid.uuid4().hex[:8]}"
+    vectors = {"text": models.VectorParams(size=setting.targets.shape[1], distance=models.Distance.COSINE)}
+    client.create_collection(name, vectors)
+    client.upload_collection(name, {"text": setting.targets}, ids=range(len(setting.targets)), wait=True)
+
+    def search() -> Searched:
+        wrapped, found = HubQdrantClient.wrap(client), {}  # a new one: an old one looks for corrections every 10 s
+        for test, (queries, truth) in setting.tests.items():
+            requests = [models.QueryRequest(query=query, using="text", limit=1) for query in queries.tolist()]
+            answers = [answer for part in batched(requests, 100) for answer in wrapped.query_batch_points(name, part)]
+            found[test] = [recall(np.array([answer.points[0].id for answer in answers]), truth)]
+        return found
+
+    try:
+        return before_and_after(search, partial(applied, QdrantStore(client, name, "text"), setting.bank))
+    finally:
+        for each in (name, f"{name}--hub"):
+            client.delete_collection(each)
+
+
+def batched(requests: list[models.QueryRequest], size: int) -> Iterator[list[models.QueryRequest]]:
+    return (requests[start : start + size] for start in range(0, len(requests), size))
+
+
 def before_and_after(search: Callable[[], Searched], correct: Callable[[], bool]) -> tuple[Searched, bool]:
     before = search()
     passed = correct()
@@ -101,16 +132,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=SHARED, help="folder of debian and tldr_log")
     parser.add_argument("--splits", type=int, default=99, help="at most so many draws a log")
+    parser.add_argument("--url", help="of a Qdrant server, as a third store")
     parser.add_argument("--write", type=Path, help="page whose table is replaced")
     given = parser.parse_args()
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
+    stores = [("Faiss file", through_faiss), ("Qdrant shard", through_qdrant)]
+    if given.url:
+        stores.append(("Qdrant collection", partial(through_server, given.url)))
     lines = []
     for family in logs(given.data):
         if not family.source.is_dir():
             print(f"{family.name}: no folder {family.source}; pass --data", file=sys.stderr)
             continue
-        for store, through in (("Faiss file", through_faiss), ("Qdrant shard", through_qdrant)):
+        for store, through in stores:
             results, passed = [], []
             for seed in range(min(given.splits, family.splits)):
                 with tempfile.TemporaryDirectory() as folder:
