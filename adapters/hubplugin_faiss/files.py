@@ -190,13 +190,14 @@ def _replace(
         _require_same(written, new.index, path, new.originals)
         check(written)
         if new.model is not None:
-            new.model.save(new_model)
+            _write_flushed(new_model, new.model.to_bytes())
         if os.path.isfile(real):  # who may read the old one may read the new one, and nobody else
             for made in (path, new_model) if new.model is not None else (path,):
                 shutil.copymode(real, made)
                 _give_to(made, os.stat(real))
         os.replace(path, real)
     except OSError as error:
+        new_model.unlink(missing_ok=True)
         raise StoreError(f"cannot write {os.fspath(new.path)!r}: {error.strerror}; it is as it was") from None
     finally:
         path.unlink(missing_ok=True)
@@ -243,6 +244,14 @@ def _require_same(written: faiss.Index, index: faiss.Index, path: Path, original
 def _give_to(path: Path, owner: os.stat_result) -> None:
     with contextlib.suppress(OSError):  # only root may
         os.chown(path, owner.st_uid, owner.st_gid)
+
+
+def _write_flushed(path: Path, content: bytes) -> None:
+    """Not by way of another name, as `OffsetModel.save` does: a kill would leave that name behind."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _flush_folder(folder: Path) -> None:
