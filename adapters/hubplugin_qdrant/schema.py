@@ -123,16 +123,18 @@ class PayloadSchema(Schema):
     def prepare(self, version: Version) -> None:
         """Asks for the index while no point has the key, so that it is built as they come, and not over all of them
         while the graph is built."""
-        self._index(version)
+        self._ask_for_index(version)
 
     def finish(self, version: Version, queries: np.ndarray, progress: Progress) -> Version:
-        self._index(version)  # a version that is active already may have lost it
+        if self._ask_for_index(version):  # a version that is active already may have lost it
+            self.transport.until(lambda: version.key in self._indexes(), SCHEMA_SECONDS)
         return super().finish(version, queries, progress)
 
-    def _index(self, version: Version) -> None:
-        """A float index on the offsets: faster formulas, and under strict mode the only ones allowed."""
+    def _ask_for_index(self, version: Version) -> bool:
+        """Asks for a float index on the offsets: faster formulas, and under strict mode the only ones allowed. Whether
+        there is one to wait for."""
         if self.transport.is_local or version.key in self._indexes():  # local mode has no indexes, and warns of it
-            return
+            return False
         schema: models.PayloadSchemaType | models.FloatIndexParams = models.PayloadSchemaType.FLOAT
         if self.server >= SMALL_INDEXES:  # nobody filters by it
             schema = models.FloatIndexParams(type=models.FloatIndexType.FLOAT, enable_hnsw=False)
@@ -143,8 +145,8 @@ class PayloadSchema(Schema):
             if error.status_code != 400 or self.transport.strict.unindexed_filtering_retrieve is False:
                 raise
             logger.warning("%s: no index on the offsets, searches are slower: %s", self.transport.url, error)
-            return
-        self.transport.until(lambda: version.key in self._indexes(), SCHEMA_SECONDS)
+            return False
+        return True
 
     def _indexes(self) -> set[str]:
         """The payload keys that have an index now."""
