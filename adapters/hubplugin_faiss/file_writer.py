@@ -12,6 +12,7 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
+from hubplugin.model import OffsetModel
 from hubplugin.vectors import Progress
 from hubplugin_faiss.encoding.assemble import in_memory
 from hubplugin_faiss.encoding.layout import Assemble, EncodedIndex
@@ -127,3 +128,12 @@ def _write_codes(encoded: EncodedIndex, file: BinaryIO) -> Iterator[int]:
 def _unit(empty: faiss.Index) -> int:
     """The unit in bytes in which Faiss counts the codes of a base index: a float or a byte."""
     return 4 if isinstance(empty, faiss.IndexFlat) else 1
+
+
+def write_model(path: Path, model: OffsetModel) -> None:
+    """Writes `model` under a name that is temporary itself. `OffsetModel.save` writes by way of another name, which a
+    kill would leave behind. Raises OSError."""
+    with path.open("wb") as file:
+        file.write(model.to_bytes())
+        file.flush()
+        os.fsync(file.fileno())

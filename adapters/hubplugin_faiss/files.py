@@ -29,7 +29,7 @@ from hubplugin_faiss.checks import checked_originals, require_upgradable, requir
 from hubplugin_faiss.encoding.layout import Assemble
 from hubplugin_faiss.file_lock import note_lists, writing
 from hubplugin_faiss.file_reader import MappedGallery, beside, give_back_pages, read_faiss
-from hubplugin_faiss.file_writer import write_index_file
+from hubplugin_faiss.file_writer import write_index_file, write_model
 from hubplugin_faiss.gallery import Gallery
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.inverted_lists import free_name
@@ -190,7 +190,7 @@ def _replace(
         _require_same(written, new.index, path, new.originals)
         check(written)
         if new.model is not None:
-            _write_flushed(new_model, new.model.to_bytes())
+            write_model(new_model, new.model)
         if os.path.isfile(real):  # who may read the old one may read the new one, and nobody else
             for made in (path, new_model) if new.model is not None else (path,):
                 shutil.copymode(real, made)
@@ -244,14 +244,6 @@ def _require_same(written: faiss.Index, index: faiss.Index, path: Path, original
 def _give_to(path: Path, owner: os.stat_result) -> None:
     with contextlib.suppress(OSError):  # only root may
         os.chown(path, owner.st_uid, owner.st_gid)
-
-
-def _write_flushed(path: Path, content: bytes) -> None:
-    """Not by way of another name, as `OffsetModel.save` does: a kill would leave that name behind."""
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _flush_folder(folder: Path) -> None:

@@ -13,6 +13,7 @@ from hubplugin.model import OffsetModel, load
 from hubplugin.store import Batch, Writing
 from hubplugin_faiss.checks import require_upgradable
 from hubplugin_faiss.file_reader import beside
+from hubplugin_faiss.file_writer import write_model
 from hubplugin_faiss.index_file import Entry, IndexFile
 
 
@@ -40,8 +41,8 @@ class PendingOffsets:
 
     def begin(self, model: OffsetModel) -> None:
         """None of the offsets of `model` is written."""
-        model.save(self._model_path)
         try:
+            write_model(self._model_path, model)
             self.array("w+")[:] = np.nan
         except OSError as error:
             raise StoreError(f"cannot write {str(self.path)!r}: {error.strerror}") from None
