@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
-import ssl
-import subprocess
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import httpx
-import trustme
-from pytest_docker.plugin import DockerComposeExecutor, get_docker_services
 from qdrant_client import AsyncQdrantClient, QdrantClient
 
 from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
 from integration_tests.galleries import Collection, Gallery, Shard
+from integration_tests.servers import Address, Compose, Executable, free_ports, make_certificates
 from integration_tests.waiting import wait_until
 
 HERE = Path(__file__).parent
-DEFAULT_VERSION = "v1.19.0"
-"""The image of the compose files, where QDRANT_VERSION names no other."""
-
 TEST_KEY, READ_ONLY_KEY = "for-tests-only", "for-reading-tests-only"
 KEYS = {
     "QDRANT__SERVICE__API_KEY": TEST_KEY,
@@ -182,50 +173,6 @@ def _async_over(client: QdrantClient, **options) -> AsyncHubQdrantClient:
     return AsyncHubQdrantClient.wrap(plain, **options)
 
 
-@dataclass(frozen=True)
-class Address:
-    """Where one server answers, and how it wants to be spoken to. `authority` is the certificate to trust, where it
-    is none that the system trusts."""
-
-    host: str
-    http: int
-    grpc: int
-    api_key: str | None = None
-    https: bool = False
-    authority: Path | None = None
-    prefer_grpc: bool = False
-
-    def options(self) -> dict:
-        trust = {"verify": self._trusting()} if self.authority else {}
-        return {
-            "host": self.host,
-            "port": self.http,
-            "grpc_port": self.grpc,
-            "api_key": self.api_key,
-            "prefer_grpc": self.prefer_grpc,
-            "timeout": 60,
-            "check_compatibility": False,  # the matrix holds servers older than the client on purpose
-            "https": self.https,
-            **trust,
-        }
-
-    def _trusting(self) -> ssl.SSLContext | bool:
-        return ssl.create_default_context(cafile=self.authority) if self.authority else True
-
-    def client(self) -> QdrantClient:
-        return QdrantClient(**self.options())
-
-    def ready(self) -> bool:
-        scheme = "https" if self.https else "http"
-        try:
-            return httpx.get(f"{scheme}://{self.host}:{self.http}/readyz", verify=self._trusting()).is_success
-        except httpx.TransportError:
-            return False
-
-    def url(self, collection: str) -> str:
-        return f"qdrant{'+https' if self.https else ''}://{self.host}:{self.http}/{collection}"
-
-
 class Server(ClientBackend):
     """A backend that is a server at `address`."""
 
@@ -296,7 +243,7 @@ class Binary(Single):
     @contextmanager
     def started(self, folder: Path) -> Iterator[None]:
         with ExitStack() as stack:
-            self._process = _Process(folder / "server")
+            self._process = Executable(folder / "server")
             stack.callback(self._process.stop)
             self.address = self._process.address
             self._process.start()
@@ -318,7 +265,7 @@ class Binary(Single):
         return self._beside("keyed", Address("127.0.0.1", *free_ports(2), api_key=TEST_KEY), KEYS)
 
     def tls(self) -> Address:
-        folder = _certificates(self._folder / "certificates")
+        folder = certificates(self._folder / "certificates")
         address = Address("localhost", *free_ports(2), https=True, authority=folder / "cacert.pem")
         settings = {
             "QDRANT__SERVICE__ENABLE_TLS": "true",
@@ -331,47 +278,11 @@ class Binary(Single):
     def _beside(self, name: str, address: Address, settings: dict[str, str]) -> Address:
         """The address of one more server, of which there is one of each name; it goes when the session does."""
         if name not in self._others:
-            process = _Process(self._folder / name, address, settings)
+            process = Executable(self._folder / name, address, settings)
             self._stack.callback(process.stop)
             process.start()
             self._others[name] = process.address
         return self._others[name]
-
-
-class _Process:
-    """A qdrant executable with its storage under `folder`, on ports that stay the same when it is started again."""
-
-    def __init__(self, folder: Path, address: Address | None = None, settings: dict[str, str] | None = None):
-        self._folder, self._running = folder, None
-        folder.mkdir(parents=True)
-        self.address = address or Address("127.0.0.1", *free_ports(2))
-        self._settings = settings or {}
-
-    def start(self) -> None:
-        settings = {
-            "QDRANT__STORAGE__STORAGE_PATH": str(self._folder / "storage"),
-            "QDRANT__STORAGE__SNAPSHOTS_PATH": str(self._folder / "snapshots"),
-            "QDRANT__SERVICE__HOST": "127.0.0.1",
-            "QDRANT__SERVICE__HTTP_PORT": str(self.address.http),
-            "QDRANT__SERVICE__GRPC_PORT": str(self.address.grpc),
-            "QDRANT__TELEMETRY_DISABLED": "true",
-            **self._settings,
-        }
-        with (self._folder / "log").open("ab") as log:
-            self._running = subprocess.Popen(
-                ["qdrant"], cwd=self._folder, env=os.environ | settings, stdout=log, stderr=subprocess.STDOUT
-            )
-        wait_until(self.address.ready)
-
-    def stop(self) -> None:
-        if self._running is not None:
-            self._running.terminate()
-            try:
-                self._running.wait(30)
-            except subprocess.TimeoutExpired:
-                self._running.kill()
-                self._running.wait()
-            self._running = None
 
 
 class Docker(Single):
@@ -393,7 +304,7 @@ class Docker(Single):
     @contextmanager
     def started(self, folder: Path) -> Iterator[None]:
         services = ("open", "keyed", "tls", "fresh")
-        certificates = _certificates(folder / "certificates")
+        certificates = make_certificates(folder / "certificates")
         environment = {"HUBPLUGIN_TEST_CERTIFICATES": str(certificates), "HUBPLUGIN_TEST_KEY": TEST_KEY}
         environment["HUBPLUGIN_TEST_READ_ONLY_KEY"] = READ_ONLY_KEY
         with Compose("docker-compose.yml", services, environment, folder).started() as self._compose:
@@ -482,83 +393,6 @@ class Cluster(Server):
         address = self._addresses[node]
         answer = httpx.get(f"http://{address.host}:{address.http}/cluster").json()
         return len(answer["result"]["peers"])
-
-
-class Compose:
-    """A compose file, run as a project of its own on free ports."""
-
-    def __init__(self, file: str, services: tuple[str, ...], environment: dict[str, str], folder: Path):
-        ports = iter(free_ports(2 * len(services)))
-        self.ports = {service: (next(ports), next(ports)) for service in services}
-        for service, (http, grpc) in self.ports.items():
-            environment = environment | {f"{service.upper()}_HTTP": str(http), f"{service.upper()}_GRPC": str(grpc)}
-        version = os.environ.get("QDRANT_VERSION")
-        if version:
-            environment = environment | {"QDRANT_VERSION": version}
-        folder.mkdir(parents=True, exist_ok=True)
-        settings = folder / "compose.env"
-        settings.write_text("".join(f"{name}={value}\n" for name, value in environment.items()))
-        self._project = f"hubplugin-{uuid.uuid4().hex[:8]}"
-        self._command, self._file = f'docker compose --env-file "{settings}"', str(HERE / file)
-
-    @staticmethod
-    @cache
-    def missing() -> str | None:
-        if shutil.which("docker") is None:
-            return "install Docker with its compose plugin"
-        for command, reason in (
-            (["docker", "compose", "version"], "install Docker's compose plugin"),
-            (["docker", "info"], "start the Docker engine, which does not answer"),
-        ):
-            try:
-                if subprocess.run(command, capture_output=True, timeout=60).returncode:
-                    return reason
-            except subprocess.TimeoutExpired:
-                return reason
-        return None
-
-    @staticmethod
-    @cache
-    def unobtainable() -> str | None:
-        """Pulls the image if it is not here."""
-        image = f"qdrant/qdrant:{os.environ.get('QDRANT_VERSION') or DEFAULT_VERSION}"
-        if not subprocess.run(["docker", "image", "inspect", image], capture_output=True).returncode:
-            return None
-        pulled = subprocess.run(["docker", "pull", "--quiet", image], capture_output=True, text=True)
-        if not pulled.returncode:
-            return None
-        said = (pulled.stderr.strip().splitlines() or ["no reason given"])[-1]
-        return f"the Docker engine cannot get {image}: {said}"
-
-    @contextmanager
-    def started(self) -> Iterator[Compose]:
-        clean_up = ["down --volumes --remove-orphans --timeout 5"]
-        with get_docker_services(self._command, self._file, self._project, [], clean_up):
-            self.run("up --detach --wait --wait-timeout 180")  # in here, so that a failure is cleaned up, too
-            yield self
-
-    def run(self, subcommand: str) -> None:
-        DockerComposeExecutor(self._command, self._file, self._project).execute(subcommand)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that the system has free. All are held until all are known, so that no two are the same."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-
-
-def _certificates(folder: Path) -> Path:
-    """A folder with a fresh authority (cacert.pem) and a server's certificate by it (cert.pem, key.pem)."""
-    folder.mkdir(parents=True)
-    authority = trustme.CA()
-    certificate = authority.issue_cert("localhost", "127.0.0.1")
-    authority.cert_pem.write_to_path(str(folder / "cacert.pem"))
-    certificate.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
-    certificate.private_key_pem.write_to_path(str(folder / "key.pem"))
-    return folder
 
 
 BACKENDS: dict[str, type[Backend]] = {

@@ -13,8 +13,9 @@ import pytest
 import hubplugin
 import hubplugin_qdrant
 from hubplugin_qdrant import HubQdrantClient
-from integration_tests.backends import Address, Server, free_ports
+from integration_tests.backends import Server
 from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, TARGETS, K
+from integration_tests.servers import Address, free_ports
 
 
 class There(Server):
