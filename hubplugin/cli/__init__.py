@@ -1,5 +1,6 @@
-"""The command line."""
+"""The command line: each module registers its commands with the frame."""
 
-from hubplugin.cli.commands import app, main
+from hubplugin.cli import correcting, evaluating, looking
+from hubplugin.cli.frame import app, main
 
-__all__ = ["app", "main"]
+__all__ = ["app", "correcting", "evaluating", "looking", "main"]

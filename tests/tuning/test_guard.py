@@ -350,7 +350,7 @@ def test_the_command_line_diagnoses_refuses_and_forces(store, banks, tmp_path):
     assert "it would be refused: the bank looks like documents" in diagnosed.output
     applying = ["apply", *given]
     refused = CliRunner().invoke(app, applying)
-    assert refused.exit_code == 1
+    assert refused.exit_code == 3
     assert "or pass --same-kind if documents are to be asked by documents, or --force applies it" in refused.output
     assert CliRunner().invoke(app, [*applying, "--same-kind", "--dry-run"]).exit_code == 0
     assert CliRunner().invoke(app, [*applying, "--force"]).exit_code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 import subprocess
@@ -207,3 +208,11 @@ def test_what_goes_wrong_is_one_line_on_stderr_and_changes_nothing(arguments, sa
     assert result.stderr.startswith("hubplugin: ")
     assert result.stderr.count("\n") == 1
     assert photos.read_bytes() == before
+
+
+def test_figures_are_printed_as_json_and_quiet_prints_nothing_of_what_is_well(made, photos):
+    store = f"faiss:{photos}"
+    applied = hubplugin("apply", store, "--queries", made / "bank.npy", "--json")
+    assert json.loads(applied.stdout)["command"] == "apply"
+    silent = hubplugin("refresh", store, "--quiet")
+    assert (silent.returncode, silent.stdout, silent.stderr) == (0, "", "")

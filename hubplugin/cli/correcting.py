@@ -1,0 +1,86 @@
+"""Commands that change a store: apply, refresh, remove."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hubplugin.cli.frame import Answer, command, progress_shown
+from hubplugin.cli.options import (
+    Clicks,
+    Device,
+    Memory,
+    Paired,
+    Queries,
+    SameKind,
+    Settings,
+    StoreUrl,
+    TargetBank,
+    pairs_of,
+    parameters_of,
+    vectors,
+)
+
+
+@command
+def apply(
+    store: StoreUrl,
+    queries: Queries,
+    target_bank: TargetBank = None,
+    method: Annotated[str, typer.Option(help="blend, is, sn, dbsn, dualis, nnn, csls, dn or auto.")] = "blend",
+    settings: Settings = None,
+    pairs: Paired = None,
+    clicks: Clicks = None,
+    same_kind: SameKind = False,
+    group_by: Annotated[
+        str | None, typer.Option(help="A payload key that searches are filtered by: fit within each of its values.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Apply it even if it would not help.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Fit and check, and write nothing.")] = False,
+    device: Device = "auto",
+    memory: Memory = "1GiB",
+) -> Answer:
+    """Fit, check, write, activate; resumes where it was cut off."""
+    from hubplugin.registry import open_store
+
+    bank, second = vectors(queries, "query bank"), vectors(target_bank, "target bank")
+    known = pairs_of(pairs, clicks, target_bank)
+    opened = open_store(store)
+
+    from hubplugin.jobs.correction import apply
+
+    parameters = parameters_of(method, settings)
+    with progress_shown() as progress:
+        applied = apply(
+            opened, bank, method, second,
+            pairs=known, same_kind=same_kind, group_by=group_by, force=force, dry_run=dry_run,
+            device=device, memory=memory, progress=progress, **parameters,
+        )  # fmt: skip
+    return Answer(f"{opened.url}: {applied}")
+
+
+@command
+def refresh(store: StoreUrl, device: Device = "auto", memory: Memory = "1GiB") -> Answer:
+    """Write only the offsets that are missing or outdated."""
+    from hubplugin.registry import open_store
+
+    opened = open_store(store)
+
+    from hubplugin.jobs.writing import refresh
+
+    with progress_shown() as progress:
+        applied = refresh(opened, device=device, memory=memory, progress=progress)
+    return Answer(f"{opened.url}: {applied}")
+
+
+@command
+def remove(store: StoreUrl) -> Answer:
+    """Take the correction out; the store is as if it had never been there."""
+    from hubplugin.registry import open_store
+
+    opened = open_store(store)
+    found = opened.correction()
+    with progress_shown() as progress:
+        opened.remove(progress)
+    return Answer(f"{opened.url}: {'correction removed' if found else 'there was no correction'}")

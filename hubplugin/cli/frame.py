@@ -1,0 +1,149 @@
+"""The command line's frame: what every command shares, and how it ends.
+
+A command returns an `Answer`. Its exit status is 0 if all is well, 1 after an error, 2 where it was typed wrongly, 3 if
+the guard refused a correction, and 4 if the answer needs somebody's attention.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, ConsoleRenderable
+from typer.core import TyperGroup
+
+from hubplugin._version import __version__
+from hubplugin.cli.wording import LogLines, as_typed, say, warn
+from hubplugin.errors import CorrectionRefused, HubpluginError
+from hubplugin.vectors import Progress
+
+ERROR, REFUSED, ATTENTION = 1, 3, 4
+"""Exit statuses beside 0; typer's own for wrong usage is 2."""
+
+JSON_VERSION = 1
+"""Version of what `--json` prints. It grows when a name in it changes its meaning or goes away, not when one comes."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command found: `text` for people, `figures` for programs as plain JSON. attention: whether somebody
+    should look at it, which is the command's exit status."""
+
+    text: str | ConsoleRenderable
+    figures: Mapping[str, object] = field(default_factory=dict)
+    attention: bool = False
+
+
+class Commands(TyperGroup):
+    """The commands. Errors and warnings are one line each on stderr and speak of what is typed."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_: warn(str(message))
+            try:
+                return super().invoke(ctx)
+            except HubpluginError as error:
+                command = self.commands[str(ctx.invoked_subcommand)]
+                say(error.worded(lambda parameter: as_typed(parameter, command)))
+                raise typer.Exit(REFUSED if isinstance(error, CorrectionRefused) else ERROR) from None
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Mends hubness in vector search: one offset per target, stored in your Faiss index or Qdrant collection.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"hubplugin {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None: ...
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print figures as JSON instead of text.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors and what needs attention.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Say on stderr what is being done.")]
+SHARED = {"json": Json, "quiet": Quiet, "verbose": Verbose}
+
+
+def command(function: Callable[..., Answer]) -> Callable[..., Answer]:
+    """Makes `function` a command of its name, with the options that every command has."""
+
+    @functools.wraps(function)
+    def run(*, json: bool, quiet: bool, verbose: bool, **arguments: Any) -> None:
+        with _loudness(quiet, verbose):
+            answer = function(**arguments)
+        _show(answer, function.__name__, json, quiet)
+        if answer.attention:
+            raise typer.Exit(ATTENTION)
+
+    own = inspect.signature(function, eval_str=True)
+    shared = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=option)
+        for name, option in SHARED.items()
+    ]
+    run.__signature__ = own.replace(parameters=[*own.parameters.values(), *shared])  # type: ignore[attr-defined]
+    app.command(function.__name__.replace("_", "-"))(run)
+    return function
+
+
+@contextmanager
+def progress_shown() -> Iterator[Progress | None]:
+    """Progress as `--quiet` allows it."""
+    from hubplugin.progress import bars
+
+    if logging.getLogger("hubplugin").getEffectiveLevel() > logging.WARNING:
+        yield None
+        return
+    with bars() as shown:
+        yield shown
+
+
+@contextmanager
+def _loudness(quiet: bool, verbose: bool) -> Iterator[None]:
+    """What is logged under `hubplugin` and warned of, for one command."""
+    logger = logging.getLogger("hubplugin")
+    before = logger.level
+    logger.setLevel(logging.ERROR if quiet else logging.INFO if verbose else logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            if quiet:
+                warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+def _show(answer: Answer, name: str, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({"command": name, "version": JSON_VERSION, **answer.figures}, allow_nan=False))
+    elif isinstance(answer.text, str):
+        if answer.text and (not quiet or answer.attention):
+            typer.echo(answer.text)
+    elif not quiet:
+        Console().print(answer.text)
+
+
+def main() -> None:
+    """Runs the command line; an error of hubplugin's is one line on stderr."""
+    logging.basicConfig(level=logging.WARNING, handlers=[LogLines()])
+    app()

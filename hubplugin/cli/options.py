@@ -1,0 +1,91 @@
+"""The options that several commands have, and how they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hubplugin.errors import InputError
+from hubplugin.model import Setting
+
+StoreUrl = Annotated[
+    str,
+    typer.Argument(
+        metavar="STORE",
+        help="faiss:FILE, qdrant://HOST:6333/COLLECTION, qdrant+https://..., qdrant-local:PATH/COLLECTION, "
+        "qdrant-edge:PATH. Options follow behind a ?, in quotes: 'faiss:FILE?metric=dot' (or cosine) where the metric "
+        "is detected wrongly; 'qdrant://...?using=VECTOR&storage=payload': which vector, and where offsets lie "
+        "(payload or vector).",
+    ),
+]
+Queries = Annotated[
+    str, typer.Option(help="The query bank: .npy, .npz, .safetensors or .parquet; file#name picks one.")
+]
+TargetBank = Annotated[str | None, typer.Option(help="A second bank, of example targets.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A parameter, as --set tau=0.05")
+]
+Paired = Annotated[
+    bool | None,
+    typer.Option("--pairs/--no-pairs", help="Row i of both banks is a pair; detected by default."),
+]
+Clicks = Annotated[
+    str | None,
+    typer.Option(help="A log's clicks: .npy of the id in the store that each bank query led to, -1 for none."),
+]
+SameKind = Annotated[
+    bool, typer.Option("--same-kind", help="Documents are asked by documents: a bank of documents is no objection.")
+]
+Device = Annotated[str, typer.Option(help="auto is cuda, then mps, then cpu.")]
+Memory = Annotated[str, typer.Option(help="Bounds the similarities held at one time.")]
+
+
+# Files are looked at, and stores opened, before anything is imported that computes: torch takes seconds.
+
+
+def vectors(path: str | None, name: str) -> Any:
+    """The vectors in the file `path`; `name` is what errors call them."""
+    from hubplugin.vectors import as_vectors
+
+    return None if path is None else as_vectors(path, name)
+
+
+def pairs_of(pairs: bool | None, clicks: str | None, target_bank: str | None) -> Any:
+    """`pairs` as the API takes them, from either option."""
+    if clicks is None:
+        return pairs
+    if target_bank is not None:
+        raise InputError("--clicks name targets of the store, --target-bank targets outside of it; give one of them")
+    import numpy as np
+
+    try:
+        return np.load(clicks, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise InputError(f"--clicks: cannot read {clicks!r} as .npy: {error}") from None
+
+
+def require_files(read: Sequence[str | None], written: Sequence[Path | None]) -> None:
+    """Raises InputError where a file is not there, or cannot be written: before the work, not behind it."""
+    for given in read:
+        if given is not None and not Path(given).is_file():
+            raise InputError(f"there is no file {given!r}")
+    for path in written:
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            raise InputError(f"cannot write {str(path)!r}: expected a file in a folder that is there")
+
+
+def parameters_of(method: str, settings: list[str] | None) -> dict[str, Setting]:
+    """The settings by name: parameters of `method`, so that none can be taken for another argument of `apply`."""
+    parameters: dict[str, Setting] = {}
+    for setting in settings or []:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise InputError(f"--set {setting!r}: expected NAME=VALUE, as in --set tau=0.05")
+        parameters[name] = value  # text; the method's configuration parses and checks it
+    from hubplugin.methods import asked_for
+
+    asked_for(method, parameters)
+    return parameters
