@@ -265,7 +265,7 @@ class Binary(Single):
         return self._beside("keyed", Address("127.0.0.1", *free_ports(2), api_key=TEST_KEY), KEYS)
 
     def tls(self) -> Address:
-        folder = certificates(self._folder / "certificates")
+        folder = make_certificates(self._folder / "certificates")
         address = Address("localhost", *free_ports(2), https=True, authority=folder / "cacert.pem")
         settings = {
             "QDRANT__SERVICE__ENABLE_TLS": "true",
