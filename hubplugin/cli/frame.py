@@ -10,6 +10,8 @@ import functools
 import inspect
 import json
 import logging
+import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -82,14 +84,20 @@ def options(
 Json = Annotated[bool, typer.Option("--json", help="Print figures as JSON instead of text.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors and what needs attention.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Say on stderr what is being done.")]
-SHARED = {"json": Json, "quiet": Quiet, "verbose": Verbose}
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", min=1, help="Threads that compute; by default what OMP_NUM_THREADS says, or all."),
+]
+SHARED = {"json": (Json, False), "quiet": (Quiet, False), "verbose": (Verbose, False), "threads": (Threads, None)}
 
 
 def command(function: Callable[..., Answer]) -> Callable[..., Answer]:
     """Makes `function` a command of its name, with the options that every command has."""
 
     @functools.wraps(function)
-    def run(*, json: bool, quiet: bool, verbose: bool, **arguments: Any) -> None:
+    def run(*, json: bool, quiet: bool, verbose: bool, threads: int | None, **arguments: Any) -> None:
+        if threads is not None:
+            _use(threads)
         with _loudness(quiet, verbose):
             answer = function(**arguments)
         _show(answer, function.__name__, json, quiet)
@@ -98,12 +106,19 @@ def command(function: Callable[..., Answer]) -> Callable[..., Answer]:
 
     own = inspect.signature(function, eval_str=True)
     shared = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=option)
-        for name, option in SHARED.items()
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option)
+        for name, (option, default) in SHARED.items()
     ]
     run.__signature__ = own.replace(parameters=[*own.parameters.values(), *shared])  # type: ignore[attr-defined]
     app.command(function.__name__.replace("_", "-"))(run)
     return function
+
+
+def _use(threads: int) -> None:
+    """Computes with so many threads. The libraries look at the environment when they are imported, which is later."""
+    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = str(threads)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(threads)
 
 
 @contextmanager

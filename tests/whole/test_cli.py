@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -216,3 +217,17 @@ def test_figures_are_printed_as_json_and_quiet_prints_nothing_of_what_is_well(ma
     assert json.loads(applied.stdout)["command"] == "apply"
     silent = hubplugin("refresh", store, "--quiet")
     assert (silent.returncode, silent.stdout, silent.stderr) == (0, "", "")
+
+
+def test_threads_are_set_before_anything_computes(made, photos):
+    program = (
+        "import sys; from hubplugin.cli import app; app(sys.argv[1:], standalone_mode=False); "
+        "import torch, faiss; print(torch.get_num_threads(), faiss.omp_get_max_threads())"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program, "inspect", f"faiss:{photos}", "--threads", "1", "--quiet"],
+        capture_output=True,
+        text=True,
+        env={name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
+    )
+    assert said.stdout == "1 1\n", said.stderr
