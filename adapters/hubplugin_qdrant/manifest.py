@@ -64,7 +64,8 @@ class Version(FrozenModel):
     storage: "payload", a key that the search adds to the score, or "vector", an augmented vector.
     model: fingerprint of the model. parts: how many points of the metadata collection hold it.
     oversampling: candidates for each result; hnsw_ef: how widely the graph of the augmented vector is searched, None
-    for the server's default; as little as gives `agreement` times the recall of the raw index. recall, raw_recall:
+    for the server's default; as little as gives `agreement` times the recall of the raw index. exact_oversampling:
+    candidates for each result of an exact search, None where none may be made. recall, raw_recall:
     that of the corrected top 10, and of the raw index of its own, on calibration queries; None where exact search is
     not allowed. max_candidates: what the collection's strict mode allows, if it limits them.
     group_by: the payload key within whose values the offsets were fitted. owner: the run that writes it.
@@ -90,6 +91,7 @@ class Version(FrozenModel):
     deviation: float
     ceiling: float = 0.0
     oversampling: float = DEFAULT_OVERSAMPLING
+    exact_oversampling: float | None = None
     hnsw_ef: int | None = None
     agreement: float = AGREEMENT
     recall: float | None = None
@@ -151,7 +153,8 @@ class Version(FrozenModel):
             searched = f", searched with hnsw_ef {self.hnsw_ef}" if self.hnsw_ef else ""
             return f"offsets in the vector {self.augmented_vector!r}{searched}{self._measured()}"
         candidates = f"{self.oversampling:.3g} candidates a result"
-        text = f"offsets in the payload key {self.key!r}; the server adds them to {candidates}"
+        exactly = "" if self.exact_oversampling is None else f", in exact searches to {self.exact_oversampling:.3g}"
+        text = f"offsets in the payload key {self.key!r}; the server adds them to {candidates}{exactly}"
         if self.oversampling > MANY_CANDIDATES:
             text += ", which is slow; storage='vector' needs none, where the server can add one (1.18)"
         return text + self._measured()
@@ -166,9 +169,11 @@ class Version(FrozenModel):
         """Whether `other` is this version, written by the same run."""
         return other is not None and (self.number, self.owner) == (other.number, other.owner)
 
-    def candidates(self, results: int) -> int:
-        """How many candidates are fetched so that the first `results` are the corrected ones."""
-        wanted = candidates(results, self.oversampling)
+    def candidates(self, results: int, exact: bool = False) -> int:
+        """How many candidates are fetched so that the first `results` are the corrected ones: as nearly as the index
+        gives the raw ones, or `exact`."""
+        exactly = self.exact_oversampling if exact and self.exact_oversampling else 0.0
+        wanted = candidates(results, max(self.oversampling, exactly))
         return min(wanted, self.max_candidates) if self.max_candidates else wanted
 
 

@@ -32,10 +32,6 @@ VECTORS_IN_PLACE = (1, 18)
 SMALL_INDEXES = (1, 17)
 """The first version of the server whose float index can do without links in the graph."""
 
-SCHEMA_SECONDS, OPTIMISE_SECONDS = 3600.0, 600.0
-"""For how long a server may take to make an index or a vector, and to build its graph before the oversampling is
-calibrated on it."""
-
 INDEX_BYTES, PAYLOAD_BYTES = 32, 64
 """What a number in a payload takes per point, estimated: value and point id both ways in the index, and its JSON on
 disk."""
@@ -81,9 +77,8 @@ class Schema(ABC):
     def finish(self, version: Version, queries: np.ndarray, progress: Progress) -> Version:
         """`version` ready to be searched, once it is written. queries: queries [m, d] that it is calibrated with."""
         transport = self.transport
-        progress("waiting for the graph", 0, 1)
-        transport.until(self._is_optimised, OPTIMISE_SECONDS)
-        progress("waiting for the graph", 1, 1)
+        slower = "searches are calibrated to the index as it is now; run refresh when it is whole"
+        transport.until(self._is_optimised, "waiting for the graph", slower, progress)
         if transport.is_local and version.storage == "vector":  # exact, however it is searched
             return version
         exact_allowed = transport.strict.search_allow_exact is not False
@@ -127,7 +122,8 @@ class PayloadSchema(Schema):
 
     def finish(self, version: Version, queries: np.ndarray, progress: Progress) -> Version:
         if self._ask_for_index(version):  # a version that is active already may have lost it
-            self.transport.until(lambda: version.key in self._indexes(), SCHEMA_SECONDS)
+            slower = "searches are slower without it, and strict mode may refuse them; look at the server's log"
+            self.transport.until(lambda: version.key in self._indexes(), "waiting for the index", slower, progress)
         return super().finish(version, queries, progress)
 
     def _ask_for_index(self, version: Version) -> bool:
@@ -160,7 +156,8 @@ class PayloadSchema(Schema):
         if not transport.is_local:
             for key in indexed & self._indexes():
                 transport.retry(transport.client.delete_payload_index, transport.collection, key, wait=False)
-            transport.until(lambda: not indexed & self._indexes(), SCHEMA_SECONDS)
+            left = "the index on the offsets is left"
+            transport.until(lambda: not indexed & self._indexes(), "deleting the index", left, progress)
         keys = [m.KEY] if everything else sorted(indexed)
         done, total = 0, transport.count()
         for shards in transport.pages(by_shard):
@@ -239,7 +236,7 @@ class VectorSchema(Schema):
         if name not in self._names():
             config = models.DenseVectorNameConfig(dense=dense)
             transport.retry(transport.client.create_vector_name, transport.collection, name, config, wait=True)
-            transport.until(lambda: name in self._names(), SCHEMA_SECONDS)
+            transport.until(lambda: name in self._names(), "adding a vector", "writes to it may fail")
         # No quantisation: it would clip the query's last component to the range of the others.
         settings = self.parameters.model_dump(include={"hnsw_config", "on_disk", "memory"}, exclude_none=True)
         if settings:

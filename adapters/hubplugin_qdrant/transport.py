@@ -15,6 +15,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_e
 
 from hubplugin.errors import StoreError
 from hubplugin.store import Id
+from hubplugin.vectors import Progress
 from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.errors import PASSING, Fault, fault_of, finished, one_line
 from hubplugin_qdrant.operations import PointId
@@ -37,6 +38,9 @@ RETRY_SECONDS, LIMITED_SECONDS = 60.0, 600.0
 rate, which it counts by the minute."""
 
 RETRY_WAIT = wait_random_exponential(multiplier=0.2, max=10)
+
+SERVER_SECONDS = 600.0
+"""For how long a server may take for what it does behind a request: an index, a vector, its graph."""
 
 POLL_SECONDS = 0.5
 """How often a server is asked whether it has finished."""
@@ -88,13 +92,19 @@ class Transport:
         """Waits before a request is repeated, unless this run is given up."""
         self._given_up.wait(seconds)
 
-    def until(self, done: Callable[[], bool], seconds: float) -> None:
-        """Waits for the server to finish what it was asked for, `seconds` at most."""
-        deadline = time.monotonic() + seconds
+    def until(self, done: Callable[[], bool], what: str, otherwise: str, progress: Progress | None = None) -> None:
+        """Waits for the server to finish what it was asked for, and tells for how many seconds. After SERVER_SECONDS
+        it goes on, with a line that names `what` it waited for, and what is so `otherwise`."""
+        since = time.monotonic()
         while not done():
-            if time.monotonic() > deadline:
-                logger.warning("%s: the server has not finished within %g s; going on", self.url, seconds)
+            waited = time.monotonic() - since
+            if waited > SERVER_SECONDS:
+                logger.warning(
+                    "%s: %s: not finished after %g s, going on; %s", self.url, what, SERVER_SECONDS, otherwise
+                )
                 return
+            if progress is not None:
+                progress(f"{what}, in seconds", int(waited), int(SERVER_SECONDS))
             time.sleep(POLL_SECONDS)
 
     def described(self) -> models.CollectionInfo:

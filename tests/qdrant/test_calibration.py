@@ -13,7 +13,8 @@ from hubplugin import InputError, Metric
 from hubplugin.store import Hits
 from hubplugin_qdrant import HubQdrantClient, QdrantStore
 from hubplugin_qdrant.calibration import calibrated, recall
-from hubplugin_qdrant.manifest import Version
+from hubplugin_qdrant.manifest import Manifest, Version
+from hubplugin_qdrant.requests.trees import rewrite
 from tests.qdrant.conftest import Photos
 
 POINTS, QUERIES, K = 2000, 30, 10
@@ -74,6 +75,39 @@ def test_what_never_reaches_gets_the_most_that_there_are(points):
 def test_a_limit_on_candidates_is_kept():
     found = calibrated(version("payload", max_candidates=100), POINTS, Index(np.full(QUERIES * K, np.inf)))
     assert found.candidates(K) == found.candidates(1000) == 100
+
+
+def test_exact_searches_find_everything_however_much_the_index_misses():
+    class Codes(Index):
+        """An index that finds no more than a tenth, with which a corrected search is content at once."""
+
+        def corrected(self, version, limit, exact):
+            if exact and limit == K:
+                ids = np.arange(QUERIES * K).reshape(QUERIES, K)
+                return Hits(np.where(self.needed.reshape(QUERIES, K) <= version.candidates(K), ids, -1).tolist(), [])
+            return super().corrected(version, limit, exact)
+
+    needed = np.random.default_rng(0).uniform(10, 150, size=QUERIES * K)
+    found = calibrated(version("payload"), POINTS, Codes(needed, raw_recall=0.1))
+    assert found.candidates(K) < 50
+    assert 4 * needed.max() <= found.candidates(K, exact=True) <= 4 * (1.25 * needed.max() + 1)
+    limited = calibrated(version("payload", max_candidates=100), POINTS, Codes(needed, raw_recall=0.1))
+    assert limited.candidates(K, exact=True) == 100
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        models.SearchParams(exact=True),
+        models.SearchParams(quantization=models.QuantizationSearchParams(ignore=True)),
+    ],
+    ids=["exact", "without codes"],
+)
+def test_a_search_that_asks_for_exactness_gets_the_candidates_for_it(params):
+    known = Manifest(active={"": version("payload", oversampling=2.0, exact_oversampling=7.0)})
+    request = models.QueryRequest(query=[1.0] * 8, limit=K)
+    assert rewrite(request, known).request.prefetch[0].limit == 20
+    assert rewrite(request.model_copy(update={"params": params}), known).request.prefetch[0].limit == 70
 
 
 def test_where_exact_searches_are_forbidden_none_is_made():

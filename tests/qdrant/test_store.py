@@ -294,13 +294,22 @@ def test_runs_killed_at_many_moments_end_where_an_uninterrupted_one_does(tmp_pat
 def test_pages_that_are_read_ahead_leave_nothing_out(photos, monkeypatch):
     """As with a server: in local mode nothing is read ahead."""
     monkeypatch.setattr("hubplugin_qdrant.plain_client.is_local", lambda client: False)
-    monkeypatch.setattr("hubplugin_qdrant.schema.SCHEMA_SECONDS", 0)  # local mode makes no index
+    monkeypatch.setattr("hubplugin_qdrant.transport.SERVER_SECONDS", 0)  # local mode makes no index
     monkeypatch.setattr("hubplugin_qdrant.transport.BATCH", 7)
     client = photos.apply()
     found = client.query_points("photos", photos.queries[0], photos.using or None).points
     assert [point.id for point in found] == photos.best(photos.queries[0])
     hubplugin_qdrant.remove(photos.plain, "photos", using=photos.using)
     assert all(set(point.payload) == {"n", "colour"} for point in contents(photos.plain))
+
+
+def test_what_a_server_never_finishes_is_told_while_it_is_waited_for_and_given_up(cosine, monkeypatch, caplog):
+    monkeypatch.setattr("hubplugin_qdrant.transport.SERVER_SECONDS", 0.2)
+    monkeypatch.setattr("hubplugin_qdrant.transport.POLL_SECONDS", 0.05)
+    transport, told = QdrantStore(cosine.plain, "photos")._transport, []
+    transport.until(lambda: False, "waiting for the index", "searches are slower", lambda *given: told.append(given))
+    assert {what for what, _, _ in told} == {"waiting for the index, in seconds"}
+    assert "waiting for the index: not finished after 0.2 s, going on; searches are slower" in caplog.text
 
 
 def test_a_point_without_the_vector_is_left_alone():

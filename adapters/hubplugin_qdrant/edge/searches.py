@@ -52,7 +52,9 @@ def _request(
     if version is None:
         return edge.QueryRequest(limit, offset, raw, **given)
     filtered = {name: given.pop(name, None) for name in ("filter", "params")}
-    candidates = edge.Prefetch(version.candidates(limit + offset), raw, **filtered)
+    params = filtered["params"]
+    exact = params is not None and params.exact
+    candidates = edge.Prefetch(version.candidates(limit + offset, exact), raw, **filtered)
     given["score_threshold"] = similarity_threshold(given.get("score_threshold"), version.metric)
     return edge.QueryRequest(limit, offset, formula(version), [candidates], **given)
 

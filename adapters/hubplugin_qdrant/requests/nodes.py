@@ -44,6 +44,13 @@ def corrected_version(query: object, using: str | None, manifest: Manifest) -> V
     return None  # another dimension, or a point that is not there, is the server's to refuse
 
 
+def is_exact(params: models.SearchParams | None) -> bool:
+    """Whether a search asks to be more exact than the index is by itself: without the graph, or without codes."""
+    if params is None:
+        return False
+    return params.exact is True or (params.quantization is not None and params.quantization.ignore is True)
+
+
 def is_nearest(query: object) -> bool:
     """Whether `query` asks for the nearest of one dense vector, point or document, with no diversity (MMR) in it."""
     if isinstance(query, models.NearestQuery):

@@ -24,7 +24,7 @@ from qdrant_client import models
 
 from hubplugin.metric import Metric
 from hubplugin_qdrant.manifest import Manifest, Version
-from hubplugin_qdrant.requests.nodes import Node, corrected_version, nearest, prefetches_of
+from hubplugin_qdrant.requests.nodes import Node, corrected_version, is_exact, nearest, prefetches_of
 from hubplugin_qdrant.requests.scores import Points, finishing, formula, over_similarities, similarity_threshold
 from hubplugin_qdrant.requests.selectors import has_vector, without_our_key
 
@@ -112,7 +112,7 @@ def _candidates(
     """The raw query of `node` over as many candidates as its corrected results may hide among."""
     if version.storage == "vector":
         return _by_augmented_vector(node, prefetches, results, version)
-    limit = _over_all(prefetches, version.candidates(results), version)
+    limit = _over_all(prefetches, version.candidates(results, is_exact(node.params)), version)
     return [
         _prefetch(
             prefetch=prefetches or None,
