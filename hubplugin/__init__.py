@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hubplugin.metric import Metric
     from hubplugin.model import OffsetModel, load
     from hubplugin.query_dependent import Reranker, fit_rule
+    from hubplugin.recording import Recorder
     from hubplugin.registry import open_store
     from hubplugin.selection import Choice, Judgement, check, choose, judge
 
@@ -36,6 +37,7 @@ _HOMES = {
     "Metric": "metric",
     "ModelFileError": "errors",
     "OffsetModel": "model",
+    "Recorder": "recording",
     "Reranker": "query_dependent",
     "StoreError": "errors",
     "apply": "jobs.correction",
@@ -64,6 +66,7 @@ __all__ = [
     "Metric",
     "ModelFileError",
     "OffsetModel",
+    "Recorder",
     "Reranker",
     "StoreError",
     "__version__",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Value
+from hubplugin.recording import Recorded, read
 from hubplugin.vectors import Progress
 
 Id: TypeAlias = int | str
@@ -115,6 +117,16 @@ class Store(ABC):
 
     unit: bool = False
     """Whether a correction by cosine holds only for vectors of unit length, because the store does not normalise."""
+
+    record: Path | None = None
+    """The folder in which a `hubplugin.Recorder` keeps queries to this store; None where nobody has said which."""
+
+    def recorded(self, since: float | None = None) -> Recorded | None:
+        """The queries recorded of this store, a bank of its dimensions; None if there are none.
+
+        since: only those that were asked after that moment, in Unix seconds.
+        """
+        return None if self.record is None else read(self.record, self.dim, since)
 
     @abstractmethod
     def count(self) -> int:

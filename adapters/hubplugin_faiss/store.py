@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import parse_qs
 
 import numpy as np
@@ -19,11 +20,12 @@ from hubplugin_faiss.writing import FaissWriting, PendingOffsets
 
 
 class FaissStore(Store):
-    """One index file."""
+    """One index file. Its queries are recorded beside it: photos.faiss.queries."""
 
     def __init__(self, path: str | os.PathLike[str], metric: Metric | None = None):
         self._file = IndexFile(path, metric)
         self.url, self.dim = self._file.url, int(self._file.index.d)
+        self.record = Path(f"{os.fspath(path)}.queries")
 
     @property
     def metric(self) -> Metric:  # type: ignore[override]

@@ -13,6 +13,7 @@ from qdrant_client import QdrantClient, models
 from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
+from hubplugin.recording import folder_within
 from hubplugin.store import Batch, Hits, Id
 from hubplugin.vectors import Progress
 from hubplugin_qdrant import manifest as m
@@ -37,7 +38,8 @@ class QdrantStore(VersionedStore):
     `agreement` says; see `apply`.
 
     Raises StoreError for a collection or vector that is not there or cannot carry offsets, and for a server that
-    cannot be reached. `collection` may be an alias: the correction belongs to what it stands for now.
+    cannot be reached. `collection` may be an alias: the correction belongs to what it stands for now. record: the
+    folder that `HubQdrantClient(record=...)` was given, where `recorded` finds the queries.
     """
 
     shared = True
@@ -51,6 +53,7 @@ class QdrantStore(VersionedStore):
         *,
         agreement: float | None = None,
         url: str = "",
+        record: str | os.PathLike[str] | None = None,
     ):
         self.client = require_client(client, QdrantClient)
         if not isinstance(collection, str):
@@ -63,6 +66,7 @@ class QdrantStore(VersionedStore):
             manifest = metadata.read_manifest(self.client, self.collection) or Manifest()
         self.using, parameters = chosen_vector(self.url, info, using, manifest)
         self.metric, self.dim = METRICS[parameters.distance], parameters.size
+        self.record = None if record is None else folder_within(record, self.collection, self.using)
         self._transport = Transport(self.client, self.collection, self.url, info, self.dim)
         if agreement is not None and not 0 < agreement <= 1:
             raise InputError(f"agreement={agreement!r}: it is a share of the raw recall, above 0 and at most 1")
@@ -173,7 +177,8 @@ def _supported_version(url: str, text: str) -> tuple[int, int]:
 def open_url(url: str) -> QdrantStore:
     """The store behind qdrant://HOST:6333/COLLECTION, qdrant+https://HOST:6333/COLLECTION or
     qdrant-local:PATH/COLLECTION, each with ?using=VECTOR where the collection has named vectors, and with
-    &storage=vector or &storage=payload where offsets shall lie elsewhere than "auto" puts them.
+    &storage=vector or &storage=payload where offsets shall lie elsewhere than "auto" puts them, and
+    with &record=FOLDER where `HubQdrantClient(record=FOLDER)` records queries.
 
     The api key is read from the environment variable QDRANT_API_KEY and is never part of a URL.
     """
@@ -181,11 +186,12 @@ def open_url(url: str) -> QdrantStore:
     parts = urlsplit(f"{'local:' if scheme == 'qdrant-local' else '//'}{rest.removeprefix('//')}")
     options = dict(parse_qsl(parts.query))
     using, storage = options.pop("using", ""), options.pop("storage", "auto")
+    record = options.pop("record", None)
     place, _, collection = parts.path.rpartition("/")
     expected = "qdrant-local:PATH/COLLECTION" if scheme == "qdrant-local" else f"{scheme}://HOST:6333/COLLECTION"
     if parts.username or parts.password or options:
         raise InputError(
-            f"expected {expected}, and no more than ?using=VECTOR&storage=STORAGE behind it; "
+            f"expected {expected}, and no more than ?using=VECTOR&storage=STORAGE&record=FOLDER behind it; "
             "an api key is read from the environment variable QDRANT_API_KEY"
         )
     if not collection or not (place if scheme == "qdrant-local" else parts.hostname):
@@ -193,7 +199,7 @@ def open_url(url: str) -> QdrantStore:
     try:
         with one_line(url, "opening", collection):
             client = _connect(scheme, parts, place)
-            return QdrantStore(client, collection, using, cast(Storage, storage), url=url)
+            return QdrantStore(client, collection, using, cast(Storage, storage), url=url, record=record)
     except StoreError as error:
         if not parts.netloc.endswith(":6334"):
             raise

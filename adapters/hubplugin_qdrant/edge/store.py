@@ -18,6 +18,7 @@ from qdrant_client import models
 
 from hubplugin.errors import InputError, StoreError
 from hubplugin.model import OffsetModel
+from hubplugin.recording import folder_within
 from hubplugin.store import Batch, Hits
 from hubplugin.vectors import Progress
 from hubplugin_qdrant.calibration import chosen_queries
@@ -38,13 +39,14 @@ class EdgeStore(VersionedStore):
 
     shard: an open `qdrant_edge.EdgeShard`. path: its folder, which the shard does not tell. One process at a time
     can hold a shard open, so nobody else writes to it. Raises StoreError for a vector that is not there or cannot
-    carry offsets.
+    carry offsets. Queries are recorded beside the shard, in PATH.queries.
     """
 
     def __init__(self, shard: edge.EdgeShard, path: str | os.PathLike[str], using: str = ""):
         self.shard, self._shard = shard, Shard(shard, path, using)
         self.url, self.using = self._shard.url, self._shard.using
         self.metric, self.dim = self._shard.metric, self._shard.dim
+        self.record = folder_within(f"{os.fspath(path)}.queries", self.using)
         self.metadata = self._folder = Folder(Path(path), self.url)
 
     @classmethod

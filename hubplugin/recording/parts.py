@@ -1,0 +1,230 @@
+"""A folder of recorded queries: `part-N.safetensors`, one for each process that records at the same time.
+
+A process holds a lock on `part-N.lock` while it lives. The next one takes up the first part that nobody holds, so there
+are never more parts than there were processes at one time. Nothing in the folder is unpickled.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import quote
+
+import numpy as np
+
+from hubplugin.errors import InputError
+from hubplugin.recording.sample import Asked, Sample, joined
+from hubplugin.vectors import Sliceable
+
+try:
+    import fcntl
+except ImportError:  # where there are no locks, each process makes a new part
+    fcntl = None  # type: ignore[assignment]
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+"""Version of a part. A reader leaves alone what a newer version wrote."""
+
+SUFFIX = ".safetensors"
+
+
+class UnreadablePart(Exception):
+    """A part that is damaged, or that a newer version wrote."""
+
+
+class Recorded(Sliceable):
+    """Recorded queries as a query bank: float32 [rows, dim], all different.
+
+    times: when each was asked last, Unix seconds [rows]. texts: theirs [rows], None for those that came without; None
+    if all did. seen: how many queries were asked in all; different: how many of them differ, an estimate once there
+    are more than are kept. first, last: when, Unix seconds.
+    """
+
+    def __init__(self, folder: Path, sample: Sample):
+        asked = list(sample.kept.values())
+        vectors = np.frombuffer(b"".join(each.vector for each in asked), np.float32).reshape(len(asked), -1)
+        super().__init__(f"recorded queries ({folder})", vectors, vectors.shape, np.asarray)
+        self.times = np.array([each.time for each in asked])
+        texts = [each.text for each in asked]
+        self.texts = texts if any(text is not None for text in texts) else None
+        self.seen, self.different = sample.seen, sample.different
+        self.first, self.last = sample.first, sample.last
+
+
+def folder_within(folder: str | os.PathLike[str], *names: str) -> Path:
+    """The folder for the queries to what is called `names`, inside of `folder`; an empty name adds nothing."""
+    quoted = (quote(name, safe="") for name in names if name)
+    return Path(folder, *(f"%2E{name[1:]}" if name.startswith(".") else name for name in quoted))
+
+
+def read(folder: str | os.PathLike[str], dim: int | None = None, since: float | None = None) -> Recorded | None:
+    """What is recorded in `folder`, by whichever processes, as one uniform sample; None if that is nothing.
+
+    dim: leaves out queries of other dimensions, which an earlier model has embedded; by default those that were asked
+    last are read. since: leaves out what was not asked after that moment (Unix seconds).
+    A part that cannot be read is left out with a warning in the log.
+    """
+    found = joined(sample for _, sample in _alike(Path(folder), dim))
+    if since is not None:
+        found.kept = {digest: asked for digest, asked in found.kept.items() if asked.time >= since}
+    return Recorded(Path(folder), found) if found.kept else None
+
+
+def clear(folder: str | os.PathLike[str]) -> None:
+    """Deletes what is recorded in `folder`. Recorders that are running notice, and begin anew."""
+    for path in _files(Path(folder)):
+        path.unlink(missing_ok=True)
+
+
+def thin(folder: str | os.PathLike[str], size: int) -> None:
+    """Keeps `size` of the queries recorded in `folder`, drawn at random, and no more of those to come than belong to
+    as thin a sample. Recorders that are running notice."""
+    if size < 1:
+        raise InputError(f"cannot keep {size} queries; at least 1 is needed")
+    samples = _alike(Path(folder))
+    limit = joined(sample for _, sample in samples).thinned(size).limit
+    for path, sample in samples:
+        save(path, replace(sample, limit=min(limit, sample.limit)))
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"part-*{SUFFIX}"))
+
+
+def _alike(folder: Path, dim: int | None = None) -> list[tuple[Path, Sample]]:
+    """The parts in `folder` that hold queries of `dim` dimensions, or of those that were asked last."""
+    samples = [(path, sample) for path, sample in _samples(folder) if sample.kept]
+    if dim is None and samples:
+        dim = (max((sample for _, sample in samples), key=lambda sample: sample.last).width or 0) // 4
+    return [(path, sample) for path, sample in samples if sample.width == 4 * (dim or 0)]
+
+
+def _samples(folder: Path) -> Iterator[tuple[Path, Sample]]:
+    for path in _files(folder):
+        try:
+            yield path, load(path)
+        except FileNotFoundError:
+            continue  # cleared meanwhile
+        except UnreadablePart as error:
+            logger.warning("recorded queries: %s; left out", error)
+
+
+def save(path: Path, sample: Sample) -> None:
+    """Puts `sample` in the place of the file `path`, in one step. Only its owner may read it."""
+    from safetensors.numpy import save as packed
+
+    asked = list(sample.kept.values())
+    texts = json.dumps([each.text for each in asked]).encode() if any(each.text for each in asked) else b""
+    tensors: dict[str, np.ndarray] = {
+        "vectors": np.frombuffer(b"".join(each.vector for each in asked), np.float32).reshape(len(asked), -1),
+        "digests": np.array(list(sample.kept), np.uint64),
+        "times": np.array([each.time for each in asked], np.float64),
+        "texts": np.frombuffer(texts, np.uint8),
+    }
+    about = {"format": FORMAT, "size": sample.size, "limit": sample.limit, "seen": sample.seen}
+    moments = {"first": sample.first, "last": sample.last}
+    content = packed(tensors, {"hubplugin": json.dumps(about | moments)})
+    beside = path.with_suffix(".tmp")
+    with open(beside, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+
+
+def load(path: Path) -> Sample:
+    """The sample in the file `path`. Raises FileNotFoundError or UnreadablePart."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.exists():
+        raise FileNotFoundError(path)
+    try:
+        with safe_open(path, framework="np") as file:
+            about = json.loads((file.metadata() or {})["hubplugin"])
+            if about["format"] > FORMAT:
+                raise UnreadablePart(f"{path} has format {about['format']}, of a newer version; upgrade hubplugin")
+            return _sample(about, {name: file.get_tensor(name) for name in ("vectors", "digests", "times", "texts")})
+    except (SafetensorError, KeyError, TypeError, ValueError, AttributeError, OSError) as error:
+        raise UnreadablePart(f"{path} is damaged ({' '.join(str(error).split())})") from None
+
+
+def _sample(about: dict[str, Any], tensors: dict[str, np.ndarray]) -> Sample:
+    """A part's content as a sample; ValueError where it is not what `save` writes."""
+    vectors, digests, times = tensors["vectors"], tensors["digests"], tensors["times"]
+    kinds = [tensors[name].dtype.str for name in ("vectors", "digests", "times", "texts")]
+    if kinds != ["<f4", "<u8", "<f8", "|u1"] or not vectors.shape[0] == len(digests) == len(times):
+        raise ValueError("its arrays do not belong together")
+    if not np.isfinite(vectors).all():
+        raise ValueError("a vector is not finite")
+    texts = json.loads(tensors["texts"].tobytes() or "null") or [None] * len(digests)
+    return Sample(
+        size=int(about["size"]),
+        limit=int(about["limit"]),
+        seen=int(about["seen"]),
+        first=float(about["first"]),
+        last=float(about["last"]),
+        kept={
+            digest: Asked(vector.tobytes(), time, text)
+            for digest, vector, time, text in zip(digests.tolist(), vectors, times.tolist(), texts, strict=True)
+        },
+    )
+
+
+class Slot:
+    """A part that this process holds: no other writes to it."""
+
+    def __init__(self, path: Path, lock: IO[bytes] | None):
+        self.path, self._lock, self._written = path, lock, _stamp(path)
+
+    @classmethod
+    def free(cls, folder: Path) -> tuple[Slot, Sample | None]:
+        """The first part in `folder` that nobody holds, and what an earlier process left in it."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for number in itertools.count():
+            name = number if fcntl is not None else f"{os.getpid()}-{number}"
+            path = folder / f"part-{name}{SUFFIX}"
+            lock = open(path.with_suffix(".lock"), "ab")  # noqa: SIM115 - held as long as the process lives
+            try:
+                if fcntl is not None:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return cls(path, lock), load(path)
+            except FileNotFoundError:
+                return cls(path, lock), None
+            except (BlockingIOError, UnreadablePart):  # held by another, or nothing to write over
+                lock.close()
+        raise AssertionError("unreachable")
+
+    def is_changed(self) -> bool:
+        """Whether the part is not as this process left it: it was cleared or thinned."""
+        return _stamp(self.path) != self._written
+
+    def load(self) -> Sample | None:
+        self._written = _stamp(self.path)
+        try:
+            return load(self.path)
+        except (FileNotFoundError, UnreadablePart):
+            return None
+
+    def save(self, sample: Sample) -> None:
+        save(self.path, sample)
+        self._written = _stamp(self.path)
+
+    def close(self) -> None:
+        """Lets go of the part. (After a fork the parent still holds it.)"""
+        if self._lock is not None:
+            self._lock.close()
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns

@@ -1,0 +1,203 @@
+"""`Recorder`: keeps a sample of the queries that an application asks, without ever being in its way."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hubplugin.errors import InputError
+from hubplugin.recording.parts import Slot, folder_within
+from hubplugin.recording.sample import Sample, joined
+
+if TYPE_CHECKING:
+    from hubplugin.vectors import VectorLike
+
+logger = logging.getLogger(__name__)
+
+SIZE = 10_000
+"""Queries kept: as many as there are targets is a good number for a bank, and more than some thousands add little
+(docs/banks.md). At 384 dimensions they take 15 MB, at 1,536 61 MB."""
+
+SECONDS = 60.0
+"""Between one writing and the next: what a killed process loses."""
+
+
+class Recorder:
+    """A sample of the queries that are asked, on disk, to be used as a query bank.
+
+        recorder = hubplugin.Recorder("photos.faiss.queries")
+        recorder.add(queries)                         # beside each index.search(queries, k)
+
+    folder: where the sample lies; `Store.recorded` and `hubplugin bank` read it. Any number of processes may record to
+    it at the same time, and go on after a restart. size: how many different queries are kept, drawn at random from all
+    that were ever asked, each counted once; 10,000, or 15 MB at 384 dimensions. texts: whether the texts that come with
+    queries are kept, too; by default they are not, since people write private things. seconds: between one writing to
+    the disk and the next, which a thread of its own does.
+
+    Nothing that goes wrong while recording is raised: a folder that cannot be written is one line in the log.
+    Raises InputError for a `size` or `seconds` that is not above 0.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], size: int = SIZE, *, texts: bool = False, seconds: float = SECONDS
+    ):
+        if size < 1 or seconds <= 0:
+            raise InputError(f"a recorder needs a size and seconds above 0; given: size={size!r}, seconds={seconds!r}")
+        self.folder, self.size, self.texts, self.seconds = Path(folder), size, texts, seconds
+        self._within: dict[tuple[str, ...], Recorder] = {}
+        self._begin()
+        _ALL.add(self)
+
+    def _begin(self) -> None:
+        """Nothing is kept yet, and nothing held: in a new process, or in the child of a fork."""
+        self._sample = Sample(self.size)
+        self._adding, self._flushing = threading.Lock(), threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._slot: Slot | None = None
+        self._written = 0
+        self._failed = False
+
+    def add(self, queries: VectorLike, text: str | None = None) -> None:
+        """One query [d] was asked, or several [m, d]. Never raises.
+
+        Takes about 5 us a query: the bytes are hashed, and almost always dropped. text: that of one query.
+        """
+        if self._stop.is_set():
+            return
+        try:
+            for vector in _vectors(queries):
+                self._add(vector, text if self.texts else None)
+        except Exception as error:
+            self._fail(error)
+
+    def _add(self, vector: bytes, text: str | None) -> None:
+        with self._adding:
+            if self._sample.width not in (None, len(vector)):
+                self._sample = Sample(self.size)  # another model embeds from now on
+                self._written = -1
+            self._sample.add(vector, time.time(), text)
+        if self._thread is None:
+            self._start()
+
+    def _start(self) -> None:
+        with self._flushing:
+            if self._thread is None and not self._stop.is_set():
+                self._thread = threading.Thread(target=self._keep_flushing, name="hubplugin-recorder", daemon=True)
+                self._thread.start()
+
+    def _keep_flushing(self) -> None:
+        while not self._stop.wait(self.seconds):
+            self._flush()
+
+    def flush(self) -> None:
+        """Writes what is not on disk yet, here and `within`. Never raises."""
+        self._flush()
+        for recorder in list(self._within.values()):
+            recorder.flush()
+
+    def _flush(self) -> None:
+        with self._flushing:
+            try:
+                self._write()
+                self._failed = False
+            except Exception as error:
+                self._fail(error)
+
+    def _write(self) -> None:
+        if self._sample.seen == 0:
+            return  # no folder is made for nothing
+        if self._slot is None:
+            slot, before = Slot.free(self.folder)
+            self._slot = slot
+            with self._adding:
+                own = self._sample
+                if before is not None and own.width in (None, before.width):
+                    self._sample = joined([before, own], self.size)
+        elif self._slot.is_changed():  # cleared or thinned
+            found = self._slot.load()
+            with self._adding:
+                self._sample = Sample(self.size) if found is None else joined([found], self.size)
+                self._written = self._sample.seen
+        with self._adding:
+            taken = self._sample.copy()
+        if taken.seen != self._written:
+            self._slot.save(taken)
+            self._written = taken.seen
+
+    def _fail(self, error: Exception) -> None:
+        if not self._failed:
+            self._failed = True
+            reason = getattr(error, "strerror", None) or error
+            logger.warning("queries are not recorded in %s: %s; searches go on", self.folder, reason)
+
+    def close(self) -> None:
+        """Writes what is not on disk yet, and ends. It happens by itself where Python ends."""
+        self._stop.set()
+        self._flush()
+        for recorder in list(self._within.values()):
+            recorder.close()
+        with self._flushing:
+            if self._slot is not None:
+                self._slot.close()
+                self._slot = None
+                self._sample, self._written = Sample(self.size), 0
+            _ALL.discard(self)
+
+    def within(self, *names: str) -> Recorder:
+        """A recorder of the same settings for what is called `names`, such as a collection and its vector: its folder
+        lies in this one's."""
+        found = self._within.get(names)
+        if found is None:
+            made = Recorder(folder_within(self.folder, *names), self.size, texts=self.texts, seconds=self.seconds)
+            found = self._within.setdefault(names, made)
+        return found
+
+
+def _vectors(queries: Any) -> list[bytes]:
+    """The vectors of one query [d] or several [m, d], as bytes of float32."""
+    if isinstance(queries, (list, tuple)) and queries and isinstance(queries[0], (float, int)):
+        return [_packed(len(queries))(*queries)]  # four times as fast as numpy
+    values = np.asarray(queries, np.float32)
+    if values.ndim == 1:
+        return [values.tobytes()]
+    if values.ndim != 2:
+        raise InputError(f"expected a query [d], or several [m, d]; got shape {values.shape}")
+    return [row.tobytes() for row in values]
+
+
+@lru_cache
+def _packed(dim: int) -> Callable[..., bytes]:
+    """What makes bytes of `dim` numbers."""
+    return struct.Struct(f"={dim}f").pack
+
+
+_ALL: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for recorder in list(_ALL):
+        recorder.close()
+
+
+def _begin_all() -> None:
+    for recorder in list(_ALL):
+        if recorder._slot is not None:
+            recorder._slot.close()
+        recorder._begin()
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_all)
