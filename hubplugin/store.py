@@ -169,6 +169,14 @@ class Store(ABC):
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         """The k nearest of each query [m, d] by the store's own search, corrected if a correction is active."""
 
+    def switch(self, on: bool) -> None:
+        """Switches the correction off, so that every client searches raw, or on again; what is stored stays. `search`
+        goes on corrected. Raises StoreError where those who search read no switch."""
+        raise StoreError(
+            f"{self.url}: whoever searches it reads no switch; keep the store as it was beside the corrected one, or "
+            "take the correction out: hubplugin remove"
+        )
+
     @abstractmethod
     def remove(self, progress: Progress | None = None) -> None:
         """Takes the correction out; the store is as if it had never been there. Nothing happens without one."""

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from qdrant_client import models
 
-from hubplugin.errors import StoreError
+from hubplugin.errors import InputError, StoreError
 from hubplugin.model import OffsetModel
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import metadata, plain_client
@@ -20,6 +20,8 @@ from hubplugin_qdrant.errors import PASSING, Fault, fault_of
 from hubplugin_qdrant.manifest import Manifest, Version
 from hubplugin_qdrant.operations import Arguments, Operation
 from hubplugin_qdrant.requests.selectors import lacking_augmented_vector
+from hubplugin_qdrant.requests.share import falls_within
+from hubplugin_qdrant.shadow import Shadow
 from hubplugin_qdrant.stored_offsets import awaits_embedding, stored_offsets
 
 MANIFEST_SECONDS = 10.0
@@ -51,16 +53,28 @@ class CorrectionCache:
     """What a corrected client adds to the plain one: the manifests and models of the collections that it uses.
 
     raw: the plain client. compute: runs a function, in a thread for the async client. oversampling, hnsw_ef: take the
-    places of the calibrated ones.
+    places of the calibrated ones. share: of the searches that are corrected. shadow: asks each the other way, too.
+    heeds_switch: whether a correction that is switched off is not searched.
     """
 
     raw: Any
     compute: Callable[[Callable[[], Any]], Any]
     oversampling: float | None = None
     hnsw_ef: int | None = None
+    share: float = 1.0
+    shadow: Shadow | None = None
+    heeds_switch: bool = True
     known: dict[str, CachedManifest] = field(default_factory=dict)
     fits: dict[str, OffsetModel] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.share <= 1.0:
+            raise InputError(f"share={self.share!r}: it is the share of searches to correct, from 0 to 1")
+
+    def corrects(self, request: models.QueryRequest, manifest: Manifest) -> bool:
+        """Whether `request` is to be answered corrected."""
+        return not (manifest.off and self.heeds_switch) and falls_within(request, self.share)
 
     def lookup(self, name: str) -> Operation:
         """What is known of the collection or alias `name`, read if it is not known or too old."""
@@ -138,7 +152,9 @@ class CorrectionCache:
 
     def _read(self, collection: str) -> Operation:
         try:
-            found = yield self.raw.retrieve(m.metadata_collection(collection), ids=[m.MANIFEST_ID], with_payload=True)
+            found = yield self.raw.retrieve(
+                m.metadata_collection(collection), ids=[m.MANIFEST_ID, m.SWITCH_ID], with_payload=True
+            )
         except Exception as error:
             if fault_of(error) is Fault.MISSING:
                 return None
@@ -149,8 +165,11 @@ class CorrectionCache:
                 )
                 return None
             raise
+        payloads = {point.id: point.payload or {} for point in found}
+        if m.MANIFEST_ID not in payloads:
+            return None
         try:
-            return m.parse(found[0].payload or {}, collection) if found else None
+            return m.parse(payloads[m.MANIFEST_ID], collection).changed(off=m.is_off(payloads.get(m.SWITCH_ID)))
         except StoreError as error:
             self.warn(f"{error}; until then its searches are raw here, and what is written gets no offsets")
             return None

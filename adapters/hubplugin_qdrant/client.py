@@ -17,7 +17,8 @@ from hubplugin_qdrant import plain_client
 from hubplugin_qdrant import search_operations as searches
 from hubplugin_qdrant import write_operations as writes
 from hubplugin_qdrant.cached_manifest import CorrectionCache, OfClient
-from hubplugin_qdrant.operations import Arguments, Operation
+from hubplugin_qdrant.operations import Arguments, Operation, run, run_async
+from hubplugin_qdrant.shadow import Hook, TaskShadow, ThreadShadow
 
 Method = TypeVar("Method", bound=Callable[..., object])
 Client = TypeVar("Client", QdrantClient, AsyncQdrantClient)
@@ -32,6 +33,25 @@ def require_client(client: object, kind: type[Client]) -> Client:
             f"connect one to the same place: {kind.__name__}(...)"
         )
     return client.raw if isinstance(client, (HubQdrantClient, AsyncHubQdrantClient)) else client  # type: ignore[return-value]
+
+
+def _corrections(
+    raw: QdrantClient | AsyncQdrantClient,
+    oversampling: float | None,
+    hnsw_ef: int | None,
+    share: float,
+    shadow: bool | Hook,
+) -> CorrectionCache:
+    """What a corrected client over `raw` knows and does; the async one computes in a thread."""
+    is_async = isinstance(raw, AsyncQdrantClient)
+    kind = TaskShadow if is_async else ThreadShadow
+    compute = asyncio.to_thread if is_async else _at_once
+    asked = None if shadow is False else kind(None if shadow is True else shadow)
+    return CorrectionCache(raw, compute, oversampling, hnsw_ef, share, asked)
+
+
+def _at_once(function: Callable[[], Any]) -> Any:
+    return function()
 
 
 def _arguments(method: Callable[..., object]) -> Callable[[tuple[object, ...], Arguments], Arguments]:
@@ -61,18 +81,9 @@ def _corrected(method: Method, operation: OfClient) -> Method:
 
     @functools.wraps(method)
     def corrected(self: Any, *args: object, **given: object) -> Any:
-        return _run(operation(self._corrections, arguments(args, given)))
+        return run(operation(self._corrections, arguments(args, given)))
 
     return corrected  # type: ignore[return-value]
-
-
-def _run(steps: Operation) -> Any:
-    sent = None
-    while True:
-        try:
-            sent = steps.send(sent)
-        except StopIteration as done:
-            return done.value
 
 
 def _async_corrected(method: Method, operation: OfClient) -> Method:
@@ -80,19 +91,7 @@ def _async_corrected(method: Method, operation: OfClient) -> Method:
 
     @functools.wraps(method)
     async def corrected(self: Any, *args: object, **given: object) -> Any:
-        given = arguments(args, given)
-        steps = operation(self._corrections, given)
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    sent = await step if inspect.isawaitable(step) else step
-                except Exception as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(sent)
-        except StopIteration as done:
-            return done.value
+        return await run_async(operation(self._corrections, arguments(args, given)))
 
     return corrected  # type: ignore[return-value]
 
@@ -105,10 +104,10 @@ def _upload_corrected(method: Method, operation: OfClient) -> Method:
     def corrected(self: Any, *args: object, **given: object) -> Any:
         given = arguments(args, given)
         if plain_client.is_local(self):  # whose coroutines never wait
-            return _run(_driven(operation(self._corrections, given)))
+            return run(_driven(operation(self._corrections, given)))
         client = QdrantClient(**self.init_options)
         try:
-            return _run(operation(CorrectionCache(client, lambda function: function()), given))
+            return run(operation(CorrectionCache(client, _at_once), given))
         finally:
             client.close()
 
@@ -140,21 +139,41 @@ class HubQdrantClient(QdrantClient):
     searched, with offsets in vectors, where a query names none itself. Both are by default what was calibrated when the
     correction was applied, which is as little as reaches the raw index's own recall. The manifest of a collection is
     read on first use and again every 10 seconds.
+
+    share: of the searches of corrected collections, how many are answered corrected, from 0 to 1; a hash of the vector
+    picks them, so that a query is always answered the same way. By default all are. shadow: True asks each of these
+    searches the other way, too, behind the answer, and logs at level INFO under `hubplugin.shadow` how far the two
+    agree; a function gets each `ShadowedSearch` besides, in the thread, or the event loop, of the shadow. So
+    `share=0, shadow=True` answers raw and logs what corrected would have found. Raises InputError for another share.
     """
 
-    def __init__(self, *args: Any, oversampling: float | None = None, hnsw_ef: int | None = None, **kwargs: Any):
+    def __init__(
+        self,
+        *args: Any,
+        oversampling: float | None = None,
+        hnsw_ef: int | None = None,
+        share: float = 1.0,
+        shadow: bool | Hook = False,
+        **kwargs: Any,
+    ):
         super().__init__(*args, **kwargs)
         raw = plain_client.over_connection_of(self, QdrantClient)
-        self._corrections = CorrectionCache(raw, lambda function: function(), oversampling, hnsw_ef)
+        self._corrections = _corrections(raw, oversampling, hnsw_ef, share, shadow)
 
     @classmethod
     def wrap(
-        cls, client: QdrantClient, *, oversampling: float | None = None, hnsw_ef: int | None = None
+        cls,
+        client: QdrantClient,
+        *,
+        oversampling: float | None = None,
+        hnsw_ef: int | None = None,
+        share: float = 1.0,
+        shadow: bool | Hook = False,
     ) -> HubQdrantClient:
         """A corrected client over the connection of `client`; closing either closes both."""
         raw = require_client(client, QdrantClient)
         wrapped = plain_client.over_connection_of(raw, cls)
-        wrapped._corrections = CorrectionCache(raw, lambda function: function(), oversampling, hnsw_ef)
+        wrapped._corrections = _corrections(raw, oversampling, hnsw_ef, share, shadow)
         return wrapped
 
     @property
@@ -201,19 +220,33 @@ class HubQdrantClient(QdrantClient):
 class AsyncHubQdrantClient(AsyncQdrantClient):
     """An AsyncQdrantClient that does what `HubQdrantClient` does; offsets are computed in a thread."""
 
-    def __init__(self, *args: Any, oversampling: float | None = None, hnsw_ef: int | None = None, **kwargs: Any):
+    def __init__(
+        self,
+        *args: Any,
+        oversampling: float | None = None,
+        hnsw_ef: int | None = None,
+        share: float = 1.0,
+        shadow: bool | Hook = False,
+        **kwargs: Any,
+    ):
         super().__init__(*args, **kwargs)
         raw = plain_client.over_connection_of(self, AsyncQdrantClient)
-        self._corrections = CorrectionCache(raw, asyncio.to_thread, oversampling, hnsw_ef)
+        self._corrections = _corrections(raw, oversampling, hnsw_ef, share, shadow)
 
     @classmethod
     def wrap(
-        cls, client: AsyncQdrantClient, *, oversampling: float | None = None, hnsw_ef: int | None = None
+        cls,
+        client: AsyncQdrantClient,
+        *,
+        oversampling: float | None = None,
+        hnsw_ef: int | None = None,
+        share: float = 1.0,
+        shadow: bool | Hook = False,
     ) -> AsyncHubQdrantClient:
         """A corrected client over the connection of `client`; closing either closes both."""
         raw = require_client(client, AsyncQdrantClient)
         wrapped = plain_client.over_connection_of(raw, cls)
-        wrapped._corrections = CorrectionCache(raw, asyncio.to_thread, oversampling, hnsw_ef)
+        wrapped._corrections = _corrections(raw, oversampling, hnsw_ef, share, shadow)
         return wrapped
 
     @property

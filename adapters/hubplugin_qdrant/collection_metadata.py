@@ -39,6 +39,12 @@ class CollectionMetadata(Metadata):
     def write_manifest(self, manifest: Manifest) -> None:
         self._ask("writing the manifest", metadata.write_manifest, manifest)
 
+    def is_off(self) -> bool:
+        return self._ask("reading the switch", metadata.read_switch)
+
+    def write_switch(self, off: bool) -> None:
+        self._ask("switching", metadata.write_switch, off)
+
     def read_model(self, version: Version) -> OffsetModel:
         model: OffsetModel = self._ask("reading the model", metadata.read_model, version)
         return model

@@ -96,3 +96,13 @@ def inspect(
 def remove(client: QdrantClient, collection: str, *, using: str = "", progress: Progress | None = None) -> None:
     """Takes the correction out: points, payloads and vectors are as if it had never been there."""
     QdrantStore(client, collection, using).remove(progress)
+
+
+def switch(client: QdrantClient, collection: str, on: bool, *, using: str = "") -> None:
+    """Switches the correction of all vectors of `collection` off, or on again: every wrapped client, wherever it runs,
+    sees it within the 10 seconds after which it reads the manifest again. Nothing that is stored changes, and writes go
+    on bringing offsets along. using: needed where several vectors could be meant, as for `apply`.
+
+    Raises StoreError if the collection has no correction.
+    """
+    QdrantStore(client, collection, using).switch(on)

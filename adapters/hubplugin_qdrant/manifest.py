@@ -31,6 +31,10 @@ KEY = "hub_offset"
 MANIFEST_ID = 0
 """Id of the point of the metadata collection that is the manifest."""
 
+SWITCH_ID = 1
+"""Id of the point of the metadata collection that is the switch: a point of its own, which no job writes, so that it
+can be switched whatever is running."""
+
 PART_BYTES = 3 << 20
 """A model is split into parts of at most 3 MiB (4 as base64): a server accepts requests of 32 MB by default."""
 
@@ -179,7 +183,8 @@ class Version(FrozenModel):
 
 class Manifest(FrozenModel):
     """All that is known about a collection. `active` has the version that searches use, by vector name;
-    `writing` the one that is half-written; `retired` those whose offsets still lie in the points."""
+    `writing` the one that is half-written; `retired` those whose offsets still lie in the points. off: whether the
+    switch tells clients to search raw, which a reader finds out for itself."""
 
     format: int = FORMAT
     hubplugin: str = hubplugin.__version__
@@ -187,6 +192,7 @@ class Manifest(FrozenModel):
     active: dict[str, Version] = {}
     writing: Version | None = None
     retired: tuple[Version, ...] = ()
+    off: bool = Field(default=False, exclude=True)
 
     def lying(self, vector: str) -> tuple[Version | None, bool]:
         """The version that lies in `vector`, if any, and whether it is active; a half-written one is not."""
@@ -256,6 +262,11 @@ def parse(payload: Payload, collection: str) -> Manifest:
             f"the manifest in {metadata_collection(collection)!r} is damaged at {where!r}; "
             "delete that collection and apply again"
         ) from None
+
+
+def is_off(payload: Payload | None) -> bool:
+    """Whether the payload of the switch says so; without a switch the correction is on."""
+    return (payload or {}).get("off") is True
 
 
 def part_id(model: str, number: int) -> str:

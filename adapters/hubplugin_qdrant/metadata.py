@@ -41,6 +41,23 @@ def write_manifest(client: QdrantClient, collection: str, manifest: Manifest) ->
     client.upsert(m.metadata_collection(collection), [manifest_point(manifest)], wait=True)
 
 
+def read_switch(client: QdrantClient, collection: str) -> bool:
+    """Whether the correction of `collection` is switched off."""
+    try:
+        found = client.retrieve(m.metadata_collection(collection), ids=[m.SWITCH_ID], with_payload=True)
+    except Exception as error:
+        if fault_of(error) is Fault.MISSING:
+            return False
+        raise
+    return bool(found) and m.is_off(found[0].payload)
+
+
+def write_switch(client: QdrantClient, collection: str, off: bool) -> None:
+    """Switches the correction of `collection` off or on."""
+    switch = models.PointStruct(id=m.SWITCH_ID, vector={}, payload={"off": off})
+    client.upsert(m.metadata_collection(collection), [switch], wait=True)
+
+
 def manifest_point(manifest: Manifest) -> models.PointStruct:
     """`manifest` as the point of the metadata collection that it is."""
     return models.PointStruct(id=m.MANIFEST_ID, vector={}, payload=manifest.model_dump(mode="json"))

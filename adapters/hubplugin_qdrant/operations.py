@@ -6,6 +6,7 @@ the results themselves, and by the async one, which awaits them.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Generator
 from typing import Any, TypeAlias
 
@@ -28,3 +29,28 @@ ShardKey: TypeAlias = models.ShardKeySelector | None
 
 GivenVector: TypeAlias = Any
 """A vector as a client gives it: a list, an array, a document to embed, a dict of these by name, or None."""
+
+
+def run(steps: Operation) -> Any:
+    """What `steps` returns, driven by a sync client."""
+    sent = None
+    while True:
+        try:
+            sent = steps.send(sent)
+        except StopIteration as done:
+            return done.value
+
+
+async def run_async(steps: Operation) -> Any:
+    """What `steps` returns, driven by an async client."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                sent = await step if inspect.isawaitable(step) else step
+            except Exception as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(sent)
+    except StopIteration as done:
+        return done.value

@@ -123,7 +123,12 @@ class QdrantStore(VersionedStore):
         active = manifest.active.get(self.using)
         lines = []
         if active is not None:
-            lines = [active.where(), *self._choice, f"they take {self._schemas[active.storage].cost()}"]
+            lines = [
+                *self.switched(),
+                active.where(),
+                *self._choice,
+                f"they take {self._schemas[active.storage].cost()}",
+            ]
         if active is not None and active.metric is Metric.EUCLIDEAN:
             lines.append(
                 "a fusion by DBSF gets similarities here where it gets distances raw: other scores, other order"
@@ -143,7 +148,7 @@ class QdrantStore(VersionedStore):
         ]
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
-        client = self.client if raw else HubQdrantClient.wrap(self.client)
+        client = self.client if raw else self._corrected_client()
         requests = [
             models.QueryRequest(query=query, using=self.using or None, limit=k, with_payload=False)
             for query in np.asarray(queries, np.float32).tolist()
@@ -154,6 +159,12 @@ class QdrantStore(VersionedStore):
             [[cast(Id, point.id) for point in response.points] for response in found],
             [[point.score for point in response.points] for response in found],
         )
+
+    def _corrected_client(self) -> HubQdrantClient:
+        """A client that searches corrected, also while the correction is switched off."""
+        client = HubQdrantClient.wrap(self.client)
+        client._corrections.heeds_switch = False
+        return client
 
     def delete(self, gone: Sequence[Version], everything: bool = False, progress: Progress | None = None) -> None:
         try:

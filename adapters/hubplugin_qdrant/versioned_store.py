@@ -37,6 +37,14 @@ class Metadata(ABC):
         """Puts `manifest` in the place of the one before, in one step."""
 
     @abstractmethod
+    def is_off(self) -> bool:
+        """Whether searches are raw because the correction is switched off."""
+
+    @abstractmethod
+    def write_switch(self, off: bool) -> None:
+        """Switches the correction off or on, beside whatever job is running."""
+
+    @abstractmethod
     def read_model(self, version: Version) -> OffsetModel: ...
 
     @abstractmethod
@@ -57,6 +65,16 @@ class VersionedStore(Store):
     def correction(self) -> Correction | None:
         version, active = self.metadata.read_manifest().lying(self.using)
         return None if version is None else Correction(self.metadata.read_model(version), active)
+
+    def switch(self, on: bool) -> None:
+        if not self.metadata.exists():
+            raise StoreError(f"{self.url}: there is no correction to switch on or off")
+        self.metadata.write_switch(not on)
+
+    def switched(self) -> Sequence[str]:
+        """What there is to say of the switch: nothing while the correction is on."""
+        off = self.metadata.is_off()
+        return [f"switched off: clients search raw, until `hubplugin switch {self.url!r} on`"] if off else []
 
     def remove(self, progress: Progress | None = None) -> None:
         """Deletes our payload, indexes, vectors and metadata and nothing else; goes on where it was cut off."""

@@ -402,3 +402,9 @@ def test_a_kill_at_any_moment_leaves_a_whole_file_and_a_rerun_finishes(tmp_path,
     assert found is not None
     assert found.fingerprint == model.fingerprint
     assert sorted(os.listdir(tmp_path)) == ["model.hub", "x.faiss", "x.faiss.hub"]
+
+
+def test_an_index_says_in_one_line_that_its_searches_read_no_switch(tmp_path):
+    faiss.write_index(faiss.IndexFlatIP(4), str(tmp_path / "photos.faiss"))
+    with pytest.raises(hubplugin.StoreError, match=r"reads no switch; .*hubplugin remove"):
+        open_store(f"faiss:{tmp_path / 'photos.faiss'}").switch(on=False)

@@ -3,6 +3,7 @@
 PATH/hub/manifest.json
 PATH/hub/<fingerprint of the model>.hub
 PATH/hub/progress.json
+PATH/hub/off, while the correction is switched off
 """
 
 from __future__ import annotations
@@ -61,6 +62,16 @@ class Folder(Metadata):
     def write_manifest(self, manifest: Manifest) -> None:
         """Puts `manifest` in the place of the one before, in one step."""
         self._write("manifest.json", manifest.model_dump_json(indent=2))
+
+    def is_off(self) -> bool:
+        return (self._path / "off").exists()
+
+    def write_switch(self, off: bool) -> None:
+        switch = self._path / "off"
+        if off:
+            switch.touch()
+        else:
+            switch.unlink(missing_ok=True)
 
     def read_model(self, version: Version) -> OffsetModel:
         return load(self._model_file(version.model))

@@ -60,12 +60,15 @@ class EdgeStore(VersionedStore):
     def query(
         self, vector: Any, limit: int = 10, *, raw: bool = False, **options: Unpack[Options]
     ) -> list[models.ScoredPoint]:
-        """The nearest of `vector` [d], best first, corrected if a correction is active and `raw` is not set.
+        """The nearest of `vector` [d], best first, corrected if a correction is active, not switched off, and `raw` is
+        not set.
 
         The options are those of `qdrant_edge.QueryRequest`: offset, filter, params, with_payload, with_vector, and
         score_threshold, which holds for the corrected score.
         """
-        return nearest(self._shard, self._searched(raw), np.asarray([vector]), limit, **options)[0]
+        return nearest(
+            self._shard, self._searched(raw or self.metadata.is_off()), np.asarray([vector]), limit, **options
+        )[0]
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         return hits(nearest(self._shard, self._searched(raw), queries, k))
@@ -73,6 +76,9 @@ class EdgeStore(VersionedStore):
     def _searched(self, raw: bool) -> Version | None:
         """The version that a search uses."""
         return None if raw else self.metadata.read_manifest().active.get(self.using)
+
+    def notes(self) -> Sequence[str]:
+        return self.switched()
 
     def count(self) -> int:
         return self._shard.count()

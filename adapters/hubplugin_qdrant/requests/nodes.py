@@ -51,6 +51,12 @@ def is_exact(params: models.SearchParams | None) -> bool:
     return params.exact is True or (params.quantization is not None and params.quantization.ignore is True)
 
 
+def is_corrected(node: Node, manifest: Manifest) -> bool:
+    """Whether a correction changes anything in the tree of `node`."""
+    here = (node.using or "") in manifest.active and is_nearest(node.query)
+    return here or any(is_corrected(child, manifest) for child in prefetches_of(node.prefetch))
+
+
 def is_nearest(query: object) -> bool:
     """Whether `query` asks for the nearest of one dense vector, point or document, with no diversity (MMR) in it."""
     if isinstance(query, models.NearestQuery):
