@@ -45,7 +45,9 @@ class Operands:
 
 
 def operands(name: str) -> Operands:
-    """code_search: the issue's case; examples: what comes with the repository; random: small, for the check in CI."""
+    """code_search: the case that goals are for; examples: what comes with the repository; random: small, for the check
+    in CI. With a number behind a colon, as in code_search:2000, so many bank queries."""
+    name, _, rows = name.partition(":")
     if name == "random":
         rng = np.random.default_rng(0)
         centre = rng.normal(size=128)
@@ -54,6 +56,7 @@ def operands(name: str) -> Operands:
         folder = {"code_search": CODE_SEARCH, "examples": EXAMPLES}[name]
         parts = [np.load(folder / f"{part}.npy") for part in ("bank_queries", "test_targets", "bank_targets")]
     bank, targets, second = (np.asarray(part, np.float32) for part in parts)
+    bank = bank[: int(rows) if rows else None]
     return Operands(*(part / np.linalg.norm(part, axis=1, keepdims=True) for part in (bank, targets, second)))
 
 

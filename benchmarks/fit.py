@@ -5,7 +5,9 @@
 Every contender runs in a process of its own, in turns with the product. Other work on the machine makes either slower
 and never faster, so a ratio is the fastest turn of the contender over the fastest of the product; on one thread it is
 processor time that counts. Results that must agree are compared before anything is printed. Writes
-benchmarks/results/fit.json, scaling.svg beside it, and the tables of docs/speed.md and of the README.
+benchmarks/results/fit/FAMILY.json, a file for each family of processors, and the tables of docs/speed.md and of the
+README, which are made from all of these files (`benchmarks.speed_page`). A run that is cut off keeps what it has
+measured.
 """
 
 from __future__ import annotations
@@ -15,8 +17,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,14 +24,14 @@ import numpy as np
 import torch
 import typer
 from rich.console import Console
-from rich.progress import track
 
-from benchmarks.contenders import CONTENDERS, TAU, bare, operands
-from benchmarks.tables import CODE_SEARCH, RESULTS, ROOT, machine, markdown, write_table
-from hubplugin import fit
-from hubplugin.vectors import Vectors
+from benchmarks.contenders import CONTENDERS, operands
+from benchmarks.speed_page import file_of, write_pages
+from benchmarks.tables import CODE_SEARCH, ROOT, family, machine
 
-PAGE = ROOT / "docs" / "speed.md"
+
+USUAL = "code_search" if CODE_SEARCH.is_dir() else "examples"
+"""The operands whose results are stored."""
 
 
 def run_apart(name: str, data: str, repeats: int, threads: int) -> dict[str, Any]:
@@ -78,150 +78,51 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def row(name: str, found: dict[str, Any]) -> list[str]:
-    """A line of the table."""
-    goal = CONTENDERS[name].goal
-    return [
-        name,
-        f"{found['ratio']:.2f}",
-        f"{found['low']:.2f}-{found['high']:.2f}",
-        f"{goal:g}" if goal else "",
-        f"{found['seconds']:.2f}",
-        f"{found['memory_mib']:,}",
-        found.get("differs by", ""),
-    ]
-
-
-class Repeated(Vectors):
-    """As many targets as asked for, of which one block is held."""
-
-    def __init__(self, block: np.ndarray, rows: int):
-        super().__init__("targets", rows, block.shape[1])
-        self._block = block
-
-    def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
-        size = min(size, len(self._block))
-        for start in range(0, self.rows, size):
-            yield self._block[: min(size, self.rows - start)]
-
-
-def growth() -> dict[str, list[dict[str, float]]]:
-    """Seconds of one pass (`is`) and of the bare product over three decades of the targets, the bank, and d."""
-    rng = np.random.default_rng(0)
-    decades = np.logspace(0, 3, 7)
-    series = {
-        "targets": [(1_000, round(1_000 * x), 64) for x in decades],
-        "bank": [(round(100 * x), 4_000, 64) for x in decades],
-        "d": [(1_000, 4_000, round(8 * x)) for x in decades],
-    }
-    found: dict[str, list[dict[str, float]]] = {}
-    for name, sizes in series.items():
-        for m, n, d in track(sizes, name, console=Console(stderr=True), transient=True):
-            bank, block = (rng.normal(size=(rows, d)).astype(np.float32) for rows in (m, min(n, 16_384)))
-            targets, model = Repeated(block, n), fit(bank, "is", tau=TAU, device="cpu")
-            taken: list[tuple[float, float]] = []
-            while len(taken) < 5:
-                start = time.perf_counter()
-                for part in targets._raw_blocks(16_384):
-                    bare((part, bank))
-                middle = time.perf_counter()
-                model.offsets(targets, device="cpu")
-                taken.append((middle - start, time.perf_counter() - middle))
-            floor, seconds = np.median(np.array(taken), axis=0)
-            found.setdefault(name, []).append({"m": m, "n": n, "d": d, "floor": floor, "seconds": seconds})
+def stored(family_name: str) -> dict[str, Any]:
+    """What is stored of a family of processors: `runs` by the number of threads, and `check` of small operands."""
+    path = file_of(family_name)
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"family": family_name, "runs": {}}
     return found
-
-
-def slopes(series: dict[str, list[dict[str, float]]]) -> dict[str, float]:
-    """d log(seconds) / d log(size) over the upper two of the three decades, where fixed costs no longer count."""
-    found = {}
-    for name, key in (("targets", "n"), ("bank", "m"), ("d", "d")):
-        upper = series[name][2:]
-        sizes, seconds = (np.log([row[field] for row in upper]) for field in (key, "seconds"))
-        found[name] = float(np.polyfit(sizes, seconds, 1)[0])
-    return found
-
-
-def draw(series: dict[str, list[dict[str, float]]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 3, figsize=(10, 3.2), sharey=True, layout="constrained")
-    for axis, (name, key) in zip(axes, (("targets", "n"), ("bank", "m"), ("d", "d")), strict=True):
-        rows = series[name]
-        for field, label in (("floor", "bare product"), ("seconds", "offsets (is)")):
-            axis.loglog([row[key] for row in rows], [row[field] for row in rows], "o-", ms=3, label=label)
-        axis.set_xlabel({"n": "targets n", "m": "bank m", "d": "dimensions d"}[key])
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("seconds")
-    axes[0].legend(frameon=False)
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
 
 
 def main(
     repeats: int = 5,
     threads: int = 1,
-    data: Annotated[str, typer.Option("--operands")] = "code_search" if CODE_SEARCH.is_dir() else "examples",
-    peers: Annotated[bool, typer.Option(help="Measure other libraries, or keep what is stored of them.")] = True,
-    only: Annotated[str | None, typer.Option(help="One contender, printed and not written.")] = None,
+    data: Annotated[
+        str, typer.Option("--operands", help="Of others than the usual ones, ratios are only printed.")
+    ] = USUAL,
+    only: Annotated[list[str] | None, typer.Option(help="A contender, and what it is compared with first.")] = None,
 ) -> None:
     console, command = Console(width=150), f"python -m benchmarks.fit --repeats {repeats} --threads {threads}"
-    command += "" if peers else " --no-peers"
     torch.set_num_threads(threads)
-    results, rows = {}, []
-    summaries: dict[str, dict[str, Any]] = {}
-    stored = RESULTS / "fit.json"
-    before = json.loads(stored.read_text())["contenders"] if stored.exists() else {}
-    for name in [only] if only else CONTENDERS:
+    results: dict[str, dict[str, Any]] = {}
+    found = stored(family())
+    run = found["runs"].setdefault(str(threads), {"contenders": {}})
+    run |= {"machine": machine(threads), "command": command, "operands": str(operands(data))}
+    for name in only or CONTENDERS:
         contender = CONTENDERS[name]
-        if contender.needs and not peers and name in before:
-            summaries[name] = before[name]
-            rows.append(row(name, before[name]))
-            continue
         if contender.needs and importlib.util.find_spec(contender.needs) is None:
-            rows.append([name, "not installed", "", "", "", "", ""])
+            console.print(f"{name}: not measured, {contender.needs} is not installed (make bench installs it)")
             continue
         results[name] = run_apart(name, data, repeats, threads)
-        found = summary(results[name]) | {"differs by": "" if only else agreement(name, results)}
-        rows.append(row(name, found))
-        summaries[name] = found
-        console.print(*rows[-1], sep="\t")
-    if only:
+        line = summary(results[name]) | {"differs by": agreement(name, results)}
+        run["contenders"][name] = line
+        if data == USUAL:
+            save(found)
+        console.print(f"{name}: {line['ratio']:.2f} ({line['low']:.2f}-{line['high']:.2f})")
+    if data != USUAL:
         return
-    rows.append(["FlashSinkhorn", "needs a CUDA GPU", "", "", "", "", ""])
-    series = growth()
-    steep = slopes(series)
-    RESULTS.mkdir(exist_ok=True)
-    draw(series, RESULTS / "scaling.svg")
-    small = {name: summary(run_apart(name, "random", repeats, 1))["ratio"] for name in CHECKED}
-    text = json.dumps(
-        {
-            "machine": machine(threads),
-            "command": command,
-            "operands": str(operands(data)),
-            "contenders": summaries,
-            "growth": series,
-            "slopes": steep,
-            "check": small,
-        },
-        indent=1,
-    )
-    (RESULTS / "fit.json").write_text(text + "\n")
-    head = ["work", "times the product", "from-to", "goal", "seconds", "MiB", "differs by"]
-    about = f"{operands(data)}; {machine(threads)}; `{command}`\n\n"
-    write_table(PAGE, "fit", about + markdown(head, rows))
-    shown = [row for row in rows if row[0] in SHOWN]
-    write_table(ROOT / "README.md", "speed", about + markdown(head, shown))
-    lines = [[name, f"{slope:.2f}"] for name, slope in steep.items()]
-    write_table(PAGE, "growth", markdown(["time grows with", "to the power of"], lines))
+    if threads == 1:
+        found["check"] = {name: summary(run_apart(name, "random", repeats, 1))["ratio"] for name in CHECKED}
+        save(found)
+    write_pages()
 
 
-SHOWN = ("is", "nnn k=128", "nnn k=128, nnn-retrieval", "dbsn", "dbsn and its offsets",
-         "dbsn and its offsets, POT", "dbsn and its offsets, geomloss", "blend, the default")  # fmt: skip
-"""What the README shows."""
+def save(found: dict[str, Any]) -> None:
+    path = file_of(found["family"])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1) + "\n")
+
 
 CHECKED = ("is", "nnn k=16", "nnn k=16, answers left out", "dbsn", "dbsn and its offsets", "dbsn, nothing held")
 """What `benchmarks.check` runs again."""

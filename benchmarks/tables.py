@@ -38,19 +38,30 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *rows)) + "\n"
 
 
-INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16")
-"""What decides how a product's time compares with that of everything else."""
+INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16")
+"""What decides how a product's time compares with that of everything else, the widest last."""
+
+
+def family() -> str:
+    """The kind of processor that this is: who made it, and its widest instruction set. Ratios of one are no other's."""
+    maker = (_model().split() or ["unknown"])[0].replace("(R)", "")
+    return " ".join([maker, *_wide()[-1:]])
+
+
+def _model() -> str:
+    lines = (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name"))
+    return next(lines, platform.processor())
+
+
+def _wide() -> list[str]:
+    flags = set(next((line for line in _lines("/proc/cpuinfo") if line.startswith("flags")), "").split())
+    return [flag for flag in INSTRUCTIONS if flag in flags]
 
 
 def machine(threads: int) -> str:
     """What a figure was seen on."""
-    model = next(
-        (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
-        platform.processor(),
-    )
-    flags = set(next((line for line in _lines("/proc/cpuinfo") if line.startswith("flags")), "").split())
-    wide = [flag for flag in INSTRUCTIONS if flag in flags]
-    model = f"{model} ({' '.join(wide)})" if wide else model
+    wide = _wide()
+    model = f"{_model()} ({' '.join(wide)})" if wide else _model()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     return (
         f"{model}, {os.cpu_count()} cores of which {threads} used, {gpu}, {platform.system()}, "
