@@ -29,7 +29,6 @@ from benchmarks.contenders import CONTENDERS, operands
 from benchmarks.speed_page import file_of, write_pages
 from benchmarks.tables import CODE_SEARCH, ROOT, family, machine
 
-
 USUAL = "code_search" if CODE_SEARCH.is_dir() else "examples"
 """The operands whose results are stored."""
 
