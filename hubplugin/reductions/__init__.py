@@ -1,6 +1,7 @@
 """Reductions of bank x targets, tiled, on a device. The only package that multiplies matrices, `search` aside."""
 
 from hubplugin.reductions.answers import SMALLEST_LOG, Answers, Nearest, Survey, find_answers, survey
+from hubplugin.reductions.clusters import clusters
 from hubplugin.reductions.preparation import distinct_rows, prepared, prepared_blocks, sampled, taken
 from hubplugin.reductions.scaling import HALF_PEAK, HALF_TERMS, SAFE_DRIFT, Columns, Scaling, sinkhorn
 from hubplugin.reductions.seeking import reduce_and_seek
@@ -54,6 +55,7 @@ __all__ = [
     "Similarities",
     "Survey",
     "Tile",
+    "clusters",
     "count_larger",
     "dense",
     "distinct_rows",

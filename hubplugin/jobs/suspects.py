@@ -1,0 +1,209 @@
+"""Which targets of a corrected store look planted: by id, for a person to judge. Natural hubs are among them."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from hubplugin.errors import StoreError
+from hubplugin.jobs.comparison import Comparison, group_key
+from hubplugin.measures.hubness import skewness_of_finds
+from hubplugin.model import OffsetModel
+from hubplugin.reductions import Compute, MeanOfLargest, clusters, reduce
+from hubplugin.selection.experiment import OCCURRENCE
+from hubplugin.store import Hits, Id, Store
+from hubplugin.vectors import Progress, as_vectors
+
+PROBES, CLUSTERS = 400, 8
+"""Bank queries that are searched for, and into how many clusters they fall: about 50 each."""
+
+NAMED = 10
+"""How many targets each list names."""
+
+MADS = 4.0
+"""A penalty stands out that lies so many median absolute deviations above the median: 1 target in 300 by nature."""
+
+SAMPLE, NEIGHBOURS = 1000, 5
+"""How far a target lies from the gallery is its mean similarity to the nearest of a sample."""
+
+Named: TypeAlias = list[tuple[Id, float]]
+"""Targets by id, each with what it is named for, the worst first."""
+
+
+@dataclass(frozen=True)
+class Suspects:
+    """What `suspects` found, ten of each kind at most.
+
+    raw_hubs, corrected_hubs: the targets found most often, with the share of `probes` bank queries that have them among
+    their 10 nearest. cluster_hubs: the one found most often in each cluster of the bank, corrected, with its share of
+    the cluster. missing, stale: without an offset, and with one that its vector does not give. penalised: whose penalty
+    stands out, with the penalty, `outstanding` in all. far: farthest from the gallery, with the mean similarity to its
+    nearest. skewness: of the 10-occurrence, raw and corrected. alarms: what somebody should look at now, a line each.
+    """
+
+    probes: int
+    skewness: tuple[float, float]
+    raw_hubs: Named
+    corrected_hubs: Named
+    cluster_hubs: Named
+    missing: list[Id]
+    stale: list[Id]
+    penalised: Named
+    outstanding: int
+    far: Named
+    alarms: list[str]
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """All of it as plain JSON."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+
+    def __str__(self) -> str:
+        lines = [
+            f"top hubs of {self.probes} bank queries: {_shares(self.raw_hubs)} raw; {_shares(self.corrected_hubs)} "
+            f"corrected; within clusters of them: {_shares(self.cluster_hubs)}"
+        ]
+        lines += [f"missing: {_ids(self.missing)}"] if self.missing else []
+        lines += [f"stale: {_ids(self.stale)}"] if self.stale else []
+        if self.penalised:
+            listed = ", ".join(f"{name!r} {penalty:.4f}" for name, penalty in self.penalised)
+            lines.append(f"{self.outstanding} with a penalty beyond median + {MADS:.0f} MAD: {listed}")
+        listed = ", ".join(f"{name!r} {similarity:.3f}" for name, similarity in self.far)
+        return "\n".join([*lines, f"farthest from the gallery: {listed}", *(f"ALARM: {each}" for each in self.alarms)])
+
+
+def suspects(
+    store: Store,
+    *,
+    probes: int = PROBES,
+    device: str = "auto",
+    memory: int | str = "1GiB",
+    progress: Progress | None = None,
+) -> Suspects:
+    """The targets of `store` that a planted one would be among; see `Suspects`. Nothing is changed.
+
+    It reads the store twice and searches for `probes` queries of the model's bank, raw and corrected. There is an alarm
+    if the correction makes skewness worse.
+    Raises StoreError where no correction is active, or where its model keeps no bank.
+    """
+    found = store.correction()
+    if found is None or not found.active:
+        raise StoreError(f"{store.url} has no active correction; apply one first")
+    model, compute = found.model, Compute(device, memory, progress)
+    bank = model.terms[0].bank
+    if len(bank) < 2:
+        raise StoreError(f"{store.url}: method {model.method!r} keeps no bank to search with; apply another one")
+    queries = bank[np.linspace(0, len(bank) - 1, min(probes, len(bank))).astype(int)]
+    hubs = _Hubs(queries, store.search(queries, OCCURRENCE, raw=True), store.search(queries, OCCURRENCE))
+    held = _Held(store, model, compute)
+    skewness = hubs.skewness(store.count())
+    return Suspects(
+        len(queries), skewness, hubs.shares(hubs.raw), hubs.shares(hubs.corrected), hubs.within(),
+        held.missing, held.stale, held.penalised(), len(held.outstanding), held.far(),
+        _alarms(skewness),
+    )  # fmt: skip
+
+
+class _Hubs:
+    """What the bank `queries` [q, d] find."""
+
+    def __init__(self, queries: np.ndarray, raw: Hits, corrected: Hits):
+        self.count, self.raw, self.corrected = len(queries), raw, corrected
+        self._labels = clusters(queries, CLUSTERS)
+
+    def shares(self, hits: Hits, rows: Sequence[int] | None = None, named: int = NAMED) -> Named:
+        lists = hits.ids if rows is None else [hits.ids[row] for row in rows]
+        found = Counter(itertools.chain.from_iterable(lists)).most_common(named)
+        return [(name, count / len(lists)) for name, count in found]
+
+    def within(self) -> Named:
+        """The target found most often in each cluster of the queries that is not too small to tell."""
+        rows = [np.flatnonzero(self._labels == label).tolist() for label in range(CLUSTERS)]
+        found = [each for some in rows if len(some) >= OCCURRENCE for each in self.shares(self.corrected, some, 1)]
+        return sorted(found, key=lambda each: -each[1])
+
+    def skewness(self, targets: int) -> tuple[float, float]:
+        raw, corrected = (
+            skewness_of_finds(np.array([*Counter(itertools.chain.from_iterable(hits.ids)).values()]), targets)
+            for hits in (self.raw, self.corrected)
+        )
+        return raw, corrected
+
+
+class _Held:
+    """What lies in a store, by id: offsets, and how near each target is to a sample of the others."""
+
+    def __init__(self, store: Store, model: OffsetModel, compute: Compute):
+        comparison = Comparison(store, model, compute, "checking offsets")
+        chosen, row = set(np.linspace(0, max(store.count() - 1, 0), SAMPLE).astype(int).tolist()), 0
+        self.missing: list[Id] = []
+        self.stale: list[Id] = []
+        self._ids: list[Id] = []
+        offsets, sample = [], []
+        for batch in store.scan(group_key(model)):
+            given, wrong = comparison.offsets(batch)
+            absent = np.isnan(batch.offsets)
+            for names, which in ((self.missing, absent), (self.stale, wrong & ~absent)):
+                names += [batch.ids[number] for number in np.flatnonzero(which)[: NAMED - len(names)].tolist()]
+            sample.append(batch.vectors[[number in chosen for number in range(row, row + len(batch.ids))]])
+            row += len(batch.ids)
+            self._ids += batch.ids
+            offsets.append(given)
+            comparison.done(batch)
+        self._penalties = -np.concatenate([*offsets, np.zeros(0, np.float32)])
+        self._near = _nearness(store, model, np.concatenate(sample), compute) if row > NEIGHBOURS + 1 else None
+
+    @property
+    def outstanding(self) -> np.ndarray:
+        """The rows of the penalties beyond median + 4 MAD."""
+        middle = np.median(self._penalties)
+        return np.flatnonzero(self._penalties > middle + MADS * np.median(np.abs(self._penalties - middle)))
+
+    def penalised(self) -> Named:
+        rows = self.outstanding
+        return self._named(rows[np.argsort(-self._penalties[rows], kind="stable")], self._penalties)
+
+    def far(self) -> Named:
+        return [] if self._near is None else self._named(np.argsort(self._near, kind="stable"), self._near)
+
+    def _named(self, rows: np.ndarray, values: np.ndarray) -> Named:
+        return [(self._ids[row], float(values[row])) for row in rows[:NAMED].tolist()]
+
+
+def _nearness(store: Store, model: OffsetModel, sample: np.ndarray, compute: Compute) -> np.ndarray:
+    """The mean similarity of every target to its nearest in `sample`, the nearest of all left out, which is itself
+    where it is in the sample: float64 [n]."""
+    usable = np.isfinite(sample).all(axis=1) & sample.any(axis=1)
+    similarities, k = compute.similarities(sample[usable], model.metric), min(NEIGHBOURS, int(usable.sum()) - 1)
+    parts = []
+    for batch in store.scan(group_key(model)):
+        whole = np.isfinite(batch.vectors).all(axis=1) & batch.vectors.any(axis=1)
+        near = np.full(len(batch.ids), -np.inf)
+        if whole.any():
+            more, one = reduce(
+                similarities, as_vectors(batch.vectors[whole], "targets"), [MeanOfLargest(k + 1), MeanOfLargest(1)]
+            )
+            near[whole] = ((k + 1) * more - one) / k
+        parts.append(near)
+    return np.concatenate(parts)
+
+
+def _alarms(skewness: tuple[float, float]) -> list[str]:
+    raw, corrected = skewness
+    alarms = []
+    if corrected > raw:
+        alarms.append(f"skewness of the {OCCURRENCE}-occurrence is {corrected:.2f} corrected, above {raw:.2f} raw")
+    return alarms
+
+
+def _ids(names: Sequence[Id]) -> str:
+    return ", ".join(map(repr, names))
+
+
+def _shares(found: Named) -> str:
+    return ", ".join(f"{name!r} {share:.1%}" for name, share in found) or "none"
