@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import ParamSpec
 
 from hubplugin.errors import CorrectionRefused, Parameter
 from hubplugin.methods import METHODS, Method, configured
@@ -19,6 +20,8 @@ from hubplugin.selection.profile import BankProfile
 from hubplugin.selection.sides import STAND_INS, Sides, both_sides
 from hubplugin.selection.trials import Candidate
 from hubplugin.vectors import Progress, VectorLike
+
+P = ParamSpec("P")
 
 SMALLEST_PAIRED, SMALLEST = 200, 400
 """Distinct bank queries that a method needs whose offsets keep their full strength with a small bank: with fewer, R@1
@@ -160,10 +163,14 @@ def require_kind(experiment: Experiment) -> None:
         raise CorrectionRefused(bank.objection, *_ways_out(_remedy(bank)))
 
 
-def check(query_bank: VectorLike, targets: VectorLike, method: str = "blend", *args: Any, **options: Any) -> Judgement:
-    """The guard: `judge`, raising CorrectionRefused with the numbers and what to do if there is an objection."""
-    with _too_small_is_refused():
-        return _passed(judge(query_bank, targets, method, *args, **options))
+def _refusing(judged: Callable[P, Judgement]) -> Callable[P, Judgement]:
+    @functools.wraps(judged, assigned=("__module__",))  # so that its arguments are those of `judge`
+    def check(*args: P.args, **options: P.kwargs) -> Judgement:
+        """The guard: `judge`, raising CorrectionRefused with the numbers and what to do if there is an objection."""
+        with _too_small_is_refused():
+            return _passed(judged(*args, **options))
+
+    return check
 
 
 def check_by(experiment: Experiment, configuration: Method) -> Judgement:
@@ -188,6 +195,8 @@ def _passed(judgement: Judgement) -> Judgement:
         )
     return judgement
 
+
+check = _refusing(judge)
 
 Parts = tuple[str | Parameter, ...]
 COLLECT: Parts = ("collect queries that people ask of this very gallery",)
