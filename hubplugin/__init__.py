@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hubplugin.jobs.correction import apply
     from hubplugin.jobs.diagnosis import Diagnosis, diagnose
     from hubplugin.jobs.inspection import inspect
+    from hubplugin.jobs.versions import rollback
     from hubplugin.jobs.writing import refresh
     from hubplugin.methods import METHODS
     from hubplugin.metric import Metric
@@ -52,6 +53,7 @@ _HOMES = {
     "load": "model",
     "open_store": "registry",
     "refresh": "jobs.writing",
+    "rollback": "jobs.versions",
 }
 
 __all__ = [
@@ -82,6 +84,7 @@ __all__ = [
     "load",
     "open_store",
     "refresh",
+    "rollback",
 ]
 
 

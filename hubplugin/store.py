@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, Value
+from hubplugin.model import OffsetModel, Setting, Value
 from hubplugin.recording import Recorded, read
 from hubplugin.vectors import Progress
 
@@ -58,6 +59,45 @@ class Correction:
     active: bool
 
 
+State: TypeAlias = Literal["active", "kept", "half-written"]
+
+KEEP = 1
+"""How many versions stay beside the active one: the one to return to. Each takes as much space as the active one, and
+writes keep each of them up."""
+
+
+@dataclass(frozen=True)
+class StoredVersion:
+    """One version of the correction of a store. made: when its writing began, as 2026-03-01T12:00:00+00:00; None where
+    that is not known. model: its fingerprint."""
+
+    number: int
+    state: State
+    made: str | None
+    method: str
+    parameters: Mapping[str, Setting]
+    model: str
+    bank_fingerprint: str
+
+    @classmethod
+    def of(cls, model: OffsetModel, number: int, state: State, made: str | None) -> StoredVersion:
+        return cls(number, state, made, model.method, model.parameters, model.fingerprint, model.bank_fingerprint)
+
+    def __str__(self) -> str:
+        settings = ", ".join(f"{name}={_short(value)}" for name, value in self.parameters.items())
+        made = self.made or "unknown date"
+        return f"{self.number}  {self.state:12s}  {made}  {self.method}({settings})  query bank {self.bank_fingerprint}"
+
+
+def _short(value: Setting) -> str:
+    return f"{value:.3g}" if isinstance(value, (int, float)) else str(value)
+
+
+def now() -> str:
+    """The date of a version that begins now."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
 class Writing(ABC):
     """The offsets of one model on their way into a store. `Store.begin` returns it, and a `with` ends it:
 
@@ -85,7 +125,7 @@ class Writing(ABC):
 
     @abstractmethod
     def activate(self) -> None:
-        """Makes this version the one that searches use, in one step."""
+        """Makes this version the one that searches use, in one step. The one before is kept; see `Store.return_to`."""
 
     def close(self) -> None:  # noqa: B027
         """Releases what was held. What is half-written stays for the next run to go on with."""
@@ -101,7 +141,7 @@ class Store(ABC):
     """One gallery of vectors in somebody's store, and the offsets that lie with it.
 
     `url` is what errors call it, `metric` and `dim` are those of its vectors. Methods raise StoreError, one line. Only
-    `remove` and a `Writing` change anything.
+    `remove`, `return_to`, `prune`, `switch` and a `Writing` change anything.
     """
 
     url: str
@@ -156,6 +196,22 @@ class Store(ABC):
         If this very model is half-written, goes on with that; if it is active, amends it in place. Otherwise starts a
         new version. progress: told of what takes long before, such as removing what an earlier run has left.
         """
+
+    @abstractmethod
+    def versions(self) -> Sequence[StoredVersion]:
+        """The versions that lie in the store, in the order of their numbers."""
+
+    @abstractmethod
+    def return_to(self, number: int) -> None:
+        """Makes the kept version `number` the active one, in one step, and keeps the one that was.
+
+        Its offsets are those that were written for it. Those of targets that came or changed since may be missing or
+        stale, which `refresh` mends.
+        """
+
+    @abstractmethod
+    def prune(self, keep: int, progress: Progress | None = None) -> None:
+        """Deletes the kept versions but for the `keep` that were active last."""
 
     def notes(self) -> Sequence[str]:
         """What the store has to add to an inspection, a line each: where and how the correction lies in it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import parse_qs
 
@@ -12,10 +12,11 @@ import numpy as np
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.store import Batch, Correction, Hits, Store
+from hubplugin.store import Batch, Correction, Hits, Store, StoredVersion
 from hubplugin.vectors import Progress
 from hubplugin_faiss.files import HALF
 from hubplugin_faiss.index_file import IndexFile
+from hubplugin_faiss.kept_versions import KeptVersions
 from hubplugin_faiss.writing import FaissWriting, PendingOffsets
 
 
@@ -61,6 +62,15 @@ class FaissStore(Store):
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> FaissWriting:
         return FaissWriting(self._file, model)
 
+    def versions(self) -> Sequence[StoredVersion]:
+        return KeptVersions(self._file).listed(PendingOffsets(self._file).model())
+
+    def return_to(self, number: int) -> None:
+        KeptVersions(self._file).return_to(number)
+
+    def prune(self, keep: int, progress: Progress | None = None) -> None:
+        KeptVersions(self._file).prune(keep)
+
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         index = self._file.raw if raw else self._file.index
         scores, ids = index.search(np.ascontiguousarray(queries, np.float32), k)
@@ -73,6 +83,7 @@ class FaissStore(Store):
     def remove(self, progress: Progress | None = None) -> None:
         self._file.downgrade()
         PendingOffsets(self._file).delete()
+        KeptVersions(self._file).delete()
 
 
 def open_url(url: str) -> FaissStore:

@@ -15,6 +15,7 @@ from hubplugin_faiss.checks import require_upgradable
 from hubplugin_faiss.file_reader import beside
 from hubplugin_faiss.file_writer import write_model
 from hubplugin_faiss.index_file import Entry, IndexFile
+from hubplugin_faiss.kept_versions import KeptVersions
 
 
 class PendingOffsets:
@@ -56,7 +57,8 @@ class FaissWriting(Writing):
     """The offsets of `model` on their way into `file`."""
 
     def __init__(self, file: IndexFile, model: OffsetModel):
-        self._file, self._model, self._pending = file, model, PendingOffsets(file)
+        self._file, self._model = file, model
+        self._pending, self._versions = PendingOffsets(file), KeptVersions(file)
         active, half = file.model(), self._pending.model()
         if active is None:
             require_upgradable(file.handler)
@@ -66,6 +68,8 @@ class FaissWriting(Writing):
             self.found = "half-written"
         if active is not None and active.fingerprint == model.fingerprint:
             self.found = "active"
+        elif self.found == "nothing":
+            self._versions.begin(model)
 
     def scan(self) -> Iterator[Batch]:
         pending = self._pending.array()
@@ -89,6 +93,8 @@ class FaissWriting(Writing):
             offsets = np.where(missing, self._file.stored_offsets(), offsets)
         elif missing.any():
             raise StoreError(f"{self._file.url}: {missing.sum()} targets have no offset yet; run apply again")
+        if self.found != "active":
+            self._versions.keep_active()
         if not missing.all():  # else all were right as they were
             self._file.upgrade(self._model, offsets, [self._pending.path])
         self._pending.delete()

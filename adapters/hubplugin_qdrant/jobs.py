@@ -10,6 +10,7 @@ from hubplugin.jobs import correction, inspection, writing
 from hubplugin.methods import asked_for
 from hubplugin.model import Setting
 from hubplugin.selection import Pairs
+from hubplugin.store import KEEP
 from hubplugin.vectors import Progress, VectorLike
 from hubplugin_qdrant.schema import Storage
 from hubplugin_qdrant.store import QdrantStore
@@ -30,6 +31,7 @@ def apply(
     group_by: str | None = None,
     force: bool = False,
     dry_run: bool = False,
+    keep: int = KEEP,
     device: str = "auto",
     memory: int | str = "1GiB",
     progress: Progress | None = None,
@@ -40,9 +42,9 @@ def apply(
     query_bank: [m, d] example queries, as for `hubplugin.fit`, which also has `method`, its `parameters`,
     `target_bank`, `pairs`, `device`, `memory` and `progress`. same_kind: documents are asked by documents, see
     `hubplugin.judge`. force: apply it even if it does not help on held-out
-    bank queries. dry_run: write nothing. group_by: a payload key that searches are filtered by, such as "tenant":
-    offsets are fitted within each of its values; see `hubplugin.apply`. using: "" is the unnamed vector,
-    or the only one there is.
+    bank queries. dry_run: write nothing. keep: how many versions stay to return to, see `hubplugin.apply`.
+    group_by: a payload key that searches are filtered by, such as "tenant": offsets are fitted within
+    each of its values; see `hubplugin.apply`. using: "" is the unnamed vector, or the only one there is.
     storage: "vector" is a second vector with one more dimension, which ranks at the speed of the index for the price
     of its space; it needs server 1.18. "payload" is one number a point, added to the scores of the candidates that a
     search fetches, which works everywhere. "auto" is that of the correction in place; without one it is "vector" where
@@ -58,7 +60,7 @@ def apply(
     store = QdrantStore(client, collection, using, storage, agreement=agreement)
     return correction.apply(
         store, query_bank, method, target_bank,
-        pairs=pairs, same_kind=same_kind, group_by=group_by, force=force, dry_run=dry_run,
+        pairs=pairs, same_kind=same_kind, group_by=group_by, force=force, dry_run=dry_run, keep=keep,
         device=device, memory=memory, progress=progress, **parameters,
     )  # fmt: skip
 

@@ -21,9 +21,10 @@ import hubplugin
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import GroupedModel, OffsetModel, Setting
+from hubplugin.store import State, StoredVersion, now
 
-FORMAT = 1
-"""Version of the manifest. A reader refuses what a newer version wrote."""
+FORMAT = 2
+"""Version of the manifest. A reader refuses what a newer version wrote; 1 had no kept versions."""
 
 KEY = "hub_offset"
 """The payload key that holds offsets; hubplugin owns it and everything below it."""
@@ -72,7 +73,8 @@ class Version(FrozenModel):
     candidates for each result of an exact search, None where none may be made. recall, raw_recall:
     that of the corrected top 10, and of the raw index of its own, on calibration queries; None where exact search is
     not allowed. max_candidates: what the collection's strict mode allows, if it limits them.
-    group_by: the payload key within whose values the offsets were fitted. owner: the run that writes it.
+    made: when its writing began. group_by: the payload key within whose values the offsets were fitted. owner: the run
+    that writes it.
     ceiling: upper bound of the offsets; under Euclidean distance the augmented vector stores
     sqrt(2 (ceiling - offset)), and larger offsets are clipped.
     everywhere: whether every point was seen to have its augmented vector. codes: whether the store can search codes
@@ -101,6 +103,7 @@ class Version(FrozenModel):
     recall: float | None = None
     raw_recall: float | None = None
     max_candidates: int | None = None
+    made: str | None = None
     group_by: str | None = None
     owner: str = ""
     everywhere: bool = Field(default=False, exclude=True)
@@ -127,6 +130,7 @@ class Version(FrozenModel):
             largest=gallery.largest if gallery else 0.0,
             deviation=gallery.deviation if gallery else 0.0,
             ceiling=max(caps),
+            made=now(),
             group_by=model.key if isinstance(model, GroupedModel) else None,
             **where,
         )
@@ -169,6 +173,11 @@ class Version(FrozenModel):
         raw = "" if self.raw_recall is None else f", where the raw index has {self.raw_recall:.3f} of its own"
         return f"; recall {self.recall:.3f} of the exact corrected top 10{raw}"
 
+    def described(self, state: State) -> StoredVersion:
+        return StoredVersion(
+            self.number, state, self.made, self.method, self.parameters, self.model, self.bank_fingerprint
+        )
+
     def is_same_writing(self, other: Version | None) -> bool:
         """Whether `other` is this version, written by the same run."""
         return other is not None and (self.number, self.owner) == (other.number, other.owner)
@@ -183,14 +192,16 @@ class Version(FrozenModel):
 
 class Manifest(FrozenModel):
     """All that is known about a collection. `active` has the version that searches use, by vector name;
-    `writing` the one that is half-written; `retired` those whose offsets still lie in the points. off: whether the
-    switch tells clients to search raw, which a reader finds out for itself."""
+    `writing` the one that is half-written; `kept` those that searches can return to, the one that was active
+    last at the end; `retired` those whose offsets still lie in the points and are to be deleted. off: whether
+    the switch tells clients to search raw, which a reader finds out for itself."""
 
     format: int = FORMAT
     hubplugin: str = hubplugin.__version__
     last_number: int = 0
     active: dict[str, Version] = {}
     writing: Version | None = None
+    kept: tuple[Version, ...] = ()
     retired: tuple[Version, ...] = ()
     off: bool = Field(default=False, exclude=True)
 
@@ -203,7 +214,16 @@ class Manifest(FrozenModel):
 
     def kept_up(self) -> tuple[Version, ...]:
         """The versions whose offsets a write must bring along."""
-        return (*self.active.values(), *((self.writing,) if self.writing else ()))
+        return (*self.active.values(), *self.kept, *((self.writing,) if self.writing else ()))
+
+    def stored(self, vector: str) -> list[StoredVersion]:
+        """The versions of `vector`, in the order of their numbers."""
+        found = []
+        for version in self.kept_up():
+            if version.vector == vector:
+                state: State = "kept" if version in self.kept else "half-written"
+                found.append(version.described("active" if version is self.active.get(vector) else state))
+        return sorted(found, key=lambda each: each.number)
 
     def augmented_vectors(self) -> tuple[str, ...]:
         """The names of all augmented vectors."""
@@ -255,7 +275,7 @@ def parse(payload: Payload, collection: str) -> Manifest:
             f"this version ({hubplugin.__version__}) reads up to format {FORMAT}: upgrade hubplugin"
         )
     try:
-        return Manifest.model_validate(payload)
+        return Manifest.model_validate(payload).changed(format=FORMAT, hubplugin=hubplugin.__version__)
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         raise StoreError(

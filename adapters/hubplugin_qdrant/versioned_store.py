@@ -9,7 +9,7 @@ from typing import Literal
 
 from hubplugin.errors import StoreError
 from hubplugin.model import OffsetModel
-from hubplugin.store import Correction, Found, Store, Writing
+from hubplugin.store import Correction, Found, Store, StoredVersion, Writing
 from hubplugin.vectors import Progress
 from hubplugin_qdrant import versions
 from hubplugin_qdrant.manifest import Manifest, Version
@@ -75,6 +75,24 @@ class VersionedStore(Store):
         """What there is to say of the switch: nothing while the correction is on."""
         off = self.metadata.is_off()
         return [f"switched off: clients search raw, until `hubplugin switch {self.url!r} on`"] if off else []
+
+    def versions(self) -> Sequence[StoredVersion]:
+        return self.metadata.read_manifest().stored(self.using)
+
+    def return_to(self, number: int) -> None:
+        manifest = self.metadata.read_manifest()
+        for version in manifest.kept:
+            if (version.number, version.vector) == (number, self.using):
+                self.metadata.write_manifest(versions.returned(manifest, version))
+                return
+        raise StoreError(f"{self.url} keeps no version {number}")
+
+    def prune(self, keep: int, progress: Progress | None = None) -> None:
+        manifest = self.metadata.read_manifest()
+        pruned = versions.pruned(manifest, self.using, keep)
+        if pruned.retired != manifest.retired:
+            self.metadata.write_manifest(pruned)
+            self.metadata.write_manifest(self._cleared(pruned, progress))
 
     def remove(self, progress: Progress | None = None) -> None:
         """Deletes our payload, indexes, vectors and metadata and nothing else; goes on where it was cut off."""

@@ -1,10 +1,12 @@
 """Which version a collection searches, writes and gives up: pure functions from manifest to manifest.
 
-A vector has at most one active version, and a collection at most one that is being written. Everything else whose
-offsets may still be in the points is retired, and is deleted by the next job:
+A vector has at most one active version, versions before it that are kept, and a collection at most one that is being
+written. Everything else whose offsets may still be in the points is retired, and is deleted by the next job:
 
-    begun -> activated            a new version takes the place of the one before, which is retired
+    begun -> activated            a new version takes the place of the one before, which is kept
     begun -> begun                another run gives up what is half-written
+    returned                      a kept version and the active one change places
+    pruned                        the versions that were kept longest are given up
     retired                       the correction of one vector is given up
     cleared                       what was retired is deleted
 """
@@ -41,15 +43,31 @@ def activated(manifest: Manifest, version: Version) -> Manifest:
     if before is not None and before.number == version.number:
         return manifest.changed(active=active)
     replaced = () if before is None else (before,)
-    return manifest.changed(active=active, writing=None, retired=(*manifest.retired, *replaced))
+    return manifest.changed(active=active, writing=None, kept=(*manifest.kept, *replaced))
+
+
+def returned(manifest: Manifest, version: Version) -> Manifest:
+    """Searches use the kept `version` from now on, and what they used is kept."""
+    before = manifest.active.get(version.vector)
+    kept = (*(each for each in manifest.kept if each is not version), *(() if before is None else (before,)))
+    return manifest.changed(active=manifest.active | {version.vector: version}, kept=kept)
+
+
+def pruned(manifest: Manifest, vector: str, keep: int) -> Manifest:
+    """Of the kept versions of `vector` all are retired but for the `keep` that were active last."""
+    mine = [version for version in manifest.kept if version.vector == vector]
+    gone = mine[: max(len(mine) - keep, 0)]
+    kept = tuple(version for version in manifest.kept if version not in gone)
+    return manifest.changed(kept=kept, retired=(*manifest.retired, *gone))
 
 
 def retired(manifest: Manifest, vector: str) -> Manifest:
-    """The correction of `vector`, active and half-written, is given up."""
+    """The correction of `vector`, active, kept and half-written, is given up."""
     gone = tuple(version for version in manifest.kept_up() if version.vector == vector)
     active = {name: version for name, version in manifest.active.items() if name != vector}
+    kept = tuple(version for version in manifest.kept if version not in gone)
     writing = manifest.writing if manifest.writing not in gone else None
-    return manifest.changed(active=active, writing=writing, retired=(*manifest.retired, *gone))
+    return manifest.changed(active=active, writing=writing, kept=kept, retired=(*manifest.retired, *gone))
 
 
 def given_up(manifest: Manifest, vector: str) -> Manifest:

@@ -2,12 +2,12 @@
 
 The table has a column `id` and a column `vector`, compared by cosine. A correction adds one column of d + 1
 components, [t, offset], which LanceDB's own search ranks by inner product with [q, 1]. A second table holds the
-models and says which of them is active.
+models and says which of them is active, and which is kept to return to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -19,12 +19,18 @@ from lancedb.query import LanceVectorQueryBuilder
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric, augment_queries, augment_targets, normalise
 from hubplugin.model import OffsetModel
-from hubplugin.store import Batch, Correction, Hits, Id, Store, Writing
+from hubplugin.store import Batch, Correction, Hits, Id, Store, StoredVersion, Writing, now
 from hubplugin.vectors import Progress
 
 BATCH_ROWS = 4096
 BOOK = pa.schema(
-    [("column", pa.string()), ("fingerprint", pa.string()), ("active", pa.bool_()), ("model", pa.binary())]
+    [
+        ("number", pa.int64()),
+        ("column", pa.string()),
+        ("activated", pa.int64()),  # 0: half-written; the largest is active, the others are kept
+        ("made", pa.string()),
+        ("model", pa.binary()),
+    ]
 )
 
 
@@ -53,7 +59,7 @@ class LanceStore(Store):
 
     def scan(self, group_by: str | None = None) -> Iterator[Batch]:
         self.require_ungrouped(group_by)
-        row = self._row(active=True)
+        row = self._row("active")
         return self.batches(row["column"] if row else None)
 
     def batches(self, column: str | None) -> Iterator[Batch]:
@@ -68,34 +74,53 @@ class LanceStore(Store):
             yield Batch(batch.column("id").to_pylist(), vectors, offsets)
 
     def correction(self) -> Correction | None:
-        row = self._row(active=True) or self._row(active=False)
-        return Correction(OffsetModel.from_bytes(row["model"], self.url), row["active"]) if row else None
+        row = self._row("active") or self._row("half-written")
+        return Correction(OffsetModel.from_bytes(row["model"], self.url), row["state"] == "active") if row else None
 
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> LanceWriting:
         column = f"hub_{model.fingerprint}"
         if self._book_name not in _tables(self._database):
             self._database.create_table(self._book_name, schema=BOOK)
-        if column not in [row["column"] for row in self._rows()]:
-            entry = {
-                "column": column,
-                "fingerprint": model.fingerprint,
-                "active": False,
-                "model": model.to_bytes(),
-            }
-            self._database.open_table(self._book_name).add([entry])
+        states = {row["column"]: row["state"] for row in self._rows()}
+        number = max((row["number"] for row in self._rows()), default=0) + 1
+        begun = {"number": number, "activated": 0, "made": now()}
+        if column not in states:
+            self._book.add([{"column": column, "model": model.to_bytes(), **begun}])
+        elif states[column] == "kept":  # written anew, over what it has
+            self._book.update(where=f"column = '{column}'", values=begun)
         if column not in self.table.schema.names:
             self.table.add_columns(pa.field(column, pa.list_(pa.float32(), self.dim + 1)))
         return LanceWriting(self, column)
 
     def activate(self, column: str) -> None:
-        """Searches use `column` from now on; the others are deleted."""
-        self._database.open_table(self._book_name).update(values_sql={"active": f"column = '{column}'"})
+        """Searches use `column` from now on; what they used is kept, and what is half-written besides is deleted."""
+        last = max(row["activated"] for row in self._rows())
+        self._book.update(where=f"column = '{column}'", values={"activated": last + 1})
         for row in self._rows():
-            if not row["active"]:
+            if row["state"] == "half-written":
                 self._forget(row["column"])
 
+    def versions(self) -> Sequence[StoredVersion]:
+        rows = sorted(self._rows(), key=lambda row: int(row["number"]))
+        return [
+            StoredVersion.of(OffsetModel.from_bytes(row["model"], self.url), row["number"], row["state"], row["made"])
+            for row in rows
+        ]
+
+    def return_to(self, number: int) -> None:
+        for row in self._rows():
+            if (row["number"], row["state"]) == (number, "kept"):
+                self.activate(row["column"])
+                return
+        raise StoreError(f"{self.url} keeps no version {number}")
+
+    def prune(self, keep: int, progress: Progress | None = None) -> None:
+        kept = sorted((row["activated"], row["column"]) for row in self._rows() if row["state"] == "kept")
+        for _, column in kept[: max(len(kept) - keep, 0)]:
+            self._forget(column)
+
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
-        row, unit = self._row(active=True), normalise(queries, "queries")
+        row, unit = self._row("active"), normalise(queries, "queries")
         ids, scores = [], []
         for query, longer in zip(unit, augment_queries(unit, self.metric), strict=True):
             if row is None or raw:
@@ -125,14 +150,21 @@ class LanceStore(Store):
     def _rows(self) -> list[dict[str, Any]]:
         if self._book_name not in _tables(self._database):
             return []
-        rows: list[dict[str, Any]] = self._database.open_table(self._book_name).to_arrow().to_pylist()
+        rows: list[dict[str, Any]] = self._book.to_arrow().to_pylist()
+        last = max((row["activated"] for row in rows), default=0)
+        for row in rows:
+            row["state"] = {last: "active", 0: "half-written"}.get(row["activated"], "kept")
         return rows
 
-    def _row(self, *, active: bool) -> dict[str, Any] | None:
-        return next((row for row in self._rows() if row["active"] is active), None)
+    def _row(self, state: str) -> dict[str, Any] | None:
+        return next((row for row in self._rows() if row["state"] == state), None)
+
+    @property
+    def _book(self) -> lancedb.table.Table:
+        return self._database.open_table(self._book_name)
 
     def _forget(self, column: str) -> None:
-        self._database.open_table(self._book_name).delete(f"column = '{column}'")
+        self._book.delete(f"column = '{column}'")
         if column in self.table.schema.names:
             self.table.drop_columns([column])
 

@@ -6,10 +6,12 @@ from typing import Annotated
 
 import typer
 
+from hubplugin.cli.figures import of_applied, of_version
 from hubplugin.cli.frame import Answer, command, progress_shown
 from hubplugin.cli.options import (
     Clicks,
     Device,
+    Keep,
     Memory,
     Paired,
     Queries,
@@ -21,6 +23,7 @@ from hubplugin.cli.options import (
     parameters_of,
     vectors,
 )
+from hubplugin.store import KEEP
 
 
 @command
@@ -38,6 +41,7 @@ def apply(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Apply it even if it would not help.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Fit and check, and write nothing.")] = False,
+    keep: Keep = KEEP,
     device: Device = "auto",
     memory: Memory = "1GiB",
 ) -> Answer:
@@ -54,14 +58,21 @@ def apply(
     with progress_shown() as progress:
         applied = apply(
             opened, bank, method, second,
-            pairs=known, same_kind=same_kind, group_by=group_by, force=force, dry_run=dry_run,
+            pairs=known, same_kind=same_kind, group_by=group_by, force=force, dry_run=dry_run, keep=keep,
             device=device, memory=memory, progress=progress, **parameters,
         )  # fmt: skip
-    return Answer(f"{opened.url}: {applied}")
+    return Answer(f"{opened.url}: {applied}", {"store": opened.url, **of_applied(applied)})
 
 
 @command
-def refresh(store: StoreUrl, device: Device = "auto", memory: Memory = "1GiB") -> Answer:
+def refresh(
+    store: StoreUrl,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Count what is missing or stale, and write nothing.")
+    ] = False,
+    device: Device = "auto",
+    memory: Memory = "1GiB",
+) -> Answer:
     """Write only the offsets that are missing or outdated."""
     from hubplugin.registry import open_store
 
@@ -70,17 +81,24 @@ def refresh(store: StoreUrl, device: Device = "auto", memory: Memory = "1GiB") -
     from hubplugin.jobs.writing import refresh
 
     with progress_shown() as progress:
-        applied = refresh(opened, device=device, memory=memory, progress=progress)
-    return Answer(f"{opened.url}: {applied}")
+        applied = refresh(opened, dry_run=dry_run, device=device, memory=memory, progress=progress)
+    return Answer(f"{opened.url}: {applied}", {"store": opened.url, **of_applied(applied)})
 
 
 @command
-def remove(store: StoreUrl) -> Answer:
+def remove(
+    store: StoreUrl,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take out, and change nothing.")] = False,
+) -> Answer:
     """Take the correction out; the store is as if it had never been there."""
     from hubplugin.registry import open_store
 
     opened = open_store(store)
-    found = opened.correction()
+    found = list(opened.versions())
+    figures = {"store": opened.url, "written": bool(found) and not dry_run, "versions": [*map(of_version, found)]}
+    if dry_run:
+        lines = [f"{opened.url}: nothing was changed; would take out", *map(str, found)]
+        return Answer("\n".join(lines) if found else f"{opened.url}: there is no correction", figures)
     with progress_shown() as progress:
         opened.remove(progress)
-    return Answer(f"{opened.url}: {'correction removed' if found else 'there was no correction'}")
+    return Answer(f"{opened.url}: {'correction removed' if found else 'there was no correction'}", figures)

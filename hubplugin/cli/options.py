@@ -39,6 +39,9 @@ Clicks = Annotated[
 SameKind = Annotated[
     bool, typer.Option("--same-kind", help="Documents are asked by documents: a bank of documents is no objection.")
 ]
+Keep = Annotated[
+    int, typer.Option(min=0, help="How many versions stay beside the new one, for rollback; each takes as much space.")
+]
 Device = Annotated[str, typer.Option(help="auto is cuda, then mps, then cpu.")]
 Memory = Annotated[str, typer.Option(help="Bounds the similarities held at one time.")]
 

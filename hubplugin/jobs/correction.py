@@ -12,10 +12,9 @@ from hubplugin.jobs.comparison import compared, group_key
 from hubplugin.jobs.groups import fit_within
 from hubplugin.jobs.reach import require_reach
 from hubplugin.jobs.spooled_gallery import SpooledGallery
-from hubplugin.jobs.writing import Applied, write, written
+from hubplugin.jobs.writing import Applied, usable, write, written
 from hubplugin.methods import FitInput, Method, asked_for
 from hubplugin.model import OffsetModel, Setting, Value
-from hubplugin.reductions import Compute
 from hubplugin.selection import (
     Banks,
     Experiment,
@@ -26,7 +25,7 @@ from hubplugin.selection import (
     require_kind,
     require_size,
 )
-from hubplugin.store import Store
+from hubplugin.store import KEEP, Store
 from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
 
 
@@ -41,6 +40,7 @@ def apply(
     group_by: str | None = None,
     force: bool = False,
     dry_run: bool = False,
+    keep: int = KEEP,
     device: str = "auto",
     memory: int | str = "1GiB",
     progress: Progress | None = None,
@@ -56,14 +56,12 @@ def apply(
     are fitted, centred and tried within each value's own targets, by one method for all; targets of a value that is
     refused or has too few of them keep the offset 0. A run that was cut off while writing is taken up where it stopped,
     with its own model, if it is started again with the same banks, method and parameters; method="auto" chooses again
-    first. dry_run=True does all of it but the writing, and counts what would be written.
+    first. dry_run=True does all of it but the writing, and counts what would be written. keep: how many versions stay
+    beside the new one, for `rollback`: one, because each takes as much space as the first and is kept up by writes.
     Raises InputError for banks or parameters, StoreError for the store; searches are unchanged in every case.
     """
     bank = _bank_for(store, query_bank)
-    # What cannot be used is told before the gallery is read.
-    compute = Compute(device, memory, progress)
-    compute.torch_device()
-    compute.bytes()
+    compute = usable(device, memory, progress, keep)
     configuration = asked_for(method, parameters, apply)
     banks = Banks.read(bank, target_bank, pairs, store.metric, compute, same_kind)
     if configuration is not None:
@@ -74,13 +72,13 @@ def apply(
         require_size(banks, configuration)
     cut_off = None if dry_run else _cut_off(store, configuration, banks.given, group_by)
     if cut_off is not None:
-        return write(store, cut_off, device=device, memory=memory, progress=progress)
+        return write(store, cut_off, device=device, memory=memory, progress=progress, keep=keep)
     gallery = SpooledGallery(store, progress, group_by, banks.clicks)
     fitted = _fitted(banks.against(gallery.vectors, gallery.rows), configuration, gallery, group_by, force)
     if not force and group_by is None:
         require_reach(fitted.model, bank, gallery.vectors, compute)
     if not dry_run:
-        done = written(store, fitted.model, gallery, compute)
+        done = written(store, fitted.model, gallery, compute, keep)
         return replace(done, neutral=fitted.neutral, judgement=fitted.judgement)
     beside = compared(store, fitted.model, compute, "comparing offsets")
     return Applied(

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hubplugin.errors import InputError, Parameter, StoreError
-from hubplugin.jobs.comparison import Comparison
+from hubplugin.jobs.comparison import Comparison, compared
 from hubplugin.jobs.spooled_gallery import SpooledGallery
 from hubplugin.jobs.unjudged import Unjudged
 from hubplugin.model import OffsetModel, Value, warn_if_swapped
 from hubplugin.reductions import Compute
 from hubplugin.selection import Judgement
-from hubplugin.store import Batch, Store
+from hubplugin.store import KEEP, Batch, Store
 from hubplugin.vectors import Progress
 
 CLOSING_PASSES = 3
@@ -62,13 +62,21 @@ class Applied:
 
 
 def refresh(
-    store: Store, *, device: str = "auto", memory: int | str = "1GiB", progress: Progress | None = None
+    store: Store,
+    *,
+    dry_run: bool = False,
+    device: str = "auto",
+    memory: int | str = "1GiB",
+    progress: Progress | None = None,
 ) -> Applied:
-    """Writes the offsets that are missing or stale under the active model, and no others."""
+    """Writes the offsets that are missing or stale under the active model, and no others. dry_run: only counts them."""
     found = store.correction()
     if found is None or not found.active:
         state = "a half-written correction; run apply again to finish it" if found else "no correction; apply one first"
         raise StoreError(f"{store.url} has {state}")
+    if dry_run:
+        beside = compared(store, found.model, Compute(device, memory, progress), "comparing offsets")
+        return Applied(found.model, beside.scanned, beside.missing, beside.stale, False, unjudged=beside.unjudged)
     return write(store, found.model, device=device, memory=memory, progress=progress)
 
 
@@ -79,18 +87,25 @@ def write(
     device: str = "auto",
     memory: int | str = "1GiB",
     progress: Progress | None = None,
+    keep: int = KEEP,
 ) -> Applied:
-    """Writes the offsets of a fitted `model` to everything in `store` and activates them."""
+    """Writes the offsets of a fitted `model` to everything in `store` and activates them.
+
+    keep: how many versions stay beside it, to return to by `rollback`. So that a store never holds more than these, the
+    version being written included, the oldest goes before a new one is begun.
+    """
     require_match(model, store)
     warn_if_swapped(model, store.count())
     gallery = None
     if model.gallery is None:
         gallery = SpooledGallery(store, progress)
         model = model.centred_on(gallery.vectors, device=device, memory=memory, progress=progress)
-    return written(store, model, gallery, Compute(device, memory, progress))
+    return written(store, model, gallery, Compute(device, memory, progress), keep)
 
 
-def written(store: Store, model: OffsetModel, gallery: SpooledGallery | None, compute: Compute) -> Applied:
+def written(
+    store: Store, model: OffsetModel, gallery: SpooledGallery | None, compute: Compute, keep: int = KEEP
+) -> Applied:
     """`write`, of what was just read from the store, the `gallery`, where there is one."""
 
     def one_pass(what: str, batches: Iterable[Batch]) -> Comparison:
@@ -105,6 +120,10 @@ def written(store: Store, model: OffsetModel, gallery: SpooledGallery | None, co
             comparison.done(batch)
         return comparison
 
+    active = next((version for version in store.versions() if version.state == "active"), None)
+    replaces = active is not None and active.model != model.fingerprint
+    if replaces:
+        store.prune(max(keep - 1, 0), compute.progress)
     with store.begin(model, compute.progress) as writing:
         just_read = gallery.batches() if gallery is not None and store.shared and writing.found == "nothing" else None
         first = one_pass("writing offsets", just_read or writing.scan())
@@ -113,7 +132,19 @@ def written(store: Store, model: OffsetModel, gallery: SpooledGallery | None, co
             if not again.missing + again.stale:
                 break
         writing.activate()
+    if replaces and keep == 0:
+        store.prune(0, compute.progress)
     return Applied(model, first.scanned, first.missing, first.stale, notes=store.notes(), unjudged=first.unjudged)
+
+
+def usable(device: str, memory: int | str, progress: Progress | None, keep: int) -> Compute:
+    """With what offsets are computed; raises InputError for what cannot be used, before a gallery is read."""
+    if keep < 0:
+        raise InputError(Parameter("keep", keep), ": expected 0 or more")
+    compute = Compute(device, memory, progress)
+    compute.torch_device()
+    compute.bytes()
+    return compute
 
 
 def require_match(model: OffsetModel, store: Store) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from hubplugin_qdrant import versions
-from hubplugin_qdrant.manifest import Manifest, Version
+from hubplugin_qdrant.manifest import Manifest, Version, parse
 
 
 def version(number: int, vector: str = "image", model: str = "a", **fields) -> Version:
@@ -29,11 +32,56 @@ def test_a_first_version_is_written_and_then_active():
     assert numbers(versions.activated(begun, version(1))) == ({"image": 1}, None, [])
 
 
-def test_a_version_that_is_replaced_is_retired_and_then_cleared():
-    first = versions.activated(versions.begun(Manifest(), version(1)), version(1))
-    second = versions.activated(versions.begun(first, version(2)), version(2))
-    assert numbers(second) == ({"image": 2}, None, [1])
-    assert numbers(versions.cleared(second)) == ({"image": 2}, None, [])
+def kept(manifest: Manifest) -> list[int]:
+    return [each.number for each in manifest.kept]
+
+
+def applied(manifest: Manifest, *numbers: int) -> Manifest:
+    for number in numbers:
+        manifest = versions.activated(versions.begun(manifest, version(number)), version(number))
+    return manifest
+
+
+def test_a_version_that_is_replaced_is_kept_and_then_pruned_and_cleared():
+    second = applied(Manifest(), 1, 2)
+    assert numbers(second) == ({"image": 2}, None, [])
+    assert kept(second) == [1]
+    assert versions.pruned(second, "image", 1) == second
+    assert versions.pruned(second, "text", 0) == second
+    pruned = versions.pruned(second, "image", 0)
+    assert numbers(pruned) == ({"image": 2}, None, [1])
+    assert numbers(versions.cleared(pruned)) == ({"image": 2}, None, [])
+
+
+def test_a_return_exchanges_the_active_version_and_a_kept_one():
+    third = applied(Manifest(), 1, 2, 3)
+    back = versions.returned(third, third.kept[0])
+    assert numbers(back) == ({"image": 1}, None, [])
+    assert kept(back) == [2, 3]
+    assert kept(versions.pruned(back, "image", 1)) == [3], "the one that was active last stays"
+
+
+@given(st.lists(st.sampled_from(["apply", "return", "prune"]), max_size=12))
+def test_no_version_is_lost_or_stands_in_two_places(steps):
+    manifest, number = Manifest(), 0
+    for step in steps:
+        if step == "apply":
+            number += 1
+            manifest = applied(manifest, number)
+        elif step == "return" and manifest.kept:
+            manifest = versions.returned(manifest, manifest.kept[0])
+        elif step == "prune":
+            manifest = versions.pruned(manifest, "image", 1)
+            assert len(manifest.kept) <= 1
+    assert sorted(each.number for each in manifest.everything()) == list(range(1, number + 1))
+
+
+def test_the_manifest_of_an_older_version_is_read_and_written_as_a_new_one():
+    old = applied(Manifest(), 1).model_dump(mode="json") | {"format": 1}
+    del old["kept"], old["active"]["image"]["made"]
+    read = parse(old, "photos")
+    assert (read.format, read.kept, read.active["image"].made) == (2, (), None)
+    assert [each.state for each in read.stored("image")] == ["active"]
 
 
 def test_an_amended_version_stays_active_beside_what_another_run_writes():
@@ -81,6 +129,8 @@ def test_giving_up_concerns_only_what_is_half_written_for_the_vector():
 def test_a_model_is_unused_once_no_version_that_stays_needs_it():
     manifest = versions.activated(versions.begun(Manifest(), version(1)), version(1))
     manifest = versions.activated(versions.begun(manifest, version(2, model="b")), version(2, model="b"))
+    assert versions.unused_models(manifest) == ()
+    manifest = versions.pruned(manifest, "image", 0)
     assert [each.model for each in versions.unused_models(manifest)] == ["a"]
     shared = versions.activated(versions.begun(manifest, version(3, "text", "a")), version(3, "text", "a"))
     assert versions.unused_models(shared) == ()

@@ -1,0 +1,46 @@
+"""Back to a version of the correction that the store has kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hubplugin.errors import Parameter, StoreError
+from hubplugin.store import Store, StoredVersion
+
+
+@dataclass(frozen=True)
+class RolledBack:
+    """What `rollback` did: searches used the version `left`, and use `active` from now on. written: False after a dry
+    run."""
+
+    left: StoredVersion | None
+    active: StoredVersion
+    written: bool = True
+
+    def __str__(self) -> str:
+        left = "searches were raw" if self.left is None else f"was {self.left}"
+        return f"{'active' if self.written else 'nothing was written; would be active'}: {self.active}\n{left}"
+
+
+def rollback(store: Store, to: int | None = None, *, dry_run: bool = False) -> RolledBack:
+    """Makes a kept version the active one, in one step: by default the newest before the active one, or the version
+    with the number `to`, which may also be a later one that was left by a rollback.
+
+    Nothing is computed: targets have the offsets that were written for that version. `refresh` gives theirs to
+    targets that came or changed since without it. Raises StoreError if there is no such version.
+    """
+    versions = store.versions()
+    active = next((version for version in versions if version.state == "active"), None)
+    kept = [version for version in versions if version.state == "kept"]
+    if to is None:
+        found = [version for version in kept if active is None or version.number < active.number]
+    else:
+        found = [version for version in kept if version.number == to]
+    if not found:
+        wanted = "version before the active one" if to is None else f"version {to}"
+        there = ", ".join(str(version.number) for version in kept)
+        offer = (f"; kept: {there}, to be named by ", Parameter("to")) if kept else ()
+        raise StoreError(f"{store.url} keeps no {wanted}", *offer)
+    if not dry_run:
+        store.return_to(found[-1].number)
+    return RolledBack(active, found[-1], not dry_run)

@@ -1,0 +1,93 @@
+"""The commands that look after a correction, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+
+from hubplugin.jobs.versions import rollback
+from hubplugin.jobs.writing import write
+from hubplugin.registry import open_store
+from tests.whole.test_cli import hubplugin
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def corrected(tmp_path_factory, real):
+    """An index with two versions of a correction: number 2 is active, 1 is kept."""
+    folder = tmp_path_factory.mktemp("keeping")
+    targets = real["test_targets"].astype(np.float32)
+    faiss.normalize_L2(targets)
+    index = faiss.IndexFlatIP(384)
+    index.add(targets)
+    faiss.write_index(index, str(folder / "photos.faiss"))
+    np.save(folder / "bank.npy", real["bank_queries"])
+    store = open_store(f"faiss:{folder / 'photos.faiss'}")
+    import hubplugin as package
+
+    for method in ("nnn", "dbsn"):
+        write(store, package.fit(real["bank_queries"], method, targets=targets))
+    return folder
+
+
+@pytest.fixture
+def photos(corrected, tmp_path):
+    shutil.copytree(corrected, tmp_path, dirs_exist_ok=True)
+    return Path(tmp_path / "photos.faiss")
+
+
+def asked(*arguments: object) -> dict[str, object]:
+    """The figures that a command prints."""
+    run = hubplugin(*arguments, "--json")
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+def test_versions_are_listed_returned_to_and_pruned(photos):
+    store = f"faiss:{photos}"
+    assert [(each["number"], each["state"], each["method"]) for each in asked("versions", store)["versions"]] == [
+        (1, "kept", "nnn"),
+        (2, "active", "dbsn"),
+    ]
+    before = photos.read_bytes()
+    tried = asked("rollback", store, "--dry-run")
+    assert (tried["written"], tried["active"]["number"], photos.read_bytes() == before) == (False, 1, True)
+    done = asked("rollback", store)
+    assert (done["written"], done["left"]["number"], done["active"]["method"]) == (True, 2, "nnn")
+    assert "nnn" in hubplugin("inspect", store).stdout
+    again = hubplugin("rollback", store)
+    assert again.returncode == 1
+    assert "keeps no version before the active one; kept: 2, to be named by --to" in again.stderr
+    assert asked("rollback", store, "--to", 2)["active"]["method"] == "dbsn"
+    assert len(asked("versions", store, "--keep", 0)["versions"]) == 1
+
+
+def test_entries_that_were_added_since_are_neutral_after_a_rollback(photos, real):
+    store = open_store(f"faiss:{photos}")
+    first = {key: value for batch in store.scan() for key, value in zip(batch.ids, batch.offsets, strict=True)}
+    rollback(store)
+    kept = np.concatenate([batch.offsets for batch in store.scan()])
+    rollback(store, to=2)
+    index = faiss.read_index(str(photos))
+    index.add(np.ascontiguousarray(real["test_queries"][:7], np.float32))
+    faiss.write_index(index, str(photos))
+    store = open_store(f"faiss:{photos}")
+    rollback(store)
+    offsets = np.concatenate([batch.offsets for batch in store.scan()])
+    assert len(first) == len(kept)
+    np.testing.assert_allclose(offsets[: len(kept)], kept, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(offsets[len(kept) :], 0, rtol=0, atol=1e-6)
+
+
+def test_a_removal_is_told_before_it_is_done_and_leaves_nothing_beside_the_index(photos):
+    store, before = f"faiss:{photos}", photos.read_bytes()
+    assert [each["number"] for each in asked("remove", store, "--dry-run")["versions"]] == [1, 2]
+    assert photos.read_bytes() == before
+    assert asked("remove", store)["written"] is True
+    assert sorted(path.name for path in photos.parent.iterdir()) == ["bank.npy", "photos.faiss"]
