@@ -14,6 +14,7 @@ from qdrant_client import models
 
 from hubplugin.errors import InputError, StoreError
 from hubplugin.model import OffsetModel
+from hubplugin.recording import Recorder
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import metadata, plain_client
 from hubplugin_qdrant.errors import PASSING, Fault, fault_of
@@ -54,7 +55,8 @@ class CorrectionCache:
 
     raw: the plain client. compute: runs a function, in a thread for the async client. oversampling, hnsw_ef: take the
     places of the calibrated ones. share: of the searches that are corrected. shadow: asks each the other way, too.
-    heeds_switch: whether a correction that is switched off is not searched.
+    recorder: keeps the queries, if they are to be kept. heeds_switch: whether a correction that is switched off is not
+    searched.
     """
 
     raw: Any
@@ -63,6 +65,7 @@ class CorrectionCache:
     hnsw_ef: int | None = None
     share: float = 1.0
     shadow: Shadow | None = None
+    recorder: Recorder | None = None
     heeds_switch: bool = True
     known: dict[str, CachedManifest] = field(default_factory=dict)
     fits: dict[str, OffsetModel] = field(default_factory=dict)

@@ -18,6 +18,7 @@ from hubplugin_qdrant import search_operations as searches
 from hubplugin_qdrant import write_operations as writes
 from hubplugin_qdrant.cached_manifest import CorrectionCache, OfClient
 from hubplugin_qdrant.operations import Arguments, Operation, run, run_async
+from hubplugin_qdrant.recorded_queries import Record, recorder_of
 from hubplugin_qdrant.shadow import Hook, TaskShadow, ThreadShadow
 
 Method = TypeVar("Method", bound=Callable[..., object])
@@ -41,13 +42,14 @@ def _corrections(
     hnsw_ef: int | None,
     share: float,
     shadow: bool | Hook,
+    record: Record,
 ) -> CorrectionCache:
     """What a corrected client over `raw` knows and does; the async one computes in a thread."""
     is_async = isinstance(raw, AsyncQdrantClient)
     kind = TaskShadow if is_async else ThreadShadow
     compute = asyncio.to_thread if is_async else _at_once
     asked = None if shadow is False else kind(None if shadow is True else shadow)
-    return CorrectionCache(raw, compute, oversampling, hnsw_ef, share, asked)
+    return CorrectionCache(raw, compute, oversampling, hnsw_ef, share, asked, recorder_of(record))
 
 
 def _at_once(function: Callable[[], Any]) -> Any:
@@ -145,6 +147,9 @@ class HubQdrantClient(QdrantClient):
     searches the other way, too, behind the answer, and logs at level INFO under `hubplugin.shadow` how far the two
     agree; a function gets each `ShadowedSearch` besides, in the thread, or the event loop, of the shadow. So
     `share=0, shadow=True` answers raw and logs what corrected would have found. Raises InputError for another share.
+
+    record: a folder, in which a sample of the dense queries to each collection and vector is kept, for a query bank;
+    nothing is kept by default. A `hubplugin.Recorder` has further settings. See docs/recording.md.
     """
 
     def __init__(
@@ -154,11 +159,12 @@ class HubQdrantClient(QdrantClient):
         hnsw_ef: int | None = None,
         share: float = 1.0,
         shadow: bool | Hook = False,
+        record: Record = None,
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
         raw = plain_client.over_connection_of(self, QdrantClient)
-        self._corrections = _corrections(raw, oversampling, hnsw_ef, share, shadow)
+        self._corrections = _corrections(raw, oversampling, hnsw_ef, share, shadow, record)
 
     @classmethod
     def wrap(
@@ -169,11 +175,12 @@ class HubQdrantClient(QdrantClient):
         hnsw_ef: int | None = None,
         share: float = 1.0,
         shadow: bool | Hook = False,
+        record: Record = None,
     ) -> HubQdrantClient:
         """A corrected client over the connection of `client`; closing either closes both."""
         raw = require_client(client, QdrantClient)
         wrapped = plain_client.over_connection_of(raw, cls)
-        wrapped._corrections = _corrections(raw, oversampling, hnsw_ef, share, shadow)
+        wrapped._corrections = _corrections(raw, oversampling, hnsw_ef, share, shadow, record)
         return wrapped
 
     @property
@@ -181,6 +188,12 @@ class HubQdrantClient(QdrantClient):
         """The plain client on the same connection, which sees a collection as it lies in the store."""
         raw: QdrantClient = self._corrections.raw
         return raw
+
+    def close(self, grpc_grace: float | None = None, **kwargs: Any) -> None:
+        """QdrantClient's, once recorded queries are on disk."""
+        if self._corrections.recorder is not None:
+            self._corrections.recorder.flush()
+        super().close(grpc_grace, **kwargs)
 
     def __del__(self) -> None:
         """The connection is closed by `raw`, which has no other owner or one outside."""
@@ -227,11 +240,12 @@ class AsyncHubQdrantClient(AsyncQdrantClient):
         hnsw_ef: int | None = None,
         share: float = 1.0,
         shadow: bool | Hook = False,
+        record: Record = None,
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
         raw = plain_client.over_connection_of(self, AsyncQdrantClient)
-        self._corrections = _corrections(raw, oversampling, hnsw_ef, share, shadow)
+        self._corrections = _corrections(raw, oversampling, hnsw_ef, share, shadow, record)
 
     @classmethod
     def wrap(
@@ -242,11 +256,12 @@ class AsyncHubQdrantClient(AsyncQdrantClient):
         hnsw_ef: int | None = None,
         share: float = 1.0,
         shadow: bool | Hook = False,
+        record: Record = None,
     ) -> AsyncHubQdrantClient:
         """A corrected client over the connection of `client`; closing either closes both."""
         raw = require_client(client, AsyncQdrantClient)
         wrapped = plain_client.over_connection_of(raw, cls)
-        wrapped._corrections = _corrections(raw, oversampling, hnsw_ef, share, shadow)
+        wrapped._corrections = _corrections(raw, oversampling, hnsw_ef, share, shadow, record)
         return wrapped
 
     @property
@@ -254,6 +269,12 @@ class AsyncHubQdrantClient(AsyncQdrantClient):
         """The plain client on the same connection, which sees a collection as it lies in the store."""
         raw: AsyncQdrantClient = self._corrections.raw
         return raw
+
+    async def close(self, grpc_grace: float | None = None, **kwargs: Any) -> None:
+        """AsyncQdrantClient's, once recorded queries are on disk."""
+        if self._corrections.recorder is not None:
+            await asyncio.to_thread(self._corrections.recorder.flush)
+        await super().close(grpc_grace, **kwargs)
 
     query_points = _async_corrected(AsyncQdrantClient.query_points, searches.query_points)
     query_batch_points = _async_corrected(AsyncQdrantClient.query_batch_points, searches.query_batch_points)

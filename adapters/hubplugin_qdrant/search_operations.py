@@ -13,6 +13,7 @@ from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.cached_manifest import CachedManifest, CorrectionCache, again_if_changed
 from hubplugin_qdrant.manifest import Manifest
 from hubplugin_qdrant.operations import Arguments, Operation
+from hubplugin_qdrant.recorded_queries import recorded
 from hubplugin_qdrant.requests.arguments import as_arguments, as_request
 from hubplugin_qdrant.requests.nodes import is_corrected
 from hubplugin_qdrant.requests.references import Reference, references, resolved
@@ -21,6 +22,7 @@ from hubplugin_qdrant.requests.trees import Rewritten, rewrite
 from hubplugin_qdrant.shadow import Shadow, ShadowedSearch
 
 
+@recorded
 @again_if_changed
 def query_points(cache: CorrectionCache, arguments: Arguments) -> Operation:
     known = yield from cache.lookup(arguments["collection_name"])
@@ -39,6 +41,7 @@ def query_points(cache: CorrectionCache, arguments: Arguments) -> Operation:
     return (yield from _answered(cache, known, [request], asked, lambda response: [_ids(response.points)]))
 
 
+@recorded
 @again_if_changed
 def query_batch_points(cache: CorrectionCache, arguments: Arguments) -> Operation:
     known = yield from cache.lookup(arguments["collection_name"])
@@ -57,6 +60,7 @@ def query_batch_points(cache: CorrectionCache, arguments: Arguments) -> Operatio
     return (yield from _answered(cache, known, requests, asked, lambda found: [_ids(each.points) for each in found]))
 
 
+@recorded
 @again_if_changed
 def query_points_groups(cache: CorrectionCache, arguments: Arguments) -> Operation:
     known = yield from cache.lookup(arguments["collection_name"])

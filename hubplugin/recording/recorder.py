@@ -29,6 +29,9 @@ SIZE = 10_000
 """Queries kept: as many as there are targets is a good number for a bank, and more than some thousands add little
 (docs/banks.md). At 384 dimensions they take 15 MB, at 1,536 61 MB."""
 
+MOST_WITHIN = 64
+"""Recorders within one: each has a thread and a sample in memory, and tenants with a collection each may be many."""
+
 SECONDS = 60.0
 """Between one writing and the next: what a killed process loses."""
 
@@ -66,7 +69,7 @@ class Recorder:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._slot: Slot | None = None
-        self._written = 0
+        self._written = self._width = 0
         self._failed = False
 
     def add(self, queries: VectorLike, text: str | None = None) -> None:
@@ -80,26 +83,30 @@ class Recorder:
             for vector in _vectors(queries):
                 self._add(vector, text if self.texts else None)
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
 
     def _add(self, vector: bytes, text: str | None) -> None:
         with self._adding:
-            if self._sample.width not in (None, len(vector)):
-                self._sample = Sample(self.size)  # another model embeds from now on
-                self._written = -1
+            if len(vector) != self._width:
+                self._widen(len(vector))
             self._sample.add(vector, time.time(), text)
         if self._thread is None:
             self._start()
 
+    def _widen(self, width: int) -> None:
+        """Queries are of `width` bytes from now on: another model embeds them, or these are the first."""
+        if self._sample.width not in (None, width):
+            self._sample, self._written = Sample(self.size), -1
+        self._width = width
+
     def _start(self) -> None:
         with self._flushing:
             if self._thread is None and not self._stop.is_set():
-                self._thread = threading.Thread(target=self._keep_flushing, name="hubplugin-recorder", daemon=True)
+                given = (weakref.ref(self), self._stop, self.seconds)
+                self._thread = threading.Thread(
+                    target=_keep_flushing, args=given, name="hubplugin-recorder", daemon=True
+                )
                 self._thread.start()
-
-    def _keep_flushing(self) -> None:
-        while not self._stop.wait(self.seconds):
-            self._flush()
 
     def flush(self) -> None:
         """Writes what is not on disk yet, here and `within`. Never raises."""
@@ -113,7 +120,7 @@ class Recorder:
                 self._write()
                 self._failed = False
             except Exception as error:
-                self._fail(error)
+                self.fail(error)
 
     def _write(self) -> None:
         if self._sample.seen == 0:
@@ -136,7 +143,8 @@ class Recorder:
             self._slot.save(taken)
             self._written = taken.seen
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """Says in the log, once until it goes well again, that queries are not recorded."""
         if not self._failed:
             self._failed = True
             reason = getattr(error, "strerror", None) or error
@@ -155,14 +163,29 @@ class Recorder:
                 self._sample, self._written = Sample(self.size), 0
             _ALL.discard(self)
 
+    def __del__(self) -> None:
+        if hasattr(self, "_stop"):  # else its settings were refused
+            self.close()
+
     def within(self, *names: str) -> Recorder:
         """A recorder of the same settings for what is called `names`, such as a collection and its vector: its folder
-        lies in this one's."""
+        lies in this one's. Raises InputError for more than 64 of them."""
         found = self._within.get(names)
         if found is None:
+            if len(self._within) >= MOST_WITHIN:
+                raise InputError(f"{MOST_WITHIN} samples are kept in it already; {'/'.join(names)} is left out")
             made = Recorder(folder_within(self.folder, *names), self.size, texts=self.texts, seconds=self.seconds)
             found = self._within.setdefault(names, made)
         return found
+
+
+def _keep_flushing(reference: weakref.ref[Recorder], stop: threading.Event, seconds: float) -> None:
+    while not stop.wait(seconds):
+        recorder = reference()
+        if recorder is None:
+            return
+        recorder._flush()
+        del recorder  # whoever had it may let go of it while this waits
 
 
 def _vectors(queries: Any) -> list[bytes]:

@@ -1,0 +1,159 @@
+"""Queries recorded by a corrected client: which, where, and without a search ever failing for it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from qdrant_client import AsyncQdrantClient, QdrantClient, models
+
+import hubplugin_qdrant
+from hubplugin import InputError, Recorder
+from hubplugin.recording import read
+from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient, QdrantStore
+from tests.qdrant.conftest import DIM, Photos
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "queries"
+
+
+def rows(folder):
+    found = read(folder)
+    return set() if found is None else {tuple(row) for row in found.array().tolist()}
+
+
+def asked(queries):
+    return {tuple(query) for query in np.asarray(queries, np.float32).tolist()}
+
+
+def test_the_queries_of_each_search_are_the_bank_of_the_store(photos, folder):
+    photos.apply()
+    store = QdrantStore(photos.plain, "photos", photos.using, record=folder)
+    client, (one, two, three, four, *_) = photos.wrapped(record=folder), photos.queries
+    using = photos.using or None
+    client.query_points("photos", one, using)
+    client.query_batch_points("photos", [models.QueryRequest(query=two.tolist(), using=using)])
+    client.query_points_groups("photos", "colour", three, using)
+    client.query_points("photos", models.NearestQuery(nearest=four.tolist()), using)
+    client.close()
+    assert rows(folder / "photos" / photos.using) == asked([one, two, three, four])
+    recorded = store.recorded()
+    assert recorded is not None
+    assert (recorded.rows, recorded.dim) == (4, DIM)
+
+
+def test_each_collection_and_vector_has_its_own_sample_before_any_correction(folder):
+    client = HubQdrantClient(":memory:", record=folder)
+    sizes = {"image": models.VectorParams(size=3, distance=models.Distance.DOT)}
+    sizes["text"] = models.VectorParams(size=2, distance=models.Distance.DOT)
+    client.create_collection("photos", sizes)
+    client.create_collection("a b", sizes["text"])
+    client.update_collection_aliases(
+        [models.CreateAliasOperation(create_alias=models.CreateAlias(collection_name="photos", alias_name="live"))]
+    )
+    client.query_points("live", [1.0, 2, 3], "image")
+    client.query_points("photos", [1, 2], "text")
+    client.query_points("a b", [3, 4])
+    client.close()
+    assert rows(folder / "photos" / "image") == {(1, 2, 3)}
+    assert rows(folder / "photos" / "text") == {(1, 2)}
+    assert rows(folder / "a%20b") == {(3, 4)}
+
+
+def test_queries_in_prefetches_are_recorded_and_what_is_no_query_is_not(folder):
+    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE)
+    client = photos.apply()
+    client = photos.wrapped(record=folder)
+    one, two = photos.queries[:2].tolist()
+    fused = [models.Prefetch(query=one, using="image"), models.Prefetch(query=3, using="image")]
+    client.query_points("photos", models.FusionQuery(fusion=models.Fusion.RRF), prefetch=fused)
+    client.query_batch_points("photos", [models.QueryRequest(prefetch=fused[1], query=two, using="image")])
+    client.query_points("photos", 5, "image")
+    client.query_points(
+        "photos", models.RecommendQuery(recommend=models.RecommendInput(positive=[photos.queries[4].tolist()])), "image"
+    )
+    client.scroll("photos")
+    with pytest.raises(ValueError, match=r"shapes|dimension|broadcast|matmul|size"):
+        client.query_points("photos", [1.0, 2.0], "image")
+    client.close()
+    assert rows(folder / "photos" / "image") == asked([one, two])
+
+
+def test_an_async_client_records_what_a_sync_one_does(folder):
+    async def search():
+        client = AsyncHubQdrantClient(":memory:", record=folder)
+        await client.create_collection("photos", models.VectorParams(size=2, distance=models.Distance.DOT))
+        await client.query_points("photos", [3, 4])
+        await client.close()
+        wrapped = AsyncHubQdrantClient.wrap(AsyncQdrantClient(":memory:"), record=folder)
+        await wrapped.create_collection("photos", models.VectorParams(size=2, distance=models.Distance.DOT))
+        await wrapped.query_points("photos", [5, 6])
+        await wrapped.close()
+
+    asyncio.run(search())
+    assert rows(folder / "photos") == {(3, 4), (5, 6)}
+
+
+def test_nothing_is_recorded_unless_a_client_is_told_to(cosine, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    client = cosine.apply()
+    client.query_points("photos", cosine.queries[0])
+    client.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_texts_are_kept_where_the_client_embeds_documents_and_is_asked_for_them(cosine, folder, monkeypatch):
+    def embedded(client, requests):
+        return [each.model_copy(update={"query": cosine.queries[0].tolist()}) for each in requests]
+
+    monkeypatch.setattr("hubplugin_qdrant.plain_client.embedded_queries", embedded)
+    monkeypatch.setattr("hubplugin_qdrant.plain_client.has_documents", lambda client, requests: True)
+    client = cosine.wrapped(record=Recorder(folder, texts=True))
+    client.query_points("photos", models.Document(text="red shoes", model="some/model"))
+    client.close()
+    recorded = read(folder / "photos")
+    assert recorded is not None
+    assert recorded.texts == ["red shoes"]
+
+
+def test_a_folder_that_cannot_be_written_fails_no_search(cosine, tmp_path, caplog):
+    (tmp_path / "file").touch()
+    client = cosine.wrapped(record=Recorder(tmp_path / "file", seconds=0.001))
+    for query in cosine.queries:
+        assert len(client.query_points("photos", query).points) == 10
+    client.close()
+    assert len([each for each in caplog.records if "not recorded" in each.message]) == 1
+
+
+def test_more_collections_than_are_kept_apart_fail_no_search(folder, caplog, monkeypatch):
+    monkeypatch.setattr("hubplugin.recording.recorder.MOST_WITHIN", 2)
+    client = HubQdrantClient(":memory:", record=folder)
+    for number in range(4):
+        client.create_collection(f"tenant-{number}", models.VectorParams(size=2, distance=models.Distance.DOT))
+        client.query_points(f"tenant-{number}", [1, 2])
+    client.close()
+    assert [rows(folder / f"tenant-{number}") for number in range(4)] == [{(1, 2)}, {(1, 2)}, set(), set()]
+    assert len(caplog.records) == 1
+    assert "tenant-2" in caplog.text
+
+
+@pytest.mark.parametrize("given", [True, 3, ["queries"]])
+def test_what_is_no_folder_is_refused(given):
+    with pytest.raises(InputError, match="expected a folder"):
+        HubQdrantClient(":memory:", record=given)
+
+
+def test_a_bank_that_was_recorded_corrects_its_collection(cosine, folder):
+    recorder = Recorder(folder)
+    client = cosine.wrapped(record=recorder)
+    for query in cosine.bank:
+        client.query_points("photos", query)
+    recorder.flush()
+    recorded = QdrantStore(cosine.plain, "photos", record=folder).recorded()
+    assert recorded is not None
+    assert rows(folder / "photos") == asked(cosine.bank)
+    applied = hubplugin_qdrant.apply(cosine.plain, "photos", recorded, method="is", force=True)
+    assert applied.scanned == 120
