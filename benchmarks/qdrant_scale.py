@@ -4,7 +4,8 @@ The bare loop scrolls the same points with their vectors and sets one number in 
 engine and pages, and computes nothing. Without --url the engine is a Qdrant Edge shard on disk, in this process and by
 one thread. With it, a server's: there the loop has as many requests under way as `apply`, writes what the storage does
 (a number, or a second vector), and waits as `apply` does until the graph is whole again. The fit is not timed; what is:
-the offsets of every point, their writing, the closing scan (on a server), the index, and the calibration.
+the reading of the collection, the offsets of every point, their writing, the look for what others have written
+meanwhile (on a server), the index, and the calibration.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ import qdrant_edge as edge
 from qdrant_client import QdrantClient, models
 
 from hubplugin import fit
-from hubplugin.jobs.writing import write
+from hubplugin.jobs.spooled_gallery import SpooledGallery
+from hubplugin.jobs.writing import written
+from hubplugin.model import OffsetModel
+from hubplugin.reductions import Compute
 from hubplugin.store import Store
 from hubplugin_qdrant import QdrantStore
 from hubplugin_qdrant.edge import EdgeStore
@@ -144,6 +148,12 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
+def offsets_written(store: Store, model: OffsetModel, phases: Phases) -> None:
+    """As `apply` does it: what others write to is read first, which a fit needs, and is written from what was read."""
+    gallery = SpooledGallery(store, phases) if store.shared else None
+    written(store, model, gallery, Compute(progress=phases))
+
+
 def measured(store: Store, bare: Callable[[], None], between: Callable[[], None], points: int, bank: int) -> None:
     """between: run after the bare loop, before offsets are written; not timed."""
     queries = np.random.default_rng(1).normal(size=(bank, store.dim)).astype(np.float32)
@@ -151,7 +161,7 @@ def measured(store: Store, bare: Callable[[], None], between: Callable[[], None]
     before = seconds(bare)
     between()
     phases = Phases()
-    taken = seconds(lambda: write(store, model, progress=phases))
+    taken = seconds(lambda: offsets_written(store, model, phases))
     print(
         f"{platform.processor() or platform.machine()}, {points:,} points of {store.dim} dimensions, bank of {bank:,}"
     )

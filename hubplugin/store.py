@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -118,6 +118,11 @@ class Writing(ABC):
 
         Their offsets are those of this version, NaN where there is none yet. They have `groups` where the model has.
         """
+
+    def changed(self, read: Iterable[Batch]) -> Iterator[Batch]:
+        """After everything in `read` was written: the targets whose vector may be another one than was read, and those
+        that have no offset of this version. All of them, as here, where a store cannot tell."""
+        return self.scan()
 
     @abstractmethod
     def write(self, batch: Batch, offsets: np.ndarray) -> None:

@@ -31,12 +31,13 @@ class PointReader:
     group_by: str | None
     undirected: dict[Id | None, list[Id]] = field(default_factory=dict)
 
-    def read(self, transport: Transport) -> Iterator[Batch]:
-        """Every point that has the vector, in the order of ids."""
+    def read(self, transport: Transport, chosen: models.Filter | None = None) -> Iterator[Batch]:
+        """Every point that has the vector, or of the `chosen`, in the order of ids."""
         vectors: list[str] | bool = True  # of an unnamed one, all are read
         if self.store.using:
             vectors = [self.store.using, *augmented_vectors([self.version] if self.version is not None else [])]
-        for batches in transport.pages(self.batches, vectors, [KEY, self.group_by] if self.group_by else [KEY]):
+        payload = [KEY, self.group_by] if self.group_by else [KEY]
+        for batches in transport.pages(self.batches, vectors, payload, chosen):
             yield from batches
 
     def batches(self, records: Sequence[models.Record]) -> list[Batch]:

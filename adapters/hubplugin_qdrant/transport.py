@@ -123,8 +123,9 @@ class Transport:
         turned: Callable[[list[models.Record]], Page],
         with_vectors: list[str] | bool = False,
         with_payload: list[str] | bool = False,
+        chosen: models.Filter | None = None,
     ) -> Iterator[Page]:
-        """All points, in the order of ids, page by page as `turned` makes them."""
+        """All points, or the `chosen`, in the order of ids, page by page as `turned` makes them."""
 
         def pages() -> Iterator[Page]:
             offset: PointId | None = None
@@ -134,7 +135,8 @@ class Transport:
                     records, offset = self.retry(
                         self.client.scroll,
                         self.collection,
-                        limit=self._page,
+                        chosen,
+                        limit=self.page,
                         offset=offset,
                         with_vectors=with_vectors,
                         with_payload=with_payload,
@@ -145,7 +147,7 @@ class Transport:
         return pages() if self.is_local else read_ahead(pages())
 
     @property
-    def _page(self) -> int:
+    def page(self) -> int:
         """Points read and written at a time, at most."""
         limits = (self.strict.max_query_limit, self.strict.upsert_max_batchsize)
         return max(1, min(BATCH, BATCH_NUMBERS // self._dim, *(limit for limit in limits if limit)))

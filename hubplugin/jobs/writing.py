@@ -125,10 +125,10 @@ def written(
     if replaces:
         store.prune(max(keep - 1, 0), compute.progress)
     with store.begin(model, compute.progress) as writing:
-        just_read = gallery.batches() if gallery is not None and store.shared and writing.found == "nothing" else None
-        first = one_pass("writing offsets", just_read or writing.scan())
+        just_read = gallery if store.shared and writing.found == "nothing" else None
+        first = one_pass("writing offsets", just_read.batches() if just_read else writing.scan())
         for _ in range(CLOSING_PASSES if store.shared and writing.found != "active" else 0):
-            again = one_pass("closing", writing.scan())
+            again = one_pass("closing", writing.changed(just_read.batches()) if just_read else writing.scan())
             if not again.missing + again.stale:
                 break
         writing.activate()

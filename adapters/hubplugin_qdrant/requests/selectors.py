@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from qdrant_client import grpc, models
 from qdrant_client.conversions.conversion import GrpcToRest
 
 from hubplugin.errors import InputError
+from hubplugin.store import Id
 from hubplugin_qdrant.manifest import KEY, Version
 from hubplugin_qdrant.operations import ShardKey
 
@@ -40,9 +42,21 @@ def has_vector(name: str) -> models.HasVectorCondition:
     return models.HasVectorCondition(has_vector=name)
 
 
+def having(ids: Sequence[Id]) -> models.Filter:
+    """The points of these `ids`."""
+    return models.Filter(must=models.HasIdCondition(has_id=list(ids)))
+
+
 def lacking_augmented_vector(version: Version) -> models.Filter:
     """The points that have the vector of `version`, and no augmented one."""
     return models.Filter(must=has_vector(version.vector), must_not=has_vector(version.augmented_vector))
+
+
+def lacking_offset(version: Version) -> models.Filter:
+    """The points that have no offset of `version`, be it that they have no vector to have one for."""
+    if version.storage == "vector":
+        return lacking_augmented_vector(version)
+    return models.Filter(must=models.IsEmptyCondition(is_empty=models.PayloadField(key=version.key)))
 
 
 def selector_fields(points: object, shard_key: ShardKey) -> dict[str, Any]:
