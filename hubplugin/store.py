@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -96,6 +96,14 @@ def _short(value: Setting) -> str:
 def now() -> str:
     """The date of a version that begins now."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How another client asks what `Store.search` asks: `text` for people, and the `request` as plain JSON."""
+
+    text: str
+    request: Mapping[str, object] = field(default_factory=dict)
 
 
 class Writing(ABC):
@@ -229,6 +237,11 @@ class Store(ABC):
     @abstractmethod
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         """The k nearest of each query [m, d] by the store's own search, corrected if a correction is active."""
+
+    def explain(self, asked: np.ndarray | Id, k: int = 10) -> Explanation:
+        """How a client that knows nothing of hubplugin asks for the k nearest of `asked`, a vector [d] or the id of a
+        target. Raises StoreError where no correction is active, or the adapter has nothing to say."""
+        raise StoreError(f"{self.url}: its adapter does not say how other clients ask for the corrected ranking")
 
     def switch(self, on: bool) -> None:
         """Switches the correction off, so that every client searches raw, or on again; what is stored stays. `search`

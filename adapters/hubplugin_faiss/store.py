@@ -9,10 +9,10 @@ from urllib.parse import parse_qs
 
 import numpy as np
 
-from hubplugin.errors import InputError
+from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.store import Batch, Correction, Hits, Store, StoredVersion
+from hubplugin.store import Batch, Correction, Explanation, Hits, Id, Store, StoredVersion
 from hubplugin.vectors import Progress
 from hubplugin_faiss.files import HALF
 from hubplugin_faiss.index_file import IndexFile
@@ -79,6 +79,20 @@ class FaissStore(Store):
             [row[keep].tolist() for row, keep in zip(ids, found, strict=True)],
             [row[keep].tolist() for row, keep in zip(scores, found, strict=True)],
         )
+
+    def explain(self, asked: np.ndarray | Id, k: int = 10) -> Explanation:
+        """The same for every query: `asked` and `k` are what they always were."""
+        extra = self._file.handler.extra_dimensions()
+        if not extra:
+            raise StoreError(f"{self.url}: no correction is active; run `hubplugin apply` first")
+        appended = [float(str(each)) for each in extra[0].query.astype(np.float32)]
+        scores = "|q - t|^2 - 2 offset, plus a constant" if extra[0].euclidean else "similarity + offset"
+        text = (
+            "Plain Faiss, in any language, searches this file corrected: read_index, then search(q, k) with queries\n"
+            f"of {self.dim} components as before. The index itself turns q into [q, {str(appended)[1:-1]}], whose\n"
+            f"extra components meet those that store each target's offset. A score is {scores}."
+        )
+        return Explanation(text, {"dim": self.dim, "appended": appended})
 
     def remove(self, progress: Progress | None = None) -> None:
         self._file.downgrade()

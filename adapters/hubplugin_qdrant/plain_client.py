@@ -21,6 +21,11 @@ def is_local(client: QdrantClient | AsyncQdrantClient) -> bool:
     return isinstance(client._client, (QdrantLocal, AsyncQdrantLocal))
 
 
+def address(client: QdrantClient) -> str:
+    """Where the HTTP interface of the server of `client` is; where it would be by default, in local mode."""
+    return str(getattr(client._client, "rest_uri", "http://localhost:6333")).rstrip("/")
+
+
 def over_connection_of(client: QdrantClient | AsyncQdrantClient, kind: type[Kind]) -> Kind:
     """A client of the class `kind` on the connection of `client`, sharing all that it has."""
     made = kind.__new__(kind)

@@ -126,6 +126,13 @@ def _ids(found: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(each.id for each in found)
 
 
+def corrected_request(cache: CorrectionCache, collection: str, request: models.QueryRequest) -> Operation:
+    """`request` as it is sent to be answered corrected, and the manifest by which that was made."""
+    known = yield from cache.lookup(collection)
+    (rewritten,) = yield from rewritten_requests(cache, known, [request], [True])
+    return rewritten.request, known.manifest or RAW
+
+
 def rewritten_requests(
     cache: CorrectionCache, known: CachedManifest, requests: list[models.QueryRequest], corrected: list[bool]
 ) -> Operation:

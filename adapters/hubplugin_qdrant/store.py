@@ -14,15 +14,18 @@ from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.recording import folder_within
-from hubplugin.store import Batch, Hits, Id
+from hubplugin.store import Batch, Explanation, Hits, Id
 from hubplugin.vectors import Progress
 from hubplugin_qdrant import manifest as m
-from hubplugin_qdrant import metadata
+from hubplugin_qdrant import metadata, plain_client
+from hubplugin_qdrant import search_operations as searches
 from hubplugin_qdrant.calibration import chosen_queries
 from hubplugin_qdrant.client import HubQdrantClient, require_client
 from hubplugin_qdrant.collection_metadata import CollectionMetadata
 from hubplugin_qdrant.errors import Fault, fault_of, one_line
+from hubplugin_qdrant.explanation import explanation
 from hubplugin_qdrant.manifest import Manifest, Version
+from hubplugin_qdrant.operations import run
 from hubplugin_qdrant.points import PointReader
 from hubplugin_qdrant.schema import METRICS, Storage, chosen_storage, chosen_vector, schemas
 from hubplugin_qdrant.transport import Transport
@@ -159,6 +162,17 @@ class QdrantStore(VersionedStore):
             [[cast(Id, point.id) for point in response.points] for response in found],
             [[point.score for point in response.points] for response in found],
         )
+
+    def explain(self, asked: np.ndarray | Id, k: int = 10) -> Explanation:
+        self.active_version()
+        query = asked.astype(np.float32).tolist() if isinstance(asked, np.ndarray) else asked
+        given = models.QueryRequest(query=query, using=self.using or None, limit=k, with_payload=True)
+        corrections = self._corrected_client()._corrections
+        with self._transport.one_line("explaining"):
+            request, manifest = run(searches.corrected_request(corrections, self.collection, given))
+        has_key = "QDRANT_API_KEY" in os.environ
+        place = plain_client.address(self.client)
+        return explanation(manifest.active[self.using], request, self.collection, place, has_key)
 
     def _corrected_client(self) -> HubQdrantClient:
         """A client that searches corrected, also while the correction is switched off."""

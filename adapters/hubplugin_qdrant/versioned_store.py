@@ -66,6 +66,13 @@ class VersionedStore(Store):
         version, active = self.metadata.read_manifest().lying(self.using)
         return None if version is None else Correction(self.metadata.read_model(version), active)
 
+    def active_version(self) -> Version:
+        """The version that searches use. Raises StoreError if there is none."""
+        version = self.metadata.read_manifest().active.get(self.using)
+        if version is None:
+            raise StoreError(f"{self.url}: no correction is active; run `hubplugin apply` first")
+        return version
+
     def switch(self, on: bool) -> None:
         if not self.metadata.exists():
             raise StoreError(f"{self.url}: there is no correction to switch on or off")

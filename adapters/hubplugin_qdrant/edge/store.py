@@ -19,15 +19,17 @@ from qdrant_client import models
 from hubplugin.errors import InputError, StoreError
 from hubplugin.model import OffsetModel
 from hubplugin.recording import folder_within
-from hubplugin.store import Batch, Hits
+from hubplugin.store import Batch, Explanation, Hits, Id
 from hubplugin.vectors import Progress
 from hubplugin_qdrant.calibration import chosen_queries
 from hubplugin_qdrant.edge.folder import Folder
 from hubplugin_qdrant.edge.searches import Options, hits, nearest
 from hubplugin_qdrant.edge.shard import Shard, one_line
 from hubplugin_qdrant.edge.writing import EdgeWriting
-from hubplugin_qdrant.manifest import Version
+from hubplugin_qdrant.explanation import shard_explanation
+from hubplugin_qdrant.manifest import Manifest, Version
 from hubplugin_qdrant.points import PointReader
+from hubplugin_qdrant.requests.trees import rewrite
 from hubplugin_qdrant.versioned_store import VersionedStore
 
 if TYPE_CHECKING:
@@ -79,6 +81,12 @@ class EdgeStore(VersionedStore):
 
     def notes(self) -> Sequence[str]:
         return self.switched()
+
+    def explain(self, asked: np.ndarray | Id, k: int = 10) -> Explanation:
+        version = self.active_version()
+        query = asked.astype(np.float32).tolist() if isinstance(asked, np.ndarray) else asked
+        given = models.QueryRequest(query=query, using=self.using or None, limit=k, with_payload=True)
+        return shard_explanation(version, rewrite(given, Manifest(active={self.using: version})).request)
 
     def count(self) -> int:
         return self._shard.count()
