@@ -17,7 +17,7 @@ from hubplugin_qdrant.manifest import Version
 
 def body_of(request: models.QueryRequest) -> dict[str, Any]:
     """`request` as the JSON that the server takes; a vector in it as short as float32 allows."""
-    body = json.loads(request.model_dump_json(exclude_none=True, by_alias=True))
+    body = json.loads(request.model_dump_json(exclude_none=True, exclude_defaults=True, by_alias=True))
     short: dict[str, Any] = _shortened(body)
     return short
 

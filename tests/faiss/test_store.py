@@ -408,3 +408,18 @@ def test_an_index_says_in_one_line_that_its_searches_read_no_switch(tmp_path):
     faiss.write_index(faiss.IndexFlatIP(4), str(tmp_path / "photos.faiss"))
     with pytest.raises(hubplugin.StoreError, match=r"reads no switch; .*hubplugin remove"):
         open_store(f"faiss:{tmp_path / 'photos.faiss'}").switch(on=False)
+
+
+def test_explain_names_what_the_index_itself_appends_to_a_query(tmp_path, rng):
+    vectors = rng.normal(size=(60, 4)).astype(np.float32)
+    index, path = faiss.IndexFlatIP(4), tmp_path / "photos.faiss"
+    index.add(vectors)
+    model = hubplugin.fit(rng.normal(size=(40, 4)), "is", vectors, metric="dot", tau=0.5)
+    upgraded = hubplugin_faiss.upgrade(index, model)
+    faiss.write_index(upgraded, str(path))
+    explained = open_store(f"faiss:{path}").explain(vectors[0])
+    inside = vectors[:1]
+    for number in range(upgraded.chain.size()):
+        inside = upgraded.chain.at(number).apply(inside)
+    np.testing.assert_allclose([*vectors[0], *explained.request["appended"]], inside[0], rtol=1e-6)
+    assert "4 components as before" in explained.text

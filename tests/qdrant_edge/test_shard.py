@@ -187,3 +187,21 @@ def test_the_switch_turns_the_query_raw_at_once_and_back(store, bank):
     store.switch(on=True)
     assert store.query(query) == corrected
     assert store.notes() == []
+
+
+def test_the_engine_ranks_by_the_formula_that_explain_prints(store, bank):
+    apply(store, bank, "is", force=True)
+    explained = store.explain(bank[0], K)
+    body, key = explained.request["body"], store.active_version().key
+    (candidates,) = body["prefetch"]
+    assert (candidates["using"], candidates["limit"]) == ("image", store.active_version().candidates(K))
+    assert body["query"] == {
+        "formula": {"sum": [{"mult": [-0.5, "$score", "$score"]}, key]},
+        "defaults": {key: 0.0},
+    }
+    assert "sqrt(-2 s)" in explained.text
+
+
+def test_without_a_correction_there_is_nothing_to_explain(store, bank):
+    with pytest.raises(hubplugin.StoreError, match="no correction is active"):
+        store.explain(bank[0])

@@ -1,0 +1,74 @@
+"""The requests in docs/other-clients.md are those that the wrapped client sends."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from qdrant_client import QdrantClient, models
+
+import hubplugin_qdrant
+from hubplugin_qdrant import HubQdrantClient, QdrantStore
+
+PAGE = (Path(__file__).parent.parent.parent / "docs" / "other-clients.md").read_text()
+BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+PAYLOAD, VECTOR, MANIFEST = (json.loads(block.split("-d '")[1].rsplit("'", 1)[0]) for block in BLOCKS)
+QUERY = [0.5, 0.5, 0.5, 0.5]
+
+
+def photos(using: str, storage: str, **constants) -> QdrantClient:
+    """A corrected collection of 4 dimensions, searched with the constants of the page."""
+    client, rng = QdrantClient(":memory:"), np.random.default_rng(5)
+    parameters = models.VectorParams(size=4, distance=models.Distance.COSINE)
+    client.create_collection("photos", {using: parameters} if using else parameters)
+    vectors = rng.normal(size=(200, 4))
+    client.upload_collection("photos", {using: vectors} if using else vectors)
+    bank = rng.normal(size=(120, 4)) + 0.5
+    hubplugin_qdrant.apply(client, "photos", bank, method="is", force=True, storage=storage, using=using)
+    metadata = QdrantStore(client, "photos", using).metadata
+    manifest = metadata.read_manifest()
+    version = manifest.active[using].model_copy(update=constants)
+    metadata.write_manifest(manifest.changed(active={using: version}))
+    return client
+
+
+def found(client: QdrantClient, body: dict) -> list[int]:
+    return [point.id for point in client.query_batch_points("photos", [models.QueryRequest(**body)])[0].points]
+
+
+def test_the_request_over_payloads_is_the_one_that_explain_prints_and_finds_the_same():
+    client = photos("", "payload", oversampling=4.0)
+    assert QdrantStore(client, "photos").explain(np.float32(QUERY)).request["body"] == PAYLOAD
+    wrapped = HubQdrantClient.wrap(client).query_points("photos", QUERY).points
+    raw = client.query_points("photos", QUERY).points
+    assert found(client, PAYLOAD) == [point.id for point in wrapped] != [point.id for point in raw]
+
+
+@pytest.mark.filterwarnings("ignore:.*search_params:UserWarning")
+def test_the_request_for_a_second_vector_is_the_one_that_explain_prints(monkeypatch):
+    client = photos("image", "vector", hnsw_ef=160)
+    expected = [point.id for point in HubQdrantClient.wrap(client).query_points("photos", QUERY, "image").points]
+    assert found(client, VECTOR) == expected
+    monkeypatch.setattr("hubplugin_qdrant.plain_client.is_local", lambda client: False)  # a server has codes to ignore
+    assert QdrantStore(client, "photos", "image").explain(np.float32(QUERY)).request["body"] == VECTOR
+
+
+def test_the_manifest_has_the_fields_that_the_page_names():
+    client = photos("", "payload")
+    hubplugin_qdrant.switch(client, "photos", on=False)
+    manifest, switch = client.retrieve("photos--hub", **MANIFEST)
+    table = PAGE.split("| field | is |")[1].split("\n\n")[0]
+    names = re.findall(r"`(\w+)`", "\n".join(row.split("|")[1] for row in table.splitlines() if row.count("|") > 2))
+    assert len(names) == 7
+    assert set(names) <= set(manifest.payload["active"][""])
+    assert switch.payload == {"off": True}
+
+
+@pytest.mark.parametrize("name", ["typescript", "go", "java", "rust"])
+def test_each_language_uses_the_key_and_the_limits_of_the_curl_request(name):
+    block = re.search(rf"```{name}\n(.*?)```", PAGE, re.DOTALL)[1]
+    for constant in ("hub_offset.v1", "$score", "photos", "40", "10", "hub_offset"):
+        assert constant in block

@@ -1,0 +1,84 @@
+"""`hubplugin explain` and `hubplugin switch` as they are typed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from qdrant_client import QdrantClient, models
+
+import hubplugin_qdrant
+
+pytestmark = pytest.mark.slow
+
+COMMAND, DIM = Path(sys.executable).with_name("hubplugin"), 6
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A corrected collection in local mode, and a file of queries."""
+    folder, rng = tmp_path_factory.mktemp("searching"), np.random.default_rng(1)
+    client = QdrantClient(path=str(folder / "local"))
+    client.create_collection("photos", models.VectorParams(size=DIM, distance=models.Distance.COSINE))
+    client.upload_collection("photos", rng.normal(size=(120, DIM)), wait=True)
+    hubplugin_qdrant.apply(client, "photos", rng.normal(size=(120, DIM)), method="is", force=True)
+    client.close()
+    np.save(folder / "queries.npy", rng.normal(size=(3, DIM)))
+    np.save(folder / "other.npy", rng.normal(size=(3, DIM + 1)))
+    return folder
+
+
+def typed(made, command, *arguments):
+    store = f"qdrant-local:{made / 'local'}/photos"
+    return subprocess.run([COMMAND, command, store, *map(str, arguments)], capture_output=True, text=True)
+
+
+def test_explain_prints_a_request_to_paste_for_a_file_an_id_or_the_first_point(made):
+    first = np.load(made / "queries.npy")[0]
+    for arguments in (["--vector", made / "queries.npy"], ["--id", 7], []):
+        printed = typed(made, "explain", *arguments)
+        assert printed.returncode == 0, printed.stderr
+        assert printed.stdout.startswith("curl -X POST http://localhost:6333/collections/photos/points/query")
+        body = json.loads(printed.stdout.split("-d '")[1].split("'\n")[0])
+        asked = body["prefetch"][0]["query"]
+        if "--id" in arguments:
+            assert asked == 7
+        else:
+            assert np.allclose(asked, first) == bool(arguments)
+            assert len(asked) == DIM
+
+
+def test_explain_as_json_has_path_and_body_alone(made):
+    printed = json.loads(typed(made, "explain", "--id", 7, "--k", 3, "--json").stdout)
+    assert (printed["method"], printed["path"]) == ("POST", "/collections/photos/points/query")
+    assert printed["body"]["limit"] == 3
+
+
+def test_switch_tells_when_clients_see_it_and_inspect_that_it_is_off(made):
+    assert "off: clients search raw; running clients see it within 10 seconds" in typed(made, "switch", "off").stdout
+    assert "switched off" in typed(made, "inspect").stdout
+    assert json.loads(typed(made, "switch", "on", "--json").stdout)["on"] is True
+    assert "switched off" not in typed(made, "inspect").stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "message"),
+    [
+        ("explain", ["--vector", "other.npy"], "--vector has 7 dimensions, qdrant-local:"),
+        ("explain", ["--vector", "queries.npy", "--id", 1], "--vector and --id both name the query"),
+    ],
+)
+def test_what_cannot_be_explained_is_one_line(made, command, arguments, message):
+    given = [made / each if str(each).endswith(".npy") else each for each in arguments]
+    failed = typed(made, command, *given)
+    assert failed.returncode == 1
+    assert message in failed.stderr
+    assert len(failed.stderr.splitlines()) == 1
+
+
+def test_a_position_that_is_neither_is_wrong_usage(made):
+    assert typed(made, "switch", "maybe").returncode == 2
