@@ -39,7 +39,7 @@ def found(client: QdrantClient, body: dict) -> list[int]:
     return [point.id for point in client.query_batch_points("photos", [models.QueryRequest(**body)])[0].points]
 
 
-def test_the_request_over_payloads_is_the_one_that_explain_prints_and_finds_the_same():
+def test_the_request_over_payloads_is_the_one_that_explain_prints():
     client = photos("", "payload", oversampling=4.0)
     assert QdrantStore(client, "photos").explain(np.float32(QUERY)).request["body"] == PAYLOAD
     wrapped = HubQdrantClient.wrap(client).query_points("photos", QUERY).points
