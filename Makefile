@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 CPU_TORCH := $(if $(and $(filter Linux,$(shell uname)),$(if $(shell command -v nvidia-smi),,none)),https://download.pytorch.org/whl/cpu)
 WORKERS ?= 2
 
-.PHONY: demo check test lint fast slow levels lowest ratios integration bench clean
+.PHONY: demo check test lint fast slow levels lowest ratios integration bench docs clean
 .NOTPARALLEL:
 
 demo: $(VENV)/demo
@@ -60,6 +60,11 @@ bench: $(VENV)/installed
 	$(PIP) --editable '.[benchmarks]'
 	$(BIN)/python -m benchmarks
 
+# The site, in site/; a warning fails. What is generated from the program is written first.
+docs: $(VENV)/installed
+	$(BIN)/python -m pages
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=.:adapters $(BIN)/python -m mkdocs build --strict
+
 # Constraints pin every direct dependency; torch comes first, so that nothing else chooses its build.
 $(VENV)/torch: constraints.txt
 	@echo "Making an environment in $(VENV) ..."
@@ -84,4 +89,4 @@ $(VENV)/installed: $(VENV)/torch pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .lowest .demo dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .lowest .demo dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

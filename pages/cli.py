@@ -1,0 +1,83 @@
+"""docs/reference/cli.md: each command with its arguments and options, as `--help` has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from typer.main import get_command
+
+from hubplugin.cli import app
+
+START = """# Command line
+
+`hubplugin COMMAND --help` prints what stands here. Every command takes `--json`, `--quiet`, `--verbose`, `--threads`.
+
+| exit status | meaning |
+|---|---|
+| 0 | all is well |
+| 1 | an error, told in one line |
+| 2 | the command was typed wrongly |
+| 3 | the guard refused a correction; nothing was changed |
+| 4 | the answer needs somebody's attention |
+"""
+
+
+def reference() -> str:
+    """The page, of all commands in the order of `hubplugin --help`."""
+    commands = get_command(app).commands
+    shared = set.intersection(*({option.name for option in command.params} for command in commands.values()))
+    store = next(each for each in commands["inspect"].params if each.name == "store")
+    parts = [START, f"## STORE\n\n{_cell(store.help)}\n"]
+    parts += ["\n".join(_command(name, command, shared)) for name, command in commands.items()]
+    return "\n".join([*parts, "\n".join(_shared(next(iter(commands.values())), shared))])
+
+
+def _command(name: str, command: Any, shared: set[str]) -> Iterator[str]:
+    own = [each for each in command.params if each.name not in shared]
+    arguments = [each for each in own if each.param_type_name == "argument"]
+    options = [each for each in own if each.param_type_name == "option"]
+    needed = [f"{each.opts[0]} {_metavar(each)}" for each in options if each.required]
+    yield f"## hubplugin {name}\n"
+    yield f"    hubplugin {' '.join([name, *(_metavar(each) for each in arguments), *needed])} [OPTIONS]\n"
+    yield f"{command.help}\n"
+    yield from _table("argument", [each for each in arguments if each.name != "store"])
+    yield from _table("option", options)
+
+
+def _shared(command: Any, shared: set[str]) -> Iterator[str]:
+    yield "## Options of every command\n"
+    yield from _table("option", [each for each in command.params if each.name in shared])
+
+
+def _table(kind: str, parameters: list[Any]) -> Iterator[str]:
+    if not parameters:
+        return
+    yield f"| {kind} | what it does | default |"
+    yield "|---|---|---|"
+    for each in parameters:
+        yield f"| {_name(each)} | {_cell(each.help or '')} | {_default(each)} |"
+    yield ""
+
+
+def _name(parameter: Any) -> str:
+    names = [*parameter.opts, *parameter.secondary_opts]
+    if parameter.param_type_name == "argument":
+        return f"`{_metavar(parameter)}`"
+    value = "" if parameter.is_flag else f" {_metavar(parameter)}"
+    return " ".join(f"`{name}{value}`" for name in names)
+
+
+def _metavar(parameter: Any) -> str:
+    return parameter.metavar or (parameter.name.upper() if parameter.param_type_name == "argument" else "...")
+
+
+def _default(parameter: Any) -> str:
+    if parameter.required:
+        return "required"
+    value = parameter.default
+    return "" if value is None or value is False or value == () or value == [] else f"`{value}`"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("*", "\\*")

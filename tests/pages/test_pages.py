@@ -1,0 +1,44 @@
+"""Pages say what the program does: generated ones are up to date, commands can be typed, every page is in the site."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from typer.main import get_command
+
+from hubplugin.cli import app
+from pages.generated import outdated
+from tests.pages.blocks import NOT_RUN, PAGES, ROOT, RUNNABLE, blocks, commands
+
+
+def test_every_generated_page_is_up_to_date():
+    assert [path.name for path in outdated()] == [], "run `python -m pages`"
+
+
+def test_the_reference_names_every_command_and_every_option():
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text()
+    for name, command in get_command(app).commands.items():
+        assert f"## hubplugin {name}\n" in page
+        for option in (name for each in command.params for name in each.opts if name.startswith("--")):
+            assert f"`{option}" in page, option
+
+
+def test_every_page_stands_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
+    listed = set(re.findall(r"[\w/.-]+\.md", navigation))
+    assert listed == {str(page.relative_to(ROOT / "docs")) for page in PAGES if page.is_relative_to(ROOT / "docs")}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem != "cli"], ids=lambda page: page.stem)
+def test_a_command_that_a_page_shows_can_be_typed(page):
+    root = get_command(app)
+    for words in commands(page):
+        name, *arguments = words
+        root.commands[name].make_context(name, arguments).close()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_block_says_what_it_is(page):
+    unknown = [each for each in blocks(page) if each.language not in ("", *RUNNABLE, *NOT_RUN)]
+    assert unknown == []
