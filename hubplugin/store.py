@@ -251,6 +251,20 @@ class Store(ABC):
             "take the correction out: hubplugin remove"
         )
 
+    def filtered(self, condition: str) -> Store:
+        """This store, whose searches return only targets that meet `condition`, in its own language.
+
+        Raises StoreError for a store that searches without filters, InputError for a condition that it cannot read.
+        """
+        raise StoreError(f"{self.url}: its searches take no filter")
+
+    def named(self, ids: Sequence[Id], key: str) -> list[str | None]:
+        """What lies under `key` with each of the targets `ids`, as text; None where there is nothing.
+
+        Raises StoreError for a store whose targets have nothing but a vector.
+        """
+        raise StoreError(f"{self.url}: its targets have nothing but a vector; name them by a file")
+
     @abstractmethod
     def remove(self, progress: Progress | None = None) -> None:
         """Takes the correction out; the store is as if it had never been there. Nothing happens without one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, cast
@@ -26,7 +27,7 @@ from hubplugin_qdrant.errors import Fault, fault_of, one_line
 from hubplugin_qdrant.explanation import explanation
 from hubplugin_qdrant.manifest import Manifest, Version
 from hubplugin_qdrant.operations import run
-from hubplugin_qdrant.points import PointReader
+from hubplugin_qdrant.points import PointReader, texts_at
 from hubplugin_qdrant.schema import METRICS, Storage, chosen_storage, chosen_vector, schemas
 from hubplugin_qdrant.transport import Transport
 from hubplugin_qdrant.versioned_store import VersionedStore
@@ -74,6 +75,7 @@ class QdrantStore(VersionedStore):
         if agreement is not None and not 0 < agreement <= 1:
             raise InputError(f"agreement={agreement!r}: it is a share of the raw recall, above 0 and at most 1")
         self._agreement = agreement
+        self._condition: models.Filter | None = None
         self._schemas = schemas(self._transport, self.using, parameters, server)
         lying, _ = manifest.lying(self.using)
         self.storage, self._choice = chosen_storage(self._schemas, storage, lying)
@@ -153,7 +155,9 @@ class QdrantStore(VersionedStore):
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         client = self.client if raw else self._corrected_client()
         requests = [
-            models.QueryRequest(query=query, using=self.using or None, limit=k, with_payload=False)
+            models.QueryRequest(
+                query=query, using=self.using or None, limit=k, filter=self._condition, with_payload=False
+            )
             for query in np.asarray(queries, np.float32).tolist()
         ]
         with self._transport.one_line("searching"):
@@ -179,6 +183,18 @@ class QdrantStore(VersionedStore):
         client = HubQdrantClient.wrap(self.client)
         client._corrections.heeds_switch = False
         return client
+
+    def filtered(self, condition: str) -> QdrantStore:
+        """condition: a filter as Qdrant has it in JSON, {"must": [{"key": ..., "match": ...}]}."""
+        found = copy.copy(self)
+        try:
+            found._condition = models.Filter.model_validate_json(condition)
+        except ValueError as error:
+            raise InputError(f"{condition!r} is no Qdrant filter in JSON: {' '.join(str(error).split())}") from None
+        return found
+
+    def named(self, ids: Sequence[Id], key: str) -> list[str | None]:
+        return texts_at(key, ids, lambda part: self._transport.retrieved(part, key))
 
     def delete(self, gone: Sequence[Version], everything: bool = False, progress: Progress | None = None) -> None:
         try:

@@ -129,10 +129,16 @@ def storage_of(version: Version) -> Storage[Any]:
 
 def group_of(payload: Payload | None, key: str) -> Value:
     """The value of `key`, a path such as "shop.tenant", if it is one text, number or truth value."""
+    found = value_at(payload, key)
+    return found if isinstance(found, (str, int)) else None
+
+
+def value_at(payload: Payload | None, key: str) -> object:
+    """What lies under `key`, a path such as "shop.tenant"; None where there is nothing."""
     found: object = payload
     for name in key.split("."):
         found = found.get(name) if isinstance(found, dict) else None
-    return found if isinstance(found, (str, int)) else None
+    return found
 
 
 def stored_offsets(

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias, TypeVar
 
@@ -160,6 +160,14 @@ class Transport:
             for chunk in chunks(requests, at_once)
             for response in self.retry(client.query_batch_points, self.collection, chunk)
         ]
+
+    def retrieved(self, points: Sequence[Id], key: str) -> list[models.Record]:
+        """Those of `points` that are in the collection, with what lies under `key` of their payload."""
+        with self.one_line("reading payloads"):
+            found: list[models.Record] = self.retry(
+                self.client.retrieve, self.collection, ids=list(points), with_payload=[key], with_vectors=False
+            )
+        return found
 
     def submit(self, work: Callable[[], None]) -> None:
         """Starts `work`, which writes. What goes wrong is raised by a later call."""

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
+from hubplugin.cli import looked
 from hubplugin.cli.frame import Answer, command, progress_shown
 from hubplugin.cli.options import (
     Clicks,
@@ -12,6 +17,8 @@ from hubplugin.cli.options import (
     SameKind,
     StoreUrl,
     TargetBank,
+    TargetNames,
+    Texts,
     pairs_of,
     vectors,
 )
@@ -25,23 +32,29 @@ def diagnose(
     pairs: Paired = None,
     clicks: Clicks = None,
     same_kind: SameKind = False,
+    names: TargetNames = None,
+    texts: Texts = None,
+    curve: Annotated[bool, typer.Option("--curve", help="Also say what size of bank helps by how much.")] = False,
     device: Device = "auto",
     memory: Memory = "1GiB",
 ) -> Answer:
-    """Is there hubness, who are the hubs, would a correction help? Changes nothing."""
+    """What is wrong with these searches: hubness or something else? Who are the hubs, would a correction help?"""
+    from hubplugin.jobs.naming import naming
     from hubplugin.registry import open_store
 
     bank, second = vectors(queries, "query bank"), vectors(target_bank, "target bank")
     known = pairs_of(pairs, clicks, target_bank)
     opened = open_store(store)
+    called, worded = naming(names, opened, "--names"), naming(texts, opened, "--texts")
 
     from hubplugin.jobs.diagnosis import diagnose
 
     with progress_shown() as progress:
         found = diagnose(
-            opened, bank, second, pairs=known, same_kind=same_kind, device=device, memory=memory, progress=progress
-        )
-    return Answer(str(found))
+            opened, bank, second, pairs=known, same_kind=same_kind, names=called, texts=worded, curve=curve,
+            device=device, memory=memory, progress=progress,
+        )  # fmt: skip
+    return Answer(str(found), looked.of_diagnosis(opened.url, found))
 
 
 @command
@@ -55,4 +68,4 @@ def inspect(store: StoreUrl, device: Device = "auto", memory: Memory = "1GiB") -
 
     with progress_shown() as progress:
         found = inspect(opened, device=device, memory=memory, progress=progress)
-    return Answer(str(found))
+    return Answer(str(found), looked.of_inspection(found))

@@ -36,6 +36,19 @@ Clicks = Annotated[
     str | None,
     typer.Option(help="A log's clicks: .npy of the id in the store that each bank query led to, -1 for none."),
 ]
+TargetNames = Annotated[
+    str | None,
+    typer.Option(
+        "--names",
+        metavar="payload.KEY|FILE",
+        help="What targets are called: a key of the payload, as payload.title, or a text file with the name of id i in "
+        "line i, or a .json file of names by id.",
+    ),
+]
+Texts = Annotated[
+    str | None,
+    typer.Option(metavar="payload.KEY|FILE", help="The texts of targets, likewise: with them short ones are seen."),
+]
 SameKind = Annotated[
     bool, typer.Option("--same-kind", help="Documents are asked by documents: a bank of documents is no objection.")
 ]

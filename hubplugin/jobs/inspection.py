@@ -15,7 +15,7 @@ from hubplugin.jobs.unjudged import Unjudged
 from hubplugin.measures.hubness import skewness_by_chance, skewness_of_finds
 from hubplugin.metric import Metric
 from hubplugin.reductions import Compute
-from hubplugin.selection.experiment import OCCURRENCE
+from hubplugin.selection.trials import OCCURRENCE
 from hubplugin.store import Correction, Store
 from hubplugin.vectors import Progress
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -22,10 +22,10 @@ from hubplugin.errors import InputError, Parameter
 from hubplugin.measures.hubness import k_occurrence
 from hubplugin.methods import FitInput, Method
 from hubplugin.methods.blend import Blend
-from hubplugin.reductions import HoldingCompute, Similarities, dense, sampled, taken
+from hubplugin.reductions import Compute, HoldingCompute, Similarities, dense, sampled, taken
 from hubplugin.selection.banks import Banks
 from hubplugin.selection.profile import BankProfile, profile
-from hubplugin.selection.trials import Trial
+from hubplugin.selection.trials import OCCURRENCE, Trial
 from hubplugin.vectors import as_vectors
 
 FOLDS = 5
@@ -37,9 +37,6 @@ PROBES = 500
 FIT_ROWS = 2_048
 """Bank rows of one fit. The best temperature falls by about half a step of the search from 500 rows to 4,000."""
 
-OCCURRENCE = 10
-"""Hubness is the skewness of the 10-occurrence, as in DBSN and QB-Norm."""
-
 
 @dataclass(frozen=True)
 class Fold:
@@ -49,6 +46,17 @@ class Fold:
     given: FitInput
     similarities: torch.Tensor
     own: torch.Tensor | None
+
+    def smaller(self, count: int) -> Fold:
+        """This fold, fitted on `count` of its bank queries and the same share of its target bank, drawn at random:
+        those of a smaller count are among those of a larger one."""
+        given, rng = self.given, np.random.default_rng(0)
+        size, second = len(given.query_bank), given.target_bank
+        bank = given.query_bank[np.sort(rng.permutation(size)[:count])]
+        if second is not None:
+            second = second[np.sort(rng.permutation(len(second))[: math.ceil(len(second) * count / size)])]
+        compute = Compute(given.compute.device, given.compute.memory, precision=given.compute.precision)
+        return replace(self, given=FitInput(bank, given.targets, second, given.metric, compute))
 
     def release(self) -> None:
         if isinstance(self.given.compute, HoldingCompute):
@@ -198,8 +206,14 @@ class Experiment:
         products = len(fold.given.query_bank) * (fold.given.require_targets("auto").rows + second)
         return FOLDS * (4 * products + 8 * fold.similarities.numel()) <= self.given.compute.bytes() // 2
 
-    def run(self, configurations: Sequence[Method | None]) -> list[Trial]:
-        """Each configuration over all folds; the folds are the outer loop, so that each is multiplied once."""
+    @property
+    def fitted(self) -> int:
+        """The bank queries that each fold leaves to a fit."""
+        return min(len(self.split.fitted(fold, self._fit_rows)) for fold in range(FOLDS))
+
+    def run(self, configurations: Sequence[Method | None], fitted: int | None = None) -> list[Trial]:
+        """Each configuration over all folds; the folds are the outer loop, so that each is multiplied once. fitted: the
+        bank queries of each fit; all that a fold leaves by default."""
         if not configurations:
             return []
         n, total = len(self.targets), FOLDS * len(configurations)
@@ -208,8 +222,9 @@ class Experiment:
         for number, fold in enumerate(self._folds()):
             nearest = fold.similarities[:, :n].topk(min(2, n), dim=1).values
             gaps.append(float((nearest[:, 0] - nearest[:, -1]).mean()))
+            tried = fold if fitted is None else fold.smaller(fitted)
             for place, configuration in enumerate(configurations):
-                found[place].append(self._probe(fold, configuration, nearest[:, 0]))
+                found[place].append(self._probe(tried, configuration, nearest[:, 0]))
                 self.given.compute.report("trying candidates", number * len(configurations) + place + 1, total)
         gap = max(float(np.mean(gaps)), 1e-12)
         trials = []

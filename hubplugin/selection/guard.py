@@ -31,7 +31,8 @@ falls on text and code by up to 3 points. Without pairs it takes more, since onl
 @dataclass(frozen=True)
 class Judgement:
     """What the guard found: the correction tried, what no correction does, the bank, and the `objections`, if any.
-    notes: what is no reason to refuse, but worth knowing."""
+    notes: what is no reason to refuse, but worth knowing. sides: what it does to both sides of a log; None of others.
+    """
 
     candidate: Candidate
     uncorrected: Candidate
@@ -39,6 +40,7 @@ class Judgement:
     probes: int
     objections: list[str]
     notes: list[str]
+    sides: Sides | None = None
 
     def __str__(self) -> str:
         verdict = "refused: " + "; ".join(self.objections) if self.objections else "passed"
@@ -95,11 +97,12 @@ def judge_by(experiment: Experiment, configurations: Sequence[Method]) -> list[J
         ]
         notes = [bank.doubt] if bank.doubt else []
         notes += [_change_of_skewness(before, after)] if after.skewness > before.skewness else []
+        sides = None
         if experiment.answered > 0.5 or (bank.kind == "log" and experiment.banks.known is None):
             sides = both_sides(experiment, trial.method.resolved(given))
             notes += [] if sides is None else [str(sides)]
             objections += _objections_to_sides(sides)
-        judgements.append(Judgement(after, before, bank, experiment.probes, objections, notes))
+        judgements.append(Judgement(after, before, bank, experiment.probes, objections, notes, sides))
     return judgements
 
 

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hubplugin.measures.hubness import skewness
+from hubplugin.measures.hubness import Hubness
 from hubplugin.methods import Method
 from hubplugin.model import Setting
+
+OCCURRENCE = 10
+"""Hubness is the skewness of the 10-occurrence, as in DBSN and QB-Norm."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,8 @@ class Candidate:
 
     skewness: of the k-occurrence. cost: mean fall of the similarity of the first target found, as a share of the mean
     distance between the two nearest. recall: R@1, 0 to 1; rank: geometric mean rank of the probes' own targets; both
-    None without pairs. gain, error: of R@1 over no correction, and its standard error.
+    None without pairs. gain, error: of R@1 over no correction, and its standard error. largest, never: of the probes,
+    the share that finds the worst hub, and of the targets tried, the share that none finds.
     """
 
     method: str
@@ -29,6 +33,8 @@ class Candidate:
     rank: float | None = None
     gain: float | None = None
     error: float | None = None
+    largest: float | None = None
+    never: float | None = None
 
     @property
     def name(self) -> str:
@@ -68,11 +74,14 @@ class Trial:
                 "gain": float(difference.mean()),
                 "error": standard_error(difference),
             }
+        hubness = Hubness.of(self.occurrence, OCCURRENCE)
         return Candidate(
             method="none" if self.configuration is None else self.configuration.name,
             parameters={} if self.configuration is None else self.configuration.parameters,
-            skewness=skewness(self.occurrence),
+            skewness=hubness.skewness,
             cost=float(self.costs.mean()) / self.gap,
+            largest=hubness.largest / len(self.costs),
+            never=hubness.anti_hub_share,
             **found,
         )
 

@@ -57,6 +57,12 @@ class Shard:
                 yield batch
             more = following is not None
 
+    def retrieved(self, ids: Sequence[Id]) -> list[Any]:
+        """The points `ids`, with payloads and without vectors."""
+        with one_line(self.url):
+            found: list[Any] = self.engine.retrieve(list(ids), with_payload=True, with_vector=False)
+        return found
+
     def write(self, version: Version, ids: Sequence[Id], offsets: np.ndarray) -> None:
         """Gives each point its offset, for good when this returns."""
         with one_line(self.url):

@@ -28,7 +28,7 @@ from hubplugin_qdrant.edge.shard import Shard, one_line
 from hubplugin_qdrant.edge.writing import EdgeWriting
 from hubplugin_qdrant.explanation import shard_explanation
 from hubplugin_qdrant.manifest import Manifest, Version
-from hubplugin_qdrant.points import PointReader
+from hubplugin_qdrant.points import PointReader, texts_at
 from hubplugin_qdrant.requests.trees import rewrite
 from hubplugin_qdrant.versioned_store import VersionedStore
 
@@ -74,6 +74,9 @@ class EdgeStore(VersionedStore):
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         return hits(nearest(self._shard, self._searched(raw), queries, k))
+
+    def named(self, ids: Sequence[Id], key: str) -> list[str | None]:
+        return texts_at(key, ids, self._shard.retrieved)
 
     def _searched(self, raw: bool) -> Version | None:
         """The version that a search uses."""

@@ -1,0 +1,200 @@
+"""Causes that are not hubness, each on data that has it and on the example set, which has hubness and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hubplugin import Metric
+from hubplugin.causes import Finding, collapsed, copies, cut_off, lengths, other_model, shifted, short_texts
+from hubplugin.causes.documents import nearest_above
+from hubplugin.causes.queries import excess_of_nearest
+from hubplugin.causes.space import effective_dimensions, mean_cosine
+from hubplugin.jobs.diagnosis import Diagnosis
+from hubplugin.jobs.evidence import DEEP, findings
+from hubplugin.measures.hubness import Hubness
+from hubplugin.reductions import Compute
+from hubplugin.search import TopK, search
+from hubplugin.selection import Banks
+
+QUERIES = 300
+
+
+@pytest.fixture(scope="module")
+def example(real):
+    return unit(real["test_queries"][:QUERIES]), unit(real["test_targets"])
+
+
+def unit(vectors):
+    vectors = vectors.astype(np.float64)
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def projected(vectors, dimensions):
+    """Onto as many random axes, in the space that they were in."""
+    rng = np.random.default_rng(3)
+    axes = np.linalg.qr(rng.normal(size=(vectors.shape[1], dimensions)))[0]
+    return unit(vectors @ axes @ axes.T + 1e-4 * rng.normal(size=vectors.shape))
+
+
+def rotated(vectors):
+    """As another model of the same size would embed the same texts: nothing lies where it lay."""
+    turn = np.linalg.qr(np.random.default_rng(5).normal(size=(vectors.shape[1],) * 2))[0]
+    return unit(vectors @ turn)
+
+
+def near(vectors):
+    """Copies that differ by a word: a hundredth of the usual squared distance away."""
+    noise = np.random.default_rng(1).normal(size=vectors.shape) / vectors.shape[1] ** 0.5
+    return unit(vectors + 0.08 * noise)
+
+
+def axis(dimensions):
+    return unit(np.random.default_rng(9).normal(size=(1, dimensions)))
+
+
+def found(queries, targets, metric="cosine", clicks=None, texts=None):
+    """The causes that are there, by name; and all findings."""
+    banks = Banks.read(queries, None, clicks, metric, Compute("cpu")).against(targets)
+    nearest = TopK(DEEP)
+    search(banks.given.query_bank, banks.given.targets, Metric(metric), banks.given.compute, nearest)
+    told = findings(banks, nearest.rows[0], texts, lambda rows: rows.tolist(), seed=0)
+    return {finding.cause for finding in told if finding.found}, told
+
+
+def test_the_example_set_has_no_other_cause_than_hubness(example):
+    assert found(*example)[0] == set()
+
+
+@pytest.mark.parametrize("copied", [lambda x: x, near], ids=["exact", "near"])
+def test_copies_are_seen_by_the_places_that_they_take(example, copied):
+    queries, targets = example
+    causes, told = found(queries, np.concatenate([targets, copied(targets[:400])]))
+    assert causes == {"copies"}
+    assert "keep one of each" in str(next(each for each in told if each.found))
+
+
+@pytest.mark.parametrize("dimensions", [3, 12])
+def test_a_collapsed_space_is_seen(example, dimensions):
+    queries, targets = example
+    assert "collapsed space" in found(projected(queries, dimensions), projected(targets, dimensions))[0]
+
+
+def test_a_vector_common_to_all_is_no_collapse(example):
+    common = 3 * axis(384)
+    causes, told = found(*(unit(part + common) for part in example))
+    assert causes == set()
+    (finding,) = [each for each in told if each.cause == "collapsed space"]
+    assert "thresholds on scores mean little" in finding.says
+
+
+def test_queries_of_another_model_are_seen(example):
+    queries, targets = example
+    assert "another model" in found(rotated(queries), targets)[0]
+
+
+def test_queries_that_all_lack_a_prefix_are_told_from_others_and_not_from_a_modality(example):
+    queries, targets = example
+    shift = [each for each in found(unit(queries + axis(384)), targets)[1] if each.cause == "prefix or shift"]
+    assert shift[0].found is None
+    assert "'query: '" in str(shift[0])
+    assert shifted(queries, targets).found is False
+
+
+def test_vectors_that_win_by_their_length_are_seen(example):
+    queries, targets = example
+    long = targets * np.random.default_rng(2).lognormal(0, 1, len(targets))[:, None]
+    assert "lengths" in found(queries, long, metric="dot")[0]
+    assert "lengths" not in found(queries, targets, metric="dot")[0]
+    assert "lengths" not in found(queries, long, metric="cosine")[0]
+
+
+def test_short_texts_that_push_others_out_are_seen(example):
+    queries, targets = example
+    hub = unit(queries.mean(axis=0, keepdims=True))
+    boilerplate = unit(hub + 0.03 * np.random.default_rng(4).normal(size=(30, 384)))
+    gallery = np.concatenate([targets, boilerplate])
+
+    def texts(ids):
+        return ["See also." if key >= len(targets) else "x" * 300 for key in ids]
+
+    assert "short texts" in found(queries, gallery, texts=texts)[0]
+    assert "short texts" not in found(queries, gallery, texts=lambda ids: ["x" * 300 for _ in ids])[0]
+    assert "short texts" not in found(queries, targets, texts=lambda ids: ["x" * (1 + key % 300) for key in ids])[0]
+
+
+def test_answers_just_behind_the_first_ten_are_seen(example):
+    queries, targets = example
+    chunks = unit(np.repeat(targets, 15, axis=0) + 0.02 * np.random.default_rng(6).normal(size=(15 * 1200, 384)))
+    clicks = 15 * np.arange(QUERIES) + np.random.default_rng(7).integers(15, size=QUERIES)
+    assert "k too small" in found(queries, chunks, clicks=clicks)[0]
+    assert "k too small" not in found(queries, targets, clicks=np.arange(QUERIES))[0]
+
+
+def test_what_cannot_be_told_says_what_is_needed():
+    assert "pass --texts" in str(short_texts([], []))
+    assert "--clicks" in str(cut_off(None, 10, 50))
+    assert collapsed(np.eye(20)).found is None
+    assert other_model(np.ones((10, 1000))).found is None
+
+
+@pytest.mark.parametrize(
+    ("skewness", "causes", "says"),
+    [
+        (2.0, [], "there is hubness"),
+        (2.0, ["copies"], "there is hubness, and there is more than that: copies; mend that first"),
+        (0.3, ["copies", "lengths"], "this is not hubness, but: copies, lengths"),
+        (0.3, [], "there is no hubness, and no other cause was found"),
+    ],
+)
+def test_the_verdict_says_when_the_trouble_is_not_hubness(skewness, causes, says):
+    found = [Finding(cause, True, "seen") for cause in causes] + [Finding("short texts", False, "not seen")]
+    told = diagnosis_of(hubness=Hubness(10, skewness, 0, 0, 9, 0, 0), findings=found)
+    assert told.verdict() == says
+
+
+def diagnosis_of(**fields):
+    """A diagnosis of 1,000 targets and 1,000 queries, of which only `fields` are looked at."""
+    filled = {field.name: fields.get(field.name) for field in dataclasses.fields(Diagnosis)}
+    return Diagnosis(**{**filled, "targets": 1_000, "queries": 1_000})
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2**32 - 1), st.integers(2, 12), st.integers(1, 9))
+def test_figures_of_causes_are_those_of_their_formulas(seed, rows, dim):
+    rng = np.random.default_rng(seed)
+    vectors = rng.normal(size=(rows, dim))
+    expected = [
+        min((((vectors[i] - vectors[j]) ** 2).sum() / 2 for j in range(i)), default=np.inf) for i in range(rows)
+    ]
+    np.testing.assert_allclose(nearest_above(vectors), expected)
+    centred = vectors - vectors.mean(axis=0)
+    variances = np.linalg.eigvalsh(centred.T @ centred)
+    np.testing.assert_allclose(effective_dimensions(vectors), variances.sum() ** 2 / (variances**2).sum())
+    cosines = np.corrcoef(np.hstack([vectors, -vectors]))  # of rows with mean 0, a correlation is a cosine
+    np.testing.assert_allclose(mean_cosine(vectors), cosines[~np.eye(rows, dtype=bool)].mean(), atol=1e-12)
+
+
+def test_the_nearest_of_random_similarities_does_not_stand_out():
+    assert abs(excess_of_nearest(np.random.default_rng(1).normal(size=(500, 2000)))) < 0.1
+
+
+def test_copies_are_counted_among_places():
+    vectors = np.array([[1.0, 0], [1, 0], [0, 1], [0.6, 0.8]])
+    finding = copies(np.array([[0, 1, 2], [2, 3, 0]]), vectors, np.array([0.2, 0.2, 0.0]), 0.5)
+    assert finding.figures["places"] == finding.figures["places_exact"] == pytest.approx(1 / 6)
+
+
+def test_a_shift_is_measured_by_the_spread_of_the_documents():
+    targets = np.array([[1.0, 0], [-1, 0], [0, 1], [0, -1]])
+    assert shifted(targets + np.array([3.0, 4.0]), targets).figures["apart"] == pytest.approx(25)
+
+
+def test_lengths_count_only_where_a_search_ranks_by_them():
+    places, targets = np.full(10, 5.0), np.linspace(1, 5.1, 100)
+    assert lengths(places, targets, Metric.DOT).found
+    assert not lengths(places, targets, Metric.COSINE).found
