@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from hubplugin.errors import CorrectionRefused, HubpluginError, InputError, ModelFileError, StoreError
     from hubplugin.evaluation.evaluate import evaluate
     from hubplugin.evaluation.export import Evaluation
+    from hubplugin.evaluation.in_store import evaluate_store
     from hubplugin.fitting import fit
     from hubplugin.jobs.correction import apply
     from hubplugin.jobs.diagnosis import Diagnosis, diagnose
@@ -46,6 +47,7 @@ _HOMES = {
     "choose": "selection",
     "diagnose": "jobs.diagnosis",
     "evaluate": "evaluation.evaluate",
+    "evaluate_store": "evaluation.in_store",
     "fit": "fitting",
     "fit_rule": "query_dependent",
     "inspect": "jobs.inspection",
@@ -77,6 +79,7 @@ __all__ = [
     "choose",
     "diagnose",
     "evaluate",
+    "evaluate_store",
     "fit",
     "fit_rule",
     "inspect",

@@ -73,7 +73,7 @@ def evaluate(
     names = as_names(names, gallery.rows, "names")
     query_names = as_names(query_names, asked.rows, "query_names")
     thumbnails = as_names(thumbnails, gallery.rows, "thumbnails")
-    _require_libraries()
+    require_libraries()
     given = None
     if query_bank is not None:
         given = FitInput.read(query_bank, gallery, target_bank, metric, compute)
@@ -143,7 +143,8 @@ def _require_usable(asked: Vectors, gallery: Vectors, k: int, seed: int, models:
         raise InputError(f"a model cannot be labelled {unlabelled[0]!r}; name it by another word than {RAW!r}")
 
 
-def _require_libraries() -> None:
+def require_libraries() -> None:
+    """Raises InputError where what figures need is not installed."""
     for library, module in (("scipy", "scipy"), ("POT", "ot")):
         if find_spec(module) is None:
             raise InputError(f"evaluating needs {library}: pip install 'hubplugin[evaluation]'")

@@ -69,7 +69,7 @@ def as_truth(
         known = _rows(query_names, queries, "query_names"), _rows(names, targets, "names")
         pairs, grades = _from_qrels(Path(source), *known)
     else:
-        pairs = _from_rows(_from_file(Path(source)) if isinstance(source, (str, os.PathLike)) else source, queries)
+        pairs = _from_rows(rows_from_file(Path(source)) if isinstance(source, (str, os.PathLike)) else source, queries)
         grades = np.ones(len(pairs[0]))
     return _checked(*pairs, grades, queries, targets)
 
@@ -106,7 +106,8 @@ def _from_rows(source: Any, queries: int) -> tuple[np.ndarray, np.ndarray]:
     return query_rows, np.fromiter(chain.from_iterable(rows), np.int64, len(query_rows))
 
 
-def _from_file(path: Path) -> Any:
+def rows_from_file(path: Path) -> Any:
+    """What an .npy or a .json file holds."""
     try:
         return json.loads(path.read_text()) if path.suffix == ".json" else np.load(path, allow_pickle=False)
     except (OSError, ValueError, RecursionError) as error:
@@ -116,21 +117,26 @@ def _from_file(path: Path) -> Any:
 def _from_qrels(
     path: Path, query_rows: dict[str, int], target_rows: dict[str, int]
 ) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    try:
-        from ir_measures import read_trec_qrels
-    except ImportError:
-        raise InputError(f"reading {path.name} needs ir-measures: pip install 'hubplugin[evaluation]'") from None
-    try:
-        judgements = [judgement for judgement in read_trec_qrels(_as_trec(path)) if judgement.relevance > 0]
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"ground truth {path.name}: no qrels file ({error}); expected lines of 'query 0 target relevance'"
-        ) from None
+    judgements = judgements_of(path)
     pairs = (
         _looked_up((judgement.query_id for judgement in judgements), query_rows, "query", path),
         _looked_up((judgement.doc_id for judgement in judgements), target_rows, "target", path),
     )
     return pairs, np.array([judgement.relevance for judgement in judgements], np.float64)
+
+
+def judgements_of(path: Path) -> list[Any]:
+    """What a qrels file says is relevant: `query_id`, `doc_id` and `relevance` of each."""
+    try:
+        from ir_measures import read_trec_qrels
+    except ImportError:
+        raise InputError(f"reading {path.name} needs ir-measures: pip install 'hubplugin[evaluation]'") from None
+    try:
+        return [judgement for judgement in read_trec_qrels(_as_trec(path)) if judgement.relevance > 0]
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"ground truth {path.name}: no qrels file ({error}); expected lines of 'query 0 target relevance'"
+        ) from None
 
 
 def _as_trec(path: Path) -> io.StringIO:

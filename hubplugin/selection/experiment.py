@@ -25,7 +25,8 @@ from hubplugin.methods.blend import Blend
 from hubplugin.reductions import Compute, HoldingCompute, Similarities, dense, sampled, taken
 from hubplugin.selection.banks import Banks
 from hubplugin.selection.profile import BankProfile, profile
-from hubplugin.selection.trials import OCCURRENCE, Trial
+from hubplugin.selection.trials import OCCURRENCE as OCCURRENCE
+from hubplugin.selection.trials import Trial
 from hubplugin.vectors import as_vectors
 
 FOLDS = 5

@@ -97,7 +97,7 @@ def test_queries_of_another_model_are_seen(example):
     assert "another model" in found(rotated(queries), targets)[0]
 
 
-def test_queries_that_all_lack_a_prefix_are_told_from_others_and_not_from_a_modality(example):
+def test_queries_that_all_lack_a_prefix_are_told_from_others(example):
     queries, targets = example
     shift = [each for each in found(unit(queries + axis(384)), targets)[1] if each.cause == "prefix or shift"]
     assert shift[0].found is None
