@@ -110,7 +110,7 @@ def _given(
     labels = np.empty(handler.count, np.int64)
     labels[handler.order()] = handler.labels()
     for vectors in originals.blocks():
-        yield vectors, model.offsets(vectors), labels[row : row + len(vectors)]
+        yield vectors, model.members.offsets(vectors), labels[row : row + len(vectors)]
         row += len(vectors)
 
 

@@ -88,7 +88,7 @@ def offsets_by(
 def _computed(model: OffsetModel, source: Vectors, resources: Resources) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Vectors [b, d] and offsets [b] of all of `source`."""
     for vectors in source.blocks():
-        yield vectors, resources.offsets(model, vectors)
+        yield vectors, resources.offsets(model.members, vectors)
 
 
 def _tolerant(

@@ -29,6 +29,7 @@ def apply(
     pairs: Pairs = None,
     same_kind: bool = False,
     group_by: str | None = None,
+    robust: bool = False,
     force: bool = False,
     dry_run: bool = False,
     keep: int = KEEP,
@@ -44,7 +45,8 @@ def apply(
     `hubplugin.judge`. force: apply it even if it does not help on held-out
     bank queries. dry_run: write nothing. keep: how many versions stay to return to, see `hubplugin.apply`.
     group_by: a payload key that searches are filtered by, such as "tenant": offsets are fitted within
-    each of its values; see `hubplugin.apply`. using: "" is the unnamed vector, or the only one there is.
+    each of its values; see `hubplugin.apply`, which also has `robust`. using: "" is the unnamed vector, or the only
+    one there is.
     storage: "vector" is a second vector with one more dimension, which ranks at the speed of the index for the price
     of its space; it needs server 1.18. "payload" is one number a point, added to the scores of the candidates that a
     search fetches, which works everywhere. "auto" is that of the correction in place; without one it is "vector" where
@@ -60,7 +62,7 @@ def apply(
     store = QdrantStore(client, collection, using, storage, agreement=agreement)
     return correction.apply(
         store, query_bank, method, target_bank,
-        pairs=pairs, same_kind=same_kind, group_by=group_by, force=force, dry_run=dry_run, keep=keep,
+        pairs=pairs, same_kind=same_kind, group_by=group_by, robust=robust, force=force, dry_run=dry_run, keep=keep,
         device=device, memory=memory, progress=progress, **parameters,
     )  # fmt: skip
 

@@ -39,6 +39,9 @@ def apply(
     group_by: Annotated[
         str | None, typer.Option(help="A payload key that searches are filtered by: fit within each of its values.")
     ] = None,
+    robust: Annotated[
+        bool, typer.Option("--robust", help="Bound the reach of what arrives later, against planted vectors.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Apply it even if it would not help.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Fit and check, and write nothing.")] = False,
     keep: Keep = KEEP,
@@ -58,7 +61,8 @@ def apply(
     with progress_shown() as progress:
         applied = apply(
             opened, bank, method, second,
-            pairs=known, same_kind=same_kind, group_by=group_by, force=force, dry_run=dry_run, keep=keep,
+            pairs=known, same_kind=same_kind, group_by=group_by, robust=robust,
+            force=force, dry_run=dry_run, keep=keep,
             device=device, memory=memory, progress=progress, **parameters,
         )  # fmt: skip
     return Answer(f"{opened.url}: {applied}", {"store": opened.url, **of_applied(applied)})

@@ -63,7 +63,9 @@ def fitted(label: str, model: OffsetModel, scene: Scene) -> Candidate:
     if model.metric is not scene.metric:
         raise InputError(f"model {label!r} is for {model.metric.value}, the evaluation for {scene.metric.value}")
     compute = scene.compute
-    offsets = model.offsets(scene.targets, device=compute.device, memory=compute.memory, progress=compute.progress)
+    offsets = model.members.offsets(
+        scene.targets, device=compute.device, memory=compute.memory, progress=compute.progress
+    )
     return Candidate(label, model.method, model.parameters, offsets)
 
 

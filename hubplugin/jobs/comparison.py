@@ -16,12 +16,14 @@ from hubplugin.store import Batch, Store
 class Comparison:
     """Of the targets `scanned` so far, how many have no offset (`missing`), how many one that `model` does not give
     (`stale`), how many something else in its place (`foreign`), and which the model cannot judge. what: the name of
-    the work, for progress."""
+    the work, for progress. first: whether the model is written for the first time, to its members. Later what has no
+    right offset is a newcomer, which a robust model tells from members; a member keeps what it has."""
 
     store: Store
     model: OffsetModel
     compute: Compute
     what: str
+    first: bool = False
     scanned: int = 0
     missing: int = 0
     stale: int = 0
@@ -33,13 +35,29 @@ class Comparison:
 
     def offsets(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """What the model gives to the targets of `batch`, float32 [b], and whose stored offset differs, bool [b]."""
-        offsets = offsets_of_all(self.model, batch, self.unjudged, unit=self.store.unit, compute=self.compute)
         absent = np.isnan(batch.offsets)
-        differs = ~absent & (np.abs(batch.offsets - offsets) > self._precision)
+        offsets = self._offsets(self.model.members, batch, self.unjudged)
+        differs = self._differs(batch, offsets)
+        rows = np.flatnonzero(absent | differs)
+        if self.model.bound is not None and len(rows):
+            some = batch.some(rows)
+            of_newcomers = self._offsets(self.model, some, Unjudged())
+            newcomers = ~absent[rows] & ~self._differs(some, of_newcomers)
+            differs[rows[newcomers]] = False
+            given = newcomers | (not self.first)
+            offsets[rows[given]] = of_newcomers[given]
         self.missing += int(absent.sum())
         self.stale += int(differs.sum())
         self.foreign += batch.foreign
         return offsets, absent | differs
+
+    def _offsets(self, model: OffsetModel, batch: Batch, unjudged: Unjudged) -> np.ndarray:
+        return offsets_of_all(model, batch, unjudged, unit=self.store.unit, compute=self.compute)
+
+    def _differs(self, batch: Batch, offsets: np.ndarray) -> np.ndarray:
+        """Whose stored offset is another one than `offsets` [b], bool [b]."""
+        apart: np.ndarray = np.abs(batch.offsets - offsets) > self._precision  # of NaN, none
+        return apart
 
     def done(self, batch: Batch) -> None:
         """`batch` is finished with."""

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
-from hubplugin.errors import InputError
+from hubplugin.errors import InputError, Parameter
 from hubplugin.jobs.comparison import compared, group_key
 from hubplugin.jobs.groups import fit_within
 from hubplugin.jobs.reach import require_reach
 from hubplugin.jobs.spooled_gallery import SpooledGallery
 from hubplugin.jobs.writing import Applied, usable, write, written
 from hubplugin.methods import FitInput, Method, asked_for
+from hubplugin.methods.robust import bounded
 from hubplugin.model import OffsetModel, Setting, Value
 from hubplugin.selection import (
     Banks,
@@ -38,6 +39,7 @@ def apply(
     pairs: Pairs = None,
     same_kind: bool = False,
     group_by: str | None = None,
+    robust: bool = False,
     force: bool = False,
     dry_run: bool = False,
     keep: int = KEEP,
@@ -48,7 +50,7 @@ def apply(
 ) -> Applied:
     """Fits offsets on everything in `store`, writes them, and activates them in one step.
 
-    query_bank, target_bank, method, parameters: as in `hubplugin.fit`.
+    query_bank, target_bank, method, robust, parameters: as in `hubplugin.fit`; robust not with group_by.
 
     The correction is first tried on held-out bank queries (`hubplugin.check`), which raises CorrectionRefused if it
     would do harm; force=True applies it untried. pairs: see `selection.Pairs`. same_kind: documents are asked by
@@ -60,7 +62,7 @@ def apply(
     beside the new one, for `rollback`: one, because each takes as much space as the first and is kept up by writes.
     Raises InputError for banks or parameters, StoreError for the store; searches are unchanged in every case.
     """
-    bank = _bank_for(store, query_bank)
+    bank = _bank_for(store, query_bank, group_by if robust else None)
     compute = usable(device, memory, progress, keep)
     configuration = asked_for(method, parameters, apply)
     banks = Banks.read(bank, target_bank, pairs, store.metric, compute, same_kind)
@@ -70,11 +72,11 @@ def apply(
         raise InputError(f"{store.url} is empty; add vectors, then correct it")
     if not force:
         require_size(banks, configuration)
-    cut_off = None if dry_run else _cut_off(store, configuration, banks.given, group_by)
+    cut_off = None if dry_run else _cut_off(store, configuration, banks.given, group_by, robust)
     if cut_off is not None:
         return write(store, cut_off, device=device, memory=memory, progress=progress, keep=keep)
     gallery = SpooledGallery(store, progress, group_by, banks.clicks)
-    fitted = _fitted(banks.against(gallery.vectors, gallery.rows), configuration, gallery, group_by, force)
+    fitted = _fitted(banks.against(gallery.vectors, gallery.rows), configuration, gallery, group_by, force, robust)
     if not force and group_by is None:
         require_reach(fitted.model, bank, gallery.vectors, compute)
     if not dry_run:
@@ -87,9 +89,13 @@ def apply(
     )  # fmt: skip
 
 
-def _bank_for(store: Store, query_bank: VectorLike) -> Vectors:
+def _bank_for(store: Store, query_bank: VectorLike, grouped_and_robust: str | None) -> Vectors:
     if not isinstance(store, Store):
         raise InputError(f"expected a store, got {type(store).__name__}; open one: hubplugin.open_store(URL)")
+    if grouped_and_robust is not None:
+        raise InputError(
+            Parameter("robust", True), " bounds offsets over a whole gallery: leave out ", Parameter("group_by")
+        )
     bank = as_vectors(query_bank, "query bank")
     if bank.dim != store.dim:
         raise InputError(
@@ -106,7 +112,12 @@ class _Fitted:
 
 
 def _fitted(
-    banks: Banks, configuration: Method | None, gallery: SpooledGallery, group_by: str | None, force: bool
+    banks: Banks,
+    configuration: Method | None,
+    gallery: SpooledGallery,
+    group_by: str | None,
+    force: bool,
+    robust: bool,
 ) -> _Fitted:
     """A model for the whole gallery, or for its groups. configuration: None where it is chosen."""
     judgement = None
@@ -120,15 +131,19 @@ def _fitted(
         if guarded:
             judgement = check_by(experiment, configuration)
     if group_by is None:
-        return _Fitted(configuration.fit(banks.given), judgement)
+        model = configuration.fit(banks.given)
+        return _Fitted(bounded(model, banks.given) if robust else model, judgement)
     model, neutral = fit_within(banks, configuration, group_by, gallery.groups(), force)
     return _Fitted(model, neutral=neutral)
 
 
-def _cut_off(store: Store, configuration: Method | None, given: FitInput, group_by: str | None) -> OffsetModel | None:
+def _cut_off(
+    store: Store, configuration: Method | None, given: FitInput, group_by: str | None, robust: bool
+) -> OffsetModel | None:
     """The model whose writing was cut off, if it is the one that is asked for."""
     found = store.correction()
     if found is None or found.active or configuration is None:
         return None
     same = configuration.made(found.model, given) and group_key(found.model) == group_by
+    same &= (found.model.bound is not None) == robust
     return found.model if same else None

@@ -22,7 +22,7 @@ banks of text and code, text and image, two languages and query logs it is at mo
 def reach(model: OffsetModel, bank: Vectors, gallery: Vectors, compute: Compute) -> float:
     """The share of the gallery that is nearer to a bank query than its corrected nearest target, on average."""
     queries, targets = _evenly(bank, QUERIES), _evenly(gallery, TARGETS)
-    offsets = model.offsets(targets)
+    offsets = model.members.offsets(targets)
     if model.metric is Metric.COSINE:
         queries, targets = normalise(queries, bank.name), normalise(targets, gallery.name)
     raw = dense(Similarities(queries, model.metric, compute), as_vectors(targets, "targets")).numpy()

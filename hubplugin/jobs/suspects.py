@@ -13,20 +13,21 @@ import numpy as np
 from hubplugin.errors import StoreError
 from hubplugin.jobs.comparison import Comparison, group_key
 from hubplugin.measures.hubness import skewness_of_finds
-from hubplugin.model import OffsetModel
+from hubplugin.methods.robust import CLUSTERS, probes
+from hubplugin.model import Bound, OffsetModel
 from hubplugin.reductions import Compute, MeanOfLargest, clusters, reduce
 from hubplugin.selection.experiment import OCCURRENCE
 from hubplugin.store import Hits, Id, Store
 from hubplugin.vectors import Progress, as_vectors
-
-PROBES, CLUSTERS = 400, 8
-"""Bank queries that are searched for, and into how many clusters they fall: about 50 each."""
 
 NAMED = 10
 """How many targets each list names."""
 
 MADS = 4.0
 """A penalty stands out that lies so many median absolute deviations above the median: 1 target in 300 by nature."""
+
+TIMES = 4.0
+"""A target alarms that is found by so many times the largest share that any had at the fit."""
 
 SAMPLE, NEIGHBOURS = 1000, 5
 """How far a target lies from the gallery is its mean similarity to the nearest of a sample."""
@@ -80,15 +81,15 @@ class Suspects:
 def suspects(
     store: Store,
     *,
-    probes: int = PROBES,
     device: str = "auto",
     memory: int | str = "1GiB",
     progress: Progress | None = None,
 ) -> Suspects:
     """The targets of `store` that a planted one would be among; see `Suspects`. Nothing is changed.
 
-    It reads the store twice and searches for `probes` queries of the model's bank, raw and corrected. There is an alarm
-    if the correction makes skewness worse.
+    It reads the store twice and searches for up to 400 queries of the model's bank, raw and corrected. There is an
+    alarm if the correction makes skewness worse, and, of a robust model, which has counted at the fit, if one target is
+    found by more than four times the share that any had then, over the whole bank or within a cluster of it.
     Raises StoreError where no correction is active, or where its model keeps no bank.
     """
     found = store.correction()
@@ -98,14 +99,14 @@ def suspects(
     bank = model.terms[0].bank
     if len(bank) < 2:
         raise StoreError(f"{store.url}: method {model.method!r} keeps no bank to search with; apply another one")
-    queries = bank[np.linspace(0, len(bank) - 1, min(probes, len(bank))).astype(int)]
+    queries = bank[probes(len(bank))]
     hubs = _Hubs(queries, store.search(queries, OCCURRENCE, raw=True), store.search(queries, OCCURRENCE))
     held = _Held(store, model, compute)
     skewness = hubs.skewness(store.count())
     return Suspects(
         len(queries), skewness, hubs.shares(hubs.raw), hubs.shares(hubs.corrected), hubs.within(),
         held.missing, held.stale, held.penalised(), len(held.outstanding), held.far(),
-        _alarms(skewness),
+        _alarms(hubs, skewness, model.bound),
     )  # fmt: skip
 
 
@@ -193,11 +194,24 @@ def _nearness(store: Store, model: OffsetModel, sample: np.ndarray, compute: Com
     return np.concatenate(parts)
 
 
-def _alarms(skewness: tuple[float, float]) -> list[str]:
+def _alarms(hubs: _Hubs, skewness: tuple[float, float], fit: Bound | None) -> list[str]:
     raw, corrected = skewness
     alarms = []
     if corrected > raw:
         alarms.append(f"skewness of the {OCCURRENCE}-occurrence is {corrected:.2f} corrected, above {raw:.2f} raw")
+    if fit is None:
+        return alarms
+    for name, share in hubs.shares(hubs.corrected):
+        if share > TIMES * fit.largest:
+            alarms.append(
+                f"{name!r} is found by {share:.1%} of the queries; at the fit none by more than {fit.largest:.1%}"
+            )
+    for name, share in hubs.within():
+        if share > TIMES * fit.largest_within:
+            alarms.append(
+                f"{name!r} is found by {share:.1%} of the queries of one cluster; at the fit none by more than "
+                f"{fit.largest_within:.1%}"
+            )
     return alarms
 
 

@@ -110,7 +110,7 @@ def written(
 
     def one_pass(what: str, batches: Iterable[Batch]) -> Comparison:
         """Writes the offsets that are missing or differ."""
-        comparison = Comparison(store, model, compute, what)
+        comparison = Comparison(store, model, compute, what, first=writing.found != "active")
         for batch in batches:
             offsets, wrong = comparison.offsets(batch)
             if wrong.all():

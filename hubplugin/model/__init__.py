@@ -1,5 +1,6 @@
 """What a fit returns: terms over a bank, the model that sums them, its form by groups, and its file."""
 
+from hubplugin.model.bound import Bound
 from hubplugin.model.file import FORMAT
 from hubplugin.model.grouped import Group, GroupedModel
 from hubplugin.model.offset_model import (
@@ -16,6 +17,7 @@ from hubplugin.model.terms import Dot, LogSumExp, Term, TopKMean, reduction_of
 __all__ = [
     "FORMAT",
     "Activation",
+    "Bound",
     "Dot",
     "GalleryStatistics",
     "Group",

@@ -15,7 +15,7 @@ import numpy as np
 from hubplugin._version import __version__
 from hubplugin.errors import ModelFileError
 
-FORMAT = 3
+FORMAT = 4
 """Version of the model file. A reader refuses what another version wrote."""
 
 Model = TypeVar("Model")

@@ -14,6 +14,7 @@ import numpy as np
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin.model import file
+from hubplugin.model.bound import Bound
 from hubplugin.model.file import Header
 from hubplugin.model.kept import KeptOffsets
 from hubplugin.model.terms import Dot, Term, of_one_bank, packed, reduction_of, unpacked
@@ -68,7 +69,7 @@ class OffsetModel:
     method, parameters: as given to `fit`. metric: the similarity the offsets belong to. bank_fingerprint: names the
     query bank and the target bank. centre: mean of the raw offsets over the gallery of the fit (0 without one), so
     that 0 is the neutral offset. gallery: None where the fit was given no targets. activation: the activation set,
-    which `query_dependent.Dynamic` and `DualDynamic` ask; offsets do not depend on it.
+    which `query_dependent.Dynamic` and `DualDynamic` ask; offsets do not depend on it. bound: of a robust model.
     """
 
     method: str
@@ -79,6 +80,7 @@ class OffsetModel:
     centre: float = 0.0
     gallery: GalleryStatistics | None = None
     activation: Activation | None = None
+    bound: Bound | None = None
     # Of no other model: `replace` does not carry what is not given, so other terms never have these numbers.
     _kept: KeptOffsets | None = field(default=None, init=False, compare=False, repr=False)
 
@@ -109,15 +111,32 @@ class OffsetModel:
 
         No offset is above the cap, the largest of the gallery of the fit (but for rounding): a vector that is far from
         the whole bank would otherwise get more than any target has, and rank above them. Targets of the fit keep
-        theirs. A model that was fitted without a gallery has no cap.
+        theirs. A model that was fitted without a gallery has no cap. Of a robust model, `bound` holds for all of them
+        as newcomers; `members` has the offsets of the gallery of the fit.
 
         groups: what a `GroupedModel` must know of each target; others do not look at it.
         Raises InputError where `targets` cannot be used or have other dimensions than the bank.
         """
         from hubplugin.reductions import Compute
 
-        raw = self.raw_offsets(targets, Compute(device, memory, progress, precision))
-        return capped(raw - self.centre, self.gallery)
+        vectors, compute = as_vectors(targets, "targets"), Compute(device, memory, progress, precision)
+        offsets = capped(self.raw_offsets(vectors, compute) - self.centre, self.gallery)
+        if self.bound is None:
+            return offsets
+        limits = self.bound.limits(self.terms[0], self.metric, vectors, compute)
+        bounded: np.ndarray = np.minimum(offsets, limits).astype(np.float32)
+        return bounded
+
+    @property
+    def members(self) -> OffsetModel:
+        """This model as it is for the gallery of its fit, whose bound is wider; itself where it is not robust."""
+        return self if self.bound is None else self.with_bound(replace(self.bound, for_members=True))
+
+    def with_bound(self, bound: Bound) -> OffsetModel:
+        """This model with `bound`; see `hubplugin.methods.robust`."""
+        model = replace(self, bound=bound)
+        object.__setattr__(model, "_kept", self._kept)  # raw offsets do not depend on it
+        return model
 
     def centred_on(
         self,
@@ -255,12 +274,17 @@ class OffsetModel:
             "activation": self.activation.k if self.activation else None,
             "terms": terms,
         }
+        if self.bound is not None:
+            names = ("share", "tau", "floor", "largest", "largest_within")
+            header["bound"] = {name: getattr(self.bound, name) for name in names}
+            tensors["bound.levels"] = self.bound.levels
         return header, tensors
 
     @classmethod
     def _fields(cls, header: Header, tensors: dict[str, np.ndarray]) -> Header:
         """The fields of the model whose `_content` was `header` and `tensors`."""
         terms, k, gallery = unpacked(header["terms"], tensors), header["activation"], header["gallery"]
+        bound = header.get("bound")
         return {
             "method": header["method"],
             "parameters": header["parameters"],
@@ -270,6 +294,7 @@ class OffsetModel:
             "centre": float(header["centre"]),
             "gallery": GalleryStatistics(**gallery) if gallery else None,
             "activation": Activation(k, tuple(tensors[f"activation.{i}"] for i in range(len(terms)))) if k else None,
+            "bound": Bound(**bound, levels=tensors["bound.levels"]) if bound else None,
         }
 
     @property
@@ -281,7 +306,8 @@ class OffsetModel:
         fitted = f", gallery of {self.gallery.count}" if self.gallery else ""
         first = self.terms[0]
         bank = f"mean of the bank, {self.dim} dimensions" if isinstance(first, Dot) else f"bank {first.bank.shape}"
-        return f"OffsetModel({self._described}, {self.metric.value}, {bank}{fitted})"
+        robust = "" if self.bound is None else f", newcomers in {self.bound.share:.2%} of the bank's lists at most"
+        return f"OffsetModel({self._described}, {self.metric.value}, {bank}{fitted}{robust})"
 
 
 def capped(offsets: np.ndarray, gallery: GalleryStatistics | None) -> np.ndarray:

@@ -42,7 +42,7 @@ def planted(path: str, vectors: np.ndarray) -> None:
 
 def test_a_planted_vector_is_named_first_everywhere_it_stands_out(corrected, bank):
     planted(corrected, unit(bank.mean(axis=0, keepdims=True)))
-    found = suspects(hubplugin.open_store(f"faiss:{corrected}"), probes=200)
+    found = suspects(hubplugin.open_store(f"faiss:{corrected}"))
     assert found.raw_hubs[0][0] == found.corrected_hubs[0][0] == found.penalised[0][0] == 400
     assert found.stale == [400]
     assert any(name == 400 for name, _ in found.cluster_hubs)
@@ -53,18 +53,40 @@ def test_a_planted_vector_is_named_first_everywhere_it_stands_out(corrected, ban
 
 def test_the_shares_of_hubs_are_those_of_an_exact_search(corrected, bank):
     store = hubplugin.open_store(f"faiss:{corrected}")
-    found = suspects(store, probes=150)
-    queries = bank[np.linspace(0, len(bank) - 1, 150).astype(int)].astype(np.float64)
+    found = suspects(store)
+    queries = bank[np.linspace(0, len(bank) - 1, 400).astype(int)].astype(np.float64)
     batch = next(iter(store.scan()))
     scores = queries @ batch.vectors.astype(np.float64).T + batch.offsets
     counts = np.bincount(np.argsort(-scores, axis=1)[:, :10].ravel(), minlength=400)
-    assert found.corrected_hubs[0][1] == counts.max() / 150
-    assert [share for _, share in found.corrected_hubs] == sorted(counts / 150, reverse=True)[:10]
+    assert found.corrected_hubs[0][1] == counts.max() / 400
+    assert [share for _, share in found.corrected_hubs] == sorted(counts / 400, reverse=True)[:10]
 
 
 def test_an_outlier_is_the_farthest_from_the_gallery(corrected, rng):
     planted(corrected, unit(rng.normal(size=(1, 384))))
-    assert suspects(hubplugin.open_store(f"faiss:{corrected}"), probes=20).far[0][0] == 400
+    assert suspects(hubplugin.open_store(f"faiss:{corrected}")).far[0][0] == 400
+
+
+def test_a_robust_correction_alarms_of_whatever_is_found_far_more_than_at_the_fit(real, bank, corrected):
+    store = hubplugin.open_store(f"faiss:{corrected}")
+    hubplugin.apply(store, bank, robust=True, force=True)
+    assert not suspects(store).alarms
+    planted(corrected, unit(bank.mean(axis=0, keepdims=True)))
+    found = suspects(hubplugin.open_store(f"faiss:{corrected}"))
+    assert any(alarm.startswith("400 is found by") and "at the fit" in alarm for alarm in found.alarms)
+
+
+def test_a_refresh_bounds_what_came_without_an_offset_and_leaves_members_alone(real, bank, corrected):
+    hubplugin.apply(hubplugin.open_store(f"faiss:{corrected}"), bank, robust=True, force=True)
+    before = np.concatenate([batch.offsets for batch in hubplugin.open_store(f"faiss:{corrected}").scan()])
+    planted(corrected, unit(bank.mean(axis=0, keepdims=True)))
+    done = hubplugin.refresh(hubplugin.open_store(f"faiss:{corrected}"))
+    assert (done.missing, done.stale) == (0, 1)
+    store = hubplugin.open_store(f"faiss:{corrected}")
+    after = np.concatenate([batch.offsets for batch in store.scan()])
+    np.testing.assert_allclose(after[:400], before, rtol=0, atol=1e-6)
+    assert sum(400 in ids for ids in store.search(bank, 10).ids) <= 0.02 * len(bank)
+    assert hubplugin.refresh(store).stale == 0
 
 
 def test_a_store_without_a_correction_is_refused(tmp_path, real):
