@@ -1,0 +1,89 @@
+"""The MCP server as an agent's program speaks to it: started as a command, asked by the SDK's own client."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+
+mcp = pytest.importorskip("mcp", reason="pip install 'hubplugin[mcp]'")
+
+pytestmark = pytest.mark.slow
+
+COMMAND, DATA = Path(sys.executable).with_name("hubplugin"), Path(__file__).parent.parent.parent / "examples" / "data"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, real):
+    folder = tmp_path_factory.mktemp("mcp")
+    index = faiss.IndexFlatIP(384)
+    index.add(real["test_targets"].astype(np.float32))
+    faiss.write_index(index, str(folder / "photos.faiss"))
+    return folder
+
+
+def asked(*calls):
+    """The tools of a server, and what it answers to `calls`: name and arguments each."""
+
+    async def spoken():
+        paths = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+        started = mcp.StdioServerParameters(command=str(COMMAND), args=["mcp"], env=paths)
+        async with mcp.Client(started) as client:
+            listed = (await client.list_tools()).tools
+            return {tool.name: tool for tool in listed}, [await client.call_tool(*call) for call in calls]
+
+    return asyncio.run(asyncio.wait_for(spoken(), 300))
+
+
+def test_an_agent_inspects_diagnoses_and_evaluates_and_nothing_changes(made):
+    store = f"faiss:{made / 'photos.faiss'}"
+    before = {path: path.read_bytes() for path in made.iterdir()}
+    bank = str(DATA / "bank_queries.npy")
+    tools, (inspected, diagnosed, evaluated, wrong) = asked(
+        ("inspect", {"store": store}),
+        ("diagnose", {"store": store, "queries": bank}),
+        (
+            "evaluate",
+            {
+                "queries": str(DATA / "test_queries.npy"),
+                "targets": str(DATA / "test_targets.npy"),
+                "query_bank": bank,
+                "method": ["nnn k=16"],
+            },
+        ),
+        ("diagnose", {"store": store, "queries": "none.npy"}),
+    )
+    assert sorted(tools) == ["diagnose", "evaluate", "inspect"]
+    for tool in tools.values():
+        assert tool.annotations.read_only_hint
+        assert all(each.get("description") for each in tool.input_schema["properties"].values())
+    assert "no correction" in inspected.content[0].text
+    assert "hub" in diagnosed.content[0].text
+    assert "nnn" in evaluated.content[0].text
+    assert evaluated.structured_content
+    assert wrong.is_error
+    assert "none.npy" in wrong.content[0].text
+    assert {path: path.read_bytes() for path in made.iterdir()} == before
+
+
+def test_no_tool_takes_a_file_to_write_or_code_to_run():
+    tools, _ = asked()
+    given = {name for tool in tools.values() for name in tool.input_schema["properties"]}
+    assert not given & {"report", "csv", "embed", "force"}
+
+
+def test_a_store_that_one_process_holds_is_let_go_after_each_call(tmp_path):
+    from qdrant_client import QdrantClient, models
+
+    client = QdrantClient(path=str(tmp_path / "local"))
+    client.create_collection("photos", models.VectorParams(size=4, distance=models.Distance.DOT))
+    client.upload_collection("photos", np.random.default_rng(1).normal(size=(20, 4)))
+    client.close()
+    call = ("inspect", {"store": f"qdrant-local:{tmp_path / 'local'}/photos"})
+    _, found = asked(call, call)
+    assert ["no correction" in each.content[0].text for each in found] == [True, True]
