@@ -25,8 +25,20 @@ from hubplugin.errors import HubpluginError
 
 COMMANDS = (looking.diagnose, looking.inspect, evaluating.evaluate)
 
-FILES = ("store", "queries", "targets", "target_bank", "query_bank", "truth", "clicks", "names", "query_names")
-SETTINGS = ("pairs", "same_kind", "method", "k", "temperature", "metric", "seed", "device", "memory")
+FILES = ("store", "queries", "targets", "target_bank", "query_bank", "truth", "clicks", "names", "texts", "query_names")
+SETTINGS = (
+    "pairs",
+    "same_kind",
+    "curve",
+    "condition",
+    "method",
+    "k",
+    "temperature",
+    "metric",
+    "seed",
+    "device",
+    "memory",
+)
 """What an agent may say: what to read, and how to compute. What a command gets later is left out until it stands here,
 for it may write a file or run somebody's code."""
 
@@ -34,7 +46,8 @@ INSTRUCTIONS = (
     "hubplugin finds hubness in vector stores: a few targets that come back for far too many queries. Begin with "
     "`inspect`, which says whether a correction lies in the store and whether it is whole, or with `diagnose`, which "
     "needs example queries and says whether there is hubness and whether a correction would help. `evaluate` compares "
-    "methods on queries with known answers. No tool changes anything: `hubplugin apply` is for people to run."
+    "the raw and the corrected ranking of a store, or methods on files, by queries with known answers. No tool changes "
+    "anything: `hubplugin apply` is for people to run."
 )
 
 
