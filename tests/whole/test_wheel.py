@@ -7,9 +7,14 @@ import subprocess
 import sys
 import venv
 import zipfile
+from email import message_from_bytes
+from email.message import Message
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+
+from hubplugin import __version__
 
 pytestmark = pytest.mark.slow
 
@@ -30,6 +35,12 @@ def wheel(tmp_path_factory) -> Path:
     return next(folder.glob("*.whl"))
 
 
+@pytest.fixture(scope="module")
+def metadata(wheel) -> Message:
+    name = next(each for each in zipfile.ZipFile(wheel).namelist() if each.endswith(".dist-info/METADATA"))
+    return message_from_bytes(zipfile.ZipFile(wheel).read(name))
+
+
 def test_the_wheel_carries_three_packages_their_types_and_the_example_data(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     for expected in (
@@ -37,8 +48,42 @@ def test_the_wheel_carries_three_packages_their_types_and_the_example_data(wheel
         "hubplugin_faiss/py.typed",
         "hubplugin_qdrant/py.typed",
         "hubplugin/data/test_queries.npy",
+        "hubplugin/evaluation/report.html",
     ):
         assert expected in names
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {
+        "hubplugin",
+        "hubplugin_faiss",
+        "hubplugin_qdrant",
+    }
+
+
+def test_the_wheel_carries_every_module_and_nothing_else(wheel):
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
+    modules = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("hubplugin/**/*.py")}
+    modules |= {path.relative_to(ROOT / "adapters").as_posix() for path in ROOT.glob("adapters/**/*.py")}
+    assert names == modules
+    other = {Path(name).suffix for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert other <= {".py", ".typed", ".npy", ".json", ".md", ".html"}
+    assert wheel.stat().st_size < 8 * 2**20
+
+
+def test_the_version_comes_from_one_place(metadata):
+    assert metadata["Version"] == __version__
+
+
+def test_every_extra_names_only_extras_that_there_are(metadata):
+    extras = set(metadata.get_all("Provides-Extra"))
+    assert extras >= {"faiss", "qdrant", "edge", "parquet", "evaluation", "frameworks", "all"}
+    for requirement in map(Requirement, metadata.get_all("Requires-Dist")):
+        if requirement.name == "hubplugin":
+            assert requirement.extras <= extras
+        if requirement.marker is None:  # the core needs neither store
+            assert not requirement.name.startswith(("faiss", "qdrant"))
+
+
+def test_the_page_that_an_index_shows_can_be_rendered(wheel):
+    run(sys.executable, "-m", "twine", "check", "--strict", wheel, cwd=wheel.parent)
 
 
 @pytest.mark.network
