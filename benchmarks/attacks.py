@@ -1,4 +1,4 @@
-"""Vectors that somebody plants to lie near every query, made up for `benchmarks.planted`, and the galleries they go to."""
+"""Vectors planted to lie near every query, made up for `benchmarks.planted`, and the galleries they go to."""
 
 from __future__ import annotations
 

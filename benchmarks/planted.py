@@ -1,9 +1,9 @@
-"""How far a planted vector reaches: raw, by each method, and by a robust model; who finds it; what honest newcomers pay.
+"""How far a planted vector reaches, raw, by each method and by a robust model; who finds it; what newcomers pay.
 
     python -m benchmarks.planted [--data FOLDER] [--write docs/security.md]
 
-The attacks are those of `benchmarks.attacks`, made with queries that are neither in the bank nor among the tests. A cell
-is the share of test queries that have a planted vector among their 10 nearest, and as their nearest, in %.
+The attacks are those of `benchmarks.attacks`, made with queries that are neither in the bank nor among the tests. A
+cell is the share of test queries that have a planted vector among their 10 nearest, and as their nearest, in %.
 """
 
 from __future__ import annotations

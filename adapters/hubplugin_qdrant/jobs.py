@@ -8,6 +8,7 @@ from qdrant_client import QdrantClient
 
 from hubplugin.jobs import correction, inspection, writing
 from hubplugin.methods import asked_for
+from hubplugin.methods.robust import PROBES
 from hubplugin.model import Setting
 from hubplugin.selection import Pairs
 from hubplugin.store import KEEP
@@ -86,7 +87,7 @@ def inspect(
     collection: str,
     *,
     using: str = "",
-    probes: int = inspection.PROBES,
+    probes: int = PROBES,
     device: str = "auto",
     memory: int | str = "1GiB",
     progress: Progress | None = None,

@@ -63,4 +63,5 @@ def of_inspection(found: Inspection) -> Figures:
         "queries": found.probes,
         "skewness": None if found.skewness is None else {"raw": found.skewness[0], "corrected": found.skewness[1]},
         "notes": list(found.notes),
+        "suspects": None if found.suspects is None else found.suspects.figures,
     }

@@ -59,7 +59,7 @@ def diagnose(
 
 @command
 def inspect(store: StoreUrl, device: Device = "auto", memory: Memory = "1GiB") -> Answer:
-    """Say what correction lies in the store, and whether it is whole."""
+    """Say what correction lies in the store, whether it is whole, and which targets look planted."""
     from hubplugin.registry import open_store
 
     opened = open_store(store)
@@ -68,4 +68,4 @@ def inspect(store: StoreUrl, device: Device = "auto", memory: Memory = "1GiB") -
 
     with progress_shown() as progress:
         found = inspect(opened, device=device, memory=memory, progress=progress)
-    return Answer(str(found), looked.of_inspection(found))
+    return Answer(str(found), looked.of_inspection(found), attention=bool(found.alarms))

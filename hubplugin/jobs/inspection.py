@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from hubplugin.jobs.comparison import compared
+from hubplugin.jobs.suspects import Suspects, examined, has_bank
 from hubplugin.jobs.unjudged import Unjudged
-from hubplugin.measures.hubness import skewness_by_chance, skewness_of_finds
+from hubplugin.measures.hubness import skewness_by_chance
+from hubplugin.methods.robust import PROBES
 from hubplugin.metric import Metric
 from hubplugin.reductions import Compute
 from hubplugin.selection.trials import OCCURRENCE
 from hubplugin.store import Correction, Store
 from hubplugin.vectors import Progress
-
-PROBES = 200
-"""Bank queries with which an inspection looks at hubness."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +23,7 @@ class Inspection:
     """What `inspect` found: the correction, if any, and of `count` targets how many lack an offset, how many have one
     that their vector no longer gives, and how many carry something else in its place. skewness: of the 10-occurrence
     of `probes` bank queries over the targets as they are now, searched raw and corrected; None where it was not
-    measured.
+    measured. suspects: which targets look planted, measured likewise.
     """
 
     url: str
@@ -43,6 +38,12 @@ class Inspection:
     probes: int = 0
     notes: Sequence[str] = ()
     unjudged: Unjudged = field(default_factory=Unjudged)
+    suspects: Suspects | None = None
+
+    @property
+    def alarms(self) -> list[str]:
+        """What somebody should look at now, a line each."""
+        return [] if self.suspects is None else self.suspects.alarms
 
     def __str__(self) -> str:
         text = f"{self.url}: {self.count} targets, {self.dim} dimensions, {self.metric.value}"
@@ -67,6 +68,7 @@ class Inspection:
         lines.append(f"{self.missing} missing, {self.stale} stale: {health}")
         if self.foreign:
             lines.append(f"{self.foreign} with something in the place of offsets that this correction did not write")
+        lines += [] if self.suspects is None else [str(self.suspects)]
         return "\n".join(lines)
 
 
@@ -81,27 +83,13 @@ def inspect(
     """What correction lies in `store`, whether every target has the offset that its vector gives, and what it does to
     hubness now, seen by searching for `probes` queries of the bank; 0 searches for none."""
     found = store.correction()
+    compute = Compute(device, memory, progress)
     health: dict[str, Any] = {}
+    if found is not None and found.active and probes and has_bank(found.model):
+        named, beside = examined(store, found.model, compute, probes)
+        health = {"skewness": named.skewness, "probes": named.probes, "suspects": named}
+    elif found is not None:
+        beside = compared(store, found.model, compute, "checking offsets")
     if found is not None:
-        beside = compared(store, found.model, Compute(device, memory, progress), "checking offsets")
-        health = {name: getattr(beside, name) for name in ("missing", "stale", "foreign", "unjudged")}
-    skewness = None
-    if found is not None and found.active:
-        bank = found.model.terms[0].bank
-        probes = min(probes, len(bank)) if len(bank) > 1 else 0  # where a model keeps no more than a mean
-        skewness = _skewness(store, bank[np.linspace(0, len(bank) - 1, probes).astype(int)]) if probes else None
-    return Inspection(
-        store.url, store.metric, store.dim, store.count(),
-        found, skewness=skewness, probes=probes, notes=store.notes(), **health,
-    )  # fmt: skip
-
-
-def _skewness(store: Store, queries: np.ndarray) -> tuple[float, float]:
-    """Of the k-occurrence of `queries` [m, d], searched raw and corrected."""
-    count = store.count()
-
-    def skewness(raw: bool) -> float:
-        found = Counter(itertools.chain.from_iterable(store.search(queries, OCCURRENCE, raw=raw).ids))
-        return skewness_of_finds(np.array([*found.values()]), count)
-
-    return skewness(raw=True), skewness(raw=False)
+        health |= {name: getattr(beside, name) for name in ("missing", "stale", "foreign", "unjudged")}
+    return Inspection(store.url, store.metric, store.dim, store.count(), found, notes=store.notes(), **health)

@@ -13,7 +13,7 @@ import numpy as np
 from hubplugin.errors import StoreError
 from hubplugin.jobs.comparison import Comparison, group_key
 from hubplugin.measures.hubness import skewness_of_finds
-from hubplugin.methods.robust import CLUSTERS, probes
+from hubplugin.methods.robust import CLUSTERS, PROBES, probes
 from hubplugin.model import Bound, OffsetModel
 from hubplugin.reductions import Compute, MeanOfLargest, clusters, reduce
 from hubplugin.selection.experiment import OCCURRENCE
@@ -95,19 +95,30 @@ def suspects(
     found = store.correction()
     if found is None or not found.active:
         raise StoreError(f"{store.url} has no active correction; apply one first")
-    model, compute = found.model, Compute(device, memory, progress)
-    bank = model.terms[0].bank
-    if len(bank) < 2:
+    model = found.model
+    if not has_bank(model):
         raise StoreError(f"{store.url}: method {model.method!r} keeps no bank to search with; apply another one")
-    queries = bank[probes(len(bank))]
+    return examined(store, model, Compute(device, memory, progress))[0]
+
+
+def has_bank(model: OffsetModel) -> bool:
+    """Whether `model` keeps queries to search with."""
+    return len(model.terms[0].bank) > 1
+
+
+def examined(store: Store, model: OffsetModel, compute: Compute, most: int = PROBES) -> tuple[Suspects, Comparison]:
+    """`suspects` by the active `model`, with `most` queries of its bank, and what lies in the store beside it."""
+    bank = model.terms[0].bank
+    queries = bank[probes(len(bank), most)]
     hubs = _Hubs(queries, store.search(queries, OCCURRENCE, raw=True), store.search(queries, OCCURRENCE))
     held = _Held(store, model, compute)
     skewness = hubs.skewness(store.count())
-    return Suspects(
+    found = Suspects(
         len(queries), skewness, hubs.shares(hubs.raw), hubs.shares(hubs.corrected), hubs.within(),
         held.missing, held.stale, held.penalised(), len(held.outstanding), held.far(),
         _alarms(hubs, skewness, model.bound),
     )  # fmt: skip
+    return found, held.comparison
 
 
 class _Hubs:
@@ -140,14 +151,14 @@ class _Held:
     """What lies in a store, by id: offsets, and how near each target is to a sample of the others."""
 
     def __init__(self, store: Store, model: OffsetModel, compute: Compute):
-        comparison = Comparison(store, model, compute, "checking offsets")
+        self.comparison = Comparison(store, model, compute, "checking offsets")
         chosen, row = set(np.linspace(0, max(store.count() - 1, 0), SAMPLE).astype(int).tolist()), 0
         self.missing: list[Id] = []
         self.stale: list[Id] = []
         self._ids: list[Id] = []
         offsets, sample = [], []
         for batch in store.scan(group_key(model)):
-            given, wrong = comparison.offsets(batch)
+            given, wrong = self.comparison.offsets(batch)
             absent = np.isnan(batch.offsets)
             for names, which in ((self.missing, absent), (self.stale, wrong & ~absent)):
                 names += [batch.ids[number] for number in np.flatnonzero(which)[: NAMED - len(names)].tolist()]
@@ -155,7 +166,7 @@ class _Held:
             row += len(batch.ids)
             self._ids += batch.ids
             offsets.append(given)
-            comparison.done(batch)
+            self.comparison.done(batch)
         self._penalties = -np.concatenate([*offsets, np.zeros(0, np.float32)])
         self._near = _nearness(store, model, np.concatenate(sample), compute) if row > NEIGHBOURS + 1 else None
 

@@ -50,9 +50,9 @@ def bounded(model: OffsetModel, given: FitInput) -> OffsetModel:
     return model.with_bound(bound)
 
 
-def probes(m: int) -> np.ndarray:
+def probes(m: int, most: int = PROBES) -> np.ndarray:
     """The rows of a bank of `m` queries among which hubs are counted."""
-    return np.linspace(0, m - 1, min(PROBES, m)).astype(int)
+    return np.linspace(0, m - 1, min(most, m)).astype(int)
 
 
 def largest_shares(found: np.ndarray, queries: np.ndarray) -> tuple[float, float]:
