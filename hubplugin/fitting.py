@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 
 from hubplugin.errors import InputError, Parameter
@@ -11,11 +12,12 @@ from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
 from hubplugin.reductions import Compute, Precision
 from hubplugin.selection import Banks, Experiment, Pairs, choose_by
+from hubplugin.texts import Embed, vectors_of
 from hubplugin.vectors import Progress, VectorLike
 
 
 def fit(
-    query_bank: VectorLike,
+    query_bank: VectorLike | Sequence[str],
     method: str = "blend",
     targets: VectorLike | None = None,
     target_bank: VectorLike | None = None,
@@ -26,6 +28,7 @@ def fit(
     pairs: Pairs = None,
     precision: Precision = "float32",
     robust: bool = False,
+    embed: Embed = None,
     **parameters: Setting,
 ) -> OffsetModel:
     """Estimates the offsets of a gallery from example queries.
@@ -48,10 +51,14 @@ def fit(
     robust: bound in how many of the bank's lists of the 10 nearest a target may stand that arrives after the fit,
         against vectors that somebody planted; needs targets, works with every method but dn, and takes two more passes.
         docs/security.md says what is promised and what honest newcomers pay.
+    embed: for a `query_bank` of texts, or a file of them (.txt, .jsonl, .csv, .tsv, .parquet): the model that embeds
+        queries, as a function from texts [b] to vectors [b, d], or as its name, sentence-transformers:NAME,
+        fastembed:NAME or module:function. What is embedded by name is kept on disk, see docs/recording.md.
 
     Raises InputError, one line, for anything that cannot be used as given.
     """
     compute = Compute(device, memory, progress, precision)
+    query_bank = vectors_of(query_bank, embed, progress=progress)
     configuration = asked_for(method, parameters, fit)
     if configuration is not None:
         given = FitInput.read(query_bank, targets, target_bank, Metric.parse(metric), compute)

@@ -181,6 +181,11 @@ class Store(ABC):
         """
         return None if self.record is None else read(self.record, self.dim, since)
 
+    def how_to_record(self) -> str:
+        """What to do so that `recorded` finds queries."""
+        folder = "FOLDER" if self.record is None else str(self.record)
+        return f"hubplugin.Recorder({folder!r}).add(queries) beside each search"
+
     @abstractmethod
     def count(self) -> int:
         """How many vectors `scan` yields."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from qdrant_client import QdrantClient
@@ -12,6 +13,7 @@ from hubplugin.methods.robust import PROBES
 from hubplugin.model import Setting
 from hubplugin.selection import Pairs
 from hubplugin.store import KEEP
+from hubplugin.texts import Embed
 from hubplugin.vectors import Progress, VectorLike
 from hubplugin_qdrant.schema import Storage
 from hubplugin_qdrant.store import QdrantStore
@@ -20,7 +22,7 @@ from hubplugin_qdrant.store import QdrantStore
 def apply(
     client: QdrantClient,
     collection: str,
-    query_bank: VectorLike,
+    query_bank: VectorLike | Sequence[str],
     *,
     using: str = "",
     storage: Storage | Literal["auto"] = "auto",
@@ -37,12 +39,13 @@ def apply(
     device: str = "auto",
     memory: int | str = "1GiB",
     progress: Progress | None = None,
+    embed: Embed = None,
     **parameters: Setting,
 ) -> writing.Applied:
     """Corrects the vector `using` of `collection` in place; a `HubQdrantClient` then searches it corrected.
 
     query_bank: [m, d] example queries, as for `hubplugin.fit`, which also has `method`, its `parameters`,
-    `target_bank`, `pairs`, `device`, `memory` and `progress`. same_kind: documents are asked by documents, see
+    `target_bank`, `pairs`, `device`, `memory`, `progress` and `embed`. same_kind: documents are asked by documents, see
     `hubplugin.judge`. force: apply it even if it does not help on held-out
     bank queries. dry_run: write nothing. keep: how many versions stay to return to, see `hubplugin.apply`.
     group_by: a payload key that searches are filtered by, such as "tenant": offsets are fitted within
@@ -64,7 +67,7 @@ def apply(
     return correction.apply(
         store, query_bank, method, target_bank,
         pairs=pairs, same_kind=same_kind, group_by=group_by, robust=robust, force=force, dry_run=dry_run, keep=keep,
-        device=device, memory=memory, progress=progress, **parameters,
+        device=device, memory=memory, progress=progress, embed=embed, **parameters,
     )  # fmt: skip
 
 

@@ -91,6 +91,11 @@ class QdrantStore(VersionedStore):
             listed = ", ".join(sorted(names)) or "none"
             raise StoreError(f"{self.url}: there is no collection {collection!r}; there are: {listed}") from None
 
+    def how_to_record(self) -> str:
+        return (
+            "search through HubQdrantClient(..., record=FOLDER), and name the folder behind this store: ?record=FOLDER"
+        )
+
     def count(self) -> int:
         return self._transport.count()
 

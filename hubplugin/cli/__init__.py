@@ -1,6 +1,6 @@
 """The command line: each module registers its commands with the frame."""
 
-from hubplugin.cli import agents, correcting, evaluating, keeping, looking, searching
+from hubplugin.cli import agents, correcting, evaluating, keeping, looking, recording, searching
 from hubplugin.cli.frame import app, main
 
-__all__ = ["agents", "app", "correcting", "evaluating", "keeping", "looking", "main", "searching"]
+__all__ = ["agents", "app", "correcting", "evaluating", "keeping", "looking", "main", "recording", "searching"]

@@ -9,27 +9,27 @@ import typer
 from hubplugin.cli.figures import of_applied, of_version
 from hubplugin.cli.frame import Answer, command, progress_shown
 from hubplugin.cli.options import (
-    Clicks,
     Device,
     Keep,
     Memory,
     Paired,
-    Queries,
     SameKind,
     Settings,
     StoreUrl,
     TargetBank,
-    pairs_of,
     parameters_of,
     vectors,
 )
+from hubplugin.cli.queries import Clicks, Embed, Field, GivenQueries, Queries
 from hubplugin.store import KEEP
 
 
 @command
 def apply(
     store: StoreUrl,
-    queries: Queries,
+    queries: Queries = None,
+    embed: Embed = None,
+    field: Field = None,
     target_bank: TargetBank = None,
     method: Annotated[str, typer.Option(help="blend, is, sn, dbsn, dualis, nnn, csls, dn or auto.")] = "blend",
     settings: Settings = None,
@@ -51,19 +51,20 @@ def apply(
     """Fit, check, write, activate; resumes where it was cut off."""
     from hubplugin.registry import open_store
 
-    bank, second = vectors(queries, "query bank"), vectors(target_bank, "target bank")
-    known = pairs_of(pairs, clicks, target_bank)
+    given, second = GivenQueries.of(queries, embed, field, clicks), vectors(target_bank, "target bank")
     opened = open_store(store)
 
     from hubplugin.jobs.correction import apply
 
     parameters = parameters_of(method, settings)
     with progress_shown() as progress:
+        bank = given.bank(opened, progress)
+        known = given.pairs(bank, pairs, target_bank)
         applied = apply(
             opened, bank, method, second,
             pairs=known, same_kind=same_kind, group_by=group_by, robust=robust,
             force=force, dry_run=dry_run, keep=keep,
-            device=device, memory=memory, progress=progress, **parameters,
+            device=device, memory=memory, progress=progress, embed=None, **parameters,
         )  # fmt: skip
     return Answer(f"{opened.url}: {applied}", {"store": opened.url, **of_applied(applied)})
 

@@ -9,25 +9,25 @@ import typer
 from hubplugin.cli import looked
 from hubplugin.cli.frame import Answer, command, progress_shown
 from hubplugin.cli.options import (
-    Clicks,
     Device,
     Memory,
     Paired,
-    Queries,
     SameKind,
     StoreUrl,
     TargetBank,
     TargetNames,
     Texts,
-    pairs_of,
     vectors,
 )
+from hubplugin.cli.queries import Clicks, Embed, Field, GivenQueries, Queries
 
 
 @command
 def diagnose(
     store: StoreUrl,
-    queries: Queries,
+    queries: Queries = None,
+    embed: Embed = None,
+    field: Field = None,
     target_bank: TargetBank = None,
     pairs: Paired = None,
     clicks: Clicks = None,
@@ -42,14 +42,15 @@ def diagnose(
     from hubplugin.jobs.naming import naming
     from hubplugin.registry import open_store
 
-    bank, second = vectors(queries, "query bank"), vectors(target_bank, "target bank")
-    known = pairs_of(pairs, clicks, target_bank)
+    given, second = GivenQueries.of(queries, embed, field, clicks), vectors(target_bank, "target bank")
     opened = open_store(store)
     called, worded = naming(names, opened, "--names"), naming(texts, opened, "--texts")
 
     from hubplugin.jobs.diagnosis import diagnose
 
     with progress_shown() as progress:
+        bank = given.bank(opened, progress)
+        known = given.pairs(bank, pairs, target_bank)
         found = diagnose(
             opened, bank, second, pairs=known, same_kind=same_kind, names=called, texts=worded, curve=curve,
             device=device, memory=memory, progress=progress,

@@ -18,11 +18,8 @@ StoreUrl = Annotated[
         help="faiss:FILE, qdrant://HOST:6333/COLLECTION, qdrant+https://..., qdrant-local:PATH/COLLECTION, "
         "qdrant-edge:PATH. Options follow behind a ?, in quotes: 'faiss:FILE?metric=dot' (or cosine) where the metric "
         "is detected wrongly; 'qdrant://...?using=VECTOR&storage=payload': which vector, and where offsets lie "
-        "(payload or vector).",
+        "(payload or vector); '...?record=FOLDER': where a client records queries.",
     ),
-]
-Queries = Annotated[
-    str, typer.Option(help="The query bank: .npy, .npz, .safetensors or .parquet; file#name picks one.")
 ]
 TargetBank = Annotated[str | None, typer.Option(help="A second bank, of example targets.")]
 Settings = Annotated[
@@ -31,10 +28,6 @@ Settings = Annotated[
 Paired = Annotated[
     bool | None,
     typer.Option("--pairs/--no-pairs", help="Row i of both banks is a pair; detected by default."),
-]
-Clicks = Annotated[
-    str | None,
-    typer.Option(help="A log's clicks: .npy of the id in the store that each bank query led to, -1 for none."),
 ]
 TargetNames = Annotated[
     str | None,
@@ -67,20 +60,6 @@ def vectors(path: str | None, name: str) -> Any:
     from hubplugin.vectors import as_vectors
 
     return None if path is None else as_vectors(path, name)
-
-
-def pairs_of(pairs: bool | None, clicks: str | None, target_bank: str | None) -> Any:
-    """`pairs` as the API takes them, from either option."""
-    if clicks is None:
-        return pairs
-    if target_bank is not None:
-        raise InputError("--clicks name targets of the store, --target-bank targets outside of it; give one of them")
-    import numpy as np
-
-    try:
-        return np.load(clicks, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise InputError(f"--clicks: cannot read {clicks!r} as .npy: {error}") from None
 
 
 def require_files(read: Sequence[str | None], written: Sequence[Path | None]) -> None:

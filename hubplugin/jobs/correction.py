@@ -3,7 +3,7 @@ are kept the store's."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
@@ -27,12 +27,13 @@ from hubplugin.selection import (
     require_size,
 )
 from hubplugin.store import KEEP, Store
-from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
+from hubplugin.texts import Embed, vectors_of
+from hubplugin.vectors import Progress, VectorLike, Vectors
 
 
 def apply(
     store: Store,
-    query_bank: VectorLike,
+    query_bank: VectorLike | Sequence[str],
     method: str = "blend",
     target_bank: VectorLike | None = None,
     *,
@@ -46,11 +47,12 @@ def apply(
     device: str = "auto",
     memory: int | str = "1GiB",
     progress: Progress | None = None,
+    embed: Embed = None,
     **parameters: Setting,
 ) -> Applied:
     """Fits offsets on everything in `store`, writes them, and activates them in one step.
 
-    query_bank, target_bank, method, robust, parameters: as in `hubplugin.fit`; robust not with group_by.
+    query_bank, target_bank, method, robust, parameters, embed: as in `hubplugin.fit`; robust not with group_by.
 
     The correction is first tried on held-out bank queries (`hubplugin.check`), which raises CorrectionRefused if it
     would do harm; force=True applies it untried. pairs: see `selection.Pairs`. same_kind: documents are asked by
@@ -62,7 +64,7 @@ def apply(
     beside the new one, for `rollback`: one, because each takes as much space as the first and is kept up by writes.
     Raises InputError for banks or parameters, StoreError for the store; searches are unchanged in every case.
     """
-    bank = _bank_for(store, query_bank, group_by if robust else None)
+    bank = _bank_for(store, query_bank, embed, progress, group_by if robust else None)
     compute = usable(device, memory, progress, keep)
     configuration = asked_for(method, parameters, apply)
     banks = Banks.read(bank, target_bank, pairs, store.metric, compute, same_kind)
@@ -89,14 +91,20 @@ def apply(
     )  # fmt: skip
 
 
-def _bank_for(store: Store, query_bank: VectorLike, grouped_and_robust: str | None) -> Vectors:
+def _bank_for(
+    store: Store,
+    query_bank: VectorLike | Sequence[str],
+    embed: Embed,
+    progress: Progress | None,
+    grouped_and_robust: str | None,
+) -> Vectors:
     if not isinstance(store, Store):
         raise InputError(f"expected a store, got {type(store).__name__}; open one: hubplugin.open_store(URL)")
     if grouped_and_robust is not None:
         raise InputError(
             Parameter("robust", True), " bounds offsets over a whole gallery: leave out ", Parameter("group_by")
         )
-    bank = as_vectors(query_bank, "query bank")
+    bank = vectors_of(query_bank, embed, progress=progress)
     if bank.dim != store.dim:
         raise InputError(
             f"{bank.name} has {bank.dim} dimensions, {store.url} has {store.dim}; embed the queries with its model"

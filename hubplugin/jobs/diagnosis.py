@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,8 @@ from hubplugin.selection import (
 )
 from hubplugin.selection.experiment import require_enough
 from hubplugin.selection.trials import OCCURRENCE
-from hubplugin.vectors import Progress, Scannable, VectorLike, as_vectors
+from hubplugin.texts import Embed, vectors_of
+from hubplugin.vectors import Progress, Scannable, VectorLike
 
 if TYPE_CHECKING:
     from hubplugin.store import Id, Store
@@ -144,7 +145,7 @@ class Diagnosis:
 
 def diagnose(
     targets: VectorLike | Store,
-    queries: VectorLike,
+    queries: VectorLike | Sequence[str],
     target_bank: VectorLike | None = None,
     *,
     pairs: Pairs = None,
@@ -157,11 +158,12 @@ def diagnose(
     names: Naming | None = None,
     texts: Naming | None = None,
     curve: bool = False,
+    embed: Embed = None,
 ) -> Diagnosis:
     """How hubby a gallery is for some queries, who the hubs are, and whether these queries as a bank would mend it.
 
     targets: [n, d], or a store, whose metric is then the default; otherwise that is cosine. queries: [m, d], example
-    queries as for `hubplugin.fit`. target_bank, pairs: as for `hubplugin.choose`; same_kind: as
+    queries as for `hubplugin.fit`, which also has `embed`. target_bank, pairs: as for `hubplugin.choose`; same_kind: as
     for `hubplugin.judge`. Nothing is changed. names, texts: functions from ids (rows where `targets` is no store) to
     what hubs are called, and to the texts of documents, by which short ones are found; `hubplugin.jobs.naming` makes
     them. curve: also try parts of the bank, to see what size of it helps how much.
@@ -171,7 +173,7 @@ def diagnose(
     """
     chosen = Metric.parse(metric if metric is not None else getattr(targets, "metric", Metric.COSINE))
     compute = Compute(device, memory, progress)
-    bank = as_vectors(queries, "query bank")
+    bank = vectors_of(queries, embed, progress=progress)
     dim = getattr(targets, "dim", bank.dim)  # which a store knows without being read
     if dim != bank.dim:
         raise InputError(f"{bank.name} has {bank.dim} dimensions, {getattr(targets, 'url', 'targets')} has {dim}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -18,6 +19,11 @@ Pairs: TypeAlias = bool | Sequence[int | str] | np.ndarray | None
 """Which target belongs to each bank query. With a target bank: True for row i to row i, an array of its rows [m], False
 for none; None looks: banks of equal length are pairs if their own targets are nearer than others'. Without a target
 bank, *clicks*: an array [m] of rows of the gallery, or of ids where the gallery is a store; -1 for none."""
+
+logger = logging.getLogger(__name__)
+
+NAMED = 5
+"""How many clicked ids that the store lacks are named."""
 
 LOOKED_AT, FEWEST = 1_000, 10
 """Bank queries that tell whether banks are pairs, at most and at least."""
@@ -94,7 +100,9 @@ def _one_each(pairs: Sequence[int | str] | np.ndarray, given: FitInput, what: st
 def _rows_of(clicks: np.ndarray, count: int, ids: Mapping[int | str, int] | None) -> np.ndarray:
     """The rows [m] of what was clicked, -1 for nothing."""
     if ids is not None:
-        return np.array([ids.get(each, -1) for each in clicks.tolist()], np.int64)
+        found = np.array([ids.get(each, -1) for each in clicks.tolist()], np.int64)
+        _tell_of_unknown(clicks, found)
+        return found
     if clicks.dtype.kind not in "iu":
         raise InputError("pairs without a target bank must be rows of the gallery, which are numbers; -1 for none")
     outside = np.flatnonzero((clicks < -1) | (clicks >= count))
@@ -104,6 +112,18 @@ def _rows_of(clicks: np.ndarray, count: int, ids: Mapping[int | str, int] | None
             f"{count} rows"
         )
     return clicks.astype(np.int64)
+
+
+def _tell_of_unknown(clicks: np.ndarray, rows: np.ndarray) -> None:
+    """Counts in the log the `clicks` on what is not in the gallery, for which `rows` have -1, and names some."""
+    asked = [each for each in clicks.tolist() if each != -1]
+    unknown = list(
+        dict.fromkeys(each for each, row in zip(clicks.tolist(), rows, strict=True) if each != -1 and row < 0)
+    )
+    if unknown:
+        named = ", ".join(map(repr, unknown[:NAMED])) + (", ..." if len(unknown) > NAMED else "")
+        lost = sum(row < 0 for row in rows) - (len(rows) - len(asked))
+        logger.warning("%d of %d clicked ids are not in the store, and are left out: %s", lost, len(asked), named)
 
 
 def _mapping(pairs: Pairs, given: FitInput) -> np.ndarray | None:

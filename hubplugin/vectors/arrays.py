@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hubplugin.errors import InputError
+from hubplugin.errors import InputError, Parameter
 from hubplugin.vectors.base import Sliceable, Vectors
 
 
@@ -39,8 +39,9 @@ def _stacked(rows: np.ndarray, name: str) -> np.ndarray:
 
 def only_texts(name: str, what: str) -> InputError:
     return InputError(
-        f"{name} {what}; embed texts with the model that embedded the gallery, as in "
-        "numpy.save('bank.npy', model.encode(texts)), and pass the vectors"
+        f"{name} {what}; embed texts with the model that embedded the gallery: pass it as ",
+        Parameter("embed"),
+        " for a query bank, or pass vectors, as of numpy.save('bank.npy', model.encode(texts))",
     )
 
 

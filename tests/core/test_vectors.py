@@ -157,7 +157,7 @@ def test_pickles_are_never_unpickled(tmp_path):
         (np.array([[1, "a"]], dtype=object), "object array"),
         (
             ["how do I", "what is"],
-            "is made of texts; embed texts with the model that embedded the gallery, as in numpy",
+            "is made of texts; embed texts with the model that embedded the gallery: pass it as embed=",
         ),
         (np.array(["how do I", "what is"], object), "is made of texts; embed"),
         (np.array([["a", "b"]]), "is made of texts; embed"),
@@ -194,8 +194,8 @@ def test_a_file_of_texts_is_told_to_be_embedded(suffix, tmp_path):
     (tmp_path / f"bank{suffix}").write_text("how do I\n")
     assert refusal(tmp_path / f"bank{suffix}") == (
         f"query bank (bank{suffix}) is a text file, and vectors are read from .npy, .npz, .safetensors, .parquet; "
-        "embed texts with the model that embedded the gallery, as in numpy.save('bank.npy', model.encode(texts)), "
-        "and pass the vectors"
+        "embed texts with the model that embedded the gallery: pass it as embed= for a query bank, "
+        "or pass vectors, as of numpy.save('bank.npy', model.encode(texts))"
     )
 
 

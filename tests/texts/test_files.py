@@ -1,0 +1,138 @@
+"""Texts and clicks read from logs."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from hubplugin import InputError
+from hubplugin.texts import read_clicks, read_texts
+
+TEXTS = ["red shoes", "blue, with laces", 'a "quoted" one', "ÄÖÜ"]
+
+
+def write(path, texts, column="query"):
+    if path.suffix == ".txt":
+        path.write_text("\n".join(texts) + "\n", "utf-8")
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps({"at": 1, column: text}) + "\n" for text in texts), "utf-8")
+    elif path.suffix == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.table({"at": [1] * len(texts), column: texts}), path)
+    else:
+        import csv
+
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+            writer.writerows([["at", column], *([1, text] for text in texts)])
+    return path
+
+
+KINDS = [".txt", ".jsonl", ".csv", ".tsv", ".parquet"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_log_gives_its_texts(kind, tmp_path):
+    found = read_texts(write(tmp_path / f"log{kind}", TEXTS))
+    assert (found.texts, found.rows) == (TEXTS, [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_a_column_is_found_by_its_usual_name_or_named(kind, tmp_path):
+    assert read_texts(write(tmp_path / f"log{kind}", TEXTS, "Question")).texts == TEXTS
+    path = write(tmp_path / f"log{kind}", TEXTS, "what")
+    assert read_texts(path, "what").texts == TEXTS
+    with pytest.raises(InputError, match=r"no column called query or text or question; there are: .*'what'; .*field="):
+        read_texts(path)
+    with pytest.raises(InputError, match=r"no column 'wht'; there are: .*'what'"):
+        read_texts(path, "wht")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_without_a_text_are_left_out_and_counted(kind, tmp_path, caplog):
+    found = read_texts(write(tmp_path / f"log{kind}", ["one", " ", "two"]))
+    assert (found.texts, found.rows) == (["one", "two"], [0, 2])
+    assert "1 of 3 rows have no text" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("log.txt", b"\n\n", "has no texts"),
+        ("log.txt", b"\xff\xfe\x00", "cannot be read"),
+        ("log.csv", b"", "there are: none"),
+        ("log.jsonl", b'{"query": "a"}\n{"query', "line 2 is no JSON"),
+        ("log.parquet", b"PAR1 no", "damaged"),
+        ("log.docx", b"", "texts are read from .txt"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(name, content, said, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=said) as raised:
+        read_texts(tmp_path / name)
+    assert "\n" not in str(raised.value)
+    with pytest.raises(InputError, match="there is no file"):
+        read_texts(tmp_path / "nowhere.txt")
+
+
+def test_lines_of_json_may_be_texts_themselves(tmp_path):
+    (tmp_path / "log.jsonl").write_text('"red shoes"\n\n"blue"\n')
+    assert read_texts(tmp_path / "log.jsonl").texts == ["red shoes", "blue"]
+
+
+def clicked(path, content, *given):
+    path = path / "clicks.csv"
+    path.write_text(content)
+    return read_clicks(path, *given)
+
+
+def test_clicks_name_queries_by_row_or_by_text(tmp_path):
+    found = clicked(tmp_path, "query,target\nblue,7\n0,5\n", 3, ["red", "blue", "green"])
+    np.testing.assert_array_equal(found, [5, 7, -1])
+    assert found.dtype == np.int64
+    found = clicked(tmp_path, "id,query\n5ab8c-9,2\n", 3)
+    assert found.tolist() == [-1, -1, "5ab8c-9"]
+    found = clicked(tmp_path, "query,target\n2000,7\n", 2, ["red", "2000"])
+    np.testing.assert_array_equal(found, [-1, 7], "a text that is a number is a text")
+
+
+def test_a_text_that_stands_twice_in_the_bank_was_clicked_twice(tmp_path):
+    assert clicked(tmp_path, "query,target\nred,7\n", 3, ["red", "blue", "red"]).tolist() == [7, -1, 7]
+
+
+def test_rows_are_those_of_the_file_where_some_were_left_out(tmp_path):
+    assert clicked(tmp_path, "query,target\n2,7\n", 2, ["one", "two"], [0, 2]).tolist() == [-1, 7]
+
+
+def test_of_several_clicks_the_most_frequent_counts_then_the_first(tmp_path):
+    found = clicked(tmp_path, "query,target\n0,7\n0,8\n0,8\n1,4\n1,3\n", 2)
+    assert found.tolist() == [8, 4]
+
+
+def test_clicks_of_unknown_queries_are_counted_and_named(tmp_path, caplog):
+    found = clicked(tmp_path, "query,target\n0,7\n9,8\npurple,8\n9,8\n", 2)
+    assert found.tolist() == [7, -1]
+    assert "3 of 4 clicks are of queries that are not in the bank, and are left out: '9', 'purple'" in caplog.text
+    with pytest.raises(InputError, match=r"none of 1 clicks is of a query in the bank; expected a row from 0 to 1$"):
+        clicked(tmp_path, "query,target\n9,8\n", 2)
+
+
+def test_clicks_that_cannot_be_read_are_one_line(tmp_path):
+    with pytest.raises(InputError, match="no column called target or id"):
+        clicked(tmp_path, "query,page\n0,7\n", 2)
+    with pytest.raises(InputError, match=r"expected .csv, .tsv or .npy"):
+        read_clicks(tmp_path / "clicks.xls", 2)
+    with pytest.raises(InputError, match="cannot read"):
+        read_clicks(tmp_path / "nowhere.csv", 2)
+    np.save(tmp_path / "pickled.npy", np.array([{}]), allow_pickle=True)
+    with pytest.raises(InputError, match=r"as \.npy"):
+        read_clicks(tmp_path / "pickled.npy", 2)
+
+
+def test_an_array_of_ids_is_taken_as_it_is(tmp_path):
+    np.save(tmp_path / "clicks.npy", [3, -1])
+    assert read_clicks(tmp_path / "clicks.npy", 2).tolist() == [3, -1]

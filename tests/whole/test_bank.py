@@ -1,0 +1,160 @@
+"""A bank from what people have, on the command line: recorded queries, a log's texts, its clicks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+from qdrant_client import models
+from typer.testing import CliRunner
+
+import hubplugin
+from hubplugin.cli import app
+from hubplugin_qdrant import HubQdrantClient
+
+MODEL = """
+import numpy as np
+VECTORS = np.load("bank.npy")
+def embed(texts):
+    return VECTORS[[int(text.split()[1]) for text in texts]]
+def other(texts):
+    return np.ones((len(texts), 8))
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, real):
+    folder = tmp_path_factory.mktemp("bank")
+    targets = real["test_targets"].astype(np.float32)
+    faiss.normalize_L2(targets)
+    index = faiss.IndexFlatIP(384)
+    index.add(targets)
+    faiss.write_index(index, str(folder / "photos.faiss"))
+    np.save(folder / "bank.npy", real["bank_queries"][:500].astype(np.float32))
+    (folder / "bank_model.py").write_text(MODEL)
+    return folder
+
+
+@pytest.fixture
+def bank(made, tmp_path, monkeypatch):
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("HUBPLUGIN_CACHE", str(tmp_path / "cache"))
+    return np.load("bank.npy")
+
+
+def typed(*arguments, status=0):
+    run = CliRunner().invoke(app, [*map(str, arguments)])
+    assert run.exit_code == status, run.output + repr(run.exception)
+    return run
+
+
+def asked(*arguments):
+    return json.loads(typed(*arguments, "--json").stdout)
+
+
+def record(queries, **settings):
+    recorder = hubplugin.Recorder("photos.faiss.queries", **settings)
+    recorder.add(queries)
+    recorder.close()
+
+
+def test_recorded_queries_are_shown_exported_thinned_and_cleared(bank):
+    record(np.concatenate([bank, bank[:100]]), size=400)
+    shown = typed("bank", "faiss:photos.faiss").stdout
+    assert "400 queries of 384 dimensions, of 600 that were asked from 20" in shown
+    assert "photos.faiss.queries" in shown
+    figures = asked("bank", "faiss:photos.faiss", "--export", "out.npy")
+    assert (figures["queries"], figures["seen"], figures["texts"]) == (400, 600, False)
+    assert figures["different"] == pytest.approx(500, abs=100)
+    exported = np.load("out.npy")
+    assert {row.tobytes() for row in exported} <= {row.tobytes() for row in bank}
+    assert asked("bank", "faiss:photos.faiss", "--thin", 100)["queries"] == 100
+    assert "kept: 0" in typed("bank", "faiss:photos.faiss", "--clear").stdout
+    assert "no queries are recorded in photos.faiss.queries" in typed("bank", "faiss:photos.faiss").stdout
+    assert asked("bank", "faiss:photos.faiss")["queries"] == 0
+
+
+@pytest.mark.slow
+def test_apply_and_diagnose_use_what_is_recorded(bank):
+    record(bank)
+    said = typed("diagnose", "faiss:photos.faiss").stdout
+    assert "500 queries" in said
+    by_record = typed("apply", "faiss:photos.faiss", "--dry-run").stdout
+    assert "blend" in by_record
+    np.save("same.npy", hubplugin.open_store("faiss:photos.faiss").recorded().array())
+    assert typed("apply", "faiss:photos.faiss", "--queries", "same.npy", "--dry-run").stdout == by_record
+
+
+@pytest.mark.parametrize("command", ["apply", "diagnose"])
+def test_without_any_queries_one_line_says_what_can_be_done(bank, command):
+    said = typed(command, "faiss:photos.faiss", status=1).stderr
+    assert said.count("\n") == 1
+    assert "no queries are recorded in photos.faiss.queries; pass --queries" in said
+    assert "hubplugin.Recorder('photos.faiss.queries').add(queries) beside each search" in said
+
+
+def test_a_folder_of_a_qdrant_client_is_named_behind_the_store(bank, tmp_path):
+    client = HubQdrantClient(path=str(tmp_path / "qdrant"), record=tmp_path / "queries")
+    client.create_collection("photos", models.VectorParams(size=384, distance=models.Distance.COSINE))
+    client.query_points("photos", bank[0])
+    client.close()
+    store = f"qdrant-local:{tmp_path}/qdrant/photos"
+    assert asked("bank", f"{store}?record={tmp_path}/queries")["queries"] == 1
+    said = typed("bank", store, status=1).stderr
+    assert "HubQdrantClient(..., record=FOLDER)" in said
+    assert "?record=FOLDER" in typed("apply", store, status=1).stderr
+
+
+@pytest.mark.slow
+def test_a_log_of_texts_is_embedded_and_its_clicks_are_used(bank):
+    texts = [f"query {number}" for number in range(300)]
+    Path("log.csv").write_text("query\n" + "\n".join(texts) + "\n")
+    index = faiss.read_index("photos.faiss")
+    nearest = index.search(bank[:300] / np.linalg.norm(bank[:300], axis=1, keepdims=True), 1)[1][:, 0]
+    rows = [f"{text},{target}" for text, target in zip(texts, nearest, strict=True)]
+    Path("clicks.csv").write_text(
+        "query,target\n" + "\n".join([*rows, "query 0,99999", "query 900,3", "query 7,77777"])
+    )
+    by_texts = ("--queries", "log.csv", "--embed", "bank_model:embed")
+    np.save("first.npy", bank[:300])
+    without = typed("diagnose", "faiss:photos.faiss", *by_texts).stdout
+    assert without == typed("diagnose", "faiss:photos.faiss", "--queries", "first.npy").stdout
+    clicked = typed("diagnose", "faiss:photos.faiss", *by_texts, "--clicks", "clicks.csv")
+    assert "R@1" in clicked.stdout
+    np.save("clicks.npy", nearest)
+    by_array = typed("diagnose", "faiss:photos.faiss", "--queries", "first.npy", "--clicks", "clicks.npy").stdout
+    assert clicked.stdout == by_array
+
+
+def test_clicked_ids_that_the_store_lacks_are_counted_and_named(bank, caplog):
+    np.save("first.npy", bank[:300])
+    Path("clicks.csv").write_text("query,target\n" + "\n".join(f"{n},{n if n != 5 else 99999}" for n in range(300)))
+    typed("diagnose", "faiss:photos.faiss", "--queries", "first.npy", "--clicks", "clicks.csv")
+    assert "1 of 300 clicked ids are not in the store, and are left out: 99999" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--queries", "log.txt"), "name the model that embeds queries: --embed sentence-transformers:NAME"),
+        (("--queries", "log.txt", "--embed", "bank_model:other"), "vectors of 8 dimensions, the gallery has 384"),
+        (("--queries", "log.txt", "--embed", "no_module:f"), "No module named 'no_module'"),
+        (("--embed", "bank_model:embed"), "--embed bank_model:embed is for texts; pass them as --queries"),
+        (("--queries", "bank.npy", "--field", "query"), "--field query is for texts"),
+        (("--queries", "log.jsonl", "--embed", "bank_model:embed"), "there are: 'a', 'b'; name one by --field"),
+        (("--queries", "bank.npy", "--clicks", "no.csv"), "there is no file 'no.csv'"),
+        (("--queries", "bank.npy", "--clicks", "log.txt"), "expected .csv, .tsv or .npy"),
+    ],
+)
+def test_what_goes_wrong_is_one_line_in_the_words_that_were_typed(bank, arguments, said):
+    Path("log.txt").write_text("query 1\nquery 2\n")
+    Path("log.jsonl").write_text('{"a": "x", "b": 1}\n')
+    error = typed("apply", "faiss:photos.faiss", *arguments, status=1).stderr
+    assert said in error
+    assert error.count("\n") == 1
