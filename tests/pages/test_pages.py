@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import yaml
 from typer.main import get_command
 
 from hubplugin.cli import app
@@ -42,3 +43,16 @@ def test_a_command_that_a_page_shows_can_be_typed(page):
 def test_a_block_says_what_it_is(page):
     unknown = [each for each in blocks(page) if each.language not in ("", *RUNNABLE, *NOT_RUN)]
     assert unknown == []
+
+
+def test_the_skill_has_a_name_and_a_description_that_can_be_read():
+    text = (ROOT / "skills" / "hubplugin" / "SKILL.md").read_text()
+    head = yaml.safe_load(text.split("---\n")[1])
+    assert head["name"] == "hubplugin"
+    assert 40 < len(head["description"]) < 1024
+
+
+def test_every_page_that_the_index_for_language_models_names_is_there():
+    links = re.findall(r"\]\((docs/[^)#]+)", (ROOT / "llms.txt").read_text())
+    assert len(links) == len(set(links)) == len(list(ROOT.glob("docs/**/*.md")))
+    assert all((ROOT / link).exists() for link in links)
