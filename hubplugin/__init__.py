@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from hubplugin.jobs.correction import apply
     from hubplugin.jobs.diagnosis import Diagnosis, diagnose
     from hubplugin.jobs.inspection import inspect
+    from hubplugin.jobs.monitoring import monitor
+    from hubplugin.jobs.refitting import refit
     from hubplugin.jobs.versions import rollback
     from hubplugin.jobs.writing import refresh
     from hubplugin.methods import METHODS
@@ -53,7 +55,9 @@ _HOMES = {
     "inspect": "jobs.inspection",
     "judge": "selection",
     "load": "model",
+    "monitor": "jobs.monitoring",
     "open_store": "registry",
+    "refit": "jobs.refitting",
     "refresh": "jobs.writing",
     "rollback": "jobs.versions",
 }
@@ -85,7 +89,9 @@ __all__ = [
     "inspect",
     "judge",
     "load",
+    "monitor",
     "open_store",
+    "refit",
     "refresh",
     "rollback",
 ]

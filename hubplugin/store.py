@@ -198,6 +198,15 @@ class Store(ABC):
         where that is by groups. A store whose targets have nothing but a vector calls `require_ungrouped`.
         """
 
+    def sample(self, count: int) -> Iterator[Batch]:
+        """About `count` of the targets, drawn anew at random at each call, with the offsets of the active correction.
+
+        A store that can draw them itself does so; here all are read.
+        """
+        share, rng = count / max(self.count(), 1), np.random.default_rng()
+        for batch in self.scan():
+            yield batch.some(np.flatnonzero(rng.random(len(batch.ids)) < share))
+
     def require_ungrouped(self, group_by: str | None) -> None:
         """Raises StoreError if targets that have nothing but a vector are to be grouped."""
         if group_by is not None:

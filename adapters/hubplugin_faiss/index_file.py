@@ -25,6 +25,9 @@ from hubplugin_faiss.handlers.inverted_lists import free_name
 from hubplugin_faiss.handlers.norm_bias import NormBias
 from hubplugin_faiss.index import downgrade
 
+RUNS = 50
+"""How many runs of entries make a sample."""
+
 MAPPED = 1 << 30
 """Files of more bytes are mapped, not read."""
 
@@ -106,6 +109,19 @@ class IndexFile:
                 row += 1
             known = np.full(len(vectors), np.nan, np.float32) if offsets is None else offsets
             yield Batch(ids, vectors, (known + self.norm_bias(vectors)).astype(np.float32))
+
+    def sample(self, count: int) -> Iterator[Batch]:
+        """About `count` of the entries, in runs that begin at random rows."""
+        total = self.handler.count
+        run = max(count // RUNS, 1)
+        starts = np.unique(np.random.default_rng().integers(0, max(total - run, 0) + 1, RUNS))
+        for start in [0] if total <= count else starts.tolist():
+            wanted = count if total <= count else run
+            for batch in self.scan(start):
+                yield batch.some(np.arange(min(wanted, len(batch.ids))))
+                wanted -= len(batch.ids)
+                if wanted <= 0:
+                    break
 
     def stored_offsets(self) -> np.ndarray:
         """The offsets in an upgraded index, as they are stored: float32 [n]."""

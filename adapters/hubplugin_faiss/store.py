@@ -54,6 +54,9 @@ class FaissStore(Store):
         self.require_ungrouped(group_by)
         return self._file.scan()
 
+    def sample(self, count: int) -> Iterator[Batch]:
+        return self._file.sample(count)
+
     def correction(self) -> Correction | None:
         active = self._file.model()
         model = PendingOffsets(self._file).model() if active is None else active

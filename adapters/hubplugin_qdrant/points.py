@@ -36,12 +36,20 @@ class PointReader:
 
     def read(self, transport: Transport, chosen: models.Filter | None = None) -> Iterator[Batch]:
         """Every point that has the vector, or of the `chosen`, in the order of ids."""
-        vectors: list[str] | bool = True  # of an unnamed one, all are read
-        if self.store.using:
-            vectors = [self.store.using, *augmented_vectors([self.version] if self.version is not None else [])]
-        payload = [KEY, self.group_by] if self.group_by else [KEY]
-        for batches in transport.pages(self.batches, vectors, payload, chosen):
+        for batches in transport.pages(self.batches, self.vectors, self.payload, chosen):
             yield from batches
+
+    @property
+    def vectors(self) -> list[str] | bool:
+        """The names of the vectors that are read; of an unnamed one, all are."""
+        if not self.store.using:
+            return True
+        return [self.store.using, *augmented_vectors([self.version] if self.version is not None else [])]
+
+    @property
+    def payload(self) -> list[str]:
+        """The payload keys that are read."""
+        return [KEY, self.group_by] if self.group_by else [KEY]
 
     def batches(self, records: Sequence[models.Record]) -> list[Batch]:
         """One batch for each shard key, by which its points are written, where the user shards by key."""

@@ -106,6 +106,13 @@ class QdrantStore(VersionedStore):
         key = group_by or (version.group_by if version is not None else None)
         return PointReader(self, manifest, version, key).read(self._transport)
 
+    def sample(self, count: int) -> Iterator[Batch]:
+        manifest = self.metadata.read_manifest()
+        version = manifest.active.get(self.using)
+        reader = PointReader(self, manifest, version, version.group_by if version is not None else None)
+        for records in self._transport.sampled(count, reader.vectors, reader.payload):
+            yield from reader.batches(records)
+
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> QdrantWriting:
         self._require_writable()
         queries = chosen_queries(model, self.scan())

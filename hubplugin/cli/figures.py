@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
+    from hubplugin.jobs.monitoring import Monitored
+    from hubplugin.jobs.refitting import Refitted
     from hubplugin.jobs.versions import RolledBack
     from hubplugin.jobs.writing import Applied
     from hubplugin.model import OffsetModel
@@ -70,4 +73,39 @@ def of_candidate(candidate: Candidate) -> Figures:
         "cost": candidate.cost,
         "recall_at_1": candidate.recall,
         "mean_rank": candidate.rank,
+    }
+
+
+def of_refit(done: Refitted) -> Figures:
+    beside = done.beside
+    return {
+        **of_applied(done.applied),
+        "beside": {
+            "raw": of_candidate(beside.raw),
+            "old": of_candidate(beside.old),
+            "new": of_candidate(beside.new),
+            "gain": beside.gain,
+            "error": beside.error,
+        },
+    }
+
+
+def of_monitored(seen: Monitored) -> Figures:
+    gain = None
+    if seen.gain is not None:
+        names = ("recall_at_1", "recall_at_10")
+        gain = {
+            "queries": seen.gain.queries,
+            "raw": dict(zip(names, seen.gain.raw, strict=True)),
+            "corrected": dict(zip(names, seen.gain.corrected, strict=True)),
+            "error": seen.gain.error,
+        }
+    return {
+        "active": of_version(seen.version),
+        "targets": seen.count,
+        "offsets": asdict(seen.offsets),
+        "hubness": None if seen.hubness is None else asdict(seen.hubness),
+        "drift": seen.drift,
+        "gain": gain,
+        "attention": list(seen.attention),
     }

@@ -64,7 +64,7 @@ def apply(
     beside the new one, for `rollback`: one, because each takes as much space as the first and is kept up by writes.
     Raises InputError for banks or parameters, StoreError for the store; searches are unchanged in every case.
     """
-    bank = _bank_for(store, query_bank, embed, progress, group_by if robust else None)
+    bank = bank_for(store, query_bank, embed, progress, group_by if robust else None)
     compute = usable(device, memory, progress, keep)
     configuration = asked_for(method, parameters, apply)
     banks = Banks.read(bank, target_bank, pairs, store.metric, compute, same_kind)
@@ -91,13 +91,14 @@ def apply(
     )  # fmt: skip
 
 
-def _bank_for(
+def bank_for(
     store: Store,
     query_bank: VectorLike | Sequence[str],
-    embed: Embed,
-    progress: Progress | None,
-    grouped_and_robust: str | None,
+    embed: Embed = None,
+    progress: Progress | None = None,
+    grouped_and_robust: str | None = None,
 ) -> Vectors:
+    """`query_bank` as a bank for `store`; raises InputError if it cannot be one."""
     if not isinstance(store, Store):
         raise InputError(f"expected a store, got {type(store).__name__}; open one: hubplugin.open_store(URL)")
     if grouped_and_robust is not None:

@@ -22,6 +22,7 @@ from hubplugin.errors import InputError, Parameter
 from hubplugin.measures.hubness import k_occurrence
 from hubplugin.methods import FitInput, Method
 from hubplugin.methods.blend import Blend
+from hubplugin.model import OffsetModel
 from hubplugin.reductions import Compute, HoldingCompute, Similarities, dense, sampled, taken
 from hubplugin.selection.banks import Banks
 from hubplugin.selection.profile import BankProfile, profile
@@ -212,9 +213,9 @@ class Experiment:
         """The bank queries that each fold leaves to a fit."""
         return min(len(self.split.fitted(fold, self._fit_rows)) for fold in range(FOLDS))
 
-    def run(self, configurations: Sequence[Method | None], fitted: int | None = None) -> list[Trial]:
-        """Each configuration over all folds; the folds are the outer loop, so that each is multiplied once. fitted: the
-        bank queries of each fit; all that a fold leaves by default."""
+    def run(self, configurations: Sequence[Method | OffsetModel | None], fitted: int | None = None) -> list[Trial]:
+        """Each configuration over all folds; the folds are the outer loop, so that each is multiplied once. A model
+        is tried as it is. fitted: the bank queries of each fit; all that a fold leaves by default."""
         if not configurations:
             return []
         n, total = len(self.targets), FOLDS * len(configurations)
@@ -236,12 +237,13 @@ class Experiment:
             trials.append(Trial(configuration, occurrence, costs, gap, hits, log_ranks))
         return trials
 
-    def _probe(self, fold: Fold, configuration: Method | None, nearest: torch.Tensor) -> tuple[np.ndarray, ...]:
+    def _probe(
+        self, fold: Fold, configuration: Method | OffsetModel | None, nearest: torch.Tensor
+    ) -> tuple[np.ndarray, ...]:
         """k-occurrence [n], costs [p] and, with pairs, hits and log ranks [p] of one fold's probes."""
         n, scores = len(self.targets), fold.similarities
         if configuration is not None:
-            raw = configuration.raw_offsets(fold.given)
-            scores = scores + torch.from_numpy(raw)
+            scores = scores + torch.from_numpy(_offsets(configuration, fold.given))
         found = scores[:, :n].topk(min(OCCURRENCE, max(n // 4, 1)), dim=1).indices
         costs = nearest - fold.similarities.gather(1, found[:, :1])[:, 0]
         occurrence = k_occurrence(found.numpy(), n)
@@ -284,6 +286,13 @@ class Experiment:
                 self.given.compute.report("trying candidates", number * len(blends) + len(rows), FOLDS * len(blends))
             columns.append(np.stack(rows))
         return np.concatenate(columns, axis=1).astype(np.float64)
+
+
+def _offsets(configuration: Method | OffsetModel, given: FitInput) -> np.ndarray:
+    """Offsets [n] of the targets of `given`, by a fit on its bank or by a model."""
+    if isinstance(configuration, Method):
+        return configuration.raw_offsets(given)
+    return configuration.raw_offsets(given.require_targets(configuration.method), given.compute)
 
 
 class TooSmall(InputError):

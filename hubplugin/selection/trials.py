@@ -9,7 +9,7 @@ import numpy as np
 
 from hubplugin.measures.hubness import Hubness
 from hubplugin.methods import Method
-from hubplugin.model import Setting
+from hubplugin.model import OffsetModel, Setting
 
 OCCURRENCE = 10
 """Hubness is the skewness of the 10-occurrence, as in DBSN and QB-Norm."""
@@ -50,9 +50,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Trial:
-    """One configuration (None: no correction) over all folds. costs [probes]; hits, log_ranks [probes] or None."""
+    """One configuration, or model (None: no correction), over all folds. costs [probes]; hits, log_ranks
+    [probes] or None."""
 
-    configuration: Method | None
+    configuration: Method | OffsetModel | None
     occurrence: np.ndarray
     costs: np.ndarray
     gap: float
@@ -61,7 +62,7 @@ class Trial:
 
     @property
     def method(self) -> Method:
-        assert self.configuration is not None
+        assert isinstance(self.configuration, Method)
         return self.configuration
 
     def candidate(self, uncorrected: Trial) -> Candidate:
@@ -74,10 +75,10 @@ class Trial:
                 "gain": float(difference.mean()),
                 "error": standard_error(difference),
             }
-        hubness = Hubness.of(self.occurrence, OCCURRENCE)
+        hubness, tried = Hubness.of(self.occurrence, OCCURRENCE), self.configuration
         return Candidate(
-            method="none" if self.configuration is None else self.configuration.name,
-            parameters={} if self.configuration is None else self.configuration.parameters,
+            method="none" if tried is None else tried.name if isinstance(tried, Method) else tried.method,
+            parameters={} if tried is None else tried.parameters,
             skewness=hubness.skewness,
             cost=float(self.costs.mean()) / self.gap,
             largest=hubness.largest / len(self.costs),

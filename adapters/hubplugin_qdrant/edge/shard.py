@@ -63,6 +63,14 @@ class Shard:
             found: list[Any] = self.engine.retrieve(list(ids), with_payload=True, with_vector=False)
         return found
 
+    def sampled(self, count: int) -> list[Any]:
+        """`count` points drawn at random."""
+        vectors = [self.using] if self.using else True
+        request = edge.QueryRequest(count, 0, edge.Sample.Random, with_payload=[m.KEY], with_vector=vectors)
+        with one_line(self.url):
+            points: list[Any] = self.engine.query(request)
+        return points
+
     def write(self, version: Version, ids: Sequence[Id], offsets: np.ndarray) -> None:
         """Gives each point its offset, for good when this returns."""
         with one_line(self.url):

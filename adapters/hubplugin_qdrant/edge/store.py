@@ -99,6 +99,11 @@ class EdgeStore(VersionedStore):
         manifest = self.metadata.read_manifest()
         return self._shard.scan(PointReader(self, manifest, manifest.active.get(self.using), None).batch)
 
+    def sample(self, count: int) -> Iterator[Batch]:
+        manifest = self.metadata.read_manifest()
+        reader = PointReader(self, manifest, manifest.active.get(self.using), None)
+        yield reader.batch(self._shard.sampled(count))
+
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> EdgeWriting:
         if self.count() == 0:
             raise StoreError(f"{self.url}: the shard is empty; add points first")

@@ -1,0 +1,261 @@
+"""Whether a correction still does what it did when it was fitted, seen on samples: cheap enough for a timer."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+
+from hubplugin.errors import InputError, Parameter, StoreError
+from hubplugin.jobs.comparison import Comparison
+from hubplugin.jobs.correction import bank_for
+from hubplugin.measures.hubness import skewness_by_chance, skewness_of_finds
+from hubplugin.metric import Metric, normalise
+from hubplugin.model import GroupedModel, OffsetModel
+from hubplugin.reductions import Compute
+from hubplugin.selection.experiment import OCCURRENCE
+from hubplugin.selection.profile import SEEN, own_share
+from hubplugin.selection.trials import standard_error
+from hubplugin.store import Hits, Id, Store, StoredVersion
+from hubplugin.vectors import Progress, VectorLike, Vectors
+
+logger = logging.getLogger(__name__)
+
+TARGETS, QUERIES = 2_000, 200
+"""How many targets, and queries, are looked at: a request each for a few hundred of them."""
+
+WRONG = 0.05
+"""The share of the targets with a missing or stale offset from which on somebody should look: it costs a tenth of
+what the correction gains, up to 0.5 points of R@1 (benchmarks/keeping.py)."""
+
+DRIFTED, FEWEST_LIVE = 0.57, 100
+"""Own share of live queries and bank from which on they are no longer of one kind, and how many of them it takes
+to see it: queries of one kind have 0.44 to 0.53, other wordings 0.60 and more (benchmarks/keeping.py)."""
+
+SHIFTED = 0.5
+"""How far the mean offset may move from 0, where the fit put it, in standard deviations of the offsets. Of
+other targets of the same kind it moves by 0.15, of another kind mostly by 0.7 and more (benchmarks/keeping.py)."""
+
+LEFT = 0.9
+"""The share of the raw hubness, beyond chance, from which on a correction no longer helps."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """R@1 and R@10 of `queries` whose targets are known, 0 to 1, raw and corrected, searched in the store. error: the
+    standard error of the change of R@1."""
+
+    queries: int
+    raw: tuple[float, float]
+    corrected: tuple[float, float]
+    error: float
+
+    def __str__(self) -> str:
+        first, ten = (f"{100 * raw:.1f} -> {100 * new:.1f}" for raw, new in zip(self.raw, self.corrected, strict=True))
+        return f"R@1 {first} (+- {196 * self.error:.1f}), R@10 {ten}, on {self.queries} clicks"
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """The offsets of `looked_at` targets: how many are missing, stale or foreign, and of how many targets the model
+    cannot judge the vector. shift: their mean, in standard deviations of the fit's offsets, 0 at the fit. spread: their
+    standard deviation, as a share of that at the fit. Both None for a model that knew no gallery."""
+
+    looked_at: int
+    missing: int
+    stale: int
+    foreign: int
+    unjudged: int
+    shift: float | None = None
+    spread: float | None = None
+
+
+@dataclass(frozen=True)
+class HubnessNow:
+    """Skewness of the 10-occurrence of `queries` queries, searched raw and corrected, and what it is by chance. live:
+    whether they are live queries; otherwise they are the bank's."""
+
+    queries: int
+    live: bool
+    raw: float
+    corrected: float
+    chance: float
+
+
+@dataclass(frozen=True)
+class Monitored:
+    """What `monitor` saw of the active `version` of a store with `count` targets.
+
+    hubness: None where a model keeps no queries and there are no live ones. drift: own share of live queries and bank,
+    0.5 where they are of one kind, 1 where they have nothing in common; None without enough live queries. gain: on
+    recent clicks, None without them.
+    """
+
+    url: str
+    version: StoredVersion
+    count: int
+    offsets: Offsets
+    hubness: HubnessNow | None
+    drift: float | None
+    gain: Gain | None
+
+    @property
+    def attention(self) -> list[str]:
+        """What somebody should look at, and what to do about it."""
+        seen, found = self.offsets, []
+        wrong = seen.missing + seen.stale
+        if wrong > WRONG * seen.looked_at:
+            found.append(f"{wrong / seen.looked_at:.0%} of the targets lack their offset: run refresh")
+        if seen.foreign:
+            found.append(f"{seen.foreign} targets carry something else in the place of offsets: run refresh, or remove")
+        if seen.shift is not None and abs(seen.shift) > SHIFTED:
+            found.append(f"the gallery is no longer that of the fit (mean offset {seen.shift:+.2f}): run refit")
+        if self.drift is not None and self.drift > DRIFTED:
+            found.append(f"live queries are no longer like the bank ({self.drift:.2f}): run refit on recorded queries")
+        if self.gain is not None and self.gain.corrected[0] - self.gain.raw[0] < -2 * self.gain.error:
+            found.append(f"the correction does harm: {self.gain}: run rollback or refit")
+        hubness = self.hubness
+        if hubness is not None and hubness.raw > 2 * hubness.chance:
+            beyond = (hubness.raw - hubness.chance, hubness.corrected - hubness.chance)
+            if beyond[1] > LEFT * beyond[0]:
+                found.append(f"hubness is what it is raw ({hubness.corrected:.2f} of {hubness.raw:.2f}): run refit")
+        return found
+
+    def __str__(self) -> str:
+        seen = self.offsets
+        lines = [
+            f"{self.url}: {self.count} targets, version {self.version}",
+            f"offsets of {seen.looked_at} targets: {seen.missing} missing, {seen.stale} stale, {seen.foreign} foreign",
+        ]
+        if seen.shift is not None and seen.spread is not None:
+            lines.append(f"gallery: mean offset {seen.shift:+.2f}, spread {seen.spread:.2f}; at the fit 0 and 1")
+        if self.hubness is not None:
+            kind = "live" if self.hubness.live else "bank"
+            lines.append(
+                f"hubness: skewness {self.hubness.raw:.2f} raw, {self.hubness.corrected:.2f} corrected, by "
+                f"{self.hubness.queries} {kind} queries; {self.hubness.chance:.2f} by chance"
+            )
+        drift = "too few live queries" if self.drift is None else f"{self.drift:.2f} (0.5: as the bank; 1: apart)"
+        lines.append(f"drift of live queries: {drift}")
+        lines += [] if self.gain is None else [f"gain: {self.gain}"]
+        return "\n".join([*lines, *(f"attention: {each}" for each in self.attention or ["nothing"])])
+
+
+def monitor(
+    store: Store,
+    queries: VectorLike | None = None,
+    clicks: Sequence[Id] | np.ndarray | None = None,
+    *,
+    device: str = "auto",
+    memory: int | str = "1GiB",
+    progress: Progress | None = None,
+) -> Monitored:
+    """Whether the active correction of `store` is whole and still helps.
+
+    queries: live queries [m, d]; by default those that were recorded since the version was made. clicks: the id in the
+    store that each of `queries` led to, -1 for none. Looks at 2,000 targets and searches for 200 queries, drawn at
+    random, whatever the size of the store. Changes nothing.
+
+    Raises StoreError for a store without an active correction, InputError for queries or clicks that cannot be used.
+    """
+    version = next((each for each in store.versions() if each.state == "active"), None)
+    found = store.correction()
+    if version is None or found is None or not found.active:
+        raise StoreError(f"{store.url} has no active correction; apply one first")
+    if clicks is not None and queries is None:
+        raise InputError("clicks belong to queries, row by row: pass ", Parameter("queries"))
+    compute, rng = Compute(device, memory, progress), np.random.default_rng()
+    given = store.recorded(_seconds(version.made)) if queries is None else bank_for(store, queries)
+    known = None if clicks is None or given is None else _clicks(clicks, given)
+    live, bank = _live(given, found.model, rng), _bank(found.model)
+    logger.info("%s: %d live queries, %d of the bank", store.url, len(live), len(bank))
+    asked = live if len(live) >= FEWEST_LIVE else bank
+    return Monitored(
+        store.url,
+        version,
+        store.count(),
+        offsets=_offsets(store, found.model, compute),
+        hubness=_hubness(store, rng.permutation(asked)[:QUERIES], asked is live) if len(asked) > 1 else None,
+        drift=own_share(live, bank, compute, rng) if min(len(live), len(bank)) >= FEWEST_LIVE else None,
+        gain=None if known is None or given is None else _gain(store, given, known, rng),
+    )
+
+
+def _seconds(made: str | None) -> float | None:
+    return None if made is None else datetime.fromisoformat(made).timestamp()
+
+
+def _clicks(clicks: Sequence[Id] | np.ndarray, queries: Vectors) -> list[Id]:
+    known = np.asarray(clicks)
+    if known.shape != (queries.rows,) or known.dtype.kind not in "iuU":
+        raise InputError(
+            f"clicks have shape {list(known.shape)} and type {known.dtype}; expected one id for each of the "
+            f"{queries.rows} queries, -1 for none"
+        )
+    listed: list[Id] = known.tolist()
+    return listed
+
+
+def _bank(model: OffsetModel) -> np.ndarray:
+    """The queries that the model keeps [m, d]: one at most where it keeps no more than a mean."""
+    return model.terms[0].bank[:: max(len(model.terms[0].bank) // SEEN, 1)]
+
+
+def _live(queries: Vectors | None, model: OffsetModel, rng: np.random.Generator) -> np.ndarray:
+    """A sample of `queries` as the bank has its own, without those that are in the bank, which say nothing new."""
+    if queries is None:
+        return np.zeros((0, model.dim), np.float32)
+    rows = np.sort(rng.permutation(queries.rows)[: 2 * SEEN])
+    live = queries.some(rows)
+    if model.metric is Metric.COSINE:
+        live = normalise(live, queries.name)
+    known = {row.tobytes() for row in np.asarray(model.terms[0].bank, np.float32).round(5) + 0.0}
+    new = [row for row, each in enumerate(np.asarray(live, np.float32).round(5) + 0.0) if each.tobytes() not in known]
+    return live[new]
+
+
+def _offsets(store: Store, model: OffsetModel, compute: Compute) -> Offsets:
+    """What a sample of the targets has, beside what the model gives."""
+    comparison = Comparison(store, model, compute, "looking at offsets")
+    given = [np.zeros(0, np.float32)]
+    for batch in store.sample(TARGETS):
+        given.append(comparison.offsets(batch)[0])
+        comparison.done(batch)
+    offsets, gallery = np.concatenate(given).astype(np.float64), model.gallery
+    shift = spread = None
+    if gallery is not None and gallery.deviation > 0 and len(offsets) > 1 and not isinstance(model, GroupedModel):
+        shift, spread = float(offsets.mean() / gallery.deviation), float(offsets.std() / gallery.deviation)
+    counted = (comparison.scanned, comparison.missing, comparison.stale, comparison.foreign, comparison.unjudged.count)
+    return Offsets(*counted, shift, spread)
+
+
+def _hubness(store: Store, queries: np.ndarray, live: bool) -> HubnessNow:
+    count = store.count()
+
+    def skewness(raw: bool) -> float:
+        finds = Counter(itertools.chain.from_iterable(store.search(queries, OCCURRENCE, raw=raw).ids))
+        return skewness_of_finds(np.array([*finds.values()]), count)
+
+    chance = skewness_by_chance(len(queries), OCCURRENCE, count)
+    return HubnessNow(len(queries), live, skewness(raw=True), skewness(raw=False), chance)
+
+
+def _gain(store: Store, queries: Vectors, clicks: list[Id], rng: np.random.Generator) -> Gain | None:
+    clicked = np.array([row for row, each in enumerate(clicks) if str(each) != "-1"], np.int64)
+    rows = np.sort(rng.permutation(clicked)[:QUERIES])
+    if len(rows) < 2:
+        return None
+    asked, own = queries.some(rows), [clicks[row] for row in rows.tolist()]
+
+    def found(hits: Hits, first: int) -> np.ndarray:
+        return np.array([key in line[:first] for key, line in zip(own, hits.ids, strict=True)], np.float64)
+
+    raw, corrected = (store.search(asked, OCCURRENCE, raw=which) for which in (True, False))
+    recalls = [tuple(float(found(hits, k).mean()) for k in (1, OCCURRENCE)) for hits in (raw, corrected)]
+    error = standard_error(found(corrected, 1) - found(raw, 1))
+    return Gain(len(rows), (recalls[0][0], recalls[0][1]), (recalls[1][0], recalls[1][1]), error)

@@ -1,0 +1,192 @@
+"""Corrections looked after, on real vectors and real engines: what is worse is refused, what is wrong is seen."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import faiss
+import numpy as np
+import pytest
+from qdrant_client import QdrantClient, models
+
+import hubplugin
+from hubplugin.jobs.monitoring import DRIFTED, Gain, HubnessNow, Monitored, Offsets
+from hubplugin.jobs.refitting import WORSE, Beside, refit
+from hubplugin.jobs.writing import write
+from hubplugin.registry import open_store
+from hubplugin.selection.trials import Candidate
+from hubplugin.store import StoredVersion
+from hubplugin_qdrant import QdrantStore
+from tests.whole.test_cli import hubplugin as typed
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def photos(real, tmp_path):
+    """An index of real vectors, corrected by a model of half of the bank."""
+    targets = real["test_targets"].astype(np.float32)
+    faiss.normalize_L2(targets)
+    index = faiss.IndexFlatIP(384)
+    index.add(targets)
+    faiss.write_index(index, str(tmp_path / "photos.faiss"))
+    store = open_store(f"faiss:{tmp_path / 'photos.faiss'}")
+    write(store, hubplugin.fit(real["bank_queries"][::2], "nnn", targets=targets, k=8))
+    return store
+
+
+def test_a_refit_keeps_the_method_and_its_parameters_on_a_new_bank(photos, real):
+    done = refit(photos, real["bank_queries"][1::2])
+    found = photos.correction().model
+    assert (found.method, found.parameters["k"]) == ("nnn", 8)
+    assert found.bank_fingerprint == hubplugin.fit(real["bank_queries"][1::2], "nnn").bank_fingerprint
+    assert [each.state for each in photos.versions()] == ["kept", "active"]
+    assert done.beside.new.skewness < done.beside.raw.skewness
+    assert done.applied.judgement is not None
+
+
+def test_the_old_model_is_tried_on_held_out_queries_as_it_is(photos, real):
+    old, bank = photos.correction().model, real["bank_queries"][1::2]
+    beside = refit(photos, bank, dry_run=True).beside
+    targets = faiss.read_index(photos.url.removeprefix("faiss:")).reconstruct_n(0, 1200).astype(np.float64)[:, :384]
+    queries = bank / np.linalg.norm(bank, axis=1, keepdims=True)
+    assert len(queries) <= 5 * 500, "all of them are held out once"
+    found = np.argsort(-(queries.astype(np.float64) @ targets.T + old.offsets(targets.astype(np.float32))), axis=1)
+    occurrence = np.bincount(found[:, :10].ravel(), minlength=1200)
+    centred = occurrence - occurrence.mean()
+    assert beside.old.skewness == pytest.approx((centred**3).mean() / (centred**2).mean() ** 1.5, rel=0.02)
+
+
+def test_a_worse_correction_is_refused_with_both_figures_and_changes_nothing(photos, real):
+    before = photos._file.path.read_bytes()
+    with pytest.raises(hubplugin.CorrectionRefused, match=r"from \d+\.\d+ to \d+\.\d+.*nothing was changed"):
+        refit(photos, real["bank_queries"][:500], "nnn", k=1, alpha=4.0)
+    assert photos._file.path.read_bytes() == before
+    assert [each.number for each in photos.versions()] == [1]
+
+
+def test_a_dry_run_compares_and_writes_nothing(photos, real):
+    before = photos._file.path.read_bytes()
+    done = refit(photos, real["bank_queries"][1::2], dry_run=True)
+    assert (done.applied.written, done.applied.scanned) == (False, 1200)
+    assert photos._file.path.read_bytes() == before
+
+
+def test_a_refit_without_queries_or_without_a_correction_says_what_is_missing(photos, real):
+    with pytest.raises(hubplugin.InputError, match=r"no queries to .* are recorded; pass query_bank="):
+        refit(photos)
+    photos.remove()
+    with pytest.raises(hubplugin.StoreError, match="no active correction"):
+        refit(photos, real["bank_queries"])
+
+
+def candidate(skewness: float, recall: float | None = None) -> Candidate:
+    return Candidate("nnn", {}, skewness, 0.1, recall)
+
+
+@pytest.mark.parametrize(
+    ("beside", "worse"),
+    [
+        (Beside(candidate(2), candidate(0.5), candidate(0.5), None, None), False),
+        (Beside(candidate(2), candidate(0.5), candidate(0.5 + 1.9 * WORSE), None, None), False),
+        (Beside(candidate(2), candidate(0.5), candidate(0.5 + 2.1 * WORSE), None, None), True),
+        (Beside(candidate(2), candidate(0.5, 0.5), candidate(1.9, 0.49), -0.01, 0.006), False),
+        (Beside(candidate(2), candidate(0.5, 0.5), candidate(0.1, 0.48), -0.02, 0.006), True),
+    ],
+)
+def test_recall_decides_where_it_is_known_and_hubness_elsewhere(beside, worse):
+    assert (beside.objection is not None) == worse
+
+
+def test_a_whole_correction_needs_no_attention(photos, real):
+    seen = hubplugin.monitor(photos, real["bank_queries"][1::2])
+    assert seen.attention == []
+    assert (seen.offsets.missing, seen.offsets.stale, seen.offsets.foreign) == (0, 0, 0)
+    assert abs(seen.offsets.shift) < 0.05
+    assert seen.offsets.spread == pytest.approx(1, abs=0.02)
+    assert seen.hubness.live
+    assert seen.hubness.corrected < seen.hubness.raw
+    assert 0.4 < seen.drift < DRIFTED
+
+
+def test_queries_of_another_kind_are_drift_and_those_of_the_bank_are_no_live_ones(photos, real):
+    apart = real["bank_queries"][:300] + 0.1 * np.sign(np.arange(384) % 2 - 0.5).astype(np.float32)
+    seen = hubplugin.monitor(photos, apart)
+    assert seen.drift > DRIFTED
+    assert any("refit" in each for each in seen.attention)
+    again = hubplugin.monitor(photos, real["bank_queries"][::2])
+    assert (again.drift, again.hubness.live) == (None, False)
+
+
+def test_clicks_say_what_the_correction_gains_in_the_store(photos, real):
+    queries = real["test_queries"][:150]
+    seen = hubplugin.monitor(photos, queries, np.arange(150))
+    raw = photos.search(queries, 1, raw=True).ids
+    assert seen.gain.raw[0] == pytest.approx(np.mean([[row] == ids for row, ids in enumerate(raw)]))
+    assert (seen.gain.queries, seen.gain.raw[1] >= seen.gain.raw[0]) == (150, True)
+    with pytest.raises(hubplugin.InputError, match="one id for each of the 150 queries"):
+        hubplugin.monitor(photos, queries, np.arange(7))
+
+
+def test_missing_and_stale_offsets_of_a_collection_are_seen_on_a_random_sample(real, monkeypatch):
+    monkeypatch.setattr("hubplugin.jobs.monitoring.TARGETS", 200)
+    client, vectors = QdrantClient(":memory:"), real["test_targets"][:600]
+    client.create_collection("photos", models.VectorParams(size=384, distance=models.Distance.COSINE))
+    points = [models.PointStruct(id=number, vector=row.tolist()) for number, row in enumerate(vectors)]
+    client.upsert("photos", points)
+    store = QdrantStore(client, "photos")
+    write(store, hubplugin.fit(real["bank_queries"][:300], "nnn", targets=vectors))
+    assert hubplugin.monitor(store).attention == []
+    client.delete_payload("photos", ["hub_offset"], points=list(range(300)))
+    seen = hubplugin.monitor(QdrantStore(client, "photos"))
+    assert 150 <= seen.offsets.looked_at <= 300, "a sample"
+    assert 0.35 < seen.offsets.missing / seen.offsets.looked_at < 0.65
+    assert any("run refresh" in each for each in seen.attention)
+
+
+def version() -> StoredVersion:
+    return StoredVersion(1, "active", None, "nnn", {}, "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"offsets": Offsets(1000, 49, 0, 0, 0)}, None),
+        ({"offsets": Offsets(1000, 30, 21, 0, 0)}, "run refresh"),
+        ({"offsets": Offsets(1000, 0, 0, 1, 0)}, "carry something else"),
+        ({"offsets": Offsets(1000, 0, 0, 0, 0, -5.0, 1.0)}, "no longer that of the fit"),
+        ({"drift": 1.0}, "no longer like the bank"),
+        ({"gain": Gain(200, (0.6, 0.9), (0.58, 0.9), 0.02)}, None),
+        ({"gain": Gain(200, (0.6, 0.9), (0.5, 0.9), 0.02)}, "does harm"),
+        ({"hubness": HubnessNow(200, True, 3.0, 2.95, 0.3)}, "hubness is what it is raw"),
+        ({"hubness": HubnessNow(200, True, 0.5, 0.5, 0.3)}, None),
+    ],
+)
+def test_attention_is_asked_for_what_somebody_can_mend(changes, says):
+    fine = Monitored("faiss:x", version(), 1000, Offsets(1000, 0, 0, 0, 0, 0.0, 1.0), None, None, None)
+    seen = dataclasses.replace(fine, **changes)
+    assert [says in each for each in seen.attention] == ([] if says is None else [True])
+
+
+def test_the_commands_end_with_the_exit_status_that_cron_acts_upon(photos, real, tmp_path):
+    np.save(tmp_path / "new.npy", real["bank_queries"][1::2])
+    np.save(tmp_path / "few.npy", real["bank_queries"][:5])
+    store, figures = photos.url, tmp_path / "hubplugin.prom"
+    seen = typed("monitor", store, "--queries", tmp_path / "new.npy", "--prometheus", figures, "--json")
+    assert (seen.returncode, json.loads(seen.stdout)["attention"]) == (0, []), seen.stderr
+    assert f'hubplugin_missing_offsets{{store="{store}"}} 0.0' in figures.read_text()
+    assert typed("refit", store, "--queries", tmp_path / "few.npy").returncode == 3
+    assert typed("refit", store).returncode == 1
+    assert typed("refit").returncode == 2
+    assert typed("refit", store, "--queries", tmp_path / "new.npy", "--quiet").returncode == 0
+    index = faiss.read_index(store.removeprefix("faiss:"))
+    index.add(np.ascontiguousarray(np.tile(real["bank_targets"][:300], (1, 1)), np.float32))
+    faiss.write_index(index, store.removeprefix("faiss:"))
+    seen = typed("monitor", store, "--json")
+    found = json.loads(seen.stdout)
+    assert seen.returncode == 4
+    assert any("run refresh" in each for each in found["attention"])
+    assert not math.isnan(found["offsets"]["shift"])
+    assert typed("rollback", store, "--quiet").returncode == 0
