@@ -151,13 +151,13 @@ class Transport:
         if self.count() <= count:
             yield from self.pages(lambda records: list(records), with_vectors, with_payload)
             return
-        for _ in range(0, count, self._page):
+        for _ in range(0, count, self.page):
             with self.one_line("reading"):
                 yield self.retry(
                     self.client.query_points,
                     self.collection,
                     query=models.SampleQuery(sample=models.Sample.RANDOM),
-                    limit=min(self._page, count),
+                    limit=min(self.page, count),
                     with_vectors=with_vectors,
                     with_payload=with_payload,
                 ).points

@@ -160,8 +160,9 @@ def version() -> StoredVersion:
         ({"drift": 1.0}, "no longer like the bank"),
         ({"gain": Gain(200, (0.6, 0.9), (0.58, 0.9), 0.02)}, None),
         ({"gain": Gain(200, (0.6, 0.9), (0.5, 0.9), 0.02)}, "does harm"),
-        ({"hubness": HubnessNow(200, True, 3.0, 2.95, 0.3)}, "hubness is what it is raw"),
-        ({"hubness": HubnessNow(200, True, 0.5, 0.5, 0.3)}, None),
+        ({"hubness": HubnessNow(200, True, 3.0, 3.6, 0.3)}, "hubness is worse than raw"),
+        ({"hubness": HubnessNow(200, True, 3.0, 3.4, 0.3)}, None),
+        ({"hubness": HubnessNow(200, True, 0.5, 0.9, 0.3)}, None),
     ],
 )
 def test_attention_is_asked_for_what_somebody_can_mend(changes, says):
