@@ -42,9 +42,9 @@ SHIFTED = 0.5
 other targets of the same kind it moves by 0.15, of another kind mostly by 0.7 and more (benchmarks/keeping.py)."""
 
 LEFT = 1.2
-"""The hubness that a correction leaves, as a share of the raw one, both beyond chance, above which it no longer helps: by
-banks of the gallery's own queries it leaves up to 1.12 where there is little of it, by those that cost more than 8 points
-of R@1 2.8 to 5.4 (benchmarks/keeping.py)."""
+"""The hubness that a correction leaves, as a share of the raw one, both beyond chance, above which it no longer helps:
+banks of the gallery's own queries leave up to 1.12 where there is little of it, those that cost more than 8 points of
+R@1 leave 2.8 to 5.4 (benchmarks/keeping.py)."""
 
 
 @dataclass(frozen=True)
