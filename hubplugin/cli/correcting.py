@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,15 +13,35 @@ from hubplugin.cli.options import (
     Keep,
     Memory,
     Paired,
+    ReportFile,
     SameKind,
     Settings,
     StoreUrl,
     TargetBank,
+    TargetNames,
     parameters_of,
+    require_files,
     vectors,
+    write_report,
 )
 from hubplugin.cli.queries import Clicks, Embed, Field, GivenQueries, Queries
 from hubplugin.store import KEEP
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hubplugin.jobs.naming import Naming
+    from hubplugin.jobs.writing import Applied
+    from hubplugin.store import Store
+
+
+GroupBy = Annotated[
+    str | None, typer.Option(help="A payload key that searches are filtered by: fit within each of its values.")
+]
+
+Robust = Annotated[
+    bool, typer.Option("--robust", help="Bound the reach of what arrives later, against planted vectors.")
+]
 
 
 @command
@@ -36,23 +56,24 @@ def apply(
     pairs: Paired = None,
     clicks: Clicks = None,
     same_kind: SameKind = False,
-    group_by: Annotated[
-        str | None, typer.Option(help="A payload key that searches are filtered by: fit within each of its values.")
-    ] = None,
-    robust: Annotated[
-        bool, typer.Option("--robust", help="Bound the reach of what arrives later, against planted vectors.")
-    ] = False,
+    group_by: GroupBy = None,
+    robust: Robust = False,
     force: Annotated[bool, typer.Option("--force", help="Apply it even if it would not help.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Fit and check, and write nothing.")] = False,
     keep: Keep = KEEP,
+    names: TargetNames = None,
+    report: ReportFile = None,
     device: Device = "auto",
     memory: Memory = "1GiB",
 ) -> Answer:
     """Fit, check, write, activate; resumes where it was cut off."""
+    from hubplugin.jobs.naming import naming
     from hubplugin.registry import open_store
 
+    require_files(read=(), written=(report,))
     given, second = GivenQueries.of(queries, embed, field, clicks), vectors(target_bank, "target bank")
     opened = open_store(store)
+    called = naming(names, opened, "--names")
 
     from hubplugin.jobs.correction import apply
 
@@ -66,7 +87,19 @@ def apply(
             force=force, dry_run=dry_run, keep=keep,
             device=device, memory=memory, progress=progress, embed=None, **parameters,
         )  # fmt: skip
+    if report is not None:
+        _report(applied, opened, called, report)
     return Answer(f"{opened.url}: {applied}", {"store": opened.url, **of_applied(applied)})
+
+
+def _report(applied: Applied, store: Store, names: Naming | None, path: Path) -> None:
+    """What was applied, and the store as it is then."""
+    from hubplugin.evaluation.store_reports import page_of_applied
+    from hubplugin.jobs.inspection import inspect
+
+    with progress_shown() as progress:
+        found = inspect(store, progress=progress) if applied.written else None
+    write_report(page_of_applied(applied, found, store.url, names), path)
 
 
 @command

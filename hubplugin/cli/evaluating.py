@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from hubplugin.cli.frame import Answer, command, progress_shown
-from hubplugin.cli.options import Device, Memory, TargetBank, require_files, vectors
+from hubplugin.cli.options import Device, Memory, ReportFile, TargetBank, require_files, typed, vectors, write_report
 from hubplugin.errors import InputError, Parameter
 
 TrueTargets = Annotated[
@@ -46,7 +46,6 @@ Seed = Annotated[int, typer.Option(help="Random seed.")]
 Condition = Annotated[
     str | None, typer.Option("--filter", help="A STORE's own filter, such as Qdrant's in JSON: searched with it.")
 ]
-Report = Annotated[Path | None, typer.Option(help="Write a report: one HTML file.")]
 Csv = Annotated[Path | None, typer.Option(help="Write one line a method as CSV.")]
 
 
@@ -67,7 +66,7 @@ def evaluate(
     metric: MetricName = "cosine",
     seed: Seed = 0,
     condition: Condition = None,
-    report: Report = None,
+    report: ReportFile = None,
     csv: Csv = None,
     device: Device = "auto",
     memory: Memory = "1GiB",
@@ -115,9 +114,10 @@ def _on_files(
         models = {"auto": fit(bank, "auto", gallery, second, **computing)} if auto else {}
         named = [name for name in methods if name not in models] if methods else None
         found = evaluate(asked, gallery, truth, bank, second, named, models, progress=progress, **given)
-    for path, write in ((csv, found.to_csv), (report, found.to_html)):
-        if path is not None:
-            write(path)
+    if csv is not None:
+        found.to_csv(csv)
+    if report is not None:
+        found.to_html(report, typed())
     return Answer(found, found.model_dump(mode="json"))
 
 
@@ -138,6 +138,10 @@ def _in_store(
 
     with progress_shown() as progress:
         found = evaluate_store(opened, asked, truth, names=called, progress=progress, **given)
+    if report is not None:
+        from hubplugin.evaluation.store_reports import page_of_evaluation
+
+        write_report(page_of_evaluation(found), report)
     return Answer(str(found), found.model_dump(mode="json"))
 
 

@@ -12,12 +12,15 @@ from hubplugin.cli.options import (
     Device,
     Memory,
     Paired,
+    ReportFile,
     SameKind,
     StoreUrl,
     TargetBank,
     TargetNames,
     Texts,
+    require_files,
     vectors,
+    write_report,
 )
 from hubplugin.cli.queries import Clicks, Embed, Field, GivenQueries, Queries
 
@@ -35,6 +38,7 @@ def diagnose(
     names: TargetNames = None,
     texts: Texts = None,
     curve: Annotated[bool, typer.Option("--curve", help="Also say what size of bank helps by how much.")] = False,
+    report: ReportFile = None,
     device: Device = "auto",
     memory: Memory = "1GiB",
 ) -> Answer:
@@ -42,6 +46,7 @@ def diagnose(
     from hubplugin.jobs.naming import naming
     from hubplugin.registry import open_store
 
+    require_files(read=(), written=(report,))
     given, second = GivenQueries.of(queries, embed, field, clicks), vectors(target_bank, "target bank")
     opened = open_store(store)
     called, worded = naming(names, opened, "--names"), naming(texts, opened, "--texts")
@@ -55,18 +60,35 @@ def diagnose(
             opened, bank, second, pairs=known, same_kind=same_kind, names=called, texts=worded, curve=curve,
             device=device, memory=memory, progress=progress,
         )  # fmt: skip
+    if report is not None:
+        from hubplugin.evaluation.store_reports import page_of_diagnosis
+
+        write_report(page_of_diagnosis(found, opened.url), report)
     return Answer(str(found), looked.of_diagnosis(opened.url, found))
 
 
 @command
-def inspect(store: StoreUrl, device: Device = "auto", memory: Memory = "1GiB") -> Answer:
+def inspect(
+    store: StoreUrl,
+    names: TargetNames = None,
+    report: ReportFile = None,
+    device: Device = "auto",
+    memory: Memory = "1GiB",
+) -> Answer:
     """Say what correction lies in the store, whether it is whole, and which targets look planted."""
+    from hubplugin.jobs.naming import naming
     from hubplugin.registry import open_store
 
+    require_files(read=(), written=(report,))
     opened = open_store(store)
+    called = naming(names, opened, "--names")
 
     from hubplugin.jobs.inspection import inspect
 
     with progress_shown() as progress:
         found = inspect(opened, device=device, memory=memory, progress=progress)
+    if report is not None:
+        from hubplugin.evaluation.store_reports import page_of_inspection
+
+        write_report(page_of_inspection(found, called), report)
     return Answer(str(found), looked.of_inspection(found), attention=bool(found.alarms))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,6 +43,9 @@ TargetNames = Annotated[
 Texts = Annotated[
     str | None,
     typer.Option(metavar="payload.KEY|FILE", help="The texts of targets, likewise: with them short ones are seen."),
+]
+ReportFile = Annotated[
+    Path | None, typer.Option("--report", metavar="FILE.html", help="Also write a report: one HTML file to look at.")
 ]
 SameKind = Annotated[
     bool, typer.Option("--same-kind", help="Documents are asked by documents: a bank of documents is no objection.")
@@ -84,3 +89,15 @@ def parameters_of(method: str, settings: list[str] | None) -> dict[str, Setting]
 
     asked_for(method, parameters)
     return parameters
+
+
+def write_report(page: Any, path: Path) -> None:
+    """Writes `page`, with the command that was typed on it: no URL or option holds a secret."""
+    from hubplugin.evaluation.page import write
+
+    write(page, path, typed())
+
+
+def typed() -> str:
+    """The command line as it was typed."""
+    return shlex.join(["hubplugin", *sys.argv[1:]])

@@ -9,10 +9,11 @@ from typing import cast
 from hubplugin.errors import InputError, Parameter
 from hubplugin.evaluation.banks import bank_figures
 from hubplugin.evaluation.candidates import Candidate, candidates_of, curve_of
+from hubplugin.evaluation.details import Called, details
 from hubplugin.evaluation.export import Evaluation
-from hubplugin.evaluation.hubs import worst_hubs
+from hubplugin.evaluation.hubs import anti_hubs, worst_hubs
 from hubplugin.evaluation.outcomes import Outcome, best, outcomes_of, results_of
-from hubplugin.evaluation.result import RAW, SweepPoint
+from hubplugin.evaluation.result import RAW, SweepPoint, shown_of
 from hubplugin.evaluation.scene import Scene
 from hubplugin.evaluation.truth import Names, TruthLike, as_names, as_truth
 from hubplugin.measures import hubness
@@ -82,7 +83,7 @@ def evaluate(
     candidates = candidates_of(methods, models, scene)
     curve = curve_of(candidates, temperatures, scene)
     found = list(outcomes_of([*candidates, *curve], scene))
-    return _evaluation(candidates, curve, found, scene, names, thumbnails)
+    return _evaluation(candidates, curve, found, scene, (names, query_names, thumbnails))
 
 
 def _evaluation(
@@ -90,11 +91,13 @@ def _evaluation(
     curve: Sequence[Candidate],
     found: Sequence[Outcome],
     scene: Scene,
-    names: Sequence[object] | None,
-    thumbnails: Sequence[object] | None,
+    called: tuple[Called, Called, Called],
 ) -> Evaluation:
-    """found: of the `candidates` and then of the `curve`."""
+    """found: of the `candidates` and then of the `curve`. called: names of targets and queries, and thumbnails."""
     given, results = scene.given, results_of(candidates, found[: len(candidates)], scene)
+    names, query_names, thumbnails = called
+    winner = best(results)
+    shown = next((row for row, result in enumerate(results) if result is shown_of(results, winner)), None)
     occurrences = {
         candidate.label: hubness.k_occurrence(outcome.found, scene.targets.rows)
         for candidate, outcome in zip(candidates, found, strict=False)
@@ -112,7 +115,9 @@ def _evaluation(
         sweep=_sweep(curve, found[len(candidates) :], scene),
         hubs=worst_hubs(occurrences, names, thumbnails),
         banks=bank_figures(scene),
-        best=best(results),
+        best=winner,
+        anti_hubs=anti_hubs(occurrences[RAW], names),
+        **({} if shown is None else details(candidates[shown], found[0], found[shown], scene, (names, query_names))),
     )
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import os
-from pathlib import Path
 
-from hubplugin.errors import InputError
-from hubplugin.evaluation.report import render
+from hubplugin.evaluation import page
+from hubplugin.evaluation.report import page_of
 from hubplugin.evaluation.result import MethodResult, Results
 
 
@@ -17,7 +16,7 @@ class Evaluation(Results):
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
         """Writes everything but the single queries' ranks. Raises InputError where `path` cannot be written."""
-        _write(path, self.model_dump_json(indent=1) + "\n")
+        page.write_text(path, self.model_dump_json(indent=1) + "\n")
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Writes one line a method; intervals as `<figure> low` and `<figure> high`. Raises as `to_json` does."""
@@ -26,18 +25,12 @@ class Evaluation(Results):
         writer = csv.DictWriter(content, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-        _write(path, content.getvalue())
+        page.write_text(path, content.getvalue())
 
-    def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Writes the report: one file, which refers to nothing outside itself. Raises as `to_json` does."""
-        _write(path, render(self))
-
-
-def _write(path: str | os.PathLike[str], text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from None
+    def to_html(self, path: str | os.PathLike[str], command: str | None = None) -> None:
+        """Writes the report: one file, which refers to nothing outside itself. command: what was typed, which the
+        report then names. Raises as `to_json` does."""
+        page.write(page_of(self), path, command)
 
 
 def _flat(method: MethodResult) -> dict[str, object]:

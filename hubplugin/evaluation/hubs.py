@@ -33,6 +33,13 @@ def worst_hubs(
     ]
 
 
+def anti_hubs(occurrence: np.ndarray, names: Sequence[object] | None) -> list[str]:
+    """Some of the targets that no query finds, by name. occurrence: the k-occurrence [n] of the raw search."""
+    never = np.flatnonzero(occurrence == 0)
+    some = never[np.linspace(0, len(never) - 1, min(len(never), HUBS)).astype(int)]
+    return [str(names[row]) if names is not None else f"target {row}" for row in some.tolist()]
+
+
 def _data_uri(path: str | os.PathLike[str] | None) -> str | None:
     """The image at `path`, at most 160 pixels wide and high, as text that a page can hold."""
     if not path:

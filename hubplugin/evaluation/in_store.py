@@ -13,7 +13,8 @@ import numpy as np
 from hubplugin.errors import InputError
 from hubplugin.evaluation.evaluate import require_libraries
 from hubplugin.evaluation.examples import Example, answers, drawn
-from hubplugin.evaluation.store_result import Ranking, Share, StoreEvaluation, StoreHub
+from hubplugin.evaluation.result import Share
+from hubplugin.evaluation.store_result import Ranking, StoreEvaluation, StoreHub
 from hubplugin.evaluation.true_ids import TrueIds, as_true_ids
 from hubplugin.evaluation.truth import Names, as_names
 from hubplugin.jobs.naming import Naming

@@ -1,140 +1,171 @@
-"""An evaluation as one HTML file that refers to nothing outside itself and reads well on a phone."""
+"""The report of an evaluation: every method, side by side."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from hubplugin.evaluation import plots
+from hubplugin.evaluation.page import HubLine, Page, Plot, Table, Tile, Verdict, share_tile, sides_tile
+from hubplugin.evaluation.result import MethodResult, Results, p_told
+from hubplugin.measures.significance import Figure
 
-import numpy as np
-
-from hubplugin.errors import InputError
-from hubplugin.evaluation.result import MethodResult, Results
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-RAW_COLOUR, OTHER_COLOURS = "#8a8f98", ("#0b6e4f", "#c2410c", "#1d4ed8", "#7e22ce")
+NEEDS_BANK = "pass example queries (--query-bank)"
 
 
-def render(evaluation: Results) -> str:
-    """The report of `evaluation`. Raises InputError where matplotlib or Jinja2 is missing."""
-    try:
-        import matplotlib  # noqa: F401
-        from jinja2 import Environment, PackageLoader
-    except ImportError as error:
-        raise InputError(f"the report needs {error.name}: pip install 'hubplugin[evaluation]'") from None
-    shown = corrected(evaluation)
-    environment = Environment(
-        loader=PackageLoader("hubplugin.evaluation", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
+def page_of(evaluation: Results) -> Page:
+    """What the report of `evaluation` shows."""
+    shown, k = evaluation.shown, evaluation.k
+    told = evaluation.sentences()
+    return Page(
+        title="Hubness: every method side by side",
+        subtitle=_subtitle(evaluation),
+        tiles=_tiles(evaluation, shown),
+        k=k,
+        verdict=_verdict(evaluation),
+        sentences=told,
+        examples=evaluation.examples,
+        hubs=[
+            HubLine(hub.name, hub.found_by["raw"], None if shown is None else hub.found_by[shown.label], hub.thumbnail)
+            for hub in evaluation.hubs
+        ],
+        after="corrected" if shown is None else shown.label,
+        anti_hubs=evaluation.anti_hubs,
+        plots=_plots(evaluation, shown),
+        tables=[_every_method(evaluation), _hubness(evaluation), _banks(evaluation)],
+        facts=[("seed", str(evaluation.seed))],
     )
-    page: str = environment.get_template("report.html").render(
-        e=evaluation,
-        shown=shown,
-        recall_plot=_svg(_draw_recall, evaluation),
-        occurrence_plot=_svg(_draw_occurrence, evaluation),
-        temperature_plot=_svg(_draw_temperature, evaluation) if evaluation.sweep else None,
+
+
+def _subtitle(e: Results) -> str:
+    judged = f" ({e.judged:,} with a known true target)" if e.judged != e.queries else ""
+    bank = f", a bank of {e.query_bank:,} queries" if e.query_bank else ""
+    second = f" and {e.target_bank:,} targets" if e.target_bank else ""
+    return f"{e.queries:,} queries{judged}, {e.targets:,} targets, {e.metric} similarity{bank}{second}"
+
+
+def _tiles(e: Results, shown: MethodResult | None) -> list[Tile]:
+    by = "" if shown is None else f"by {shown.label}"
+    raw, after = e.raw.hubness, None if shown is None else shown.hubness
+    return [
+        share_tile(
+            "True target first (R@1)", e.raw.recall[1].value, None if shown is None else shown.recall[1].value,
+            more_is_better=True, note=by or NEEDS_BANK,
+        ),
+        share_tile(
+            "Queries that find the worst hub", raw.largest / e.queries,
+            None if after is None else after.largest / e.queries,
+            more_is_better=False, note=f"in their top {e.k}; even: {100 * e.k / e.targets:.1f} %",
+        ),
+        share_tile(
+            "Targets that are never found", raw.anti_hub_share, None if after is None else after.anti_hub_share,
+            more_is_better=False, note="by none of these queries",
+        ),
+        sides_tile(
+            None if e.asked is None else (e.asked.before, e.asked.after),
+            None if e.not_asked is None else (e.not_asked.before, e.not_asked.after),
+            NEEDS_BANK,
+        ),
+    ]  # fmt: skip
+
+
+def _verdict(e: Results) -> Verdict | None:
+    if all(method.transductive for method in e.methods[1:]):
+        return None
+    if e.best is None:
+        return Verdict(False, "No correction: none is better than the raw search beyond chance")
+    versus = e[e.best].versus_raw
+    assert versus is not None
+    return Verdict(True, f"{e.best} puts more true targets first: {versus.won} queries won, {versus.lost} lost")
+
+
+def _plots(e: Results, shown: MethodResult | None) -> list[Plot]:
+    transductive = any(method.transductive for method in e.methods)
+    found = [
+        Plot(
+            "True target in the first place",
+            plots.recall(e.methods, e.best),
+            "Bars are 95 % bootstrap intervals over the queries; the dashed line is the raw search."
+            + (" Grey squares need every query beforehand: no search can use them." if transductive else ""),
+        ),
+        Plot(
+            "How often targets are found",
+            plots.occurrences(
+                {"raw": e.raw.occurrences, **({} if shown is None else {shown.label: shown.occurrences})},
+                e.k * e.queries / e.targets,
+                e.k,
+            ),
+        ),
+    ]
+    if e.offsets is not None:
+        found.append(Plot("Offsets", plots.offsets(e.offsets.edges, e.offsets.counts), f"Of {e.offsets.label}."))
+    if e.sweep:
+        note = "Shaded: 95 % intervals. Dashed: the raw search."
+        found.append(Plot("Recall against temperature", plots.temperatures(e.sweep, e.raw, e.k), note))
+    return found
+
+
+def _every_method(e: Results) -> Table:
+    at = [k for k in e.raw.recall if k > 1]
+    columns = ["method", "R@1", "- raw", "won", "lost", "p", *(f"R@{k}" for k in at)]
+    columns += ["median rank", "mean rank", f"mAP@{e.k}", f"nDCG@{e.k}", "skewness"]
+    rows = []
+    for m in e.methods:
+        versus = m.versus_raw
+        against: list[str | tuple[str, str]] = ["", "", "", ""]
+        if versus is not None:
+            change = versus.difference
+            interval = f"{100 * change.low:+.1f} to {100 * change.high:+.1f}"
+            told = p_told(m.adjusted_p).removeprefix("= ")
+            against = [(f"{100 * change.value:+.1f}", interval), str(versus.won), str(versus.lost), told]
+        name = m.label if m.described == m.label else (m.label, m.described[len(m.label) :])
+        figures = [
+            *(_figure(m.recall[k], 100, 1) for k in at),
+            *(_figure(f, 1, 1) for f in (m.median_rank, m.mean_rank)),
+        ]
+        figures += [_figure(f, 100, 1) for f in (m.mean_average_precision, m.ndcg)]
+        rows.append([name, _figure(m.recall[1], 100, 1), *against, *figures, _figure(m.skewness, 1, 2)])
+    return Table(
+        "Every method", columns, rows, _marked(e),
+        "R@k: per cent of the queries with a true target among the first k. Small figures are 95 % bootstrap "
+        "intervals. Ties count by their expected rank. p: McNemar's exact test against the raw search, corrected for "
+        "the number of methods (Benjamini-Hochberg).",
+    )  # fmt: skip
+
+
+def _hubness(e: Results) -> Table:
+    rows = [
+        [
+            m.label, f"{m.hubness.skewness:.2f}", f"{m.hubness.kurtosis:.2f}", f"{m.hubness.mean_absolute_error:.2f}",
+            str(m.hubness.largest), f"{100 * m.hubness.robin_hood:.1f} %", f"{100 * m.hubness.anti_hub_share:.1f} %",
+        ]
+        for m in e.methods
+    ]  # fmt: skip
+    return Table(
+        "Hubness of every method",
+        ["method", "skewness", "kurtosis", "mean abs. error", "largest", "Robin Hood", "anti-hubs"],
+        rows,
+        _marked(e),
+        f"Of the {e.k}-occurrence: the number of queries that have a target among their first {e.k}. Robin Hood: share "
+        "of all finds that would have to move for an even search. Anti-hubs: targets that no query finds.",
     )
-    return page
 
 
-def corrected(evaluation: Results) -> MethodResult | None:
-    """The method that is shown beside the raw search: the best one, or else the usable one of the highest R@1."""
-    if evaluation.best is not None:
-        return evaluation[evaluation.best]
-    usable = [method for method in evaluation.methods[1:] if not method.transductive]
-    return max(usable, key=lambda method: method.recall[1].value, default=None)
+def _banks(e: Results) -> Table:
+    told = {
+        "queries to targets": e.banks.queries_to_targets,
+        "query bank to queries": e.banks.query_bank_to_queries,
+        "query bank to targets": e.banks.query_bank_to_targets,
+        "query bank to both target sets": e.banks.query_bank_to_targets_and_target_bank,
+    }
+    note = f"Between samples of {e.banks.sample:,} vectors each."
+    if e.query_bank:
+        note += " The nearer the query bank lies to the queries, the better it stands for them."
+    rows = [[name, f"{value:.3f}"] for name, value in told.items() if value is not None]
+    return Table("How the banks lie", ["earth mover's distance", ""], rows, note=note)
 
 
-def _svg(draw: Callable[[Figure, Results], None], evaluation: Results) -> str:
-    import matplotlib
-    from matplotlib.figure import Figure as Canvas
-
-    settings: dict[Any, Any] = {
-        "svg.fonttype": "none", "svg.hashsalt": "hubplugin", "font.family": "sans-serif", "font.size": 10,
-        "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#e5e7eb",
-        "axes.axisbelow": True,
-    }  # fmt: skip
-    with matplotlib.rc_context(settings):
-        canvas = Canvas(figsize=(5.2, 3.4), layout="constrained")
-        draw(canvas, evaluation)
-        content = io.StringIO()
-        canvas.savefig(
-            content,
-            format="svg",
-            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
-            transparent=True,
-        )
-    text = content.getvalue()
-    return text[text.index("<svg") :].replace('width="', 'data-width="', 1).replace('height="', 'data-height="', 1)
+def _marked(e: Results) -> list[int]:
+    return [row for row, method in enumerate(e.methods) if method.label == e.best]
 
 
-def _draw_recall(canvas: Figure, evaluation: Results) -> None:
-    methods = evaluation.methods[::-1]
-    canvas.set_size_inches(5.2, 0.9 + 0.26 * len(methods))
-    axes = canvas.add_subplot()
-    figures = [method.recall[1] for method in methods]
-    values = np.array([100 * figure.value for figure in figures])
-    errors = np.abs(
-        np.array([[100 * figure.low for figure in figures], [100 * figure.high for figure in figures]]) - values
-    )
-    for row, method in enumerate(methods):
-        raw = method is evaluation.raw
-        colour = RAW_COLOUR if raw or method.transductive else OTHER_COLOURS[0]
-        axes.errorbar(
-            values[row], row, xerr=errors[:, row : row + 1], fmt="o" if not method.transductive else "s", color=colour,
-            capsize=3, markersize=7 if method.label == evaluation.best else 5,
-        )  # fmt: skip
-    axes.axvline(100 * evaluation.raw.recall[1].value, color=RAW_COLOUR, linestyle="--", linewidth=1)
-    axes.set_yticks(range(len(methods)), [method.label for method in methods])
-    axes.set_ylim(-0.6, len(methods) - 0.4)
-    axes.set_xlabel("R@1, per cent of the queries")
-    axes.grid(axis="y", visible=False)
-
-
-def _draw_occurrence(canvas: Figure, evaluation: Results) -> None:
-    axes = canvas.add_subplot()
-    shown = corrected(evaluation)
-    largest = max(method.hubness.largest for method in (evaluation.raw, shown) if method is not None)
-    width = 1 + largest // 40
-    edges = np.arange(0, largest + width + 1, width) - 0.5
-    for method, colour, filled in ((evaluation.raw, RAW_COLOUR, True), (shown, OTHER_COLOURS[0], False)):
-        if method is None:
-            continue
-        found, targets = np.array(list(method.occurrences)), np.array(list(method.occurrences.values()))
-        counts, _ = np.histogram(found, edges, weights=targets)
-        axes.stairs(
-            counts, edges, color=colour, fill=filled, alpha=0.45 if filled else 1, linewidth=2, label=method.label
-        )
-    mean = evaluation.k * evaluation.queries / evaluation.targets
-    axes.axvline(mean, color="black", linestyle=":", linewidth=1, label=f"even: {mean:.3g}")
-    axes.set_yscale("symlog", linthresh=1)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel(f"queries that find a target among their first {evaluation.k}")
-    axes.set_ylabel("targets")
-    axes.legend(frameon=False)
-
-
-def _draw_temperature(canvas: Figure, evaluation: Results) -> None:
-    canvas.set_size_inches(5.2, 5.2)
-    recall, skewness = canvas.subplots(2, 1, sharex=True)
-    for number, method in enumerate(sorted({point.method for point in evaluation.sweep})):
-        points = sorted((p for p in evaluation.sweep if p.method == method), key=lambda point: point.tau)
-        taus, colour = [point.tau for point in points], OTHER_COLOURS[number % len(OTHER_COLOURS)]
-        recall.plot(taus, [100 * point.recall.value for point in points], "o-", color=colour, label=method)
-        recall.fill_between(
-            taus, [100 * p.recall.low for p in points], [100 * p.recall.high for p in points], color=colour, alpha=0.12,
-            linewidth=0,
-        )  # fmt: skip
-        skewness.plot(taus, [point.skewness for point in points], "o-", color=colour)
-    recall.axhline(100 * evaluation.raw.recall[1].value, color=RAW_COLOUR, linestyle="--", label="raw")
-    skewness.axhline(evaluation.raw.hubness.skewness, color=RAW_COLOUR, linestyle="--")
-    taus = sorted({point.tau for point in evaluation.sweep})
-    skewness.set_xscale("log")
-    skewness.set_xticks(taus, [f"{tau:g}" for tau in taus])
-    skewness.minorticks_off()
-    skewness.set_xlabel("temperature tau")
-    recall.set_ylabel("R@1, per cent")
-    skewness.set_ylabel(f"skewness of N{evaluation.k}")
-    recall.legend(frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+def _figure(figure: Figure, scale: float, digits: int) -> tuple[str, str]:
+    value, low, high = (f"{scale * part:.{digits}f}" for part in (figure.value, figure.low, figure.high))
+    return value, f"{low} to {high}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -11,6 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
 from hubplugin.errors import InputError
+from hubplugin.evaluation.examples import Example
 from hubplugin.measures.hubness import Hubness
 from hubplugin.measures.significance import Comparison, Figure, compare
 from hubplugin.model import Setting
@@ -80,6 +82,26 @@ class Hub(BaseModel):
     thumbnail: str | None = Field(None, exclude=True, repr=False)
 
 
+class Share(BaseModel):
+    """R@1, 0 to 1, of some of the queries."""
+
+    model_config = ConfigDict(frozen=True)
+
+    queries: int
+    before: float
+    after: float
+
+
+class Histogram(BaseModel):
+    """How many targets have an offset between one edge and the next. label: of the method."""
+
+    model_config = ConfigDict(frozen=True)
+
+    label: str
+    edges: list[float]
+    counts: list[int]
+
+
 class BankFigures(BaseModel):
     """How the banks lie: earth mover's distances on samples of one size (DBSN fig. 7), and the share of the gallery
     that is nearest to some bank query."""
@@ -98,7 +120,9 @@ class Results(BaseModel):
     """Every method side by side on the same queries; the raw search comes first.
 
     k: of the k-occurrence, mAP and nDCG. judged: how many queries have a true target. best: the label of the method
-    recommended on these queries, None where no method is better than the raw search beyond chance.
+    recommended on these queries, None where no method is better than the raw search beyond chance. anti_hubs: some of
+    the targets that no query finds. Of the method `shown`: asked, not_asked: queries whose true target is, or is not,
+    the nearest of a bank query; offsets; examples: queries that it won and lost.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -116,6 +140,11 @@ class Results(BaseModel):
     hubs: list[Hub]
     banks: BankFigures
     best: str | None
+    anti_hubs: list[str] = []
+    asked: Share | None = None
+    not_asked: Share | None = None
+    offsets: Histogram | None = None
+    examples: list[Example] = []
 
     def __getitem__(self, label: str) -> MethodResult:
         """The method called `label`; raises InputError that lists the labels."""
@@ -129,6 +158,11 @@ class Results(BaseModel):
     @property
     def raw(self) -> MethodResult:
         return self.methods[0]
+
+    @property
+    def shown(self) -> MethodResult | None:
+        """The method that is shown beside the raw search: the best one, or else the usable one of the highest R@1."""
+        return shown_of(self.methods, self.best)
 
     def compare(self, first: str, second: str) -> Comparison:
         """Method `second` against `first`, on the same queries."""
@@ -169,7 +203,7 @@ class Results(BaseModel):
             return [
                 "Chosen: no correction. No usable method puts more true targets first than the raw search beyond "
                 f"chance; the highest recall is that of {nearest.described}, with {_percent(nearest.recall[1].value)} "
-                f"(p {_p(nearest.adjusted_p)})."
+                f"(p {p_told(nearest.adjusted_p)})."
             ]
         best = self[self.best]
         versus = best.versus_raw
@@ -179,7 +213,7 @@ class Results(BaseModel):
             f"{_percent(best.recall[1].value)}, {100 * versus.difference.value:+.1f} points "
             f"(95 % interval {100 * versus.difference.low:+.1f} to {100 * versus.difference.high:+.1f}). "
             f"{versus.won:,} queries gained their true target in the first place, {versus.lost:,} lost it "
-            f"(p {_p(best.adjusted_p)}, corrected for the number of methods tried). "
+            f"(p {p_told(best.adjusted_p)}, corrected for the number of methods tried). "
             f"Skewness {_moved(self.raw.hubness.skewness, best.hubness.skewness)}.",
             "It was picked on the queries that are reported here, so new queries will gain a little less; "
             "with the method auto the choice is made on the bank instead.",
@@ -204,7 +238,7 @@ class Results(BaseModel):
                 m.described,
                 *(_share(m.recall[k]) for k in shown),
                 f"{100 * versus.difference.value:+.1f}" if versus else "",
-                _p(m.adjusted_p).removeprefix("= "),
+                p_told(m.adjusted_p).removeprefix("= "),
                 f"{m.median_rank.value:g}",
                 f"{m.skewness.value:.2f}\n{m.skewness.low:.2f}-{m.skewness.high:.2f}",
                 f"{m.mean_rank.value:.1f}",
@@ -223,6 +257,12 @@ class Results(BaseModel):
         return capture.get()
 
 
+def shown_of(methods: Sequence[MethodResult], best: str | None) -> MethodResult | None:
+    """See `Results.shown`."""
+    usable = [method for method in methods[1:] if not method.transductive and best in (None, method.label)]
+    return max(usable, key=lambda method: method.recall[1].value, default=None)
+
+
 def _worse(method: MethodResult) -> bool:
     versus = method.versus_raw
     return versus is not None and versus.lost > versus.won and (method.adjusted_p or 0.0) < SIGNIFICANT
@@ -236,7 +276,7 @@ def _share(figure: Figure) -> str:
     return f"{100 * figure.value:.1f}\n{100 * figure.low:.1f}-{100 * figure.high:.1f}"
 
 
-def _p(p: float | None) -> str:
+def p_told(p: float | None) -> str:
     return "" if p is None else "< 0.001" if p < 0.001 else f"= {p:.3f}"
 
 

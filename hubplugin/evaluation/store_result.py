@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 from hubplugin.evaluation.examples import Example
+from hubplugin.evaluation.result import Share
 from hubplugin.measures.significance import Comparison, Figure
 
 
@@ -25,16 +26,6 @@ class Ranking(BaseModel):
     never: float | None
     skewness: float | None
     occurrences: dict[int, int]
-
-
-class Share(BaseModel):
-    """R@1, 0 to 1, of some of the queries."""
-
-    model_config = ConfigDict(frozen=True)
-
-    queries: int
-    before: float
-    after: float
 
 
 class StoreHub(BaseModel):
@@ -73,11 +64,19 @@ class StoreEvaluation(BaseModel):
     examples: list[Example]
 
     def __str__(self) -> str:
+        named = [hub.name + " by " + moved(hub.raw, hub.corrected) for hub in self.hubs[:10]]
         lines = [
             f"{self.store}: {self.targets:,} targets, {self.queries:,} queries, {self.judged:,} with a known target",
             *([f"filter: {self.condition}"] if self.condition else []),
             self.method or "no active correction: the raw search alone",
+            *self.sentences(),
+            f"hubs: {', '.join(named)}",
         ]
+        return "\n".join(lines)
+
+    def sentences(self) -> list[str]:
+        """What was measured, a line each."""
+        lines = []
         for k, figure in self.raw.recall.items():
             after = None if self.corrected is None else self.corrected.recall[k]
             lines.append(f"R@{k}: {_interval(figure)}" + (f" -> {_interval(after)}" if after else ""))
@@ -92,9 +91,7 @@ class StoreEvaluation(BaseModel):
                 lines.append(
                     f"{label}: R@1 {100 * share.before:.1f} -> {100 * share.after:.1f} ({share.queries} queries)"
                 )
-        lines += self._hubness()
-        named = [hub.name + " by " + moved(hub.raw, hub.corrected) for hub in self.hubs[:10]]
-        return "\n".join([*lines, f"hubs: {', '.join(named)}"])
+        return [*lines, *self._hubness()]
 
     def _hubness(self) -> list[str]:
         told = (

@@ -11,11 +11,15 @@ from hubplugin.model import GroupedModel, OffsetModel
 from hubplugin.reductions import Compute
 from hubplugin.store import Batch, Store
 
+BINS = 40
+"""Of the distribution of the stored offsets."""
+
 
 @dataclass
 class Comparison:
     """Of the targets `scanned` so far, how many have no offset (`missing`), how many one that `model` does not give
-    (`stale`), how many something else in its place (`foreign`), and which the model cannot judge. what: the name of
+    (`stale`), how many something else in its place (`foreign`), and which the model cannot judge. counts: how many
+    stored offsets lie between one of `edges` and the next; None for a model that knows no gallery. what: the name of
     the work, for progress. first: whether the model is written for the first time, to its members. Later what has no
     right offset is a newcomer, which a robust model tells from members; a member keeps what it has."""
 
@@ -29,9 +33,14 @@ class Comparison:
     stale: int = 0
     foreign: int = 0
     unjudged: Unjudged = field(default_factory=Unjudged)
+    edges: np.ndarray | None = None
+    counts: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         self._total, self._precision = self.store.count(), self.store.precision
+        if self.model.gallery is not None:
+            self.edges = np.linspace(self.model.gallery.smallest, self.model.gallery.largest, BINS + 1)
+            self.counts = np.zeros(BINS, np.int64)
 
     def offsets(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """What the model gives to the targets of `batch`, float32 [b], and whose stored offset differs, bool [b]."""
@@ -49,6 +58,9 @@ class Comparison:
         self.missing += int(absent.sum())
         self.stale += int(differs.sum())
         self.foreign += batch.foreign
+        if self.edges is not None and self.counts is not None:
+            inside = np.clip(batch.offsets[~absent], self.edges[0], self.edges[-1])
+            self.counts += np.histogram(inside, self.edges)[0]
         return offsets, absent | differs
 
     def _offsets(self, model: OffsetModel, batch: Batch, unjudged: Unjudged) -> np.ndarray:

@@ -23,7 +23,8 @@ class Inspection:
     """What `inspect` found: the correction, if any, and of `count` targets how many lack an offset, how many have one
     that their vector no longer gives, and how many carry something else in its place. skewness: of the 10-occurrence
     of `probes` bank queries over the targets as they are now, searched raw and corrected; None where it was not
-    measured. suspects: which targets look planted, measured likewise.
+    measured. suspects: which targets look planted, measured likewise. finds: by id, how many of these queries find a
+    target, raw and corrected. offsets: edges, and how many stored offsets lie between one and the next.
     """
 
     url: str
@@ -87,9 +88,11 @@ def inspect(
     health: dict[str, Any] = {}
     if found is not None and found.active and probes and has_bank(found.model):
         named, beside = examined(store, found.model, compute, probes)
-        health = {"skewness": named.skewness, "probes": named.probes, "suspects": named}
+        health = {"skewness": named.skewness, "probes": named.probes, "suspects": named, "finds": named.finds}
     elif found is not None:
         beside = compared(store, found.model, compute, "checking offsets")
     if found is not None:
         health |= {name: getattr(beside, name) for name in ("missing", "stale", "foreign", "unjudged")}
+        if beside.edges is not None and beside.counts is not None:
+            health["offsets"] = (beside.edges.tolist(), beside.counts.tolist())
     return Inspection(store.url, store.metric, store.dim, store.count(), found, notes=store.notes(), **health)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -45,6 +45,7 @@ class Suspects:
     the cluster. missing, stale: without an offset, and with one that its vector does not give. penalised: whose penalty
     stands out, with the penalty, `outstanding` in all. far: farthest from the gallery, with the mean similarity to its
     nearest. skewness: of the 10-occurrence, raw and corrected. alarms: what somebody should look at now, a line each.
+    finds: by id, how many of the queries find a target, raw and corrected: of all that are found.
     """
 
     probes: int
@@ -58,11 +59,13 @@ class Suspects:
     outstanding: int
     far: Named
     alarms: list[str]
+    finds: tuple[Mapping[Id, int], Mapping[Id, int]] = field(default=({}, {}), repr=False)
 
     @property
     def figures(self) -> dict[str, Any]:
-        """All of it as plain JSON."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        """What is named, as plain JSON."""
+        named = {name: value for name, value in vars(self).items() if name != "finds"}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in named.items()}
 
     def __str__(self) -> str:
         lines = [
@@ -116,7 +119,7 @@ def examined(store: Store, model: OffsetModel, compute: Compute, most: int = PRO
     found = Suspects(
         len(queries), skewness, hubs.shares(hubs.raw), hubs.shares(hubs.corrected), hubs.within(),
         held.missing, held.stale, held.penalised(), len(held.outstanding), held.far(),
-        _alarms(hubs, skewness, model.bound),
+        _alarms(hubs, skewness, model.bound), (hubs.finds(hubs.raw), hubs.finds(hubs.corrected)),
     )  # fmt: skip
     return found, held.comparison
 
@@ -132,6 +135,9 @@ class _Hubs:
         lists = hits.ids if rows is None else [hits.ids[row] for row in rows]
         found = Counter(itertools.chain.from_iterable(lists)).most_common(named)
         return [(name, count / len(lists)) for name, count in found]
+
+    def finds(self, hits: Hits) -> Counter[Id]:
+        return Counter(itertools.chain.from_iterable(hits.ids))
 
     def within(self) -> Named:
         """The target found most often in each cluster of the queries that is not too small to tell."""

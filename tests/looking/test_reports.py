@@ -1,0 +1,113 @@
+"""Reports of what is done with a store: whole, self-contained, and bad news as visible as good."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+import faiss
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from hubplugin.cli import app
+from hubplugin.evaluation.page import Page, Tile, Verdict, percent, render, share_tile, sides_tile
+from hubplugin.evaluation.plots import VARIABLES
+
+
+class Parsed(HTMLParser):
+    """The references of a page, its tags, and the classes of its tiles."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.references, self.tags, self.tiles = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        self.tags.append(tag)
+        self.references += [given[key] for key in ("src", "href", "xlink:href", "srcset", "action") if key in given]
+        if (given.get("class") or "").startswith("tile "):
+            self.tiles.append(given["class"].removeprefix("tile "))
+
+
+@pytest.fixture(scope="module")
+def place(real, tmp_path_factory):
+    """A folder with an index of the example set, a bank, queries, their true ids, and names."""
+    folder = tmp_path_factory.mktemp("reports")
+    targets = real["test_targets"][:300].astype(np.float32)
+    index = faiss.IndexFlatIP(384)
+    index.add(targets / np.linalg.norm(targets, axis=1, keepdims=True))
+    faiss.write_index(index, str(folder / "photos.faiss"))
+    np.save(folder / "bank.npy", real["bank_queries"][:300])
+    np.save(folder / "queries.npy", real["test_queries"][:300])
+    np.save(folder / "truth.npy", np.arange(300))
+    (folder / "names.txt").write_text("\n".join(f"<i>photo {row}" for row in range(300)))
+    return folder
+
+
+@pytest.mark.slow
+def test_every_command_that_looks_writes_a_page_of_its_own(place):
+    store, names = f"faiss:{place / 'photos.faiss'}", ["--names", str(place / "names.txt")]
+    bank = ["--queries", str(place / "bank.npy")]
+    asked = ["--queries", str(place / "queries.npy"), "--truth", str(place / "truth.npy")]
+    for typed in (
+        ["diagnose", store, *bank, *names, "--curve"],
+        ["apply", store, *bank, *names],
+        ["inspect", store, *names],
+        ["evaluate", store, *asked, *names],
+    ):
+        file = place / f"{typed[0]}.html"
+        done = CliRunner().invoke(app, [*typed, "--report", str(file)], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        text = file.read_text()
+        page = Parsed(text)
+        assert len(page.tiles) == 4
+        assert all(reference.startswith(("#", "data:")) for reference in page.references)
+        assert all(part.startswith("#") for part in text.split("url(")[1:])
+        assert "script" not in page.tags
+        assert "prefers-color-scheme: dark" in text
+        assert not any(colour in text for colour in VARIABLES)  # all took the page's own
+        for part in ("hubplugin 0", "<dt>date</dt>", "<dt>command</dt>", "What was found", store):
+            assert part in text
+        if "--names" in typed:
+            assert "&lt;i&gt;photo" in text
+            assert "<i>photo" not in text
+
+
+@pytest.mark.slow
+def test_a_report_that_cannot_be_written_is_refused_before_the_work(place):
+    typed = ["diagnose", "faiss:nowhere", "--queries", "nowhere.npy", "--report", str(place / "no" / "page.html")]
+    done = CliRunner().invoke(app, typed)
+    assert (done.exit_code, "cannot write" in done.output) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "more_is_better", "direction"),
+    [
+        (0.5, 0.6, True, "better"),
+        (0.5, 0.6, False, "worse"),
+        (0.5, 0.4, True, "worse"),
+        (0.5, 0.4, False, "better"),
+        (0.5, 0.5001, True, "same"),
+    ],
+)
+def test_a_tile_says_which_way_a_figure_went(before, after, more_is_better, direction):
+    tile = share_tile("figure", before, after, more_is_better=more_is_better)
+    assert (tile.direction, tile.before, tile.shown) == (direction, percent(before), percent(after))
+    assert percent(after).split() == [f"{100 * after:.1f}", "%"]
+
+
+def test_both_sides_are_as_bad_as_the_worse_of_them():
+    assert sides_tile((0.7, 0.5), (0.4, 0.6), "").direction == "worse"
+    assert sides_tile((0.5, 0.5), (0.4, 0.6), "").direction == "better"
+    assert sides_tile(None, (0.4, 0.4), "").direction == "same"
+    assert sides_tile(None, None, "no log").note == "no log"
+
+
+def test_bad_news_have_a_word_a_sign_and_a_colour_as_good_ones_do():
+    tiles = [Tile("one", "1 %", "better", "2 %"), Tile("other", "3 %", "worse", "2 %")]
+    text = render(Page("page", "", tiles, verdict=Verdict(False, "It does harm")))
+    assert Parsed(text).tiles == ["better", "worse"]
+    assert "▲ better (was 2 %)" in text
+    assert "▼ worse (was 2 %)" in text
+    assert '<section class="verdict bad"><h2>It does harm</h2>' in text
