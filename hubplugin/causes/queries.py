@@ -8,9 +8,11 @@ import numpy as np
 
 from hubplugin.causes.finding import Finding
 
-STANDS_OUT = 0.25
-"""Standard deviations by which the nearest document must be nearer than the nearest of as many random ones: queries of
-the model have 0.4 to 2.3, other models' -0.2 to 0.16."""
+STANDS_OUT, ALIGNED = 0.3, 0.2
+"""Queries are another model's if their nearest document does not stand out, *and* their mean does not point where that
+of the documents points. Standing out is counted in standard deviations beside the nearest of as many random ones: other
+models' queries have -0.2 to 0.17, and so have some of their own model whose answers are not there (0.06). The cosine of
+the means tells these: 0.31 and more beside -0.06 to 0.11."""
 
 APART = 0.25
 """Squared distance of the means of queries and documents, beside the variance of the documents, from which on the
@@ -26,20 +28,25 @@ CUT_OFF = 0.2
 FEWEST = 50
 
 
-def other_model(similarities: np.ndarray) -> Finding:
-    """Whether the queries know the documents at all. similarities [m, s]: of queries to documents drawn at random; the
-    nearest of these stands out for a query of their own model, even where its answer is not among them."""
+def other_model(similarities: np.ndarray, queries: np.ndarray, targets: np.ndarray) -> Finding:
+    """Whether the queries [m, d] know the documents [s, d], drawn at random, at all. similarities: [m, s]."""
     cause, advice = "another model", "embed the queries with the very model that embedded the documents"
     if min(similarities.shape) < FEWEST:
-        return Finding(
-            cause, None, f"{similarities.shape[0]} queries and {similarities.shape[1]} documents are too few"
-        )
-    excess = excess_of_nearest(similarities)
+        return Finding(cause, None, f"{len(queries)} queries and {len(targets)} documents are too few to tell")
+    excess, cosine = excess_of_nearest(similarities), cosine_of_means(queries, targets)
     says = (
         f"the nearest document of a query stands out by {excess:+.1f} standard deviations beside the nearest of as "
-        f"many random ones ({STANDS_OUT} or more where one model embedded both)"
+        f"many random ones, and the means of both have a cosine of {cosine:.2f} (where another model embedded the "
+        f"queries: below {STANDS_OUT} and {ALIGNED})"
     )
-    return Finding(cause, excess < STANDS_OUT, says, advice, {"excess": excess})
+    found = excess < STANDS_OUT and cosine < ALIGNED
+    return Finding(cause, found, says, advice, {"excess": excess, "cosine_of_means": cosine})
+
+
+def cosine_of_means(first: np.ndarray, second: np.ndarray) -> float:
+    """Of the mean rows of both."""
+    one, other = (part.mean(axis=0, dtype=np.float64) for part in (first, second))
+    return float((one * other).sum() / max(np.linalg.norm(one) * np.linalg.norm(other), 1e-30))
 
 
 def excess_of_nearest(similarities: np.ndarray) -> float:

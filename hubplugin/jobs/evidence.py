@@ -42,10 +42,10 @@ def findings(
     spread = float(targets.var(axis=0, dtype=np.float64).sum())  # half the mean squared distance of any two
     long = [np.linalg.norm(part, axis=1) for part in (vectors, targets)]
     return [
-        other_model(_dense(queries, targets, quiet.metric, quiet.compute)),
+        other_model(_dense(queries, targets, quiet.metric, quiet.compute), queries, targets),
         shifted(queries, targets),
         copies(place, vectors, _spacing(targets[: len(targets) // 4 + 1], quiet), spread),
-        collapsed(targets),
+        collapsed(targets / np.maximum(long[1], 1e-30)[:, None] if given.metric is Metric.DOT else targets),
         lengths(long[0][place.reshape(-1)], long[1], given.metric),
         _short(lists, given, texts, ids_of, rng),
         cut_off(_ranks(banks, found), OCCURRENCE, found.shape[1]),

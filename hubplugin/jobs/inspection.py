@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from hubplugin.methods.robust import PROBES
 from hubplugin.metric import Metric
 from hubplugin.reductions import Compute
 from hubplugin.selection.trials import OCCURRENCE
-from hubplugin.store import Correction, Store
+from hubplugin.store import Correction, Id, Store
 from hubplugin.vectors import Progress
 
 
@@ -40,6 +40,8 @@ class Inspection:
     notes: Sequence[str] = ()
     unjudged: Unjudged = field(default_factory=Unjudged)
     suspects: Suspects | None = None
+    finds: tuple[Mapping[Id, int], Mapping[Id, int]] | None = field(default=None, repr=False)
+    offsets: tuple[Sequence[float], Sequence[int]] | None = field(default=None, repr=False)
 
     @property
     def alarms(self) -> list[str]:

@@ -97,6 +97,13 @@ def test_queries_of_another_model_are_seen(example):
     assert "another model" in found(rotated(queries), targets)[0]
 
 
+def test_queries_in_another_language_whose_answers_are_not_there_are_no_other_model():
+    rng = np.random.default_rng(1)
+    queries, targets = rng.normal(size=(200, 64)), rng.normal(size=(900, 64))  # which know nothing of each other
+    assert found(unit(queries + 2 * axis(64)), unit(targets - 2 * axis(64)))[0] == {"another model"}
+    assert found(unit(queries + 2 * axis(64)), unit(targets + 2 * axis(64)))[0] == set()
+
+
 def test_queries_that_all_lack_a_prefix_are_told_from_others(example):
     queries, targets = example
     shift = [each for each in found(unit(queries + axis(384)), targets)[1] if each.cause == "prefix or shift"]
@@ -139,7 +146,7 @@ def test_what_cannot_be_told_says_what_is_needed():
     assert "pass --texts" in str(short_texts([], []))
     assert "--clicks" in str(cut_off(None, 10, 50))
     assert collapsed(np.eye(20)).found is None
-    assert other_model(np.ones((10, 1000))).found is None
+    assert other_model(np.ones((10, 1000)), np.eye(10), np.eye(1000)).found is None
 
 
 @pytest.mark.parametrize(

