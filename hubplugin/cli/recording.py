@@ -23,6 +23,9 @@ def bank(
         int | None, typer.Option("--thin", metavar="N", min=1, help="Keep N of them, drawn at random.")
     ] = None,
     delete: Annotated[bool, typer.Option("--clear", help="Delete them.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what --thin or --clear would do, and do nothing.")
+    ] = False,
 ) -> Answer:
     """Show, export, thin or clear the queries that are recorded of the store."""
     import numpy as np
@@ -42,17 +45,26 @@ def bank(
         if found is None:
             raise InputError(_nothing(opened))
         np.save(export, found.array())
-    if delete:
-        clear(opened.record)
-    elif keep is not None:
-        thin(opened.record, keep)
-    left = opened.recorded()
+    left = found
+    if not dry_run:
+        left = _changed(opened, keep, delete)
     lines = [_nothing(opened) if found is None else f"{opened.url}: {_summary(found)}, in {opened.record}"]
     if export is not None:
         lines.append(f"written to {export}")
     if found is not None and (delete or keep is not None):
-        lines.append(f"kept: {left.rows if left else 0}")
+        planned = 0 if delete else min(found.rows, keep or 0)
+        rows = 0 if left is None else left.rows
+        lines.append(f"nothing was changed; would keep {planned}" if dry_run else f"kept: {rows}")
     return Answer("\n".join(lines), {"store": opened.url, "folder": str(opened.record), **_figures(left)})
+
+
+def _changed(store: Store, keep: int | None, delete: bool) -> Recorded | None:
+    """What is recorded of `store` once it is thinned or cleared, if it shall be."""
+    if delete and store.record is not None:
+        clear(store.record)
+    elif keep is not None and store.record is not None:
+        thin(store.record, keep)
+    return store.recorded()
 
 
 def _nothing(store: Store) -> str:

@@ -74,6 +74,8 @@ def test_recorded_queries_are_shown_exported_thinned_and_cleared(bank):
     assert figures["different"] == pytest.approx(500, abs=100)
     exported = np.load("out.npy")
     assert {row.tobytes() for row in exported} <= {row.tobytes() for row in bank}
+    assert "would keep 100" in typed("bank", "faiss:photos.faiss", "--thin", 100, "--dry-run").stdout
+    assert "would keep 0" in typed("bank", "faiss:photos.faiss", "--clear", "--dry-run").stdout
     assert asked("bank", "faiss:photos.faiss", "--thin", 100)["queries"] == 100
     assert "kept: 0" in typed("bank", "faiss:photos.faiss", "--clear").stdout
     assert "no queries are recorded in photos.faiss.queries" in typed("bank", "faiss:photos.faiss").stdout
