@@ -190,7 +190,9 @@ class HubQdrantClient(QdrantClient):
         return raw
 
     def close(self, grpc_grace: float | None = None, **kwargs: Any) -> None:
-        """QdrantClient's, once recorded queries are on disk."""
+        """QdrantClient's, once recorded queries are on disk; shadow searches that wait are left out."""
+        if self._corrections.shadow is not None:
+            self._corrections.shadow.stop()
         if self._corrections.recorder is not None:
             self._corrections.recorder.flush()
         super().close(grpc_grace, **kwargs)
@@ -271,7 +273,9 @@ class AsyncHubQdrantClient(AsyncQdrantClient):
         return raw
 
     async def close(self, grpc_grace: float | None = None, **kwargs: Any) -> None:
-        """AsyncQdrantClient's, once recorded queries are on disk."""
+        """AsyncQdrantClient's, once recorded queries are on disk; shadow searches that wait are left out."""
+        if self._corrections.shadow is not None:
+            self._corrections.shadow.stop()
         if self._corrections.recorder is not None:
             await asyncio.to_thread(self._corrections.recorder.flush)
         await super().close(grpc_grace, **kwargs)

@@ -13,8 +13,9 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Literal, TypeAlias
 
 from hubplugin_qdrant.operations import Operation, PointId, run, run_async
@@ -82,6 +83,10 @@ class Shadow(ABC):
             self._hook(found)
 
     @abstractmethod
+    def stop(self) -> None:
+        """Leaves out what waits: the client is being closed."""
+
+    @abstractmethod
     def _waiting(self) -> int: ...
 
     @abstractmethod
@@ -97,6 +102,11 @@ class ThreadShadow(Shadow):
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         weakref.finalize(self, self._queue.put, None)
+
+    def stop(self) -> None:
+        with suppress(Empty):
+            while True:
+                self._queue.get_nowait()
 
     def _waiting(self) -> int:
         return self._queue.qsize()
@@ -126,6 +136,9 @@ class TaskShadow(Shadow):
         super().__init__(hook)
         self._queue: deque[Operation] = deque()
         self._task: asyncio.Task[None] | None = None
+
+    def stop(self) -> None:
+        self._queue.clear()
 
     def _waiting(self) -> int:
         return len(self._queue)

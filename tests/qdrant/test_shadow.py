@@ -126,6 +126,26 @@ def test_no_search_waits_for_a_shadow_and_what_is_too_much_is_counted(cosine, ca
     assert sum("wait for their shadow" in record.getMessage() for record in caplog.records) == 1
 
 
+def test_a_closed_client_asks_no_more_and_complains_of_nothing(cosine, caplog):
+    cosine.apply()
+    begun, go, seen = threading.Event(), threading.Event(), Seen()
+
+    def slow(found):
+        begun.set()
+        go.wait(PATIENCE)
+        seen(found)
+
+    client = HubQdrantClient.wrap(cosine.plain, shadow=slow)
+    for query in cosine.queries:
+        client.query_points("photos", query)
+    assert begun.wait(PATIENCE)
+    client.close()
+    go.set()
+    seen.wait(1)
+    time.sleep(0.1)
+    assert (len(seen), caplog.messages) == (1, [])
+
+
 def test_a_client_that_goes_takes_its_thread_along(cosine):
     cosine.apply()
     seen = Seen()
