@@ -14,6 +14,7 @@ import numpy as np
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting, Value
+from hubplugin.quarantine import Quarantine
 from hubplugin.recording import Recorded, read
 from hubplugin.vectors import Progress
 
@@ -154,7 +155,7 @@ class Store(ABC):
     """One gallery of vectors in somebody's store, and the offsets that lie with it.
 
     `url` is what errors call it, `metric` and `dim` are those of its vectors. Methods raise StoreError, one line. Only
-    `remove`, `return_to`, `prune`, `switch` and a `Writing` change anything.
+    `remove`, `return_to`, `prune`, `switch`, `write_quarantine` and a `Writing` change anything.
     """
 
     url: str
@@ -256,6 +257,15 @@ class Store(ABC):
         """How a client that knows nothing of hubplugin asks for the k nearest of `asked`, a vector [d] or the id of a
         target. Raises StoreError where no correction is active, or the adapter has nothing to say."""
         raise StoreError(f"{self.url}: its adapter does not say how other clients ask for the corrected ranking")
+
+    def quarantined(self) -> Quarantine:
+        """The targets that must not be found, and who decided so; none where a store keeps no such list."""
+        return Quarantine()
+
+    def write_quarantine(self, quarantine: Quarantine) -> None:
+        """Puts `quarantine` in the place of the list before, in one step; offsets are the next refresh's to write.
+        Raises StoreError where a store keeps no such list."""
+        raise StoreError(f"{self.url} keeps no quarantine list; remove the vectors instead")
 
     def switch(self, on: bool) -> None:
         """Switches the correction off, so that every client searches raw, or on again; what is stored stays. `search`

@@ -9,11 +9,14 @@ from urllib.parse import parse_qs
 
 import numpy as np
 
-from hubplugin.errors import InputError, StoreError
+from hubplugin.errors import InputError, ModelFileError, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
+from hubplugin.model.file import write
+from hubplugin.quarantine import Quarantine, parse
 from hubplugin.store import Batch, Correction, Explanation, Hits, Id, Store, StoredVersion
 from hubplugin.vectors import Progress
+from hubplugin_faiss.file_reader import beside
 from hubplugin_faiss.files import HALF
 from hubplugin_faiss.index_file import IndexFile
 from hubplugin_faiss.kept_versions import KeptVersions
@@ -74,6 +77,20 @@ class FaissStore(Store):
     def prune(self, keep: int, progress: Progress | None = None) -> None:
         KeptVersions(self._file).prune(keep)
 
+    def quarantined(self) -> Quarantine:
+        listed = self._quarantine
+        return parse(listed.read_text(), repr(str(listed))) if listed.is_file() else Quarantine()
+
+    def write_quarantine(self, quarantine: Quarantine) -> None:
+        try:
+            write(self._quarantine, quarantine.model_dump_json(indent=2).encode())
+        except ModelFileError as error:
+            raise StoreError(f"{self.url}: the quarantine list cannot be written: {error}") from None
+
+    @property
+    def _quarantine(self) -> Path:
+        return beside(self._file.path, ".quarantine")
+
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         index = self._file.raw if raw else self._file.index
         scores, ids = index.search(np.ascontiguousarray(queries, np.float32), k)
@@ -101,6 +118,7 @@ class FaissStore(Store):
         self._file.downgrade()
         PendingOffsets(self._file).delete()
         KeptVersions(self._file).delete()
+        self._quarantine.unlink(missing_ok=True)
 
 
 def open_url(url: str) -> FaissStore:

@@ -131,8 +131,8 @@ class CorrectionCache:
         """`manifest` with what is so for now: whether a point lacks its augmented vector, and whether there are codes;
         and with what this client was told to search with.
 
-        Without such points no search need look for them, which would take a look at every point. (A count would count
-        vectors of deleted points.)
+        Without such points, or where a robust model keeps them from being found, no search need look for them, which
+        would take a look at every point. (A count would count vectors of deleted points.)
         """
         active = dict(manifest.active)
         given = {"oversampling": self.oversampling, "hnsw_ef": self.hnsw_ef}
@@ -150,7 +150,9 @@ class CorrectionCache:
                         raise
                     lacking = True
                 codes = not plain_client.is_local(self.raw)
-                active[name] = version.model_copy(update={"everywhere": not lacking, "codes": codes})
+                active[name] = version.model_copy(
+                    update={"everywhere": not lacking or version.missing < 0, "codes": codes}
+                )
         return manifest.changed(active=active)
 
     def _read(self, collection: str) -> Operation:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from hubplugin.model import OffsetModel
+from hubplugin.quarantine import Quarantine
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import metadata
 from hubplugin_qdrant.manifest import Manifest, Version
@@ -44,6 +45,12 @@ class CollectionMetadata(Metadata):
 
     def write_switch(self, off: bool) -> None:
         self._ask("switching", metadata.write_switch, off)
+
+    def read_quarantine(self) -> Quarantine:
+        return self._ask("reading the quarantine list", metadata.read_quarantine)
+
+    def write_quarantine(self, quarantine: Quarantine) -> None:
+        self._ask("writing the quarantine list", metadata.write_quarantine, quarantine)
 
     def read_model(self, version: Version) -> OffsetModel:
         model: OffsetModel = self._ask("reading the model", metadata.read_model, version)

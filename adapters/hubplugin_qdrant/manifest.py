@@ -36,6 +36,9 @@ SWITCH_ID = 1
 """Id of the point of the metadata collection that is the switch: a point of its own, which no job writes, so that it
 can be switched whatever is running."""
 
+QUARANTINE_ID = 2
+"""Id of the point of the metadata collection that is the quarantine list: kept whatever becomes of versions."""
+
 PART_BYTES = 3 << 20
 """A model is split into parts of at most 3 MiB (4 as base64): a server accepts requests of 32 MB by default."""
 
@@ -96,6 +99,7 @@ class Version(FrozenModel):
     largest: float
     deviation: float
     ceiling: float = 0.0
+    missing: float = 0.0
     oversampling: float = DEFAULT_OVERSAMPLING
     exact_oversampling: float | None = None
     hnsw_ef: int | None = None
@@ -130,6 +134,7 @@ class Version(FrozenModel):
             largest=gallery.largest if gallery else 0.0,
             deviation=gallery.deviation if gallery else 0.0,
             ceiling=max(caps),
+            missing=model.bound.floor if model.bound is not None else 0.0,
             made=now(),
             group_by=model.key if isinstance(model, GroupedModel) else None,
             **where,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 from qdrant_client import QdrantClient, models
 
 from hubplugin.errors import StoreError
 from hubplugin.model import OffsetModel
+from hubplugin.quarantine import Quarantine, parse
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant.errors import Fault, fault_of
 from hubplugin_qdrant.manifest import Manifest, Version
@@ -56,6 +58,23 @@ def write_switch(client: QdrantClient, collection: str, off: bool) -> None:
     """Switches the correction of `collection` off or on."""
     switch = models.PointStruct(id=m.SWITCH_ID, vector={}, payload={"off": off})
     client.upsert(m.metadata_collection(collection), [switch], wait=True)
+
+
+def read_quarantine(client: QdrantClient, collection: str) -> Quarantine:
+    """The quarantine list of `collection`, an empty one if it has none."""
+    try:
+        found = client.retrieve(m.metadata_collection(collection), ids=[m.QUARANTINE_ID], with_payload=True)
+    except Exception as error:
+        if fault_of(error) is Fault.MISSING:
+            return Quarantine()
+        raise
+    return parse(json.dumps(found[0].payload), repr(m.metadata_collection(collection))) if found else Quarantine()
+
+
+def write_quarantine(client: QdrantClient, collection: str, quarantine: Quarantine) -> None:
+    """Puts the list in the place of the one before, in one step."""
+    listed = models.PointStruct(id=m.QUARANTINE_ID, vector={}, payload=quarantine.model_dump(mode="json"))
+    client.upsert(m.metadata_collection(collection), [listed], wait=True)
 
 
 def manifest_point(manifest: Manifest) -> models.PointStruct:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from hubplugin.errors import StoreError
 from hubplugin.model import OffsetModel
+from hubplugin.quarantine import Quarantine
 from hubplugin.store import Correction, Found, Store, StoredVersion, Writing
 from hubplugin.vectors import Progress
 from hubplugin_qdrant import versions
@@ -45,6 +46,14 @@ class Metadata(ABC):
         """Switches the correction off or on, beside whatever job is running."""
 
     @abstractmethod
+    def read_quarantine(self) -> Quarantine:
+        """The quarantine list, an empty one if there is none."""
+
+    @abstractmethod
+    def write_quarantine(self, quarantine: Quarantine) -> None:
+        """Puts the list in the place of the one before, in one step."""
+
+    @abstractmethod
     def read_model(self, version: Version) -> OffsetModel: ...
 
     @abstractmethod
@@ -77,6 +86,12 @@ class VersionedStore(Store):
         if not self.metadata.exists():
             raise StoreError(f"{self.url}: there is no correction to switch on or off")
         self.metadata.write_switch(not on)
+
+    def quarantined(self) -> Quarantine:
+        return self.metadata.read_quarantine()
+
+    def write_quarantine(self, quarantine: Quarantine) -> None:
+        self.metadata.write_quarantine(quarantine)
 
     def switched(self) -> Sequence[str]:
         """What there is to say of the switch: nothing while the correction is on."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hubplugin.jobs.unjudged import Unjudged, offsets_of_all
+from hubplugin.methods.robust import floor_of
 from hubplugin.model import GroupedModel, OffsetModel
 from hubplugin.reductions import Compute
 from hubplugin.store import Batch, Store
@@ -38,6 +39,8 @@ class Comparison:
 
     def __post_init__(self) -> None:
         self._total, self._precision = self.store.count(), self.store.precision
+        self._quarantined = set(self.store.quarantined().last)
+        self._floor = floor_of(self.model) if self._quarantined else 0.0
         if self.model.gallery is not None:
             self.edges = np.linspace(self.model.gallery.smallest, self.model.gallery.largest, BINS + 1)
             self.counts = np.zeros(BINS, np.int64)
@@ -55,6 +58,7 @@ class Comparison:
             differs[rows[newcomers]] = False
             given = newcomers | (not self.first)
             offsets[rows[given]] = of_newcomers[given]
+        self._hold(batch, offsets, differs)
         self.missing += int(absent.sum())
         self.stale += int(differs.sum())
         self.foreign += batch.foreign
@@ -62,6 +66,13 @@ class Comparison:
             inside = np.clip(batch.offsets[~absent], self.edges[0], self.edges[-1])
             self.counts += np.histogram(inside, self.edges)[0]
         return offsets, absent | differs
+
+    def _hold(self, batch: Batch, offsets: np.ndarray, differs: np.ndarray) -> None:
+        """Gives the targets of `batch` that are in quarantine their offset, whatever the model says."""
+        if self._quarantined:
+            held = np.array([name in self._quarantined for name in batch.ids], bool)
+            offsets[held] = self._floor
+            differs[held] = self._differs(batch, offsets)[held]
 
     def _offsets(self, model: OffsetModel, batch: Batch, unjudged: Unjudged) -> np.ndarray:
         return offsets_of_all(model, batch, unjudged, unit=self.store.unit, compute=self.compute)

@@ -27,7 +27,8 @@ MADS = 4.0
 """A penalty stands out that lies so many median absolute deviations above the median: 1 target in 300 by nature."""
 
 TIMES = 4.0
-"""A target alarms that is found by so many times the largest share that any had at the fit."""
+"""A target alarms that is found by so many times the largest share that any had at the fit, or, where that is large, by
+half of what then was not."""
 
 SAMPLE, NEIGHBOURS = 1000, 5
 """How far a target lies from the gallery is its mean similarity to the nearest of a sample."""
@@ -219,17 +220,21 @@ def _alarms(hubs: _Hubs, skewness: tuple[float, float], fit: Bound | None) -> li
     if fit is None:
         return alarms
     for name, share in hubs.shares(hubs.corrected):
-        if share > TIMES * fit.largest:
+        if share > _too_much(fit.largest):
             alarms.append(
                 f"{name!r} is found by {share:.1%} of the queries; at the fit none by more than {fit.largest:.1%}"
             )
     for name, share in hubs.within():
-        if share > TIMES * fit.largest_within:
+        if share > _too_much(fit.largest_within):
             alarms.append(
                 f"{name!r} is found by {share:.1%} of the queries of one cluster; at the fit none by more than "
                 f"{fit.largest_within:.1%}"
             )
     return alarms
+
+
+def _too_much(at_fit: float) -> float:
+    return min(TIMES * at_fit, (1 + at_fit) / 2)
 
 
 def _ids(names: Sequence[Id]) -> str:

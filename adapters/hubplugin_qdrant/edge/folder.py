@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from hubplugin.errors import StoreError
 from hubplugin.model import OffsetModel, load
+from hubplugin.quarantine import Quarantine, parse
 from hubplugin.store import Id
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant.manifest import Manifest, Version
@@ -72,6 +73,13 @@ class Folder(Metadata):
             switch.touch()
         else:
             switch.unlink(missing_ok=True)
+
+    def read_quarantine(self) -> Quarantine:
+        file = self._path / "quarantine.json"
+        return parse(file.read_text(), f"{self._url}: hub/quarantine.json") if file.is_file() else Quarantine()
+
+    def write_quarantine(self, quarantine: Quarantine) -> None:
+        self._write("quarantine.json", quarantine.model_dump_json(indent=2))
 
     def read_model(self, version: Version) -> OffsetModel:
         return load(self._model_file(version.model))

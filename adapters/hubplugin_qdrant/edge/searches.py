@@ -64,7 +64,9 @@ def formula(version: Version) -> edge.Formula:
     score = edge.Expression.Variable("$score")
     if version.metric is Metric.EUCLIDEAN:
         score = edge.Expression.Mult([edge.Expression.Constant(-0.5), score, score])
-    return edge.Formula(edge.Expression.Sum([score, edge.Expression.Variable(version.key)]), {version.key: 0.0})
+    return edge.Formula(
+        edge.Expression.Sum([score, edge.Expression.Variable(version.key)]), {version.key: version.missing}
+    )
 
 
 def _points(found: list[edge.ScoredPoint], version: Version | None) -> list[models.ScoredPoint]:

@@ -19,6 +19,9 @@ from hubplugin.metric import Metric
 from hubplugin_qdrant.manifest import Version
 from hubplugin_qdrant.requests.selectors import has_vector
 
+FORGED = 1e-5
+"""By how much an offset may lie above the ceiling and still be ours: float32 rounding."""
+
 Points: TypeAlias = list[models.ScoredPoint]
 
 
@@ -26,7 +29,7 @@ def formula(version: Version) -> models.FormulaQuery:
     """The corrected similarity of what a prefetch finds; see `hubplugin_qdrant.requests.trees`."""
     if version.storage == "vector":
         return _sum_by_either_vector(version.metric, version.ceiling, version.augmented_vector)
-    return _sum_with_key(version.key, version.metric)
+    return _sum_with_key(version.key, version.metric, version.missing, version.ceiling)
 
 
 @lru_cache
@@ -51,10 +54,19 @@ def _sum_by_either_vector(metric: Metric, ceiling: float, augmented_vector: str)
 
 
 @lru_cache
-def _sum_with_key(key: str, metric: Metric) -> models.FormulaQuery:
-    """The corrected similarity of a candidate: its score plus its offset, 0 for a point that has none."""
+def _sum_with_key(key: str, metric: Metric, missing: float, ceiling: float) -> models.FormulaQuery:
+    """The corrected similarity of a candidate: its score plus its offset, `missing` for a point that has none. Under a
+    robust model, which has such a number, an offset above the ceiling is forged and counts as none."""
+    offset: list[models.Expression] = [key]
+    if missing:
+        room = models.Range(lte=ceiling + FORGED * max(1.0, abs(ceiling)))
+        given = models.FieldCondition(key=key, range=room)
+        offset = [
+            models.MultExpression(mult=[key, given]),
+            models.MultExpression(mult=[missing, models.Filter(must_not=given)]),
+        ]
     return models.FormulaQuery.model_construct(
-        formula=models.SumExpression.model_construct(sum=[_similarity(metric), key]), defaults={key: 0.0}
+        formula=models.SumExpression.model_construct(sum=[_similarity(metric), *offset]), defaults={key: 0.0}
     )
 
 

@@ -1,0 +1,61 @@
+"""Puts targets of a store into quarantine, and lets them out."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Sequence
+from typing import Literal
+
+from hubplugin.errors import InputError, StoreError
+from hubplugin.jobs.writing import Applied, refresh
+from hubplugin.methods.robust import floor_of
+from hubplugin.reductions import Compute
+from hubplugin.store import Id, Store
+
+COARSEST = 1e-3
+"""A store that rounds offsets by more has codes, and a floor among them would leave nothing of the others."""
+
+
+def quarantine(
+    store: Store,
+    what: Literal["add", "remove"],
+    ids: Sequence[Id],
+    why: str,
+    *,
+    who: str | None = None,
+    compute: Compute | None = None,
+) -> Applied:
+    """Adds targets to the quarantine list of `store` or removes them, and refreshes its offsets.
+
+    A target on the list has an offset with which it is not found, after each refresh, apply and refit, until it is
+    removed from the list; its vector stays as it is. The list says who did what, when and why, and keeps what was
+    removed, too. who: by default the name of the user. After `rollback` a refresh gives listed targets their floor
+    under that version, too.
+
+    Raises StoreError where there is no active correction, or the store cannot keep such offsets; InputError for ids
+    that are not there or not listed, and without a reason.
+    """
+    found = store.correction()
+    if found is None or not found.active:
+        raise StoreError(f"{store.url} has no active correction; apply one first")
+    floor_of(found.model)
+    if store.precision > COARSEST:
+        raise StoreError(
+            f"{store.url} rounds offsets to its codes, and a quarantined one lies too far from the others; "
+            "remove the vector instead"
+        )
+    if not why.strip():
+        raise InputError("a quarantine needs a reason, for whoever reads the list later")
+    listed = store.quarantined()
+    known = {name for batch in store.scan() for name in map(_plain, batch.ids)} if what == "add" else set(listed.last)
+    unknown = [name for name in ids if name not in known]
+    if unknown:
+        there = "no target" if what == "add" else "nothing in quarantine"
+        raise InputError(f"{store.url} has {there} with the id {unknown[0]!r}; nothing was changed")
+    store.write_quarantine(listed.changed(what, ids, who or getpass.getuser(), why))
+    compute = compute or Compute()
+    return refresh(store, device=compute.device, memory=compute.memory, progress=compute.progress)
+
+
+def _plain(name: Id) -> Id:
+    return int(name) if isinstance(name, int) else name
