@@ -6,7 +6,7 @@ import os
 import shutil
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -41,6 +41,7 @@ ABILITIES = {
     "tls": "there is no server with TLS beside it",
     "jwt": "no server beside it takes JSON web tokens",
     "cluster": "it is no cluster",
+    "storage-snapshot": "no server beside it can be started from a snapshot of a whole storage",
 }
 """What scenarios may need of a backend, and what is said of one that lacks it."""
 
@@ -234,7 +235,7 @@ class Single(Server):
 class Binary(Single):
     name = "binary"
     read_only_key = READ_ONLY_KEY
-    can = Server.can | {"disk", "restart", "fresh", "keyed", "tls", "jwt"}
+    can = Server.can | {"disk", "restart", "fresh", "keyed", "tls", "jwt", "storage-snapshot"}
 
     @classmethod
     def missing(cls) -> str | None:
@@ -275,10 +276,18 @@ class Binary(Single):
         }
         return self._beside("tls", address, settings)
 
-    def _beside(self, name: str, address: Address, settings: dict[str, str]) -> Address:
+    def restored(self, snapshot: bytes) -> Address:
+        """The address of a server that began with a snapshot of a whole storage."""
+        name = f"restored-{uuid.uuid4().hex[:8]}"
+        file = self._folder / f"{name}.snapshot"
+        file.write_bytes(snapshot)
+        address = Address("127.0.0.1", *free_ports(2))
+        return self._beside(name, address, {}, ("--storage-snapshot", str(file)))
+
+    def _beside(self, name: str, address: Address, settings: dict[str, str], arguments: Sequence[str] = ()) -> Address:
         """The address of one more server, of which there is one of each name; it goes when the session does."""
         if name not in self._others:
-            process = Executable(self._folder / name, address, settings)
+            process = Executable(self._folder / name, address, settings, arguments)
             self._stack.callback(process.stop)
             process.start()
             self._others[name] = process.address
@@ -356,12 +365,76 @@ class DockerGrpc(Docker):
         return Address(keyed.host, keyed.http, keyed.grpc, keyed.api_key, prefer_grpc=True)
 
 
-class Cluster(Server):
-    """The three nodes of docker-compose.cluster.yml, spoken to through the first."""
+class Nodes(Server):
+    """Three nodes, spoken to through the first."""
 
-    name = "cluster"
     can = Server.can | {"cluster"}
     nodes = ("node1", "node2", "node3")
+    addresses: dict[str, Address]
+
+    @property
+    def address(self) -> Address:  # type: ignore[override]
+        return self.addresses["node1"]
+
+    def gallery(self, **options) -> Gallery:
+        return super().gallery(**({"shard_number": 3, "replication_factor": 2} | options))
+
+    @abstractmethod
+    def stop(self, node: str) -> None: ...
+
+    @abstractmethod
+    def start(self, node: str) -> None:
+        """Returns when it answers again."""
+
+    def _gather(self) -> None:
+        """Returns when every node knows every other."""
+        wait_until(lambda: all(self._peers(node) == len(self.nodes) for node in self.nodes))
+
+    def _peers(self, node: str) -> int:
+        address = self.addresses[node]
+        answer = httpx.get(f"http://{address.host}:{address.http}/cluster").json()
+        return len(answer["result"]["peers"])
+
+
+class BinaryCluster(Nodes):
+    name = "binary-cluster"
+
+    @classmethod
+    def missing(cls) -> str | None:
+        return Binary.missing()
+
+    @contextmanager
+    def started(self, folder: Path) -> Iterator[None]:
+        ports = free_ports(3 * len(self.nodes))
+        among = [f"http://127.0.0.1:{port}" for port in ports[2::3]]
+        self._processes: dict[str, Executable] = {}
+        with ExitStack() as stack:
+            for number, node in enumerate(self.nodes):
+                settings = {
+                    "QDRANT__CLUSTER__ENABLED": "true",
+                    "QDRANT__CLUSTER__P2P__PORT": str(ports[3 * number + 2]),
+                }
+                first = () if number == 0 else ("--bootstrap", among[0])
+                address = Address("127.0.0.1", *ports[3 * number : 3 * number + 2])
+                process = Executable(folder / node, address, settings, ("--uri", among[number], *first))
+                stack.callback(process.stop)
+                process.start()
+                self._processes[node] = process
+            self.addresses = {node: process.address for node, process in self._processes.items()}
+            self._gather()
+            yield
+
+    def stop(self, node: str) -> None:
+        self._processes[node].stop()
+
+    def start(self, node: str) -> None:
+        self._processes[node].start()
+
+
+class Cluster(Nodes):
+    """The nodes of docker-compose.cluster.yml."""
+
+    name = "cluster"
 
     @classmethod
     def missing(cls) -> str | None:
@@ -374,27 +447,18 @@ class Cluster(Server):
     @contextmanager
     def started(self, folder: Path) -> Iterator[None]:
         with Compose("docker-compose.cluster.yml", self.nodes, {}, folder).started() as self._compose:
-            self._addresses = {node: Address("127.0.0.1", *self._compose.ports[node]) for node in self.nodes}
-            self.address = self._addresses["node1"]
-            wait_until(lambda: all(self._peers(node) == len(self.nodes) for node in self.nodes))
+            self.addresses = {node: Address("127.0.0.1", *self._compose.ports[node]) for node in self.nodes}
+            self._gather()
             yield
-
-    def gallery(self, **options) -> Gallery:
-        return super().gallery(**({"shard_number": 3, "replication_factor": 2} | options))
 
     def stop(self, node: str) -> None:
         self._compose.run(f"stop {node}")
 
     def start(self, node: str) -> None:
         self._compose.run(f"start {node}")
-        wait_until(self._addresses[node].ready)
-
-    def _peers(self, node: str) -> int:
-        address = self._addresses[node]
-        answer = httpx.get(f"http://{address.host}:{address.http}/cluster").json()
-        return len(answer["result"]["peers"])
+        wait_until(self.addresses[node].ready)
 
 
 BACKENDS: dict[str, type[Backend]] = {
-    backend.name: backend for backend in (Memory, Disk, Edge, Binary, Url, Docker, DockerGrpc, Cluster)
+    backend.name: backend for backend in (Memory, Disk, Edge, Binary, BinaryCluster, Url, Docker, DockerGrpc, Cluster)
 }

@@ -8,7 +8,7 @@ import socket
 import ssl
 import subprocess
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -71,13 +71,20 @@ class Address:
 
 
 class Executable:
-    """A qdrant executable with its storage under `folder`, on ports that stay the same when it is started again."""
+    """A qdrant executable with its storage under `folder`, on ports that stay the same when it is started again.
+    settings: environment variables. arguments: of the command line."""
 
-    def __init__(self, folder: Path, address: Address | None = None, settings: dict[str, str] | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        address: Address | None = None,
+        settings: dict[str, str] | None = None,
+        arguments: Sequence[str] = (),
+    ):
         self._folder, self._running = folder, None
         folder.mkdir(parents=True)
         self.address = address or Address("127.0.0.1", *free_ports(2))
-        self._settings = settings or {}
+        self._settings, self._command = settings or {}, ["qdrant", *arguments]
 
     def start(self) -> None:
         settings = {
@@ -91,7 +98,7 @@ class Executable:
         }
         with (self._folder / "log").open("ab") as log:
             self._running = subprocess.Popen(
-                ["qdrant"], cwd=self._folder, env=os.environ | settings, stdout=log, stderr=subprocess.STDOUT
+                self._command, cwd=self._folder, env=os.environ | settings, stdout=log, stderr=subprocess.STDOUT
             )
         wait_until(self.address.ready)
 

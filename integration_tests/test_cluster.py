@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import httpx
 import pytest
 from qdrant_client import models
 
@@ -12,6 +13,7 @@ import hubplugin_qdrant.transport
 from hubplugin.jobs.correction import apply
 from hubplugin.jobs.inspection import inspect
 from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, TARGETS, K
+from integration_tests.waiting import wait_until
 
 pytestmark = pytest.mark.needs("cluster")
 
@@ -58,6 +60,38 @@ def test_searches_go_on_while_a_node_is_away(backend, gallery):
         assert gallery.agreement([[point.id for point in points] for points in found], model) >= AGREED
     finally:
         backend.start("node2")
+
+
+def test_shards_that_move_to_another_node_during_apply_keep_every_offset(backend, fill, monkeypatch):
+    gallery = fill(shard_number=3, replication_factor=1)
+    monkeypatch.setattr(hubplugin_qdrant.transport, "BATCH", 20)
+    at = f"http://{backend.address.host}:{backend.address.http}/collections/{gallery.name}/cluster"
+
+    def placed():
+        return httpx.get(at, timeout=60).raise_for_status().json()["result"]
+
+    def move():
+        found = placed()
+        (shard, *_), away = found["local_shards"], found["remote_shards"][0]["peer_id"]
+        moved = {"shard_id": shard["shard_id"], "from_peer_id": found["peer_id"], "to_peer_id": away}
+        httpx.post(at, json={"move_shard": moved}, timeout=60).raise_for_status()
+        return moved
+
+    asked = []
+
+    def moving(what, done, total):
+        if what == "writing offsets" and not asked:
+            asked.append(move())
+
+    model = apply(gallery.store(), BANK, progress=moving, **APPLY).model
+    wait_until(lambda: not placed()["shard_transfers"])
+    (moved,) = asked
+    where = {shard["shard_id"]: shard["peer_id"] for shard in placed()["remote_shards"]}
+    assert where[moved["shard_id"]] == moved["to_peer_id"]
+    store = gallery.store()
+    report = inspect(store, probes=0)
+    assert (report.count, report.missing, report.stale) == (len(gallery.ids), 0, 0)
+    assert gallery.agreement(store.search(QUERIES, K).ids, model) >= AGREED
 
 
 def test_custom_shard_keys_are_corrected_each_and_together(backend, fill):

@@ -133,3 +133,19 @@ def test_snapshots_restored_into_a_fresh_server_are_still_corrected(backend, fil
     finally:
         for name in (gallery.name, f"{gallery.name}--hub"):
             restored.raw.delete_collection(name)
+
+
+@pytest.mark.needs("storage-snapshot")
+def test_a_snapshot_of_a_whole_storage_is_still_corrected(backend, fill):
+    gallery, client = fill(using="code"), backend.client()
+    hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, **APPLY)
+    snapshot = client.create_full_snapshot(wait=True).name
+    there = f"http://{backend.address.host}:{backend.address.http}/snapshots/{snapshot}"
+    address = backend.restored(httpx.get(there, timeout=60).raise_for_status().content)
+    answers = [
+        [[(p.id, p.score) for p in hub.query_points(gallery.name, query, "code", limit=K).points] for query in QUERIES]
+        for hub in (backend.wrapped(), HubQdrantClient(**address.options()))
+    ]
+    assert answers[0] == answers[1]
+    report = hubplugin_qdrant.inspect(address.client(), gallery.name, probes=0)
+    assert (report.count, report.missing, report.stale) == (len(gallery.ids), 0, 0)

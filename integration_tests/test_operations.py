@@ -58,21 +58,28 @@ def test_an_alias_that_is_switched_is_followed(backend, fill, through, monkeypat
 @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "wrapped"])
 @pytest.mark.parametrize("using", ["", "code"], ids=["unnamed", "named"])
 def test_a_collection_under_constant_writes_is_corrected_and_nothing_is_lost(backend, fill, using, wrapped):
-    """200 points a second come from another thread, all the while that the correction is applied."""
-    gallery, stop, written = fill(using=using), threading.Event(), []
+    """200 points a second come or change from another thread, all the while that the correction is applied."""
+    gallery, stop, written, changed = fill(using=using), threading.Event(), [], []
     writer_client = backend.wrapped() if wrapped else backend.client()
 
     def write():
         rng, due = np.random.default_rng(0), time.monotonic()
         while not stop.is_set():
-            ids = list(range(1_000_001 + len(written), 1_000_011 + len(written)))
+            ids = list(range(1_000_001 + len(written), 1_000_006 + len(written)))
+            before = [gallery.ids[row] for row in rng.integers(len(gallery.ids), size=5)]
             rows = TARGETS[rng.integers(len(TARGETS), size=10)] + 0.05 * rng.normal(size=(10, TARGETS.shape[1]))
             points = [
                 models.PointStruct(id=key, vector={using: row} if using else row, payload={"row": key})
-                for key, row in zip(ids, rows.tolist(), strict=True)
+                for key, row in zip(ids, rows[:5].tolist(), strict=True)
             ]
             writer_client.upsert(gallery.name, points, wait=False)
             written.extend(ids)
+            others = [
+                models.PointVectors(id=key, vector={using: row} if using else row)
+                for key, row in zip(before, rows[5:].tolist(), strict=True)
+            ]
+            writer_client.update_vectors(gallery.name, others, wait=False)
+            changed.extend(before)
             due += 0.05
             stop.wait(max(0.0, due - time.monotonic()))
 
@@ -86,7 +93,7 @@ def test_a_collection_under_constant_writes_is_corrected_and_nothing_is_lost(bac
     client = backend.client()
     report = hubplugin_qdrant.inspect(client, gallery.name, probes=0)
     assert report.count == len(gallery.ids) + len(written)
-    assert report.missing + report.stale <= len(written)
+    assert report.missing + report.stale <= len(written) + len(set(changed))
     refreshed = hubplugin_qdrant.refresh(client, gallery.name)
     assert refreshed.missing + refreshed.stale == report.missing + report.stale
     healed = hubplugin_qdrant.inspect(client, gallery.name, probes=0)
