@@ -40,13 +40,13 @@ def sendable(
     does not look through for documents and converts no more."""
     if not getattr(client._client, "_prefer_grpc", False):
         return prefetches
-    vectors = [each.query for each in prefetches if _is_vector(each.query) and not each.prefetch]
+    vectors = [each.query for each in prefetches if is_vector(each.query) and not each.prefetch]
     if len(vectors) < len(prefetches):
         return prefetches
     return [_message(each, cast("list[float]", vector)) for each, vector in zip(prefetches, vectors, strict=True)]
 
 
-def _is_vector(query: object) -> bool:
+def is_vector(query: object) -> bool:
     return isinstance(query, list) and bool(query) and isinstance(query[0], (int, float))
 
 

@@ -187,6 +187,8 @@ def _resolved(
 ) -> Operation:
     """`requests` with the vectors of the points and documents that they ask for the nearest of, where that is a
     vector that their manifests correct."""
+    if all(plain_client.is_vector(request.query) and not request.prefetch for request in requests):
+        return requests  # at once, as most are
     requests = yield from cache.embedded_queries(list(requests))
     pairs = list(zip(requests, manifests, strict=True))
     vectors: dict[Reference, list[float]] = {}

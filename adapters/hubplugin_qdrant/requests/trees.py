@@ -31,6 +31,9 @@ from hubplugin_qdrant.requests.selectors import has_vector, without_our_key
 SERVER_LIMIT = 10
 """The limit of a request or prefetch that states none."""
 
+UNIT = 1e-6
+"""By how much the length of a vector may differ from 1 for it to go as it is: what its numbers are rounded by."""
+
 
 @dataclass(frozen=True)
 class Rewritten:
@@ -181,7 +184,9 @@ _FULL_VECTORS = models.QuantizationSearchParams(ignore=True)
 
 
 def _unit(vector: list[float]) -> list[float]:
-    length = math.sqrt(math.fsum(value * value for value in vector)) or 1.0
+    length = math.hypot(*vector) or 1.0
+    if abs(length - 1.0) < UNIT:
+        return vector
     return [value / length for value in vector]
 
 
