@@ -43,6 +43,14 @@ class InputError(HubpluginError, ValueError):
     """Vectors, parameters or ground truth that cannot be used as given."""
 
 
+class EmptyInput(InputError):
+    """Vectors of which there are none."""
+
+
+class ClusterError(HubpluginError):
+    """Workers that cannot be reached or were lost. What they found by then lies in the workspace, if one was named."""
+
+
 class ModelFileError(HubpluginError):
     """A model file that is damaged, or that another version wrote."""
 

@@ -130,7 +130,7 @@ def _require_one_model(bank: str, dim: int, other: Vectors) -> None:
         raise InputError(f"{bank} has {dim} dimensions, {other.name} has {other.dim}; embed both with the same model")
 
 
-_KEPT = ("answers", "kept")
+_UNSAID = (("answers", "kept"), ("sample", "auto"))
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Method(BaseModel, ABC):
     @property
     def parameters(self) -> dict[str, Setting]:
         """By name, without those that are not set, and without `answers` where the method is the paper's."""
-        return {key: value for key, value in self.model_dump(exclude_none=True).items() if (key, value) != _KEPT}
+        return {key: value for key, value in self.model_dump(exclude_none=True).items() if (key, value) not in _UNSAID}
 
     def resolved(self: Configuration, given: FitInput) -> Configuration:
         """This configuration with a value in the place of all that depends on the bank and the gallery."""

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from hubplugin.methods.base import AnswersRule, FitInput, Method, Solution
 from hubplugin.methods.nearest import NearestNeighbourNormalisation
-from hubplugin.methods.sinkhorn import DualBankSinkhorn
+from hubplugin.methods.sinkhorn import DualBankSinkhorn, Sample, resolved_sample
 from hubplugin.model import TopKMean
 
 SPREAD_SHARE = 0.5
@@ -29,8 +29,8 @@ class Blend(Method):
     neighbours (`nnn`) lose least where it is small, or where some targets are asked for again and again.
 
     tau: of `dbsn`; by default half the standard deviation of the similarities, since embedding models differ in it by a
-        factor of five. iterations: of `dbsn`, as in the paper. k, alpha: of `nnn`. share: of `dbsn`; 0 is `nnn` alone,
-        1 `dbsn` alone.
+        factor of five. iterations, sample: of `dbsn`. k, alpha: of `nnn`. share: of `dbsn`; 0 is `nnn` alone, 1 `dbsn`
+        alone.
     strength: by default m / (m + 100) for a bank of m different queries. answers: by default left out unless the
         target bank holds them. benchmarks/settings.py measures every default on seventeen real settings.
     """
@@ -42,14 +42,18 @@ class Blend(Method):
     alpha: float = Field(0.5, gt=0)
     share: float = Field(0.5, ge=0, le=1)
     strength: float | None = Field(None, gt=0)
-    sample: int | None = Field(default=None, ge=1)
+    sample: Sample = "auto"
     answers: AnswersRule = "auto"
 
     def resolved(self, given: FitInput) -> Blend:
         m = len(given.distinct)  # a query that is there twice says nothing more
         tau = SPREAD_SHARE * given.survey.deviation if self.tau is None else self.tau
         strength = m / (m + HALF_STRENGTH) if self.strength is None else self.strength
-        values = {"tau": float(f"{max(tau, 1e-12):.4g}"), "strength": float(f"{strength:.4g}")}
+        values = {
+            "tau": float(f"{max(tau, 1e-12):.4g}"),
+            "strength": float(f"{strength:.4g}"),
+            "sample": resolved_sample(self.sample, given.targets),
+        }
         return super().resolved(given).model_copy(update=values)
 
     @property

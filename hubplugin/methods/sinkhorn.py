@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, TypeAlias, TypeVar
 
 import numpy as np
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from hubplugin.methods.base import FitInput, Method, Solution
 from hubplugin.model import LogSumExp
 from hubplugin.reductions import Answers, Columns, Scaling, sampled, sinkhorn
-from hubplugin.vectors import as_vectors
+from hubplugin.vectors import Vectors, as_vectors
+
+Sinkhorn = TypeVar("Sinkhorn", bound="SinkhornNormalisation")
+
+
+SAMPLED_ABOVE = 1_000_000
+"""Targets above which log alpha is sought on a sample, unless all are asked for."""
+
+SAMPLE = 200_000
+"""Targets of such a sample."""
+
+Sample: TypeAlias = Annotated[
+    Annotated[int, Field(ge=1)] | Literal["auto"] | None,
+    BeforeValidator(lambda given: None if given == "all" else given),
+]
+"""How many targets stand for the gallery while log alpha is sought, see `SinkhornNormalisation`; None is all."""
+
+
+def resolved_sample(sample: Sample, targets: Vectors | None) -> int | None:
+    """`sample` without "auto"."""
+    if sample == "auto":
+        return SAMPLE if targets is not None and targets.rows > SAMPLED_ABOVE else None
+    return sample
 
 
 class SinkhornNormalisation(Method):
@@ -21,9 +43,9 @@ class SinkhornNormalisation(Method):
     and extends to targets it never saw. The paper uses tau = 0.01 and 10 iterations; the default tau is 0.05,
     which on docstring-to-function pairs gains where 0.01 loses.
 
-    sample: how many targets, drawn at random with a fixed seed, stand for the whole gallery while log alpha is sought;
-    None, the default, takes all of them. A fit to a large gallery then costs one pass over it instead of `iterations`.
-    docs/speed.md has the error.
+    sample: how many targets, drawn at random with a fixed seed, stand for the whole gallery while log alpha is sought.
+    A fit to a large gallery then costs one pass over it instead of `iterations`. "auto", the default, takes 200,000 of
+    more than a million and else all; "all" takes all of any number. docs/scale.md has the error.
 
     Where answers are left out, bank queries with the same nearest target share the mass of one.
     """
@@ -31,7 +53,10 @@ class SinkhornNormalisation(Method):
     name: ClassVar[str] = "sn"
     tau: float = Field(0.05, gt=0)
     iterations: int = Field(10, ge=1)
-    sample: int | None = Field(default=None, ge=1)
+    sample: Sample = "auto"
+
+    def resolved(self: Sinkhorn, given: FitInput) -> Sinkhorn:
+        return super().resolved(given).model_copy(update={"sample": resolved_sample(self.sample, given.targets)})
 
     def solve(self, given: FitInput) -> Solution:
         term, raw, _ = self.scaled(given)
@@ -44,8 +69,9 @@ class SinkhornNormalisation(Method):
         targets = given.require_targets(self.name)
         columns = [Columns(targets)]
         answers: Answers | Literal["seek"] | None = "seek" if self.answers == "left out" else None
-        if self.sample is not None and self.sample < targets.rows:
-            drawn = sampled(targets, self.sample, given.metric, np.random.default_rng(0))
+        sample = resolved_sample(self.sample, targets)
+        if sample is not None and sample < targets.rows:
+            drawn = sampled(targets, sample, given.metric, np.random.default_rng(0))
             columns = [Columns(as_vectors(drawn, targets.name), mass=targets.rows / len(drawn))]
             answers = answers and given.answers  # an answer need not be in the sample
         if self.name == "dbsn" and given.target_bank is not None:

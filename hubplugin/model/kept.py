@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hubplugin.vectors import Vectors
+from hubplugin.vectors import Spread, Vectors
 
 KEPT_BYTES = 32 << 20
 """Offsets of larger galleries, above four million targets, are not kept: a model's memory does not grow with them."""
@@ -22,8 +22,8 @@ class KeptOffsets:
 
     @classmethod
     def of(cls, raw: np.ndarray, targets: Vectors, precision: str) -> KeptOffsets | None:
-        """`raw` [n] of `targets`; None where it is too large to keep."""
-        if raw.nbytes > KEPT_BYTES:
+        """`raw` [n] of `targets`; None where it is too large to keep, or the targets are not here to be compared."""
+        if raw.nbytes > KEPT_BYTES or isinstance(targets, Spread):
             return None
         raw = raw.copy()
         raw.flags.writeable = False

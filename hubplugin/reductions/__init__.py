@@ -2,8 +2,9 @@
 
 from hubplugin.reductions.answers import SMALLEST_LOG, Answers, Nearest, Survey, find_answers, survey
 from hubplugin.reductions.clusters import clusters
+from hubplugin.reductions.kernel import HALF_PEAK, HALF_TERMS, SAFE_DRIFT, Columns
 from hubplugin.reductions.preparation import distinct_rows, prepared, prepared_blocks, sampled, taken
-from hubplugin.reductions.scaling import HALF_PEAK, HALF_TERMS, SAFE_DRIFT, Columns, Scaling, sinkhorn
+from hubplugin.reductions.scaling import Scaling, sinkhorn
 from hubplugin.reductions.seeking import reduce_and_seek
 from hubplugin.reductions.similarities import (
     ANSWER_SLACK,
@@ -20,6 +21,7 @@ from hubplugin.reductions.similarities import (
     Tile,
     dense,
 )
+from hubplugin.reductions.tasks import Found, Task
 from hubplugin.reductions.terms import (
     LogSum,
     MeanOfLargest,
@@ -44,6 +46,7 @@ __all__ = [
     "Answers",
     "Columns",
     "Compute",
+    "Found",
     "HeldSimilarities",
     "HoldingCompute",
     "LeftOut",
@@ -54,6 +57,7 @@ __all__ = [
     "Scaling",
     "Similarities",
     "Survey",
+    "Task",
     "Tile",
     "clusters",
     "count_larger",

@@ -11,6 +11,7 @@ import torch
 
 from hubplugin.reductions.largest import largest
 from hubplugin.reductions.similarities import MOST_ANSWERS, Similarities, Tile, with_own
+from hubplugin.reductions.tasks import Found, Task, over
 from hubplugin.vectors import Vectors
 
 SMALLEST_LOG = 20
@@ -52,13 +53,35 @@ class Nearest:
         self._similarity[nearer] = highest[nearer]
         self._rows[nearer] = first + tile.start + s[:, nearer.to(s.device)].argmax(dim=0).cpu()
 
+    def see_shard(self, found: Found, first: int) -> None:
+        """What another `Nearest` has `found` in a shard, whose targets are numbered from `first` on."""
+        similarity = torch.from_numpy(found["similarity"])
+        nearer = similarity > self._similarity
+        self._similarity = torch.where(nearer, similarity, self._similarity)
+        self._rows = torch.where(nearer, torch.from_numpy(found["rows"]) + first, self._rows)
+
     @property
     def rows(self) -> np.ndarray:
         return self._rows.numpy()
 
     @property
+    def found(self) -> Found:
+        return {"similarity": self._similarity.numpy(), "rows": self.rows}
+
+    @property
     def answers(self) -> Answers:
         return Answers.of(self._similarity.numpy(), self.rows)
+
+
+@dataclass(frozen=True)
+class _NearestOfShard(Task):
+    what: str = "answers of the bank"
+
+    def __call__(self, similarities: Similarities, targets: Vectors) -> Found:
+        nearest = Nearest(similarities.m)
+        for tile in similarities.tiles(targets, self.what):
+            nearest.see(tile, 0)
+        return nearest.found
 
 
 def find_answers(similarities: Similarities, columns: Sequence[Vectors]) -> Answers | None:
@@ -66,12 +89,12 @@ def find_answers(similarities: Similarities, columns: Sequence[Vectors]) -> Answ
     targets are too few."""
     if not may_be_log(similarities, columns):
         return None
-    found, first = Nearest(similarities.m), 0
+    nearest, first = Nearest(similarities.m), 0
     for targets in columns:
-        for tile in similarities.tiles(targets, "answers of the bank"):
-            found.see(tile, first)
+        for start, found in over(similarities, targets, _NearestOfShard()):
+            nearest.see_shard(found, first + start)
         first += targets.rows
-    return found.answers
+    return nearest.answers
 
 
 def may_be_log(similarities: Similarities, columns: Sequence[Vectors]) -> bool:
@@ -87,17 +110,40 @@ class Survey:
     deviation: float
 
 
+@dataclass(frozen=True)
+class _SurveyOfShard(Task):
+    """largest: [m, k], as in `Survey`. moments: count and mean of the similarities, and the sum of their squared
+    distances from it."""
+
+    k: int
+    what: str = "looking at the bank"
+
+    def __call__(self, similarities: Similarities, targets: Vectors) -> Found:
+        most = torch.empty((similarities.m, 0), dtype=torch.float64)
+        count, total, squares, origin = 0, 0.0, 0.0, None
+        for tile in similarities.tiles(targets, self.what):
+            s = with_own(tile)
+            part = largest(s.T.contiguous(), min(self.k, len(s)))[0].cpu().double()
+            most = _most([most, part], self.k)
+            origin = float(s.mean()) if origin is None else origin  # so that squares keep their digits
+            moved = s.sub_(origin)
+            count, total = count + s.numel(), total + float(moved.sum(dim=1).cpu().double().sum())
+            squares += float(torch.linalg.vector_norm(moved, dim=1).cpu().double().square().sum())
+        moments = np.array([count, (origin or 0.0) + total / count, squares - total**2 / count])
+        return {"largest": most.numpy(), "moments": moments}
+
+
 def survey(similarities: Similarities, targets: Vectors, k: int) -> Survey:
     """Of all bank rows and `targets`, in one pass: see `Survey`."""
-    most = torch.empty((similarities.m, 0), dtype=torch.float64)
-    count, total, squares, origin = 0, 0.0, 0.0, None
-    for tile in similarities.tiles(targets, "looking at the bank"):
-        s = with_own(tile)
-        part = largest(s.T.contiguous(), min(k, len(s)))[0].cpu().double()
-        most = torch.cat([most, part], dim=1)
-        most = most.topk(min(k, most.shape[1]), dim=1).values
-        origin = float(s.mean()) if origin is None else origin  # so that squares keep their digits
-        moved = s.sub_(origin)
-        count, total = count + s.numel(), total + float(moved.sum(dim=1).cpu().double().sum())
-        squares += float(torch.linalg.vector_norm(moved, dim=1).cpu().double().square().sum())
-    return Survey(most.numpy(), math.sqrt(max(squares / count - (total / count) ** 2, 0.0)))
+    parts = [found for _, found in over(similarities, targets, _SurveyOfShard(k))]
+    counts, means, squares = np.array([part["moments"] for part in parts]).T
+    apart = means - np.average(means, weights=counts)
+    variance = (squares.sum() + (counts * apart**2).sum()) / counts.sum()
+    most = _most([torch.from_numpy(part["largest"]) for part in parts], k)
+    return Survey(most.numpy(), math.sqrt(max(variance, 0.0)))
+
+
+def _most(parts: Sequence[torch.Tensor], k: int) -> torch.Tensor:
+    """The k largest of each row, the largest first, where there are as many: [m, k]."""
+    both = torch.cat(list(parts), dim=1)
+    return both.topk(min(k, both.shape[1]), dim=1).values

@@ -27,7 +27,7 @@ from hubplugin.reductions.similarities import (
     with_own,
 )
 from hubplugin.reductions.terms import LogSum, MeanOfLargest, reduce
-from hubplugin.vectors import Vectors, as_vectors
+from hubplugin.vectors import Spread, Vectors, as_vectors
 
 SPARE = 8
 """Answers that the list of a target has room for. A target with more is multiplied again: one in a hundred is, where
@@ -194,7 +194,8 @@ def reduce_and_seek(
     if not may_be_log(similarities, [targets, *others]):
         return reduce(similarities, targets, reductions, what=what), None
     largest_k = next((each.k for each in reductions if isinstance(each, MeanOfLargest)), None)
-    if listed(similarities.m, largest_k) is None:
+    # Of what lies in shards no target can be multiplied again cheaply: another pass finds the answers first.
+    if listed(similarities.m, largest_k) is None or isinstance(targets, Spread):
         answers = find_answers(similarities, [targets, *others])
         assert answers is not None
         return reduce(similarities, targets, reductions, LeftOut(answers.levels), what), answers

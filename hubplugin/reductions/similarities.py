@@ -142,7 +142,7 @@ class Similarities:
     """A resident bank [m, d] that answers targets with tiles of `scale * s(b_u, t) + weight_u`."""
 
     def __init__(self, bank: np.ndarray, metric: Metric, compute: Compute):
-        self.metric, self.compute, self.device = metric, compute, compute.torch_device()
+        self.bank, self.metric, self.compute, self.device = bank, metric, compute, compute.torch_device()
         self.m, self.dim = len(bank), int(bank.shape[1])
         # Far from the origin |b|^2 and |t|^2 swallow the distance; it stays what it is when both are moved there.
         self._origin = bank.mean(axis=0, dtype=np.float64) if metric is Metric.EUCLIDEAN else None

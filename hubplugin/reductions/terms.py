@@ -19,6 +19,7 @@ from hubplugin.reductions.similarities import (
     around_zero,
     exponentials_of,
 )
+from hubplugin.reductions.tasks import Found, Task, over
 from hubplugin.vectors import Vectors
 
 
@@ -70,21 +71,39 @@ def reduce(
     what: str = "offsets",
 ) -> list[np.ndarray]:
     """The value of each of `reductions` for every target, in one pass over the similarities: float64 [n] each."""
-    results = [np.empty(targets.rows) for _ in reductions]
-    only = reductions[0]
-    if len(reductions) == 1 and isinstance(only, LogSum):  # the product itself can scale and add
-        scale = 1 / only.tau
-        for tile in similarities.tiles(targets, what, scale=scale, weights=only.weights, left_out=left_out):
-            results[0][tile.start : tile.stop] = only.of_exponents(tile).numpy()
-        return results
-    # What overwrites its tile comes last.
-    order = sorted(range(len(reductions)), key=lambda i: isinstance(reductions[i], LogSum))
-    for tile in similarities.tiles(targets, what, left_out=left_out):
-        for i in order:
-            whole = i == order[-1] or isinstance(reductions[i], MeanOfLargest)
-            part = tile if whole else replace(tile, s=tile.s.clone())
-            results[i][tile.start : tile.stop] = reductions[i].of(part).numpy()
-    return results
+    parts = over(similarities, targets, _ReducedShard(tuple(reductions), left_out, what))
+    return [_joined([found[str(i)] for _, found in parts]) for i in range(len(reductions))]
+
+
+@dataclass(frozen=True)
+class _ReducedShard(Task):
+    """`reduce`, the value of each reduction under its number."""
+
+    reductions: tuple[LogSum | MeanOfLargest, ...]
+    left_out: LeftOut | None
+    what: str
+
+    def __call__(self, similarities: Similarities, targets: Vectors) -> Found:
+        reductions, results = self.reductions, [np.empty(targets.rows) for _ in self.reductions]
+        only = reductions[0]
+        if len(reductions) == 1 and isinstance(only, LogSum):  # the product itself can scale and add
+            scale, weights = 1 / only.tau, only.weights
+            for tile in similarities.tiles(targets, self.what, scale=scale, weights=weights, left_out=self.left_out):
+                results[0][tile.start : tile.stop] = only.of_exponents(tile).numpy()
+            return {"0": results[0]}
+        # What overwrites its tile comes last.
+        order = sorted(range(len(reductions)), key=lambda i: isinstance(reductions[i], LogSum))
+        for tile in similarities.tiles(targets, self.what, left_out=self.left_out):
+            for i in order:
+                whole = i == order[-1] or isinstance(reductions[i], MeanOfLargest)
+                part = tile if whole else replace(tile, s=tile.s.clone())
+                results[i][tile.start : tile.stop] = reductions[i].of(part).numpy()
+        return {str(i): result for i, result in enumerate(results)}
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    """The parts one behind the other; without a copy where there is one."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def log_sum_exp(
@@ -100,10 +119,18 @@ def log_sum_exp(
 
 def dot(similarities: Similarities, targets: Vectors, what: str = "similarity to the mean") -> np.ndarray:
     """s(v, t) for every target, where the bank is the one vector v: float64 [n]."""
-    result = np.empty(targets.rows)
-    for tile in similarities.tiles(targets, what):
-        result[tile.start : tile.stop] = (tile.s[:, 0].cpu().double() + tile.own).numpy()
-    return result
+    return _joined([found["dot"] for _, found in over(similarities, targets, _DotOfShard(what))])
+
+
+@dataclass(frozen=True)
+class _DotOfShard(Task):
+    what: str
+
+    def __call__(self, similarities: Similarities, targets: Vectors) -> Found:
+        result = np.empty(targets.rows)
+        for tile in similarities.tiles(targets, self.what):
+            result[tile.start : tile.stop] = (tile.s[:, 0].cpu().double() + tile.own).numpy()
+        return {"dot": result}
 
 
 def kth_largest(similarities: Similarities, targets: Vectors, k: int) -> np.ndarray:

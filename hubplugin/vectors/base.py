@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from hubplugin.errors import InputError
+from hubplugin.errors import EmptyInput, InputError
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called as progress(what, done, total) while long work goes on; total is 0 where it is not known."""
@@ -30,7 +30,7 @@ class Vectors(ABC):
 
     def __init__(self, name: str, rows: int, dim: int):
         if rows == 0 or dim == 0:
-            raise InputError(f"{name} is empty: shape is [{rows}, {dim}]; at least one vector is needed")
+            raise EmptyInput(f"{name} is empty: shape is [{rows}, {dim}]; at least one vector is needed")
         self.name, self.rows, self.dim = name, rows, dim
 
     @abstractmethod
@@ -108,6 +108,15 @@ class Sliceable(Vectors):
         return self._checked(self.take(rows), rows)  # without reading the others
 
 
+class Spread(Vectors):
+    """Vectors in shards that other machines read: work goes to them. What has to be read here comes shard by shard."""
+
+    @abstractmethod
+    def each(self, task: Any, similarities: Any) -> list[tuple[int, dict[str, np.ndarray]]]:
+        """What `task` (`hubplugin.reductions.Task`) finds in each shard beside the bank of `similarities`, with the
+        number of the shard's first row, in the order of the shards."""
+
+
 def spool(blocks: Iterable[np.ndarray], name: str) -> Sliceable:
     """Blocks that can be read only once, kept in a temporary file that is read as often as needed.
 
@@ -129,7 +138,7 @@ def spool(blocks: Iterable[np.ndarray], name: str) -> Sliceable:
                 "set TMPDIR to a folder with room"
             ) from None
     if not rows:
-        raise InputError(f"{name} is empty: no vectors were found; at least one is needed")
+        raise EmptyInput(f"{name} is empty: no vectors were found; at least one is needed")
     mapped = np.memmap(file, np.float32, "r", shape=(rows, dim))
     file.close()  # the map keeps what it maps
     return Sliceable(name, mapped, mapped.shape, np.asarray)
