@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from contextlib import closing
+from concurrent.futures import Executor
+from contextlib import ExitStack, closing
+from typing import cast
 
+from hubplugin.cluster import ShardedGallery, Workspace, require_executor
 from hubplugin.errors import InputError, Parameter
 from hubplugin.methods import FitInput, asked_for
 from hubplugin.methods.robust import bounded
@@ -13,13 +17,13 @@ from hubplugin.model import OffsetModel, Setting
 from hubplugin.reductions import Compute, Precision
 from hubplugin.selection import Banks, Experiment, Pairs, choose_by
 from hubplugin.texts import Embed, vectors_of
-from hubplugin.vectors import Progress, VectorLike
+from hubplugin.vectors import GalleryLike, Progress, VectorLike, shards_of
 
 
 def fit(
     query_bank: VectorLike | Sequence[str],
     method: str = "blend",
-    targets: VectorLike | None = None,
+    targets: GalleryLike | None = None,
     target_bank: VectorLike | None = None,
     metric: Metric | str = "cosine",
     device: str = "auto",
@@ -29,6 +33,9 @@ def fit(
     precision: Precision = "float32",
     robust: bool = False,
     embed: Embed = None,
+    executor: Executor | None = None,
+    shards: int | None = None,
+    workspace: str | os.PathLike[str] | None = None,
     **parameters: Setting,
 ) -> OffsetModel:
     """Estimates the offsets of a gallery from example queries.
@@ -55,19 +62,31 @@ def fit(
         queries, as a function from texts [b] to vectors [b, d], or as its name, sentence-transformers:NAME,
         fastembed:NAME or module:function. What is embedded by name is kept on disk, see docs/recording.md.
 
-    Raises InputError, one line, for anything that cannot be used as given.
+    executor: any `concurrent.futures.Executor`, whose workers read the gallery in shards, see docs/scale.md. targets
+        are then files (a list, a pattern such as "parts/*.npy", fsspec URLs), or a store that workers can open.
+    shards: into how many parts one file, or a store, is divided; by default one for 250,000 rows.
+    workspace: a folder in which a run that was cut off is taken up by the next one; None: nothing is kept.
+
+    Raises InputError, one line, for anything that cannot be used as given; ClusterError for workers that are lost.
     """
     compute = Compute(device, memory, progress, precision)
     query_bank = vectors_of(query_bank, embed, progress=progress)
+    require_executor(executor, shards, workspace)
     configuration = asked_for(method, parameters, fit)
-    if configuration is not None:
-        given = FitInput.read(query_bank, targets, target_bank, Metric.parse(metric), compute)
+    if targets is None and (executor is not None or configuration is None):
+        needed = "method 'auto' is chosen" if configuration is None else "an executor computes"
+        raise InputError(needed, " on the gallery: pass ", Parameter("targets"))
+    if executor is not None and robust:
+        raise InputError("a bound needs all targets in one process: leave ", Parameter("executor"), " out")
+    with ExitStack() as held:
+        if executor is not None:
+            planned = shards_of(cast(GalleryLike, targets), shards)
+            targets = ShardedGallery("targets", planned, executor, held.enter_context(Workspace(workspace)), compute)
+        gallery = cast("VectorLike | None", targets)
+        if configuration is not None:
+            given = FitInput.read(query_bank, gallery, target_bank, Metric.parse(metric), compute)
+        else:
+            banks = Banks.read(query_bank, target_bank, pairs, metric, compute).against(cast(VectorLike, gallery))
+            configuration, given = choose_by(held.enter_context(closing(Experiment(banks)))).winner, banks.given
         model = configuration.fit(given)
         return bounded(model, given) if robust else model
-    if targets is None:
-        raise InputError("method 'auto' is chosen on the gallery: pass ", Parameter("targets"))
-    banks = Banks.read(query_bank, target_bank, pairs, metric, compute).against(targets)
-    with closing(Experiment(banks)) as experiment:
-        configuration = choose_by(experiment).winner
-    model = configuration.fit(banks.given)
-    return bounded(model, banks.given) if robust else model

@@ -1,0 +1,16 @@
+"""A gallery in shards, reduced by the workers of any `concurrent.futures.Executor`."""
+
+from hubplugin.cluster.engines import DaskExecutor, RayExecutor, dask_cluster
+from hubplugin.cluster.gallery import ShardedGallery
+from hubplugin.cluster.work import Reading
+from hubplugin.cluster.workspace import Workspace, require_executor
+
+__all__ = [
+    "DaskExecutor",
+    "RayExecutor",
+    "Reading",
+    "ShardedGallery",
+    "Workspace",
+    "dask_cluster",
+    "require_executor",
+]

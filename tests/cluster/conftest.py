@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import Executor, Future
+
+import numpy as np
+import pytest
+
+from hubplugin.cluster import work
+
+UNEVEN = {
+    1: [0, 1900],
+    3: [0, 20, 1300, 1900],
+    8: [0, 100, 100, 600, 650, 900, 1200, 1500, 1900],  # the second is empty
+}
+
+
+class Serial(Executor):
+    """Does each order at once, as another process would: what goes there and comes back is pickled. Counts what was
+    found, and after `limit` of it falls silent as a coordinator that is killed."""
+
+    def __init__(self, limit: int | None = None):
+        self.found: list[str] = []
+        self.sent_banks, self.limit = 0, limit
+
+    def submit(self, fn, /, order):
+        future: Future = Future()
+        if self.limit is not None and len(self.found) >= self.limit:
+            raise KeyboardInterrupt
+        order = pickle.loads(pickle.dumps(order))
+        self.sent_banks += order.bank is not None and order.bank.rows is not None
+        try:
+            found = fn(order)
+        except Exception as error:
+            future.set_exception(pickle.loads(pickle.dumps(error)))
+        else:
+            if found is not None:
+                self.found.append(f"{order.task.what}: {order.shard.name}")
+            future.set_result(pickle.loads(pickle.dumps(found)))
+        return future
+
+
+@pytest.fixture(autouse=True)
+def fresh_worker():
+    """No shard and no bank is known."""
+    for kept in (work._SHARDS, work._BANKS):
+        kept._values.clear()
+
+
+@pytest.fixture
+def serial() -> Serial:
+    return Serial()
+
+
+@pytest.fixture(scope="session")
+def gallery(real) -> np.ndarray:
+    return np.concatenate([real["test_targets"], real["bank_targets"][:700]])
+
+
+@pytest.fixture(scope="session")
+def parts(gallery, tmp_path_factory):
+    """A pattern of the names of .npy files, by their number."""
+
+    def written(count: int) -> str:
+        folder = tmp_path_factory.mktemp(f"parts{count}")
+        for number, (start, stop) in enumerate(zip(UNEVEN[count][:-1], UNEVEN[count][1:], strict=True)):
+            np.save(folder / f"part-{number}.npy", gallery[start:stop])
+        return str(folder / "part-*.npy")
+
+    return {count: written(count) for count in UNEVEN}

@@ -1,0 +1,195 @@
+"""Real engines: Dask, whose workers and coordinator are killed; processes; Ray. HUBPLUGIN_KILLS says how many kills."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import Executor, ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hubplugin
+from hubplugin.cluster import DaskExecutor, RayExecutor, dask_cluster
+from hubplugin.errors import ClusterError, InputError
+
+pytestmark = pytest.mark.slow
+
+KILLS = int(os.environ.get("HUBPLUGIN_KILLS", "3"))
+
+
+@pytest.fixture(scope="module")
+def dask():
+    distributed = pytest.importorskip("distributed")
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, memory_limit="2GiB", dashboard_address=None
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def bank(real):
+    return real["bank_queries"][:300]
+
+
+@pytest.fixture(scope="module")
+def expected(bank, gallery):
+    return hubplugin.fit(bank, targets=gallery).offsets(gallery)
+
+
+def test_dask_gives_the_same_offsets(dask, bank, gallery, parts, expected):
+    for executor in (DaskExecutor(dask), dask.get_executor()):
+        found = hubplugin.fit(bank, targets=parts[8], executor=executor).offsets(gallery)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_a_fault_of_a_shard_comes_back_from_dask_in_one_line(dask, bank, gallery, tmp_path):
+    part = gallery[:50].astype(np.float32)
+    part[7, 3] = np.nan
+    np.save(tmp_path / "0.npy", part)
+    with pytest.raises(InputError, match=r"^targets, shard 0 \(0.npy\): row 7 holds a value that is NaN"):
+        hubplugin.fit(bank, targets=[tmp_path / "0.npy"], executor=DaskExecutor(dask))
+
+
+class Counting(Executor):
+    """Counts the orders that are sent to `executor`."""
+
+    def __init__(self, executor: Executor):
+        self.executor, self.sent = executor, 0
+
+    def submit(self, fn, /, *args):
+        self.sent += 1
+        return self.executor.submit(fn, *args)
+
+
+def worker_pid(dask_worker):
+    """Of the worker that a nanny looks after; None while it starts another."""
+    return dask_worker.pid
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_workers_that_are_killed_at_random_change_nothing(dask, bank, gallery, parts, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    quiet = Counting(DaskExecutor(dask))
+    calm = hubplugin.fit(bank, "sn", targets=parts[8], iterations=30, executor=quiet)
+    killed, over = 0, threading.Event()
+
+    def kill():
+        nonlocal killed
+        dice = random.Random(7)
+        while killed < KILLS and not over.is_set():
+            over.wait(dice.uniform(0.2, 3.0))
+            pids = dask.run(worker_pid, nanny=True).values()
+            alive = [pid for pid in pids if pid is not None]
+            if alive:
+                os.kill(dice.choice(alive), signal.SIGKILL)
+                killed += 1
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    fits, sent = 0, 0
+    try:
+        while killer.is_alive():
+            counting = Counting(DaskExecutor(dask))
+            model = hubplugin.fit(bank, "sn", targets=parts[8], iterations=30, executor=counting)
+            np.testing.assert_allclose(model.offsets(gallery), calm.offsets(gallery), rtol=0, atol=1e-6)
+            fits, sent = fits + 1, sent + counting.sent
+    finally:
+        over.set()
+        killer.join()
+    print(f"{killed} kills in {fits} fits; {sent} orders sent, {quiet.sent} a fit without kills")
+    assert killed == KILLS
+    # Dask does what a lost worker had done again by itself; we send an order again where it gave up, or a new worker
+    # has not met the bank.
+    assert sent <= fits * quiet.sent + 10 * killed
+    assert not list(tmp_path.glob("hubplugin-*"))
+
+
+COORDINATOR = """
+import sys
+import numpy as np
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+import hubplugin
+
+if __name__ == "__main__":
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
+        hubplugin.fit(np.load(sys.argv[1]), "sn", targets=sys.argv[2], iterations=30, executor=executor,
+                      workspace=sys.argv[3])
+"""
+
+
+def test_a_coordinator_that_is_killed_is_taken_up(bank, gallery, parts, tmp_path):
+    from tests.cluster.conftest import Serial
+
+    np.save(tmp_path / "bank.npy", bank)
+    (tmp_path / "program.py").write_text(COORDINATOR)
+    work = tmp_path / "work"
+    program = subprocess.Popen(
+        [sys.executable, str(tmp_path / "program.py"), str(tmp_path / "bank.npy"), parts[8], str(work)],
+        start_new_session=True,
+    )
+    while len(list(work.rglob("*.npz"))) < 50:
+        assert program.poll() is None
+        time.sleep(0.05)
+    os.killpg(program.pid, signal.SIGKILL)
+    program.wait()
+    done = len(list(work.rglob("*.npz")))
+    whole, rest = Serial(), Serial()
+    calm = hubplugin.fit(bank, "sn", targets=parts[8], iterations=30, executor=whole)
+    model = hubplugin.fit(bank, "sn", targets=parts[8], iterations=30, executor=rest, workspace=work)
+    np.testing.assert_allclose(model.offsets(gallery), calm.offsets(gallery), rtol=0, atol=1e-6)
+    assert len(rest.found) == len(whole.found) - done
+    assert not work.exists()
+
+
+def test_a_wrong_address():
+    pytest.importorskip("distributed")
+    with (
+        pytest.raises(ClusterError, match=r"no Dask scheduler answers at 'tcp://127.0.0.1:9'"),
+        dask_cluster("tcp://127.0.0.1:9", 1),
+    ):
+        pass
+
+
+def test_an_address_that_is_none():
+    pytest.importorskip("distributed")
+    with pytest.raises(ClusterError, match="no Dask scheduler answers at 'nonsense'"), dask_cluster("nonsense", 1):
+        pass
+
+
+def test_processes_give_the_same_offsets(bank, gallery, parts, expected):
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as executor:
+        found = hubplugin.fit(bank, targets=parts[3], executor=executor).offsets(gallery)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_a_process_that_dies_breaks_a_pool_and_is_told(bank, parts, tmp_path):
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
+        pid = executor.submit(os.getpid).result()
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(ClusterError, match="the executor has lost its workers"):
+            hubplugin.fit(bank, targets=parts[8], executor=executor, workspace=tmp_path / "work")
+
+
+def test_ray_gives_the_same_offsets(bank, gallery, parts, expected):
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    try:
+        found = hubplugin.fit(bank, targets=parts[8], executor=RayExecutor(num_cpus=1)).offsets(gallery)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+        with pytest.raises(InputError, match=r"^targets, shard 0 .gone.npy.: there is no file [^\n]*$"):
+            hubplugin.fit(bank, targets=[str(Path(parts[1]).parent / "gone.npy")], executor=RayExecutor())
+    finally:
+        ray.shutdown()

@@ -1,0 +1,139 @@
+"""A fit in shards gives the offsets of a fit on one machine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import hubplugin
+from hubplugin.vectors import shards_of
+
+SETTINGS = [
+    ("blend", {}),
+    ("blend", {"answers": "kept"}),
+    ("blend", {"sample": 700}),
+    ("is", {}),
+    ("is", {"answers": "left out"}),
+    ("sn", {}),
+    ("sn", {"tau": 0.005}),
+    ("sn", {"sample": 700}),
+    ("dbsn", {}),
+    ("dbsn", {"answers": "left out"}),
+    ("dualis", {}),
+    ("nnn", {}),
+    ("nnn", {"answers": "left out"}),
+    ("csls", {}),
+    ("dn", {}),
+    ("dn", {"answers": "left out"}),
+]
+
+
+def offsets(bank, method, gallery, second, metric="cosine", **more):
+    """Of the gallery, by a fit on one machine; by one in shards where they are given."""
+    model = hubplugin.fit(
+        bank, method, targets=more.pop("shards_at", gallery), target_bank=second, metric=metric, **more
+    )
+    return model, model.offsets(gallery)
+
+
+def test_every_method_is_among_the_settings():
+    assert {method for method, _ in SETTINGS} == set(hubplugin.METHODS)
+
+
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow), 8])
+@pytest.mark.parametrize(("method", "parameters"), SETTINGS)
+def test_offsets_are_those_of_one_machine(method, parameters, count, real, gallery, parts, serial):
+    bank, second = real["bank_queries"][:200], real["bank_targets"][1000:1150]
+    one, expected = offsets(bank, method, gallery, second, **parameters)
+    other, found = offsets(bank, method, gallery, second, shards_at=parts[count], executor=serial, **parameters)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    assert other.parameters == one.parameters
+    assert other.gallery.count == len(gallery)
+    assert other.gallery.cap == pytest.approx(one.gallery.cap, abs=1e-5)
+
+
+@pytest.mark.parametrize("metric", ["dot", "euclidean"])
+@pytest.mark.parametrize("method", ["blend", "sn", "nnn", "dn"])
+def test_other_metrics(method, metric, gallery, parts, real, serial):
+    bank = 3 * real["bank_queries"][:150].astype(np.float32)
+    _, expected = offsets(bank, method, gallery, None, metric, **({"tau": 0.2} if method == "sn" else {}))
+    _, found = offsets(
+        bank,
+        method,
+        gallery,
+        None,
+        metric,
+        shards_at=parts[8],
+        executor=serial,
+        **({"tau": 0.2} if method == "sn" else {}),
+    )
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_auto_is_chosen_on_the_shards(real, gallery, parts, serial):
+    bank, second = real["bank_queries"][:200], real["bank_targets"][:200]
+    one = hubplugin.fit(bank, "auto", targets=gallery, target_bank=second)
+    other = hubplugin.fit(bank, "auto", targets=parts[3], target_bank=second, executor=serial)
+    assert (other.method, other.parameters) == (one.method, one.parameters)
+    np.testing.assert_allclose(other.offsets(gallery), one.offsets(gallery), rtol=0, atol=1e-5)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(lambda sizes: sum(sizes) > 1),
+    seed=st.integers(0, 99),
+)
+def test_any_division_into_shards(sizes, seed, tmp_path, serial):
+    rng = np.random.default_rng(seed)
+    bank, targets = rng.normal(size=(30, 6)), rng.normal(size=(sum(sizes), 6)).astype(np.float32)
+    ends = np.cumsum(sizes)
+    paths = [tmp_path / f"{seed}-{'-'.join(map(str, sizes))}-{number}.npy" for number in range(len(sizes))]
+    for path, part in zip(paths, np.split(targets, ends[:-1]), strict=True):
+        np.save(path, part)
+    _, expected = offsets(bank, "blend", targets, None)
+    _, found = offsets(bank, "blend", targets, None, shards_at=paths, executor=serial)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["npy", "safetensors", "parquet", "npz", "url"])
+def test_kinds_of_files(kind, gallery, real, tmp_path, serial):
+    if kind == "safetensors":
+        from safetensors.numpy import save_file
+
+        save_file({"vectors": np.ascontiguousarray(gallery)}, tmp_path / "all.safetensors")
+        where = tmp_path / "all.safetensors"
+    elif kind == "npy":
+        where = tmp_path / "all.npy"
+        np.save(where, gallery)
+    elif kind == "npz":
+        where = [tmp_path / "0.npz", tmp_path / "1.npz"]
+        np.savez_compressed(where[0], gallery[:300])
+        np.savez_compressed(where[1], gallery[300:])
+    elif kind == "parquet":
+        pa = pytest.importorskip("pyarrow")
+        import pyarrow.parquet as pq
+
+        for number, part in enumerate(np.array_split(gallery, 3)):
+            table = pa.table({"id": range(len(part)), "vector": list(part.astype(np.float32))})
+            pq.write_table(table, tmp_path / f"{number}.parquet")
+        where = str(tmp_path / "*.parquet")
+    else:
+        fsspec = pytest.importorskip("fsspec")
+        files = fsspec.filesystem("memory")
+        for number, part in enumerate(np.array_split(gallery, 3)):
+            with files.open(f"/parts/{number}.npy", "wb") as file:
+                np.save(file, part)
+        where = "memory://parts/*.npy"
+    bank = real["bank_queries"][:150]
+    _, expected = offsets(bank, "blend", gallery, None)
+    _, found = offsets(bank, "blend", gallery, None, shards_at=where, executor=serial, shards=5)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_one_file_is_divided_as_asked(gallery, tmp_path):
+    np.save(tmp_path / "all.npy", gallery)
+    shards = shards_of(tmp_path / "all.npy", 5)
+    assert sum(shard.vectors().rows for shard in shards) == len(gallery)
+    np.testing.assert_array_equal(np.concatenate([shard.vectors().array() for shard in shards]), gallery)

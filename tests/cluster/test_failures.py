@@ -1,0 +1,267 @@
+"""What cannot be used is told in one line that names shard and row; what was found is not lost."""
+
+from __future__ import annotations
+
+import tempfile
+from concurrent.futures import BrokenExecutor, Executor, Future
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hubplugin
+from hubplugin.cluster import Workspace
+from hubplugin.errors import ClusterError, InputError
+from hubplugin.vectors import shards_of
+from tests.cluster.conftest import Serial
+
+BANK = np.random.default_rng(1).normal(size=(40, 8)).astype(np.float32)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    rng = np.random.default_rng(0)
+    for number in range(4):
+        np.save(tmp_path / f"{number}.npy", rng.normal(size=(50, 8)).astype(np.float32))
+    return tmp_path
+
+
+def fit(folder, executor=None, **more):
+    return hubplugin.fit(BANK, targets=str(folder / "*.npy"), executor=executor or Serial(), **more)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_row_that_is_no_number(folder, value):
+    part = np.load(folder / "2.npy")
+    part[17, 3] = value
+    np.save(folder / "2.npy", part)
+    with pytest.raises(InputError, match=r"^targets, shard 2 \(2.npy\): row 17 holds a value that is NaN or infinity"):
+        fit(folder)
+
+
+def test_a_row_without_a_direction(folder):
+    part = np.load(folder / "1.npy")
+    part[4] = 0
+    np.save(folder / "1.npy", part)
+    with pytest.raises(InputError, match=r"^targets, shard 1 \(1.npy\): row 4 is a zero vector"):
+        fit(folder)
+
+
+def test_other_dimensions_in_one_shard(folder):
+    np.save(folder / "3.npy", np.ones((5, 6), np.float32))
+    expected = r"^targets, shard 3 \(3.npy\) has 6 dimensions, targets, shard 0 \(0.npy\) has 8"
+    with pytest.raises(InputError, match=expected):
+        fit(folder)
+
+
+def test_other_dimensions_than_the_bank(folder):
+    with pytest.raises(InputError, match="query bank has 9 dimensions, targets has 8"):
+        hubplugin.fit(np.ones((30, 9)), targets=str(folder / "*.npy"), executor=Serial())
+
+
+def test_a_missing_shard(folder):
+    with pytest.raises(InputError, match=r"^targets, shard 1: .*|^targets, shard 1 .*there is no file .*gone.npy"):
+        hubplugin.fit(BANK, targets=[folder / "0.npy", folder / "gone.npy"], executor=Serial())
+
+
+def test_a_shard_that_is_cut_off(folder):
+    content = (folder / "2.npy").read_bytes()
+    (folder / "2.npy").write_bytes(content[:-100])
+    with pytest.raises(InputError, match=r"^targets, shard 2 \(2.npy\).* damaged or truncated .npy file"):
+        fit(folder)
+
+
+def test_a_damaged_parquet_shard(folder):
+    (folder / "x.parquet").write_bytes(b"PAR1" + b"nonsense" * 50 + b"PAR1")
+    with pytest.raises(InputError, match=r"^targets, shard 0 \(x.parquet\).*damaged or truncated .parquet file"):
+        hubplugin.fit(BANK, targets=[folder / "x.parquet"], executor=Serial())
+
+
+def test_a_file_that_became_shorter_since_it_was_divided(folder):
+    shards = shards_of(folder / "0.npy", 2)
+    np.save(folder / "0.npy", np.ones((30, 8), np.float32))
+    with pytest.raises(InputError, match=r"shard 1 \(0.npy from row 25 on\): the file has 30 rows; it changed"):
+        hubplugin.fit(BANK, targets=shards, executor=Serial())
+
+
+def test_no_shard_with_a_vector(tmp_path):
+    np.save(tmp_path / "0.npy", np.ones((0, 8), np.float32))
+    with pytest.raises(InputError, match="none of its 1 shards has a vector"):
+        fit(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_on_a_worker(folder, monkeypatch):
+    """A parquet shard is unpacked to the disk of the worker."""
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    vectors = list(np.random.default_rng(0).normal(size=(5_000, 8)).astype(np.float32))
+    pq.write_table(pa.table({"vector": vectors}), folder / "x.parquet")
+    monkeypatch.setattr(tempfile, "TemporaryFile", partial(open, "/dev/full", "wb"))
+    with pytest.raises(InputError, match=r"^targets, shard 0 \(x.parquet\): cannot be kept .*No space left on device"):
+        hubplugin.fit(BANK, targets=[folder / "x.parquet"], executor=Serial())
+
+
+def test_a_full_disk_at_the_coordinator(folder, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hubplugin.cluster.workspace.np.savez", full)
+    with pytest.raises(ClusterError, match="work' cannot keep what the workers found: No space left on device"):
+        fit(folder, workspace=tmp_path / "work")
+
+
+@pytest.mark.parametrize("source", [np.ones((5, 8)), [[1.0, 2.0]], 7])
+def test_what_workers_cannot_read(source):
+    with pytest.raises(InputError, match=r"workers cannot read .* from the memory of this process"):
+        hubplugin.fit(BANK, targets=source, executor=Serial())
+
+
+def test_a_pattern_that_matches_nothing(tmp_path):
+    with pytest.raises(InputError, match="no file matches"):
+        fit(tmp_path)
+
+
+def test_an_executor_without_targets():
+    with pytest.raises(InputError, match="an executor computes on the gallery: pass targets="):
+        hubplugin.fit(BANK, executor=Serial())
+
+
+def test_a_secret_in_a_url_is_not_told():
+    with pytest.raises(InputError) as told:
+        hubplugin.fit(BANK, targets="nosuch://me:secret@host/parts/*.npy", executor=Serial())
+    assert "secret" not in str(told.value)
+
+
+class Failing(Serial):
+    """Loses the worker at some orders."""
+
+    def __init__(self, lost: set[int], error: Exception):
+        super().__init__()
+        self.orders, self.lost, self.error = 0, lost, error
+
+    def submit(self, fn, /, order):
+        self.orders += 1
+        if self.orders in self.lost:
+            future: Future = Future()
+            future.set_exception(self.error)
+            return future
+        return super().submit(fn, order)
+
+
+def test_a_task_whose_worker_is_lost_is_done_again_and_no_other(folder):
+    steady, losing = Serial(), Failing({2, 9, 10, 11, 30}, OSError("worker lost"))
+    expected, found = fit(folder, steady), fit(folder, losing)
+    assert found.fingerprint == expected.fingerprint
+    assert sorted(losing.found) == sorted(steady.found)
+
+
+def test_a_task_that_fails_again_and_again_is_told_with_its_shard(folder):
+    with pytest.raises(
+        ClusterError, match=r"^targets, shard 0 \(0.npy\): reading the gallery failed 5 times.*OSError: gone"
+    ):
+        fit(folder, Failing({1, 5, 6, 7, 8}, OSError("gone")))
+
+
+def test_a_broken_executor_is_told(folder):
+    with pytest.raises(ClusterError, match=r"the executor has lost its workers .* with the same workspace="):
+        fit(folder, Failing({7}, BrokenExecutor("a process died")))
+
+
+def test_a_rerun_does_only_what_was_not_done(folder, tmp_path):
+    whole = Serial()
+    expected = fit(folder, whole)
+    for limit in (1, 6, 13, len(whole.found) - 1):
+        where = tmp_path / f"work{limit}"
+        with pytest.raises(KeyboardInterrupt):
+            fit(folder, Serial(limit), workspace=where)
+        again = Serial()
+        assert fit(folder, again, workspace=where).fingerprint == expected.fingerprint
+        assert len(again.found) == len(whole.found) - limit
+        assert not where.exists()  # nothing is left behind
+
+
+def test_a_rerun_after_a_shard_has_changed_reads_that_again(folder, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        fit(folder, Serial(4), workspace=tmp_path / "work")
+    np.save(folder / "1.npy", np.load(folder / "1.npy")[:40])
+    again = Serial()
+    found = fit(folder, again, workspace=tmp_path / "work")
+    assert found.gallery.count == 190
+    assert [each for each in again.found if each.startswith("reading")] == [
+        "reading the gallery: targets, shard 1 (1.npy)"
+    ]
+
+
+def test_a_damaged_file_in_the_workspace_is_done_again(folder, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        fit(folder, Serial(3), workspace=tmp_path / "work")
+    damaged = next((tmp_path / "work").rglob("*.npz"))
+    damaged.write_bytes(damaged.read_bytes()[:50])
+    assert fit(folder, workspace=tmp_path / "work").fingerprint == fit(folder).fingerprint
+
+
+def test_nothing_is_left_in_the_temporary_folder(folder, tmp_path, monkeypatch):
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    fit(folder)
+    with pytest.raises(KeyboardInterrupt):
+        fit(folder, Serial(3))
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_two_runs_in_one_workspace(tmp_path):
+    with Workspace(tmp_path / "work"), pytest.raises(ClusterError, match="another run is at work in"):
+        Workspace(tmp_path / "work")
+
+
+def test_a_workspace_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ClusterError, match="cannot write in"):
+        Workspace(tmp_path / "file" / "work")
+
+
+def test_files_of_others_in_the_workspace_stay(folder, tmp_path):
+    (tmp_path / "work" / "mine").mkdir(parents=True)
+    fit(folder, workspace=tmp_path / "work")
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["mine"]
+
+
+def test_ctrl_c_cancels_what_was_sent(folder):
+    sent: list[Future] = []
+
+    class Pending(Executor):
+        def submit(self, fn, /, *args):
+            sent.append(Future())
+            if len(sent) == 4:
+                raise KeyboardInterrupt
+            return sent[-1]
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(folder, Pending())
+    assert [future.cancelled() for future in sent[:3]] == [True] * 3
+
+
+def test_progress_tells_shards_and_targets(folder):
+    told: list[tuple[str, int, int]] = []
+    fit(folder, progress=lambda *each: told.append(each))
+    whole = [(what, done, total) for what, done, total in told if what == "offsets, 4 shards"]
+    assert whole == [("offsets, 4 shards", done, 200) for done in (50, 100, 150, 200)]
+
+
+@pytest.mark.parametrize("name", ["shards", "workspace"])
+def test_what_is_for_workers_is_refused_without_them(name, tmp_path):
+    with pytest.raises(InputError, match=f"^{name}= is for the workers of an executor: pass executor=, too"):
+        hubplugin.fit(BANK, targets=BANK, **{name: 3 if name == "shards" else tmp_path})
+
+
+def test_what_has_come_is_kept_where_the_caller_stops(folder, tmp_path):
+    def stop(what, done, total):
+        if what.startswith("offsets") and done > 50:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(folder, progress=stop, workspace=tmp_path / "work")
+    assert len(list((tmp_path / "work").glob("offsets-*/*.npz"))) == 4
