@@ -11,12 +11,12 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from hubplugin.errors import StoreError
+from hubplugin.errors import EmptyInput, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting, Value
 from hubplugin.quarantine import Quarantine
 from hubplugin.recording import Recorded, read
-from hubplugin.vectors import Progress
+from hubplugin.vectors import Progress, Shard, Vectors, spool
 
 Id: TypeAlias = int | str
 
@@ -107,6 +107,34 @@ class Explanation:
     request: Mapping[str, object] = field(default_factory=dict)
 
 
+class StoreShard(Shard):
+    """A part of a store, such as a range of ids, as other machines read it. No two parts share a target, and all parts
+    together have every target, also one that comes later."""
+
+    @abstractmethod
+    def scan(self) -> Iterator[Batch]:
+        """Its targets, as `Store.scan` has them."""
+
+    def vectors(self) -> Vectors | None:
+        try:
+            return spool((batch.vectors for batch in self.scan()), self.name)
+        except EmptyInput:
+            return None
+
+
+class Share(ABC):
+    """A `Writing` that its coordinator has begun, for other machines to take part in: a small value that travels.
+
+    key: the same whenever the same model is written to the same store.
+    """
+
+    key: str
+
+    @abstractmethod
+    def joined(self, shard: StoreShard) -> tuple[Store, Writing, OffsetModel]:
+        """The store, the writing of `shard` alone, which is not to be activated, and its model."""
+
+
 class Writing(ABC):
     """The offsets of one model on their way into a store. `Store.begin` returns it, and a `with` ends it:
 
@@ -140,6 +168,13 @@ class Writing(ABC):
     @abstractmethod
     def activate(self) -> None:
         """Makes this version the one that searches use, in one step. The one before is kept; see `Store.return_to`."""
+
+    def settle(self) -> None:  # noqa: B027
+        """Waits until all that was written is there."""
+
+    def share(self) -> Share:
+        """What lets other machines write. Raises StoreError where they cannot."""
+        raise StoreError("this store is written by one process")
 
     def close(self) -> None:  # noqa: B027
         """Releases what was held. What is half-written stays for the next run to go on with."""
@@ -207,6 +242,11 @@ class Store(ABC):
         share, rng = count / max(self.count(), 1), np.random.default_rng()
         for batch in self.scan():
             yield batch.some(np.flatnonzero(rng.random(len(batch.ids)) < share))
+
+    def shards(self, count: int | None) -> Sequence[StoreShard]:
+        """About `count` parts that other machines can read; by default as many as have 250,000 targets each. Raises
+        StoreError where they cannot."""
+        raise StoreError(f"{self.url}: other machines cannot read it in parts")
 
     def require_ungrouped(self, group_by: str | None) -> None:
         """Raises StoreError if targets that have nothing but a vector are to be grouped."""

@@ -96,10 +96,19 @@ class IndexFile:
         """What the index adds to an offset by itself."""
         return NormBias(self.handler, self.metric is Metric.COSINE)
 
-    def scan(self, first: int = 0) -> Iterator[Batch]:
-        """The entries from row `first` on, each id an `Entry`, with the offsets in the index."""
-        row = first
+    @property
+    def stamp(self) -> str:
+        """What the file system says of the file."""
+        found = self.path.stat()
+        return f"{found.st_size}|{found.st_mtime_ns}"
+
+    def scan(self, first: int = 0, stop: int | None = None) -> Iterator[Batch]:
+        """The entries from row `first` on, or up to `stop`, each id an `Entry`, with the offsets in the index."""
+        row, end = first, self.handler.count if stop is None else stop
         for vectors, offsets in self.handler.scan(row, block_rows(int(self.index.d))):
+            if row >= end:
+                return
+            vectors, offsets = vectors[: end - row], None if offsets is None else offsets[: end - row]
             if self.unit and not self.handler.is_upgraded():
                 require_unit(vectors, self.url, row)
             ids = []

@@ -20,6 +20,7 @@ from hubplugin_faiss.file_reader import beside
 from hubplugin_faiss.files import HALF
 from hubplugin_faiss.index_file import IndexFile
 from hubplugin_faiss.kept_versions import KeptVersions
+from hubplugin_faiss.shards import FaissShard, divided
 from hubplugin_faiss.writing import FaissWriting, PendingOffsets
 
 
@@ -59,6 +60,25 @@ class FaissStore(Store):
 
     def sample(self, count: int) -> Iterator[Batch]:
         return self._file.sample(count)
+
+    def shards(self, count: int | None) -> list[FaissShard]:
+        """Ranges of rows. The machines that read them see the same file system."""
+        return divided(self._file, count)
+
+    @property
+    def stamp(self) -> str:
+        return self._file.stamp
+
+    def scan_rows(self, start: int, stop: int) -> Iterator[Batch]:
+        """`scan` of some rows."""
+        return self._file.scan(start, stop)
+
+    def joined(self, fingerprint: str, rows: range) -> tuple[FaissWriting, OffsetModel]:
+        """The part for some rows of a writing that another process has begun, and its model."""
+        model = PendingOffsets(self._file).model()
+        if model is None or model.fingerprint != fingerprint:
+            raise StoreError(f"{self.url}: another run has begun since, and this one stops; the index is unchanged")
+        return FaissWriting(self._file, model, rows), model
 
     def correction(self) -> Correction | None:
         active = self._file.model()

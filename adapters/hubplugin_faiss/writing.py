@@ -10,12 +10,13 @@ import numpy as np
 
 from hubplugin.errors import ModelFileError, StoreError
 from hubplugin.model import OffsetModel, load
-from hubplugin.store import Batch, Writing
+from hubplugin.store import Batch, Share, Writing
 from hubplugin_faiss.checks import require_upgradable
 from hubplugin_faiss.file_reader import beside
 from hubplugin_faiss.file_writer import write_model
 from hubplugin_faiss.index_file import Entry, IndexFile
 from hubplugin_faiss.kept_versions import KeptVersions
+from hubplugin_faiss.shards import FaissShare, url_of
 
 
 class PendingOffsets:
@@ -54,11 +55,12 @@ class PendingOffsets:
 
 
 class FaissWriting(Writing):
-    """The offsets of `model` on their way into `file`."""
+    """The offsets of `model` on their way into `file`. rows: of the entries that `scan` yields; by default all."""
 
-    def __init__(self, file: IndexFile, model: OffsetModel):
+    def __init__(self, file: IndexFile, model: OffsetModel, rows: range | None = None):
         self._file, self._model = file, model
         self._pending, self._versions = PendingOffsets(file), KeptVersions(file)
+        self._rows = range(file.handler.count) if rows is None else rows
         active, half = file.model(), self._pending.model()
         if active is None:
             require_upgradable(file.handler)
@@ -73,9 +75,9 @@ class FaissWriting(Writing):
 
     def scan(self) -> Iterator[Batch]:
         pending = self._pending.array()
-        missing = np.flatnonzero(np.isnan(pending))
-        row = int(missing[0]) if len(missing) else len(pending)
-        for batch in self._file.scan(row):
+        missing = np.flatnonzero(np.isnan(pending[self._rows.start : self._rows.stop]))
+        row = self._rows.start + int(missing[0]) if len(missing) else self._rows.stop
+        for batch in self._file.scan(row, self._rows.stop):
             own = pending[row : row + len(batch.ids)]
             row += len(batch.ids)
             held = batch.offsets if self.found == "active" else np.nan
@@ -85,6 +87,9 @@ class FaissWriting(Writing):
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
         rows = [entry.row for entry in batch.ids if isinstance(entry, Entry)]
         self._pending.array("r+")[rows] = offsets - self._file.norm_bias(batch.vectors)
+
+    def share(self) -> Share:
+        return FaissShare(url_of(self._file), self._file.stamp, self._model.fingerprint)
 
     def activate(self) -> None:
         offsets = self._pending.array()

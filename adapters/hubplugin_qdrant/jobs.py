@@ -67,7 +67,8 @@ def apply(
     return correction.apply(
         store, query_bank, method, target_bank,
         pairs=pairs, same_kind=same_kind, group_by=group_by, robust=robust, force=force, dry_run=dry_run, keep=keep,
-        device=device, memory=memory, progress=progress, embed=embed, **parameters,
+        device=device, memory=memory, progress=progress, embed=embed,
+        executor=None, shards=None, workspace=None, **parameters,
     )  # fmt: skip
 
 

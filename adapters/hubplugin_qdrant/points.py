@@ -13,7 +13,7 @@ from hubplugin.metric import Metric
 from hubplugin.store import Batch, Id
 from hubplugin_qdrant.manifest import KEY, Manifest, Version, augmented_vectors
 from hubplugin_qdrant.stored_offsets import group_of, storage_of, value_at
-from hubplugin_qdrant.transport import Transport, plain_id
+from hubplugin_qdrant.transport import EVERY_ID, IdRange, Transport, plain_id
 from hubplugin_qdrant.versioned_store import VersionedStore
 
 AT_ONCE = 256
@@ -34,9 +34,11 @@ class PointReader:
     group_by: str | None
     undirected: dict[Id | None, list[Id]] = field(default_factory=dict)
 
-    def read(self, transport: Transport, chosen: models.Filter | None = None) -> Iterator[Batch]:
-        """Every point that has the vector, or of the `chosen`, in the order of ids."""
-        for batches in transport.pages(self.batches, self.vectors, self.payload, chosen):
+    def read(
+        self, transport: Transport, chosen: models.Filter | None = None, between: IdRange = EVERY_ID
+    ) -> Iterator[Batch]:
+        """Every point that has the vector, or of the `chosen`, or of those `between` two ids, in the order of ids."""
+        for batches in transport.pages(self.batches, self.vectors, self.payload, chosen, between):
             yield from batches
 
     @property

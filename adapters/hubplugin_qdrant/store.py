@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, Literal, cast
 from urllib.parse import parse_qsl, urlsplit
 
@@ -29,12 +30,16 @@ from hubplugin_qdrant.manifest import Manifest, Version
 from hubplugin_qdrant.operations import run
 from hubplugin_qdrant.points import PointReader, texts_at
 from hubplugin_qdrant.schema import METRICS, Storage, chosen_storage, chosen_vector, schemas
-from hubplugin_qdrant.transport import Transport
+from hubplugin_qdrant.shards import QdrantShard, divided, require_url
+from hubplugin_qdrant.transport import EVERY_ID, IdRange, Transport, plain_id
 from hubplugin_qdrant.versioned_store import VersionedStore
 from hubplugin_qdrant.writing import QdrantWriting
 
 FORMULAS = (1, 14)
 """The oldest version of the server supported: the first whose formulas add offsets to scores."""
+
+
+NO_QUERIES = np.empty((0, 0), np.float32)
 
 
 class QdrantStore(VersionedStore):
@@ -101,10 +106,27 @@ class QdrantStore(VersionedStore):
 
     def scan(self, group_by: str | None = None) -> Iterator[Batch]:
         """Every point that has the vector, in the order of ids. A vector of length 0 has no cosine and is left out."""
+        return self.scan_between(EVERY_ID, group_by)
+
+    def scan_between(self, between: IdRange, group_by: str | None = None) -> Iterator[Batch]:
+        """`scan` of the points between two ids."""
         manifest = self.metadata.read_manifest()
         version = manifest.active.get(self.using)
         key = group_by or (version.group_by if version is not None else None)
-        return PointReader(self, manifest, version, key).read(self._transport)
+        return PointReader(self, manifest, version, key).read(self._transport, between=between)
+
+    def shards(self, count: int | None) -> list[QdrantShard]:
+        """Ranges of ids, of as many points each: all ids are read for it."""
+        require_url(self.url)
+        pages = self._transport.pages(lambda records: [plain_id(record.id) for record in records])
+        return divided(self.url, chain.from_iterable(pages), self.count(), count)
+
+    def joined(self, version: Version, between: IdRange) -> QdrantWriting:
+        """The part between two ids of a writing that another process has begun."""
+        schema = self._schemas[version.storage]
+        writing = QdrantWriting(self, version, "half-written", schema, NO_QUERIES, None)
+        writing.between = between
+        return writing
 
     def sample(self, count: int) -> Iterator[Batch]:
         manifest = self.metadata.read_manifest()

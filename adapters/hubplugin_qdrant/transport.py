@@ -48,6 +48,11 @@ POLL_SECONDS = 0.5
 SMALLER = (Fault.TOO_LARGE, Fault.LATE, Fault.LIMITED)
 """Faults of a write that one of fewer points may not have."""
 
+IdRange: TypeAlias = tuple[PointId | None, PointId | None]
+"""Ids from the first on and below the second; None is no bound."""
+
+EVERY_ID: IdRange = (None, None)
+
 logger = logging.getLogger("hubplugin_qdrant")
 
 Answer = TypeVar("Answer")
@@ -124,11 +129,14 @@ class Transport:
         with_vectors: list[str] | bool = False,
         with_payload: list[str] | bool = False,
         chosen: models.Filter | None = None,
+        between: IdRange = EVERY_ID,
     ) -> Iterator[Page]:
-        """All points, or the `chosen`, in the order of ids, page by page as `turned` makes them."""
+        """All points, or the `chosen`, or those `between` two ids, in the order of ids, page by page as `turned` makes
+        them."""
+        first, last = between
 
         def pages() -> Iterator[Page]:
-            offset: PointId | None = None
+            offset: PointId | None = first
             more = True
             while more:
                 with self.one_line("reading"):
@@ -141,8 +149,10 @@ class Transport:
                         with_vectors=with_vectors,
                         with_payload=with_payload,
                     )
-                yield turned(records)
                 more = offset is not None
+                if last is not None and records and _rank(records[-1].id) >= _rank(last):
+                    records, more = [record for record in records if _rank(record.id) < _rank(last)], False
+                yield turned(records)
 
         return pages() if self.is_local else read_ahead(pages())
 
@@ -240,6 +250,11 @@ class Transport:
 def plain_id(point: Id | uuid.UUID) -> Id:
     """The id of a point as a number or text."""
     return point if isinstance(point, int) else str(point)
+
+
+def _rank(point: PointId) -> tuple[int, int]:
+    """Where an id stands in the order in which a server lists them: numbers, then UUIDs."""
+    return (0, point) if isinstance(point, int) else (1, uuid.UUID(str(point)).int)
 
 
 def _patience_is_over(state: RetryCallState) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from hubplugin.store import Batch, Found, Id
+from hubplugin.store import Batch, Found, Id, Share
 from hubplugin.vectors import Progress
 from hubplugin_qdrant.changes import can_tell, changed_ids
 from hubplugin_qdrant.manifest import Version
@@ -14,14 +14,16 @@ from hubplugin_qdrant.points import PointReader
 from hubplugin_qdrant.requests.offsets_in_writes import chunks
 from hubplugin_qdrant.requests.selectors import having, lacking_offset
 from hubplugin_qdrant.schema import Schema
+from hubplugin_qdrant.shards import QdrantShare
 from hubplugin_qdrant.stored_offsets import storage_of
 from hubplugin_qdrant.streams import read_ahead
+from hubplugin_qdrant.transport import EVERY_ID, IdRange
 from hubplugin_qdrant.versioned_store import VersionedStore, VersionWriting
 
 
 class QdrantWriting(VersionWriting):
     """The offsets of `version` on their way into the collection of `schema`. queries: [m, d], with which its search is
-    calibrated. progress: told of what comes after the last write."""
+    calibrated. progress: told of what comes after the last write. between: ids of the points that `scan` yields."""
 
     def __init__(
         self,
@@ -34,13 +36,14 @@ class QdrantWriting(VersionWriting):
     ):
         super().__init__(store, version, found)
         self._progress: Progress = progress or (lambda what, done, total: None)
+        self.between: IdRange = EVERY_ID
         self._schema, self._transport, self._queries = schema, schema.transport, queries
         self._undirected: dict[Id | None, list[Id]] = {}  # points of length 0 that are not neutral, by shard key
         self._others: set[Id] = set()  # points that others have written since they were read
 
     def scan(self) -> Iterator[Batch]:
         """Every point: one that came meanwhile may stand before those that are written."""
-        yield from self._reader().read(self._transport)
+        yield from self._reader().read(self._transport, between=self.between)
 
     def changed(self, read: Iterable[Batch]) -> Iterator[Batch]:
         """What others have written since `read`: once seen, a point is read each time. All, where a server cannot tell,
@@ -72,12 +75,18 @@ class QdrantWriting(VersionWriting):
         items = list(zip(batch.ids, storage_of(self.version).values(batch.vectors, offsets), strict=True))
         self._transport.submit(lambda: self._schema.write(self.version, items, batch.place))
 
-    def finished(self) -> Version:
+    def settle(self) -> None:
         self._transport.settle()
         self.undisturbed()
         for shard_key, points in self._undirected.items():
             neutral = storage_of(self.version).neutral()
             self._schema.write(self.version, [(point, neutral) for point in points], shard_key)
+
+    def share(self) -> Share:
+        return QdrantShare(self.store.url, self.version.model_dump_json())
+
+    def finished(self) -> Version:
+        self.settle()
         with self._transport.one_line("activating"):
             return self._schema.finish(self.version, self._queries, self._progress)
 

@@ -9,6 +9,7 @@ import typer
 from hubplugin.cli.figures import of_applied, of_version
 from hubplugin.cli.frame import Answer, command, progress_shown
 from hubplugin.cli.options import (
+    Dask,
     Device,
     Keep,
     Memory,
@@ -16,13 +17,16 @@ from hubplugin.cli.options import (
     ReportFile,
     SameKind,
     Settings,
+    Shards,
     StoreUrl,
     TargetBank,
     TargetNames,
+    Workspace,
     parameters_of,
     require_files,
     vectors,
     write_report,
+    workers,
 )
 from hubplugin.cli.queries import Clicks, Embed, Field, GivenQueries, Queries
 from hubplugin.store import KEEP
@@ -63,6 +67,9 @@ def apply(
     keep: Keep = KEEP,
     names: TargetNames = None,
     report: ReportFile = None,
+    executor: Dask = None,
+    shards: Shards = None,
+    workspace: Workspace = None,
     device: Device = "auto",
     memory: Memory = "1GiB",
 ) -> Answer:
@@ -78,14 +85,15 @@ def apply(
     from hubplugin.jobs.correction import apply
 
     parameters = parameters_of(method, settings)
-    with progress_shown() as progress:
+    with workers(executor) as engine, progress_shown() as progress:
         bank = given.bank(opened, progress)
         known = given.pairs(bank, pairs, target_bank)
         applied = apply(
             opened, bank, method, second,
             pairs=known, same_kind=same_kind, group_by=group_by, robust=robust,
             force=force, dry_run=dry_run, keep=keep,
-            device=device, memory=memory, progress=progress, embed=None, **parameters,
+            device=device, memory=memory, progress=progress, embed=None,
+            executor=engine, shards=shards, workspace=workspace, **parameters,
         )  # fmt: skip
     if report is not None:
         _report(applied, opened, called, report)

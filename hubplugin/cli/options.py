@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,6 +54,16 @@ SameKind = Annotated[
 Keep = Annotated[
     int, typer.Option(min=0, help="How many versions stay beside the new one, for rollback; each takes as much space.")
 ]
+Dask = Annotated[
+    str | None,
+    typer.Option(
+        "--dask", metavar="ADDRESS", help="Read, fit and write on a Dask cluster: tcp://scheduler:8786 (docs/scale.md)."
+    ),
+]
+Shards = Annotated[int | None, typer.Option(help="With --dask: into how many parts the store is divided.")]
+Workspace = Annotated[
+    str | None, typer.Option(metavar="FOLDER", help="With --dask: where a run that was cut off is taken up.")
+]
 Device = Annotated[str, typer.Option(help="auto is cuda, then mps, then cpu.")]
 Memory = Annotated[str, typer.Option(help="Bounds the similarities held at one time.")]
 
@@ -75,6 +86,18 @@ def require_files(read: Sequence[str | None], written: Sequence[Path | None]) ->
     for path in written:
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             raise InputError(f"cannot write {str(path)!r}: expected a file in a folder that is there")
+
+
+@contextmanager
+def workers(dask: str | None) -> Iterator[Any]:
+    """The executor on the Dask cluster at an address, None without one."""
+    if dask is None:
+        yield None
+        return
+    from hubplugin.cluster import dask_cluster
+
+    with dask_cluster(dask) as executor:
+        yield executor
 
 
 def parameters_of(method: str, settings: list[str] | None) -> dict[str, Setting]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,7 +11,7 @@ from hubplugin.jobs.unjudged import Unjudged, offsets_of_all
 from hubplugin.methods.robust import floor_of
 from hubplugin.model import GroupedModel, OffsetModel
 from hubplugin.reductions import Compute
-from hubplugin.store import Batch, Store
+from hubplugin.store import Batch, Store, Writing
 
 BINS = 40
 """Of the distribution of the stored offsets."""
@@ -86,6 +87,18 @@ class Comparison:
         """`batch` is finished with."""
         self.scanned += len(batch.ids)
         self.compute.report(self.what, min(self.scanned, self._total), self._total)
+
+
+def one_pass(comparison: Comparison, writing: Writing, batches: Iterable[Batch]) -> Comparison:
+    """Writes the offsets of `batches` that are missing or differ."""
+    for batch in batches:
+        offsets, wrong = comparison.offsets(batch)
+        if wrong.all():
+            writing.write(batch, offsets)
+        elif wrong.any():
+            writing.write(batch.some(np.flatnonzero(wrong)), offsets[wrong])
+        comparison.done(batch)
+    return comparison
 
 
 def compared(store: Store, model: OffsetModel, compute: Compute, what: str) -> Comparison:

@@ -3,19 +3,24 @@ are kept the store's."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from concurrent.futures import Executor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 
+from hubplugin.cluster import Workspace, require_executor
 from hubplugin.errors import InputError, Parameter
 from hubplugin.jobs.comparison import compared, group_key
 from hubplugin.jobs.groups import fit_within
 from hubplugin.jobs.reach import require_reach
+from hubplugin.jobs.sharded_store import ShardedStore
 from hubplugin.jobs.spooled_gallery import SpooledGallery
-from hubplugin.jobs.writing import Applied, usable, write, written
+from hubplugin.jobs.writing import Applied, usable, written
 from hubplugin.methods import FitInput, Method, asked_for
 from hubplugin.methods.robust import bounded
 from hubplugin.model import OffsetModel, Setting, Value
+from hubplugin.reductions import Compute
 from hubplugin.selection import (
     Banks,
     Experiment,
@@ -48,6 +53,9 @@ def apply(
     memory: int | str = "1GiB",
     progress: Progress | None = None,
     embed: Embed = None,
+    executor: Executor | None = None,
+    shards: int | None = None,
+    workspace: str | os.PathLike[str] | None = None,
     **parameters: Setting,
 ) -> Applied:
     """Fits offsets on everything in `store`, writes them, and activates them in one step.
@@ -62,28 +70,53 @@ def apply(
     with its own model, if it is started again with the same banks, method and parameters; method="auto" chooses again
     first. dry_run=True does all of it but the writing, and counts what would be written. keep: how many versions stay
     beside the new one, for `rollback`: one, because each takes as much space as the first and is kept up by writes.
+    executor, shards, workspace: as in `hubplugin.fit`; the workers of the executor write, too (docs/scale.md).
     Raises InputError for banks or parameters, StoreError for the store; searches are unchanged in every case.
     """
     bank = bank_for(store, query_bank, embed, progress, group_by if robust else None)
     compute = usable(device, memory, progress, keep)
     configuration = asked_for(method, parameters, apply)
     banks = Banks.read(bank, target_bank, pairs, store.metric, compute, same_kind)
+    if require_executor(executor, shards, workspace):
+        _require_by_shards(banks, group_by, robust)
+    _require_usable(store, banks, configuration, force)
+    cut_off = None if dry_run else _cut_off(store, configuration, banks.given, group_by, robust)
+    with ExitStack() as held:
+        gallery: SpooledGallery | ShardedStore
+        if executor is not None:
+            gallery = ShardedStore(store, shards, executor, held.enter_context(Workspace(workspace)), compute)
+        elif cut_off is None:
+            gallery = SpooledGallery(store, progress, group_by, banks.clicks)
+        if cut_off is not None:
+            return written(store, cut_off, None if executor is None else gallery, compute, keep)
+        fitted = _fitted(banks.against(gallery.vectors, gallery.rows), configuration, gallery, group_by, force, robust)
+        if not force and group_by is None:
+            require_reach(fitted.model, bank, gallery.vectors, compute)
+        if dry_run:
+            return _unwritten(store, fitted, compute)
+        done = written(store, fitted.model, gallery, compute, keep)
+        return replace(done, neutral=fitted.neutral, judgement=fitted.judgement)
+
+
+def _require_by_shards(banks: Banks, group_by: str | None, robust: bool) -> None:
+    """Raises InputError for what needs all targets in one place."""
+    if group_by is not None or banks.clicks is not None or robust:
+        what = "clicks" if banks.clicks is not None else "groups" if group_by is not None else "a bound"
+        raise InputError(f"{what} need all targets in one process: leave ", Parameter("executor"), " out")
+
+
+def _require_usable(store: Store, banks: Banks, configuration: Method | None, force: bool) -> None:
+    """Raises what can be told before the gallery is read."""
     if configuration is not None:
         configuration.require_banks(banks.given)
     if not store.count():
         raise InputError(f"{store.url} is empty; add vectors, then correct it")
     if not force:
         require_size(banks, configuration)
-    cut_off = None if dry_run else _cut_off(store, configuration, banks.given, group_by, robust)
-    if cut_off is not None:
-        return write(store, cut_off, device=device, memory=memory, progress=progress, keep=keep)
-    gallery = SpooledGallery(store, progress, group_by, banks.clicks)
-    fitted = _fitted(banks.against(gallery.vectors, gallery.rows), configuration, gallery, group_by, force, robust)
-    if not force and group_by is None:
-        require_reach(fitted.model, bank, gallery.vectors, compute)
-    if not dry_run:
-        done = written(store, fitted.model, gallery, compute, keep)
-        return replace(done, neutral=fitted.neutral, judgement=fitted.judgement)
+
+
+def _unwritten(store: Store, fitted: _Fitted, compute: Compute) -> Applied:
+    """What writing would do."""
     beside = compared(store, fitted.model, compute, "comparing offsets")
     return Applied(
         fitted.model, beside.scanned, beside.missing, beside.stale, False,
@@ -123,7 +156,7 @@ class _Fitted:
 def _fitted(
     banks: Banks,
     configuration: Method | None,
-    gallery: SpooledGallery,
+    gallery: SpooledGallery | ShardedStore,
     group_by: str | None,
     force: bool,
     robust: bool,
@@ -142,6 +175,7 @@ def _fitted(
     if group_by is None:
         model = configuration.fit(banks.given)
         return _Fitted(bounded(model, banks.given) if robust else model, judgement)
+    assert isinstance(gallery, SpooledGallery)
     model, neutral = fit_within(banks, configuration, group_by, gallery.groups(), force)
     return _Fitted(model, neutral=neutral)
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from hubplugin.errors import InputError, Parameter, StoreError
-from hubplugin.jobs.comparison import Comparison, compared
+from hubplugin.jobs.comparison import Comparison, compared, one_pass
+from hubplugin.jobs.sharded_store import ShardedStore, WrittenByShards
 from hubplugin.jobs.spooled_gallery import SpooledGallery
 from hubplugin.jobs.unjudged import Unjudged
 from hubplugin.model import OffsetModel, Value, warn_if_swapped
 from hubplugin.reductions import Compute
 from hubplugin.selection import Judgement
-from hubplugin.store import KEEP, Batch, Store
+from hubplugin.store import KEEP, Store
 from hubplugin.vectors import Progress
 
 CLOSING_PASSES = 3
@@ -104,31 +103,28 @@ def write(
 
 
 def written(
-    store: Store, model: OffsetModel, gallery: SpooledGallery | None, compute: Compute, keep: int = KEEP
+    store: Store, model: OffsetModel, gallery: SpooledGallery | ShardedStore | None, compute: Compute, keep: int = KEEP
 ) -> Applied:
-    """`write`, of what was just read from the store, the `gallery`, where there is one."""
+    """`write`, of what was just read from the store, the `gallery`, where there is one; by its workers, where it has
+    some."""
 
-    def one_pass(what: str, batches: Iterable[Batch]) -> Comparison:
-        """Writes the offsets that are missing or differ."""
-        comparison = Comparison(store, model, compute, what, first=writing.found != "active")
-        for batch in batches:
-            offsets, wrong = comparison.offsets(batch)
-            if wrong.all():
-                writing.write(batch, offsets)
-            elif wrong.any():
-                writing.write(batch.some(np.flatnonzero(wrong)), offsets[wrong])
-            comparison.done(batch)
-        return comparison
+    def once(closing: bool) -> Comparison | WrittenByShards:
+        is_new = writing.found != "active"
+        if isinstance(gallery, ShardedStore):
+            return gallery.written(writing.share(), compute, closing, is_new)
+        read = gallery if store.shared and writing.found == "nothing" else None
+        what = "closing" if closing else "writing offsets"
+        batches = writing.scan() if read is None else writing.changed(read.batches()) if closing else read.batches()
+        return one_pass(Comparison(store, model, compute, what, first=is_new), writing, batches)
 
     active = next((version for version in store.versions() if version.state == "active"), None)
     replaces = active is not None and active.model != model.fingerprint
     if replaces:
         store.prune(max(keep - 1, 0), compute.progress)
     with store.begin(model, compute.progress) as writing:
-        just_read = gallery if store.shared and writing.found == "nothing" else None
-        first = one_pass("writing offsets", just_read.batches() if just_read else writing.scan())
+        first = once(closing=False)
         for _ in range(CLOSING_PASSES if store.shared and writing.found != "active" else 0):
-            again = one_pass("closing", writing.changed(just_read.batches()) if just_read else writing.scan())
+            again = once(closing=True)
             if not again.missing + again.stale:
                 break
         writing.activate()

@@ -1,0 +1,183 @@
+"""A store is read, fitted on and written by shards, and searched as if one process had done it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+
+import hubplugin
+from hubplugin.errors import InputError, StoreError
+from hubplugin_faiss.shards import _opened
+from hubplugin_qdrant.transport import _rank
+from tests.cluster.conftest import Serial
+
+
+@pytest.fixture
+def bank(real):
+    return real["bank_queries"][:500]
+
+
+@pytest.fixture
+def index_file(tmp_path, gallery):
+    def made(name: str, factory: str = "Flat") -> str:
+        vectors = np.tile(gallery.astype(np.float32), (2, 1))
+        vectors += 1e-3 * np.random.default_rng(0).normal(size=vectors.shape).astype(np.float32)
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        index = faiss.index_factory(vectors.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
+        index.train(vectors)
+        index.add(vectors)
+        faiss.write_index(index, str(tmp_path / name))
+        return f"faiss:{tmp_path / name}"
+
+    _opened.cache_clear()
+    return made
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF8,SQfp16"])
+def test_a_faiss_file_by_shards_is_searched_as_by_one_process(factory, index_file, bank, real, serial):
+    one, other = (
+        hubplugin.open_store(index_file("one.faiss", factory)),
+        hubplugin.open_store(index_file("b.faiss", factory)),
+    )
+    alone = hubplugin.apply(one, bank)
+    shared = hubplugin.apply(other, bank, executor=serial, shards=3)
+    assert (shared.scanned, shared.missing, shared.stale) == (alone.scanned, alone.missing, alone.stale)
+    assert str(shared.judgement) == str(alone.judgement)
+    queries = real["test_queries"][:50].astype(np.float32)
+    expected, found = one.search(queries, 5), other.search(queries, 5)
+    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-5)
+    np.testing.assert_allclose(
+        np.concatenate([batch.offsets for batch in other.scan()]),
+        np.concatenate([batch.offsets for batch in one.scan()]),
+        atol=1e-5,
+    )
+    assert sum("writing offsets" in each for each in serial.found) == 3
+
+
+def test_writing_that_was_cut_off_is_taken_up_by_the_shards_that_are_left(index_file, bank, tmp_path):
+    url, work = index_file("a.faiss"), tmp_path / "work"
+    whole = Serial()
+    before = Path(url.removeprefix("faiss:")).read_bytes()
+    hubplugin.apply(hubplugin.open_store(index_file("b.faiss")), bank, executor=whole, shards=3)
+    with pytest.raises(KeyboardInterrupt):
+        hubplugin.apply(
+            hubplugin.open_store(url), bank, executor=Serial(len(whole.found) - 1), shards=3, workspace=work
+        )
+    assert Path(url.removeprefix("faiss:")).read_bytes() == before  # searches are unchanged
+    _opened.cache_clear()
+    rest, store = Serial(), hubplugin.open_store(url)
+    hubplugin.apply(store, bank, executor=rest, shards=3, workspace=work)
+    assert len(rest.found) == 1
+    assert store.correction().active
+    assert not work.exists()
+    assert not [path.name for path in tmp_path.iterdir() if path.suffix in (".offsets", ".new", ".tmp")]
+
+
+def test_a_file_that_another_program_changes_meanwhile(index_file, bank):
+    url = index_file("a.faiss")
+    store = hubplugin.open_store(url)
+    planned = store.shards(3)
+    index_file("a.faiss", "SQ8")
+    with pytest.raises(StoreError, match="the file was changed by another program meanwhile; run it again"):
+        list(planned[1].scan())
+
+
+def test_a_fit_on_a_store_in_shards(index_file, bank, serial):
+    store = hubplugin.open_store(index_file("a.faiss"))
+    expected, found = hubplugin.fit(bank, targets=store), hubplugin.fit(bank, targets=store, executor=serial, shards=3)
+    assert found.gallery.count == expected.gallery.count
+    assert found.gallery.deviation == pytest.approx(expected.gallery.deviation, abs=1e-5)
+
+
+def test_what_is_for_one_process_alone(index_file, bank, serial):
+    store = hubplugin.open_store(index_file("a.faiss"))
+    with pytest.raises(InputError, match="clicks need all targets in one process: leave executor= out"):
+        hubplugin.apply(store, bank, pairs=list(range(len(bank))), executor=serial)
+
+
+def test_a_local_collection_is_for_one_process(tmp_path, bank, gallery, serial):
+    from qdrant_client import QdrantClient, models
+
+    client = QdrantClient(path=str(tmp_path))
+    client.create_collection("c", vectors_config=models.VectorParams(size=384, distance=models.Distance.COSINE))
+    client.upsert("c", models.Batch(ids=list(range(200)), vectors=gallery[:200].astype(float).tolist()))
+    client.close()
+    with pytest.raises(StoreError, match="other machines cannot open it"):
+        hubplugin.apply(hubplugin.open_store(f"qdrant-local:{tmp_path}/c"), bank, force=True, executor=serial)
+
+
+def test_ids_stand_in_the_order_in_which_a_server_lists_them():
+    uuids = ["00000000-0000-0000-0000-000000000002", "f0000000-0000-0000-0000-000000000000"]
+    assert sorted([*uuids, 3, 10**18, 0], key=_rank) == [0, 3, 10**18, *uuids]
+
+
+@pytest.fixture
+def collection(monkeypatch, gallery):
+    """A store that workers seem to open by its URL; half of the ids are numbers, half are UUIDs."""
+    import uuid
+
+    from qdrant_client import QdrantClient, models
+
+    from hubplugin_qdrant.store import QdrantStore
+
+    client, vectors = QdrantClient(":memory:"), gallery[:900].astype(np.float32)
+    dice = np.random.default_rng(3)
+    ids = [
+        *dice.choice(10**6, 450, replace=False).tolist(),
+        *(str(uuid.UUID(bytes=dice.bytes(16))) for _ in range(450)),
+    ]
+
+    def made(name: str) -> QdrantStore:
+        client.create_collection(name, vectors_config=models.VectorParams(size=384, distance=models.Distance.COSINE))
+        client.upsert(name, models.Batch(ids=ids, vectors=vectors.tolist()))
+        return opened(f"qdrant://here/{name}")
+
+    def opened(url: str) -> QdrantStore:
+        return QdrantStore(client, url.rpartition("/")[2], url=url)
+
+    monkeypatch.setattr("hubplugin_qdrant.shards._opened", opened)
+    return made
+
+
+def offsets_of(store) -> dict[int | str, float]:
+    return {
+        each: value for batch in store.scan() for each, value in zip(batch.ids, batch.offsets.tolist(), strict=True)
+    }
+
+
+def test_ranges_of_ids_have_every_point_once(collection):
+    store = collection("a")
+    everything = [each for batch in store.scan() for each in batch.ids]
+    for count in (1, 4, 7):
+        shards = store.shards(count)
+        assert len(shards) == count
+        assert [each for shard in shards for batch in shard.scan() for each in batch.ids] == everything
+
+
+def test_a_collection_by_shards_has_the_offsets_of_one_process(collection, bank, serial):
+    one, other = collection("a"), collection("b")
+    alone = hubplugin.apply(one, bank)
+    shared = hubplugin.apply(other, bank, executor=serial, shards=4)
+    assert (shared.scanned, shared.missing, shared.stale) == (alone.scanned, alone.missing, alone.stale)
+    expected, found = offsets_of(one), offsets_of(other)
+    assert list(found) == list(expected)
+    np.testing.assert_allclose(list(found.values()), list(expected.values()), atol=1e-5)
+    assert other.correction().active
+
+
+def test_a_second_coordinator_takes_over_and_the_first_activates_nothing(collection, bank, serial):
+    store = collection("a")
+    model = hubplugin.fit(bank, targets=store)
+    other = hubplugin.fit(bank[:300], targets=store)
+    with store.begin(model) as first, store.begin(other) as second:
+        shard = store.shards(1)[0]
+        joined, writing, _ = first.share().joined(shard)
+        with pytest.raises(StoreError, match="another run has begun since, and this one stops"), writing:
+            list(writing.scan())
+        with pytest.raises(StoreError, match="another run has begun since"):
+            first.activate()
+        second.close()
+    assert not joined.correction().active
