@@ -1,0 +1,130 @@
+"""A fit in shards beside a fit in one process: time, memory of a worker, and what a sample of the targets costs.
+
+    python -m benchmarks.cluster [--targets 1000000] [--dim 384] [--bank 2000] [--shards 8] [--workers 2] [--turns 1]
+    python -m benchmarks.cluster --targets 10000000 --dim 64 --no-alone        # in shards only
+    python -m benchmarks.cluster --sample 100000 --sample 200000               # their error, beside all targets
+
+Vectors are drawn around 200 centres of unequal weight, which makes hubs, shard by shard: nothing is held here.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from numpy.lib.format import open_memmap
+
+import hubplugin
+from hubplugin.cluster import DaskExecutor
+
+CENTRES, BLOCK = 200, 16_384
+
+
+def drawn(rng: np.random.Generator, centres: np.ndarray, rows: int) -> np.ndarray:
+    weights = 1 / np.arange(1, len(centres) + 1)
+    near = centres[rng.choice(len(centres), rows, p=weights / weights.sum())]
+    vectors = near + 0.8 / np.sqrt(centres.shape[1]) * rng.normal(size=near.shape).astype(np.float32)
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def written(folder: Path, targets: int, dim: int, shards: int) -> np.ndarray:
+    """Writes gallery.npy; returns the centres."""
+    centres = np.random.default_rng(0).normal(size=(CENTRES, dim)).astype(np.float32)
+    centres /= np.linalg.norm(centres, axis=1, keepdims=True)
+    gallery = open_memmap(folder / "gallery.npy", "w+", np.float32, (targets, dim))
+    for start in range(0, targets, BLOCK):
+        rows = min(BLOCK, targets - start)
+        gallery[start : start + rows] = drawn(np.random.default_rng([1, start]), centres, rows)
+    return centres
+
+
+def memory(pid: int) -> tuple[int, int]:
+    """Peak of a process in MiB, and what of it now is no page of a file."""
+    lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return int(lines["VmHWM"].split()[0]) >> 10, int(lines["RssAnon"].split()[0]) >> 10
+
+
+class Watched:
+    """The largest anonymous memory of some processes, looked at four times a second."""
+
+    def __init__(self, pids: list[int]):
+        self.pids, self.largest, self._over = pids, 0, threading.Event()
+        self.before = max(memory(pid)[1] for pid in pids)
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.25):
+            self.largest = max(self.largest, *(memory(pid)[1] for pid in self.pids))
+
+    def told(self) -> str:
+        self._over.set()
+        return f"{self.before} MiB of a worker before, at most {self.largest} MiB at work, pages of files aside"
+
+
+def timed(what: str, fit: Callable[[], hubplugin.OffsetModel]) -> tuple[hubplugin.OffsetModel, float]:
+    started = time.perf_counter()
+    model = fit()
+    seconds = time.perf_counter() - started
+    print(f"{what}: {seconds:.1f} s; load {os.getloadavg()[0]:.1f}", flush=True)
+    return model, seconds
+
+
+def main(
+    targets: int = 1_000_000,
+    dim: int = 384,
+    bank: int = 2000,
+    shards: int = 8,
+    workers: int = 2,
+    turns: int = 1,
+    method: str = "blend",
+    alone: bool = True,
+    sample: Annotated[list[int] | None, typer.Option()] = None,
+    folder: Path | None = None,
+) -> None:
+    from distributed import Client, LocalCluster
+
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        centres = written(Path(place), targets, dim, shards)
+        queries, gallery = drawn(np.random.default_rng(2), centres, bank), Path(place) / "gallery.npy"
+        print(f"{targets:,} targets x {dim}, bank {bank:,}, {shards} shards, {workers} workers, {method}", flush=True)
+        cluster = LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None, memory_limit=0)
+        with cluster, Client(cluster) as client:
+            executor = DaskExecutor(client)
+            pids = list(client.run(os.getpid).values())
+            client.run(_import)
+
+            def by_shards(**more: Any) -> hubplugin.OffsetModel:
+                return hubplugin.fit(queries, method, targets=gallery, executor=executor, shards=shards, **more)
+
+            whole = None
+            for _ in range(turns):
+                watched = Watched(pids)
+                whole, together = timed("in shards", by_shards)
+                print(watched.told(), flush=True)
+                if alone:
+                    one, single = timed("one process", lambda: hubplugin.fit(queries, method, targets=gallery))
+                    print(f"shards take {together / single:.2f} of one process", flush=True)
+                    print(f"gallery: {one.gallery} and {whole.gallery}", flush=True)
+            for size in sample or ():
+                some, _ = timed(f"sample of {size:,}", lambda size=size: by_shards(sample=size))
+                drawn_rows = np.load(gallery, mmap_mode="r")[:: max(targets // 50_000, 1)]
+                assert whole is not None
+                a, b = whole.offsets(drawn_rows), some.offsets(drawn_rows)
+                error, spread = np.abs(a - b), a.std()
+                print(f"sample {size:,}: differs by {error.mean():.2e} on average, {error.max():.2e} at most;", end=" ")
+                print(f"deviation {spread:.2e}, correlation {np.corrcoef(a, b)[0, 1]:.5f}", flush=True)
+
+
+def _import() -> None:
+    import hubplugin.cluster  # noqa: F401
+
+
+if __name__ == "__main__":
+    typer.run(main)
