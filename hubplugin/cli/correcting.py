@@ -25,8 +25,8 @@ from hubplugin.cli.options import (
     parameters_of,
     require_files,
     vectors,
-    write_report,
     workers,
+    write_report,
 )
 from hubplugin.cli.queries import Clicks, Embed, Field, GivenQueries, Queries
 from hubplugin.store import KEEP
@@ -87,12 +87,10 @@ def apply(
     parameters = parameters_of(method, settings)
     with workers(executor) as engine, progress_shown() as progress:
         bank = given.bank(opened, progress)
-        known = given.pairs(bank, pairs, target_bank)
         applied = apply(
             opened, bank, method, second,
-            pairs=known, same_kind=same_kind, group_by=group_by, robust=robust,
-            force=force, dry_run=dry_run, keep=keep,
-            device=device, memory=memory, progress=progress, embed=None,
+            pairs=given.pairs(bank, pairs, target_bank), same_kind=same_kind, group_by=group_by, robust=robust,
+            force=force, dry_run=dry_run, keep=keep, device=device, memory=memory, progress=progress, embed=None,
             executor=engine, shards=shards, workspace=workspace, **parameters,
         )  # fmt: skip
     if report is not None:
