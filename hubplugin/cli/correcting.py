@@ -93,13 +93,14 @@ def apply(
             force=force, dry_run=dry_run, keep=keep, device=device, memory=memory, progress=progress, embed=None,
             executor=engine, shards=shards, workspace=workspace, **parameters,
         )  # fmt: skip
-    if report is not None:
-        _report(applied, opened, called, report)
+    _report(applied, opened, called, report)
     return Answer(f"{opened.url}: {applied}", {"store": opened.url, **of_applied(applied)})
 
 
-def _report(applied: Applied, store: Store, names: Naming | None, path: Path) -> None:
-    """What was applied, and the store as it is then."""
+def _report(applied: Applied, store: Store, names: Naming | None, path: Path | None) -> None:
+    """What was applied, and the store as it is then, to the file `path` where one was asked for."""
+    if path is None:
+        return
     from hubplugin.evaluation.store_reports import page_of_applied
     from hubplugin.jobs.inspection import inspect
 
