@@ -16,6 +16,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from hubplugin.cli.picture import Hub, picture
 from hubplugin.errors import HubpluginError
 from hubplugin.jobs.correction import apply
 from hubplugin.measures.hubness import k_occurrence, skewness
@@ -110,10 +111,12 @@ def run(folder: Path, console: Console | None = None) -> dict[str, tuple[Run, Ru
             f"{name}: the right function is in first place for {first[1].sum()} of {len(data.texts):,} queries, before "
             f"for {first[0].sum()}: {(first[1] & ~first[0]).sum()} won it, {(first[0] & ~first[1]).sum()} lost it."
         )
+    (folder / "before-and-after.svg").write_text(hub_picture(*runs["Faiss"], data), encoding="utf-8")
     console.print(f"\nFitted: {applied.model}\n{time.perf_counter() - started:.0f} seconds. Look at the stores with")
     command = "hubplugin" if shutil.which("hubplugin") else sys.argv[0]  # which `make demo` has not put on PATH
     for url in urls.values():
         console.print(f"  {command} inspect {url}", soft_wrap=True)
+    console.print(f"A picture of the worst hubs: {folder}/before-and-after.svg", soft_wrap=True)
     return runs
 
 
@@ -189,6 +192,20 @@ def hub_table(before: Run, data: ExampleData) -> Table:
         f"Were all found alike, each would be found by {K}; {int((occurrence == 0).sum())} are found by none."
     )
     return table
+
+
+def hub_picture(before: Run, after: Run, data: ExampleData, count: int = 8) -> str:
+    """The worst hubs of the raw index, before and after, as SVG."""
+    raw, corrected = (k_occurrence(run.hits, len(data.names)) for run in (before, after))
+    worst = np.argsort(-raw, kind="stable")[:count]
+    first, then = (f"{100 * (run.ranks() == 1).mean():.1f} %" for run in (before, after))
+    return picture(
+        f"How many of {len(data.texts):,} queries find it among their first {K}",
+        f"before: {first} of the queries have the right answer first",
+        f"after: {then} of the queries have the right answer first",
+        [Hub(shortened(data.names[row], 34), int(raw[row]), int(corrected[row])) for row in worst],
+        K * len(data.texts) / len(data.names),
+    )
 
 
 def gain_table(runs: dict[str, tuple[Run, Run]]) -> Table:
