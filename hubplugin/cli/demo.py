@@ -105,12 +105,8 @@ def run(folder: Path, console: Console | None = None) -> dict[str, tuple[Run, Ru
     console.print("\nThree queries whose own function (✓) stood behind a hub and now comes first:\n")
     for query in captured_queries(*runs["Faiss"]):
         console.print(answer_table(query, data, runs))
-    for name, (before, after) in runs.items():
-        first = [run.ranks() == 1 for run in (before, after)]
-        console.print(
-            f"{name}: the right function is in first place for {first[1].sum()} of {len(data.texts):,} queries, before "
-            f"for {first[0].sum()}: {(first[1] & ~first[0]).sum()} won it, {(first[0] & ~first[1]).sum()} lost it."
-        )
+    for name, pair in runs.items():
+        console.print(f"{name}: {won_and_lost(*pair)}")
     (folder / "before-and-after.svg").write_text(hub_picture(*runs["Faiss"], data), encoding="utf-8")
     console.print(f"\nFitted: {applied.model}\n{time.perf_counter() - started:.0f} seconds. Look at the stores with")
     command = "hubplugin" if shutil.which("hubplugin") else sys.argv[0]  # which `make demo` has not put on PATH
@@ -239,6 +235,15 @@ def captured_queries(before: Run, after: Run, count: int = 3) -> list[int]:
     occurrence = k_occurrence(before.hits, len(before.hits))
     freed = np.flatnonzero((before.ranks() > 1) & (after.ranks() == 1))
     return [int(row) for row in freed[np.argsort(-occurrence[before.hits[freed, 0]], kind="stable")][:count]]
+
+
+def won_and_lost(before: Run, after: Run) -> str:
+    """For how many queries the own function comes first, and how many won or lost that."""
+    raw, corrected = before.ranks() == 1, after.ranks() == 1
+    return (
+        f"the right function is in first place for {corrected.sum()} of {len(raw):,} queries, before "
+        f"for {raw.sum()}: {(corrected & ~raw).sum()} won it, {(raw & ~corrected).sum()} lost it."
+    )
 
 
 def shortened(name: str, length: int = 30) -> str:
