@@ -75,7 +75,7 @@ class Recorder:
     def add(self, queries: VectorLike, text: str | None = None) -> None:
         """One query [d] was asked, or several [m, d]. Never raises.
 
-        Takes about 5 us a query: the bytes are hashed, and almost always dropped. text: that of one query.
+        Takes microseconds a query: the bytes are hashed, and almost always dropped. text: that of one query.
         """
         if self._stop.is_set():
             return
