@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import faiss
 import numpy as np
 
@@ -25,6 +27,9 @@ from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.norm_bias import NormBias
 from hubplugin_faiss.offsets import Resources, offsets_by, upgrade_spec
 from hubplugin_faiss.search_settings import holds_graph
+
+if TYPE_CHECKING:
+    from hubplugin.admission import Admission
 
 
 def upgrade(
@@ -141,6 +146,7 @@ def add(
     model_or_offsets: OffsetModel | OffsetsLike,
     ids: np.ndarray | None = None,
     *,
+    admission: Admission | None = None,
     device: str = "auto",
     memory: int | str = "1GiB",
 ) -> None:
@@ -151,6 +157,7 @@ def add(
         vectors: the new vectors [n, d]; of unit length for a model for cosine.
         model_or_offsets: the model that the index was upgraded with, or offsets [n].
         ids: int64 [n], for an index that has ids of its own.
+        admission: what becomes of vectors that look planted; needs a model. None looks at nothing.
         device: where offsets are computed, as in `hubplugin.fit`.
         memory: how much memory that may take.
 
@@ -171,7 +178,11 @@ def add(
         if unit:
             require_unit(block, given.name)
         coded = handler.coded(block)
-        offsets = Resources(device, memory).offsets(model, coded)
+        names = range(handler.count, handler.count + len(block)) if ids is None else np.asarray(ids).tolist()
+        resources = Resources(device, memory)
+        offsets = (
+            resources.offsets(model, coded) if admission is None else resources.admitted(model, coded, names, admission)
+        )
         offsets = (offsets - NormBias(handler, unit)(coded)).astype(np.float32)
     else:
         offsets = checked_offsets(model_or_offsets, len(block), "the batch")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from hubplugin_faiss.gallery import Gallery
 from hubplugin_faiss.handlers.base import IndexHandler
 from hubplugin_faiss.handlers.norm_bias import NormBias
 
+if TYPE_CHECKING:
+    from hubplugin.admission import Admission
+
 
 @dataclass(frozen=True)
 class Resources:
@@ -35,6 +38,12 @@ class Resources:
     def offsets(self, model: OffsetModel, vectors: np.ndarray) -> np.ndarray:
         """Offsets of `vectors` [b, d] by `model`: float32 [b]."""
         return model.offsets(vectors, device=self.device, memory=self.memory)
+
+    def admitted(self, model: OffsetModel, vectors: np.ndarray, ids: Sequence[int], admission: Admission) -> np.ndarray:
+        """The same of newcomers, as `admission` has them."""
+        from hubplugin.reductions import Compute
+
+        return admission.offsets(model, vectors, ids, Compute(self.device, self.memory))
 
     def report(self, done: int, total: int) -> None:
         if self.progress is not None:
