@@ -129,7 +129,6 @@ def walk(one: Walk) -> None:
 
     told("and back to the version before, in one step")
     one.typed("rollback")
-    one.typed("refresh")  # the targets that have come since that version was active
     one.typed("inspect")
     print(f"\nthe report: {one.folder / 'report.html'}")
 
