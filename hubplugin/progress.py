@@ -1,8 +1,9 @@
-"""Progress bars for whoever sits at a terminal."""
+"""Progress for people: bars on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -20,6 +21,22 @@ from rich.progress import (
 from rich.text import Text
 
 from hubplugin.vectors import Progress as ProgressCallback
+
+LINE_SECONDS = 10.0
+"""Between one line of progress and the next: a log stays short, and nobody takes a job for dead."""
+
+
+def lines(say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> ProgressCallback:
+    """A `Progress` callback that says how far a job is, a line each `LINE_SECONDS`: for where there is no terminal."""
+    last = clock()
+
+    def progress(what: str, done: int, total: int) -> None:
+        nonlocal last
+        if clock() - last >= LINE_SECONDS:
+            last = clock()
+            say(f"{what}: {done} of {total}" if total else f"{what}: {done}")
+
+    return progress
 
 
 class RateColumn(ProgressColumn):

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
+
+from hubplugin.cli.figures import FIGURES
 
 START = """# JSON
 
@@ -14,6 +17,8 @@ and its figures. The version grows if a name changes its meaning or goes away; a
 and warnings go to stderr, as text. The exit status is the same with and without `--json` ([command line](cli.md)).
 
     hubplugin evaluate --queries q.npy --targets t.npy --query-bank bank.npy --json | jq .best
+
+Numbers that are none, as a skewness of no finds, are null.
 
 ## evaluate
 
@@ -33,7 +38,19 @@ def reference() -> str:
     from hubplugin.evaluation.result import Results
 
     schema = Results.model_json_schema(schema_generator=WithoutArrays)
-    return "\n".join([START, *_table(schema), *(line for part in _parts(schema) for line in part)])
+    parts = [line for part in _parts(schema) for line in part]
+    return "\n".join([START, *_table(schema), *parts, *_of_commands()])
+
+
+def _of_commands() -> Iterator[str]:
+    """A section for each command that looks after a correction, and one for each part of their figures."""
+    parts: dict[str, Any] = {}
+    for command, figures in FIGURES.items():
+        schema = TypeAdapter(figures).json_schema()
+        parts |= schema.get("$defs", {})
+        yield from (f"## {command}\n", f"{_one_line(schema.get('description', ''))}\n", *_table(schema))
+    for part in _parts({"$defs": parts}):
+        yield from part
 
 
 def _parts(schema: dict[str, Any]) -> Iterator[list[str]]:

@@ -44,7 +44,7 @@ METRICS = {
 
 Storage: TypeAlias = Literal["payload", "vector"]
 
-logger = logging.getLogger("hubplugin_qdrant")
+logger = logging.getLogger("hubplugin.qdrant")
 
 
 class Schema(ABC):

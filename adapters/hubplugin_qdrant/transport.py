@@ -53,7 +53,7 @@ IdRange: TypeAlias = tuple[PointId | None, PointId | None]
 
 EVERY_ID: IdRange = (None, None)
 
-logger = logging.getLogger("hubplugin_qdrant")
+logger = logging.getLogger("hubplugin.qdrant")
 
 Answer = TypeVar("Answer")
 Page = TypeVar("Page")

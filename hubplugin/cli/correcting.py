@@ -94,7 +94,7 @@ def apply(
             executor=engine, shards=shards, workspace=workspace, **parameters,
         )  # fmt: skip
     _report(applied, opened, called, report)
-    return Answer(f"{opened.url}: {applied}", {"store": opened.url, **of_applied(applied)})
+    return Answer(f"{opened.url}: {applied}", of_applied(opened.url, applied))
 
 
 def _report(applied: Applied, store: Store, names: Naming | None, path: Path | None) -> None:
@@ -127,7 +127,7 @@ def refresh(
 
     with progress_shown() as progress:
         applied = refresh(opened, dry_run=dry_run, device=device, memory=memory, progress=progress)
-    return Answer(f"{opened.url}: {applied}", {"store": opened.url, **of_applied(applied)})
+    return Answer(f"{opened.url}: {applied}", of_applied(opened.url, applied))
 
 
 @command

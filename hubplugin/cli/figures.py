@@ -1,9 +1,10 @@
-"""What commands found as plain JSON; docs/reference/json.md says what each figure means."""
+"""What commands print with `--json`, as types; docs/reference/json.md is made from them."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from typing_extensions import NotRequired, TypedDict  # that of `typing` has no schema before Python 3.12
 
 if TYPE_CHECKING:
     from hubplugin.jobs.monitoring import Monitored
@@ -14,10 +15,171 @@ if TYPE_CHECKING:
     from hubplugin.selection.trials import Candidate
     from hubplugin.store import StoredVersion
 
+
 Figures: TypeAlias = dict[str, Any]
 
 
-def of_model(model: OffsetModel) -> Figures:
+class ModelFigures(TypedDict):
+    """A fitted model: its method, and the fingerprints that name it and its banks."""
+
+    method: str
+    parameters: dict[str, float | str | None]
+    fingerprint: str
+    bank_fingerprint: str
+
+
+class VersionFigures(ModelFigures):
+    """A version of a correction. made: when it was begun, null where that is not known."""
+
+    number: int
+    state: Literal["active", "kept", "half-written"]
+    made: str | None
+
+
+class CandidateFigures(TypedDict):
+    """A configuration on held-out bank queries: skewness of the 10-occurrence, its cost in similarity, R@1 from 0 to 1
+    and the geometric mean rank of the queries' own targets, null without pairs or clicks."""
+
+    method: str
+    parameters: dict[str, float | str | None]
+    skewness: float | None
+    cost: float | None
+    recall_at_1: float | None
+    mean_rank: float | None
+
+
+class TriedFigures(TypedDict):
+    """What the guard saw: so many held-out queries, without and with the correction."""
+
+    queries: int
+    uncorrected: CandidateFigures
+    corrected: CandidateFigures
+    notes: list[str]
+
+
+class AppliedFigures(TypedDict):
+    """Of so many targets, how many had no offset, a stale one, or a vector that cannot be judged.
+    written: false after a dry run. neutral_groups: groups whose offsets stay 0. tried: not after refresh or --force."""
+
+    store: str
+    written: bool
+    targets: int
+    missing: int
+    stale: int
+    unjudged: int
+    neutral_groups: int
+    model: ModelFigures
+    tried: NotRequired[TriedFigures]
+
+
+class BesideFigures(TypedDict):
+    """No correction, the old and the new one on held-out queries of the new bank. gain: of R@1, new less old, and
+    its standard error; null without pairs or clicks."""
+
+    raw: CandidateFigures
+    old: CandidateFigures
+    new: CandidateFigures
+    gain: float | None
+    error: float | None
+
+
+class RefitFigures(AppliedFigures):
+    """As of apply, and old and new beside each other."""
+
+    beside: BesideFigures
+
+
+class RemoveFigures(TypedDict):
+    """What was taken out. written: false after a dry run, or where there was nothing."""
+
+    store: str
+    written: bool
+    versions: list[VersionFigures]
+
+
+class VersionsFigures(TypedDict):
+    """The versions in the order of their numbers."""
+
+    store: str
+    versions: list[VersionFigures]
+
+
+class RollbackFigures(TypedDict):
+    """The version that was left, null if searches were raw, and the one that is active now."""
+
+    store: str
+    written: bool
+    left: VersionFigures | None
+    active: VersionFigures
+
+
+class OffsetsFigures(TypedDict):
+    """Offsets of a sample of the targets. shift, spread: mean and standard deviation beside those of the fit, 0 and 1;
+    null for a model that knew no gallery."""
+
+    looked_at: int
+    missing: int
+    stale: int
+    foreign: int
+    unjudged: int
+    shift: float | None
+    spread: float | None
+
+
+class HubnessFigures(TypedDict):
+    """Skewness of the 10-occurrence of so many queries, searched raw and corrected, and by chance. live: whether
+    they are live queries, or the bank's."""
+
+    queries: int
+    live: bool
+    raw: float | None
+    corrected: float | None
+    chance: float | None
+
+
+class RecallFigures(TypedDict):
+    """From 0 to 1."""
+
+    recall_at_1: float
+    recall_at_10: float
+
+
+class GainFigures(TypedDict):
+    """Clicks, searched raw and corrected. error: the standard error of the change of R@1."""
+
+    queries: int
+    raw: RecallFigures
+    corrected: RecallFigures
+    error: float
+
+
+class MonitorFigures(TypedDict):
+    """drift: own share of live queries and bank, 0.5 where they are of one kind, 1 where they lie apart, null
+    with fewer than 100 live queries. attention: what to look at, and what to do; exit status 4 unless it is empty."""
+
+    store: str
+    active: VersionFigures
+    targets: int
+    offsets: OffsetsFigures
+    hubness: HubnessFigures | None
+    drift: float | None
+    gain: GainFigures | None
+    attention: list[str]
+
+
+FIGURES = {
+    "apply": AppliedFigures,
+    "refresh": AppliedFigures,
+    "remove": RemoveFigures,
+    "versions": VersionsFigures,
+    "rollback": RollbackFigures,
+    "refit": RefitFigures,
+    "monitor": MonitorFigures,
+}
+"""The figures of each command."""
+
+
+def of_model(model: OffsetModel) -> ModelFigures:
     return {
         "method": model.method,
         "parameters": dict(model.parameters),
@@ -26,7 +188,7 @@ def of_model(model: OffsetModel) -> Figures:
     }
 
 
-def of_version(version: StoredVersion) -> Figures:
+def of_version(version: StoredVersion) -> VersionFigures:
     return {
         "number": version.number,
         "state": version.state,
@@ -38,14 +200,14 @@ def of_version(version: StoredVersion) -> Figures:
     }
 
 
-def of_rollback(done: RolledBack) -> Figures:
+def of_rollback(url: str, done: RolledBack) -> RollbackFigures:
     left = None if done.left is None else of_version(done.left)
-    return {"written": done.written, "left": left, "active": of_version(done.active)}
+    return {"store": url, "written": done.written, "left": left, "active": of_version(done.active)}
 
 
-def of_applied(applied: Applied) -> Figures:
-    """Of `apply` and `refresh`."""
-    figures = {
+def of_applied(url: str, applied: Applied) -> AppliedFigures:
+    figures: AppliedFigures = {
+        "store": url,
         "written": applied.written,
         "targets": applied.scanned,
         "missing": applied.missing,
@@ -65,7 +227,7 @@ def of_applied(applied: Applied) -> Figures:
     return figures
 
 
-def of_candidate(candidate: Candidate) -> Figures:
+def of_candidate(candidate: Candidate) -> CandidateFigures:
     return {
         "method": candidate.method,
         "parameters": dict(candidate.parameters),
@@ -76,36 +238,54 @@ def of_candidate(candidate: Candidate) -> Figures:
     }
 
 
-def of_refit(done: Refitted) -> Figures:
+def of_refit(url: str, done: Refitted) -> RefitFigures:
     beside = done.beside
-    return {
-        **of_applied(done.applied),
-        "beside": {
-            "raw": of_candidate(beside.raw),
-            "old": of_candidate(beside.old),
-            "new": of_candidate(beside.new),
-            "gain": beside.gain,
-            "error": beside.error,
-        },
+    compared: BesideFigures = {
+        "raw": of_candidate(beside.raw),
+        "old": of_candidate(beside.old),
+        "new": of_candidate(beside.new),
+        "gain": beside.gain,
+        "error": beside.error,
     }
+    return {**of_applied(url, done.applied), "beside": compared}
 
 
-def of_monitored(seen: Monitored) -> Figures:
-    gain = None
-    if seen.gain is not None:
-        names = ("recall_at_1", "recall_at_10")
-        gain = {
-            "queries": seen.gain.queries,
-            "raw": dict(zip(names, seen.gain.raw, strict=True)),
-            "corrected": dict(zip(names, seen.gain.corrected, strict=True)),
-            "error": seen.gain.error,
-        }
+def of_monitored(seen: Monitored) -> MonitorFigures:
+    offsets, hubness, gain = seen.offsets, seen.hubness, seen.gain
     return {
+        "store": seen.url,
         "active": of_version(seen.version),
         "targets": seen.count,
-        "offsets": asdict(seen.offsets),
-        "hubness": None if seen.hubness is None else asdict(seen.hubness),
+        "offsets": {
+            "looked_at": offsets.looked_at,
+            "missing": offsets.missing,
+            "stale": offsets.stale,
+            "foreign": offsets.foreign,
+            "unjudged": offsets.unjudged,
+            "shift": offsets.shift,
+            "spread": offsets.spread,
+        },
+        "hubness": None
+        if hubness is None
+        else {
+            "queries": hubness.queries,
+            "live": hubness.live,
+            "raw": hubness.raw,
+            "corrected": hubness.corrected,
+            "chance": hubness.chance,
+        },
         "drift": seen.drift,
-        "gain": gain,
+        "gain": None
+        if gain is None
+        else {
+            "queries": gain.queries,
+            "raw": _recall(gain.raw),
+            "corrected": _recall(gain.corrected),
+            "error": gain.error,
+        },
         "attention": list(seen.attention),
     }
+
+
+def _recall(found: tuple[float, float]) -> RecallFigures:
+    return {"recall_at_1": found[0], "recall_at_10": found[1]}

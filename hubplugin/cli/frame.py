@@ -124,11 +124,14 @@ def _use(threads: int) -> None:
 
 @contextmanager
 def progress_shown() -> Iterator[Progress | None]:
-    """Progress as `--quiet` allows it."""
-    from hubplugin.progress import bars
+    """Progress as `--quiet` allows it: bars on a terminal, lines elsewhere."""
+    from hubplugin.progress import bars, lines
 
     if logging.getLogger("hubplugin").getEffectiveLevel() > logging.WARNING:
         yield None
+        return
+    if not sys.stderr.isatty():
+        yield lines(say)
         return
     with bars() as shown:
         yield shown

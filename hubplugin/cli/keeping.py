@@ -64,7 +64,7 @@ def rollback(
     from hubplugin.jobs.versions import rollback
 
     done = rollback(opened, to, dry_run=dry_run)
-    return Answer(f"{opened.url}: {done}", {"store": opened.url, **of_rollback(done)})
+    return Answer(f"{opened.url}: {done}", of_rollback(opened.url, done))
 
 
 @command
@@ -105,7 +105,7 @@ def refit(
             pairs=given.pairs(bank, pairs, target_bank), same_kind=same_kind, force=force, dry_run=dry_run, keep=keep,
             device=device, memory=memory, progress=progress, **parameters,
         )  # fmt: skip
-    return Answer(f"{opened.url}: {done}", {"store": opened.url, **of_refit(done)})
+    return Answer(f"{opened.url}: {done}", of_refit(opened.url, done))
 
 
 @command
@@ -143,4 +143,4 @@ def monitor(
         from hubplugin.cli.prometheus import write
 
         write(prometheus, seen)
-    return Answer(str(seen), {"store": opened.url, **of_monitored(seen)}, bool(seen.attention))
+    return Answer(str(seen), of_monitored(seen), bool(seen.attention))

@@ -22,10 +22,10 @@ def as_typed(parameter: Parameter, command: Any) -> str:
 
 
 class LogLines(logging.Handler):
-    """What is logged, as warnings are printed."""
+    """What is logged: a line each, and of a warning that it is one."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        warn(record.getMessage())
+        (warn if record.levelno >= logging.WARNING else say)(record.getMessage())
 
 
 def say(text: str) -> None:

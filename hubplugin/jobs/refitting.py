@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,8 @@ from hubplugin.selection import Banks, Experiment, Judgement, Pairs, check_by, c
 from hubplugin.selection.trials import Candidate
 from hubplugin.store import KEEP, Store
 from hubplugin.vectors import Progress, VectorLike, Vectors
+
+logger = logging.getLogger(__name__)
 
 WORSE = 0.1
 """The rise of skewness, as a share of that of the raw ranking, from which a new correction is worse where nothing says
@@ -170,6 +173,7 @@ def _tried(
         configuration = configuration.resolved(banks.given)
         judgement = None if force else check_by(experiment, configuration)
         beside = _beside(experiment, old, configuration)
+    logger.info("%s", beside)
     if beside.objection and not force:
         raise CorrectionRefused(
             f"the new correction is worse than the active one: {beside.objection}; nothing was changed; record more "

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from hubplugin.errors import Parameter, StoreError
 from hubplugin.store import Store, StoredVersion
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -43,4 +46,5 @@ def rollback(store: Store, to: int | None = None, *, dry_run: bool = False) -> R
         raise StoreError(f"{store.url} keeps no {wanted}", *offer)
     if not dry_run:
         store.return_to(found[-1].number)
+        logger.info("%s: version %d is active again", store.url, found[-1].number)
     return RolledBack(active, found[-1], not dry_run)

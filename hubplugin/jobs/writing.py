@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,8 @@ from hubplugin.reductions import Compute
 from hubplugin.selection import Judgement
 from hubplugin.store import KEEP, Store
 from hubplugin.vectors import Progress
+
+logger = logging.getLogger(__name__)
 
 CLOSING_PASSES = 3
 """How often a shared store is read again before the switch. Each pass finds what came during the one before, so
@@ -127,7 +130,9 @@ def written(
             again = once(closing=True)
             if not again.missing + again.stale:
                 break
+        logger.info("%s: %d offsets written, activating", store.url, first.missing + first.stale)
         writing.activate()
+    logger.info("%s: active is %s", store.url, model)
     if replaces and keep == 0:
         store.prune(0, compute.progress)
     return Applied(model, first.scanned, first.missing, first.stale, notes=store.notes(), unjudged=first.unjudged)

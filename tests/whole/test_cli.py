@@ -110,7 +110,7 @@ def test_a_line_about_a_bank_of_one_query_says_each_thing_once(made, photos, tmp
 def test_a_warning_is_a_line_of_the_product_without_a_path(made, photos, monkeypatch):
     def warns(*_, **__):
         warnings.warn("recall fell;\nsearch further", stacklevel=1)
-        logging.getLogger("hubplugin_qdrant").warning("no index on %s", "the offsets")
+        logging.getLogger("hubplugin.qdrant").warning("no index on %s", "the offsets")
 
     monkeypatch.setattr("hubplugin.jobs.inspection.inspect", warns)
     monkeypatch.setattr("sys.argv", ["hubplugin", "inspect", f"faiss:{photos}"])

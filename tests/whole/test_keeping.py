@@ -9,7 +9,9 @@ from pathlib import Path
 import faiss
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
+from hubplugin.cli.figures import FIGURES
 from hubplugin.jobs.versions import rollback
 from hubplugin.jobs.writing import write
 from hubplugin.registry import open_store
@@ -42,11 +44,14 @@ def photos(corrected, tmp_path):
     return Path(tmp_path / "photos.faiss")
 
 
-def asked(*arguments: object) -> dict[str, object]:
-    """The figures that a command prints."""
-    run = hubplugin(*arguments, "--json")
+def asked(command: str, *arguments: object) -> dict[str, object]:
+    """The figures that a command prints, which are those of docs/reference/json.md."""
+    run = hubplugin(command, *arguments, "--json")
     assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
+    figures = json.loads(run.stdout, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    assert (figures.pop("command"), figures.pop("version")) == (command, 1)
+    assert TypeAdapter(FIGURES[command]).validate_python(figures) == figures, "a figure that the page does not list"
+    return figures
 
 
 def test_versions_are_listed_returned_to_and_pruned(photos):
@@ -91,3 +96,13 @@ def test_a_removal_is_told_before_it_is_done_and_leaves_nothing_beside_the_index
     assert photos.read_bytes() == before
     assert asked("remove", store)["written"] is True
     assert sorted(path.name for path in photos.parent.iterdir()) == ["bank.npy", "photos.faiss"]
+
+
+def test_every_command_prints_the_figures_that_its_page_lists(photos):
+    store, bank = f"faiss:{photos}", photos.parent / "bank.npy"
+    refitted = asked("refit", store, "--queries", bank, "--dry-run")
+    assert refitted["beside"]["gain"] is None
+    assert asked("monitor", store, "--queries", bank)["attention"] == []
+    assert asked("refresh", store, "--dry-run")["written"] is False
+    applied = asked("apply", store, "--queries", bank, "--method", "nnn", "--dry-run")
+    assert applied["tried"]["corrected"]["skewness"] < applied["tried"]["uncorrected"]["skewness"]
