@@ -107,7 +107,8 @@ def walk(one: Walk) -> None:
     seen: list[ShadowedSearch] = []
     with one.client(share=0.0, shadow=seen.append) as client:
         one.search(client, one.measured[:SHADOWED])
-        while len(seen) < SHADOWED:  # no search waits for its shadow
+        patience = time.monotonic() + 60
+        while len(seen) < SHADOWED and time.monotonic() < patience:  # no search waits for its shadow
             time.sleep(0.1)
     print(f"{len(seen)} searches: {np.mean([each.overlap for each in seen]):.0%} of the results are the same,", end=" ")
     print(f"{np.mean([each.first_changed for each in seen]):.0%} of the first places others")
