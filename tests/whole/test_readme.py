@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,20 +10,39 @@ from pathlib import Path
 
 import pytest
 
+from tests.pages.blocks import ROOT, blocks
+
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parent.parent.parent
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+BLOCKS = blocks(ROOT / "README.md")
+PYTHON = [block.code for block in BLOCKS if block.language == "python"]
+SHELL = [block.code for block in BLOCKS if block.language == "bash"]
 
 
-def test_the_readme_shows_both_stores():
-    assert any("hubplugin_faiss" in block for block in BLOCKS)
-    assert any("hubplugin_qdrant" in block for block in BLOCKS)
+def test_the_readme_shows_both_stores_and_the_command_line():
+    assert any("hubplugin_faiss" in block for block in PYTHON)
+    assert any("hubplugin_qdrant" in block for block in PYTHON)
+    assert len(SHELL) == 1
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.splitlines()[0])
+@pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.splitlines()[0])
 def test_a_block_of_the_readme_runs_as_it_stands_and_prints_the_gain(block):
     run = subprocess.run([sys.executable, "-c", block], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     before, after = (float(share) for share in re.findall(r"([\d.]+) ?%", run.stdout)[-2:])
     assert after > before + 1
+
+
+def test_the_commands_of_the_readme_run_one_after_the_other_and_print_the_gain(tmp_path):
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    run = subprocess.run(
+        ["bash", "-euc", SHELL[0]],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path, "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    raw, corrected = re.search(r"^R@1: ([\d.]+) .*-> ([\d.]+)", run.stdout, re.MULTILINE).groups()
+    assert float(corrected) > float(raw) + 0.5
