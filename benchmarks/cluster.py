@@ -1,6 +1,7 @@
 """A fit in shards beside a fit in one process: time, memory of a worker, and what a sample of the targets costs.
 
-    python -m benchmarks.cluster [--targets 1000000] [--dim 384] [--bank 2000] [--shards 8] [--workers 2] [--turns 1]
+    python -m benchmarks.cluster [--targets 1000000] [--dim 384] [--bank 2000] [--shards 8] [--workers 2]
+        [--turns 1] [--memory 1GiB]
     python -m benchmarks.cluster --targets 10000000 --dim 64 --no-alone        # in shards only
     python -m benchmarks.cluster --sample 100000 --sample 200000               # their error, beside all targets
 
@@ -45,7 +46,7 @@ def written(folder: Path, targets: int, dim: int, shards: int) -> np.ndarray:
     return centres
 
 
-def memory(pid: int) -> tuple[int, int]:
+def held_by(pid: int) -> tuple[int, int]:
     """Peak of a process in MiB, and what of it now is no page of a file."""
     lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return int(lines["VmHWM"].split()[0]) >> 10, int(lines["RssAnon"].split()[0]) >> 10
@@ -56,24 +57,36 @@ class Watched:
 
     def __init__(self, pids: list[int]):
         self.pids, self.largest, self._over = pids, 0, threading.Event()
-        self.before = max(memory(pid)[1] for pid in pids)
-        threading.Thread(target=self._watch, daemon=True).start()
+        self.before = max(held_by(pid)[1] for pid in pids)
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
 
     def _watch(self) -> None:
         while not self._over.wait(0.25):
-            self.largest = max(self.largest, *(memory(pid)[1] for pid in self.pids))
+            self.largest = max(self.largest, *(held_by(pid)[1] for pid in self.pids))
 
     def told(self) -> str:
         self._over.set()
+        self._thread.join()
         return f"{self.before} MiB of a worker before, at most {self.largest} MiB at work, pages of files aside"
 
 
-def timed(what: str, fit: Callable[[], hubplugin.OffsetModel]) -> tuple[hubplugin.OffsetModel, float]:
-    started = time.perf_counter()
+def processor(pids: list[int]) -> float:
+    """Seconds of a processor that this process and `pids` have had, which others on the machine do not move."""
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    ticks = sum(int(field[11]) + int(field[12]) for field in fields)
+    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def timed(
+    what: str, pids: list[int], fit: Callable[[], hubplugin.OffsetModel]
+) -> tuple[hubplugin.OffsetModel, float, float]:
+    """The model, and seconds by the clock and of processors."""
+    started, before = time.perf_counter(), processor(pids)
     model = fit()
-    seconds = time.perf_counter() - started
-    print(f"{what}: {seconds:.1f} s; load {os.getloadavg()[0]:.1f}", flush=True)
-    return model, seconds
+    seconds, busy = time.perf_counter() - started, processor(pids) - before
+    print(f"{what}: {seconds:.1f} s, of processors {busy:.1f} s; load {os.getloadavg()[0]:.1f}", flush=True)
+    return model, seconds, busy
 
 
 def main(
@@ -85,6 +98,7 @@ def main(
     turns: int = 1,
     method: str = "blend",
     alone: bool = True,
+    memory: str = "1GiB",
     sample: Annotated[list[int] | None, typer.Option()] = None,
     folder: Path | None = None,
 ) -> None:
@@ -100,20 +114,26 @@ def main(
             pids = list(client.run(os.getpid).values())
             client.run(_import)
 
+            def fitted(**more: Any) -> hubplugin.OffsetModel:
+                return hubplugin.fit(queries, method, targets=gallery, memory=memory, **more)
+
             def by_shards(**more: Any) -> hubplugin.OffsetModel:
-                return hubplugin.fit(queries, method, targets=gallery, executor=executor, shards=shards, **more)
+                return fitted(executor=executor, shards=shards, **more)
 
             whole = None
             for _ in range(turns):
                 watched = Watched(pids)
-                whole, together = timed("in shards", by_shards)
+                whole, together, busy = timed("in shards", pids, by_shards)
                 print(watched.told(), flush=True)
                 if alone:
-                    one, single = timed("one process", lambda: hubplugin.fit(queries, method, targets=gallery))
-                    print(f"shards take {together / single:.2f} of one process", flush=True)
+                    one, single, alone_busy = timed("one process", [], fitted)
+                    clock, processors = together / single, busy / alone_busy
+                    print(
+                        f"in shards / one process: {clock:.2f} by the clock, {processors:.2f} of processors", flush=True
+                    )
                     print(f"gallery: {one.gallery} and {whole.gallery}", flush=True)
             for size in sample or ():
-                some, _ = timed(f"sample of {size:,}", lambda size=size: by_shards(sample=size))
+                some, _, _ = timed(f"sample of {size:,}", pids, lambda size=size: by_shards(sample=size))
                 drawn_rows = np.load(gallery, mmap_mode="r")[:: max(targets // 50_000, 1)]
                 assert whole is not None
                 a, b = whole.offsets(drawn_rows), some.offsets(drawn_rows)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from hubplugin.cluster.work import Order
-from hubplugin.errors import ClusterError, HubpluginError
+from hubplugin.errors import ClusterError
 from hubplugin.vectors import Shard, one_line
 
 Result = TypeVar("Result")
@@ -92,29 +92,10 @@ class RayExecutor(Executor):
 
     def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Future[Result]:
         reference = self._remote.remote(fn, args, kwargs)
-        future: Future[Result] = Future()
-
-        def passed_on(done: Future[tuple[Result | None, HubpluginError | None]]) -> None:
-            found, error = None, done.exception()
-            if error is None:
-                found, error = done.result()
-            if future.cancelled():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(cast(Result, found))
-
-        reference.future().add_done_callback(passed_on)
+        future: Future[Result] = reference.future()
         future.add_done_callback(lambda done: self._cancel(reference) if done.cancelled() else None)
         return future
 
 
-def _call(
-    fn: Callable[..., Result], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Result | None, HubpluginError | None]:
-    """Result and error: an error that Ray passes on is wrapped in pages of its own."""
-    try:
-        return fn(*args, **kwargs), None
-    except HubpluginError as error:
-        return None, error
+def _call(fn: Callable[..., Result], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Result:
+    return fn(*args, **kwargs)

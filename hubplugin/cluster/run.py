@@ -59,11 +59,12 @@ class Step:
         """What an order found; None if it had to be sent again."""
         try:
             found = future.result()
-        except HubpluginError:
-            raise
         except BrokenExecutor as error:
             raise _broken(error) from None
         except Exception as error:
+            told = getattr(error, "cause", error)  # Ray wraps an error in pages of its own
+            if isinstance(told, HubpluginError):
+                raise told from None
             if order.attempt == ATTEMPTS:
                 raise ClusterError(
                     f"{order.shard.name}: {order.task.what} failed {ATTEMPTS} times, the last time with "
