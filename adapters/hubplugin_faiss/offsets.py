@@ -111,7 +111,7 @@ def _tolerant(
     for vectors, _ in handler.scan(0, block_rows(handler.index.d)):
         ids = handler.labels(row, row + len(vectors)).tolist()
         batch = Batch(ids, vectors, np.full(len(ids), np.nan, np.float32))
-        yield vectors, offsets_of_all(model, batch, unjudged, unit=unit, compute=compute)
+        yield vectors, offsets_of_all(model.members, batch, unjudged, unit=unit, compute=compute)
         row += len(vectors)
 
 

@@ -85,3 +85,9 @@ def test_an_unknown_policy_is_refused_in_one_line():
         Admission("block")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="share=2"):
         Admission(share=2)
+
+
+def test_a_refresh_in_memory_takes_every_entry_for_a_member(upgraded, bank):
+    index, model = upgraded
+    refreshed = hubplugin_faiss.refresh(index, model)
+    np.testing.assert_allclose(refreshed.search(bank[:20], 10)[0], index.search(bank[:20], 10)[0], atol=1e-5)

@@ -22,6 +22,7 @@ from hubplugin import __version__
 from hubplugin.cli import app, main
 from hubplugin.cli.wording import as_typed
 from hubplugin.errors import Parameter
+from hubplugin.jobs import inspection
 
 pytestmark = pytest.mark.slow
 
@@ -108,9 +109,12 @@ def test_a_line_about_a_bank_of_one_query_says_each_thing_once(made, photos, tmp
 
 
 def test_a_warning_is_a_line_of_the_product_without_a_path(made, photos, monkeypatch):
-    def warns(*_, **__):
+    inspect = inspection.inspect
+
+    def warns(*arguments, **options):
         warnings.warn("recall fell;\nsearch further", stacklevel=1)
         logging.getLogger("hubplugin.qdrant").warning("no index on %s", "the offsets")
+        return inspect(*arguments, **options)
 
     monkeypatch.setattr("hubplugin.jobs.inspection.inspect", warns)
     monkeypatch.setattr("sys.argv", ["hubplugin", "inspect", f"faiss:{photos}"])
