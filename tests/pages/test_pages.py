@@ -8,6 +8,9 @@ import pytest
 import yaml
 from typer.main import get_command
 
+import hubplugin
+import hubplugin_faiss
+import hubplugin_qdrant
 from hubplugin.cli import app
 from pages.generated import outdated
 from tests.pages.blocks import NOT_RUN, PAGES, ROOT, RUNNABLE, blocks, commands
@@ -23,6 +26,15 @@ def test_the_reference_names_every_command_and_every_option():
         assert f"## hubplugin {name}\n" in page
         for option in (name for each in command.params for name in each.opts if name.startswith("--")):
             assert f"`{option}" in page, option
+
+
+@pytest.mark.parametrize(
+    "package", [hubplugin, hubplugin_faiss, hubplugin_qdrant], ids=lambda package: package.__name__
+)
+def test_every_public_name_stands_in_the_reference(package):
+    page = (ROOT / "docs" / "reference" / "api.md").read_text()
+    shown = set(re.findall(rf"^::: {package.__name__}\.(\w+)$", page, re.MULTILINE))
+    assert set(package.__all__) - {"METHODS", "__version__"} <= shown  # these two are values
 
 
 def test_every_page_stands_in_the_navigation():
