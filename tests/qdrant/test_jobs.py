@@ -47,8 +47,8 @@ def test_points_that_come_change_and_go_during_a_run_are_right_afterwards(storag
 def test_a_quiet_collection_is_read_twice(cosine, monkeypatch):
     read, scroll = [0], cosine.plain.scroll
 
-    def counted(collection, **named):
-        records, following = scroll(collection, **named)
+    def counted(*given, **named):
+        records, following = scroll(*given, **named)
         read[0] += len(records)
         return records, following
 

@@ -1,0 +1,27 @@
+"""The walk from a log to a correction that is looked after, as the example does it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.sizes import ROOT
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_walk_goes_from_recorded_queries_to_a_rollback(tmp_path):
+    run = subprocess.run(
+        [sys.executable, ROOT / "examples" / "walk.py", "--folder", tmp_path], capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
+    said = run.stdout
+    before, after = map(float, re.search(r"R@1 +([\d.]+) -> +([\d.]+)", said).groups())
+    assert after > before
+    assert "50 searches: " in said
+    monitored = said.partition("hubplugin monitor")[2]
+    assert monitored.index("(exit status 4)") < monitored.index("hubplugin refit")
+    assert "<!doctype html>" in (tmp_path / "report.html").read_text()[:200].lower()
