@@ -227,8 +227,8 @@ def refresh(
     memory: int | str = "1GiB",
     progress: Progress | None = None,
 ) -> faiss.Index:
-    """An upgraded index with all its offsets replaced, as by `upgrade(downgrade(index), model)`: by a robust model, too,
-    every entry counts as a member of the gallery then. (`hubplugin.refresh` of a file keeps newcomers apart.)
+    """An upgraded index with all its offsets replaced, as by `upgrade(downgrade(index), model)`: by a robust model,
+    too, every entry counts as a member of the gallery then. (`hubplugin.refresh` of a file keeps newcomers apart.)
 
     A second stage that an upgrade made keeps the vectors that it holds. Entries that the model cannot judge get its
     smallest offset, and a warning names them: such as vectors that plain Faiss added and that are not of unit length,
