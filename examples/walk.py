@@ -130,6 +130,7 @@ def walk(one: Walk) -> None:
 
     told("and back to the version before, in one step")
     one.typed("rollback")
+    one.typed("refresh")  # the version before knows nothing of the targets that came since
     one.typed("inspect")
     print(f"\nthe report: {one.folder / 'report.html'}")
 

@@ -52,7 +52,7 @@ class GivenQueries:
     @classmethod
     def of(cls, queries: str | None, embed: str | None, field: str | None, clicks: str | None) -> GivenQueries:
         if clicks is not None and not Path(clicks).is_file():
-            raise InputError(f"clicks: there is no file {clicks!r}")
+            raise InputError(f"--clicks: there is no file {clicks!r}")
         if queries is None or (embed is None and not holds_texts(queries)):
             for option, value in (("embed", embed), ("field", field)):
                 if value is not None:

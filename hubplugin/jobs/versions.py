@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hubplugin.errors import Parameter, StoreError
 from hubplugin.store import Store, StoredVersion
@@ -21,8 +21,8 @@ class RolledBack:
     written: bool = True
 
     def __str__(self) -> str:
-        left = "searches were raw" if self.left is None else f"was {self.left}"
-        return f"{'active' if self.written else 'nothing was written; would be active'}: {self.active}\n{left}"
+        left = "searches were raw" if self.left is None else f"before: {self.left}"
+        return f"{'active now' if self.written else 'nothing was written; would be active'}: {self.active}\n{left}"
 
 
 def rollback(store: Store, to: int | None = None, *, dry_run: bool = False) -> RolledBack:
@@ -47,4 +47,7 @@ def rollback(store: Store, to: int | None = None, *, dry_run: bool = False) -> R
     if not dry_run:
         store.return_to(found[-1].number)
         logger.info("%s: version %d is active again", store.url, found[-1].number)
-    return RolledBack(active, found[-1], not dry_run)
+    if dry_run:
+        return RolledBack(active, found[-1], written=False)
+    left = None if active is None else replace(active, state="kept")
+    return RolledBack(left, replace(found[-1], state="active"))

@@ -196,7 +196,7 @@ def test_the_report_refers_to_nothing_outside_itself_and_shows_names_and_thumbna
     assert all(reference.startswith(("data:image/jpeg;base64,", "#")) for reference in page.found)
     assert "@import" not in text
     assert all(part.startswith("#") for part in text.split("url(")[1:])
-    assert page.tags.count("svg") == 3
+    assert page.tags.count("svg") == 4  # three plots of the methods, and the distribution of the offsets
     assert page.tags.count("img") == sum(hub.row % 2 == 0 for hub in found.hubs)
     assert f"&lt;b&gt;photo {found.hubs[0].row}" in text
 

@@ -190,7 +190,7 @@ def test_clicks_name_the_ids_of_a_store(wordings, tmp_path):
     typed = ["diagnose", store.url, "--queries", str(tmp_path / "queries.npy")]
     assert "(300 other wordings)" in CliRunner().invoke(app, [*typed, "--clicks", str(tmp_path / "clicks.npy")]).output
     missing = CliRunner().invoke(app, [*typed, "--clicks", str(tmp_path / "none.npy")])
-    assert (missing.exit_code, "--clicks: cannot read" in missing.output) == (1, True)
+    assert (missing.exit_code, "--clicks: there is no file" in missing.output) == (1, True)
 
 
 @pytest.mark.parametrize(
