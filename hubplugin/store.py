@@ -307,9 +307,10 @@ class Store(ABC):
         Raises StoreError where a store keeps no such list."""
         raise StoreError(f"{self.url} keeps no quarantine list; remove the vectors instead")
 
-    def switch(self, on: bool) -> None:
+    def switch(self, on: bool, *, dry_run: bool = False) -> None:
         """Switches the correction off, so that every client searches raw, or on again; what is stored stays. `search`
-        goes on corrected. Raises StoreError where those who search read no switch."""
+        goes on corrected. dry_run: changes nothing. Raises StoreError where those who search read no switch, or there
+        is no correction."""
         raise StoreError(
             f"{self.url}: whoever searches it reads no switch; keep the store as it was beside the corrected one, or "
             "take the correction out: hubplugin remove"

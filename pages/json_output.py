@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
-from hubplugin.cli.figures import FIGURES
+from hubplugin.cli.schema import FIGURES
 
 START = """# JSON
 
@@ -39,15 +39,15 @@ def reference() -> str:
 
     schema = Results.model_json_schema(schema_generator=WithoutArrays)
     parts = [line for part in _parts(schema) for line in part]
-    return "\n".join([START, *_table(schema), *parts, *_of_commands()])
+    return "\n".join([START, *_table(schema), *parts, *_of_commands(set(schema["$defs"]))])
 
 
-def _of_commands() -> Iterator[str]:
-    """A section for each command that looks after a correction, and one for each part of their figures."""
+def _of_commands(known: set[str]) -> Iterator[str]:
+    """A section for each command on a store, and one for each part of their figures that is not `known` yet."""
     parts: dict[str, Any] = {}
     for command, figures in FIGURES.items():
-        schema = TypeAdapter(figures).json_schema()
-        parts |= schema.get("$defs", {})
+        schema = TypeAdapter(figures).json_schema(schema_generator=WithoutArrays)
+        parts |= {name: part for name, part in schema.get("$defs", {}).items() if name not in known}
         yield from (f"## {command}\n", f"{_one_line(schema.get('description', ''))}\n", *_table(schema))
     for part in _parts({"$defs": parts}):
         yield from part

@@ -82,10 +82,11 @@ class VersionedStore(Store):
             raise StoreError(f"{self.url}: no correction is active; run `hubplugin apply` first")
         return version
 
-    def switch(self, on: bool) -> None:
+    def switch(self, on: bool, *, dry_run: bool = False) -> None:
         if not self.metadata.exists():
             raise StoreError(f"{self.url}: there is no correction to switch on or off")
-        self.metadata.write_switch(not on)
+        if not dry_run:
+            self.metadata.write_switch(not on)
 
     def quarantined(self) -> Quarantine:
         return self.metadata.read_quarantine()

@@ -98,9 +98,12 @@ class RemoveFigures(TypedDict):
 
 
 class VersionsFigures(TypedDict):
-    """The versions in the order of their numbers."""
+    """The versions in the order of their numbers. deleted: how many --keep deleted or, after a dry run, would delete;
+    written: whether it did."""
 
     store: str
+    written: bool
+    deleted: int
     versions: list[VersionFigures]
 
 
@@ -165,18 +168,6 @@ class MonitorFigures(TypedDict):
     drift: float | None
     gain: GainFigures | None
     attention: list[str]
-
-
-FIGURES = {
-    "apply": AppliedFigures,
-    "refresh": AppliedFigures,
-    "remove": RemoveFigures,
-    "versions": VersionsFigures,
-    "rollback": RollbackFigures,
-    "refit": RefitFigures,
-    "monitor": MonitorFigures,
-}
-"""The figures of each command."""
 
 
 def of_model(model: OffsetModel) -> ModelFigures:

@@ -154,7 +154,7 @@ def _loudness(quiet: bool, verbose: bool) -> Iterator[None]:
 
 def _show(answer: Answer, name: str, as_json: bool, quiet: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(_plain({"command": name, "version": JSON_VERSION, **answer.figures}), allow_nan=False))
+        typer.echo(json.dumps(plain({"command": name, "version": JSON_VERSION, **answer.figures}), allow_nan=False))
     elif isinstance(answer.text, str):
         if answer.text and (not quiet or answer.attention):
             typer.echo(answer.text)
@@ -162,12 +162,12 @@ def _show(answer: Answer, name: str, as_json: bool, quiet: bool) -> None:
         Console().print(answer.text)
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
     """`value` with null for numbers that are none, which JSON has no word for."""
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [plain(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -33,17 +33,27 @@ def versions(
     keep: Annotated[
         int | None, typer.Option(min=0, help="Delete the kept versions but for so many that were active last.")
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say how many --keep would delete, and delete none.")
+    ] = False,
 ) -> Answer:
     """List the versions of a store's correction: number, state, date, method, query bank."""
     from hubplugin.registry import open_store
 
     opened = open_store(store)
-    if keep is not None:
+    found = list(opened.versions())
+    kept = sum(version.state == "kept" for version in found)
+    gone = 0 if keep is None else max(kept - keep, 0)
+    if keep is not None and not dry_run:
         with progress_shown() as progress:
             opened.prune(keep, progress)
-    found = list(opened.versions())
-    text = "\n".join(map(str, found)) if found else "no correction"
-    return Answer(f"{opened.url}\n{text}", {"store": opened.url, "versions": [of_version(each) for each in found]})
+        found = list(opened.versions())
+    lines = [opened.url, *(map(str, found) if found else ["no correction"])]
+    if keep is not None and dry_run:
+        lines.append(f"nothing was deleted; would delete {gone} of {kept} kept, those that were left longest ago")
+    written = gone > 0 and not dry_run
+    figures = {"store": opened.url, "written": written, "deleted": gone, "versions": [*map(of_version, found)]}
+    return Answer("\n".join(lines), figures)
 
 
 @command

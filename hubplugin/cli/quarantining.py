@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from hubplugin.cli.frame import Answer, command, progress_shown
+from hubplugin.cli.looked import of_quarantine
 from hubplugin.cli.options import StoreUrl
 from hubplugin.errors import InputError, Parameter
 
@@ -18,6 +19,9 @@ def quarantine(
     ids: Annotated[list[str] | None, typer.Argument(help="Ids of targets, as `inspect` prints them.")] = None,
     why: Annotated[str, typer.Option(help="The reason, which the list keeps.")] = "",
     who: Annotated[str | None, typer.Option(help="Who decides; by default the user's name.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the ids, show the list as it would be, and change nothing.")
+    ] = False,
 ) -> Answer:
     """Keep targets from being found, until they are removed from the list; lists who decided, when and why."""
     from hubplugin.registry import open_store
@@ -28,14 +32,18 @@ def quarantine(
     if what != "list" and not why.strip():
         raise InputError("a quarantine needs a reason: ", Parameter("why", "TEXT"))
     opened = open_store(store)
-    lines = []
+    lines, listed = [], None
     if what != "list":
-        from hubplugin.jobs.quarantine import quarantine
+        from hubplugin.jobs.quarantine import planned, quarantine
         from hubplugin.reductions import Compute
 
-        with progress_shown() as progress:
-            done = quarantine(opened, what, named, why, who=who, compute=Compute(progress=progress))
-        lines.append(f"{opened.url}: {done}")
-    listed = opened.quarantined()
+        if dry_run:
+            listed = planned(opened, what, named, why, who)
+            lines.append(f"{opened.url}: nothing was changed; there would be")
+        else:
+            with progress_shown() as progress:
+                done = quarantine(opened, what, named, why, who=who, compute=Compute(progress=progress))
+            lines.append(f"{opened.url}: {done}")
+    listed = listed or opened.quarantined()
     lines += [f"{len(listed.last)} in quarantine", *map(str, listed.last.values())]
-    return Answer("\n".join(lines), {"store": opened.url, **listed.model_dump(mode="json")})
+    return Answer("\n".join(lines), of_quarantine(opened.url, listed, what != "list" and not dry_run))

@@ -45,17 +45,22 @@ def bank(
         if found is None:
             raise InputError(_nothing(opened))
         np.save(export, found.array())
-    left = found
-    if not dry_run:
-        left = _changed(opened, keep, delete)
+    changes = found is not None and (delete or keep is not None)
+    left = found if dry_run else _changed(opened, keep, delete)
     lines = [_nothing(opened) if found is None else f"{opened.url}: {_summary(found)}, in {opened.record}"]
     if export is not None:
         lines.append(f"written to {export}")
-    if found is not None and (delete or keep is not None):
+    if found is not None and changes:
         planned = 0 if delete else min(found.rows, keep or 0)
         rows = 0 if left is None else left.rows
         lines.append(f"nothing was changed; would keep {planned}" if dry_run else f"kept: {rows}")
-    return Answer("\n".join(lines), {"store": opened.url, "folder": str(opened.record), **_figures(left)})
+    figures = {
+        "store": opened.url,
+        "folder": str(opened.record),
+        "written": changes and not dry_run,
+        **_figures(left),
+    }
+    return Answer("\n".join(lines), figures)
 
 
 def _changed(store: Store, keep: int | None, delete: bool) -> Recorded | None:

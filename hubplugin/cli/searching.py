@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from hubplugin.cli.frame import Answer, command
+from hubplugin.cli.looked import SwitchFigures
 from hubplugin.cli.options import StoreUrl, vectors
 from hubplugin.errors import InputError
 
@@ -46,12 +47,18 @@ class Position(str, Enum):
 
 
 @command
-def switch(store: StoreUrl, position: Annotated[Position, typer.Argument(help="on or off.")]) -> Answer:
+def switch(
+    store: StoreUrl,
+    position: Annotated[Position, typer.Argument(help="on or off.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would do, and change nothing.")] = False,
+) -> Answer:
     """Switch the correction off for every client, or on again; what is stored stays."""
     from hubplugin.registry import open_store
 
     opened = open_store(store)
     on = position is Position.on
-    opened.switch(on)
+    opened.switch(on, dry_run=dry_run)
+    is_now = "nothing was changed; the correction would be" if dry_run else "the correction is"
     state = "on" if on else "off: clients search raw"
-    return Answer(f"{opened.url}: the correction is {state}; running clients see it within 10 seconds", {"on": on})
+    figures: SwitchFigures = {"store": opened.url, "written": not dry_run, "on": on}
+    return Answer(f"{opened.url}: {is_now} {state}; running clients see it within 10 seconds", figures)

@@ -20,7 +20,7 @@ from typer.models import ParameterInfo
 
 from hubplugin._version import __version__
 from hubplugin.cli import evaluating, looking
-from hubplugin.cli.frame import Answer
+from hubplugin.cli.frame import Answer, plain
 from hubplugin.errors import HubpluginError
 
 COMMANDS = (looking.diagnose, looking.inspect, evaluating.evaluate)
@@ -102,5 +102,5 @@ def _result(answer: Answer) -> CallToolResult:
         console = Console(file=StringIO(), width=120, color_system=None)
         console.print(text)
         text = console.file.getvalue()  # type: ignore[attr-defined]
-    figures = json.loads(json.dumps(answer.figures, allow_nan=False)) or None
+    figures = json.loads(json.dumps(plain(answer.figures), allow_nan=False)) or None
     return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=figures)

@@ -9,6 +9,7 @@ from typing import Literal
 from hubplugin.errors import InputError, StoreError
 from hubplugin.jobs.writing import Applied, refresh
 from hubplugin.methods.robust import floor_of
+from hubplugin.quarantine import Quarantine
 from hubplugin.reductions import Compute
 from hubplugin.store import Id, Store
 
@@ -35,6 +36,13 @@ def quarantine(
     Raises StoreError where there is no active correction, or the store cannot keep such offsets; InputError for ids
     that are not there or not listed, and without a reason.
     """
+    store.write_quarantine(planned(store, what, ids, why, who))
+    compute = compute or Compute()
+    return refresh(store, device=compute.device, memory=compute.memory, progress=compute.progress)
+
+
+def planned(store: Store, what: Literal["add", "remove"], ids: Sequence[Id], why: str, who: str | None) -> Quarantine:
+    """The list that `quarantine` would write. Raises what it raises, and changes nothing."""
     found = store.correction()
     if found is None or not found.active:
         raise StoreError(f"{store.url} has no active correction; apply one first")
@@ -52,9 +60,7 @@ def quarantine(
     if unknown:
         there = "no target" if what == "add" else "nothing in quarantine"
         raise InputError(f"{store.url} has {there} with the id {unknown[0]!r}; nothing was changed")
-    store.write_quarantine(listed.changed(what, ids, who or getpass.getuser(), why))
-    compute = compute or Compute()
-    return refresh(store, device=compute.device, memory=compute.memory, progress=compute.progress)
+    return listed.changed(what, ids, who or getpass.getuser(), why)
 
 
 def _plain(name: Id) -> Id:

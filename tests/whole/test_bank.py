@@ -76,7 +76,10 @@ def test_recorded_queries_are_shown_exported_thinned_and_cleared(bank):
     assert {row.tobytes() for row in exported} <= {row.tobytes() for row in bank}
     assert "would keep 100" in typed("bank", "faiss:photos.faiss", "--thin", 100, "--dry-run").stdout
     assert "would keep 0" in typed("bank", "faiss:photos.faiss", "--clear", "--dry-run").stdout
-    assert asked("bank", "faiss:photos.faiss", "--thin", 100)["queries"] == 100
+    tried = asked("bank", "faiss:photos.faiss", "--thin", 100, "--dry-run")
+    assert (tried["written"], tried["queries"]) == (False, 400)
+    thinned = asked("bank", "faiss:photos.faiss", "--thin", 100)
+    assert (thinned["written"], thinned["queries"]) == (True, 100)
     assert "kept: 0" in typed("bank", "faiss:photos.faiss", "--clear").stdout
     assert "no queries are recorded in photos.faiss.queries" in typed("bank", "faiss:photos.faiss").stdout
     assert asked("bank", "faiss:photos.faiss")["queries"] == 0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from hubplugin.cli.figures import FIGURES
+from hubplugin.cli.schema import FIGURES
 from hubplugin.jobs.versions import rollback
 from hubplugin.jobs.writing import write
 from hubplugin.registry import open_store
@@ -44,14 +44,20 @@ def photos(corrected, tmp_path):
     return Path(tmp_path / "photos.faiss")
 
 
-def asked(command: str, *arguments: object) -> dict[str, object]:
-    """The figures that a command prints, which are those of docs/reference/json.md."""
+def asked(command: str, *arguments: object, form: str = "") -> dict[str, object]:
+    """The figures that a command prints, which are those of docs/reference/json.md, there under `form`."""
     run = hubplugin(command, *arguments, "--json")
     assert run.returncode == 0, run.stderr
     figures = json.loads(run.stdout, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
     assert (figures.pop("command"), figures.pop("version")) == (command, 1)
-    assert TypeAdapter(FIGURES[command]).validate_python(figures) == figures, "a figure that the page does not list"
+    assert listed(form or command, figures) == figures, "a figure that the page does not list"
     return figures
+
+
+def listed(form: str, figures: dict[str, object]) -> dict[str, object]:
+    """`figures` without what the page does not list, refused where one is of another type."""
+    adapter = TypeAdapter(FIGURES[form])
+    return adapter.dump_python(adapter.validate_python(figures), mode="json")
 
 
 def test_versions_are_listed_returned_to_and_pruned(photos):
@@ -70,7 +76,10 @@ def test_versions_are_listed_returned_to_and_pruned(photos):
     assert again.returncode == 1
     assert "keeps no version before the active one; kept: 2, to be named by --to" in again.stderr
     assert asked("rollback", store, "--to", 2)["active"]["method"] == "dbsn"
-    assert len(asked("versions", store, "--keep", 0)["versions"]) == 1
+    tried = asked("versions", store, "--keep", 0, "--dry-run")
+    assert (tried["written"], tried["deleted"], len(tried["versions"])) == (False, 1, 2)
+    pruned = asked("versions", store, "--keep", 0)
+    assert (pruned["written"], pruned["deleted"], len(pruned["versions"])) == (True, 1, 1)
 
 
 def test_entries_that_were_added_since_are_neutral_after_a_rollback(photos, real):
@@ -106,3 +115,27 @@ def test_every_command_prints_the_figures_that_its_page_lists(photos):
     assert asked("refresh", store, "--dry-run")["written"] is False
     applied = asked("apply", store, "--queries", bank, "--method", "nnn", "--dry-run")
     assert applied["tried"]["corrected"]["skewness"] < applied["tried"]["uncorrected"]["skewness"]
+
+
+def test_the_figures_of_commands_that_look_are_those_of_the_page(photos):
+    store, bank = f"faiss:{photos}", photos.with_name("bank.npy")
+    found = asked("diagnose", store, "--queries", bank, "--curve")
+    assert found["curve"][0]["queries"] == 0
+    assert {"causes", "judgement", "hubs"} <= found.keys()
+    assert asked("inspect", store)["correction"]["method"] == "dbsn"
+    truth = photos.with_name("truth.npy")
+    np.save(truth, np.arange(len(np.load(bank))) % 10)
+    assert asked("evaluate", store, "--queries", bank, "--truth", truth, form="evaluate STORE")["corrected"] is not None
+
+
+def test_a_quarantine_is_planned_and_nothing_is_changed(photos):
+    store, files = f"faiss:{photos}", sorted(photos.parent.rglob("*"))
+    before = photos.read_bytes()
+    planned = asked("quarantine", store, "add", 3, "--why", "looks planted", "--dry-run")
+    assert (planned["written"], [event["id"] for event in planned["events"]]) == (False, [3])
+    assert (photos.read_bytes(), sorted(photos.parent.rglob("*"))) == (before, files)
+    assert asked("quarantine", store, "list")["events"] == []
+    refused = hubplugin("quarantine", store, "add", 999999, "--why", "looks planted", "--dry-run")
+    assert (refused.returncode, "no target with the id 999999" in refused.stderr) == (1, True)
+    assert asked("quarantine", store, "add", 3, "--why", "looks planted")["written"]
+    assert hubplugin("switch", store, "off", "--dry-run").returncode == 1  # nobody who searches an index reads a switch

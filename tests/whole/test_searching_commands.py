@@ -58,6 +58,14 @@ def test_explain_as_json_has_path_and_body_alone(made):
     assert printed["body"]["limit"] == 3
 
 
+def test_a_switch_that_is_only_tried_changes_nothing(made):
+    tried = typed(made, "switch", "off", "--dry-run", "--json")
+    figures = json.loads(tried.stdout)
+    assert (figures["written"], figures["on"]) == (False, False)
+    assert "nothing was changed" in typed(made, "switch", "off", "--dry-run").stdout
+    assert "switched off" not in typed(made, "inspect").stdout
+
+
 def test_switch_tells_when_clients_see_it_and_inspect_that_it_is_off(made):
     assert "off: clients search raw; running clients see it within 10 seconds" in typed(made, "switch", "off").stdout
     assert "switched off" in typed(made, "inspect").stdout
