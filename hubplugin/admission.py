@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,8 +30,10 @@ class Admission:
     more than `share` of the bank: by default the largest share that any target of the gallery had at the fit.
 
     policy: "admit" writes it with its offset and logs a warning; "quarantine" writes it with an offset with which it is
-    not found, until the next refresh; "refuse" raises InputError before anything is written. hook: is called with the
-    id of each flagged newcomer, or its row where it has none yet, and the reason.
+    not found; "refuse" raises InputError before anything is written. A Qdrant client also enters what it keeps out into
+    the quarantine list of the collection, so that it stays there; a Faiss index in memory has no list, and the next
+    refresh gives it the model's offset: keep what the hook is told. hook: is called with the id of each flagged
+    newcomer, or its row where it has none yet, and the reason.
     """
 
     policy: Literal["admit", "quarantine", "refuse"] = "admit"
@@ -51,16 +53,20 @@ class Admission:
         compute = compute or Compute()
         offsets = model.offsets(vectors, device=compute.device, memory=compute.memory)
         reasons = self.reasons(model, vectors, compute)
-        for row, reason in reasons.items():
-            logger.warning("newcomer %r looks planted: %s", ids[row], reason)
-            if self.hook is not None:
-                self.hook(ids[row], reason)
-        if reasons and self.policy == "refuse":
-            named = "; ".join(f"{ids[row]!r}: {reason}" for row, reason in list(reasons.items())[:NAMED])
-            raise InputError(f"{len(reasons)} of {len(vectors)} newcomers look planted, and none is written: {named}")
+        self.tell({ids[row]: reason for row, reason in reasons.items()}, len(vectors))
         if reasons and self.policy == "quarantine":
             offsets[list(reasons)] = floor_of(model)
         return offsets
+
+    def tell(self, reasons: Mapping[int | str, str], newcomers: int) -> None:
+        """Logs why some of the newcomers are flagged, by id, and calls the hook; raises InputError to refuse all."""
+        for name, reason in reasons.items():
+            logger.warning("newcomer %r looks planted: %s", name, reason)
+            if self.hook is not None:
+                self.hook(name, reason)
+        if reasons and self.policy == "refuse":
+            named = "; ".join(f"{name!r}: {reason}" for name, reason in list(reasons.items())[:NAMED])
+            raise InputError(f"{len(reasons)} of {newcomers} newcomers look planted, and none is written: {named}")
 
     def reasons(self, model: OffsetModel, vectors: np.ndarray, compute: Compute) -> dict[int, str]:
         """Why some of `vectors` are flagged, by row."""

@@ -6,12 +6,13 @@ import functools
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from qdrant_client import models
 
+from hubplugin.admission import Admission
 from hubplugin.errors import InputError, StoreError
 from hubplugin.model import OffsetModel
 from hubplugin.recording import Recorder
@@ -55,8 +56,8 @@ class CorrectionCache:
 
     raw: the plain client. compute: runs a function, in a thread for the async client. oversampling, hnsw_ef: take the
     places of the calibrated ones. share: of the searches that are corrected. shadow: asks each the other way, too.
-    recorder: keeps the queries, if they are to be kept. heeds_switch: whether a correction that is switched off is not
-    searched.
+    recorder: keeps the queries, if they are to be kept. admission: judges newcomers, if they are to be judged.
+    heeds_switch: whether a correction that is switched off is not searched.
     """
 
     raw: Any
@@ -66,6 +67,7 @@ class CorrectionCache:
     share: float = 1.0
     shadow: Shadow | None = None
     recorder: Recorder | None = None
+    admission: Admission | None = None
     heeds_switch: bool = True
     known: dict[str, CachedManifest] = field(default_factory=dict)
     fits: dict[str, OffsetModel] = field(default_factory=dict)
@@ -200,14 +202,16 @@ class CorrectionCache:
             pairs.append((version, self.fits[version.model]))
         return pairs
 
-    def stored_offsets(self, known: CachedManifest, vectors: list[Any], payloads: list[Any]) -> Operation:
+    def stored_offsets(
+        self, known: CachedManifest, vectors: list[Any], payloads: list[Any], held: Collection[int] = ()
+    ) -> Operation:
         """What the points of `vectors` and `payloads` store, one each; see `stored_offsets.stored_offsets`."""
         fitted = yield from self.fitted(known)
         if known.manifest and awaits_embedding(vectors, known.manifest):
             self.warn(
                 f"collection {known.collection!r}: documents that the server embeds get no offset here; run refresh"
             )
-        return (yield self.compute(lambda: stored_offsets(vectors, payloads, fitted)))
+        return (yield self.compute(lambda: stored_offsets(vectors, payloads, fitted, held)))
 
     def embedded_queries(self, requests: list[models.QueryRequest]) -> Operation:
         """`requests` with the documents that they ask for the nearest of embedded, as the plain client would do it."""

@@ -11,12 +11,14 @@ from typing import Any, TypeVar
 from qdrant_client import AsyncQdrantClient, QdrantClient
 from qdrant_client.client_base import QdrantBase
 
+from hubplugin.admission import Admission
 from hubplugin.errors import InputError
 from hubplugin_qdrant import collection_operations as collections
 from hubplugin_qdrant import plain_client
 from hubplugin_qdrant import search_operations as searches
 from hubplugin_qdrant import write_operations as writes
 from hubplugin_qdrant.cached_manifest import CorrectionCache, OfClient
+from hubplugin_qdrant.newcomers import at_once
 from hubplugin_qdrant.operations import Arguments, Operation, run, run_async
 from hubplugin_qdrant.recorded_queries import Record, recorder_of
 from hubplugin_qdrant.shadow import Hook, TaskShadow, ThreadShadow
@@ -37,23 +39,15 @@ def require_client(client: object, kind: type[Client]) -> Client:
 
 
 def _corrections(
-    raw: QdrantClient | AsyncQdrantClient,
-    oversampling: float | None,
-    hnsw_ef: int | None,
-    share: float,
-    shadow: bool | Hook,
-    record: Record,
+    raw: QdrantClient | AsyncQdrantClient, shadow: bool | Hook, record: Record, **settings: Any
 ) -> CorrectionCache:
-    """What a corrected client over `raw` knows and does; the async one computes in a thread."""
+    """What a corrected client over `raw` knows and does; the async one computes in a thread. settings: further fields
+    of the CorrectionCache."""
     is_async = isinstance(raw, AsyncQdrantClient)
     kind = TaskShadow if is_async else ThreadShadow
-    compute = asyncio.to_thread if is_async else _at_once
+    compute = asyncio.to_thread if is_async else at_once
     asked = None if shadow is False else kind(None if shadow is True else shadow)
-    return CorrectionCache(raw, compute, oversampling, hnsw_ef, share, asked, recorder_of(record))
-
-
-def _at_once(function: Callable[[], Any]) -> Any:
-    return function()
+    return CorrectionCache(raw, compute, shadow=asked, recorder=recorder_of(record), **settings)
 
 
 def _arguments(method: Callable[..., object]) -> Callable[[tuple[object, ...], Arguments], Arguments]:
@@ -109,7 +103,7 @@ def _upload_corrected(method: Method, operation: OfClient) -> Method:
             return run(_driven(operation(self._corrections, given)))
         client = QdrantClient(**self.init_options)
         try:
-            return run(operation(CorrectionCache(client, _at_once), given))
+            return run(operation(CorrectionCache(client, at_once, admission=self._corrections.admission), given))
         finally:
             client.close()
 
@@ -150,6 +144,11 @@ class HubQdrantClient(QdrantClient):
 
     record: a folder, in which a sample of the dense queries to each collection and vector is kept, for a query bank;
     nothing is kept by default. A `hubplugin.Recorder` has further settings. See docs/recording.md.
+
+    admission: what becomes of written vectors that look planted, a `hubplugin.admission.Admission`; None looks at
+    nothing. What its policy "quarantine" keeps out is in the quarantine list of the collection before it is written.
+    A write that is refused writes nothing, of a batch of operations too. An upload is read whole before its first point
+    is written. See docs/security.md.
     """
 
     def __init__(
@@ -160,11 +159,13 @@ class HubQdrantClient(QdrantClient):
         share: float = 1.0,
         shadow: bool | Hook = False,
         record: Record = None,
+        admission: Admission | None = None,
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
         raw = plain_client.over_connection_of(self, QdrantClient)
-        self._corrections = _corrections(raw, oversampling, hnsw_ef, share, shadow, record)
+        settings = {"oversampling": oversampling, "hnsw_ef": hnsw_ef, "share": share, "admission": admission}
+        self._corrections = _corrections(raw, shadow, record, **settings)
 
     @classmethod
     def wrap(
@@ -176,11 +177,13 @@ class HubQdrantClient(QdrantClient):
         share: float = 1.0,
         shadow: bool | Hook = False,
         record: Record = None,
+        admission: Admission | None = None,
     ) -> HubQdrantClient:
         """A corrected client over the connection of `client`; closing either closes both."""
         raw = require_client(client, QdrantClient)
         wrapped = plain_client.over_connection_of(raw, cls)
-        wrapped._corrections = _corrections(raw, oversampling, hnsw_ef, share, shadow, record)
+        settings = {"oversampling": oversampling, "hnsw_ef": hnsw_ef, "share": share, "admission": admission}
+        wrapped._corrections = _corrections(raw, shadow, record, **settings)
         return wrapped
 
     @property
@@ -243,11 +246,13 @@ class AsyncHubQdrantClient(AsyncQdrantClient):
         share: float = 1.0,
         shadow: bool | Hook = False,
         record: Record = None,
+        admission: Admission | None = None,
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
         raw = plain_client.over_connection_of(self, AsyncQdrantClient)
-        self._corrections = _corrections(raw, oversampling, hnsw_ef, share, shadow, record)
+        settings = {"oversampling": oversampling, "hnsw_ef": hnsw_ef, "share": share, "admission": admission}
+        self._corrections = _corrections(raw, shadow, record, **settings)
 
     @classmethod
     def wrap(
@@ -259,11 +264,13 @@ class AsyncHubQdrantClient(AsyncQdrantClient):
         share: float = 1.0,
         shadow: bool | Hook = False,
         record: Record = None,
+        admission: Admission | None = None,
     ) -> AsyncHubQdrantClient:
         """A corrected client over the connection of `client`; closing either closes both."""
         raw = require_client(client, AsyncQdrantClient)
         wrapped = plain_client.over_connection_of(raw, cls)
-        wrapped._corrections = _corrections(raw, oversampling, hnsw_ef, share, shadow, record)
+        settings = {"oversampling": oversampling, "hnsw_ef": hnsw_ef, "share": share, "admission": admission}
+        wrapped._corrections = _corrections(raw, shadow, record, **settings)
         return wrapped
 
     @property

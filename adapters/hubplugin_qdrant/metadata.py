@@ -68,13 +68,22 @@ def read_quarantine(client: QdrantClient, collection: str) -> Quarantine:
         if fault_of(error) is Fault.MISSING:
             return Quarantine()
         raise
+    return quarantine_of(found, collection)
+
+
+def quarantine_of(found: list[models.Record], collection: str) -> Quarantine:
+    """The list in what was read of the metadata collection: an empty one where nothing was."""
     return parse(json.dumps(found[0].payload), repr(m.metadata_collection(collection))) if found else Quarantine()
 
 
 def write_quarantine(client: QdrantClient, collection: str, quarantine: Quarantine) -> None:
     """Puts the list in the place of the one before, in one step."""
-    listed = models.PointStruct(id=m.QUARANTINE_ID, vector={}, payload=quarantine.model_dump(mode="json"))
-    client.upsert(m.metadata_collection(collection), [listed], wait=True)
+    client.upsert(m.metadata_collection(collection), [quarantine_point(quarantine)], wait=True)
+
+
+def quarantine_point(quarantine: Quarantine) -> models.PointStruct:
+    """The list as the point of the metadata collection that it is."""
+    return models.PointStruct(id=m.QUARANTINE_ID, vector={}, payload=quarantine.model_dump(mode="json"))
 
 
 def manifest_point(manifest: Manifest) -> models.PointStruct:

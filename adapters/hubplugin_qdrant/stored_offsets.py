@@ -6,13 +6,14 @@ Pure: the two storages, and what a point holds for each version that is kept up.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from qdrant_client import models
 
+from hubplugin.methods.robust import floor_of
 from hubplugin.metric import Metric, augment_targets, normalise
 from hubplugin.model import OffsetModel, Value
 from hubplugin_qdrant.manifest import Manifest, Payload, Version
@@ -142,11 +143,15 @@ def value_at(payload: Payload | None, key: str) -> object:
 
 
 def stored_offsets(
-    vectors: Sequence[GivenVector], payloads: Sequence[Payload | None], fitted: Sequence[tuple[Version, OffsetModel]]
+    vectors: Sequence[GivenVector],
+    payloads: Sequence[Payload | None],
+    fitted: Sequence[tuple[Version, OffsetModel]],
+    held: Collection[int] = (),
 ) -> list[StoredOffsets]:
     """What the points of `vectors` store. A client gives a vector as a list, an array, or a dict of them by name.
 
-    payloads: of the same points; they say which group a point is in, where a model has groups.
+    payloads: of the same points; they say which group a point is in, where a model has groups. held: the rows of those
+    that must not be found.
 
     A vector that is absent, not yet embedded or of another dimension has no offset; whether it may be written is the
     server's to say. One of length 0, which has no cosine, gets the neutral value in the place of the one before.
@@ -154,24 +159,36 @@ def stored_offsets(
     found = [StoredOffsets() for _ in vectors]
     for version, model in fitted:
         storage = storage_of(version)
-        rows, dense = [], []
-        for row, given in enumerate(vectors):
-            vector = given.get(version.vector) if isinstance(given, dict) else None if version.vector else given
-            if isinstance(vector, (list, tuple, np.ndarray)) and len(vector) == version.dim:
-                array = np.asarray(vector)
-                usable = array.ndim == 1 and array.dtype.kind in "fiu" and np.isfinite(array).all()
-                if usable and version.metric is Metric.COSINE and not array.any():
-                    storage.put(storage.neutral(), found[row])
-                elif usable:
-                    rows.append(row)
-                    dense.append(array)
+        rows, matrix, neutral = usable(vectors, version)
+        for row in neutral:
+            storage.put(storage.neutral(), found[row])
         if rows:
-            matrix = np.array(dense, np.float32)
             key = version.group_by
             offsets = model.offsets(matrix, groups=[group_of(payloads[row], key) for row in rows] if key else None)
+            if held:
+                offsets = np.where([row in held for row in rows], np.float32(floor_of(model)), offsets)
             for row, value in zip(rows, storage.values(matrix, offsets), strict=True):
                 storage.put(value, found[row])
     return found
+
+
+def usable(vectors: Sequence[GivenVector], version: Version) -> tuple[list[int], np.ndarray, list[int]]:
+    """The rows of `vectors` that bring one that `version` can judge, these vectors [b, dim], and the rows of those of
+    length 0, which have no cosine."""
+    rows, dense, neutral = [], [], []
+    for row, given in enumerate(vectors):
+        vector = given.get(version.vector) if isinstance(given, dict) else None if version.vector else given
+        if not isinstance(vector, (list, tuple, np.ndarray)) or len(vector) != version.dim:
+            continue
+        array = np.asarray(vector)
+        if array.ndim != 1 or array.dtype.kind not in "fiu" or not np.isfinite(array).all():
+            continue
+        if version.metric is Metric.COSINE and not array.any():
+            neutral.append(row)
+        else:
+            rows.append(row)
+            dense.append(array)
+    return rows, np.array(dense, np.float32), neutral
 
 
 def awaits_embedding(vectors: Sequence[GivenVector], manifest: Manifest) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from qdrant_client import models
@@ -12,6 +13,7 @@ from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.cached_manifest import CachedManifest, CorrectionCache, again_if_changed
 from hubplugin_qdrant.manifest import Manifest, Payload
+from hubplugin_qdrant.newcomers import at_once, kept_out
 from hubplugin_qdrant.operations import Arguments, GivenVector, Operation, PointId
 from hubplugin_qdrant.requests import offsets_in_writes as writes
 from hubplugin_qdrant.requests.selectors import selector_fields
@@ -27,7 +29,9 @@ def upsert(cache: CorrectionCache, arguments: Arguments) -> Operation:
     if known.manifest is None:
         return (yield cache.raw.upsert(**arguments))
     points = yield cache.compute(lambda: plain_client.embedded(cache.raw, writes.as_rest(arguments["points"])))
-    found = yield from cache.stored_offsets(known, writes.vectors_of(points), writes.payloads_of(points))
+    ids, vectors = writes.ids_of(points), writes.vectors_of(points)
+    held = _rows(ids, (yield from kept_out(cache, known, ids, vectors)))
+    found = yield from cache.stored_offsets(known, vectors, writes.payloads_of(points), held)
     if arguments.get("update_filter") is None and arguments.get("update_mode") is None:
         found, apart = writes.apart(points, found)
         if apart:
@@ -44,12 +48,16 @@ def upload_points(cache: CorrectionCache, arguments: Arguments) -> Operation:
     known = yield from cache.lookup_to_upload(arguments["collection_name"])
     if known.manifest is None:
         return (yield cache.raw.upload_points(**arguments))
-    fitted = yield from cache.fitted(known)
+    fitted, given, out = (yield from cache.fitted(known)), arguments["points"], frozenset[PointId]()
+    if cache.admission is not None:  # which judges all before the first is written
+        given = plain_client.embedded(cache.raw, writes.as_rest(given))
+        out = yield from kept_out(cache, known, writes.ids_of(given), writes.vectors_of(given), at_once)
 
     def points() -> Iterator[models.PointStruct]:
-        for chunk in writes.chunks(arguments["points"], OFFSETS_AT_ONCE):
+        for chunk in writes.chunks(given, OFFSETS_AT_ONCE):
             embedded = plain_client.embedded(cache.raw, writes.as_rest(chunk))
-            found = stored_offsets(writes.vectors_of(embedded), writes.payloads_of(embedded), fitted)
+            held = _rows(writes.ids_of(embedded), out)
+            found = stored_offsets(writes.vectors_of(embedded), writes.payloads_of(embedded), fitted, held)
             yield from writes.as_structs(writes.with_stored(embedded, found))
 
     return (yield cache.raw.upload_points(**(arguments | {"points": points()})))
@@ -64,14 +72,21 @@ def upload_collection(cache: CorrectionCache, arguments: Arguments) -> Operation
     if isinstance(vectors, dict):
         columns, shortest = vectors, min(map(len, vectors.values()))
         vectors = ({name: column[row] for name, column in columns.items()} for row in range(shortest))
+    held: Collection[int] = ()
+    if cache.admission is not None:  # which judges all before the first is written
+        vectors, ids = plain_client.embedded(cache.raw, list(vectors)), arguments.get("ids")
+        ids = [str(uuid.uuid4()) for _ in vectors] if ids is None else list(itertools.islice(ids, len(vectors)))
+        held = _rows(ids, (yield from kept_out(cache, known, ids, vectors[: len(ids)], at_once)))
+        arguments = arguments | {"ids": ids}
 
     def points() -> Iterator[tuple[GivenVector, Payload | None]]:
         """Each vector and payload with its offsets; ends with the shorter of the two."""
         beside = iter(payloads) if payloads is not None else itertools.repeat({})
-        for chunk in writes.chunks(vectors, OFFSETS_AT_ONCE):
+        for number, chunk in enumerate(writes.chunks(vectors, OFFSETS_AT_ONCE)):
             embedded = plain_client.embedded(cache.raw, chunk)
             these = list(itertools.islice(beside, len(embedded)))
-            found = stored_offsets(embedded[: len(these)], these, fitted)
+            rows = {row - number * OFFSETS_AT_ONCE for row in held}
+            found = stored_offsets(embedded[: len(these)], these, fitted, rows)
             for vector, stored, payload in zip(embedded, found, these, strict=False):
                 yield writes.with_vectors(vector, stored), writes.with_offsets(payload, stored)
 
@@ -162,6 +177,9 @@ def _update(
     """The results of `operations`, one each, made in their order together with what must go with them."""
     for operation in operations:
         writes.check(operation)
+    written = [points for points in map(writes.points_of, operations) if points is not None]
+    ids = [key for points in written for key in writes.ids_of(points)]
+    out = yield from kept_out(cache, known, ids, [vector for points in written for vector in writes.vectors_of(points)])
     options = _options(arguments)
     pending: list[models.UpdateOperation] = []
     asked: list[int] = []  # which of the pending ones were asked for
@@ -182,7 +200,8 @@ def _update(
                 payloads = yield from _groups_of(cache, known, operation.update_vectors, flush)
             else:
                 payloads = writes.payloads_of(points)
-            found = yield from cache.stored_offsets(known, writes.vectors_of(points), payloads)
+            held = _rows(writes.ids_of(points), out)
+            found = yield from cache.stored_offsets(known, writes.vectors_of(points), payloads, held)
         kept: writes.Offsets = {}
         if selector is not None:
             yield from flush(wait=True)  # what is kept is what the operations before have left
@@ -192,6 +211,11 @@ def _update(
         pending.extend(together)
     yield from flush()
     return results
+
+
+def _rows(ids: Sequence[PointId], out: Collection[PointId]) -> set[int]:
+    """The rows of those of `ids` that are kept out."""
+    return {row for row, key in enumerate(ids) if key in out} if out else set()
 
 
 def _options(arguments: Arguments) -> Arguments:

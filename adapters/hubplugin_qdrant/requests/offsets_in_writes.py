@@ -19,6 +19,11 @@ Offsets: TypeAlias = dict[PointId, dict[str, float]]
 """The numbers that points store, by id."""
 
 
+def ids_of(points: Points | Written) -> list[PointId]:
+    """The ids of what `upsert` takes, one a point."""
+    return list(points.ids) if isinstance(points, models.Batch) else [point.id for point in points]
+
+
 def vectors_of(points: Points | Written) -> list[GivenVector]:
     """The vectors of what `upsert` takes, one a point."""
     if isinstance(points, models.Batch):
@@ -73,10 +78,9 @@ def apart(points: Points, stored: Sequence[StoredOffsets]) -> tuple[list[StoredO
     A server 1.14 keeps the payload that a point has if it is written without one, or, by gRPC, with an empty one: an
     offset in a payload would take the place of it all. Later ones clear it.
     """
-    ids = points.ids if isinstance(points, models.Batch) else [point.id for point in points]
     bare = [not payload and bool(each.offsets) for payload, each in zip(payloads_of(points), stored, strict=True)]
     rest = [StoredOffsets({}, each.vectors) if alone else each for each, alone in zip(stored, bare, strict=True)]
-    return rest, {key: each.offsets for key, each, alone in zip(ids, stored, bare, strict=True) if alone}
+    return rest, {key: each.offsets for key, each, alone in zip(ids_of(points), stored, bare, strict=True) if alone}
 
 
 def as_structs(points: Points) -> list[models.PointStruct]:
