@@ -108,12 +108,14 @@ class VersionsFigures(TypedDict):
 
 
 class RollbackFigures(TypedDict):
-    """The version that was left, null if searches were raw, and the one that is active now."""
+    """The version that was left, null if searches were raw, and the one that is active now. quarantined: targets that
+    came into quarantine after it was made, and may have their old offset until a refresh."""
 
     store: str
     written: bool
     left: VersionFigures | None
     active: VersionFigures
+    quarantined: int
 
 
 class OffsetsFigures(TypedDict):
@@ -193,7 +195,8 @@ def of_version(version: StoredVersion) -> VersionFigures:
 
 def of_rollback(url: str, done: RolledBack) -> RollbackFigures:
     left = None if done.left is None else of_version(done.left)
-    return {"store": url, "written": done.written, "left": left, "active": of_version(done.active)}
+    active, quarantined = of_version(done.active), done.quarantined
+    return {"store": url, "written": done.written, "left": left, "active": active, "quarantined": quarantined}
 
 
 def of_applied(url: str, applied: Applied) -> AppliedFigures:

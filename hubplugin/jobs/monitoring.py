@@ -162,6 +162,7 @@ def monitor(
     queries: live queries [m, d]; by default those that were recorded since the version was made. clicks: the id in the
     store that each of `queries` led to, -1 for none. Looks at 2,000 targets and searches for 200 queries, drawn at
     random, whatever the size of the store. Changes nothing.
+    It names no targets: `inspect` names what looks planted, and reads the whole store for it.
 
     Raises StoreError for a store without an active correction, InputError for queries or clicks that cannot be used.
     """
