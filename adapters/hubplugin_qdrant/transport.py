@@ -89,9 +89,17 @@ class Transport:
             stop=lambda state: _patience_is_over(state) or given_up.is_set(),
             sleep=self._sleep,
             wait=_wait,
+            before_sleep=self._tell,
             reraise=True,
         )
         return attempts(lambda: finished(call(*given, **named)))
+
+    def _tell(self, state: RetryCallState) -> None:
+        """Says that a request is repeated: a warning the first time. What the server said may hold a secret."""
+        error = state.outcome.exception() if state.outcome is not None else None
+        level = logging.WARNING if state.attempt_number == 1 else logging.DEBUG
+        fault = fault_of(error).name.lower().replace("_", " ")
+        logger.log(level, "%s: a request failed (%s: %s), asked again", self.url, type(error).__name__, fault)
 
     def _sleep(self, seconds: float) -> None:
         """Waits before a request is repeated, unless this run is given up."""

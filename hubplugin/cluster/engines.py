@@ -31,6 +31,9 @@ class DaskExecutor(Executor):
         future: Future[Result] = self._executor.submit(_beside, home, fn, *args, **kwargs)
         return future
 
+    def has_workers(self) -> bool:
+        return bool(self._client.scheduler_info()["workers"])
+
     def _home(self, shard: Shard) -> Any:
         """Where a shard lies, as Dask's scheduler sees it: at whatever is cheap to send nowhere else. Binding work to a
         worker by its address would have it wait for ever once all workers were lost at one time."""

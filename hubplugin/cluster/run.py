@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from dataclasses import dataclass, field, replace
@@ -15,8 +16,13 @@ from hubplugin.errors import ClusterError, HubpluginError, Parameter
 from hubplugin.reductions import Found
 from hubplugin.vectors import one_line
 
+logger = logging.getLogger(__name__)
+
 ATTEMPTS = 5
 """How often a task is tried whose worker is lost, or that fails for no fault of the vectors."""
+
+SILENT_SECONDS = 30.0
+"""After so long without any result an executor that can tell is asked whether it has workers at all."""
 
 
 @dataclass
@@ -42,8 +48,9 @@ class Step:
                     self._submit(number, order)
                 else:
                     yield number, before
+            logger.info("%s: %d of %d shards to do", self.name, len(self._pending), len(orders))
             while self._pending:
-                for future in wait(self._pending, return_when=FIRST_COMPLETED).done:
+                for future in self._ended():
                     number, order = self._pending.pop(future)
                     found = self._result(future, number, order)
                     if found is not None:
@@ -54,6 +61,21 @@ class Step:
                 if not future.cancel() and future.done() and future.exception() is None:
                     self._keep(number, order, future.result())
             self._pending.clear()
+
+    def _ended(self) -> set[Future[Found | None]]:
+        """Those that have ended, at least one. Waits for it, and tells once where there is nobody to wait for."""
+        ended = wait(self._pending, SILENT_SECONDS, FIRST_COMPLETED).done
+        has_workers = getattr(self.executor, "has_workers", None)
+        while not ended:
+            if has_workers is not None and not has_workers():
+                logger.warning(
+                    "nothing has come for %g s, for the cluster has no worker; start some, and this run goes on, or "
+                    "stop it: with workspace= what is done is not lost",
+                    SILENT_SECONDS,
+                )
+                has_workers = None
+            ended = wait(self._pending, SILENT_SECONDS, FIRST_COMPLETED).done
+        return ended
 
     def _result(self, future: Future[Found | None], number: int, order: Order) -> Found | None:
         """What an order found; None if it had to be sent again."""
@@ -70,6 +92,7 @@ class Step:
                     f"{order.shard.name}: {order.task.what} failed {ATTEMPTS} times, the last time with "
                     f"{type(error).__name__}: {one_line(error)}"
                 ) from None
+            logger.warning("%s: %s failed with %s, done again", order.shard.name, order.task.what, type(error).__name__)
             self._submit(number, replace(order, attempt=order.attempt + 1))
             return None
         if found is None:

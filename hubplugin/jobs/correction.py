@@ -3,6 +3,7 @@ are kept the store's."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
@@ -34,6 +35,8 @@ from hubplugin.selection import (
 from hubplugin.store import KEEP, Store
 from hubplugin.texts import Embed, vectors_of
 from hubplugin.vectors import Progress, VectorLike, Vectors
+
+logger = logging.getLogger(__name__)
 
 
 def apply(
@@ -162,6 +165,8 @@ def _fitted(
     robust: bool,
 ) -> _Fitted:
     """A model for the whole gallery, or for its groups. configuration: None where it is chosen."""
+    named = "auto" if configuration is None else configuration.name
+    logger.info("fitting %s on %d bank queries", named, len(banks.given.query_bank))
     judgement = None
     with closing(Experiment(banks)) as experiment:
         guarded = group_by is None and not force
@@ -174,6 +179,7 @@ def _fitted(
             judgement = check_by(experiment, configuration)
     if group_by is None:
         model = configuration.fit(banks.given)
+        logger.info("fitted %s", model)
         return _Fitted(bounded(model, banks.given) if robust else model, judgement)
     assert isinstance(gallery, SpooledGallery)
     model, neutral = fit_within(banks, configuration, group_by, gallery.groups(), force)

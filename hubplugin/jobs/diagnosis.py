@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -37,10 +38,12 @@ from hubplugin.selection import (
 from hubplugin.selection.experiment import require_enough
 from hubplugin.selection.trials import OCCURRENCE
 from hubplugin.texts import Embed, vectors_of
-from hubplugin.vectors import Progress, Scannable, VectorLike
+from hubplugin.vectors import Progress, Scannable, VectorLike, Vectors
 
 if TYPE_CHECKING:
     from hubplugin.store import Id, Store
+
+logger = logging.getLogger(__name__)
 
 LISTED = 20
 """How many that are never found are named."""
@@ -174,13 +177,12 @@ def diagnose(
     chosen = Metric.parse(metric if metric is not None else getattr(targets, "metric", Metric.COSINE))
     compute = Compute(device, memory, progress)
     bank = vectors_of(queries, embed, progress=progress)
-    dim = getattr(targets, "dim", bank.dim)  # which a store knows without being read
-    if dim != bank.dim:
-        raise InputError(f"{bank.name} has {bank.dim} dimensions, {getattr(targets, 'url', 'targets')} has {dim}")
+    _require_dim(bank, targets)
     banks = Banks.read(bank, target_bank, pairs, chosen, compute, same_kind)
     require_enough(len(banks.given.distinct))  # before the gallery is read
     banks = banks.against(targets)
     given, gallery = banks.given, banks.given.require_targets("auto")
+    logger.info("diagnosing %d targets by %d queries", gallery.rows, len(given.query_bank))
     nearest = TopK(DEEP)
     search(given.query_bank, gallery, chosen, compute, nearest, what="finding the hubs")
     found = nearest.rows[0]
@@ -190,6 +192,7 @@ def diagnose(
         choice = choose_by(experiment)
         (judgement,) = judge_by(experiment, [choice.winner])
         points = curve_by(experiment) if curve else []
+    logger.info("diagnosed")
     return Diagnosis(
         targets=gallery.rows,
         queries=len(given.query_bank),
@@ -199,6 +202,12 @@ def diagnose(
         curve=points,
         **_told(targets, occurrence, len(given.query_bank), names),
     )
+
+
+def _require_dim(bank: Vectors, targets: object) -> None:
+    dim = getattr(targets, "dim", bank.dim)  # which a store knows without being read
+    if dim != bank.dim:
+        raise InputError(f"{bank.name} has {bank.dim} dimensions, {getattr(targets, 'url', 'targets')} has {dim}")
 
 
 def _told(targets: object, occurrence: np.ndarray, queries: int, names: Naming | None) -> dict[str, Any]:

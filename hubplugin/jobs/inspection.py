@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,8 @@ from hubplugin.reductions import Compute
 from hubplugin.selection.trials import OCCURRENCE
 from hubplugin.store import Correction, Id, Store
 from hubplugin.vectors import Progress
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ def inspect(
     """What correction lies in `store`, whether every target has the offset that its vector gives, and what it does to
     hubness now, seen by searching for `probes` queries of the bank; 0 searches for none."""
     found = store.correction()
+    logger.info("%s: inspecting", store.url)
     compute = Compute(device, memory, progress)
     health: dict[str, Any] = {}
     if found is not None and found.active and probes and has_bank(found.model):
@@ -97,4 +101,5 @@ def inspect(
         health |= {name: getattr(beside, name) for name in ("missing", "stale", "foreign", "unjudged")}
         if beside.edges is not None and beside.counts is not None:
             health["offsets"] = (beside.edges.tolist(), beside.counts.tolist())
+    logger.info("%s: inspected", store.url)
     return Inspection(store.url, store.metric, store.dim, store.count(), found, notes=store.notes(), **health)

@@ -176,7 +176,7 @@ def monitor(
     given = store.recorded(_seconds(version.made)) if queries is None else bank_for(store, queries)
     known = None if clicks is None or given is None else _clicks(clicks, given)
     live, bank = _live(given, found.model, rng), _bank(found.model)
-    logger.info("%s: %d live queries, %d of the bank", store.url, len(live), len(bank))
+    logger.info("%s: looking at samples, with %d live queries and %d of the bank", store.url, len(live), len(bank))
     asked = live if len(live) >= FEWEST_LIVE else bank
     return Monitored(
         store.url,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import logging
 from collections.abc import Sequence
 from typing import Literal
 
@@ -12,6 +13,8 @@ from hubplugin.methods.robust import floor_of
 from hubplugin.quarantine import Quarantine
 from hubplugin.reductions import Compute
 from hubplugin.store import Id, Store
+
+logger = logging.getLogger(__name__)
 
 COARSEST = 1e-3
 """A store that rounds offsets by more has codes, and a floor among them would leave nothing of the others."""
@@ -37,6 +40,7 @@ def quarantine(
     that are not there or not listed, and without a reason.
     """
     store.write_quarantine(planned(store, what, ids, why, who))
+    logger.info("%s: quarantine list written, %s of %d targets", store.url, what, len(ids))
     compute = compute or Compute()
     return refresh(store, device=compute.device, memory=compute.memory, progress=compute.progress)
 

@@ -112,6 +112,7 @@ def refit(
         configuration.require_banks(banks.given)
     if not force:
         require_size(banks, configuration)
+    logger.info("%s: fitting %s anew", store.url, configuration.name if configuration is not None else "auto")
     gallery = SpooledGallery(store, progress, None, banks.clicks)
     banks = banks.against(gallery.vectors, gallery.rows)
     configuration, beside, judgement = _tried(banks, configuration, old, force)

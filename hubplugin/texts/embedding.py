@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -13,6 +14,8 @@ from hubplugin.texts.cache import Cache
 from hubplugin.texts.files import read_texts
 from hubplugin.texts.models import Embedder, model_of
 from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
+
+logger = logging.getLogger(__name__)
 
 Embed: TypeAlias = Embedder | str | None
 """What embeds texts: a function from texts [b] to vectors [b, d], or its name: `sentence-transformers:NAME`,
@@ -56,6 +59,7 @@ def embedded(
     known = {} if cache is None else cache.get(texts)
     lacking = [text for text in dict.fromkeys(texts) if text not in known]
     embedder = embed if model is None else model.load() if lacking else None
+    logger.info("%s: %d texts, %d of them to be embedded", name, len(texts), len(lacking))
     for start in range(0, len(lacking), BATCH):
         batch = lacking[start : start + BATCH]
         vectors = _batch(embedder, batch, name)

@@ -48,6 +48,18 @@ def expected(bank, gallery):
     return hubplugin.fit(bank, targets=gallery).offsets(gallery)
 
 
+def test_dask_tells_whether_it_has_workers():
+    distributed = pytest.importorskip("distributed")
+    with (
+        distributed.LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        executor = DaskExecutor(client)
+        assert executor.has_workers()
+        client.retire_workers(close_workers=True)
+        assert not executor.has_workers()
+
+
 def test_dask_gives_the_same_offsets(dask, bank, gallery, parts, expected):
     for executor in (DaskExecutor(dask), dask.get_executor()):
         found = hubplugin.fit(bank, targets=parts[8], executor=executor).offsets(gallery)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import hubplugin
-from hubplugin.cluster import Workspace
+from hubplugin.cluster import Workspace, run
 from hubplugin.errors import ClusterError, InputError
 from hubplugin.vectors import shards_of
 from tests.cluster.conftest import Serial
@@ -156,6 +156,36 @@ def test_a_task_whose_worker_is_lost_is_done_again_and_no_other(folder):
     expected, found = fit(folder, steady), fit(folder, losing)
     assert found.fingerprint == expected.fingerprint
     assert sorted(losing.found) == sorted(steady.found)
+
+
+class Abandoned(Serial):
+    """Has no worker until somebody has asked whether it has one."""
+
+    def __init__(self):
+        super().__init__()
+        self.waiting, self.asked = [], 0
+
+    def submit(self, fn, /, order):
+        if self.asked:
+            return super().submit(fn, order)
+        self.waiting.append((Future(), fn, order))
+        return self.waiting[-1][0]
+
+    def has_workers(self):
+        self.asked += 1
+        for future, fn, order in self.waiting:
+            future.set_result(super().submit(fn, order).result())
+        self.waiting.clear()
+        return False
+
+
+def test_a_cluster_without_workers_is_told_once_and_the_run_goes_on_with_new_ones(folder, monkeypatch, caplog):
+    monkeypatch.setattr(run, "SILENT_SECONDS", 0.05)
+    abandoned = Abandoned()
+    assert fit(folder, abandoned).fingerprint == fit(folder).fingerprint
+    told = [record.getMessage() for record in caplog.records if "has no worker" in record.getMessage()]
+    assert (abandoned.asked, len(told)) == (1, 1)
+    assert "start some" in told[0]
 
 
 def test_a_task_that_fails_again_and_again_is_told_with_its_shard(folder):

@@ -501,7 +501,7 @@ def _raise(error):
     "error",
     [refused(503, "Unavailable"), refused(429, "Too Many Requests"), ResponseHandlingException(httpx.ReadTimeout(""))],
 )
-def test_a_server_that_is_away_for_a_moment_does_not_stop_a_run(cosine, monkeypatch, error):
+def test_a_server_that_is_away_for_a_moment_does_not_stop_a_run(cosine, monkeypatch, caplog, error):
     scroll, failures = cosine.plain.scroll, iter([error, error])
 
     def at_first_away(*given, **named):
@@ -513,6 +513,7 @@ def test_a_server_that_is_away_for_a_moment_does_not_stop_a_run(cosine, monkeypa
     monkeypatch.setattr("hubplugin_qdrant.transport.RETRY_WAIT", wait_none())
     cosine.apply()
     assert next(failures, None) is None
+    assert [record.levelname for record in caplog.records if "asked again" in record.getMessage()] == ["WARNING"]
     assert hubplugin_qdrant.inspect(cosine.plain, "photos").missing == 0
 
 
