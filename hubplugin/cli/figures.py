@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal
 
 from typing_extensions import NotRequired, TypedDict  # that of `typing` has no schema before Python 3.12
 
@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from hubplugin.model import OffsetModel
     from hubplugin.selection.trials import Candidate
     from hubplugin.store import StoredVersion
-
-
-Figures: TypeAlias = dict[str, Any]
 
 
 class ModelFigures(TypedDict):

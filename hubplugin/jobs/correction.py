@@ -12,16 +12,15 @@ from dataclasses import dataclass, field, replace
 
 from hubplugin.cluster import Workspace, require_executor
 from hubplugin.errors import InputError, Parameter
-from hubplugin.jobs.comparison import compared, group_key
+from hubplugin.jobs.comparison import group_key
 from hubplugin.jobs.groups import fit_within
 from hubplugin.jobs.reach import require_reach
 from hubplugin.jobs.sharded_store import ShardedStore
 from hubplugin.jobs.spooled_gallery import SpooledGallery
-from hubplugin.jobs.writing import Applied, usable, written
+from hubplugin.jobs.writing import Applied, unwritten, usable, written
 from hubplugin.methods import FitInput, Method, asked_for
 from hubplugin.methods.robust import bounded
 from hubplugin.model import OffsetModel, Setting, Value
-from hubplugin.reductions import Compute
 from hubplugin.selection import (
     Banks,
     Experiment,
@@ -96,9 +95,8 @@ def apply(
         if not force and group_by is None:
             require_reach(fitted.model, bank, gallery.vectors, compute)
         if dry_run:
-            return _unwritten(store, fitted, compute)
-        done = written(store, fitted.model, gallery, compute, keep)
-        return replace(done, neutral=fitted.neutral, judgement=fitted.judgement)
+            return fitted.told(replace(unwritten(store, fitted.model, compute), notes=store.plan()))
+        return fitted.told(written(store, fitted.model, gallery, compute, keep))
 
 
 def _require_by_shards(banks: Banks, group_by: str | None, robust: bool) -> None:
@@ -116,15 +114,6 @@ def _require_usable(store: Store, banks: Banks, configuration: Method | None, fo
         raise InputError(f"{store.url} is empty; add vectors, then correct it")
     if not force:
         require_size(banks, configuration)
-
-
-def _unwritten(store: Store, fitted: _Fitted, compute: Compute) -> Applied:
-    """What writing would do."""
-    beside = compared(store, fitted.model, compute, "comparing offsets")
-    return Applied(
-        fitted.model, beside.scanned, beside.missing, beside.stale, False,
-        fitted.neutral, store.plan(), fitted.judgement, beside.unjudged,
-    )  # fmt: skip
 
 
 def bank_for(
@@ -154,6 +143,10 @@ class _Fitted:
     model: OffsetModel
     judgement: Judgement | None = None
     neutral: Mapping[Value, str] = field(default_factory=dict)
+
+    def told(self, done: Applied) -> Applied:
+        """`done`, with what was tried before."""
+        return replace(done, neutral=self.neutral, judgement=self.judgement)
 
 
 def _fitted(

@@ -7,11 +7,10 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 from hubplugin.errors import CorrectionRefused, InputError, Parameter, StoreError
-from hubplugin.jobs.comparison import compared
 from hubplugin.jobs.correction import bank_for
 from hubplugin.jobs.reach import require_reach
 from hubplugin.jobs.spooled_gallery import SpooledGallery
-from hubplugin.jobs.writing import Applied, usable, written
+from hubplugin.jobs.writing import Applied, unwritten, usable, written
 from hubplugin.methods import METHODS, Method, asked_for
 from hubplugin.methods.robust import bounded
 from hubplugin.model import GroupedModel, OffsetModel, Setting
@@ -120,11 +119,11 @@ def refit(
     new = new if old.bound is None else bounded(new, banks.given)
     if not force:
         require_reach(new, bank, gallery.vectors, compute)
-    if not dry_run:
-        return Refitted(replace(written(store, new, gallery, compute, keep), judgement=judgement), beside)
-    found = compared(store, new, compute, "comparing offsets")
-    applied = Applied(new, found.scanned, found.missing, found.stale, False, notes=store.plan(), judgement=judgement)
-    return Refitted(applied, beside)
+    if dry_run:
+        done = replace(unwritten(store, new, compute), notes=store.plan())
+    else:
+        done = written(store, new, gallery, compute, keep)
+    return Refitted(replace(done, judgement=judgement), beside)
 
 
 def _active(store: Store) -> OffsetModel:

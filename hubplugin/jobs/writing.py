@@ -77,8 +77,7 @@ def refresh(
         state = "a half-written correction; run apply again to finish it" if found else "no correction; apply one first"
         raise StoreError(f"{store.url} has {state}")
     if dry_run:
-        beside = compared(store, found.model, Compute(device, memory, progress), "comparing offsets")
-        return Applied(found.model, beside.scanned, beside.missing, beside.stale, False, unjudged=beside.unjudged)
+        return unwritten(store, found.model, Compute(device, memory, progress))
     return write(store, found.model, device=device, memory=memory, progress=progress)
 
 
@@ -136,6 +135,12 @@ def written(
     if replaces and keep == 0:
         store.prune(0, compute.progress)
     return Applied(model, first.scanned, first.missing, first.stale, notes=store.notes(), unjudged=first.unjudged)
+
+
+def unwritten(store: Store, model: OffsetModel, compute: Compute) -> Applied:
+    """`model` compared with what `store` has, and nothing written."""
+    found = compared(store, model, compute, "comparing offsets")
+    return Applied(model, found.scanned, found.missing, found.stale, False, unjudged=found.unjudged)
 
 
 def usable(device: str, memory: int | str, progress: Progress | None, keep: int) -> Compute:
