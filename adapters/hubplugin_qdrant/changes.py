@@ -10,7 +10,9 @@ import numpy as np
 from qdrant_client import models
 
 from hubplugin.metric import Metric, normalise
+from hubplugin.reductions import Compute, Similarities, dense
 from hubplugin.store import Batch, Id
+from hubplugin.vectors import as_vectors
 from hubplugin_qdrant.requests.selectors import having
 from hubplugin_qdrant.transport import Transport, plain_id
 
@@ -63,13 +65,10 @@ def random_queries(vectors: np.ndarray) -> np.ndarray:
 def expected_scores(metric: Metric, vectors: np.ndarray, queries: np.ndarray) -> np.ndarray:
     """What a server answers of `vectors` [b, d] to `queries` [m, d]: [m, b] float64."""
     if metric is Metric.COSINE:
-        vectors, queries = normalise(vectors, "vectors"), normalise(queries, "queries")
-    given, asked = vectors.astype(np.float64), queries.astype(np.float64)
-    products = np.asarray(asked @ given.T)
-    if metric is not Metric.EUCLIDEAN:
-        return products
-    squares = (asked**2).sum(axis=1)[:, None] + (given**2).sum(axis=1) - 2 * products
-    return np.asarray(np.sqrt(np.maximum(squares, 0)))
+        queries = normalise(queries, "queries")
+    similarities = Similarities(queries, metric, Compute("cpu", precision="float64"))
+    found: np.ndarray = dense(similarities, as_vectors(vectors, "vectors")).numpy()
+    return np.sqrt(np.maximum(-2 * found, 0)) if metric is Metric.EUCLIDEAN else found
 
 
 def rounding(metric: Metric, vectors: np.ndarray, queries: np.ndarray) -> np.ndarray:

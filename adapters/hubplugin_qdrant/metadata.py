@@ -18,13 +18,18 @@ from hubplugin_qdrant.manifest import Manifest, Version
 
 def read_manifest(client: QdrantClient, collection: str) -> Manifest | None:
     """The manifest of `collection` (no alias), or None if it has none."""
+    found = _retrieved(client, collection, m.MANIFEST_ID)
+    return m.parse(found[0].payload or {}, collection) if found else None
+
+
+def _retrieved(client: QdrantClient, collection: str, point: int) -> list[models.Record]:
+    """That point of the metadata collection of `collection`: an empty list where it, or the collection, is missing."""
     try:
-        found = client.retrieve(m.metadata_collection(collection), ids=[m.MANIFEST_ID], with_payload=True)
+        return client.retrieve(m.metadata_collection(collection), ids=[point], with_payload=True)
     except Exception as error:
         if fault_of(error) is Fault.MISSING:
-            return None
+            return []
         raise
-    return m.parse(found[0].payload or {}, collection) if found else None
 
 
 def real_name(client: QdrantClient, name: str) -> str:
@@ -45,12 +50,7 @@ def write_manifest(client: QdrantClient, collection: str, manifest: Manifest) ->
 
 def read_switch(client: QdrantClient, collection: str) -> bool:
     """Whether the correction of `collection` is switched off."""
-    try:
-        found = client.retrieve(m.metadata_collection(collection), ids=[m.SWITCH_ID], with_payload=True)
-    except Exception as error:
-        if fault_of(error) is Fault.MISSING:
-            return False
-        raise
+    found = _retrieved(client, collection, m.SWITCH_ID)
     return bool(found) and m.is_off(found[0].payload)
 
 
@@ -62,13 +62,7 @@ def write_switch(client: QdrantClient, collection: str, off: bool) -> None:
 
 def read_quarantine(client: QdrantClient, collection: str) -> Quarantine:
     """The quarantine list of `collection`, an empty one if it has none."""
-    try:
-        found = client.retrieve(m.metadata_collection(collection), ids=[m.QUARANTINE_ID], with_payload=True)
-    except Exception as error:
-        if fault_of(error) is Fault.MISSING:
-            return Quarantine()
-        raise
-    return quarantine_of(found, collection)
+    return quarantine_of(_retrieved(client, collection, m.QUARANTINE_ID), collection)
 
 
 def quarantine_of(found: list[models.Record], collection: str) -> Quarantine:
