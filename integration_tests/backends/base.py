@@ -1,0 +1,80 @@
+"""What scenarios ask of a place where they run."""
+
+from __future__ import annotations
+
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from qdrant_client import QdrantClient
+
+from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
+from integration_tests.galleries import Collection, Gallery
+
+ABILITIES = {
+    "client": "a shard has no client: tests/qdrant_edge has what else it does",
+    "graph": "it builds no graph",
+    "threads": "it may be used by one thread only",
+    "processes": "no other process can open it by a URL",
+    "disk": "nothing can be closed and opened again",
+    "server": "it is no server",
+    "grpc": "its port for gRPC is not known",
+    "restart": "it cannot be restarted from here",
+    "fresh": "there is no second, empty server beside it",
+    "keyed": "there is no server with an api key beside it",
+    "tls": "there is no server with TLS beside it",
+    "jwt": "no server beside it takes JSON web tokens",
+    "cluster": "it is no cluster",
+    "storage-snapshot": "no server beside it can be started from a snapshot of a whole storage",
+}
+"""What scenarios may need of a backend, and what is said of one that lacks it."""
+
+
+class Backend(ABC):
+    """One place where scenarios run. `can` names what it has of ABILITIES."""
+
+    name: str
+    can: frozenset[str]
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """Why it is not there, and what to start; None if it is there."""
+        return None
+
+    @classmethod
+    def unobtainable(cls) -> str | None:
+        """Why what it needs from elsewhere cannot be had, once that was tried; None if it is here now."""
+        return None
+
+    @contextmanager
+    def started(self, folder: Path) -> Iterator[None]:
+        """Runs it, with `folder` to keep files in, until the session ends."""
+        self.folder = folder
+        yield
+
+    @abstractmethod
+    def gallery(self, **options) -> Gallery:
+        """A fresh gallery under a name of its own; see `galleries`."""
+
+
+class ClientBackend(Backend):
+    """A backend with qdrant-client's API."""
+
+    def gallery(self, **options) -> Gallery:
+        name = f"hubplugin-test-{uuid.uuid4().hex[:12]}"
+        return Collection(self, name, **options)
+
+    @abstractmethod
+    def client(self) -> QdrantClient: ...
+
+    @abstractmethod
+    def wrapped(self, **options) -> HubQdrantClient:
+        """As an application makes one."""
+
+    @abstractmethod
+    def wrapped_async(self, **options) -> AsyncHubQdrantClient: ...
+
+    @abstractmethod
+    def url(self, collection: str) -> str: ...

@@ -1,0 +1,94 @@
+"""Backends without a server: Qdrant Edge, and the local mode of qdrant-client in memory and on disk."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from qdrant_client import AsyncQdrantClient, QdrantClient
+
+from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
+from integration_tests.backends.base import Backend, ClientBackend
+from integration_tests.galleries import Gallery, Shard
+
+
+class Edge(Backend):
+    name = "edge"
+    can = frozenset({"graph", "threads", "processes", "disk"})
+
+    @classmethod
+    def missing(cls) -> str | None:
+        try:
+            import qdrant_edge  # noqa: F401
+        except ImportError:
+            return "pip install 'hubplugin[edge]'"
+        return None
+
+    def gallery(self, **options) -> Gallery:
+        return Shard(self.folder / uuid.uuid4().hex, **options)
+
+
+class Memory(ClientBackend):
+    name = "local"
+    can = frozenset({"client"})
+
+    @contextmanager
+    def started(self, folder: Path) -> Iterator[None]:
+        self._client = QdrantClient(":memory:")
+        yield
+        self._client.close()
+
+    def client(self) -> QdrantClient:
+        return self._client
+
+    def wrapped(self, **options) -> HubQdrantClient:
+        return HubQdrantClient.wrap(self._client, **options)
+
+    def wrapped_async(self, **options) -> AsyncHubQdrantClient:
+        return _async_over(self._client, **options)
+
+    def url(self, collection: str) -> str:
+        raise NotImplementedError("memory has no URL")
+
+
+class Disk(ClientBackend):
+    name = "local-path"
+    can = frozenset({"client", "disk", "processes"})
+
+    @contextmanager
+    def started(self, folder: Path) -> Iterator[None]:
+        self._folder, self._client = folder, None
+        yield
+        self.close()
+
+    def gallery(self, **options) -> Gallery:
+        return super().gallery(**({"rows": 60} | options))  # each point is a transaction of SQLite, one by one
+
+    def client(self) -> QdrantClient:
+        if self._client is None:
+            self._client = QdrantClient(path=str(self._folder))
+        return self._client
+
+    def close(self) -> None:
+        """Lets another process have the folder, until `client` is called again."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def wrapped(self, **options) -> HubQdrantClient:
+        return HubQdrantClient.wrap(self.client(), **options)
+
+    def wrapped_async(self, **options) -> AsyncHubQdrantClient:
+        return _async_over(self.client(), **options)
+
+    def url(self, collection: str) -> str:
+        return f"qdrant-local:{self._folder}/{collection}"
+
+
+def _async_over(client: QdrantClient, **options) -> AsyncHubQdrantClient:
+    """An async client on the collections of a local one: both local modes keep them in the same kind of object."""
+    plain = AsyncQdrantClient(":memory:")
+    plain._client.collections = client._client.collections
+    return AsyncHubQdrantClient.wrap(plain, **options)
