@@ -28,7 +28,7 @@ KILLS = int(os.environ.get("HUBPLUGIN_KILLS", "3"))
 
 @pytest.fixture(scope="module")
 def dask():
-    distributed = pytest.importorskip("distributed")
+    distributed = pytest.importorskip("distributed", reason="pip install 'hubplugin[cluster]'")
     with (
         distributed.LocalCluster(
             n_workers=2, threads_per_worker=1, processes=True, memory_limit="2GiB", dashboard_address=None
@@ -49,7 +49,7 @@ def expected(bank, gallery):
 
 
 def test_dask_tells_whether_it_has_workers():
-    distributed = pytest.importorskip("distributed")
+    distributed = pytest.importorskip("distributed", reason="pip install 'hubplugin[cluster]'")
     with (
         distributed.LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster,
         distributed.Client(cluster) as client,
@@ -164,7 +164,7 @@ def test_a_coordinator_that_is_killed_is_taken_up(bank, gallery, parts, tmp_path
 
 
 def test_a_wrong_address():
-    pytest.importorskip("distributed")
+    pytest.importorskip("distributed", reason="pip install 'hubplugin[cluster]'")
     with (
         pytest.raises(ClusterError, match=r"no Dask scheduler answers at 'tcp://127.0.0.1:9'"),
         dask_cluster("tcp://127.0.0.1:9", 1),
@@ -173,7 +173,7 @@ def test_a_wrong_address():
 
 
 def test_an_address_that_is_none():
-    pytest.importorskip("distributed")
+    pytest.importorskip("distributed", reason="pip install 'hubplugin[cluster]'")
     with pytest.raises(ClusterError, match="no Dask scheduler answers at 'nonsense'"), dask_cluster("nonsense", 1):
         pass
 
@@ -193,7 +193,7 @@ def test_a_process_that_dies_breaks_a_pool_and_is_told(bank, parts, tmp_path):
 
 
 def test_ray_gives_the_same_offsets(bank, gallery, parts, expected):
-    ray = pytest.importorskip("ray")
+    ray = pytest.importorskip("ray", reason="pip install 'hubplugin[ray]'")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
     try:
         found = hubplugin.fit(bank, targets=parts[8], executor=RayExecutor(num_cpus=1)).offsets(gallery)

@@ -139,14 +139,14 @@ FEW = COLLECTIONS[:3]
 """Those of `make check`, which have each distance, storage and client among them; `make test` has all."""
 
 
-def _collections(storages: tuple[str, ...]) -> list[Any]:
+def _collections(storages: tuple[str, ...], among: list[Any] = COLLECTIONS) -> list[Any]:
     return [
         pytest.param(
             of,
             id=f"{of[0] or 'unnamed'}-{of[1].value}-{of[2]}{'-async' if of[3:] else ''}",
             marks=() if of in FEW else pytest.mark.slow,
         )
-        for of in COLLECTIONS
+        for of in among
         if of[2] in storages
     ]
 
@@ -160,6 +160,12 @@ def photos(request) -> Photos:
 @pytest.fixture(params=_collections(("payload",)))
 def in_payload(request) -> Photos:
     """The same with offsets as payload only."""
+    return Photos(QdrantClient(":memory:"), *request.param)
+
+
+@pytest.fixture(params=_collections(("payload", "vector"), [of for of in COLLECTIONS if not of[3:]]))
+def by_sync_client(request) -> Photos:
+    """Those of `photos` whose client is sync."""
     return Photos(QdrantClient(":memory:"), *request.param)
 
 

@@ -227,9 +227,8 @@ def test_uploads_go_through_to_a_collection_that_was_made_anew_past_the_wrapper(
     ]
 
 
-def test_a_collection_that_is_migrated_stays_corrected(photos):
-    if photos.awaited:
-        pytest.skip("the async client has no migrate")
+def test_a_collection_that_is_migrated_stays_corrected(by_sync_client):
+    photos = by_sync_client  # the async client has no migrate
     client, other = photos.apply(), QdrantClient(":memory:")
     client.migrate(HubQdrantClient.wrap(other))
     found = HubQdrantClient.wrap(other).query_points("photos", photos.queries[0], photos.using or None)

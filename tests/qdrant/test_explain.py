@@ -24,9 +24,12 @@ def printed_body(text):
 
 
 @pytest.fixture
+def photos(by_sync_client):
+    return by_sync_client
+
+
+@pytest.fixture
 def store(photos):
-    if photos.awaited:
-        pytest.skip("the store takes no async client")
     photos.apply(agreement=1.0)
     return QdrantStore(photos.plain, "photos", photos.using)
 

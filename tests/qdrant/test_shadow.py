@@ -48,10 +48,8 @@ class Seen(list):
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
-def test_a_shadow_finds_what_the_other_way_would_have_answered(photos, share):
-    if photos.awaited:
-        pytest.skip("the shadow of the async client is tried below")
-    seen = Seen()
+def test_a_shadow_finds_what_the_other_way_would_have_answered(by_sync_client, share):
+    photos, seen = by_sync_client, Seen()
     photos.apply()
     client = photos.wrapped(share=share, shadow=seen)
     answered = [ids(client.query_points("photos", query, photos.using or None)) for query in photos.queries]

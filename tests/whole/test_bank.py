@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import hubplugin
 from hubplugin.cli import app
 from hubplugin_qdrant import HubQdrantClient
+from tests.whole.commands import write_photos
 
 MODEL = """
 import numpy as np
@@ -29,11 +30,7 @@ def other(texts):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, real):
     folder = tmp_path_factory.mktemp("bank")
-    targets = real["test_targets"].astype(np.float32)
-    faiss.normalize_L2(targets)
-    index = faiss.IndexFlatIP(384)
-    index.add(targets)
-    faiss.write_index(index, str(folder / "photos.faiss"))
+    write_photos(folder, real)
     np.save(folder / "bank.npy", real["bank_queries"][:500].astype(np.float32))
     (folder / "bank_model.py").write_text(MODEL)
     return folder

@@ -23,24 +23,15 @@ from hubplugin.cli import app, main
 from hubplugin.cli.wording import as_typed
 from hubplugin.errors import Parameter
 from hubplugin.jobs import inspection
+from tests.whole.commands import hubplugin, write_photos
 
 pytestmark = pytest.mark.slow
-
-COMMAND = Path(sys.executable).with_name("hubplugin")
-
-
-def hubplugin(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, real):
     folder = tmp_path_factory.mktemp("cli")
-    targets = real["test_targets"].astype(np.float32)
-    faiss.normalize_L2(targets)
-    index = faiss.IndexFlatIP(384)
-    index.add(targets)
-    faiss.write_index(index, str(folder / "photos.faiss"))
+    write_photos(folder, real)
     np.save(folder / "bank.npy", real["bank_queries"])
     return folder
 

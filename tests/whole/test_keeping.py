@@ -15,7 +15,7 @@ from hubplugin.cli.schema import FIGURES
 from hubplugin.jobs.versions import rollback
 from hubplugin.jobs.writing import write
 from hubplugin.registry import open_store
-from tests.whole.test_cli import hubplugin
+from tests.whole.commands import hubplugin, write_photos
 
 pytestmark = pytest.mark.slow
 
@@ -24,11 +24,7 @@ pytestmark = pytest.mark.slow
 def corrected(tmp_path_factory, real):
     """An index with two versions of a correction: number 2 is active, 1 is kept."""
     folder = tmp_path_factory.mktemp("keeping")
-    targets = real["test_targets"].astype(np.float32)
-    faiss.normalize_L2(targets)
-    index = faiss.IndexFlatIP(384)
-    index.add(targets)
-    faiss.write_index(index, str(folder / "photos.faiss"))
+    targets = write_photos(folder, real)
     np.save(folder / "bank.npy", real["bank_queries"])
     store = open_store(f"faiss:{folder / 'photos.faiss'}")
     import hubplugin as package

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from pathlib import Path
 
-import faiss
 import numpy as np
 import pytest
+
+from tests.whole.commands import COMMAND, write_photos
 
 mcp = pytest.importorskip("mcp", reason="pip install 'hubplugin[mcp]'")
 
 pytestmark = pytest.mark.slow
 
-COMMAND, DATA = Path(sys.executable).with_name("hubplugin"), Path(__file__).parent.parent.parent / "examples" / "data"
+DATA = Path(__file__).parent.parent.parent / "examples" / "data"
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory, real):
     folder = tmp_path_factory.mktemp("mcp")
-    index = faiss.IndexFlatIP(384)
-    index.add(real["test_targets"].astype(np.float32))
-    faiss.write_index(index, str(folder / "photos.faiss"))
+    write_photos(folder, real)
     return folder
 
 

@@ -19,7 +19,8 @@ from hubplugin.registry import open_store
 from hubplugin.selection.trials import Candidate
 from hubplugin.store import StoredVersion
 from hubplugin_qdrant import QdrantStore
-from tests.whole.test_cli import hubplugin as typed
+from tests.whole.commands import hubplugin as typed
+from tests.whole.commands import write_photos
 
 pytestmark = pytest.mark.slow
 
@@ -27,11 +28,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def photos(real, tmp_path):
     """An index of real vectors, corrected by a model of half of the bank."""
-    targets = real["test_targets"].astype(np.float32)
-    faiss.normalize_L2(targets)
-    index = faiss.IndexFlatIP(384)
-    index.add(targets)
-    faiss.write_index(index, str(tmp_path / "photos.faiss"))
+    targets = write_photos(tmp_path, real)
     store = open_store(f"faiss:{tmp_path / 'photos.faiss'}")
     write(store, hubplugin.fit(real["bank_queries"][::2], "nnn", targets=targets, k=8))
     return store

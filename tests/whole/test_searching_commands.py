@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
+from tests.whole.commands import hubplugin
 
 pytestmark = pytest.mark.slow
 
-COMMAND, DIM = Path(sys.executable).with_name("hubplugin"), 6
+DIM = 6
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +32,7 @@ def made(tmp_path_factory):
 
 def typed(made, command, *arguments):
     store = f"qdrant-local:{made / 'local'}/photos"
-    return subprocess.run([COMMAND, command, store, *map(str, arguments)], capture_output=True, text=True)
+    return hubplugin(command, store, *arguments)
 
 
 def test_explain_prints_a_request_to_paste_for_a_file_an_id_or_the_first_point(made):
