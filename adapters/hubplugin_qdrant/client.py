@@ -143,7 +143,8 @@ class HubQdrantClient(QdrantClient):
     `share=0, shadow=True` answers raw and logs what corrected would have found. Raises InputError for another share.
 
     record: a folder, in which a sample of the dense queries to each collection and vector is kept, for a query bank;
-    nothing is kept by default. A `hubplugin.Recorder` has further settings. See docs/recording.md.
+    nothing is kept by default. `hubplugin.Recorder(folder, collections=["photos"])` keeps those to "photos" alone, and
+    has further settings. See docs/recording.md.
 
     admission: what becomes of written vectors that look planted, a `hubplugin.admission.Admission`; None looks at
     nothing. What its policy "quarantine" keeps out is in the quarantine list of the collection before it is written.

@@ -57,6 +57,8 @@ def _record(cache: CorrectionCache, recorder: Recorder, arguments: Arguments, te
     name = arguments["collection_name"]
     known = cache.known.get(name)
     collection = name if known is None else known.collection
+    if recorder.collections is not None and recorder.collections.isdisjoint((name, collection)):
+        return
     try:
         for using, query in _dense_queries(arguments):
             recorder.within(collection, using).add(query, text)

@@ -9,7 +9,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,18 +46,28 @@ class Recorder:
     it at the same time, and go on after a restart. size: how many different queries are kept, drawn at random from all
     that were ever asked, each counted once; 10,000, or 15 MB at 384 dimensions. texts: whether the texts that come with
     queries are kept, too; by default they are not, since people write private things. seconds: between one writing to
-    the disk and the next, which a thread of its own does.
+    the disk and the next, which a thread of its own does. collections: of a Qdrant client, those whose queries are
+    kept, by their names or as searches name them; all by default.
 
     Nothing that goes wrong while recording is raised: a folder that cannot be written is one line in the log.
-    Raises InputError for a `size` or `seconds` that is not above 0.
+    Raises InputError for a `size` or `seconds` that is not above 0, and for one text as `collections`.
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], size: int = SIZE, *, texts: bool = False, seconds: float = SECONDS
+        self,
+        folder: str | os.PathLike[str],
+        size: int = SIZE,
+        *,
+        texts: bool = False,
+        seconds: float = SECONDS,
+        collections: Iterable[str] | None = None,
     ):
+        if isinstance(collections, str):
+            raise InputError(f"collections={collections!r}: expected a list of names, such as [{collections!r}]")
         if size < 1 or seconds <= 0:
             raise InputError(f"a recorder needs a size and seconds above 0; given: size={size!r}, seconds={seconds!r}")
         self.folder, self.size, self.texts, self.seconds = Path(folder), size, texts, seconds
+        self.collections = None if collections is None else frozenset(collections)
         self._within: dict[tuple[str, ...], Recorder] = {}
         self._begin()
         _ALL.add(self)

@@ -63,6 +63,21 @@ def test_each_collection_and_vector_has_its_own_sample_before_any_correction(fol
     assert rows(folder / "a%20b") == {(3, 4)}
 
 
+@pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("named", ["photos", "live"])
+def test_only_the_collections_that_a_recorder_names_are_recorded(folder, named, awaited):
+    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE, awaited=awaited)
+    alias = models.CreateAlias(collection_name="photos", alias_name="live")
+    photos.plain.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
+    photos.plain.create_collection("other", models.VectorParams(size=DIM, distance=models.Distance.COSINE))
+    client = photos.wrapped(record=Recorder(folder, collections=[named]))
+    client.query_points("live", photos.queries[0], "image")
+    client.query_points("other", photos.queries[1])
+    client.close()
+    assert rows(folder / "photos" / "image") == asked([photos.queries[0]])
+    assert [path.name for path in folder.iterdir()] == ["photos"]
+
+
 def test_queries_in_prefetches_are_recorded_and_what_is_no_query_is_not(folder):
     photos = Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE)
     client = photos.apply()

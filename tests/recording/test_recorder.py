@@ -254,6 +254,8 @@ def test_what_makes_no_sense_is_refused(folder: Path) -> None:
     for settings in ({"size": 0}, {"seconds": 0}):
         with pytest.raises(InputError, match="above 0"):
             Recorder(folder, **settings)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"expected a list of names, such as \['photos'\]"):
+        Recorder(folder, collections="photos")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
