@@ -2,11 +2,12 @@
 
 from hubplugin.cluster.engines import DaskExecutor, RayExecutor, dask_cluster
 from hubplugin.cluster.gallery import ShardedGallery
-from hubplugin.cluster.work import Reading
+from hubplugin.cluster.work import Order, Reading
 from hubplugin.cluster.workspace import Workspace, require_executor
 
 __all__ = [
     "DaskExecutor",
+    "Order",
     "RayExecutor",
     "Reading",
     "ShardedGallery",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
@@ -26,6 +27,7 @@ class ShardedGallery(Spread):
 
     def __init__(self, name: str, shards: Sequence[Shard], executor: Executor, workspace: Workspace, compute: Compute):
         self._executor, self._workspace, self._compute = executor, workspace, compute
+        self._run = uuid.uuid4().hex
         self.shards, self._counts = list(shards), [1] * len(shards)  # for progress, as long as nothing is known
         shapes = [tuple(found["shape"].tolist()) for found in self.each_once([_Look()] * len(shards))]
         there = [number for number, (rows, _) in enumerate(shapes) if rows]
@@ -45,13 +47,13 @@ class ShardedGallery(Spread):
     def each(self, task: Task, similarities: Similarities) -> list[tuple[int, Found]]:
         compute = replace(similarities.compute, progress=None)
         bank = Bank(fingerprint(similarities.bank), similarities.metric, compute)
-        orders = [Order(shard, task, bank) for shard in self.shards]
+        orders = [Order(shard, task, bank, self._run) for shard in self.shards]
         step = Step(self._executor, self._workspace, step_name(task.what, task, bank), similarities.bank)
         return list(zip(self._starts[:-1], self._found(step, orders), strict=True))
 
     def each_once(self, tasks: Sequence[Reading]) -> list[Found]:
         """What a task of its own finds in each shard, without a bank."""
-        orders = [Order(shard, task, None) for shard, task in zip(self.shards, tasks, strict=True)]
+        orders = [Order(shard, task, None, self._run) for shard, task in zip(self.shards, tasks, strict=True)]
         return self._found(Step(self._executor, self._workspace, step_name(tasks[0].what, tasks)), orders)
 
     def some(self, rows: np.ndarray) -> np.ndarray:
@@ -83,8 +85,8 @@ class _Look(Reading):
 
     what: str = "reading the gallery"
 
-    def __call__(self, shard: Shard) -> Found:
-        vectors = opened(shard)
+    def __call__(self, order: Order) -> Found:
+        vectors = opened(order)
         if vectors is None:
             return {"shape": np.zeros(2, np.int64)}
         for _ in vectors.blocks():
@@ -99,7 +101,7 @@ class _Take(Reading):
     rows: np.ndarray
     what: str = "taking a sample"
 
-    def __call__(self, shard: Shard) -> Found:
-        vectors = opened(shard)
+    def __call__(self, order: Order) -> Found:
+        vectors = opened(order)
         assert vectors is not None
         return {"rows": vectors.some(self.rows) if len(self.rows) else np.empty((0, vectors.dim), np.float32)}

@@ -13,14 +13,17 @@ import numpy as np
 
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
-from hubplugin.reductions import Compute, Found, Similarities, Task
+from hubplugin.reductions import KERNELS, Compute, Found, Similarities, Task
 from hubplugin.vectors import Shard, Vectors
 
-KEPT_SHARDS = 4
+KEPT_SHARDS = 64
 """Shards that a worker keeps open. What had to be fetched or unpacked lies on its disk so long, in a file without a
 name, which goes with the process: what is killed leaves nothing behind."""
 
 KEPT_BANKS = 4
+
+IDLE_SECONDS = 600.0
+"""After so long without work a worker lets go of all that it keeps."""
 
 Kept = TypeVar("Kept")
 
@@ -41,42 +44,55 @@ class Reading(ABC):
     what: str
 
     @abstractmethod
-    def __call__(self, shard: Shard) -> Found: ...
+    def __call__(self, order: Order) -> Found: ...
 
 
 @dataclass(frozen=True)
 class Order:
-    """`task` on `shard`. attempt: an engine that knows orders by their content takes the next one for another."""
+    """`task` on `shard`. run: names the run, of which a worker keeps what it has read: the next one reads it anew.
+    attempt: an engine that knows orders by their content takes the next one for another."""
 
     shard: Shard
     task: Task | Reading
     bank: Bank | None
+    run: str
     attempt: int = 1
 
 
 def work(order: Order) -> Found | None:
     """What the task of `order` finds; None if the worker has to be sent the bank."""
+    try:
+        return _found(order)
+    finally:
+        _IDLE.again()
+
+
+def _found(order: Order) -> Found | None:
     if isinstance(order.task, Reading):
-        return order.task(order.shard)
+        return order.task(order)
     assert order.bank is not None
     similarities = _known(order.bank)
     if similarities is None:
         return None
-    vectors = opened(order.shard)
+    vectors = opened(order)
     assert vectors is not None
     return order.task(similarities, vectors)
 
 
-def opened(shard: Shard) -> Vectors | None:
-    """The vectors of `shard` in this process; None if it has none."""
-    return _SHARDS.get(shard.identity, lambda: _readable(shard))
+def opened(order: Order) -> Vectors | None:
+    """The vectors of its shard in this process; None if it has none."""
+    return _SHARDS.get(repr((order.run, order.shard.identity)), lambda: _readable(order))
 
 
-def _readable(shard: Shard) -> Vectors | None:
+def _readable(order: Order) -> Vectors | None:
+    shard = order.shard
     try:
-        return shard.vectors()
+        vectors = shard.vectors()
     except OSError as error:
         raise InputError(f"{shard.name} cannot be read: {error.strerror or error}") from None
+    if vectors is not None:
+        vectors.key = (order.run, shard.identity)
+    return vectors
 
 
 def _known(bank: Bank) -> Similarities | None:
@@ -105,5 +121,31 @@ class _LastUsed:
                     self._values.popitem(last=False)
         return value
 
+    def clear(self) -> None:
+        with self._lock:
+            self._values.clear()
+
 
 _SHARDS, _BANKS = _LastUsed(KEPT_SHARDS), _LastUsed(KEPT_BANKS)
+
+
+def let_go() -> None:
+    """Keeps nothing any more of what other tasks have met."""
+    for kept in (_SHARDS, _BANKS, KERNELS):
+        kept.clear()
+
+
+class _Alarm:
+    """Does `what` when nobody has called `again` for some seconds."""
+
+    def __init__(self, seconds: float, what: Callable[[], None]):
+        self._seconds, self._what, self._timer = seconds, what, threading.Timer(0, what)
+
+    def again(self) -> None:
+        self._timer.cancel()
+        self._timer = threading.Timer(self._seconds, self._what)
+        self._timer.daemon = True
+        self._timer.start()
+
+
+_IDLE = _Alarm(IDLE_SECONDS, let_go)

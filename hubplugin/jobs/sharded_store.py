@@ -11,12 +11,12 @@ from typing import cast
 
 import numpy as np
 
-from hubplugin.cluster import Reading, ShardedGallery, Workspace
+from hubplugin.cluster import Order, Reading, ShardedGallery, Workspace
 from hubplugin.jobs.comparison import Comparison, one_pass
 from hubplugin.jobs.unjudged import Unjudged
 from hubplugin.reductions import Compute, Found
 from hubplugin.store import Share, Store, StoreShard
-from hubplugin.vectors import Shard, shards_of
+from hubplugin.vectors import shards_of
 
 
 class ShardedStore:
@@ -64,8 +64,8 @@ class _WriteShard(Reading):
     what: str
     is_new: bool
 
-    def __call__(self, shard: Shard) -> Found:
-        store, writing, model = self.share.joined(cast(StoreShard, shard))
+    def __call__(self, order: Order) -> Found:
+        store, writing, model = self.share.joined(cast(StoreShard, order.shard))
         with writing:
             found = one_pass(
                 Comparison(store, model, self.compute, self.what, first=self.is_new), writing, writing.scan()

@@ -2,6 +2,7 @@
 
 from hubplugin.reductions.answers import SMALLEST_LOG, Answers, Nearest, Survey, find_answers, survey
 from hubplugin.reductions.clusters import clusters
+from hubplugin.reductions.held import KERNELS
 from hubplugin.reductions.kernel import HALF_PEAK, HALF_TERMS, SAFE_DRIFT, Columns
 from hubplugin.reductions.preparation import distinct_rows, prepared, prepared_blocks, sampled, taken
 from hubplugin.reductions.scaling import Scaling, sinkhorn
@@ -40,6 +41,7 @@ __all__ = [
     "FLOAT32_SIMILARITY",
     "HALF_PEAK",
     "HALF_TERMS",
+    "KERNELS",
     "MOST_ANSWERS",
     "SAFE_DRIFT",
     "SAFE_EXPONENT",

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from hubplugin.reductions.largest import largest
+from hubplugin.reductions.products import as_tensor
 from hubplugin.reductions.similarities import MOST_ANSWERS, Similarities, Tile, with_own
 from hubplugin.reductions.tasks import Found, Task, over
 from hubplugin.vectors import Vectors
@@ -55,10 +56,10 @@ class Nearest:
 
     def see_shard(self, found: Found, first: int) -> None:
         """What another `Nearest` has `found` in a shard, whose targets are numbered from `first` on."""
-        similarity = torch.from_numpy(found["similarity"])
+        similarity = as_tensor(found["similarity"])
         nearer = similarity > self._similarity
         self._similarity = torch.where(nearer, similarity, self._similarity)
-        self._rows = torch.where(nearer, torch.from_numpy(found["rows"]) + first, self._rows)
+        self._rows = torch.where(nearer, as_tensor(found["rows"]) + first, self._rows)
 
     @property
     def rows(self) -> np.ndarray:
@@ -74,24 +75,29 @@ class Nearest:
 
 
 @dataclass(frozen=True)
-class _NearestOfShard(Task):
+class NearestOfShard(Task):
+    """See `Nearest.found`. scale: of the products, which round as others do that have the same."""
+
+    scale: float = 1.0
     what: str = "answers of the bank"
 
     def __call__(self, similarities: Similarities, targets: Vectors) -> Found:
         nearest = Nearest(similarities.m)
-        for tile in similarities.tiles(targets, self.what):
-            nearest.see(tile, 0)
+        for tile in similarities.tiles(targets, self.what, scale=self.scale):
+            nearest.see(tile, 0, self.scale)
         return nearest.found
 
 
-def find_answers(similarities: Similarities, columns: Sequence[Vectors]) -> Answers | None:
-    """The answers of the bank of `similarities` among the targets of all `columns`, in one pass; None where bank or
-    targets are too few."""
+def find_answers(
+    similarities: Similarities, columns: Sequence[Vectors], task: Task = NearestOfShard()
+) -> Answers | None:
+    """The answers of the bank of `similarities` among the targets of all `columns`, in one pass of `task`; None where
+    bank or targets are too few."""
     if not may_be_log(similarities, columns):
         return None
     nearest, first = Nearest(similarities.m), 0
     for targets in columns:
-        for start, found in over(similarities, targets, _NearestOfShard()):
+        for start, found in over(similarities, targets, task):
             nearest.see_shard(found, first + start)
         first += targets.rows
     return nearest.answers
@@ -139,7 +145,7 @@ def survey(similarities: Similarities, targets: Vectors, k: int) -> Survey:
     counts, means, squares = np.array([part["moments"] for part in parts]).T
     apart = means - np.average(means, weights=counts)
     variance = (squares.sum() + (counts * apart**2).sum()) / counts.sum()
-    most = _most([torch.from_numpy(part["largest"]) for part in parts], k)
+    most = _most([as_tensor(part["largest"]) for part in parts], k)
     return Survey(most.numpy(), math.sqrt(max(variance, 0.0)))
 
 

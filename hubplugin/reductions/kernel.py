@@ -88,7 +88,7 @@ class Kernel:
     They are held in float32 or, where that has no room and similarities are not large, in float16: see `HALF_PEAK`.
 
     left_out: the entries that are left out, once they are known; the largest of a target in the first columns alone.
-    k_means: see `Scaling`, after the first product. hold: False where there is no next iteration.
+    k_means: see `Scaling`, NaN before a product at log alpha = 0. room: bytes to hold in, of the memory budget if None.
     """
 
     def __init__(
@@ -97,38 +97,33 @@ class Kernel:
         columns: Sequence[Columns],
         tau: float,
         k: int | None = None,
-        hold: bool = True,
+        room: int | None = None,
     ):
         self._similarities, self._tau = similarities, tau
         self._columns, self._masses = [part.targets for part in columns], [part.mass for part in columns]
         self._rows = sum(part.rows for part in self._columns)
-        size, compute = self._rows * similarities.m, similarities.compute
-        enough = min(self._rows, similarities.m) >= HALF_TERMS
-        dtypes = [dtype for dtype in compute.dtypes() if dtype is not torch.float16 or enough]
-        room = compute.bytes() if hold else 0
+        size, room = self._rows * similarities.m, similarities.compute.bytes() if room is None else room
+        dtypes = _dtypes(similarities, self._rows)
         self._dtype = next((dtype for dtype in dtypes if size * dtype.itemsize <= room), None)
         self._held: list[Exponentials] = []
         self._reference = torch.zeros(0)
         self.left_out: LeftOut | None = None
         self._seeker: Seeker | None = None
-        self._k, self.k_means = k, None if k is None else np.empty(self._columns[0].rows)
-
-    @property
-    def _serves_first_iteration(self) -> bool:
-        """Whether exponentials at log alpha = 0 neither overflow nor vanish over all targets."""
-        return self._similarities.metric is Metric.COSINE and 1 / self._tau <= SAFE_EXPONENT
+        self._k, self.k_means = k, None if k is None else np.full(self._columns[0].rows, np.nan)
 
     def find_answers(self) -> Answers | None:
         """The answers of the bank; where it can, along with what the first iteration needs."""
         if not may_be_log(self._similarities, self._columns):
             return None
-        if self._serves_first_iteration and listed(self._similarities.m, self._k) is not None:
-            return self._seek()
-        return find_answers(self._similarities, self._columns)
+        if not can_seek(self._similarities, self._tau, self._k):
+            return find_answers(self._similarities, self._columns)
+        answers = self.seek().answers
+        self.leave_out(LeftOut(answers.levels))
+        return answers
 
     def first_log_sums(self) -> torch.Tensor:
         """LSE_j( s(b_u, t_j)/tau + log w_j ) for every bank row: float64 [m]."""
-        if not self._serves_first_iteration:
+        if not serves_first_iteration(self._similarities, self._tau):
             return self._log_sums_over_targets()
         total = accumulator(self._similarities)
         for tile in self._tiles(torch.zeros(self._similarities.m, dtype=torch.float64), "Sinkhorn iteration 1"):
@@ -182,16 +177,39 @@ class Kernel:
         change = log_alpha - self._reference
         return float(change.max() - change.min()) <= SAFE_DRIFT[self._held[0].exponentials.dtype]
 
-    def _seek(self) -> Answers:
-        """The answers, found in a product that holds exponentials at log alpha = 0, of which they are then left out."""
-        self._seeker = Seeker(self._similarities.m)
-        for _ in self._tiles(torch.zeros(self._similarities.m, dtype=torch.float64), "answers of the bank"):
+    def hold_at(self, log_alpha: torch.Tensor, what: str, seeker: Seeker | None = None) -> None:
+        """Holds what it has room for at `log_alpha`."""
+        self._seeker = seeker
+        for _ in self._multiplied(log_alpha, what):
             pass
-        found, self._seeker = self._seeker.found(self._columns[0].rows), None
-        self.left_out = LeftOut(found.answers.levels)
+
+    def holds(self, log_alpha: torch.Tensor, left_out: LeftOut | None) -> bool:
+        """Whether it holds exponentials at `log_alpha`, less what is `left_out`."""
+        if not self._held or self.has_sought or (self.left_out is None) != (left_out is None):
+            return False
+        same = self.left_out is None or left_out is None or np.array_equal(self.left_out.levels, left_out.levels)
+        return same and torch.equal(self._reference, log_alpha)
+
+    @property
+    def has_sought(self) -> bool:
+        """Whether `leave_out` is to follow."""
+        return self._seeker is not None
+
+    def seek(self) -> Seeker:
+        """What has seen all targets. `leave_out` is to follow, for which this holds what it has room for at log
+        alpha = 0."""
+        seeker, self.left_out = Seeker(self._similarities.m), None
+        self.hold_at(torch.zeros(self._similarities.m, dtype=torch.float64), "answers of the bank", seeker)
+        return seeker
+
+    def leave_out(self, left_out: LeftOut) -> None:
+        """Leaves answers out of what `seek` held. left_out: levels from all targets, of which these may be some."""
+        assert self._seeker is not None
+        seeker, self._seeker, self.left_out = self._seeker, None, left_out
         if not self._held:
-            return found.answers
+            return
         assert self._room is not None
+        found = seeker.found(self._columns[0].rows, left_out.levels)
         if self._dtype is torch.float16:  # the range ends below what was the largest of a target
             left = np.where(found.out, -math.inf, found.values).max(axis=1)
             found = found.without(found.values[:, 1] - left > HALF_FALL * self._tau)
@@ -201,7 +219,6 @@ class Kernel:
         if self._k is not None and self.k_means is not None:
             self.k_means[found.rows] = found.means(self._k)
         self._multiply_again(found.again)
-        return found.answers
 
     def _multiply_again(self, rows: np.ndarray) -> None:
         """Overwrites what is held of some targets, numbered through all columns, ascending."""
@@ -296,6 +313,28 @@ class Kernel:
         if self._dtype is None:
             return None
         return torch.empty((self._rows, self._similarities.m), dtype=self._dtype, device=self._similarities.device)
+
+
+def serves_first_iteration(similarities: Similarities, tau: float) -> bool:
+    """Whether exponentials at log alpha = 0 neither overflow nor vanish over all targets."""
+    return similarities.metric is Metric.COSINE and 1 / tau <= SAFE_EXPONENT
+
+
+def can_seek(similarities: Similarities, tau: float, k: int | None) -> bool:
+    """Whether `Kernel.seek` finds the answers along with what the first iteration needs."""
+    return serves_first_iteration(similarities, tau) and listed(similarities.m, k) is not None
+
+
+def held_bytes(similarities: Similarities, rows: int) -> int:
+    """The least room in which the exponentials of so many targets are sure to be held."""
+    dtype = _dtypes(similarities, rows)[-1 if similarities.metric is Metric.COSINE else 0]
+    return rows * similarities.m * dtype.itemsize
+
+
+def _dtypes(similarities: Similarities, rows: int) -> list[torch.dtype]:
+    """What the exponentials of so many targets may be held in, the best first."""
+    enough = min(rows, similarities.m) >= HALF_TERMS
+    return [dtype for dtype in similarities.compute.dtypes() if dtype is not torch.float16 or enough]
 
 
 def _shares_of(exponentials: torch.Tensor, weights: torch.Tensor, out: None = None) -> torch.Tensor:

@@ -10,11 +10,11 @@ from typing import Literal
 import numpy as np
 import torch
 
-from hubplugin.reductions.answers import Answers, find_answers
+from hubplugin.reductions.answers import Answers
 from hubplugin.reductions.kernel import Columns, Kernel
 from hubplugin.reductions.similarities import LeftOut, Similarities
-from hubplugin.reductions.tasks import Found, Task, over
-from hubplugin.vectors import Spread, Vectors
+from hubplugin.reductions.spread import SpreadKernel
+from hubplugin.vectors import Spread
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ def sinkhorn(
     Raises InputError where tau is below the rounding of the similarities, for which that does not hold.
     """
     m, n = similarities.m, sum(part.targets.rows * part.mass for part in columns)
-    spread = any(isinstance(part.targets, Spread) for part in columns)
-    kernel = _SpreadKernel(similarities, columns, tau) if spread else Kernel(similarities, columns, tau, k)
+    spread = isinstance(columns[0].targets, Spread)
+    kernel = (SpreadKernel if spread else Kernel)(similarities, columns, tau, k)
     if answers == "seek":
         answers = kernel.find_answers()
     kernel.left_out = None if answers is None else LeftOut(answers.levels)
@@ -70,58 +70,6 @@ def sinkhorn(
         shares = kernel.shares(log_alpha, f"Sinkhorn iteration {iteration} of {iterations}")
         log_alpha = _finite(log_alpha + log_mass - (shares / n).log())
     return Scaling(log_alpha.numpy(), kernel.held_log_sums(log_alpha), answers, kernel.k_means)
-
-
-class _SpreadKernel:
-    """`Kernel` over columns of which some lie in shards: each shard's sums are its own, and nothing is held."""
-
-    k_means = None
-
-    def __init__(self, similarities: Similarities, columns: Sequence[Columns], tau: float):
-        self._similarities, self._columns, self._tau = similarities, columns, tau
-        self.left_out: LeftOut | None = None
-
-    def find_answers(self) -> Answers | None:
-        return find_answers(self._similarities, [part.targets for part in self._columns])
-
-    def first_log_sums(self) -> torch.Tensor:
-        parts = [part + math.log(mass) for part, mass in self._parts(None, "Sinkhorn iteration 1")]
-        return torch.stack(parts).logsumexp(dim=0)
-
-    def shares(self, log_alpha: torch.Tensor, what: str) -> torch.Tensor:
-        return torch.stack([part * mass for part, mass in self._parts(log_alpha.numpy(), what)]).sum(dim=0)
-
-    def held_log_sums(self, log_alpha: torch.Tensor) -> None:
-        return None
-
-    def _parts(self, log_alpha: np.ndarray | None, what: str) -> list[tuple[torch.Tensor, float]]:
-        """What each shard of each of the columns gives, and their mass."""
-        out, found = self.left_out, []
-        for number, columns in enumerate(self._columns):
-            left_out = out if out is None or number == 0 else LeftOut(out.levels, largest=False)
-            task = _SumsOfShard(self._tau, log_alpha, left_out, what)
-            found += [
-                (torch.from_numpy(part["sums"]), columns.mass)
-                for _, part in over(self._similarities, columns.targets, task)
-            ]
-        return found
-
-
-@dataclass(frozen=True)
-class _SumsOfShard(Task):
-    """What one iteration sums over the targets of a shard, from `log_alpha` [m] on; None: the first one."""
-
-    tau: float
-    log_alpha: np.ndarray | None
-    left_out: LeftOut | None
-    what: str
-
-    def __call__(self, similarities: Similarities, targets: Vectors) -> Found:
-        kernel = Kernel(similarities, [Columns(targets)], self.tau, hold=False)
-        kernel.left_out = self.left_out
-        if self.log_alpha is None:
-            return {"sums": kernel.first_log_sums().numpy()}
-        return {"sums": kernel.shares(torch.from_numpy(self.log_alpha), self.what).numpy()}
 
 
 def _finite(log_alpha: torch.Tensor) -> torch.Tensor:

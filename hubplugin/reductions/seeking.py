@@ -49,12 +49,11 @@ def listed(m: int, k: int | None) -> int | None:
 
 @dataclass(frozen=True)
 class Found:
-    """answers: of the whole bank. rows [r]: targets of the gallery with answers, and of each, from the largest on,
+    """rows [r]: targets of the gallery with answers, and of each, from the largest on,
     values [r, l] (float64) and columns [r, l] of its largest similarities, what of them is left out [r, l], and what
     else was kept of them. again: targets of which the list does not tell enough, of all sets. elsewhere: targets and
     columns of the answers in other sets, numbered after the gallery."""
 
-    answers: Answers
     rows: np.ndarray
     values: np.ndarray
     columns: np.ndarray
@@ -79,7 +78,7 @@ class Found:
         sure = ~doubtful
         parts = (self.rows[sure], self.values[sure], self.columns[sure], self.out[sure])
         again = np.union1d(self.again, self.rows[doubtful])
-        return Found(self.answers, *parts, [each[sure] for each in self.kept], again, self.elsewhere)
+        return Found(*parts, [each[sure] for each in self.kept], again, self.elsewhere)
 
 
 class Seeker:
@@ -162,10 +161,22 @@ class Seeker:
             still = np.isin(known[0], numbers[left])
             self._lists = [tuple(each[still] for each in known)]
 
-    def found(self, gallery: int) -> Found:
-        """After all tiles, of which the first `gallery` targets are the gallery."""
+    @property
+    def nearest(self) -> dict[str, np.ndarray]:
+        """See `Nearest.found`."""
+        return {"similarity": self._levels.numpy(), "rows": self._nearest}
+
+    @property
+    def answers(self) -> Answers:
+        return Answers.of(self._levels.numpy(), self._nearest)
+
+    def found(self, gallery: int, levels: np.ndarray | None = None) -> Found:
+        """After all tiles, of which the first `gallery` targets are the gallery. levels: see `LeftOut`, of these and
+        other targets."""
+        if levels is not None:
+            self._levels = torch.from_numpy(levels)
         self._prune()
-        (numbers, columns, _), levels = self._entries[0], reached(self._levels).numpy()
+        (numbers, columns, _), lowest = self._entries[0], reached(self._levels).numpy()
         targets, place, counts = np.unique(numbers, return_inverse=True, return_counts=True)
         answered = counts <= MOST_ANSWERS * self._m  # a target with more is a hub
         outside = answered[place] & (numbers >= gallery)
@@ -173,13 +184,12 @@ class Seeker:
         rows, values, places, *kept = self._lists[0]
         mine = np.isin(rows, inside)
         rows, values, places, kept = rows[mine], values[mine], places[mine], [each[mine] for each in kept]
-        out = values >= levels[places]
+        out = values >= lowest[places]
         told = (out.sum(axis=1) == counts[np.searchsorted(targets, rows)]) & (out.sum(axis=1) <= SPARE)
         out[np.arange(len(out)), (~out).argmax(axis=1)] = True  # the largest of the rest
         again = np.unique(np.concatenate([np.setdiff1d(inside, rows), *self._crowded]))
-        answers = Answers.of(self._levels.numpy(), self._nearest)
         elsewhere = numbers[outside], columns[outside]
-        return Found(answers, rows, values, places, out, kept, again, elsewhere).without(~told)
+        return Found(rows, values, places, out, kept, again, elsewhere).without(~told)
 
 
 def reduce_and_seek(
@@ -213,7 +223,7 @@ def reduce_and_seek(
         for tile in similarities.tiles(part, "answers of the bank"):
             seeker.see(tile, first)
         first += part.rows
-    found = seeker.found(targets.rows)
+    found, answers = seeker.found(targets.rows), seeker.answers
     if found.kept:
         found = found.without(found.shares(found.kept[0]) > MOST_TAKEN)
     for reduction, result in zip(reductions, results, strict=True):
@@ -224,7 +234,7 @@ def reduce_and_seek(
     rows = found.again[found.again < targets.rows]
     if rows.size:
         some_targets = as_vectors(taken(targets, rows, similarities.metric), targets.name)
-        again = reduce(similarities, some_targets, reductions, LeftOut(found.answers.levels), what)
+        again = reduce(similarities, some_targets, reductions, LeftOut(answers.levels), what)
         for result, corrected in zip(results, again, strict=True):
             result[rows] = corrected
-    return results, found.answers
+    return results, answers

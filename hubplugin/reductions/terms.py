@@ -71,12 +71,12 @@ def reduce(
     what: str = "offsets",
 ) -> list[np.ndarray]:
     """The value of each of `reductions` for every target, in one pass over the similarities: float64 [n] each."""
-    parts = over(similarities, targets, _ReducedShard(tuple(reductions), left_out, what))
+    parts = over(similarities, targets, ReducedShard(tuple(reductions), left_out, what))
     return [_joined([found[str(i)] for _, found in parts]) for i in range(len(reductions))]
 
 
 @dataclass(frozen=True)
-class _ReducedShard(Task):
+class ReducedShard(Task):
     """`reduce`, the value of each reduction under its number."""
 
     reductions: tuple[LogSum | MeanOfLargest, ...]

@@ -26,7 +26,11 @@ class Scannable(Protocol):
 
 
 class Vectors(ABC):
-    """A readable set of vectors: `rows` x `dim`, read in blocks and as often as needed."""
+    """A readable set of vectors: `rows` x `dim`, read in blocks and as often as needed.
+
+    key: the run and the shard that they are, for who keeps something of them from one task to the next."""
+
+    key: tuple[str, str] | None = None
 
     def __init__(self, name: str, rows: int, dim: int):
         if rows == 0 or dim == 0:

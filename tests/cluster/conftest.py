@@ -42,9 +42,8 @@ class Serial(Executor):
 
 @pytest.fixture(autouse=True)
 def fresh_worker():
-    """No shard and no bank is known."""
-    for kept in (work._SHARDS, work._BANKS):
-        kept._values.clear()
+    """No shard and no bank is known, and nothing is held."""
+    work.let_go()
 
 
 @pytest.fixture

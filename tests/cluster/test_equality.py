@@ -57,7 +57,7 @@ def test_offsets_are_those_of_one_machine(method, parameters, count, real, galle
 @pytest.mark.parametrize("metric", ["dot", "euclidean"])
 @pytest.mark.parametrize("method", ["blend", "sn", "nnn", "dn"])
 def test_other_metrics(method, metric, gallery, parts, real, serial):
-    bank = 3 * real["bank_queries"][:150].astype(np.float32)
+    bank = 3 * real["bank_queries"][150:300].astype(np.float32)
     _, expected = offsets(bank, method, gallery, None, metric, **({"tau": 0.2} if method == "sn" else {}))
     _, found = offsets(
         bank,
