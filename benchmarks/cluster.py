@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import torch
 import typer
 from numpy.lib.format import open_memmap
 
@@ -26,6 +27,8 @@ import hubplugin
 from hubplugin.cluster import DaskExecutor
 
 CENTRES, BLOCK = 200, 16_384
+ONE = {"OMP_NUM_THREADS": "1"}
+"""Each worker has one thread; the one process has as many as there are workers."""
 
 
 def drawn(rng: np.random.Generator, centres: np.ndarray, rows: int) -> np.ndarray:
@@ -108,11 +111,12 @@ def main(
         centres = written(Path(place), targets, dim, shards)
         queries, gallery = drawn(np.random.default_rng(2), centres, bank), Path(place) / "gallery.npy"
         print(f"{targets:,} targets x {dim}, bank {bank:,}, {shards} shards, {workers} workers, {method}", flush=True)
-        cluster = LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None, memory_limit=0)
+        cluster = LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None, memory_limit=0, env=ONE)
         with cluster, Client(cluster) as client:
             executor = DaskExecutor(client)
             pids = list(client.run(os.getpid).values())
             client.run(_import)
+            torch.set_num_threads(workers)
 
             def fitted(**more: Any) -> hubplugin.OffsetModel:
                 return hubplugin.fit(queries, method, targets=gallery, memory=memory, **more)
