@@ -2,7 +2,7 @@
 
 Prints, for each method and storage, the recall of the corrected top 10 and of the raw one against float64 brute force,
 and the median time of a query through the wrapped client over that of the plain one, asked in turns, by REST and gRPC.
-The data are functions and docstrings: `../shared/data/code_search` where that is there, else `examples/data`.
+The data are functions and docstrings: `HUBPLUGIN_CODE_SEARCH` where that is there, else `examples/data`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ import numpy as np
 from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
+from benchmarks.tables import CODE_SEARCH, EXAMPLES
 from hubplugin_qdrant import HubQdrantClient
 
-ROOT = Path(__file__).parent.parent
-SHARED, EXAMPLES = ROOT.parent / "shared" / "data" / "code_search", ROOT / "examples" / "data"
 NAME, VECTOR, K, BANK, HELD_OUT = "hubplugin-calibrated", "code", 10, 1500, 200
 METHODS = (("dbsn", {"tau": 0.05}), ("nnn", {}), ("is", {"tau": 0.02}))
 
@@ -85,7 +84,7 @@ def main() -> None:
     parser.add_argument("--grpc-port", type=int, default=6334)
     parser.add_argument("--methods", nargs="+", default=[name for name, _ in METHODS])
     given = parser.parse_args()
-    data = SHARED if SHARED.exists() else EXAMPLES
+    data = CODE_SEARCH if CODE_SEARCH.exists() else EXAMPLES
     gallery = unit(*(data / name for name in ("bank_targets.npy", "test_targets.npy") if (data / name).exists()))
     bank, queries = unit(data / "bank_queries.npy")[:BANK], unit(data / "test_queries.npy")[:HELD_OUT]
     measured = Measured(given.url, given.grpc_port, gallery, queries)

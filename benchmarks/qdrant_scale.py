@@ -5,7 +5,7 @@ engine and pages, and computes nothing. Without --url the engine is a Qdrant Edg
 one thread. With it, a server's: there the loop has as many requests under way as `apply`, writes what the storage does
 (a number, or a second vector), and waits as `apply` does until the graph is whole again. The fit is not timed; what is:
 the reading of the collection, the offsets of every point, their writing, the look for what others have written
-meanwhile (on a server), the index, and the calibration.
+meanwhile (on a server), the index, and the calibration. Of a server, the largest memory of both sides is printed, too.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import argparse
 import os
 import platform
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import qdrant_edge as edge
 from qdrant_client import QdrantClient, models
@@ -111,6 +113,11 @@ def collection(client: QdrantClient, points: int, dim: int, storage: Storage) ->
     return QdrantStore(client, NAME, storage=storage), bare
 
 
+def connected(url: str, grpc_port: int | None) -> QdrantClient:
+    is_grpc = grpc_port is not None
+    return QdrantClient(url, grpc_port=grpc_port or 6334, prefer_grpc=is_grpc, timeout=600, check_compatibility=False)
+
+
 def until_green(client: QdrantClient) -> None:
     while client.get_collection(NAME).status != models.CollectionStatus.GREEN:
         time.sleep(0.2)
@@ -142,6 +149,38 @@ class Phases:
         return ", ".join(f"{what} {seconds:.1f} s" for what, seconds in self._seconds.items())
 
 
+class Memory:
+    """The largest resident memory of this process, and of the server at `url`, while it is entered; in MB."""
+
+    def __init__(self, url: str | None):
+        self._url, self._ended, self._largest = url, threading.Event(), [0.0, 0.0]
+
+    def __enter__(self) -> Memory:
+        self._watching = threading.Thread(target=self._watch)
+        self._watching.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._watching.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(1):
+            lines = Path("/proc/self/status").read_text().splitlines()
+            here = 1024 * next(float(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+            self._largest = [max(pair) for pair in zip(self._largest, (here, self._of_server()), strict=True)]
+
+    def _of_server(self) -> float:
+        if self._url is None:
+            return 0.0
+        lines = httpx.get(f"{self._url}/metrics", timeout=60).text.splitlines()
+        return max((float(line.split()[1]) for line in lines if line.startswith("memory_resident_bytes")), default=0.0)
+
+    def __str__(self) -> str:
+        here, server = (f"{each / 1e6:,.0f} MB" for each in self._largest)
+        return f"client {here}" + (f", server {server}" if self._url is not None else "")
+
+
 def seconds(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
@@ -154,20 +193,23 @@ def offsets_written(store: Store, model: OffsetModel, phases: Phases) -> None:
     written(store, model, gallery, Compute(progress=phases))
 
 
-def measured(store: Store, bare: Callable[[], None], between: Callable[[], None], points: int, bank: int) -> None:
-    """between: run after the bare loop, before offsets are written; not timed."""
-    queries = np.random.default_rng(1).normal(size=(bank, store.dim)).astype(np.float32)
+def measured(
+    store: Store, bare: Callable[[], None], between: Callable[[], None], bank: int, url: str | None = None
+) -> None:
+    """between: run after the bare loop, before offsets are written; not timed. url: of the server."""
+    points, queries = store.count(), np.random.default_rng(1).normal(size=(bank, store.dim)).astype(np.float32)
     model = fit(queries, "nnn", next(blocks(points, store.dim)), metric=store.metric)
     before = seconds(bare)
     between()
     phases = Phases()
-    taken = seconds(lambda: offsets_written(store, model, phases))
+    with Memory(url) as memory:
+        taken = seconds(lambda: offsets_written(store, model, phases))
     print(
         f"{platform.processor() or platform.machine()}, {points:,} points of {store.dim} dimensions, bank of {bank:,}"
     )
     print(f"bare scroll and write {before:8.1f} s {points / before:10,.0f} points/s")
     print(f"offsets written       {taken:8.1f} s {points / taken:10,.0f} points/s   ratio {taken / before:.2f}")
-    print(f"of which: {phases}")
+    print(f"of which: {phases}; memory at most: {memory}")
 
 
 def main() -> None:
@@ -177,17 +219,18 @@ def main() -> None:
     parser.add_argument("--bank", type=int, default=1000)
     parser.add_argument("--url", help="a server, such as http://localhost:6333; or :memory: for local mode")
     parser.add_argument("--storage", choices=("payload", "vector"), default="payload", help="on a server")
+    parser.add_argument("--grpc-port", type=int, help="of the server, to speak gRPC; by default REST")
     given = parser.parse_args()
     if given.url is None:
         with tempfile.TemporaryDirectory() as folder:
             store, bare = shard(Path(folder) / "shard", given.points, given.dim)
-            measured(store, bare, lambda: None, given.points, given.bank)
+            measured(store, bare, lambda: None, given.bank)
         return
     local = given.url == ":memory:"
-    client = QdrantClient(given.url) if local else QdrantClient(url=given.url, timeout=60, check_compatibility=False)
+    client = QdrantClient(given.url) if local else connected(given.url, given.grpc_port)
     try:
         store, bare = collection(client, given.points, given.dim, given.storage)
-        measured(store, bare, lambda: as_it_was(client, given.storage), given.points, given.bank)
+        measured(store, bare, lambda: as_it_was(client, given.storage), given.bank, None if local else given.url)
     finally:
         for name in (NAME, f"{NAME}--hub"):
             client.delete_collection(name)

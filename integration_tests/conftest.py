@@ -115,6 +115,14 @@ def gallery(fill: Callable[..., Gallery]) -> Gallery:
     return fill()
 
 
+@pytest.fixture(params=["payload", "vector"])
+def storage(request: pytest.FixtureRequest, backend: Backend) -> str:
+    """Where offsets lie."""
+    if request.param == "vector" and "server" in backend.can and backend.version() < (1, 18):  # type: ignore[attr-defined]
+        pytest.skip("storage='vector' needs server 1.18")
+    return str(request.param)
+
+
 def _scenario(item: pytest.Item) -> str:
     return getattr(item, "originalname", item.name).removeprefix("test_").replace("_", " ")
 

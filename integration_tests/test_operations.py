@@ -101,13 +101,6 @@ def test_a_collection_under_constant_writes_is_corrected_and_nothing_is_lost(bac
     assert {beside["row"] for key, (_, beside) in gallery.content().items() if key in set(written)} == set(written)
 
 
-@pytest.fixture(params=["payload", "vector"])
-def storage(request, backend):
-    if request.param == "vector" and backend.version() < (1, 18):
-        pytest.skip("storage='vector' needs server 1.18")
-    return request.param
-
-
 def test_tenants_of_one_collection_are_corrected_each(backend, fill, storage):
     gallery, client = fill(using="code", rows=0, hnsw_config=models.HnswConfigDiff(m=0, payload_m=16)), backend.client()
     tenant = models.KeywordIndexParams(type=models.KeywordIndexType.KEYWORD, is_tenant=True)

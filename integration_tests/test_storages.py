@@ -13,13 +13,6 @@ from integration_tests.galleries import AGREED, APPLY, BANK, LATER, QUERIES, K, 
 pytestmark = pytest.mark.needs("client")
 
 
-@pytest.fixture(params=["payload", "vector"])
-def storage(request, backend):
-    if request.param == "vector" and "server" in backend.can and backend.version() < (1, 18):
-        pytest.skip("storage='vector' needs server 1.18")
-    return request.param
-
-
 def search(backend, gallery):
     hub = backend.wrapped()
     return [
