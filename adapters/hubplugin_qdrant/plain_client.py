@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import Any, TypeVar, cast
 
+from pydantic import BaseModel
 from qdrant_client import AsyncQdrantClient, QdrantClient, grpc, models
 from qdrant_client.conversions.conversion import RestToGrpc
 from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
 from qdrant_client.local.qdrant_local import QdrantLocal
 
 Kind = TypeVar("Kind", bound="QdrantClient | AsyncQdrantClient")
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def is_local(client: QdrantClient | AsyncQdrantClient) -> bool:
@@ -30,6 +32,16 @@ def over_connection_of(client: QdrantClient | AsyncQdrantClient, kind: type[Kind
     """A client of the class `kind` on the connection of `client`, sharing all that it has."""
     made = kind.__new__(kind)
     made.__dict__.update(client.__dict__)
+    return made
+
+
+def changed(model: Model, fields: dict[str, Any]) -> Model:
+    """What `model.model_copy(update=fields)` returns, in half of its time: a search makes several."""
+    made, put = object.__new__(type(model)), object.__setattr__
+    put(made, "__dict__", {**model.__dict__, **fields})
+    put(made, "__pydantic_fields_set__", model.__pydantic_fields_set__ | fields.keys())
+    put(made, "__pydantic_extra__", model.__pydantic_extra__)
+    put(made, "__pydantic_private__", None)
     return made
 
 
@@ -52,7 +64,7 @@ def is_vector(query: object) -> bool:
 
 def _message(prefetch: models.Prefetch, vector: list[float]) -> grpc.PrefetchQuery:
     """`prefetch`, for the nearest of `vector`; its numbers are put where they belong and copied no more."""
-    message = RestToGrpc.convert_prefetch_query(prefetch.model_copy(update={"query": None}))
+    message = RestToGrpc.convert_prefetch_query(changed(prefetch, {"query": None}))
     message.query.nearest.dense.data.extend(vector)
     return message
 

@@ -37,11 +37,7 @@ def recorder_of(record: Record) -> Recorder | None:
 def recorded(operation: OfClient) -> OfClient:
     """`operation`, a search, whose queries are recorded once it has been answered."""
 
-    @functools.wraps(operation)
-    def searched(cache: CorrectionCache, arguments: Arguments) -> Operation:
-        recorder = cache.recorder
-        if recorder is None:
-            return (yield from operation(cache, arguments))
+    def recording(cache: CorrectionCache, recorder: Recorder, arguments: Arguments) -> Operation:
         text, document = None, nearest(arguments.get("query"))
         if isinstance(document, models.Document):  # embedded here, so that its vector is known
             (request,) = yield from cache.embedded_queries([as_request(arguments)])
@@ -49,6 +45,11 @@ def recorded(operation: OfClient) -> OfClient:
         found = yield from operation(cache, arguments)
         _record(cache, recorder, arguments, text)
         return found
+
+    @functools.wraps(operation)
+    def searched(cache: CorrectionCache, arguments: Arguments) -> Operation:
+        recorder = cache.recorder
+        return operation(cache, arguments) if recorder is None else recording(cache, recorder, arguments)
 
     return searched
 

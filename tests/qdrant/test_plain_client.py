@@ -93,3 +93,13 @@ def test_prefetches_are_left_to_the_client_by_rest_and_where_one_is_no_vector():
     client = QdrantClient("http://localhost:1", prefer_grpc=True, check_compatibility=False)
     for other in (document, nested, several):
         assert plain_client.sendable(client, [vector, other]) == [vector, other]
+
+
+@pytest.mark.parametrize("given", [models.QueryRequest(limit=3, using="a"), models.Prefetch(), models.SearchParams()])
+def test_a_changed_copy_is_that_of_pydantic(given):
+    fields = {"limit": 7, "filter": None} if "limit" in type(given).model_fields else {"exact": True}
+    before, expected = given.model_dump(), given.model_copy(update=fields)
+    made = plain_client.changed(given, fields)
+    assert made == expected
+    assert made.model_dump_json(exclude_unset=True) == expected.model_dump_json(exclude_unset=True)
+    assert given.model_dump() == before

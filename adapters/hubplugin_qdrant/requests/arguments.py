@@ -9,6 +9,7 @@ import numpy as np
 from qdrant_client import grpc, models
 from qdrant_client.conversions.conversion import GrpcToRest
 
+from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.operations import Arguments
 
 _ARGUMENTS = {
@@ -26,33 +27,19 @@ _ARGUMENTS = {
 }
 """The fields of `QueryRequest`, and what they are called among the client's arguments."""
 
+_FIELDS = {argument: name for name, argument in _ARGUMENTS.items()}
+
+_DEFAULTS = models.QueryRequest(limit=10, with_payload=True, with_vector=False)
+"""What the client's methods do without arguments."""
+
 
 def as_request(arguments: Arguments) -> models.QueryRequest:
     """The arguments of `query_points` as one request."""
-    fields = _fields(arguments)
-    prefetch = fields["prefetch"]
+    fields = {_FIELDS[name]: _rest(value) for name, value in arguments.items() if name in _FIELDS}
+    prefetch = fields.get("prefetch")
     if dict in map(type, fields.values()) or (isinstance(prefetch, list) and dict in map(type, prefetch)):
-        return models.QueryRequest.model_validate(fields)
-    return _REQUEST.model_copy(update=fields)
-
-
-def _fields(arguments: Arguments) -> dict[str, Any]:
-    return {
-        "prefetch": _rest(arguments.get("prefetch")),
-        "query": _rest(arguments.get("query")),
-        "using": arguments.get("using"),
-        "filter": _rest(arguments.get("query_filter")),
-        "params": _rest(arguments.get("search_params")),
-        "score_threshold": arguments.get("score_threshold"),
-        "limit": arguments.get("limit", 10),
-        "offset": arguments.get("offset"),
-        "with_payload": arguments.get("with_payload", True),
-        "with_vector": _rest(arguments.get("with_vectors", False)),
-        "lookup_from": _rest(arguments.get("lookup_from")),
-    }
-
-
-_REQUEST = models.QueryRequest()
+        return models.QueryRequest.model_validate({**_DEFAULTS.__dict__, **fields})
+    return plain_client.changed(_DEFAULTS, fields)
 
 
 _FROM_GRPC: dict[type, Callable[..., object]] = {
