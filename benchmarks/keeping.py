@@ -8,6 +8,9 @@ rise     of skewness on held-out queries of a new bank, old model to new, as a s
 drift    own share of the new bank and the old one
 left     hubness of 200 test queries, corrected by a fit on the new bank, as a share of the raw one, both beyond chance
 shift    mean offset of a gallery that has changed, in standard deviations of the fit's
+grown    hubness of 200 queries that the old correction leaves, less what it left of the bank's at the fit, both beyond
+         chance: of live queries where the bank changes, else of the same ones of the bank
+worst    in how many more of their lists the worst hub stands than at the fit: times
 
 R@1 is that of a fit on the new bank less that of the old one; where offsets are missing, what that costs.
 """
@@ -35,7 +38,7 @@ from hubplugin.selection import Banks, Experiment
 from hubplugin.selection.profile import own_share
 
 TARGETS, PROBES, K = 1_000, 200, 10
-COLUMNS = ("rise", "drift", "left", "shift", "R@1")
+COLUMNS = ("rise", "drift", "left", "shift", "grown", "worst", "R@1")
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,21 @@ class Setting:
         found = (self.test @ self.gallery.T + offsets).argmax(axis=1)
         return 100 * float((found == np.arange(len(self.gallery))).mean())
 
+    @property
+    def asked(self) -> np.ndarray:
+        """Queries of the old bank."""
+        return evenly(self.bank[: len(self.bank) // 2])
+
+    def since(
+        self, asked: np.ndarray, gallery: np.ndarray | None = None, offsets: np.ndarray | None = None
+    ) -> dict[str, float]:
+        """`grown` and `worst` of the queries `asked`, on another gallery and with other offsets."""
+        gallery = self.gallery if gallery is None else gallery
+        offsets = self.old.offsets(gallery) if offsets is None else offsets
+        before, most = hubness(self.asked, self.gallery, self.old.offsets(self.gallery))
+        after, worst = hubness(asked, gallery, offsets)
+        return {"grown": after - before, "worst": worst / most}
+
     def left(self, offsets: np.ndarray) -> float:
         """The share of the hubness of some test queries that `offsets` leave."""
         raw = self.test[:PROBES] @ self.gallery.T
@@ -85,7 +103,7 @@ def lines(source: Source, others: list[Source], seed: int) -> Iterator[Line]:
     rng = np.random.default_rng(seed)
     setting = Setting.draw(source, rng)
     half = len(setting.bank) // 2
-    held = setting.old.offsets(setting.gallery)
+    held, asked = setting.old.offsets(setting.gallery), setting.asked
     before = setting.recall(held)
     for name, new in _banks(setting, others).items():
         offsets = fit(new, targets=setting.gallery).offsets(setting.gallery)
@@ -93,6 +111,7 @@ def lines(source: Source, others: list[Source], seed: int) -> Iterator[Line]:
             "rise": _rise(new, setting),
             "drift": own_share(new, setting.bank[:half], Compute("cpu"), rng),
             "left": setting.left(offsets),
+            **setting.since(evenly(new)),
             "R@1": setting.recall(offsets) - before,
         }
         yield Line("bank", source.name, name, seen)
@@ -101,11 +120,29 @@ def lines(source: Source, others: list[Source], seed: int) -> Iterator[Line]:
     galleries |= {f"of another source, {other.name}": other.targets[:TARGETS] for other in others}
     for name, changed in galleries.items():
         shift = float(setting.old.offsets(changed).mean()) / setting.old.gallery.deviation
-        yield Line("gallery", source.name, name, {"shift": shift})
+        yield Line("gallery", source.name, name, {"shift": shift} | setting.since(asked, changed))
+    for count in (1, 10):
+        planted = np.tile(asked.mean(axis=0) / np.linalg.norm(asked.mean(axis=0)), (count, 1)).astype(np.float32)
+        whole = np.concatenate([setting.gallery, planted])
+        yield Line("planted", source.name, str(count), setting.since(asked, whole, np.append(held, [0.0] * count)))
     for share in (0.02, 0.05, 0.1, 0.3):
         without = [np.where(rng.random(len(held)) < share, 0.0, held) for _ in range(5)]
         lost = float(np.mean([setting.recall(offsets) - before for offsets in without]))
-        yield Line("offsets missing", source.name, f"{share:.0%}", {"R@1": lost})
+        since = setting.since(asked, offsets=without[0])
+        yield Line("offsets missing", source.name, f"{share:.0%}", {"R@1": lost} | since)
+
+
+def hubness(queries: np.ndarray, gallery: np.ndarray, offsets: np.ndarray | float) -> tuple[float, float]:
+    """Skewness beyond chance, and the share of the queries that find the worst hub."""
+    found = np.argsort(-(queries @ gallery.T + offsets), axis=1)[:, :K]
+    occurrence = k_occurrence(found, len(gallery))
+    beyond = skewness(occurrence) - skewness_by_chance(len(queries), K, len(gallery))
+    return beyond, float(occurrence.max() / len(queries))
+
+
+def evenly(vectors: np.ndarray) -> np.ndarray:
+    some: np.ndarray = vectors[np.linspace(0, len(vectors) - 1, min(PROBES, len(vectors))).astype(int)]
+    return some
 
 
 def _banks(setting: Setting, others: list[Source]) -> dict[str, np.ndarray]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Literal, cast
 
 from typing_extensions import NotRequired, TypedDict  # that of `typing` has no schema before Python 3.12
 
@@ -117,7 +118,8 @@ class RollbackFigures(TypedDict):
 
 class OffsetsFigures(TypedDict):
     """Offsets of a sample of the targets. shift, spread: mean and standard deviation beside those of the fit, 0 and 1;
-    null for a model that knew no gallery."""
+    null for a model that knew no gallery. By id, ten at most: missing_ids, stale_ids, and penalised, as [id, penalty],
+    whose penalty lies beyond median + 4 MAD of those looked at."""
 
     looked_at: int
     missing: int
@@ -126,17 +128,34 @@ class OffsetsFigures(TypedDict):
     unjudged: int
     shift: float | None
     spread: float | None
+    missing_ids: list[int | str]
+    stale_ids: list[int | str]
+    penalised: list[list[int | str | float]]
+
+
+class FitHubnessFigures(TypedDict):
+    """The same of the bank's queries at the fit. largest: the share of them that found the worst hub, corrected."""
+
+    queries: int
+    raw: float | None
+    corrected: float | None
+    chance: float | None
+    largest: float
 
 
 class HubnessFigures(TypedDict):
     """Skewness of the 10-occurrence of so many queries, searched raw and corrected, and by chance. live: whether
-    they are live queries, or the bank's."""
+    they are live queries, or the bank's. fit: null where that was not counted. raw_hubs, corrected_hubs: the targets
+    found most often, ten at most, each as [id, share of the queries]."""
 
     queries: int
     live: bool
     raw: float | None
     corrected: float | None
     chance: float | None
+    fit: FitHubnessFigures | None
+    raw_hubs: list[list[int | str | float]]
+    corrected_hubs: list[list[int | str | float]]
 
 
 class RecallFigures(TypedDict):
@@ -242,29 +261,13 @@ def of_refit(url: str, done: Refitted) -> RefitFigures:
 
 
 def of_monitored(seen: Monitored) -> MonitorFigures:
-    offsets, hubness, gain = seen.offsets, seen.hubness, seen.gain
+    gain = seen.gain
     return {
         "store": seen.url,
         "active": of_version(seen.version),
         "targets": seen.count,
-        "offsets": {
-            "looked_at": offsets.looked_at,
-            "missing": offsets.missing,
-            "stale": offsets.stale,
-            "foreign": offsets.foreign,
-            "unjudged": offsets.unjudged,
-            "shift": offsets.shift,
-            "spread": offsets.spread,
-        },
-        "hubness": None
-        if hubness is None
-        else {
-            "queries": hubness.queries,
-            "live": hubness.live,
-            "raw": hubness.raw,
-            "corrected": hubness.corrected,
-            "chance": hubness.chance,
-        },
+        "offsets": cast(OffsetsFigures, asdict(seen.offsets)),
+        "hubness": None if seen.hubness is None else cast(HubnessFigures, asdict(seen.hubness)),
         "drift": seen.drift,
         "gain": None
         if gain is None

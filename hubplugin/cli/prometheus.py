@@ -19,6 +19,7 @@ def write(path: Path, seen: Monitored) -> None:
         raise InputError("--prometheus needs a package that is missing; pip install 'hubplugin[monitoring]'") from None
 
     registry, offsets, hubness, gain = CollectorRegistry(), seen.offsets, seen.hubness, seen.gain
+    fit = None if hubness is None else hubness.fit
     figures = [
         ("targets", "Targets in the store.", seen.count),
         ("version", "Number of the active version.", seen.version.number),
@@ -34,6 +35,7 @@ def write(path: Path, seen: Monitored) -> None:
             "Skewness of the 10-occurrence, corrected.",
             None if hubness is None else hubness.corrected,
         ),
+        ("skewness_corrected_at_fit", "What it was at the fit.", None if fit is None else fit.corrected),
         ("query_drift", "Own share of live queries and bank; 0.5: of one kind.", seen.drift),
         ("recall_at_1_raw", "R@1 of recent clicks, searched raw.", None if gain is None else gain.raw[0]),
         ("recall_at_1_corrected", "R@1 of recent clicks, corrected.", None if gain is None else gain.corrected[0]),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from hubplugin.cluster import Workspace, require_executor
 from hubplugin.errors import InputError, Parameter
 from hubplugin.jobs.comparison import group_key
+from hubplugin.jobs.finds import counted
 from hubplugin.jobs.groups import fit_within
 from hubplugin.jobs.reach import require_reach
 from hubplugin.jobs.sharded_store import ShardedStore
@@ -173,7 +174,8 @@ def _fitted(
     if group_by is None:
         model = configuration.fit(banks.given)
         logger.info("fitted %s", model)
-        return _Fitted(bounded(model, banks.given) if robust else model, judgement)
+        model = bounded(model, banks.given) if robust else model
+        return _Fitted(counted(model, banks.given) if isinstance(gallery, SpooledGallery) else model, judgement)
     assert isinstance(gallery, SpooledGallery)
     model, neutral = fit_within(banks, configuration, group_by, gallery.groups(), force)
     return _Fitted(model, neutral=neutral)

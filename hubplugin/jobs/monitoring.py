@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
 import numpy as np
@@ -14,9 +14,11 @@ import numpy as np
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.jobs.comparison import Comparison
 from hubplugin.jobs.correction import bank_for
+from hubplugin.jobs.finds import QUERIES, asked
+from hubplugin.jobs.suspects import NAMED, Named, ids, most_found, name_some, outstanding, shares, shown, too_much
 from hubplugin.measures.hubness import skewness_by_chance, skewness_of_finds
 from hubplugin.metric import Metric, normalise
-from hubplugin.model import GroupedModel, OffsetModel
+from hubplugin.model import FindsAtFit, GroupedModel, OffsetModel
 from hubplugin.reductions import Compute
 from hubplugin.selection.experiment import OCCURRENCE
 from hubplugin.selection.profile import SEEN, own_share
@@ -26,8 +28,11 @@ from hubplugin.vectors import Progress, VectorLike, Vectors
 
 logger = logging.getLogger(__name__)
 
-TARGETS, QUERIES = 2_000, 200
-"""How many targets, and queries, are looked at: a request each for a few hundred of them."""
+TARGETS = 2_000
+"""How many targets are looked at: a request for each few hundred of them."""
+
+SHOWN = 3
+"""How many targets of a kind the text names; the figures have ten."""
 
 WRONG = 0.05
 """The share of the targets with a missing or stale offset from which on somebody should look: it costs a tenth of
@@ -45,6 +50,11 @@ LEFT = 1.2
 """The hubness that a correction leaves, as a share of the raw one, both beyond chance, above which it no longer helps:
 banks of the gallery's own queries leave up to 1.12 where there is little of it, those that cost more than 8 points of
 R@1 leave 2.8 to 5.4 (benchmarks/keeping.py)."""
+
+GROWN = 1.0
+"""The rise of the corrected skewness since the fit, beyond chance, from which on somebody should look: by other queries
+or other targets of the same kind it is 0.5 at most, by one planted target 10 and more, by ten 3 and more
+(benchmarks/keeping.py)."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +76,9 @@ class Gain:
 class Offsets:
     """The offsets of `looked_at` targets: how many are missing, stale or foreign, and of how many targets the model
     cannot judge the vector. shift: their mean, in standard deviations of the fit's offsets, 0 at the fit. spread: their
-    standard deviation, as a share of that at the fit. Both None for a model that knew no gallery."""
+    standard deviation, as a share of that at the fit. Both None for a model that knew no gallery. By id, ten at most:
+    missing_ids, stale_ids, and penalised, whose penalty lies beyond median + 4 MAD of those looked at, the worst first.
+    """
 
     looked_at: int
     missing: int
@@ -75,18 +87,53 @@ class Offsets:
     unjudged: int
     shift: float | None = None
     spread: float | None = None
+    missing_ids: Sequence[Id] = ()
+    stale_ids: Sequence[Id] = ()
+    penalised: Named = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class HubnessNow:
     """Skewness of the 10-occurrence of `queries` queries, searched raw and corrected, and what it is by chance. live:
-    whether they are live queries; otherwise they are the bank's."""
+    whether they are live queries; otherwise they are the bank's. fit: the same of the bank's at the fit, None where
+    that was not counted. raw_hubs, corrected_hubs: the ten targets found most often, each with the share of the
+    queries."""
 
     queries: int
     live: bool
     raw: float
     corrected: float
     chance: float
+    fit: FindsAtFit | None = None
+    raw_hubs: Named = field(default_factory=list)
+    corrected_hubs: Named = field(default_factory=list)
+
+    @property
+    def attention(self) -> Iterator[str]:
+        beyond = self.corrected - self.chance
+        if self.raw > 2 * self.chance and beyond > LEFT * (self.raw - self.chance):
+            yield f"hubness is worse than raw ({self.corrected:.2f}, raw {self.raw:.2f}): run refit"
+        if self.fit is None:
+            return
+        if beyond - (self.fit.corrected - self.fit.chance) > GROWN:
+            yield (
+                f"hubness has grown since the fit (skewness {self.corrected:.2f}, {self.fit.corrected:.2f} then): run "
+                "refresh, inspect what looks planted, or refit"
+            )
+        too_often = [each for each in self.corrected_hubs if each[1] > too_much(self.fit.largest)]
+        if too_often:
+            yield f"found too often ({self.fit.largest:.1%} at most at the fit): {shares(too_often)}; run inspect"
+
+    def __str__(self) -> str:
+        kind = "live" if self.live else "bank"
+        text = (
+            f"hubness: skewness {self.raw:.2f} raw, {self.corrected:.2f} corrected, by {self.queries} {kind} queries; "
+            f"{self.chance:.2f} by chance"
+        )
+        if self.fit is not None:
+            text += f"; at the fit {self.fit.raw:.2f} raw, {self.fit.corrected:.2f} corrected"
+        raw, corrected = (shares(found[:SHOWN]) for found in (self.raw_hubs, self.corrected_hubs))
+        return f"{text}\ntop hubs: {raw} raw; {corrected} corrected"
 
 
 @dataclass(frozen=True)
@@ -121,12 +168,7 @@ class Monitored:
             found.append(f"live queries are no longer like the bank ({self.drift:.2f}): run refit on recorded queries")
         if self.gain is not None and self.gain.corrected[0] - self.gain.raw[0] < -2 * self.gain.error:
             found.append(f"the correction does harm: {self.gain}: run rollback or refit")
-        hubness = self.hubness
-        if hubness is not None and hubness.raw > 2 * hubness.chance:
-            beyond = (hubness.raw - hubness.chance, hubness.corrected - hubness.chance)
-            if beyond[1] > LEFT * beyond[0]:
-                found.append(f"hubness is worse than raw ({hubness.corrected:.2f}, raw {hubness.raw:.2f}): run refit")
-        return found
+        return found if self.hubness is None else [*found, *self.hubness.attention]
 
     def __str__(self) -> str:
         seen = self.offsets
@@ -136,12 +178,10 @@ class Monitored:
         ]
         if seen.shift is not None and seen.spread is not None:
             lines.append(f"gallery: mean offset {seen.shift:+.2f}, spread {seen.spread:.2f}; at the fit 0 and 1")
-        if self.hubness is not None:
-            kind = "live" if self.hubness.live else "bank"
-            lines.append(
-                f"hubness: skewness {self.hubness.raw:.2f} raw, {self.hubness.corrected:.2f} corrected, by "
-                f"{self.hubness.queries} {kind} queries; {self.hubness.chance:.2f} by chance"
-            )
+        named = {"missing": ids(seen.missing_ids[:SHOWN]), "stale": ids(seen.stale_ids[:SHOWN])}
+        named["largest penalties"] = shown(seen.penalised[:SHOWN])
+        lines += [f"{what}: {which}" for what, which in named.items() if which]
+        lines += [] if self.hubness is None else [str(self.hubness)]
         drift = "too few live queries" if self.drift is None else f"{self.drift:.2f} (0.5: as the bank; 1: apart)"
         lines.append(f"drift of live queries: {drift}")
         lines += [] if self.gain is None else [f"gain: {self.gain}"]
@@ -162,7 +202,7 @@ def monitor(
     queries: live queries [m, d]; by default those that were recorded since the version was made. clicks: the id in the
     store that each of `queries` led to, -1 for none. Looks at 2,000 targets and searches for 200 queries, drawn at
     random, whatever the size of the store. Changes nothing.
-    It names no targets: `inspect` names what looks planted, and reads the whole store for it.
+    It names targets of those it looked at and found: `inspect` reads the whole store, and names what looks planted.
 
     Raises StoreError for a store without an active correction, InputError for queries or clicks that cannot be used.
     """
@@ -177,13 +217,14 @@ def monitor(
     known = None if clicks is None or given is None else _clicks(clicks, given)
     live, bank = _live(given, found.model, rng), _bank(found.model)
     logger.info("%s: looking at samples, with %d live queries and %d of the bank", store.url, len(live), len(bank))
-    asked = live if len(live) >= FEWEST_LIVE else bank
+    is_live = len(live) >= FEWEST_LIVE
+    queries_now = rng.permutation(live)[:QUERIES] if is_live else asked(found.model)
     return Monitored(
         store.url,
         version,
         store.count(),
         offsets=_offsets(store, found.model, compute),
-        hubness=_hubness(store, rng.permutation(asked)[:QUERIES], asked is live) if len(asked) > 1 else None,
+        hubness=_hubness(store, queries_now, is_live, found.model.finds) if len(queries_now) > 1 else None,
         drift=own_share(live, bank, compute, rng) if min(len(live), len(bank)) >= FEWEST_LIVE else None,
         gain=None if known is None or given is None else _gain(store, given, known, rng),
     )
@@ -225,27 +266,33 @@ def _live(queries: Vectors | None, model: OffsetModel, rng: np.random.Generator)
 def _offsets(store: Store, model: OffsetModel, compute: Compute) -> Offsets:
     """What a sample of the targets has, beside what the model gives."""
     comparison = Comparison(store, model, compute, "looking at offsets")
-    given = [np.zeros(0, np.float32)]
+    given, all_ids, missing, stale = [np.zeros(0, np.float32)], list[Id](), list[Id](), list[Id]()
     for batch in store.sample(TARGETS):
-        given.append(comparison.offsets(batch)[0])
+        by_model, wrong = comparison.offsets(batch)
+        given.append(by_model)
+        all_ids += batch.ids
+        name_some(batch, wrong, missing, stale)
         comparison.done(batch)
     offsets, gallery = np.concatenate(given).astype(np.float64), model.gallery
     shift = spread = None
     if gallery is not None and gallery.deviation > 0 and len(offsets) > 1 and not isinstance(model, GroupedModel):
         shift, spread = float(offsets.mean() / gallery.deviation), float(offsets.std() / gallery.deviation)
     counted = (comparison.scanned, comparison.missing, comparison.stale, comparison.foreign, comparison.unjudged.count)
-    return Offsets(*counted, shift, spread)
+    rows = outstanding(-offsets) if len(offsets) else np.zeros(0, np.int64)
+    worst = rows[np.argsort(offsets[rows], kind="stable")][:NAMED].tolist()
+    return Offsets(*counted, shift, spread, missing, stale, [(all_ids[row], float(-offsets[row])) for row in worst])
 
 
-def _hubness(store: Store, queries: np.ndarray, live: bool) -> HubnessNow:
+def _hubness(store: Store, queries: np.ndarray, live: bool, fit: FindsAtFit | None) -> HubnessNow:
     count = store.count()
+    raw, corrected = (store.search(queries, OCCURRENCE, raw=which).ids for which in (True, False))
 
-    def skewness(raw: bool) -> float:
-        finds = Counter(itertools.chain.from_iterable(store.search(queries, OCCURRENCE, raw=raw).ids))
-        return skewness_of_finds(np.array([*finds.values()]), count)
+    def skewness(lists: Sequence[Sequence[Id]]) -> float:
+        return skewness_of_finds(np.array([*Counter(itertools.chain.from_iterable(lists)).values()]), count)
 
     chance = skewness_by_chance(len(queries), OCCURRENCE, count)
-    return HubnessNow(len(queries), live, skewness(raw=True), skewness(raw=False), chance)
+    hubs = (most_found(raw), most_found(corrected))
+    return HubnessNow(len(queries), live, skewness(raw), skewness(corrected), chance, fit, *hubs)
 
 
 def _gain(store: Store, queries: Vectors, clicks: list[Id], rng: np.random.Generator) -> Gain | None:

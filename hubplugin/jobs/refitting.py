@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from hubplugin.errors import CorrectionRefused, InputError, Parameter, StoreError
 from hubplugin.jobs.correction import bank_for
+from hubplugin.jobs.finds import counted
 from hubplugin.jobs.reach import require_reach
 from hubplugin.jobs.spooled_gallery import SpooledGallery
 from hubplugin.jobs.writing import Applied, unwritten, usable, written
@@ -116,7 +117,7 @@ def refit(
     banks = banks.against(gallery.vectors, gallery.rows)
     configuration, beside, judgement = _tried(banks, configuration, old, force)
     new = configuration.fit(banks.given)
-    new = new if old.bound is None else bounded(new, banks.given)
+    new = counted(new if old.bound is None else bounded(new, banks.given), banks.given)
     if not force:
         require_reach(new, bank, gallery.vectors, compute)
     if dry_run:

@@ -17,7 +17,7 @@ from hubplugin.methods.robust import CLUSTERS, PROBES, probes
 from hubplugin.model import Bound, OffsetModel
 from hubplugin.reductions import Compute, MeanOfLargest, clusters, reduce
 from hubplugin.selection.experiment import OCCURRENCE
-from hubplugin.store import Hits, Id, Store
+from hubplugin.store import Batch, Hits, Id, Store
 from hubplugin.vectors import Progress, as_vectors
 
 NAMED = 10
@@ -70,14 +70,13 @@ class Suspects:
 
     def __str__(self) -> str:
         lines = [
-            f"top hubs of {self.probes} bank queries: {_shares(self.raw_hubs)} raw; {_shares(self.corrected_hubs)} "
-            f"corrected; within clusters of them: {_shares(self.cluster_hubs)}"
+            f"top hubs of {self.probes} bank queries: {shares(self.raw_hubs)} raw; {shares(self.corrected_hubs)} "
+            f"corrected; within clusters of them: {shares(self.cluster_hubs)}"
         ]
-        lines += [f"missing: {_ids(self.missing)}"] if self.missing else []
-        lines += [f"stale: {_ids(self.stale)}"] if self.stale else []
+        lines += [f"missing: {ids(self.missing)}"] if self.missing else []
+        lines += [f"stale: {ids(self.stale)}"] if self.stale else []
         if self.penalised:
-            listed = ", ".join(f"{name!r} {penalty:.4f}" for name, penalty in self.penalised)
-            lines.append(f"{self.outstanding} with a penalty beyond median + {MADS:.0f} MAD: {listed}")
+            lines.append(f"{self.outstanding} with a penalty beyond median + {MADS:.0f} MAD: {shown(self.penalised)}")
         listed = ", ".join(f"{name!r} {similarity:.3f}" for name, similarity in self.far)
         return "\n".join([*lines, f"farthest from the gallery: {listed}", *(f"ALARM: {each}" for each in self.alarms)])
 
@@ -125,6 +124,26 @@ def examined(store: Store, model: OffsetModel, compute: Compute, most: int = PRO
     return found, held.comparison
 
 
+def most_found(lists: Sequence[Sequence[Id]], named: int = NAMED) -> Named:
+    """The targets that stand in most of `lists`, each with the share of them."""
+    found = Counter(itertools.chain.from_iterable(lists)).most_common(named)
+    return [(name, count / len(lists)) for name, count in found]
+
+
+def outstanding(penalties: np.ndarray) -> np.ndarray:
+    """The rows of the penalties beyond median + 4 MAD."""
+    middle = np.median(penalties)
+    found: np.ndarray = np.flatnonzero(penalties > middle + MADS * np.median(np.abs(penalties - middle)))
+    return found
+
+
+def name_some(batch: Batch, wrong: np.ndarray, missing: list[Id], stale: list[Id]) -> None:
+    """Adds the ids of `batch` without an offset, and with one that is `wrong`, as long as few are named."""
+    absent = np.isnan(batch.offsets)
+    for names, which in ((missing, absent), (stale, wrong & ~absent)):
+        names += [batch.ids[number] for number in np.flatnonzero(which)[: NAMED - len(names)].tolist()]
+
+
 class _Hubs:
     """What the bank `queries` [q, d] find."""
 
@@ -132,10 +151,8 @@ class _Hubs:
         self.count, self.raw, self.corrected = len(queries), raw, corrected
         self._labels = clusters(queries, CLUSTERS)
 
-    def shares(self, hits: Hits, rows: Sequence[int] | None = None, named: int = NAMED) -> Named:
-        lists = hits.ids if rows is None else [hits.ids[row] for row in rows]
-        found = Counter(itertools.chain.from_iterable(lists)).most_common(named)
-        return [(name, count / len(lists)) for name, count in found]
+    def shares(self, hits: Hits) -> Named:
+        return most_found(hits.ids)
 
     def finds(self, hits: Hits) -> Counter[Id]:
         return Counter(itertools.chain.from_iterable(hits.ids))
@@ -143,7 +160,12 @@ class _Hubs:
     def within(self) -> Named:
         """The target found most often in each cluster of the queries that is not too small to tell."""
         rows = [np.flatnonzero(self._labels == label).tolist() for label in range(CLUSTERS)]
-        found = [each for some in rows if len(some) >= OCCURRENCE for each in self.shares(self.corrected, some, 1)]
+        found = [
+            each
+            for some in rows
+            if len(some) >= OCCURRENCE
+            for each in most_found([self.corrected.ids[row] for row in some], 1)
+        ]
         return sorted(found, key=lambda each: -each[1])
 
     def skewness(self, targets: int) -> tuple[float, float]:
@@ -166,9 +188,7 @@ class _Held:
         offsets, sample = [], []
         for batch in store.scan(group_key(model)):
             given, wrong = self.comparison.offsets(batch)
-            absent = np.isnan(batch.offsets)
-            for names, which in ((self.missing, absent), (self.stale, wrong & ~absent)):
-                names += [batch.ids[number] for number in np.flatnonzero(which)[: NAMED - len(names)].tolist()]
+            name_some(batch, wrong, self.missing, self.stale)
             sample.append(batch.vectors[[number in chosen for number in range(row, row + len(batch.ids))]])
             row += len(batch.ids)
             self._ids += batch.ids
@@ -179,9 +199,7 @@ class _Held:
 
     @property
     def outstanding(self) -> np.ndarray:
-        """The rows of the penalties beyond median + 4 MAD."""
-        middle = np.median(self._penalties)
-        return np.flatnonzero(self._penalties > middle + MADS * np.median(np.abs(self._penalties - middle)))
+        return outstanding(self._penalties)
 
     def penalised(self) -> Named:
         rows = self.outstanding
@@ -220,12 +238,12 @@ def _alarms(hubs: _Hubs, skewness: tuple[float, float], fit: Bound | None) -> li
     if fit is None:
         return alarms
     for name, share in hubs.shares(hubs.corrected):
-        if share > _too_much(fit.largest):
+        if share > too_much(fit.largest):
             alarms.append(
                 f"{name!r} is found by {share:.1%} of the queries; at the fit none by more than {fit.largest:.1%}"
             )
     for name, share in hubs.within():
-        if share > _too_much(fit.largest_within):
+        if share > too_much(fit.largest_within):
             alarms.append(
                 f"{name!r} is found by {share:.1%} of the queries of one cluster; at the fit none by more than "
                 f"{fit.largest_within:.1%}"
@@ -233,13 +251,18 @@ def _alarms(hubs: _Hubs, skewness: tuple[float, float], fit: Bound | None) -> li
     return alarms
 
 
-def _too_much(at_fit: float) -> float:
+def too_much(at_fit: float) -> float:
+    """The share of the queries from which on a target alarms, where none had more than `at_fit` at the fit."""
     return min(TIMES * at_fit, (1 + at_fit) / 2)
 
 
-def _ids(names: Sequence[Id]) -> str:
+def ids(names: Sequence[Id]) -> str:
     return ", ".join(map(repr, names))
 
 
-def _shares(found: Named) -> str:
+def shown(penalised: Named) -> str:
+    return ", ".join(f"{name!r} {penalty:.4f}" for name, penalty in penalised)
+
+
+def shares(found: Named) -> str:
     return ", ".join(f"{name!r} {share:.1%}" for name, share in found) or "none"

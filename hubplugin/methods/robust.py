@@ -47,7 +47,7 @@ def bounded(model: OffsetModel, given: FitInput) -> OffsetModel:
         largest=found,
         largest_within=within,
     )
-    return model.with_bound(bound)
+    return model.having(bound=bound)
 
 
 def probes(m: int, most: int = PROBES) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from hubplugin.model.bound import Bound
 from hubplugin.model.file import FORMAT
+from hubplugin.model.finds import FindsAtFit
 from hubplugin.model.grouped import Group, GroupedModel
 from hubplugin.model.offset_model import (
     Activation,
@@ -19,6 +20,7 @@ __all__ = [
     "Activation",
     "Bound",
     "Dot",
+    "FindsAtFit",
     "GalleryStatistics",
     "Group",
     "GroupedModel",

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from hubplugin.metric import Metric
 from hubplugin.model import file
 from hubplugin.model.bound import Bound
 from hubplugin.model.file import Header
+from hubplugin.model.finds import FindsAtFit
 from hubplugin.model.kept import KeptOffsets
 from hubplugin.model.terms import Dot, Term, of_one_bank, packed, reduction_of, unpacked
 from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
@@ -69,7 +70,8 @@ class OffsetModel:
     method, parameters: as given to `fit`. metric: the similarity the offsets belong to. bank_fingerprint: names the
     query bank and the target bank. centre: mean of the raw offsets over the gallery of the fit (0 without one), so
     that 0 is the neutral offset. gallery: None where the fit was given no targets. activation: the activation set,
-    which `query_dependent.Dynamic` and `DualDynamic` ask; offsets do not depend on it. bound: of a robust model.
+    which `query_dependent.Dynamic` and `DualDynamic` ask; offsets do not depend on it. bound: of a robust model. finds:
+    counted by `apply` and `refit`, for `monitor` to compare with; it makes no other model.
     """
 
     method: str
@@ -81,6 +83,7 @@ class OffsetModel:
     gallery: GalleryStatistics | None = None
     activation: Activation | None = None
     bound: Bound | None = None
+    finds: FindsAtFit | None = None
     # Of no other model: `replace` does not carry what is not given, so other terms never have these numbers.
     _kept: KeptOffsets | None = field(default=None, init=False, compare=False, repr=False)
 
@@ -94,8 +97,8 @@ class OffsetModel:
     @cached_property
     def fingerprint(self) -> str:
         """Names this very model, its centre included, whatever version of hubplugin wrote it: the first 16 hex digits
-        of the SHA-256 of what its file holds."""
-        return file.digest(*self._content())[:16]
+        of the SHA-256 of what its file holds, but for `finds`."""
+        return file.digest(*replace(self, finds=None)._content())[:16]
 
     def offsets(
         self,
@@ -130,12 +133,12 @@ class OffsetModel:
     @property
     def members(self) -> OffsetModel:
         """This model as it is for the gallery of its fit, whose bound is wider; itself where it is not robust."""
-        return self if self.bound is None else self.with_bound(replace(self.bound, for_members=True))
+        return self if self.bound is None else self.having(bound=replace(self.bound, for_members=True))
 
-    def with_bound(self, bound: Bound) -> OffsetModel:
-        """This model with `bound`; see `hubplugin.methods.robust`."""
-        model = replace(self, bound=bound)
-        object.__setattr__(model, "_kept", self._kept)  # raw offsets do not depend on it
+    def having(self, **changes: Any) -> OffsetModel:
+        """This model with another `bound` or `finds`, which its raw offsets do not depend on."""
+        model = replace(self, **changes)
+        object.__setattr__(model, "_kept", self._kept)
         return model
 
     def centred_on(
@@ -278,13 +281,15 @@ class OffsetModel:
             names = ("share", "tau", "floor", "largest", "largest_within")
             header["bound"] = {name: getattr(self.bound, name) for name in names}
             tensors["bound.levels"] = self.bound.levels
+        if self.finds is not None:
+            header["finds"] = asdict(self.finds)
         return header, tensors
 
     @classmethod
     def _fields(cls, header: Header, tensors: dict[str, np.ndarray]) -> Header:
         """The fields of the model whose `_content` was `header` and `tensors`."""
         terms, k, gallery = unpacked(header["terms"], tensors), header["activation"], header["gallery"]
-        bound = header.get("bound")
+        bound, finds = header.get("bound"), header.get("finds")
         return {
             "method": header["method"],
             "parameters": header["parameters"],
@@ -295,6 +300,7 @@ class OffsetModel:
             "gallery": GalleryStatistics(**gallery) if gallery else None,
             "activation": Activation(k, tuple(tensors[f"activation.{i}"] for i in range(len(terms)))) if k else None,
             "bound": Bound(**bound, levels=tensors["bound.levels"]) if bound else None,
+            "finds": FindsAtFit(**finds) if finds else None,
         }
 
     @property

@@ -15,6 +15,7 @@ import hubplugin
 from hubplugin.jobs.monitoring import DRIFTED, Gain, HubnessNow, Monitored, Offsets
 from hubplugin.jobs.refitting import WORSE, Beside, refit
 from hubplugin.jobs.writing import write
+from hubplugin.model import FindsAtFit
 from hubplugin.registry import open_store
 from hubplugin.selection.trials import Candidate
 from hubplugin.store import StoredVersion
@@ -23,6 +24,8 @@ from tests.whole.commands import hubplugin as typed
 from tests.whole.commands import write_photos
 
 pytestmark = pytest.mark.slow
+
+FIT = FindsAtFit(queries=200, raw=2.0, corrected=0.5, chance=0.3, largest=0.02)
 
 
 @pytest.fixture
@@ -143,6 +146,47 @@ def test_missing_and_stale_offsets_of_a_collection_are_seen_on_a_random_sample(r
     assert any("run refresh" in each for each in seen.attention)
 
 
+def test_planted_targets_are_named_and_hubness_is_told_beside_that_of_the_fit(tmp_path, real):
+    targets = write_photos(tmp_path, real)
+    bank = real["bank_queries"] / np.linalg.norm(real["bank_queries"], axis=1, keepdims=True)
+    store = open_store(f"faiss:{tmp_path / 'photos.faiss'}")
+    hubplugin.apply(store, bank, "nnn", k=8)
+    model = store.correction().model
+    asked = bank[np.linspace(0, len(bank) - 1, 200).astype(int)].astype(np.float64)
+    scores = asked @ targets.T.astype(np.float64)
+    for expected, offsets in ((model.finds.raw, 0), (model.finds.corrected, model.offsets(targets))):
+        found = np.argsort(-(scores + offsets), axis=1)[:, :10]
+        occurrence = np.bincount(found.ravel(), minlength=1200)
+        centred = occurrence - occurrence.mean()
+        assert expected == pytest.approx((centred**3).mean() / (centred**2).mean() ** 1.5, rel=0.01)
+    assert model.finds.largest == pytest.approx(occurrence.max() / 200, abs=0.01)
+    seen = hubplugin.monitor(store)
+    assert (seen.attention, seen.hubness.live) == ([], False)
+    assert seen.hubness.corrected == pytest.approx(seen.hubness.fit.corrected, rel=0.01)
+    planted = bank.mean(axis=0, keepdims=True) / np.linalg.norm(bank.mean(axis=0))
+    index = faiss.read_index(str(tmp_path / "photos.faiss"))
+    index.add(planted.astype(np.float32))
+    faiss.write_index(index, str(tmp_path / "photos.faiss"))
+    seen = hubplugin.monitor(open_store(store.url))
+    assert any("hubness has grown since the fit" in each for each in seen.attention)
+    assert any("found too often" in each and ": 1200 " in each for each in seen.attention)
+    assert seen.hubness.corrected_hubs[0][0] == 1200
+    assert seen.offsets.stale_ids == [1200]
+    penalties = dict(seen.offsets.penalised)
+    assert len(penalties) == 10
+    assert penalties[seen.offsets.penalised[0][0]] == pytest.approx(-model.offsets(targets).min(), abs=1e-4)
+    assert "top hubs: " in str(seen)
+    assert "stale: 1200" in str(seen)
+
+
+def test_what_was_counted_at_the_fit_lies_in_the_model_and_makes_no_other(real):
+    model = hubplugin.fit(real["bank_queries"], "nnn", targets=real["test_targets"])
+    with_finds = model.having(finds=FIT)
+    assert hubplugin.OffsetModel.from_bytes(with_finds.to_bytes()).finds == FIT
+    assert hubplugin.OffsetModel.from_bytes(model.to_bytes()).finds is None
+    assert with_finds.fingerprint == model.fingerprint
+
+
 def version() -> StoredVersion:
     return StoredVersion(1, "active", None, "nnn", {}, "a", "b")
 
@@ -160,6 +204,13 @@ def version() -> StoredVersion:
         ({"hubness": HubnessNow(200, True, 3.0, 3.6, 0.3)}, "hubness is worse than raw"),
         ({"hubness": HubnessNow(200, True, 3.0, 3.4, 0.3)}, None),
         ({"hubness": HubnessNow(200, True, 0.5, 0.9, 0.3)}, None),
+        ({"hubness": HubnessNow(200, True, 3.0, 1.4, 0.3, FIT)}, None),
+        ({"hubness": HubnessNow(200, True, 3.0, 1.6, 0.3, FIT)}, "grown since the fit (skewness 1.60, 0.50 then)"),
+        ({"hubness": HubnessNow(200, True, 3.0, 1.0, 0.3, FIT, [], [(7, 0.07), (8, 0.05)])}, None),
+        (
+            {"hubness": HubnessNow(200, True, 3.0, 1.0, 0.3, FIT, [], [(7, 0.09), (8, 0.05)])},
+            "found too often (2.0% at most at the fit): 7 9.0%; run inspect",
+        ),
     ],
 )
 def test_attention_is_asked_for_what_somebody_can_mend(changes, says):
