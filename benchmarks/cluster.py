@@ -111,7 +111,7 @@ def main(
         centres = written(Path(place), targets, dim, shards)
         queries, gallery = drawn(np.random.default_rng(2), centres, bank), Path(place) / "gallery.npy"
         print(f"{targets:,} targets x {dim}, bank {bank:,}, {shards} shards, {workers} workers, {method}", flush=True)
-        cluster = LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None, memory_limit=0, env=ONE)
+        cluster = LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=":0", memory_limit=0, env=ONE)
         with cluster, Client(cluster) as client:
             executor = DaskExecutor(client)
             pids = list(client.run(os.getpid).values())

@@ -31,7 +31,7 @@ def main() -> None:
         else:
             from distributed import Client, LocalCluster
 
-            cluster = held.enter_context(LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None))
+            cluster = held.enter_context(LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0"))
             executor = DaskExecutor(held.enter_context(Client(cluster)))
             folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
             for number, part in enumerate(np.array_split(np.load(DATA / "test_targets.npy"), 5)):

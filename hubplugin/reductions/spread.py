@@ -119,16 +119,15 @@ class SpreadKernel:
         """Of each shard of the gallery."""
         task = _SumsOfShard(self._setting, log_alpha, what)
         parts = [found for _, found in over(self._similarities, self._columns[0].targets, task)]
-        if log_alpha is not None:
-            held = sum(bool(found["held"]) for found in parts)
-            if held < len(parts):
-                logger.info(
-                    "%s: the workers have room to hold %d of %d shards, the others are multiplied anew; a larger "
-                    "memory=, or more workers, would spare that",
-                    what,
-                    held,
-                    len(parts),
-                )
+        held = sum(bool(found["held"]) for found in parts)
+        if log_alpha is None and held < len(parts):
+            logger.warning(
+                "workers have room to hold %d of %d shards between iterations (memory=%s in each); the others are "
+                "multiplied anew in every one: allow more memory, or take more workers",
+                held,
+                len(parts),
+                self._similarities.compute.memory,
+            )
         return [as_tensor(found["sums"]) for found in parts]
 
 
