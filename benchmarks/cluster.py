@@ -74,6 +74,22 @@ class Watched:
         return f"{self.before} MiB of a worker before, at most {self.largest} MiB at work, pages of files aside"
 
 
+class Steps:
+    """Seconds by the step that a fit tells its progress in."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        now, name = time.perf_counter(), what.split(",")[0].split(" of ")[0]
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
+        self._last = now
+
+    def told(self) -> str:
+        return "; ".join(f"{name} {seconds:.1f}" for name, seconds in self.seconds.items())
+
+
 def processor(pids: list[int]) -> float:
     """Seconds of a processor that this process and `pids` have had, which others on the machine do not move."""
     fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
@@ -127,8 +143,9 @@ def main(
             whole = None
             for _ in range(turns):
                 watched = Watched(pids)
-                whole, together, busy = timed("in shards", pids, by_shards)
-                print(watched.told(), flush=True)
+                steps = Steps()
+                whole, together, busy = timed("in shards", pids, lambda steps=steps: by_shards(progress=steps))
+                print(f"{watched.told()}; seconds by step: {steps.told()}", flush=True)
                 if alone:
                     one, single, alone_busy = timed("one process", [], fitted)
                     clock, processors = together / single, busy / alone_busy

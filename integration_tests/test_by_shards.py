@@ -1,0 +1,56 @@
+"""Workers in processes of their own read, fit and write a collection by ranges of its ids."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import numpy as np
+import pytest
+
+import hubplugin
+from hubplugin.errors import ClusterError
+from integration_tests.galleries import APPLY, BANK
+
+pytestmark = pytest.mark.needs("server")
+
+
+def pool() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(2, mp_context=get_context("spawn"))
+
+
+def offsets(store) -> dict[int | str, float]:
+    return {
+        each: value for batch in store.scan() for each, value in zip(batch.ids, batch.offsets.tolist(), strict=True)
+    }
+
+
+def test_offsets_by_shards_are_those_of_one_process(fill):
+    alone, shared = (hubplugin.open_store(fill().url) for _ in range(2))
+    expected = hubplugin.apply(alone, BANK, **APPLY)
+    with pool() as executor:
+        found = hubplugin.apply(shared, BANK, executor=executor, shards=4, **APPLY)
+    assert (found.scanned, found.missing, found.stale) == (expected.scanned, expected.missing, expected.stale)
+    assert offsets(shared).keys() == offsets(alone).keys()
+    np.testing.assert_allclose(list(offsets(shared).values()), list(offsets(alone).values()), rtol=0, atol=1e-5)
+    assert shared.correction().active
+
+
+def test_a_worker_that_dies_while_it_writes_costs_its_shard(fill, tmp_path):
+    alone, shared = (hubplugin.open_store(fill().url) for _ in range(2))
+    hubplugin.apply(alone, BANK, **APPLY)
+
+    def kill(what: str, done: int, total: int) -> None:
+        if what.startswith("writing offsets"):  # of the first shard
+            os.kill(next(iter(executor._processes)), signal.SIGKILL)
+
+    work = tmp_path / "work"
+    with pool() as executor, pytest.raises(ClusterError, match="the executor has lost its workers"):
+        hubplugin.apply(shared, BANK, executor=executor, shards=6, workspace=work, progress=kill, **APPLY)
+    assert not hubplugin.open_store(shared.url).correction().active
+    with pool() as executor:
+        hubplugin.apply(shared, BANK, executor=executor, shards=6, workspace=work, **APPLY)
+    np.testing.assert_allclose(list(offsets(shared).values()), list(offsets(alone).values()), rtol=0, atol=1e-5)
+    assert not work.exists()
