@@ -37,9 +37,14 @@ class DaskExecutor(Executor):
     def _home(self, shard: Shard) -> Any:
         """Where a shard lies, as Dask's scheduler sees it: at whatever is cheap to send nowhere else. Binding work to a
         worker by its address would have it wait for ever once all workers were lost at one time."""
-        if shard.identity not in self._homes:
-            self._homes[shard.identity] = self._client.submit(_Heavy, pure=False)
-        return self._homes[shard.identity]
+        home = self._homes.get(shard.identity)
+        if home is None or home.status in (
+            "error",
+            "lost",
+            "cancelled",
+        ):  # Dask gives up what several workers died with
+            home = self._homes[shard.identity] = self._client.submit(_Heavy, pure=False)
+        return home
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """The client and its cluster stay."""

@@ -20,6 +20,7 @@ import pytest
 import hubplugin
 from hubplugin.cluster import DaskExecutor, RayExecutor, dask_cluster
 from hubplugin.errors import ClusterError, InputError
+from hubplugin.vectors import shards_of
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +30,12 @@ KILLS = int(os.environ.get("HUBPLUGIN_KILLS", "3"))
 @pytest.fixture(scope="module")
 def dask():
     distributed = pytest.importorskip("distributed", reason="pip install 'hubplugin[cluster]'")
+    from dask import config
+
     with (
+        # A local cluster closes the nanny of a worker that is not there so long after it was killed: it may have been
+        # killed again.
+        config.set({"distributed.deploy.lost-worker-timeout": "1h"}),
         distributed.LocalCluster(
             n_workers=2, threads_per_worker=1, processes=True, memory_limit="2GiB", dashboard_address=":0"
         ) as cluster,
@@ -64,6 +70,18 @@ def test_dask_gives_the_same_offsets(dask, bank, gallery, parts, expected):
     for executor in (DaskExecutor(dask), dask.get_executor()):
         found = hubplugin.fit(bank, targets=parts[8], executor=executor).offsets(gallery)
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_a_shard_whose_home_dask_has_given_up_gets_another(dask, bank, gallery, parts, expected):
+    from distributed import wait
+
+    executor, (shard,) = DaskExecutor(dask), shards_of(parts[1])
+    lost = dask.submit(divmod, 1, 0)
+    wait(lost)
+    executor._homes[shard.identity] = lost
+    found = hubplugin.fit(bank, targets=parts[1], executor=executor).offsets(gallery)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    assert executor._homes[shard.identity].status == "finished"
 
 
 def test_a_fault_of_a_shard_comes_back_from_dask_in_one_line(dask, bank, gallery, tmp_path):
