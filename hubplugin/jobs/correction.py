@@ -140,7 +140,9 @@ def bank_for(
 
 
 @dataclass(frozen=True)
-class _Fitted:
+class Fitted:
+    """A model to be written, and what was tried before: see `Applied`."""
+
     model: OffsetModel
     judgement: Judgement | None = None
     neutral: Mapping[Value, str] = field(default_factory=dict)
@@ -157,7 +159,7 @@ def _fitted(
     group_by: str | None,
     force: bool,
     robust: bool,
-) -> _Fitted:
+) -> Fitted:
     """A model for the whole gallery, or for its groups. configuration: None where it is chosen."""
     named = "auto" if configuration is None else configuration.name
     logger.info("fitting %s on %d bank queries", named, len(banks.given.query_bank))
@@ -175,10 +177,10 @@ def _fitted(
         model = configuration.fit(banks.given)
         logger.info("fitted %s", model)
         model = bounded(model, banks.given) if robust else model
-        return _Fitted(counted(model, banks.given) if isinstance(gallery, SpooledGallery) else model, judgement)
+        return Fitted(counted(model, banks.given) if isinstance(gallery, SpooledGallery) else model, judgement)
     assert isinstance(gallery, SpooledGallery)
     model, neutral = fit_within(banks, configuration, group_by, gallery.groups(), force)
-    return _Fitted(model, neutral=neutral)
+    return Fitted(model, neutral=neutral)
 
 
 def _cut_off(

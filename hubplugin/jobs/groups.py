@@ -8,9 +8,11 @@ own, and under `sn` and `dbsn` log alpha. So all groups share one bank.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
+from typing import TypeAlias
 
 from hubplugin.errors import CorrectionRefused
 from hubplugin.jobs.spooled_gallery import Members
@@ -22,8 +24,17 @@ SMALLEST_GROUP = 100
 """Targets below which a group has no hubs to speak of: the 10 best of it are a tenth of it."""
 
 
+Tried: TypeAlias = Callable[[Value, Experiment], None]
+"""Is shown the experiment of each group that is large enough, before the guard is."""
+
+
 def fit_within(
-    banks: Banks, configuration: Method, key: str, groups: Sequence[tuple[Value, Members]], force: bool
+    banks: Banks,
+    configuration: Method,
+    key: str,
+    groups: Sequence[tuple[Value, Members]],
+    force: bool,
+    tried: Tried | None = None,
 ) -> tuple[GroupedModel, dict[Value, str]]:
     """A fit on each of `groups` that has `SMALLEST_GROUP` targets and that the guard lets pass on its own gallery,
     and why the others, whose targets stay neutral, have none. What the method takes from the gallery, such as the
@@ -36,7 +47,9 @@ def fit_within(
     neutral: dict[Value, str] = {}
     for number, (value, members) in enumerate(groups):
         try:
-            fitted[value] = _fit_one(banks.among(members, members.numbers), method, force)
+            among = banks.among(members, members.numbers)
+            _require_usable(among, method, force, None if tried is None else partial(tried, value))
+            fitted[value] = method.fit(among.given)
         except CorrectionRefused as refusal:
             neutral[value] = str(refusal).partition("; nothing was changed")[0]  # which holds for all of it or none
         given.compute.report(f"fitting within each {key!r}", number + 1, len(groups))
@@ -48,14 +61,16 @@ def fit_within(
     return _together(key, fitted, given.require_targets(method.name).rows), neutral
 
 
-def _fit_one(banks: Banks, method: Method, force: bool) -> OffsetModel:
+def _require_usable(banks: Banks, method: Method, force: bool, tried: Callable[[Experiment], None] | None) -> None:
+    """Raises CorrectionRefused for a group that stays neutral."""
     members = banks.given.require_targets(method.name)
     if members.rows < SMALLEST_GROUP:
         raise CorrectionRefused(f"{members.rows} targets, {SMALLEST_GROUP} are needed")
-    if not force:
-        with closing(Experiment(banks)) as experiment:
+    with closing(Experiment(banks)) as experiment:  # computes nothing until it is asked
+        if tried is not None:
+            tried(experiment)
+        if not force:
             check_by(experiment, method)
-    return method.fit(banks.given)
 
 
 def _together(key: str, models: Mapping[Value, OffsetModel], count: int) -> GroupedModel:

@@ -6,17 +6,22 @@ import logging
 from contextlib import closing
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from hubplugin.errors import CorrectionRefused, InputError, Parameter, StoreError
-from hubplugin.jobs.correction import bank_for
+from hubplugin.jobs.comparison import group_key
+from hubplugin.jobs.correction import Fitted, bank_for
 from hubplugin.jobs.finds import counted
+from hubplugin.jobs.groups import fit_within
 from hubplugin.jobs.reach import require_reach
 from hubplugin.jobs.spooled_gallery import SpooledGallery
 from hubplugin.jobs.writing import Applied, unwritten, usable, written
+from hubplugin.measures.hubness import skewness
 from hubplugin.methods import METHODS, Method, asked_for
 from hubplugin.methods.robust import bounded
-from hubplugin.model import GroupedModel, OffsetModel, Setting
-from hubplugin.selection import Banks, Experiment, Judgement, Pairs, check_by, choose_by, require_kind, require_size
-from hubplugin.selection.trials import Candidate
+from hubplugin.model import GroupedModel, OffsetModel, Setting, Value
+from hubplugin.selection import Banks, Experiment, Pairs, check_by, choose_by, require_kind, require_size
+from hubplugin.selection.trials import Candidate, Trial, pooled
 from hubplugin.store import KEEP, Store
 from hubplugin.vectors import Progress, VectorLike, Vectors
 
@@ -98,10 +103,12 @@ def refit(
     The guard tries the new correction as it does in `apply`. Then old and new rank held-out queries of the new bank.
     With pairs or clicks the new one is worse if R@1 falls by more than two standard errors, otherwise if hubness rises
     by more than `WORSE`. The old model may have been fitted on some of these queries, which speaks for it.
+    Offsets within groups stay so. Each group is fitted and tried among its own targets, and old and new are compared
+    over all groups: their queries together, and their hubness on average, by the number of targets.
 
     Raises CorrectionRefused, with both figures, if it is worse or the guard objects; InputError for the bank or a
-    parameter; StoreError for a store without an active correction, or with offsets within groups. Searches are then
-    unchanged. The version before is kept; see `hubplugin.rollback`.
+    parameter; StoreError for a store without an active correction. Searches are then unchanged. The version before is
+    kept; see `hubplugin.rollback`.
     """
     old = _active(store)
     bank = bank_for(store, _recorded(store) if query_bank is None else query_bank)
@@ -113,18 +120,19 @@ def refit(
     if not force:
         require_size(banks, configuration)
     logger.info("%s: fitting %s anew", store.url, configuration.name if configuration is not None else "auto")
-    gallery = SpooledGallery(store, progress, None, banks.clicks)
+    gallery = SpooledGallery(store, progress, group_key(old), banks.clicks)
     banks = banks.against(gallery.vectors, gallery.rows)
-    configuration, beside, judgement = _tried(banks, configuration, old, force)
-    new = configuration.fit(banks.given)
-    new = counted(new if old.bound is None else bounded(new, banks.given), banks.given)
-    if not force:
-        require_reach(new, bank, gallery.vectors, compute)
-    if dry_run:
-        done = replace(unwritten(store, new, compute), notes=store.plan())
+    if isinstance(old, GroupedModel):
+        fitted, beside = _fitted_within(banks, configuration, old, gallery, force)
     else:
-        done = written(store, new, gallery, compute, keep)
-    return Refitted(replace(done, judgement=judgement), beside)
+        fitted, beside = _fitted(banks, configuration, old, force)
+        if not force:
+            require_reach(fitted.model, bank, gallery.vectors, compute)
+    if dry_run:
+        done = replace(unwritten(store, fitted.model, compute), notes=store.plan())
+    else:
+        done = written(store, fitted.model, gallery, compute, keep)
+    return Refitted(fitted.told(done), beside)
 
 
 def _active(store: Store) -> OffsetModel:
@@ -132,13 +140,6 @@ def _active(store: Store) -> OffsetModel:
     found = store.correction()
     if found is None or not found.active:
         raise StoreError(f"{store.url} has no active correction to fit anew; apply one first")
-    if isinstance(found.model, GroupedModel):
-        raise StoreError(
-            f"{store.url} has offsets within groups of {found.model.key!r}, which are not compared with others; "
-            "apply a new correction with ",
-            Parameter("group_by", found.model.key),
-            ", and roll it back if it does not help",
-        )
     return found.model
 
 
@@ -162,10 +163,9 @@ def _same(model: OffsetModel, changes: dict[str, Setting]) -> Method:
     return found
 
 
-def _tried(
-    banks: Banks, configuration: Method | None, old: OffsetModel, force: bool
-) -> tuple[Method, Beside, Judgement | None]:
-    """What is fitted, beside the old model, and what the guard says. configuration: None where it is chosen."""
+def _fitted(banks: Banks, configuration: Method | None, old: OffsetModel, force: bool) -> tuple[Fitted, Beside]:
+    """The new model, with what the guard says, and old and new beside each other. configuration: None where it is
+    chosen. Raises CorrectionRefused if the new one is worse."""
     with closing(Experiment(banks)) as experiment:
         if not force:
             require_kind(experiment)
@@ -173,7 +173,38 @@ def _tried(
             configuration = choose_by(experiment).winner
         configuration = configuration.resolved(banks.given)
         judgement = None if force else check_by(experiment, configuration)
-        beside = _beside(experiment, old, configuration)
+        raw, before, after = experiment.run([None, old, configuration])
+    beside = _beside([raw], [before], [after])
+    _require_not_worse(beside, force)
+    new = configuration.fit(banks.given)
+    new = new if old.bound is None else bounded(new, banks.given)
+    return Fitted(counted(new, banks.given), judgement), beside
+
+
+def _fitted_within(
+    banks: Banks, configuration: Method | None, old: GroupedModel, gallery: SpooledGallery, force: bool
+) -> tuple[Fitted, Beside]:
+    """`_fitted` within the groups of `old`. A group that either model leaves neutral is tried without a correction."""
+    with closing(Experiment(banks)) as experiment:
+        if not force:
+            require_kind(experiment)  # of the whole bank, towards the whole gallery
+        method = (choose_by(experiment).winner if configuration is None else configuration).resolved(banks.given)
+    trials: dict[Value, list[Trial]] = {}
+
+    def tried(value: Value, experiment: Experiment) -> None:
+        before = old.within(value) if value in old.groups else None
+        trials[value] = experiment.run([None, before, method])
+
+    new, neutral = fit_within(banks, method, old.key, gallery.groups(), force, tried)
+    kept = [(raw, before, after if value in new.groups else raw) for value, (raw, before, after) in trials.items()]
+    raws, olds, news = ([each[place] for each in kept] for place in range(3))
+    beside = _beside(raws, [replace(each, configuration=old) for each in olds],
+                     [replace(each, configuration=method) for each in news])  # fmt: skip
+    _require_not_worse(beside, force)
+    return Fitted(new, neutral=neutral), beside
+
+
+def _require_not_worse(beside: Beside, force: bool) -> None:
     logger.info("%s", beside)
     if beside.objection and not force:
         raise CorrectionRefused(
@@ -182,10 +213,16 @@ def _tried(
             Parameter("force", True),
             " activates it all the same",
         )
-    return configuration, beside, judgement
 
 
-def _beside(experiment: Experiment, old: OffsetModel, configuration: Method) -> Beside:
-    raw, before, after = experiment.run([None, old, configuration])
-    new = after.candidate(before)
-    return Beside(raw.candidate(raw), before.candidate(raw), after.candidate(raw), new.gain, new.error)
+def _beside(raw: list[Trial], old: list[Trial], new: list[Trial]) -> Beside:
+    """From the trials of each group, or of the whole gallery."""
+    after = _together(new, old)
+    return Beside(_together(raw, raw), _together(old, raw), _together(new, raw), after.gain, after.error)
+
+
+def _together(trials: list[Trial], uncorrected: list[Trial]) -> Candidate:
+    """All groups as one: their queries together, and their hubness on average, by the number of targets."""
+    found = pooled(trials).candidate(pooled(uncorrected))
+    skewnesses = [skewness(each.occurrence) for each in trials]
+    return replace(found, skewness=float(np.average(skewnesses, weights=[len(each.occurrence) for each in trials])))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -85,6 +86,17 @@ class Trial:
             never=hubness.anti_hub_share,
             **found,
         )
+
+
+def pooled(trials: Sequence[Trial]) -> Trial:
+    """One trial of the queries of all of `trials`, each on a gallery of its own."""
+    known = [each for each in trials if each.hits is not None]
+    hits, ranks = (
+        np.concatenate([getattr(each, name) for each in known]) if known else None for name in ("hits", "log_ranks")
+    )
+    occurrence, costs = (np.concatenate([getattr(each, name) for each in trials]) for name in ("occurrence", "costs"))
+    gap = float(np.average([each.gap for each in trials], weights=[len(each.costs) for each in trials]))
+    return replace(trials[0], occurrence=occurrence, costs=costs, gap=gap, hits=hits, log_ranks=ranks)
 
 
 def standard_error(differences: np.ndarray) -> float:

@@ -11,7 +11,12 @@ import hubplugin_qdrant
 from hubplugin import CorrectionRefused, InputError, StoreError
 from hubplugin.cli import app
 from hubplugin.jobs.correction import apply
+from hubplugin.jobs.refitting import refit
+from hubplugin.measures.hubness import skewness
+from hubplugin.methods import METHODS
 from hubplugin.model import GroupedModel, OffsetModel
+from hubplugin.reductions import Compute
+from hubplugin.selection import Banks, Experiment
 from hubplugin_qdrant import HubQdrantClient, QdrantStore
 from tests.qdrant.conftest import DIM, Photos, clustered
 
@@ -160,6 +165,74 @@ def test_the_guard_judges_each_tenant_and_a_run_with_none_left_is_refused(shops,
     with pytest.raises(CorrectionRefused, match="no target has one"):
         shops.apply(group_by="brand")
     assert [found.name for found in shops.plain.get_collections().collections] == ["photos"]
+
+
+def test_a_refit_stays_within_the_groups_and_the_version_before_is_kept(shops):
+    client, fresh = shops.apply(), clustered(21, 160)
+    store = QdrantStore(shops.plain, "photos")
+    before = store.correction().model
+    tried = refit(store, fresh, force=True, dry_run=True)
+    assert (tried.applied.written, store.correction().model.fingerprint) == (False, before.fingerprint)
+    done = refit(store, fresh, force=True)
+    assert "kept at offset 0: 'tiny': 2 targets, 100 are needed" in str(done)
+    assert done.beside.new.skewness == tried.beside.new.skewness
+    shops.bank = fresh
+    for tenant in TENANTS:
+        rows, model = shops.alone(tenant)
+        scores = _similarities(shops.queries[0], shops.gallery[rows], shops.distance) + model.offsets(
+            shops.gallery[rows]
+        )
+        found = shops.wrapped().query_points("photos", shops.queries[0], query_filter=of(tenant)).points
+        assert [point.id for point in found] == rows[np.argsort(-scores)[:10]].tolist()
+    assert client.query_points("photos", shops.queries[0]).points
+    assert [each.state for each in QdrantStore(shops.plain, "photos").versions()] == ["kept", "active"]
+
+
+def test_a_refit_that_is_worse_over_the_groups_is_refused_with_both_figures(shops, monkeypatch):
+    monkeypatch.setattr("hubplugin.selection.guard.SMALLEST", 100)
+    monkeypatch.setattr("hubplugin.jobs.groups.check_by", lambda experiment, method: None)
+    shops.apply()
+    store = QdrantStore(shops.plain, "photos")
+    before = store.correction().model.fingerprint
+    with pytest.raises(
+        CorrectionRefused, match=r"goes from -?\d+\.\d+ to \d+\.\d+, where it is .* nothing was changed"
+    ):
+        refit(store, clustered(21, 160), "nnn", same_kind=True, k=1, alpha=8.0)
+    assert QdrantStore(shops.plain, "photos").correction().model.fingerprint == before
+
+
+def test_clicks_decide_over_the_groups_together(shops, monkeypatch):
+    monkeypatch.setattr("hubplugin.selection.guard.SMALLEST", 100)
+    monkeypatch.setattr("hubplugin.jobs.groups.check_by", lambda experiment, method: None)
+    shops.apply()
+    clicked = np.arange(3 * LARGE)
+    queries = shops.gallery[clicked] + 0.05 * clustered(31, len(clicked))
+    store = QdrantStore(shops.plain, "photos")
+    with pytest.raises(CorrectionRefused, match=r"R@1 of held-out queries goes from \d+\.\d to \d+\.\d"):
+        refit(store, queries, "nnn", pairs=clicked, k=1, alpha=8.0)
+    done = refit(store, queries, pairs=clicked, force=True, dry_run=True)
+    assert done.beside.raw.recall > 0.9
+    assert done.beside.gain == pytest.approx(done.beside.new.recall - done.beside.old.recall)
+
+
+def test_the_groups_count_by_their_targets_and_a_neutral_one_as_not_corrected(shops, monkeypatch):
+    def check(experiment, method):
+        if experiment.given.targets.name.endswith("'acme'"):
+            raise CorrectionRefused("it would not help")
+
+    monkeypatch.setattr("hubplugin.selection.guard.SMALLEST", 100)
+    shops.apply()
+    store, fresh = QdrantStore(shops.plain, "photos"), clustered(21, 160)
+    all_new = refit(store, fresh, force=True, dry_run=True).beside
+    monkeypatch.setattr("hubplugin.jobs.groups.check_by", check)
+    monkeypatch.setattr("hubplugin.jobs.refitting.WORSE", 10.0)
+    without = refit(store, fresh, same_kind=True, dry_run=True)
+    assert without.applied.neutral["acme"] == "it would not help"
+    (rows, _), metric = shops.alone("acme"), "cosine"
+    banks = Banks.read(fresh, None, None, metric, Compute("cpu")).against(shops.gallery[rows])
+    raw, new = Experiment(banks).run([None, METHODS["sn"]()])
+    less = (skewness(raw.occurrence) - skewness(new.occurrence)) / 3
+    assert without.beside.new.skewness - all_new.new.skewness == pytest.approx(less, abs=1e-6)
 
 
 def test_a_tenant_that_is_refused_stays_neutral_and_is_named(shops, monkeypatch):
