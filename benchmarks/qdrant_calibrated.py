@@ -8,6 +8,7 @@ The data are functions and docstrings: `HUBPLUGIN_CODE_SEARCH` where that is the
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -83,6 +84,8 @@ def main() -> None:
     parser.add_argument("url", help="a server, such as http://localhost:6333")
     parser.add_argument("--grpc-port", type=int, default=6334)
     parser.add_argument("--methods", nargs="+", default=[name for name, _ in METHODS])
+    parser.add_argument("--storages", nargs="+", default=["vector", "payload"])
+    parser.add_argument("--agreement", type=float, help="share of the raw recall; by default that of apply")
     given = parser.parse_args()
     data = CODE_SEARCH if CODE_SEARCH.exists() else EXAMPLES
     gallery = unit(*(data / name for name in ("bank_targets.npy", "test_targets.npy") if (data / name).exists()))
@@ -92,12 +95,15 @@ def main() -> None:
         print("| method, storage | recall of the corrected top 10 | of the raw one | REST | gRPC |")
         print("|---|---|---|---|---|")
         for method, parameters in ((name, each) for name, each in METHODS if name in given.methods):
-            for storage in ("vector", "payload"):
+            for storage in given.storages:
                 applied = hubplugin_qdrant.apply(
-                    measured.client, NAME, bank, using=VECTOR, method=method, storage=storage, force=True, **parameters
-                )
+                    measured.client, NAME, bank, using=VECTOR, method=method, storage=storage,
+                    agreement=given.agreement, force=True, **parameters,
+                )  # fmt: skip
                 measured.settled()
-                print(f"| `{method}`, {storage} | {measured.line(applied.model.offsets(gallery))}", flush=True)
+                searched = re.search(r"hnsw_ef \d+|[\d.]+ candidates a result", " ".join(applied.notes))
+                how = f"{storage}, {searched[0] if searched else 'hnsw_ef of the server'}"
+                print(f"| `{method}`, {how} | {measured.line(applied.model.offsets(gallery))}", flush=True)
                 hubplugin_qdrant.remove(measured.client, NAME, using=VECTOR)
     finally:
         for name in (NAME, f"{NAME}--hub"):

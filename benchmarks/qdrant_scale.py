@@ -70,11 +70,14 @@ def shard(folder: Path, points: int, dim: int) -> tuple[Store, Callable[[], None
     return EdgeStore(filled, folder), bare
 
 
-def collection(client: QdrantClient, points: int, dim: int, storage: Storage) -> tuple[Store, Callable[[], None]]:
+def collection(
+    client: QdrantClient, points: int, dim: int, storage: Storage, graph: bool
+) -> tuple[Store, Callable[[], None]]:
     """A store over a new collection, and the bare loop on it, which writes what `storage` does from several threads
-    and waits until the graph is whole again."""
+    and waits until the graph, if there is one, is whole again."""
     vectors = {NAME: models.VectorParams(size=dim, distance=models.Distance.COSINE)}
-    client.create_collection(NAME, vectors)
+    none = None if graph else models.OptimizersConfigDiff(indexing_threshold=0)
+    client.create_collection(NAME, vectors, optimizers_config=none)
     for page, block in enumerate(blocks(points, dim)):
         ids: list[int | str] = list(range(page * PAGE, page * PAGE + len(block)))
         client.upsert(NAME, models.Batch(ids=ids, vectors={NAME: block.tolist()}), wait=True)
@@ -153,7 +156,8 @@ class Memory:
     """The largest resident memory of this process, and of the server at `url`, while it is entered; in MB."""
 
     def __init__(self, url: str | None):
-        self._url, self._ended, self._largest = url, threading.Event(), [0.0, 0.0]
+        self._ended, self._largest = threading.Event(), [0.0, 0.0]
+        self._server = None if url is None else httpx.Client(base_url=url, timeout=60)
 
     def __enter__(self) -> Memory:
         self._watching = threading.Thread(target=self._watch)
@@ -171,14 +175,14 @@ class Memory:
             self._largest = [max(pair) for pair in zip(self._largest, (here, self._of_server()), strict=True)]
 
     def _of_server(self) -> float:
-        if self._url is None:
+        if self._server is None:
             return 0.0
-        lines = httpx.get(f"{self._url}/metrics", timeout=60).text.splitlines()
+        lines = self._server.get("/metrics").text.splitlines()
         return max((float(line.split()[1]) for line in lines if line.startswith("memory_resident_bytes")), default=0.0)
 
     def __str__(self) -> str:
         here, server = (f"{each / 1e6:,.0f} MB" for each in self._largest)
-        return f"client {here}" + (f", server {server}" if self._url is not None else "")
+        return f"client {here}" + (f", server {server}" if self._server is not None else "")
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -220,6 +224,7 @@ def main() -> None:
     parser.add_argument("--url", help="a server, such as http://localhost:6333; or :memory: for local mode")
     parser.add_argument("--storage", choices=("payload", "vector"), default="payload", help="on a server")
     parser.add_argument("--grpc-port", type=int, help="of the server, to speak gRPC; by default REST")
+    parser.add_argument("--no-graph", action="store_true", help="switch the server's index off")
     given = parser.parse_args()
     if given.url is None:
         with tempfile.TemporaryDirectory() as folder:
@@ -229,7 +234,7 @@ def main() -> None:
     local = given.url == ":memory:"
     client = QdrantClient(given.url) if local else connected(given.url, given.grpc_port)
     try:
-        store, bare = collection(client, given.points, given.dim, given.storage)
+        store, bare = collection(client, given.points, given.dim, given.storage, not given.no_graph)
         measured(store, bare, lambda: as_it_was(client, given.storage), given.bank, None if local else given.url)
     finally:
         for name in (NAME, f"{NAME}--hub"):
