@@ -125,15 +125,11 @@ class Seeker:
         count = listed(self._m, k)
         assert count is not None
         some = self.see(tile, first, scale)
-        if k is None:
-            values, columns = largest(tile.s[some], count)
-            leave_largest_out(tile, largest(tile.s, 1)[1])
-            own, means = tile.own[some.cpu()], None
-        else:
-            of_all, columns = largest(tile.s, count)
-            leave_largest_out(tile, columns[:, :1])
-            means = ((of_all[:, 1 : k + 1].cpu().double().mean(dim=1) + tile.own) / scale).numpy()
-            values, columns, own = of_all[some], columns[some], tile.own[some.cpu()]
+        values, columns = largest(tile.s[some], count)  # of few targets, so that most are listed no longer than k needs
+        of_all, places = largest(tile.s, (k or 0) + 1)
+        leave_largest_out(tile, places[:, :1])
+        means = None if k is None else ((of_all[:, 1:].cpu().double().mean(dim=1) + tile.own) / scale).numpy()
+        own = tile.own[some.cpu()]
         similarity = (values.cpu().double() + own[:, None]) / scale
         self._lists.append((some.cpu().numpy() + first + tile.start, similarity.numpy(), columns.cpu().numpy()))
         return some, columns, means
