@@ -125,10 +125,13 @@ class Seeker:
         count = listed(self._m, k)
         assert count is not None
         some = self.see(tile, first, scale)
-        values, columns = largest(tile.s[some], count)  # of few targets, so that most are listed no longer than k needs
-        of_all, places = largest(tile.s, (k or 0) + 1)
+        many = k is not None and 2 * len(some) > len(tile.s)  # then one list of all costs less than two
+        of_all, places = largest(tile.s, count if many else (k or 0) + 1)
+        values, columns = (of_all[some], places[some]) if many else largest(tile.s[some], count)
         leave_largest_out(tile, places[:, :1])
-        means = None if k is None else ((of_all[:, 1:].cpu().double().mean(dim=1) + tile.own) / scale).numpy()
+        means = None
+        if k is not None:
+            means = ((of_all[:, 1 : k + 1].cpu().double().mean(dim=1) + tile.own) / scale).numpy()
         own = tile.own[some.cpu()]
         similarity = (values.cpu().double() + own[:, None]) / scale
         self._lists.append((some.cpu().numpy() + first + tile.start, similarity.numpy(), columns.cpu().numpy()))
