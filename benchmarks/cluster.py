@@ -75,14 +75,14 @@ class Watched:
 
 
 class Steps:
-    """Seconds by the step that a fit tells its progress in."""
+    """Seconds of processors by the step that a fit tells its progress in."""
 
-    def __init__(self) -> None:
+    def __init__(self, pids: list[int]):
         self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
+        self._pids, self._last = pids, processor(pids)
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        now, name = time.perf_counter(), what.split(",")[0].split(" of ")[0]
+        now, name = processor(self._pids), what.split(",")[0].split(" of ")[0]
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
         self._last = now
 
@@ -143,9 +143,9 @@ def main(
             whole = None
             for _ in range(turns):
                 watched = Watched(pids)
-                steps = Steps()
+                steps = Steps(pids)
                 whole, together, busy = timed("in shards", pids, lambda steps=steps: by_shards(progress=steps))
-                print(f"{watched.told()}; seconds by step: {steps.told()}", flush=True)
+                print(f"{watched.told()}; of processors by step: {steps.told()}", flush=True)
                 if alone:
                     one, single, alone_busy = timed("one process", [], fitted)
                     clock, processors = together / single, busy / alone_busy

@@ -104,6 +104,19 @@ def test_a_full_disk_on_a_worker(folder, monkeypatch):
         hubplugin.fit(BANK, targets=[folder / "x.parquet"], executor=Serial())
 
 
+def test_what_cannot_be_fetched_from_a_bucket(folder, monkeypatch):
+    files = pytest.importorskip("fsspec", reason="pip install 'hubplugin[cluster]'").filesystem("memory")
+    with pytest.raises(InputError, match=r"^targets, shard 0 \(gone.npy\): there is no file 'memory://parts/gone.npy'"):
+        hubplugin.fit(BANK, targets=["memory://parts/gone.npy"], executor=Serial())
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(type(files), "get_file", full)
+    with pytest.raises(InputError, match=r"^targets, shard 0 \(0.npy\): cannot be fetched .*No space left on device"):
+        hubplugin.fit(BANK, targets=["memory://parts/0.npy"], executor=Serial())
+
+
 def test_a_full_disk_at_the_coordinator(folder, tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
