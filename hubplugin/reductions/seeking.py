@@ -125,7 +125,7 @@ class Seeker:
         count = listed(self._m, k)
         assert count is not None
         some = self.see(tile, first, scale)
-        many = k is not None and 2 * len(some) > len(tile.s)  # then one list of all costs less than two
+        many = 2 * len(some) > len(tile.s)  # then one list of all costs less than a copy of them
         of_all, places = largest(tile.s, count if many else (k or 0) + 1)
         values, columns = (of_all[some], places[some]) if many else largest(tile.s[some], count)
         leave_largest_out(tile, places[:, :1])
