@@ -231,11 +231,12 @@ class OffsetModel:
                 values = reductions.reduce(similarities, vectors, [reduction_of(term) for term in terms], left_out)
             with np.errstate(over="ignore", invalid="ignore"):
                 for term, value in zip(terms, values, strict=True):
-                    total += term.scale * value
+                    # In place, since a gallery may be large, but for what a worker sent and cannot be written.
+                    total += np.multiply(value, term.scale, out=value if value.flags.writeable else None)
         return self._checked(total)
 
     def _checked(self, raw: np.ndarray) -> np.ndarray:
-        if not np.abs(raw).max() < LARGEST_OFFSET:  # nor is NaN
+        if not max(raw.max(), -raw.min()) < LARGEST_OFFSET:  # nor is NaN
             raise InputError(
                 f"{self._described} gives offsets that are no numbers a search can add: its parameters are out of "
                 "proportion to the similarities of these vectors"
