@@ -230,8 +230,7 @@ class OffsetModel:
                 left_out = None if answers is None else reductions.LeftOut(answers)
                 values = reductions.reduce(similarities, vectors, [reduction_of(term) for term in terms], left_out)
             with np.errstate(over="ignore", invalid="ignore"):
-                for term, value in zip(terms, values, strict=True):
-                    # In place, since a gallery may be large, but for what a worker sent and cannot be written.
+                for term, value in zip(terms, values, strict=True):  # what a worker sent may be read-only
                     total += np.multiply(value, term.scale, out=value if value.flags.writeable else None)
         return self._checked(total)
 
