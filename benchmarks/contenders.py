@@ -7,7 +7,6 @@ the bare product, and prints one line of JSON. `benchmarks.fit` puts them side b
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ import torch
 import typer
 
 import hubplugin
-from benchmarks.tables import CODE_SEARCH, EXAMPLES
+from benchmarks.tables import CODE_SEARCH, EXAMPLES, peak
 from hubplugin.reductions import CACHE_BYTES
 
 TAU = 0.05
@@ -225,7 +224,7 @@ def measure(name: str, operand_name: str, repeats: int) -> dict:
     contender, given = CONTENDERS[name], operands(operand_name)
     prepared = contender.prepare(given)
     contender.floor(given)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak()
     seconds, floors, result = [], [], None
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     for _ in range(repeats):
@@ -235,7 +234,7 @@ def measure(name: str, operand_name: str, repeats: int) -> dict:
         result = contender.run(prepared)
         floors.append(middle - start)
         seconds.append(clock() - middle)
-    memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    memory = (peak() - before) / 2**20
     offsets = contender.finish(result, given)
     return {"seconds": seconds, "floor": floors, "memory_mib": round(memory), "offsets": offsets.tolist()}
 

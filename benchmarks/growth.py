@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.contenders import TAU, bare
-from benchmarks.tables import RESULTS, ROOT, machine, markdown, write_table
+from benchmarks.tables import RESULTS, ROOT, machine, markdown, peak, write_table
 from hubplugin import fit
 from hubplugin.vectors import Vectors
 
@@ -109,15 +109,9 @@ def _beyond(n: int) -> int:
     rng = np.random.default_rng(0)
     bank, block = (rng.normal(size=(rows, 64)).astype(np.float32) for rows in (1_000, 16_384))
     bare((block, bank))
-    before = _peak()
+    before = peak()
     fit(bank, "is", tau=TAU, device="cpu").offsets(Repeated(block, n), device="cpu")
-    return (_peak() - before) >> 10
-
-
-def _peak() -> int:
-    """The most memory that this process has had, in KiB. `ru_maxrss` would count that of the process it came from."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
+    return (peak() - before) >> 20
 
 
 def main(apart: int = typer.Option(0, hidden=True)) -> None:

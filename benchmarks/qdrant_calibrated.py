@@ -96,10 +96,8 @@ def main() -> None:
         print("|---|---|---|---|---|")
         for method, parameters in ((name, each) for name, each in METHODS if name in given.methods):
             for storage in given.storages:
-                applied = hubplugin_qdrant.apply(
-                    measured.client, NAME, bank, using=VECTOR, method=method, storage=storage,
-                    agreement=given.agreement, force=True, **parameters,
-                )  # fmt: skip
+                asked = {"method": method, "storage": storage, "agreement": given.agreement, **parameters}
+                applied = hubplugin_qdrant.apply(measured.client, NAME, bank, using=VECTOR, force=True, **asked)
                 measured.settled()
                 searched = re.search(r"hnsw_ef \d+|[\d.]+ candidates a result", " ".join(applied.notes))
                 how = f"{storage}, {searched[0] if searched else 'hnsw_ef of the server'}"

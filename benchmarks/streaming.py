@@ -8,7 +8,6 @@ the pages of the mapped file that happen to be resident.
 
 from __future__ import annotations
 
-import resource
 import tempfile
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks.tables import machine
+from benchmarks.tables import machine, peak
 from hubplugin.metric import Metric
 from hubplugin.progress import bars
 from hubplugin.reductions import Compute
@@ -42,9 +41,9 @@ def main(queries: int = 100_000, targets: int = 1_000_000, dim: int = 64, thread
             compute, started = Compute("cpu", progress=progress), time.perf_counter()
             search(asked, as_vectors(path, "targets"), Metric.COSINE, compute, nearest, ranks)
             seconds = time.perf_counter() - started
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    most = peak() / 2**20
     print(
-        f"{queries:,} queries x {targets:,} targets, d {dim}: {seconds:.0f} s, peak {peak:.0f} MiB, of which the file"
+        f"{queries:,} queries x {targets:,} targets, d {dim}: {seconds:.0f} s, peak {most:.0f} MiB, of which the file"
     )
     print(f"has {targets * dim * 4 / 2**20:.0f}; {machine(threads)}")
 

@@ -69,5 +69,10 @@ def machine(threads: int) -> str:
     )
 
 
+def peak() -> int:
+    """The most memory that this process has had, in bytes. `ru_maxrss` would count that of its parent, too."""
+    return 1024 * next(int(line.split()[1]) for line in _lines("/proc/self/status") if line.startswith("VmHWM"))
+
+
 def _lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines() if Path(path).exists() else []

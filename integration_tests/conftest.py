@@ -118,8 +118,8 @@ def gallery(fill: Callable[..., Gallery]) -> Gallery:
 @pytest.fixture(params=["payload", "vector"])
 def storage(request: pytest.FixtureRequest, backend: Backend) -> str:
     """Where offsets lie."""
-    if request.param == "vector" and "server" in backend.can and backend.version() < (1, 18):  # type: ignore[attr-defined]
-        pytest.skip("storage='vector' needs server 1.18")
+    if request.param == "vector":
+        backend.require((1, 18), "a second vector in place")
     return str(request.param)
 
 

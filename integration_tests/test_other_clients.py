@@ -15,10 +15,7 @@ from tests.qdrant.test_other_clients import BLOCKS, QUERY
 pytestmark = pytest.mark.needs("client", "server")
 
 
-@pytest.mark.parametrize("storage", ["payload", "vector"])
 def test_the_curl_blocks_of_the_page_find_what_the_wrapped_client_finds(backend, storage):
-    if storage == "vector" and backend.version() < (1, 18):
-        pytest.skip("storage='vector' needs server 1.18")
     client, rng, name = backend.client(), np.random.default_rng(5), f"curl-{storage}"
     client.create_collection(name, {"image": models.VectorParams(size=4, distance=models.Distance.COSINE)})
     try:

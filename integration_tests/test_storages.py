@@ -89,9 +89,9 @@ def test_either_storage_reaches_the_recall_of_the_raw_graph(backend, fill, stora
     assert gallery.agreement(search(backend, gallery), model) >= raw - 0.02
 
 
+@pytest.mark.needs("client", "server")  # local mode takes no unnamed vector beside a named one
 def test_a_second_vector_beside_an_unnamed_one_disturbs_no_plain_client(backend, fill):
-    if "server" not in backend.can or backend.version() < (1, 18):
-        pytest.skip("needs a server 1.18: local mode takes no unnamed vectors beside a named one")
+    backend.require((1, 18), "a second vector in place")
     gallery = fill(graph="graph" in backend.can)
     client, before = backend.client(), gallery.content()
     model = hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, storage="vector", **APPLY).model

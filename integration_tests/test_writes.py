@@ -52,8 +52,7 @@ def test_points_written_through_the_wrapper_need_no_refresh(backend, corrected):
 
 
 def test_a_conditional_upsert_brings_offsets_for_what_it_writes(backend, corrected):
-    if "server" in backend.can and backend.version() < (1, 17):
-        pytest.skip("conditional upserts came with servers 1.16 and 1.17")
+    backend.require((1, 17), "conditional upserts")
     hub, rows = backend.wrapped(), len(corrected.ids)
     keys = [corrected.ids[0], corrected.ids[1], point_id(rows)]
     points = [models.PointStruct(id=key, vector=LATER[0].tolist(), payload={"row": 0}) for key in keys]

@@ -17,6 +17,10 @@ RETRIES = 2
 """How often Ray itself does a task again whose worker was lost."""
 
 
+GIVEN_UP = ("error", "lost", "cancelled")
+"""Where Dask no longer does a task: it gives up what several workers died with."""
+
+
 class DaskExecutor(Executor):
     """The workers of a `dask.distributed.Client`. Orders for one shard go to the worker that had it before, as long as
     it lives, so that each shard is fetched once; `client.get_executor(pure=False)` serves as well, and fetches more
@@ -38,11 +42,7 @@ class DaskExecutor(Executor):
         """Where a shard lies, as Dask's scheduler sees it: at whatever is cheap to send nowhere else. Binding work to a
         worker by its address would have it wait for ever once all workers were lost at one time."""
         home = self._homes.get(shard.identity)
-        if home is None or home.status in (
-            "error",
-            "lost",
-            "cancelled",
-        ):  # Dask gives up what several workers died with
+        if home is None or home.status in GIVEN_UP:
             home = self._homes[shard.identity] = self._client.submit(_Heavy, pure=False)
         return home
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -15,8 +13,19 @@ from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.jobs.comparison import Comparison
 from hubplugin.jobs.correction import bank_for
 from hubplugin.jobs.finds import QUERIES, asked
-from hubplugin.jobs.suspects import NAMED, Named, ids, most_found, name_some, outstanding, shares, shown, too_much
-from hubplugin.measures.hubness import skewness_by_chance, skewness_of_finds
+from hubplugin.jobs.suspects import (
+    NAMED,
+    Named,
+    ids_as_text,
+    most_found,
+    name_some,
+    outstanding,
+    penalties_as_text,
+    shares_as_text,
+    skewness_of_lists,
+    too_much,
+)
+from hubplugin.measures.hubness import skewness_by_chance
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import FindsAtFit, GroupedModel, OffsetModel
 from hubplugin.reductions import Compute
@@ -122,7 +131,8 @@ class HubnessNow:
             )
         too_often = [each for each in self.corrected_hubs if each[1] > too_much(self.fit.largest)]
         if too_often:
-            yield f"found too often ({self.fit.largest:.1%} at most at the fit): {shares(too_often)}; run inspect"
+            named = shares_as_text(too_often)
+            yield f"found too often ({self.fit.largest:.1%} at most at the fit): {named}; run inspect"
 
     def __str__(self) -> str:
         kind = "live" if self.live else "bank"
@@ -132,7 +142,7 @@ class HubnessNow:
         )
         if self.fit is not None:
             text += f"; at the fit {self.fit.raw:.2f} raw, {self.fit.corrected:.2f} corrected"
-        raw, corrected = (shares(found[:SHOWN]) for found in (self.raw_hubs, self.corrected_hubs))
+        raw, corrected = (shares_as_text(found[:SHOWN]) for found in (self.raw_hubs, self.corrected_hubs))
         return f"{text}\ntop hubs: {raw} raw; {corrected} corrected"
 
 
@@ -178,8 +188,8 @@ class Monitored:
         ]
         if seen.shift is not None and seen.spread is not None:
             lines.append(f"gallery: mean offset {seen.shift:+.2f}, spread {seen.spread:.2f}; at the fit 0 and 1")
-        named = {"missing": ids(seen.missing_ids[:SHOWN]), "stale": ids(seen.stale_ids[:SHOWN])}
-        named["largest penalties"] = shown(seen.penalised[:SHOWN])
+        named = {"missing": ids_as_text(seen.missing_ids[:SHOWN]), "stale": ids_as_text(seen.stale_ids[:SHOWN])}
+        named["largest penalties"] = penalties_as_text(seen.penalised[:SHOWN])
         lines += [f"{what}: {which}" for what, which in named.items() if which]
         lines += [] if self.hubness is None else [str(self.hubness)]
         drift = "too few live queries" if self.drift is None else f"{self.drift:.2f} (0.5: as the bank; 1: apart)"
@@ -286,13 +296,9 @@ def _offsets(store: Store, model: OffsetModel, compute: Compute) -> Offsets:
 def _hubness(store: Store, queries: np.ndarray, live: bool, fit: FindsAtFit | None) -> HubnessNow:
     count = store.count()
     raw, corrected = (store.search(queries, OCCURRENCE, raw=which).ids for which in (True, False))
-
-    def skewness(lists: Sequence[Sequence[Id]]) -> float:
-        return skewness_of_finds(np.array([*Counter(itertools.chain.from_iterable(lists)).values()]), count)
-
     chance = skewness_by_chance(len(queries), OCCURRENCE, count)
-    hubs = (most_found(raw), most_found(corrected))
-    return HubnessNow(len(queries), live, skewness(raw), skewness(corrected), chance, fit, *hubs)
+    skewness = (skewness_of_lists(raw, count), skewness_of_lists(corrected, count))
+    return HubnessNow(len(queries), live, *skewness, chance, fit, most_found(raw), most_found(corrected))
 
 
 def _gain(store: Store, queries: Vectors, clicks: list[Id], rng: np.random.Generator) -> Gain | None:

@@ -196,10 +196,13 @@ def _fitted_within(
         trials[value] = experiment.run([None, before, method])
 
     new, neutral = fit_within(banks, method, old.key, gallery.groups(), force, tried)
-    kept = [(raw, before, after if value in new.groups else raw) for value, (raw, before, after) in trials.items()]
-    raws, olds, news = ([each[place] for each in kept] for place in range(3))
-    beside = _beside(raws, [replace(each, configuration=old) for each in olds],
-                     [replace(each, configuration=method) for each in news])  # fmt: skip
+    raws = [raw for raw, _, _ in trials.values()]
+    olds = [replace(before, configuration=old) for _, before, _ in trials.values()]
+    news = [
+        replace(after if value in new.groups else raw, configuration=method)
+        for value, (raw, _, after) in trials.items()
+    ]
+    beside = _beside(raws, olds, news)
     _require_not_worse(beside, force)
     return Fitted(new, neutral=neutral), beside
 

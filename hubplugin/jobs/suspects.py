@@ -69,14 +69,16 @@ class Suspects:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in named.items()}
 
     def __str__(self) -> str:
+        raw, corrected, within = map(shares_as_text, (self.raw_hubs, self.corrected_hubs, self.cluster_hubs))
         lines = [
-            f"top hubs of {self.probes} bank queries: {shares(self.raw_hubs)} raw; {shares(self.corrected_hubs)} "
-            f"corrected; within clusters of them: {shares(self.cluster_hubs)}"
+            f"top hubs of {self.probes} bank queries: {raw} raw; {corrected} corrected; within clusters of them: {within}"
         ]
-        lines += [f"missing: {ids(self.missing)}"] if self.missing else []
-        lines += [f"stale: {ids(self.stale)}"] if self.stale else []
+        lines += [f"missing: {ids_as_text(self.missing)}"] if self.missing else []
+        lines += [f"stale: {ids_as_text(self.stale)}"] if self.stale else []
         if self.penalised:
-            lines.append(f"{self.outstanding} with a penalty beyond median + {MADS:.0f} MAD: {shown(self.penalised)}")
+            lines.append(
+                f"{self.outstanding} with a penalty beyond median + {MADS:.0f} MAD: {penalties_as_text(self.penalised)}"
+            )
         listed = ", ".join(f"{name!r} {similarity:.3f}" for name, similarity in self.far)
         return "\n".join([*lines, f"farthest from the gallery: {listed}", *(f"ALARM: {each}" for each in self.alarms)])
 
@@ -117,17 +119,26 @@ def examined(store: Store, model: OffsetModel, compute: Compute, most: int = PRO
     held = _Held(store, model, compute)
     skewness = hubs.skewness(store.count())
     found = Suspects(
-        len(queries), skewness, hubs.shares(hubs.raw), hubs.shares(hubs.corrected), hubs.within(),
+        len(queries), skewness, most_found(hubs.raw.ids), most_found(hubs.corrected.ids), hubs.within(),
         held.missing, held.stale, held.penalised(), len(held.outstanding), held.far(),
-        _alarms(hubs, skewness, model.bound), (hubs.finds(hubs.raw), hubs.finds(hubs.corrected)),
+        _alarms(hubs, skewness, model.bound), (finds(hubs.raw.ids), finds(hubs.corrected.ids)),
     )  # fmt: skip
     return found, held.comparison
 
 
+def finds(lists: Sequence[Sequence[Id]]) -> Counter[Id]:
+    """In how many of `lists` each target stands that stands in any."""
+    return Counter(itertools.chain.from_iterable(lists))
+
+
 def most_found(lists: Sequence[Sequence[Id]], named: int = NAMED) -> Named:
     """The targets that stand in most of `lists`, each with the share of them."""
-    found = Counter(itertools.chain.from_iterable(lists)).most_common(named)
-    return [(name, count / len(lists)) for name, count in found]
+    return [(name, count / len(lists)) for name, count in finds(lists).most_common(named)]
+
+
+def skewness_of_lists(lists: Sequence[Sequence[Id]], targets: int) -> float:
+    """Skewness of the occurrence of all `targets` in `lists`."""
+    return skewness_of_finds(np.array([*finds(lists).values()]), targets)
 
 
 def outstanding(penalties: np.ndarray) -> np.ndarray:
@@ -151,12 +162,6 @@ class _Hubs:
         self.count, self.raw, self.corrected = len(queries), raw, corrected
         self._labels = clusters(queries, CLUSTERS)
 
-    def shares(self, hits: Hits) -> Named:
-        return most_found(hits.ids)
-
-    def finds(self, hits: Hits) -> Counter[Id]:
-        return Counter(itertools.chain.from_iterable(hits.ids))
-
     def within(self) -> Named:
         """The target found most often in each cluster of the queries that is not too small to tell."""
         rows = [np.flatnonzero(self._labels == label).tolist() for label in range(CLUSTERS)]
@@ -169,11 +174,7 @@ class _Hubs:
         return sorted(found, key=lambda each: -each[1])
 
     def skewness(self, targets: int) -> tuple[float, float]:
-        raw, corrected = (
-            skewness_of_finds(np.array([*Counter(itertools.chain.from_iterable(hits.ids)).values()]), targets)
-            for hits in (self.raw, self.corrected)
-        )
-        return raw, corrected
+        return skewness_of_lists(self.raw.ids, targets), skewness_of_lists(self.corrected.ids, targets)
 
 
 class _Held:
@@ -237,7 +238,7 @@ def _alarms(hubs: _Hubs, skewness: tuple[float, float], fit: Bound | None) -> li
         alarms.append(f"skewness of the {OCCURRENCE}-occurrence is {corrected:.2f} corrected, above {raw:.2f} raw")
     if fit is None:
         return alarms
-    for name, share in hubs.shares(hubs.corrected):
+    for name, share in most_found(hubs.corrected.ids):
         if share > too_much(fit.largest):
             alarms.append(
                 f"{name!r} is found by {share:.1%} of the queries; at the fit none by more than {fit.largest:.1%}"
@@ -256,13 +257,13 @@ def too_much(at_fit: float) -> float:
     return min(TIMES * at_fit, (1 + at_fit) / 2)
 
 
-def ids(names: Sequence[Id]) -> str:
+def ids_as_text(names: Sequence[Id]) -> str:
     return ", ".join(map(repr, names))
 
 
-def shown(penalised: Named) -> str:
+def penalties_as_text(penalised: Named) -> str:
     return ", ".join(f"{name!r} {penalty:.4f}" for name, penalty in penalised)
 
 
-def shares(found: Named) -> str:
+def shares_as_text(found: Named) -> str:
     return ", ".join(f"{name!r} {share:.1%}" for name, share in found) or "none"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from qdrant_client import QdrantClient
 
 from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
@@ -53,6 +54,17 @@ class Backend(ABC):
         """Runs it, with `folder` to keep files in, until the session ends."""
         self.folder = folder
         yield
+
+    def version(self) -> str | None:
+        """Of its server; None where there is none."""
+        return None
+
+    def require(self, oldest: tuple[int, int], what: str) -> None:
+        """Skips a test of `what`, which servers have from version `oldest` on, where this server is older."""
+        version = self.version()
+        if version is not None and tuple(map(int, version.split(".")[:2])) < oldest:
+            wanted = ".".join(map(str, oldest))
+            pytest.skip(f"{what}: this server is {version}; start one of {wanted} or newer (docs/integration.md)")
 
     @abstractmethod
     def gallery(self, **options) -> Gallery:

@@ -44,9 +44,8 @@ class Server(ClientBackend):
     def url(self, collection: str) -> str:
         return self.address.url(collection)
 
-    def version(self) -> tuple[int, int]:
-        major, minor = self.client().info().version.split(".")[:2]
-        return int(major), int(minor)
+    def version(self) -> str:
+        return str(self.client().info().version)
 
 
 class Url(Server):

@@ -22,7 +22,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "cluster_fit.py"
 
 @pytest.fixture(scope="module")
 def address():
-    distributed = pytest.importorskip("distributed")
+    distributed = pytest.importorskip("distributed", reason="pip install 'hubplugin[cluster]'")
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster:
         yield cluster.scheduler_address
 
