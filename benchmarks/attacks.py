@@ -14,7 +14,7 @@ import hubplugin
 from benchmarks.tables import EXAMPLES
 from hubplugin import OffsetModel
 from hubplugin.model import Dot, LogSumExp
-from hubplugin.model.bound import MEMBERS
+from hubplugin.model.bound import WIDER
 from hubplugin.reductions import ANSWER_SLACK, MOST_ANSWERS, clusters
 
 NEAREST, STEPS, STEP, CLUSTERS = 10, 80, 0.01, 10
@@ -84,12 +84,25 @@ def differentiable(model: OffsetModel) -> Offsets:
             total = total.clamp(max=model.gallery.cap)
         if bound is None or levels is None:
             return total
-        share = bound.share * (MEMBERS if bound.for_members else 1)
         s = rows @ torch.from_numpy(model.terms[0].bank).T
-        sums = torch.logsumexp((s - levels) / bound.tau, 1)
-        return torch.minimum(total, bound.tau * (np.log(share * len(levels)) - sums))
+        return _lowered(total, s - levels, WIDER * bound.tau, bound.share * len(levels) / 2)
 
     return offsets
+
+
+def _lowered(offsets: torch.Tensor, above: torch.Tensor, tau: float, count: float) -> torch.Tensor:
+    """`offsets` [n] within a `Bound`, with its gradient: that of the equation which a lowered offset solves."""
+    low, high = torch.full_like(offsets, -10.0), offsets.detach()
+    with torch.no_grad():
+        for _ in range(40):
+            middle = (low + high) / 2
+            over = torch.sigmoid((above + middle[:, None]) / tau).sum(1) > count
+            low, high = torch.where(over, low, middle), torch.where(over, middle, high)
+        values = torch.sigmoid((above + low[:, None]) / tau)
+        slope = (values * (1 - values)).sum(1) / tau
+    total = torch.sigmoid((above + low[:, None]) / tau).sum(1)
+    solved = low - (total - total.detach()) / slope.clamp(min=1e-9)
+    return torch.where(low < offsets.detach() - 1e-6, solved, offsets)
 
 
 def _without_answers(s: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""How far a planted vector reaches, raw, by each method and by a robust model; who finds it; what newcomers pay.
+"""How far a planted vector reaches, raw, by each method and by a robust model; who finds it; what the honest pay.
 
     python -m benchmarks.planted [--data FOLDER] [--write docs/security.md]
 
@@ -12,6 +12,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ import torch
 import hubplugin
 from benchmarks import attacks
 from benchmarks.attacks import NEAREST, Scene
+from benchmarks.bank_settings import Family, seventeen
 from benchmarks.tables import SHARED, markdown, write_table
 from hubplugin.methods.robust import floor_of
 
@@ -28,6 +30,8 @@ COUNTS = (1, 10, 100)
 ALERTS = (0.002, 0.01, 0.02)
 LARGEST = 0.05
 """The largest share of a gallery that is planted: more is no attack, but another gallery."""
+
+SPLITS = 3
 
 OBLIVIOUS = ("k-means of queries", "gradient", "gradient on the bank")
 
@@ -125,6 +129,39 @@ def newcomers(scene: Scene) -> Iterator[list[str]]:
         yield [scene.name, name, *recall, cell(defence.reach(planted, scene.tests, forged))]
 
 
+def planted_before(scene: Scene) -> Iterator[list[str]]:
+    """What is reached by vectors that were in the gallery when the correction was fitted."""
+    for count in counts(scene)[1:]:
+        for kind in OBLIVIOUS[:2]:
+            planted = attacks.oblivious(kind, count, scene)
+            poisoned = replace(scene, gallery=np.concatenate([scene.gallery, planted]))
+            row = [scene.name, str(count), kind]
+            for name in ("raw", "blend", "dbsn", "robust"):
+                theirs = Defence(name, poisoned)
+                mine, given = theirs.of_gallery[: -len(planted)], theirs.of_gallery[-len(planted) :]
+                alone = Defence("raw", scene)
+                alone.of_gallery = mine
+                row.append(cell(alone.reach(planted, scene.tests, given)))
+            yield row
+
+
+def members(family: Family) -> Iterator[list[str]]:
+    """R@1 of a gallery that nobody attacks: raw, by the default, robust, and with members bounded twice as much."""
+    found: dict[str, list[tuple[float, ...]]] = {}
+    for seed in range(min(SPLITS, family.splits)):
+        setting = family.draw(seed)
+        model = hubplugin.fit(setting.bank, targets=setting.targets, robust=True)
+        assert model.bound is not None
+        halved = replace(model.bound, members_share=model.bound.members_share / 2)
+        given = [model.having(bound=bound).members.offsets(setting.targets) for bound in (None, model.bound, halved)]
+        for test, (queries, truth) in setting.tests.items():
+            scores = queries @ setting.targets.T
+            right = [100 * float(((scores + each).argmax(axis=1) == truth).mean()) for each in (0.0, *given)]
+            found.setdefault(f"{family.name}: {test}" if test else family.name, []).append(tuple(right))
+    for name, lines in found.items():
+        yield [name, *(f"{value:.1f}" for value in np.mean(lines, axis=0))]
+
+
 def detectors(scene: Scene, planted: np.ndarray) -> dict[str, np.ndarray]:
     """How suspicious each target of the gallery and each planted vector looks, by what is at hand: [n + p] each."""
     targets = np.concatenate([scene.gallery, planted])
@@ -181,15 +218,20 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--write", type=Path, help="the page whose tables are replaced")
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    tables: dict[str, list[list[str]]] = {"attacks": [], "newcomers": [], "detection": []}
+    tables: dict[str, list[list[str]]] = {"attacks": [], "before": [], "newcomers": [], "members": [], "detection": []}
     for scene in attacks.scenes(asked.data):
         if asked.only and not scene.name.startswith(asked.only):
             continue
         defences = {name: Defence(name, scene) for name in ("raw", *METHODS, "robust")}
         tables["newcomers"] += newcomers(scene)
         tables["attacks"] += attacked(scene, defences)
+        tables["before"] += planted_before(scene)
         tables["detection"] += detected(scene, defences["robust"])
+    for family in () if asked.only else seventeen(asked.data):
+        tables["members"] += members(family)
     heads = {
+        "before": ["gallery", "planted", "attack", "raw", "blend", "dbsn", "robust"],
+        "members": ["setting", "raw", "`blend`", "robust", "robust, members bounded twice as much"],
         "attacks": ["gallery", "planted", "attack", "raw", *METHODS, "robust", "R@1 robust: clean, attacked"],
         "newcomers": ["gallery", "newcomers get", "R@1 of members", "R@1 of newcomers", "10 planted"],
         "detection": ["gallery", "planted", "attack", "detector", *(f"alerts {100 * rate:g} %" for rate in ALERTS)],

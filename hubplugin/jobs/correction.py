@@ -164,7 +164,7 @@ def _fitted(
     named = "auto" if configuration is None else configuration.name
     logger.info("fitting %s on %d bank queries", named, len(banks.given.query_bank))
     judgement = None
-    with closing(Experiment(banks)) as experiment:
+    with closing(Experiment(banks, robust=robust)) as experiment:
         guarded = group_by is None and not force
         if guarded:
             require_kind(experiment)  # before the search for a method

@@ -166,7 +166,8 @@ def _same(model: OffsetModel, changes: dict[str, Setting]) -> Method:
 def _fitted(banks: Banks, configuration: Method | None, old: OffsetModel, force: bool) -> tuple[Fitted, Beside]:
     """The new model, with what the guard says, and old and new beside each other. configuration: None where it is
     chosen. Raises CorrectionRefused if the new one is worse."""
-    with closing(Experiment(banks)) as experiment:
+    robust = old.bound is not None
+    with closing(Experiment(banks, robust=robust)) as experiment:
         if not force:
             require_kind(experiment)
         if configuration is None:
@@ -177,7 +178,7 @@ def _fitted(banks: Banks, configuration: Method | None, old: OffsetModel, force:
     beside = _beside([raw], [before], [after])
     _require_not_worse(beside, force)
     new = configuration.fit(banks.given)
-    new = new if old.bound is None else bounded(new, banks.given)
+    new = bounded(new, banks.given) if robust else new
     return Fitted(counted(new, banks.given), judgement), beside
 
 

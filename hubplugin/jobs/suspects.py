@@ -71,7 +71,8 @@ class Suspects:
     def __str__(self) -> str:
         raw, corrected, within = map(shares_as_text, (self.raw_hubs, self.corrected_hubs, self.cluster_hubs))
         lines = [
-            f"top hubs of {self.probes} bank queries: {raw} raw; {corrected} corrected; within clusters of them: {within}"
+            f"top hubs of {self.probes} bank queries: {raw} raw; {corrected} corrected; "
+            f"within clusters of them: {within}"
         ]
         lines += [f"missing: {ids_as_text(self.missing)}"] if self.missing else []
         lines += [f"stale: {ids_as_text(self.stale)}"] if self.stale else []

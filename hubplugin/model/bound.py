@@ -14,30 +14,32 @@ from hubplugin.vectors import Vectors
 if TYPE_CHECKING:
     from hubplugin.reductions import Compute
 
-MEMBERS = 8.0
-"""A target of the fit's own gallery may have so many times the share of a newcomer, so that its ranking stays nearly as
-it was: `benchmarks/planted.py` prints R@1 of honest queries with and without the bound."""
+WIDER = 1.4
+"""The temperature of newcomers, as a multiple of that of members: near misses count for more, so that less is gained by
+a vector that was made to stay just below the levels of a known bank (benchmarks/planted.py)."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The bound of a robust model. Its `limits` keep targets out of most of the bank's lists of the 10 nearest.
+    """The bound of a robust model. It keeps targets out of most of the bank's lists of the 10 nearest.
 
     levels: [m], the corrected score of each bank query's 10th nearest target in the gallery of the fit: a target with
     the offset o stands among the 10 nearest of the bank query u if s(b_u, t) + o >= levels_u. With the temperature tau,
+    `lowered` lowers o until
 
-        limit(t) = tau * ( log(share * m) - LSE_u( (s(b_u, t) - levels_u) / tau ) )
+        sum_u sigmoid( (s(b_u, t) + o - levels_u) / tau ) <= share * m / 2
 
-    makes the sum of exp((s(b_u, t) + limit(t) - levels_u) / tau) over the bank share * m. Each list that t stands in
-    adds at least 1 to it, so t stands in no more than `share` of them. Near misses count too, so that little is gained
-    by a vector that was made to stay just below the levels of a known bank.
+    Each list that t stands in adds at least 1/2 to the sum, so t stands in no more than `share` of them. Near misses
+    count, too. No list counts for more than 1, so that a target which lies very near to few queries keeps its offset.
 
-    floor: an offset with which a target is not found. largest, largest_within: the largest share of bank queries that
-    one target of the gallery had at the fit, and the largest within one cluster of them. for_members: whether the
-    limits are those of the gallery of the fit, who have `MEMBERS` times the share, answers of the bank left out.
+    share: of a newcomer. members_share: of a target of the gallery of the fit; answers of the bank are left out of its
+    sum. tau: of members; that of newcomers is `WIDER`. floor: an offset with which a target is not found. largest,
+    largest_within: the largest share of bank queries that one target of the gallery had at the fit, and the largest
+    within one cluster of them. for_members: whether offsets are lowered as those of members.
     """
 
     share: float
+    members_share: float
     tau: float
     levels: np.ndarray
     floor: float
@@ -45,16 +47,16 @@ class Bound:
     largest_within: float
     for_members: bool = False
 
-    def limits(self, first: Term, metric: Metric, targets: Vectors, compute: Compute) -> np.ndarray:
-        """The largest offset that each of `targets` may have: float64 [n]. first: a term over the bank."""
-        from hubplugin.reductions import LeftOut, LogSum, reduce
+    def lowered(
+        self, offsets: np.ndarray, first: Term, metric: Metric, targets: Vectors, compute: Compute
+    ) -> np.ndarray:
+        """`offsets` [n] of `targets`, within the bound: float32 [n]. first: a term over the bank."""
+        from hubplugin.reductions import LeftOut, Limit
 
-        share, left_out = self.share, None
+        share, tau, left_out = self.share, WIDER * self.tau, None
         if self.for_members:
-            share *= MEMBERS
+            share, tau = self.members_share, self.tau
             answers = None if isinstance(first, Dot) else first.answers
             left_out = None if answers is None else LeftOut(answers)
-        log_sum = LogSum(self.tau, -self.levels / self.tau)
-        (sums,) = reduce(compute.similarities(first.bank, metric), targets, [log_sum], left_out, "bounding offsets")
-        limits: np.ndarray = self.tau * (np.log(share * len(self.levels)) - sums)
-        return limits
+        limit = Limit(self.levels, tau, share * len(self.levels) / 2, left_out)
+        return limit.lowered(compute.similarities(first.bank, metric), targets, offsets).astype(np.float32)

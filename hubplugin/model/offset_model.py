@@ -126,9 +126,7 @@ class OffsetModel:
         offsets = capped(self.raw_offsets(vectors, compute) - self.centre, self.gallery)
         if self.bound is None:
             return offsets
-        limits = self.bound.limits(self.terms[0], self.metric, vectors, compute)
-        bounded: np.ndarray = np.minimum(offsets, limits).astype(np.float32)
-        return bounded
+        return self.bound.lowered(offsets, self.terms[0], self.metric, vectors, compute)
 
     @property
     def members(self) -> OffsetModel:
@@ -278,7 +276,7 @@ class OffsetModel:
             "terms": terms,
         }
         if self.bound is not None:
-            names = ("share", "tau", "floor", "largest", "largest_within")
+            names = ("share", "members_share", "tau", "floor", "largest", "largest_within")
             header["bound"] = {name: getattr(self.bound, name) for name in names}
             tensors["bound.levels"] = self.bound.levels
         if self.finds is not None:

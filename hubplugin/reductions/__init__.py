@@ -4,6 +4,7 @@ from hubplugin.reductions.answers import SMALLEST_LOG, Answers, Nearest, Survey,
 from hubplugin.reductions.clusters import clusters
 from hubplugin.reductions.held import KERNELS
 from hubplugin.reductions.kernel import HALF_PEAK, HALF_TERMS, SAFE_DRIFT, Columns
+from hubplugin.reductions.lowering import Limit
 from hubplugin.reductions.preparation import distinct_rows, prepared, prepared_blocks, sampled, taken
 from hubplugin.reductions.scaling import Scaling, sinkhorn
 from hubplugin.reductions.seeking import reduce_and_seek
@@ -53,6 +54,7 @@ __all__ = [
     "HeldSimilarities",
     "HoldingCompute",
     "LeftOut",
+    "Limit",
     "LogSum",
     "MeanOfLargest",
     "Nearest",

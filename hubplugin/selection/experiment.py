@@ -22,6 +22,7 @@ from hubplugin.errors import InputError, Parameter
 from hubplugin.measures.hubness import k_occurrence
 from hubplugin.methods import FitInput, Method
 from hubplugin.methods.blend import Blend
+from hubplugin.methods.robust import bounded
 from hubplugin.model import OffsetModel
 from hubplugin.reductions import Compute, HoldingCompute, Similarities, dense, sampled, taken
 from hubplugin.selection.banks import Banks
@@ -87,15 +88,16 @@ class Experiment:
     what is asked for then raises InputError for banks of which nothing can be held out.
 
     again: of a log whose answers are known, hold out single wordings, so that their targets stay asked for by others;
-    by default all wordings of a target are held out together.
+    by default all wordings of a target are held out together. robust: what is fitted is bounded, as it will be.
 
     Folds are held from one run to the next where half of the memory is enough, so `close` it behind the last.
     """
 
-    def __init__(self, banks: Banks, seed: int = 0, again: bool = False):
+    def __init__(self, banks: Banks, seed: int = 0, again: bool = False, robust: bool = False):
         if seed < 0:
             raise InputError(Parameter("seed", seed), ": expected 0 or more")
-        self.banks, self.seed, self._again, self._held = banks, seed, again, dict[int, Fold]()
+        self.banks, self.seed, self._again, self._robust = banks, seed, again, robust
+        self._held: dict[int, Fold] = {}
         # Held at one time: fit x (targets + target bank), target bank x targets, and a Sinkhorn fit's exponentials.
         self._fit_rows = min(FIT_ROWS, max(math.isqrt(self.given.compute.bytes() // 32), 2 * FOLDS))
 
@@ -110,7 +112,7 @@ class Experiment:
     @cached_property
     def again(self) -> Experiment:
         """The same experiment, in which the targets of the probes stay asked for."""
-        return Experiment(self.banks, self.seed, again=True)
+        return Experiment(self.banks, self.seed, again=True, robust=self._robust)
 
     @cached_property
     def split(self) -> Split:
@@ -243,7 +245,7 @@ class Experiment:
         """k-occurrence [n], costs [p] and, with pairs, hits and log ranks [p] of one fold's probes."""
         n, scores = len(self.targets), fold.similarities
         if configuration is not None:
-            scores = scores + torch.from_numpy(_offsets(configuration, fold.given))
+            scores = scores + torch.from_numpy(_offsets(configuration, fold.given, self._robust))
         found = scores[:, :n].topk(min(OCCURRENCE, max(n // 4, 1)), dim=1).indices
         costs = nearest - fold.similarities.gather(1, found[:, :1])[:, 0]
         occurrence = k_occurrence(found.numpy(), n)
@@ -288,11 +290,17 @@ class Experiment:
         return np.concatenate(columns, axis=1).astype(np.float64)
 
 
-def _offsets(configuration: Method | OffsetModel, given: FitInput) -> np.ndarray:
-    """Offsets [n] of the targets of `given`, by a fit on its bank or by a model."""
+def _offsets(configuration: Method | OffsetModel, given: FitInput, robust: bool) -> np.ndarray:
+    """Offsets [n] of the targets of `given`, by a fit on its bank, which is bounded if it is to be `robust`, or by a
+    model."""
     if isinstance(configuration, Method):
-        return configuration.raw_offsets(given)
-    return configuration.raw_offsets(given.require_targets(configuration.method), given.compute)
+        if not robust:
+            return configuration.raw_offsets(given)
+        configuration = bounded(configuration.fit(given), given)
+    targets, compute = given.require_targets(configuration.method), given.compute
+    if configuration.bound is None:
+        return configuration.raw_offsets(targets, compute)
+    return configuration.members.offsets(targets, device=compute.device, memory=compute.memory)
 
 
 class TooSmall(InputError):

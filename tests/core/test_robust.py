@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.optimize import brentq
 
 import hubplugin
 from hubplugin import InputError
-from hubplugin.methods.robust import MOST, floor_of
-from hubplugin.model.bound import MEMBERS
+from hubplugin.methods.robust import FEWEST, MEMBER, MOST, NEWCOMER, floor_of
+from hubplugin.model.bound import WIDER
 
 ROWS = 400
 METHODS = ["blend", "is", "dbsn", "nnn"]
@@ -37,25 +38,66 @@ def test_no_newcomer_stands_in_more_than_its_share_of_the_lists(method, sets):
     bank, gallery, newcomers = sets
     plain = hubplugin.fit(bank, method, gallery)
     model = hubplugin.fit(bank, method, gallery, robust=True)
-    of_members = plain.offsets(gallery)
-    assert shares_of_lists(bank, gallery, of_members, newcomers, plain.offsets(newcomers)).max() > MOST
-    shares = shares_of_lists(bank, gallery, of_members, newcomers, model.offsets(newcomers))
+    assert shares_of_lists(bank, gallery, plain.offsets(gallery), newcomers, plain.offsets(newcomers)).max() > MOST
+    shares = shares_of_lists(bank, gallery, model.members.offsets(gallery), newcomers, model.offsets(newcomers))
     assert shares.max() <= model.bound.share <= MOST
 
 
-def test_the_limit_is_that_of_the_formula(sets):
+@pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])
+def test_offsets_are_lowered_as_the_formula_says(metric, sets):
     bank, gallery, newcomers = sets
-    model = hubplugin.fit(bank, "is", gallery, robust=True)
-    plain = hubplugin.fit(bank, "is", gallery)
-    levels = np.sort(bank.astype(np.float64) @ gallery.T + plain.offsets(gallery), axis=1)[:, -10]
-    exponents = (bank.astype(np.float64) @ newcomers.T - levels[:, None]) / model.bound.tau
-    limits = model.bound.tau * (np.log(model.bound.share * ROWS) - np.log(np.exp(exponents).sum(axis=0)))
-    wanted = np.minimum(plain.offsets(newcomers), limits)
-    np.testing.assert_allclose(model.offsets(newcomers), wanted, rtol=0, atol=1e-5)
-    wider = model.bound.tau * np.log(MEMBERS)
-    np.testing.assert_allclose(
-        model.members.offsets(newcomers), np.minimum(plain.offsets(newcomers), limits + wider), rtol=0, atol=1e-5
+    gallery = np.concatenate([gallery[1:], unit(bank[: ROWS // 2].mean(axis=0, keepdims=True))])
+    model = hubplugin.fit(bank, "nnn", gallery, metric=metric, robust=True)
+    plain, bound = hubplugin.fit(bank, "nnn", gallery, metric=metric), model.bound
+    assert bound.share == max(min(10 * NEWCOMER / ROWS, MOST), FEWEST / ROWS)
+    assert bound.members_share == 10 * MEMBER * NEWCOMER / ROWS
+    for targets, found, share, tau in (
+        (newcomers, model.offsets(newcomers), bound.share, WIDER * bound.tau),
+        (gallery, model.members.offsets(gallery), bound.members_share, bound.tau),
+    ):
+        above, before = similarities(metric, bank, targets) - bound.levels[:, None], plain.offsets(targets)
+        wanted = [
+            lowered(column / tau, offset / tau, share * ROWS / 2) * tau
+            for column, offset in zip(above.T, before, strict=True)
+        ]
+        assert (np.array(wanted) < before - 1e-6).any()
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * tau)
+
+
+def similarities(metric, bank, targets):
+    if metric == "euclidean":
+        return -((bank[:, None].astype(np.float64) - targets[None]) ** 2).sum(axis=2) / 2
+    return bank.astype(np.float64) @ targets.T
+
+
+def lowered(above, offset, count):
+    """The largest number up to `offset` with sum sigmoid(above + it) <= count."""
+
+    def total(o):
+        return (1 / (1 + np.exp(-(above + o)))).sum() - count
+
+    return offset if total(offset) <= 0 else brentq(total, offset - 200, offset, xtol=1e-9)
+
+
+def test_what_lies_very_near_to_few_queries_keeps_its_offset():
+    rng = np.random.default_rng(0)
+    bank, gallery = (unit(rng.normal(size=(ROWS, 16)) + 1.0) for _ in range(2))
+    model, plain = (hubplugin.fit(bank, "nnn", gallery, robust=robust) for robust in (True, False))
+    few, many = bank[:1], unit(bank.mean(axis=0, keepdims=True))
+    assert model.members.offsets(few) == plain.offsets(few)
+    assert model.members.offsets(many) < plain.offsets(many)
+
+
+def test_what_was_planted_before_the_fit_has_the_share_of_members(sets):
+    bank, gallery, _ = sets
+    poisoned = np.concatenate([gallery, unit(bank.mean(axis=0, keepdims=True))])
+    model = hubplugin.fit(bank, "nnn", poisoned, robust=True)
+    plain = hubplugin.fit(bank, "nnn", poisoned)
+    raw, bounded = (
+        shares_of_lists(bank, gallery, given[:-1], poisoned[-1:], given[-1:])[0]
+        for given in (plain.offsets(poisoned), model.members.offsets(poisoned))
     )
+    assert bounded <= model.bound.members_share < raw
 
 
 def test_members_keep_the_ranking_of_the_plain_fit(sets, real):
@@ -86,13 +128,8 @@ def test_nothing_with_the_offset_of_the_floor_is_found(metric, sets):
     bank, gallery, newcomers = sets
     model = hubplugin.fit(bank, "is", gallery, metric=metric, robust=True)
 
-    def similarities(targets):
-        if metric == "euclidean":
-            return -((bank[:, None].astype(np.float64) - targets[None]) ** 2).sum(axis=2) / 2
-        return bank.astype(np.float64) @ targets.T
-
-    levels = np.sort(similarities(gallery) + model.members.offsets(gallery), axis=1)[:, -10]
-    assert (similarities(newcomers) + floor_of(model) < levels[:, None]).all()
+    levels = np.sort(similarities(metric, bank, gallery) + model.members.offsets(gallery), axis=1)[:, -10]
+    assert (similarities(metric, bank, newcomers) + floor_of(model) < levels[:, None]).all()
 
 
 def test_a_method_without_a_bank_and_groups_are_refused_in_one_line(sets):
