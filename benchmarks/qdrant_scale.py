@@ -153,7 +153,8 @@ class Phases:
 
 
 class Memory:
-    """The largest resident memory of this process, and of the server at `url`, while it is entered; in MB."""
+    """The largest memory of this process, without pages of files, and the largest resident memory of the server at
+    `url`, while it is entered; in MB."""
 
     def __init__(self, url: str | None):
         self._ended, self._largest = threading.Event(), [0.0, 0.0]
@@ -171,7 +172,7 @@ class Memory:
     def _watch(self) -> None:
         while not self._ended.wait(1):
             lines = Path("/proc/self/status").read_text().splitlines()
-            here = 1024 * next(float(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+            here = 1024 * next(float(line.split()[1]) for line in lines if line.startswith("RssAnon"))
             self._largest = [max(pair) for pair in zip(self._largest, (here, self._of_server()), strict=True)]
 
     def _of_server(self) -> float:
