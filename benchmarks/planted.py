@@ -31,7 +31,7 @@ ALERTS = (0.002, 0.01, 0.02)
 LARGEST = 0.05
 """The largest share of a gallery that is planted: more is no attack, but another gallery."""
 
-SPLITS = 3
+SPLITS, DRAWS = 3, 20
 
 OBLIVIOUS = ("k-means of queries", "gradient", "gradient on the bank")
 
@@ -129,6 +129,21 @@ def newcomers(scene: Scene) -> Iterator[list[str]]:
         yield [scene.name, name, *recall, cell(defence.reach(planted, scene.tests, forged))]
 
 
+def honest(scene: Scene) -> Iterator[list[str]]:
+    """What as many targets reach that nobody planted, drawn at random, by the default: of all, and of one topic."""
+    defence, topic, rng = Defence("blend", scene), attacks.cluster_of(scene), np.random.default_rng(0)
+
+    def reached(tests: np.ndarray, targets: np.ndarray, count: int) -> str:
+        scores = tests @ scene.gallery.T + defence.of_gallery
+        found = np.argpartition(-scores, NEAREST, axis=1)[:, :NEAREST]
+        drawn = (rng.choice(targets, min(count, len(targets)), replace=False) for _ in range(DRAWS))
+        return f"{100 * np.mean([np.isin(found, some).any(axis=1).mean() for some in drawn]):.1f}"
+
+    for count in counts(scene):
+        of_topic = reached(topic.tests, topic.truth, count) if count < COUNTS[-1] else ""
+        yield [scene.name, str(count), reached(scene.tests, np.arange(len(scene.gallery)), count), of_topic]
+
+
 def planted_before(scene: Scene) -> Iterator[list[str]]:
     """What is reached by vectors that were in the gallery when the correction was fitted."""
     for count in counts(scene)[1:]:
@@ -218,18 +233,22 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--write", type=Path, help="the page whose tables are replaced")
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    tables: dict[str, list[list[str]]] = {"attacks": [], "before": [], "newcomers": [], "members": [], "detection": []}
+    tables: dict[str, list[list[str]]] = {
+        name: [] for name in ("attacks", "honest", "before", "newcomers", "members", "detection")
+    }
     for scene in attacks.scenes(asked.data):
         if asked.only and not scene.name.startswith(asked.only):
             continue
         defences = {name: Defence(name, scene) for name in ("raw", *METHODS, "robust")}
         tables["newcomers"] += newcomers(scene)
         tables["attacks"] += attacked(scene, defences)
+        tables["honest"] += honest(scene)
         tables["before"] += planted_before(scene)
         tables["detection"] += detected(scene, defences["robust"])
     for family in () if asked.only else seventeen(asked.data):
         tables["members"] += members(family)
     heads = {
+        "honest": ["gallery", "honest targets", "of all queries", "of the queries of their topic"],
         "before": ["gallery", "planted", "attack", "raw", "blend", "dbsn", "robust"],
         "members": ["setting", "raw", "`blend`", "robust", "robust, members bounded twice as much"],
         "attacks": ["gallery", "planted", "attack", "raw", *METHODS, "robust", "R@1 robust: clean, attacked"],

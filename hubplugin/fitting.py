@@ -56,8 +56,8 @@ def fit(
     precision: "float32", within 1e-5 of exact arithmetic (or of 1e-4 of the temperature, where that is more), or
         "float64", at twice the time.
     robust: bound in how many of the bank's lists of the 10 nearest a target may stand that arrives after the fit,
-        against vectors that somebody planted; needs targets, works with every method but dn, and takes three passes more.
-        docs/security.md says what is promised and what honest newcomers pay.
+        against vectors that somebody planted; needs targets, works with every method but dn, and takes three passes
+        more, at least. docs/security.md says what is promised and what honest newcomers pay.
     embed: for a `query_bank` of texts, or a file of them (.txt, .jsonl, .csv, .tsv, .parquet): the model that embeds
         queries, as a function from texts [b] to vectors [b, d], or as its name, sentence-transformers:NAME,
         fastembed:NAME or module:function. What is embedded by name is kept on disk, see docs/recording.md.

@@ -31,9 +31,6 @@ TAU = 0.25
 """The temperature of the bound in standard deviations of the similarities. Half of it lets a planted vector stay just
 below a level, twice as much counts what is honest and far as near (benchmarks/planted.py)."""
 
-ROUNDS = 2
-"""How often the levels are taken: those of the plain offsets say where the bounded ones put them."""
-
 COSINE_WIDTH = 2.0
 
 PROBES, CLUSTERS = 400, 8
@@ -49,14 +46,10 @@ def bounded(model: OffsetModel, given: FitInput) -> OffsetModel:
     if isinstance(model.terms[0], Dot):
         raise InputError(f"method {model.method!r} keeps no bank to bound offsets by; leave out ", Parameter("robust"))
     plain = model.offsets(targets, memory=given.compute.memory, device=given.compute.device)
-    offsets, bound = plain, None
-    for _ in range(ROUNDS):
-        if bound is not None:
-            members = replace(bound, for_members=True)
-            offsets = members.lowered(plain, model.terms[0], given.metric, targets, given.compute)
-        bound = _bound(given, offsets)
-    assert bound is not None
-    return model.having(bound=bound)
+    # What is bounded leaves its places to others, so that levels are taken again.
+    first = replace(_bound(given, plain), for_members=True)
+    offsets = first.lowered(plain, model.terms[0], given.metric, targets, given.compute)
+    return model.having(bound=_bound(given, offsets))
 
 
 def _bound(given: FitInput, offsets: np.ndarray) -> Bound:
