@@ -34,6 +34,7 @@ from hubplugin.reductions import Compute
 from hubplugin.store import Store
 from hubplugin_qdrant import QdrantStore
 from hubplugin_qdrant.edge import EdgeStore
+from hubplugin_qdrant.plain_client import uncompressed
 from hubplugin_qdrant.requests.offsets_in_writes import set_offsets
 from hubplugin_qdrant.schema import Storage
 from hubplugin_qdrant.transport import BATCH, WRITERS
@@ -97,6 +98,8 @@ def collection(
             ]
             client.batch_update_points(NAME, operations, wait=True)
 
+    scroll = uncompressed(client).scroll
+
     def bare() -> None:
         if storage == "vector":
             dense = models.DenseVectorConfig(size=dim + 1, distance=models.Distance.DOT)
@@ -104,7 +107,7 @@ def collection(
         with ThreadPoolExecutor(WRITERS) as pool:
             following, more, under_way = None, True, []
             while more:
-                records, following = client.scroll(NAME, limit=BATCH, offset=following, with_vectors=[NAME])
+                records, following = scroll(NAME, limit=BATCH, offset=following, with_vectors=[NAME])
                 under_way.append(pool.submit(write, records))
                 more = following is not None
             for each in under_way:

@@ -141,7 +141,7 @@ class Transport:
     ) -> Iterator[Page]:
         """All points, or the `chosen`, or those `between` two ids, in the order of ids, page by page as `turned` makes
         them."""
-        first, last = between
+        (first, last), scroll = between, plain_client.uncompressed(self.client).scroll
 
         def pages() -> Iterator[Page]:
             offset: PointId | None = first
@@ -149,7 +149,7 @@ class Transport:
             while more:
                 with self.one_line("reading"):
                     records, offset = self.retry(
-                        self.client.scroll,
+                        scroll,
                         self.collection,
                         chosen,
                         limit=self.page,

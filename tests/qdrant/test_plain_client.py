@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
+import httpx
 import pytest
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 from qdrant_client.conversions.conversion import RestToGrpc
@@ -49,6 +51,32 @@ def test_an_async_client_over_the_connection_of_another_sees_the_same_collection
         return await other.collection_exists("photos")
 
     assert asyncio.run(seen())
+
+
+def test_pages_are_read_without_compression_over_the_connection_of_a_client():
+    """Which goes on as before, and is open when what reads is forgotten."""
+    sent: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        sent.append(request)
+        found = {"points": [{"id": 3, "payload": {}}], "next_page_offset": 4}
+        return httpx.Response(200, json={"result": found, "status": "ok", "time": 0.0})
+
+    client = QdrantClient("http://localhost:1", check_compatibility=False)
+    connection = httpx.Client(transport=httpx.MockTransport(answer), headers={"api-key": "a key"})
+    client.http.client._client = connection
+    reader = plain_client.uncompressed(client)
+    pages = [each.scroll("photos", limit=1) for each in (client, reader, client)]
+    assert pages[0] == pages[1] == pages[2]
+    assert pages[1][1] == 4
+    assert ["gzip" in request.headers["accept-encoding"] for request in sent] == [True, False, True]
+    assert sent[1].headers["accept-encoding"] == "identity"
+    assert {request.headers["api-key"] for request in sent} == {"a key"}
+    del reader
+    gc.collect()
+    assert client.scroll("photos", limit=1) == pages[0]
+    local = QdrantClient(":memory:")
+    assert plain_client.uncompressed(local) is local
 
 
 def test_a_document_that_is_written_is_embedded_as_one_that_is_stored(embedding):
