@@ -33,6 +33,15 @@ LARGEST = 0.05
 
 SPLITS, DRAWS = 3, 20
 
+VARIANTS = {
+    "nothing": (1.0, 1.0),
+    "half of the share": (0.5, 1.0),
+    "twice the share": (2.0, 1.0),
+    "0.7 of the temperature": (1.0, 0.7),
+    "1.4 of the temperature": (1.0, 1.4),
+}
+"""What is changed of the bound of newcomers: by how much their share is multiplied, and their temperature."""
+
 OBLIVIOUS = ("k-means of queries", "gradient", "gradient on the bank")
 
 
@@ -102,8 +111,7 @@ def attacked(scene: Scene, defences: dict[str, Defence]) -> Iterator[list[str]]:
 def newcomers(scene: Scene) -> Iterator[list[str]]:
     """What half of an honest gallery pays that arrives after the fit, by what it is given, and what ten planted vectors
     reach that are given the same."""
-    late = np.random.default_rng(1).random(len(scene.gallery)) < 0.5
-    there = Scene(scene.name, scene.gallery[~late], scene.bank, scene.public, scene.tests, scene.truth)
+    late, there = half_late(scene)
     plain, robust = Defence("blend", there), Defence("robust", there)
     assert plain.model is not None
     assert robust.model is not None
@@ -121,12 +129,44 @@ def newcomers(scene: Scene) -> Iterator[list[str]]:
         both = (np.full(size, value, np.float32) for size in (int(late.sum()), len(planted)))
         given[f"robust, unscored: {name}"] = (robust, *both)
     for name, (defence, honest, forged) in given.items():
-        offsets = np.zeros(len(scene.gallery), np.float32)
-        offsets[~late], offsets[late] = defence.of_gallery, honest
-        right = (scene.tests @ scene.gallery.T + offsets).argmax(axis=1) == scene.truth
-        mine = late[scene.truth]
-        recall = [f"{100 * right[which].mean():.1f}" for which in (~mine, mine)]
-        yield [scene.name, name, *recall, cell(defence.reach(planted, scene.tests, forged))]
+        recalls = recalls_of_both(scene, late, defence.of_gallery, honest)
+        yield [scene.name, name, *recalls, cell(defence.reach(planted, scene.tests, forged))]
+
+
+def variants(scene: Scene) -> Iterator[list[str]]:
+    """What newcomers pay, and what ten planted vectors reach, where one number of their bound is another."""
+    late, there = half_late(scene)
+    half, whole = Defence("robust", there), Defence("robust", scene)
+    assert half.model is not None
+    assert whole.model is not None
+    fitted = (half.model, whole.model)
+    blind = attacks.oblivious("k-means of queries", 10, scene)
+    for name, (share, tau) in VARIANTS.items():
+        half.model, whole.model = (
+            model.having(bound=replace(model.bound, share=share * model.bound.share, tau=tau * model.bound.tau))
+            for model in fitted
+            if model.bound is not None
+        )
+        recalls = recalls_of_both(scene, late, half.of_gallery, half.given(scene.gallery[late]))
+        known = attacks.climbed(scene.public, 10, scene, attacks.differentiable(whole.model), whole.of_gallery)
+        reached = [cell(whole.reach(planted, scene.tests)) for planted in (blind, known)]
+        yield [scene.name, name, *recalls, *reached]
+
+
+def half_late(scene: Scene) -> tuple[np.ndarray, Scene]:
+    """Which half of the gallery arrives late, and the scene before."""
+    late = np.random.default_rng(1).random(len(scene.gallery)) < 0.5
+    return late, replace(scene, gallery=scene.gallery[~late])
+
+
+def recalls_of_both(scene: Scene, late: np.ndarray, early: np.ndarray, given: np.ndarray) -> list[str]:
+    """R@1 of the tests that ask for what was there `early`, with these offsets, and for what came `late` and was
+    `given` others."""
+    offsets = np.zeros(len(scene.gallery), np.float32)
+    offsets[~late], offsets[late] = early, given
+    right = (scene.tests @ scene.gallery.T + offsets).argmax(axis=1) == scene.truth
+    mine = late[scene.truth]
+    return [f"{100 * right[which].mean():.1f}" for which in (~mine, mine)]
 
 
 def honest(scene: Scene) -> Iterator[list[str]]:
@@ -146,17 +186,15 @@ def honest(scene: Scene) -> Iterator[list[str]]:
 
 def planted_before(scene: Scene) -> Iterator[list[str]]:
     """What is reached by vectors that were in the gallery when the correction was fitted."""
+    beside = Defence("raw", scene)
     for count in counts(scene)[1:]:
         for kind in OBLIVIOUS[:2]:
             planted = attacks.oblivious(kind, count, scene)
             poisoned = replace(scene, gallery=np.concatenate([scene.gallery, planted]))
             row = [scene.name, str(count), kind]
             for name in ("raw", "blend", "dbsn", "robust"):
-                theirs = Defence(name, poisoned)
-                mine, given = theirs.of_gallery[: -len(planted)], theirs.of_gallery[-len(planted) :]
-                alone = Defence("raw", scene)
-                alone.of_gallery = mine
-                row.append(cell(alone.reach(planted, scene.tests, given)))
+                beside.of_gallery, given = np.split(Defence(name, poisoned).of_gallery, [len(scene.gallery)])
+                row.append(cell(beside.reach(planted, scene.tests, given)))
             yield row
 
 
@@ -234,13 +272,14 @@ def main(arguments: list[str]) -> None:
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
     tables: dict[str, list[list[str]]] = {
-        name: [] for name in ("attacks", "honest", "before", "newcomers", "members", "detection")
+        name: [] for name in ("attacks", "honest", "before", "newcomers", "variants", "members", "detection")
     }
     for scene in attacks.scenes(asked.data):
         if asked.only and not scene.name.startswith(asked.only):
             continue
         defences = {name: Defence(name, scene) for name in ("raw", *METHODS, "robust")}
         tables["newcomers"] += newcomers(scene)
+        tables["variants"] += variants(scene)
         tables["attacks"] += attacked(scene, defences)
         tables["honest"] += honest(scene)
         tables["before"] += planted_before(scene)
@@ -248,6 +287,7 @@ def main(arguments: list[str]) -> None:
     for family in () if asked.only else seventeen(asked.data):
         tables["members"] += members(family)
     heads = {
+        "variants": ["gallery", "changed", "R@1 of members", "R@1 of newcomers", "k-means", "adaptive, bank known"],
         "honest": ["gallery", "honest targets", "of all queries", "of the queries of their topic"],
         "before": ["gallery", "planted", "attack", "raw", "blend", "dbsn", "robust"],
         "members": ["setting", "raw", "`blend`", "robust", "robust, members bounded twice as much"],

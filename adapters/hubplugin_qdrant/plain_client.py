@@ -41,8 +41,8 @@ def over_connection_of(client: QdrantClient | AsyncQdrantClient, kind: type[Kind
 
 
 def uncompressed(client: QdrantClient) -> QdrantBase:
-    """What scrolls as `client` does, over its connection, and asks by REST for answers that are not compressed: that
-    takes a server four times as long as a page of vectors itself, and leaves two fifths of it."""
+    """Scrolls as `client` does, over its connection, but asks by REST for pages that are not compressed: a server takes
+    four times as long to compress a page of vectors as to send it."""
     if not isinstance(client._client, QdrantRemote):
         return client
     # Of the client itself a copy would close the connection when it is forgotten.

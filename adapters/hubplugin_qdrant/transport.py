@@ -141,7 +141,8 @@ class Transport:
     ) -> Iterator[Page]:
         """All points, or the `chosen`, or those `between` two ids, in the order of ids, page by page as `turned` makes
         them."""
-        (first, last), scroll = between, plain_client.uncompressed(self.client).scroll
+        first, last = between
+        scroll = plain_client.uncompressed(self.client).scroll
 
         def pages() -> Iterator[Page]:
             offset: PointId | None = first

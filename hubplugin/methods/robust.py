@@ -28,8 +28,8 @@ R@1 of the gallery then stays as it was. Half of it costs half a point where som
 than others (benchmarks/planted.py)."""
 
 TAU = 0.25
-"""The temperature of the bound in standard deviations of the similarities. Half of it lets a planted vector stay just
-below a level, twice as much counts what is honest and far as near (benchmarks/planted.py)."""
+"""The temperature of the bound in standard deviations of the similarities. A lower one lets planted vectors stay just
+below the levels of a bank that is known; a higher one costs newcomers R@1 (benchmarks/planted.py)."""
 
 COSINE_WIDTH = 2.0
 
