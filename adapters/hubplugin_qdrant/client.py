@@ -226,8 +226,7 @@ class HubQdrantClient(QdrantClient):
     batch_update_points = _corrected(QdrantClient.batch_update_points, writes.batch_update_points)
     get_collection = _corrected(QdrantClient.get_collection, collections.get_collection)
     get_collections = _corrected(QdrantClient.get_collections, collections.get_collections)
-    if hasattr(QdrantClient, "delete_vector_name"):  # from qdrant-client 1.18 on
-        delete_vector_name = _corrected(QdrantClient.delete_vector_name, collections.delete_vector_name)
+    delete_vector_name = _corrected(QdrantClient.delete_vector_name, collections.delete_vector_name)
     create_collection = _corrected(QdrantClient.create_collection, collections.create_collection)
     recreate_collection = _corrected(QdrantClient.recreate_collection, collections.recreate_collection)
     delete_collection = _corrected(QdrantClient.delete_collection, collections.delete_collection)
@@ -305,8 +304,7 @@ class AsyncHubQdrantClient(AsyncQdrantClient):
     batch_update_points = _async_corrected(AsyncQdrantClient.batch_update_points, writes.batch_update_points)
     get_collection = _async_corrected(AsyncQdrantClient.get_collection, collections.get_collection)
     get_collections = _async_corrected(AsyncQdrantClient.get_collections, collections.get_collections)
-    if hasattr(AsyncQdrantClient, "delete_vector_name"):  # from qdrant-client 1.18 on
-        delete_vector_name = _async_corrected(AsyncQdrantClient.delete_vector_name, collections.delete_vector_name)
+    delete_vector_name = _async_corrected(AsyncQdrantClient.delete_vector_name, collections.delete_vector_name)
     create_collection = _async_corrected(AsyncQdrantClient.create_collection, collections.create_collection)
     recreate_collection = _async_corrected(AsyncQdrantClient.recreate_collection, collections.recreate_collection)
     delete_collection = _async_corrected(AsyncQdrantClient.delete_collection, collections.delete_collection)

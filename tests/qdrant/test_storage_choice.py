@@ -33,7 +33,7 @@ def apply(client, **given):
     ("using", "vector", "server", "storage", "why"),
     [
         ("image", {}, "1.18.0", "vector", "as fast as a raw one, and the server adds it in place"),
-        ("image", {}, "1.17.1", "payload", r"this one is 1\.17\) .* add vectors to a collection from 1\.18 on"),
+        ("image", {}, "1.17.1", "payload", r"this one is 1\.17\) can add vectors to a collection from 1\.18 on"),
         ("image", {"quantization_config": CODES}, "1.18.0", "payload", "quantised to save memory"),
         ("", {}, "1.18.0", "payload", "local mode takes no unnamed vectors"),
     ],

@@ -163,7 +163,7 @@ def completed(
         given = operation.upsert
         points = given.batch if isinstance(given, models.PointsBatch) else given.points
         later: Offsets = {}
-        if getattr(given, "update_filter", None) is None and getattr(given, "update_mode", None) is None:
+        if given.update_filter is None and given.update_mode is None:
             stored, later = apart(points, stored)
         options = {name: getattr(given, name) for name in type(given).model_fields if name not in ("batch", "points")}
         listed = models.PointsList(points=as_structs(with_stored(points, stored)), **options)
