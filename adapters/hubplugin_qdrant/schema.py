@@ -22,6 +22,7 @@ from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant.calibration import ClientSearches, calibrated
 from hubplugin_qdrant.manifest import Manifest, Version
 from hubplugin_qdrant.operations import ShardKey
+from hubplugin_qdrant.plain_client import update_vectors
 from hubplugin_qdrant.points import by_shard
 from hubplugin_qdrant.requests.offsets_in_writes import set_offsets
 from hubplugin_qdrant.transport import Items, Transport, plain_id
@@ -78,7 +79,7 @@ class Schema(ABC):
         """`version` ready to be searched, once it is written. queries: queries [m, d] that it is calibrated with."""
         transport = self.transport
         slower = "searches are calibrated to the index as it is now; run refresh when it is whole"
-        transport.until(self._is_optimised, "waiting for the graph", slower, progress)
+        transport.until(self._is_optimised, "waiting for the graph", slower, progress, transport.count())
         if transport.is_local and version.storage == "vector":  # exact, however it is searched
             return version
         exact_allowed = transport.strict.search_allow_exact is not False
@@ -200,8 +201,8 @@ class VectorSchema(Schema):
     def _obstacle(self) -> str | None:
         """Why no vector can be added; None if one can."""
         found = ".".join(map(str, self.server))
-        if self.server < VECTORS_IN_PLACE or not hasattr(self.transport.client, "create_vector_name"):
-            return f"server (this one is {found}) and qdrant-client add vectors to a collection from 1.18 on"
+        if self.server < VECTORS_IN_PLACE:
+            return f"the server (this one is {found}) can add vectors to a collection from 1.18 on"
         if self.transport.is_local and not self.using:
             return "a collection of qdrant-client's local mode takes no unnamed vectors beside a named one"
         return None
@@ -252,10 +253,7 @@ class VectorSchema(Schema):
         name = version.augmented_vector
 
         def request(items: Items) -> None:
-            points = [models.PointVectors.model_construct(id=k, vector={name: v}) for k, v in items]
-            self.transport.client.update_vectors(
-                self.transport.collection, points, wait=True, shard_key_selector=shard_key
-            )
+            update_vectors(self.transport.client, self.transport.collection, name, items, shard_key)
 
         self.transport.send(items, request)
 

@@ -40,7 +40,11 @@ rate, which it counts by the minute."""
 RETRY_WAIT = wait_random_exponential(multiplier=0.2, max=10)
 
 SERVER_SECONDS = 600.0
-"""For how long a server may take for what it does behind a request: an index, a vector, its graph."""
+"""For how long a server may take for what it does behind a request: an index, a vector."""
+
+SLOWEST_BUILD = 200.0
+"""Points a second: a graph may take SERVER_SECONDS, and a second more for each so many points. Two busy cores built
+graphs at 500 points a second."""
 
 POLL_SECONDS = 0.5
 """How often a server is asked whether it has finished."""
@@ -105,19 +109,20 @@ class Transport:
         """Waits before a request is repeated, unless this run is given up."""
         self._given_up.wait(seconds)
 
-    def until(self, done: Callable[[], bool], what: str, otherwise: str, progress: Progress | None = None) -> None:
-        """Waits for the server to finish what it was asked for, and tells for how many seconds. After SERVER_SECONDS
-        it goes on, with a line that names `what` it waited for, and what is so `otherwise`."""
-        since = time.monotonic()
+    def until(
+        self, done: Callable[[], bool], what: str, otherwise: str, progress: Progress | None = None, points: int = 0
+    ) -> None:
+        """Waits for the server to finish what it was asked for, and tells for how many seconds. After a while, a longer
+        one where it builds a graph of many `points`, it goes on, with a line that names `what` it waited for, and what
+        is so `otherwise`."""
+        since, patience = time.monotonic(), SERVER_SECONDS + points / SLOWEST_BUILD
         while not done():
             waited = time.monotonic() - since
-            if waited > SERVER_SECONDS:
-                logger.warning(
-                    "%s: %s: not finished after %g s, going on; %s", self.url, what, SERVER_SECONDS, otherwise
-                )
+            if waited > patience:
+                logger.warning("%s: %s: not finished after %g s, going on; %s", self.url, what, patience, otherwise)
                 return
             if progress is not None:
-                progress(f"{what}, in seconds", int(waited), int(SERVER_SECONDS))
+                progress(f"{what}, in seconds", int(waited), int(patience))
             time.sleep(POLL_SECONDS)
 
     def described(self) -> models.CollectionInfo:
@@ -142,9 +147,9 @@ class Transport:
         """All points, or the `chosen`, or those `between` two ids, in the order of ids, page by page as `turned` makes
         them."""
         first, last = between
-        scroll = plain_client.uncompressed(self.client).scroll
+        scroll = plain_client.scrolling(self.client)
 
-        def pages() -> Iterator[Page]:
+        def read() -> Iterator[list[models.Record]]:
             offset: PointId | None = first
             more = True
             while more:
@@ -161,9 +166,10 @@ class Transport:
                 more = offset is not None
                 if last is not None and records and _rank(records[-1].id) >= _rank(last):
                     records, more = [record for record in records if _rank(record.id) < _rank(last)], False
-                yield turned(records)
+                yield records
 
-        return pages() if self.is_local else read_ahead(pages())
+        # A page is turned here while the next one is read.
+        return map(turned, read() if self.is_local else read_ahead(read()))
 
     def sampled(self, count: int, with_vectors: list[str] | bool, with_payload: list[str]) -> Iterator[list[Any]]:
         """About `count` points drawn at random, page by page; a point may come twice. All, where there are no more."""

@@ -21,7 +21,8 @@ StoreUrl = Annotated[
         help="faiss:FILE, qdrant://HOST:6333/COLLECTION, qdrant+https://..., qdrant-local:PATH/COLLECTION, "
         "qdrant-edge:PATH. Options follow behind a ?, in quotes: 'faiss:FILE?metric=dot' (or cosine) where the metric "
         "is detected wrongly; 'qdrant://...?using=VECTOR&storage=payload': which vector, and where offsets lie "
-        "(payload or vector); '...?record=FOLDER': where a client records queries.",
+        "(payload or vector); '...?grpc=6334': the port for gRPC, which is faster; '...?record=FOLDER': where a client "
+        "records queries.",
     ),
 ]
 TargetBank = Annotated[str | None, typer.Option(help="A second bank, of example targets.")]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Callable
 
 import httpx
+import numpy as np
 import pytest
-from qdrant_client import AsyncQdrantClient, QdrantClient, models
+from qdrant_client import AsyncQdrantClient, QdrantClient, grpc, models
 from qdrant_client.conversions.conversion import RestToGrpc
 
 from hubplugin_qdrant import HubQdrantClient, plain_client
@@ -65,18 +67,123 @@ def test_pages_are_read_without_compression_over_the_connection_of_a_client():
     client = QdrantClient("http://localhost:1", check_compatibility=False)
     connection = httpx.Client(transport=httpx.MockTransport(answer), headers={"api-key": "a key"})
     client.http.client._client = connection
-    reader = plain_client.uncompressed(client)
-    pages = [each.scroll("photos", limit=1) for each in (client, reader, client)]
+    scroll = plain_client.scrolling(client)
+    asked = {"limit": 1, "offset": None, "with_vectors": False, "with_payload": True}
+    pages = [each("photos", **asked) for each in (client.scroll, scroll, client.scroll)]
     assert pages[0] == pages[1] == pages[2]
     assert pages[1][1] == 4
     assert ["gzip" in request.headers["accept-encoding"] for request in sent] == [True, False, True]
     assert sent[1].headers["accept-encoding"] == "identity"
     assert {request.headers["api-key"] for request in sent} == {"a key"}
-    del reader
+    del scroll
     gc.collect()
-    assert client.scroll("photos", limit=1) == pages[0]
+    assert client.scroll("photos", **asked) == pages[0]
     local = QdrantClient(":memory:")
-    assert plain_client.uncompressed(local) is local
+    assert plain_client.scrolling(local) == local.scroll
+
+
+class Stub:
+    """A server's side of gRPC, over any channel, that keeps what it is asked, and gives `answer`."""
+
+    def __init__(self, answer):
+        self.answer, self.asked, self.timeouts = answer, [], []
+
+    def __call__(self, channel):
+        return self
+
+    def _answered(self, message, timeout=None):
+        self.asked.append(message)
+        self.timeouts.append(timeout)
+        return self.answer
+
+    Scroll = UpdateVectors = _answered
+
+
+@pytest.fixture
+def by_grpc(monkeypatch) -> Callable[..., QdrantClient]:
+    """A client that gets the answers of a stub."""
+
+    def client(stub: Stub, url: str = "http://localhost:1", **options) -> QdrantClient:
+        monkeypatch.setattr(grpc, "PointsStub", stub)
+        return QdrantClient(url, prefer_grpc=True, check_compatibility=False, **options)
+
+    return client
+
+
+def test_pages_by_grpc_come_uncompressed_over_a_connection_like_that_of_the_client(by_grpc, monkeypatch):
+    stub = Stub(grpc.ScrollResponse())
+    client = by_grpc(
+        stub,
+        "https://there:8333",
+        grpc_port=8334,
+        api_key="a key",
+        auth_token_provider=lambda: "a token",
+        grpc_options={"grpc.max_receive_message_length": 7},
+    )
+    own, made = client._client, []
+    monkeypatch.setattr(plain_client, "get_channel", lambda *given, **named: made.append((given, named)))
+    plain_client.scrolling(client)("photos", limit=1, offset=None, with_vectors=True, with_payload=False)
+    (((host, port, ssl, headers, used), named),) = made
+    assert (host, port, ssl) == ("there", 8334, True)
+    assert ("api-key", "a key") in headers
+    assert named == {"auth_token_provider": own._auth_token_provider}
+    assert used == own._grpc_options | {"grpc.compression_enabled_algorithms_bitset": 1}
+    assert used["grpc.max_receive_message_length"] == 7
+    assert stub.timeouts == [60]
+
+
+def point(number: int, vectors: grpc.VectorsOutput, **also) -> grpc.RetrievedPoint:
+    return grpc.RetrievedPoint(id=grpc.PointId(num=number), vectors=vectors, **also)
+
+
+def named_vectors(**vectors: grpc.VectorOutput) -> grpc.VectorsOutput:
+    return grpc.VectorsOutput(vectors=grpc.NamedVectorsOutput(vectors=vectors))
+
+
+def test_pages_by_grpc_are_those_of_the_client_with_dense_vectors_as_arrays(by_grpc):
+    dense = grpc.VectorOutput(dense=grpc.DenseVector(data=[0.1, 0.2]))
+    sparse = grpc.VectorOutput(sparse=grpc.SparseVector(indices=[4], values=[0.5]))
+    before_1_16 = grpc.VectorOutput(data=[0.3, 0.4])
+    payload = {"n": grpc.Value(integer_value=7), "tags": grpc.Value(list_value=grpc.ListValue(values=[]))}
+    found = [
+        point(1, named_vectors(image=dense, words=sparse), payload=payload),
+        point(2, grpc.VectorsOutput(vector=dense), shard_key=grpc.ShardKey(keyword="europe")),
+        point(3, named_vectors(image=before_1_16)),
+        grpc.RetrievedPoint(id=grpc.PointId(uuid="d1b5a3a5-6f43-4ad1-9d71-0f7b6ad0e2f1")),
+    ]
+    stub = Stub(grpc.ScrollResponse(result=found, next_page_offset=grpc.PointId(num=9)))
+    client = by_grpc(stub)
+    red = models.Filter(must=[models.FieldCondition(key="colour", match=models.MatchValue(value="red"))])
+    asked = {"limit": 4, "offset": 1, "with_vectors": ["image", "words"], "with_payload": ["n", "tags"]}
+    (records, following), (expected, after) = [
+        scroll("photos", red, **asked) for scroll in (plain_client.scrolling(client), client.scroll)
+    ]
+    assert stub.asked[0] == stub.asked[1]
+    assert following == after == 9
+    arrays = [records[0].vector["image"], records[1].vector]
+    assert all(isinstance(each, np.ndarray) and each.dtype == np.float32 for each in arrays)
+    records[0].vector["image"], records[1].vector = (each.tolist() for each in arrays)
+    assert records == expected
+
+
+def test_the_last_page_by_grpc_has_nothing_after_it(by_grpc):
+    records, following = plain_client.scrolling(by_grpc(Stub(grpc.ScrollResponse())))(
+        "photos", None, limit=1, offset=None, with_vectors=True, with_payload=False
+    )
+    assert (records, following) == ([], None)
+
+
+@pytest.mark.parametrize("shard_key", [None, "europe", 3])
+def test_vectors_are_written_by_grpc_as_the_client_writes_them(by_grpc, shard_key):
+    done = grpc.UpdateResult(operation_id=3, status=grpc.UpdateStatus.Completed)
+    stub = Stub(grpc.PointsOperationResponse(result=done))
+    client = by_grpc(stub)
+    ids, vectors = [5, "d1b5a3a5-6f43-4ad1-9d71-0f7b6ad0e2f1"], [[0.1, 0.2], [0.3, 0.4]]
+    given = list(zip(ids, vectors, strict=True))
+    answer = plain_client.update_vectors(client, "photos", "hub_v1", given, shard_key)
+    points = [models.PointVectors(id=point, vector={"hub_v1": vector}) for point, vector in given]
+    assert answer == client.update_vectors("photos", points, shard_key_selector=shard_key)
+    assert stub.asked[0] == stub.asked[1]
 
 
 def test_a_document_that_is_written_is_embedded_as_one_that_is_stored(embedding):

@@ -312,6 +312,15 @@ def test_what_a_server_never_finishes_is_told_while_it_is_waited_for_and_given_u
     assert "waiting for the index: not finished after 0.2 s, going on; searches are slower" in caplog.text
 
 
+def test_a_graph_is_waited_for_longer_the_more_points_it_has(cosine, monkeypatch):
+    monkeypatch.setattr("hubplugin_qdrant.transport.POLL_SECONDS", 0)
+    transport, limits = QdrantStore(cosine.plain, "photos")._transport, []
+    for points in (0, 1_000_000):
+        asked = iter([False, True])
+        transport.until(lambda: next(asked), "waiting", "", lambda _, done, total: limits.append(total), points)  # noqa: B023
+    assert limits == [600, 5600]
+
+
 def test_a_point_without_the_vector_is_left_alone():
     photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT)
     photos.plain.upsert("photos", [models.PointStruct(id=900, vector={}, payload={"n": 900})])
@@ -530,6 +539,36 @@ def test_a_url_that_cannot_be_meant_says_what_was_expected(url):
     with pytest.raises((InputError, StoreError), match="expected qdrant") as caught:
         open_store(url)
     assert "s3cr3t" not in str(caught.value)
+
+
+@pytest.mark.parametrize("port", ["yes", "0", "-1", "²", "99999"])
+def test_a_port_for_grpc_that_is_none_is_refused(port):
+    with pytest.raises(InputError, match=f"^grpc={port}: expected the server's port for gRPC, usually 6334$"):
+        open_store(f"qdrant://h/photos?grpc={port}")
+
+
+@pytest.mark.parametrize("url", ["qdrant-local:x/photos?grpc=6334", "qdrant://h/prefix/photos?grpc=6334"])
+def test_a_folder_and_a_path_take_no_port_for_grpc(url):
+    with pytest.raises(InputError, match="grpc=6334: it goes with HOST:6333/COLLECTION"):
+        open_store(url)
+
+
+def test_what_fails_by_grpc_names_the_port():
+    with pytest.raises(StoreError, match="; grpc=2 must be its port for gRPC, usually 6334"):
+        open_store("qdrant://127.0.0.1:1/photos?grpc=2")
+
+
+def test_a_url_with_a_port_for_grpc_connects_by_it(monkeypatch):
+    given = {}
+
+    def connect(**named):
+        given.update(named)
+        raise StoreError("seen")
+
+    monkeypatch.setattr("hubplugin_qdrant.store.QdrantClient", connect)
+    with pytest.raises(StoreError, match="seen"):
+        open_store("qdrant://h:7333/photos?using=image&grpc=7334")
+    assert (given["port"], given["grpc_port"], given["prefer_grpc"]) == (7333, 7334, True)
 
 
 @pytest.mark.parametrize(
