@@ -149,7 +149,10 @@ class Collection(Gallery):
         self.backend, self.name, self.using = backend, name, using
         self.ids, self.vectors = [point_id(row) for row in range(rows)], TARGETS[:rows]
         self.client = backend.client()
-        self.url = backend.url(name) + (f"?using={using}" if using else "") if "processes" in backend.can else name
+        self.url = name
+        if "processes" in backend.can:
+            url = backend.url(name)
+            self.url = f"{url}{'&' if '?' in url else '?'}using={using}" if using else url
         parameters = models.VectorParams(size=TARGETS.shape[1], distance=models.Distance.COSINE, **(vector or {}))
         if graph:  # thresholds in kB, below the size of the gallery
             options |= {

@@ -67,7 +67,8 @@ class Address:
             return False
 
     def url(self, collection: str) -> str:
-        return f"qdrant{'+https' if self.https else ''}://{self.host}:{self.http}/{collection}"
+        by_grpc = f"?grpc={self.grpc}" if self.prefer_grpc else ""
+        return f"qdrant{'+https' if self.https else ''}://{self.host}:{self.http}/{collection}{by_grpc}"
 
 
 class Executable:

@@ -141,7 +141,8 @@ def test_a_snapshot_of_a_whole_storage_is_still_corrected(backend, fill):
     hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, **APPLY)
     snapshot = client.create_full_snapshot(wait=True).name
     there = f"http://{backend.address.host}:{backend.address.http}/snapshots/{snapshot}"
-    address = backend.restored(httpx.get(there, timeout=60).raise_for_status().content)
+    restored = backend.restored(httpx.get(there, timeout=60).raise_for_status().content)
+    address = replace(restored, prefer_grpc=backend.address.prefer_grpc)
     answers = [
         [[(p.id, p.score) for p in hub.query_points(gallery.name, query, "code", limit=K).points] for query in QUERIES]
         for hub in (backend.wrapped(), HubQdrantClient(**address.options()))

@@ -3,10 +3,11 @@
 from integration_tests.backends.base import ABILITIES, Backend, ClientBackend
 from integration_tests.backends.clusters import BinaryCluster, Cluster
 from integration_tests.backends.in_process import Disk, Edge, Memory
-from integration_tests.backends.servers import Binary, Docker, DockerGrpc, Server, Url
+from integration_tests.backends.servers import Binary, BinaryGrpc, Docker, DockerGrpc, Server, Url
 
 BACKENDS: dict[str, type[Backend]] = {
-    backend.name: backend for backend in (Memory, Disk, Edge, Binary, BinaryCluster, Url, Docker, DockerGrpc, Cluster)
+    backend.name: backend
+    for backend in (Memory, Disk, Edge, Binary, BinaryGrpc, BinaryCluster, Url, Docker, DockerGrpc, Cluster)
 }
 
 __all__ = ["ABILITIES", "BACKENDS", "Backend", "ClientBackend", "Server"]

@@ -8,6 +8,7 @@ import uuid
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -145,6 +146,18 @@ class Binary(Single):
         return self._others[name]
 
 
+class BinaryGrpc(Binary):
+    """The same executable, spoken to by gRPC."""
+
+    name = "binary-grpc"
+
+    @contextmanager
+    def started(self, folder: Path) -> Iterator[None]:
+        with super().started(folder):
+            self.address = replace(self.address, prefer_grpc=True)
+            yield
+
+
 class ByCompose:
     """What a backend of containers needs to be there."""
 
@@ -212,9 +225,7 @@ class DockerGrpc(Docker):
     """The same servers; this one asks for an api key, and is spoken to by gRPC."""
 
     name = "docker-grpc"
-    can = Docker.can - {"processes"}  # a store's URL speaks REST
     service = "keyed"
 
     def _chosen(self, addresses: dict[str, Address]) -> Address:
-        keyed = addresses["keyed"]
-        return Address(keyed.host, keyed.http, keyed.grpc, keyed.api_key, prefer_grpc=True)
+        return replace(addresses["keyed"], prefer_grpc=True)
