@@ -34,7 +34,7 @@ from hubplugin.reductions import Compute
 from hubplugin.store import Store
 from hubplugin_qdrant import QdrantStore
 from hubplugin_qdrant.edge import EdgeStore
-from hubplugin_qdrant.plain_client import uncompressed
+from hubplugin_qdrant.plain_client import scrolling, update_vectors
 from hubplugin_qdrant.requests.offsets_in_writes import set_offsets
 from hubplugin_qdrant.schema import Storage
 from hubplugin_qdrant.transport import BATCH, WRITERS
@@ -72,13 +72,13 @@ def shard(folder: Path, points: int, dim: int) -> tuple[Store, Callable[[], None
 
 
 def collection(
-    client: QdrantClient, points: int, dim: int, storage: Storage, graph: bool
+    client: QdrantClient, points: int, dim: int, storage: Storage, graph: models.HnswConfigDiff | None
 ) -> tuple[Store, Callable[[], None]]:
     """A store over a new collection, and the bare loop on it, which writes what `storage` does from several threads
     and waits until the graph, if there is one, is whole again."""
     vectors = {NAME: models.VectorParams(size=dim, distance=models.Distance.COSINE)}
     none = None if graph else models.OptimizersConfigDiff(indexing_threshold=0)
-    client.create_collection(NAME, vectors, optimizers_config=none)
+    client.create_collection(NAME, vectors, hnsw_config=graph, optimizers_config=none)
     for page, block in enumerate(blocks(points, dim)):
         ids: list[int | str] = list(range(page * PAGE, page * PAGE + len(block)))
         client.upsert(NAME, models.Batch(ids=ids, vectors={NAME: block.tolist()}), wait=True)
@@ -87,18 +87,16 @@ def collection(
     def write(records: list[models.Record]) -> None:
         if storage == "vector":
             given: list[Any] = [record.vector for record in records]
-            rows = [
-                models.PointVectors.model_construct(id=record.id, vector={"bare": [*vector[NAME], 0.5]})
-                for record, vector in zip(records, given, strict=True)
-            ]
-            client.update_vectors(NAME, rows, wait=True)
+            plain = [each[NAME] if isinstance(each[NAME], list) else each[NAME].tolist() for each in given]
+            rows = [(record.id, [*vector, 0.5]) for record, vector in zip(records, plain, strict=True)]
+            update_vectors(client, NAME, "bare", rows)
         else:
             operations: list[models.UpdateOperation] = [
                 set_offsets(record.id, {"v0": 0.5}, key="bare") for record in records
             ]
             client.batch_update_points(NAME, operations, wait=True)
 
-    scroll = uncompressed(client).scroll
+    scroll = scrolling(client)
 
     def bare() -> None:
         if storage == "vector":
@@ -107,7 +105,9 @@ def collection(
         with ThreadPoolExecutor(WRITERS) as pool:
             following, more, under_way = None, True, []
             while more:
-                records, following = scroll(NAME, limit=BATCH, offset=following, with_vectors=[NAME])
+                records, following = scroll(
+                    NAME, limit=BATCH, offset=following, with_vectors=[NAME], with_payload=False
+                )
                 under_way.append(pool.submit(write, records))
                 more = following is not None
             for each in under_way:
@@ -229,6 +229,8 @@ def main() -> None:
     parser.add_argument("--storage", choices=("payload", "vector"), default="payload", help="on a server")
     parser.add_argument("--grpc-port", type=int, help="of the server, to speak gRPC; by default REST")
     parser.add_argument("--no-graph", action="store_true", help="switch the server's index off")
+    parser.add_argument("--links", type=int, default=16, help="of each point in the graph: m")
+    parser.add_argument("--ef-construct", type=int, default=100, help="of the graph")
     given = parser.parse_args()
     if given.url is None:
         with tempfile.TemporaryDirectory() as folder:
@@ -238,7 +240,8 @@ def main() -> None:
     local = given.url == ":memory:"
     client = QdrantClient(given.url) if local else connected(given.url, given.grpc_port)
     try:
-        store, bare = collection(client, given.points, given.dim, given.storage, not given.no_graph)
+        graph = None if given.no_graph else models.HnswConfigDiff(m=given.links, ef_construct=given.ef_construct)
+        store, bare = collection(client, given.points, given.dim, given.storage, graph)
         measured(store, bare, lambda: as_it_was(client, given.storage), given.bank, None if local else given.url)
     finally:
         for name in (NAME, f"{NAME}--hub"):
