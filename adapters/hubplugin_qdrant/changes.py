@@ -33,23 +33,19 @@ def can_tell(transport: Transport) -> bool:
 def changed_ids(transport: Transport, using: str, metric: Metric, read: Batch) -> list[Id]:
     """The ids of those of `read` whose vector `using` is another one now; not those that are gone."""
     queries = random_queries(read.vectors)
-    requests = [
-        models.QueryRequest(
-            query=query,
-            using=using or None,
-            filter=having(read.ids),
-            limit=len(read.ids),
-            params=models.SearchParams(exact=True),
-            with_payload=False,
-            shard_key=read.place,
-        )
-        for query in queries.tolist()
-    ]
+    request = models.QueryRequest(
+        using=using or None,
+        filter=having(read.ids),
+        limit=len(read.ids),
+        params=models.SearchParams(exact=True),
+        with_payload=False,
+        shard_key=read.place,
+    )
     places = {point: row for row, point in enumerate(read.ids)}
     found = np.full((len(queries), len(read.ids)), np.nan)
-    for scores, response in zip(found, transport.answers(transport.client, requests), strict=True):
-        for point in response.points:
-            scores[places[plain_id(point.id)]] = point.score
+    for scores, answer in zip(found, transport.scores(request, queries.tolist()), strict=True):
+        for point, score in answer:
+            scores[places[plain_id(point)]] = score
     differs = (
         np.abs(found - expected_scores(metric, read.vectors, queries)) > rounding(metric, read.vectors, queries)
     ).any(axis=0)

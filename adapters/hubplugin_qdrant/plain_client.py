@@ -161,13 +161,37 @@ def update_vectors(
     return GrpcToRest.convert_update_result(answer.result)
 
 
+def scores(
+    client: QdrantClient, collection: str, request: models.QueryRequest, queries: Sequence[list[float]]
+) -> list[list[tuple[PointId, float]]]:
+    """The id and score of each point that `request` finds for each of `queries`. By gRPC it is converted once, not for
+    each, and so is no more of a point than these two."""
+    if not _speaks_grpc(client):
+        found = client.query_batch_points(collection, [changed(request, {"query": query}) for query in queries])
+        return [[(point.id, point.score) for point in each.points] for each in found]
+    asked = grpc.QueryBatchPoints(collection_name=collection)
+    alike = RestToGrpc.convert_query_request(request, collection)
+    for query in queries:
+        message = asked.query_points.add()
+        message.CopyFrom(alike)
+        message.query.nearest.dense.data.extend(query)
+    remote = cast(QdrantRemote, client._client)
+    answer = remote.grpc_points.QueryBatch(asked, timeout=_page_seconds(remote))
+    return [[(point.id.uuid or point.id.num, point.score) for point in each.result] for each in answer.result]
+
+
 def _speaks_grpc(client: QdrantClient | AsyncQdrantClient) -> bool:
     return bool(getattr(client._client, "_prefer_grpc", False))
 
 
 def changed(model: Model, fields: dict[str, Any]) -> Model:
     """What `model.model_copy(update=fields)` returns, in half of its time: a search makes several."""
-    made, put = object.__new__(type(model)), object.__setattr__
+    return _made(type(model), model, fields)
+
+
+def _made(kind: type[Model], model: BaseModel, fields: dict[str, Any]) -> Model:
+    """A `kind` with the values of `model`, but for `fields`."""
+    made, put = object.__new__(kind), object.__setattr__
     put(made, "__dict__", {**model.__dict__, **fields})
     put(made, "__pydantic_fields_set__", model.__pydantic_fields_set__ | fields.keys())
     put(made, "__pydantic_extra__", model.__pydantic_extra__)
@@ -175,28 +199,48 @@ def changed(model: Model, fields: dict[str, Any]) -> Model:
     return made
 
 
-def sendable(
-    client: QdrantClient | AsyncQdrantClient, prefetches: list[models.Prefetch]
-) -> list[models.Prefetch] | list[grpc.PrefetchQuery]:
-    """`prefetches` in the form that costs `client` least: where it speaks gRPC, those of vectors as messages, which it
-    does not look through for documents and converts no more."""
-    if not _speaks_grpc(client):
-        return prefetches
-    vectors = [each.query for each in prefetches if is_vector(each.query) and not each.prefetch]
-    if len(vectors) < len(prefetches):
-        return prefetches
-    return [_message(each, cast("list[float]", vector)) for each, vector in zip(prefetches, vectors, strict=True)]
+class _NearestOfVector(models.NearestQuery):
+    """By its type it holds no document, so the client does not look for one in each of a vector's numbers."""
+
+    nearest: list[float]
+    mmr: None = None
+
+
+class _PrefetchOfVector(models.Prefetch):
+    """It holds no document either."""
+
+    query: list[float]
+    prefetch: None = None
+
+
+_NEAREST = models.NearestQuery.model_construct()
+
+
+def quickest(client: QdrantClient | AsyncQdrantClient, arguments: dict[str, Any]) -> dict[str, Any]:
+    """`arguments` of `query_points` in the form that costs `client` least: vectors in types that hold no documents, and
+    prefetches of them, where it speaks gRPC, as messages, which it converts no more."""
+    query, prefetches = arguments["query"], arguments["prefetch"]
+    if is_vector(query):
+        arguments = arguments | {"query": _made(_NearestOfVector, _NEAREST, {"nearest": query})}
+    if not prefetches or not all(is_vector(each.query) and not each.prefetch for each in prefetches):
+        return arguments
+    made = _message if _speaks_grpc(client) else _of_vector
+    return arguments | {"prefetch": [made(each) for each in prefetches]}
 
 
 def is_vector(query: object) -> bool:
     return isinstance(query, list) and bool(query) and isinstance(query[0], (int, float))
 
 
-def _message(prefetch: models.Prefetch, vector: list[float]) -> grpc.PrefetchQuery:
-    """`prefetch`, for the nearest of `vector`; its numbers are put where they belong and copied no more."""
+def _message(prefetch: models.Prefetch) -> grpc.PrefetchQuery:
+    """`prefetch`, of a vector; its numbers are put where they belong and copied no more."""
     message = RestToGrpc.convert_prefetch_query(changed(prefetch, {"query": None}))
-    message.query.nearest.dense.data.extend(vector)
+    message.query.nearest.dense.data.extend(cast("list[float]", prefetch.query))
     return message
+
+
+def _of_vector(prefetch: models.Prefetch) -> _PrefetchOfVector:
+    return _made(_PrefetchOfVector, prefetch, {})
 
 
 def embedded(client: QdrantClient | AsyncQdrantClient, written: Any) -> Any:

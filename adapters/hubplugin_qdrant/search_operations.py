@@ -32,9 +32,7 @@ def query_points(cache: CorrectionCache, arguments: Arguments) -> Operation:
 
     def asked(corrected: list[bool]) -> Operation:
         (rewritten,) = yield from rewritten_requests(cache, known, [request], corrected)
-        sent = as_arguments(arguments, rewritten.request)
-        if sent["prefetch"]:
-            sent["prefetch"] = plain_client.sendable(cache.raw, sent["prefetch"])
+        sent = plain_client.quickest(cache.raw, as_arguments(arguments, rewritten.request))
         response = yield cache.raw.query_points(**sent)
         return _finished(response, rewritten, request, known)
 

@@ -195,12 +195,22 @@ class Transport:
 
     def answers(self, client: QdrantClient, requests: list[models.QueryRequest]) -> list[models.QueryResponse]:
         """The answers of `client`, which may be a corrected one, as many at a time as the server takes."""
-        at_once = min(QUERIES_AT_ONCE, self.strict.search_max_batchsize or QUERIES_AT_ONCE)
         return [
             response
-            for chunk in chunks(requests, at_once)
+            for chunk in chunks(requests, self._queries_at_once)
             for response in self.retry(client.query_batch_points, self.collection, chunk)
         ]
+
+    def scores(
+        self, request: models.QueryRequest, queries: Sequence[list[float]]
+    ) -> Iterator[list[tuple[PointId, float]]]:
+        """The id and score of each point that `request` finds for each of `queries`."""
+        for chunk in chunks(queries, self._queries_at_once):
+            yield from self.retry(plain_client.scores, self.client, self.collection, request, chunk)
+
+    @property
+    def _queries_at_once(self) -> int:
+        return min(QUERIES_AT_ONCE, self.strict.search_max_batchsize or QUERIES_AT_ONCE)
 
     def retrieved(self, points: Sequence[Id], key: str) -> list[models.Record]:
         """Those of `points` that are in the collection, with what lies under `key` of their payload."""
