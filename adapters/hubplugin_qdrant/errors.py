@@ -94,6 +94,10 @@ def finished(answer: Answer) -> Answer:
     return answer
 
 
+class NoAnswerError(StoreError):
+    """A server that did not answer, or cannot now."""
+
+
 @contextmanager
 def one_line(url: str, doing: str, collection: str) -> Iterator[None]:
     """Turns what a client raises into a StoreError of one line that says what to do."""
@@ -107,7 +111,7 @@ def one_line(url: str, doing: str, collection: str) -> Iterator[None]:
     ) as error:  # fmt: skip
         fault = fault_of(error)
         if fault in PASSING:
-            raise StoreError(
+            raise NoAnswerError(
                 f"{url}: {doing}: no answer ({_reason(error)}); is the server running and reachable?"
             ) from None
         if fault is Fault.FORBIDDEN:

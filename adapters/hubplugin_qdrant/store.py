@@ -24,7 +24,7 @@ from hubplugin_qdrant import search_operations as searches
 from hubplugin_qdrant.calibration import chosen_queries
 from hubplugin_qdrant.client import HubQdrantClient, require_client
 from hubplugin_qdrant.collection_metadata import CollectionMetadata
-from hubplugin_qdrant.errors import Fault, fault_of, one_line
+from hubplugin_qdrant.errors import Fault, NoAnswerError, fault_of, one_line
 from hubplugin_qdrant.explanation import explanation
 from hubplugin_qdrant.manifest import Manifest, Version
 from hubplugin_qdrant.operations import run
@@ -282,7 +282,7 @@ def open_url(url: str) -> QdrantStore:
         with one_line(url, "opening", collection):
             client = _connect(scheme, parts, place, int(grpc or 0))
             return QdrantStore(client, collection, using, cast(Storage, storage), url=url, record=record)
-    except StoreError as error:
+    except NoAnswerError as error:
         if grpc:
             raise StoreError(*error.args, f"; grpc={grpc} must be its port for gRPC, usually 6334") from None
         if parts.netloc.endswith(":6334"):

@@ -553,9 +553,17 @@ def test_a_folder_and_a_path_take_no_port_for_grpc(url):
         open_store(url)
 
 
-def test_what_fails_by_grpc_names_the_port():
+def test_where_none_answers_by_grpc_the_port_is_named():
     with pytest.raises(StoreError, match="; grpc=2 must be its port for gRPC, usually 6334"):
         open_store("qdrant://127.0.0.1:1/photos?grpc=2")
+
+
+@pytest.mark.parametrize("url", ["qdrant://h:6333/photos?grpc=6334", "qdrant://h:6334/photos"])
+def test_a_server_that_answers_has_no_port_named(url, monkeypatch):
+    monkeypatch.setattr("hubplugin_qdrant.store._connect", lambda *given: QdrantClient(":memory:"))
+    with pytest.raises(StoreError, match="there is no collection 'photos'") as caught:
+        open_store(url)
+    assert "usually" not in str(caught.value)
 
 
 def test_a_url_with_a_port_for_grpc_connects_by_it(monkeypatch):
