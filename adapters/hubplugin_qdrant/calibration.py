@@ -23,8 +23,8 @@ from hubplugin_qdrant.client import HubQdrantClient
 from hubplugin_qdrant.manifest import SMALLEST_PAGE, Manifest, Version
 
 CALIBRATION_QUERIES, LOCAL_QUERIES = 64, 32
-"""Calibration queries. In 59 tests on real settings and three fits, queries that had calibrated nothing found on average
-0.992 of their results where 64 to 256 queries had asked for 0.99, and 0.988 to 0.992 where 32 had
+"""Calibration queries. In 59 tests on real settings and three fits, queries that had calibrated nothing found on
+average 0.992 of their results where 64 to 256 queries had asked for 0.99, and 0.988 to 0.992 where 32 had
 (`python -m benchmarks.qdrant_candidates`). Local mode ranks every point in Python."""
 
 MOST_CANDIDATES = 10_240
