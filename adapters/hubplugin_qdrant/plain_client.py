@@ -7,13 +7,14 @@ above: these names may change in any release.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 
 import httpx
 import numpy as np
 from pydantic import BaseModel
 from qdrant_client import AsyncQdrantClient, QdrantClient, grpc, models
+from qdrant_client.async_qdrant_remote import AsyncQdrantRemote
 from qdrant_client.connection import get_channel
 from qdrant_client.conversions.conversion import GrpcToRest, RestToGrpc
 from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
@@ -199,48 +200,67 @@ def _made(kind: type[Model], model: BaseModel, fields: dict[str, Any]) -> Model:
     return made
 
 
-class _NearestOfVector(models.NearestQuery):
-    """By its type it holds no document, so the client does not look for one in each of a vector's numbers."""
-
-    nearest: list[float]
-    mmr: None = None
-
-
-class _PrefetchOfVector(models.Prefetch):
-    """It holds no document either."""
-
-    query: list[float]
-    prefetch: None = None
-
+_OWN = (QdrantClient.query_points, AsyncQdrantClient.query_points)
+"""The clients' own methods. One that a subclass or an instrumentation put in their place is called as it stands."""
 
 _NEAREST = models.NearestQuery.model_construct()
 
 
-def quickest(client: QdrantClient | AsyncQdrantClient, arguments: dict[str, Any]) -> dict[str, Any]:
-    """`arguments` of `query_points` in the form that costs `client` least: vectors in types that hold no documents, and
-    prefetches of them, where it speaks gRPC, as messages, which it converts no more."""
-    query, prefetches = arguments["query"], arguments["prefetch"]
+def query_points(
+    client: QdrantClient | AsyncQdrantClient, arguments: dict[str, Any], request: models.QueryRequest
+) -> Any:
+    """What `client.query_points(**arguments)` returns, where `request` holds the same search.
+
+    The client looks for documents to embed in each number of a vector, validates it and, by gRPC, converts it. A search
+    of vectors alone holds no documents and is ours, so it goes to the server without that.
+    """
+    if not _is_own(client) or not _is_of_vectors(request):
+        return client.query_points(**arguments)
+    query: Any = request.query
     if is_vector(query):
-        arguments = arguments | {"query": _made(_NearestOfVector, _NEAREST, {"nearest": query})}
-    if not prefetches or not all(is_vector(each.query) and not each.prefetch for each in prefetches):
-        return arguments
-    made = _message if _speaks_grpc(client) else _of_vector
-    return arguments | {"prefetch": [made(each) for each in prefetches]}
+        query = _made(models.NearestQuery, _NEAREST, {"nearest": query})
+    if _speaks_grpc(client):
+        prefetches = [_message(each) for each in request.prefetch or ()]
+        return client._client.query_points(**arguments | {"query": query, "prefetch": prefetches or None})
+    # What its user gave is validated, as by the client: all but the query.
+    valid = models.QueryRequest(**request.__dict__ | {"query": None, "shard_key": arguments.get("shard_key_selector")})
+    searches: Any = client.http.search_api
+    answer = searches.query_points(
+        collection_name=arguments["collection_name"],
+        consistency=arguments.get("consistency"),
+        timeout=arguments.get("timeout"),
+        query_request=changed(valid, {"query": query}),
+    )
+    return _result(answer) if isinstance(client, AsyncQdrantClient) else answer.result
+
+
+async def _result(answer: Awaitable[Any]) -> Any:
+    return (await answer).result
+
+
+def _is_own(client: QdrantClient | AsyncQdrantClient) -> bool:
+    """Whether `client` speaks to a server by qdrant-client's own code."""
+    method = getattr(client.query_points, "__func__", None)
+    return method in _OWN and isinstance(client._client, (QdrantRemote, AsyncQdrantRemote))
+
+
+def _is_of_vectors(request: models.QueryRequest) -> bool:
+    """Whether `request` is for the nearest of a vector, or for a formula over prefetches of vectors."""
+    prefetches = request.prefetch or []
+    if not (is_vector(request.query) or isinstance(request.query, models.FormulaQuery)):
+        return False
+    return isinstance(prefetches, list) and all(is_vector(each.query) and not each.prefetch for each in prefetches)
 
 
 def is_vector(query: object) -> bool:
     return isinstance(query, list) and bool(query) and isinstance(query[0], (int, float))
 
 
-def _message(prefetch: models.Prefetch) -> grpc.PrefetchQuery:
-    """`prefetch`, of a vector; its numbers are put where they belong and copied no more."""
+def _message(prefetch: Any) -> grpc.PrefetchQuery:
+    """`prefetch`, of a vector."""
     message = RestToGrpc.convert_prefetch_query(changed(prefetch, {"query": None}))
-    message.query.nearest.dense.data.extend(cast("list[float]", prefetch.query))
+    message.query.nearest.dense.data.extend(prefetch.query)
     return message
-
-
-def _of_vector(prefetch: models.Prefetch) -> _PrefetchOfVector:
-    return _made(_PrefetchOfVector, prefetch, {})
 
 
 def embedded(client: QdrantClient | AsyncQdrantClient, written: Any) -> Any:

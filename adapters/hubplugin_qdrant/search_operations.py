@@ -32,8 +32,8 @@ def query_points(cache: CorrectionCache, arguments: Arguments) -> Operation:
 
     def asked(corrected: list[bool]) -> Operation:
         (rewritten,) = yield from rewritten_requests(cache, known, [request], corrected)
-        sent = plain_client.quickest(cache.raw, as_arguments(arguments, rewritten.request))
-        response = yield cache.raw.query_points(**sent)
+        sent = as_arguments(arguments, rewritten.request)
+        response = yield plain_client.query_points(cache.raw, sent, rewritten.request)
         return _finished(response, rewritten, request, known)
 
     return (yield from _answered(cache, known, [request], asked, lambda response: [_ids(response.points)]))

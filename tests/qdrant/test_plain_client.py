@@ -10,7 +10,6 @@ import httpx
 import numpy as np
 import pytest
 from qdrant_client import AsyncQdrantClient, QdrantClient, grpc, models
-from qdrant_client.conversions.conversion import RestToGrpc
 
 from hubplugin_qdrant import HubQdrantClient, plain_client
 
@@ -233,40 +232,6 @@ def test_scores_by_grpc_are_asked_for_and_read_as_the_client_does(by_grpc):
     assert [[point.id for point in each.points] for each in expected] == [[0, uuid], [0, uuid]]
     assert stub.asked[0].query_points == stub.asked[1].query_points
     assert stub.timeouts[0] == 60
-
-
-@pytest.mark.parametrize("kind", [QdrantClient, AsyncQdrantClient])
-def test_a_prefetch_of_a_vector_is_sent_as_the_same_message_by_grpc(kind):
-    matched = models.FieldCondition(key="colour", match=models.MatchValue(value="red"))
-    given = models.Prefetch(query=[0.5, 0.25], using="image", filter=models.Filter(must=[matched]), limit=30)
-    client = kind("http://localhost:1", prefer_grpc=True, check_compatibility=False)
-    (message,) = plain_client.quickest(client, {"query": None, "prefetch": [given]})["prefetch"]
-    expected = given.model_copy(update={"query": models.NearestQuery(nearest=[0.5, 0.25])})
-    assert message == RestToGrpc.convert_prefetch_query(expected)
-
-
-@pytest.mark.parametrize("kind", [QdrantClient, AsyncQdrantClient])
-def test_a_vector_by_rest_is_sent_as_it_was_and_looked_through_for_no_document(kind):
-    client = kind("http://localhost:1", check_compatibility=False)
-    prefetch = models.Prefetch(query=[0.5, 0.25], using="image", limit=30)
-    sent = plain_client.quickest(client, {"query": [0.5, 0.25], "prefetch": [prefetch]})
-    given = models.QueryRequest(query=models.NearestQuery(nearest=[0.5, 0.25]), prefetch=[prefetch], limit=3)
-    made = models.QueryRequest(query=sent["query"], prefetch=sent["prefetch"], limit=3)
-    assert made.model_dump_json(exclude_unset=True) == given.model_dump_json(exclude_unset=True)
-    assert client._resolve_query(sent["query"]) is sent["query"]
-    parser = client._inference_inspector.parser
-    assert not client._inference_inspector.inspect([sent["query"], *sent["prefetch"]])
-    assert [parser.path_cache[type(each).__name__] for each in (sent["query"], *sent["prefetch"])] == [[], []]
-
-
-def test_prefetches_are_left_to_the_client_where_one_is_no_vector():
-    vector, document = models.Prefetch(query=[0.5, 0.25]), models.Prefetch(query=DOCUMENT)
-    nested, several = models.Prefetch(query=[0.5], prefetch=[document]), models.Prefetch(query=[[0.5], [0.25]])
-    for by_grpc in (False, True):
-        client = QdrantClient("http://localhost:1", prefer_grpc=by_grpc, check_compatibility=False)
-        for other in (document, nested, several):
-            given = {"query": DOCUMENT, "prefetch": [vector, other]}
-            assert plain_client.quickest(client, given) is given
 
 
 @pytest.mark.parametrize("given", [models.QueryRequest(limit=3, using="a"), models.Prefetch(), models.SearchParams()])
