@@ -1,4 +1,4 @@
-"""What a corrected `query_points` costs in Python above the raw one: python -m benchmarks.qdrant_overhead
+"""What a corrected search costs in Python above the raw one: python -m benchmarks.qdrant_overhead
 
 The server is taken out: each request is built, encoded and answered with ten points in memory, by REST and by gRPC.
 Times are processor times of short turns, raw and corrected one after the other, so that a busy machine changes both.
@@ -11,7 +11,8 @@ from __future__ import annotations
 import platform
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import httpx
 import numpy as np
@@ -22,27 +23,37 @@ import hubplugin
 import hubplugin_qdrant
 
 DIM, TURNS, CALLS = 384, 60, 50
+"""CALLS: searches of a turn, one by one or all at once."""
 
 
 def rest_client() -> QdrantClient:
     """A client whose every request is answered at once with ten points."""
     points = [{"id": row, "version": 0, "score": 0.5, "payload": {}} for row in range(10)]
-    answer = httpx.MockTransport(
-        lambda request: httpx.Response(200, json={"result": {"points": points}, "status": "ok", "time": 0.0})
-    )
+    found = {"query": {"points": points}, "batch": [{"points": points}] * CALLS}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        result = found[request.url.path.rpartition("/")[2]]
+        return httpx.Response(200, json={"result": result, "status": "ok", "time": 0.0})
+
     client = QdrantClient(url="http://localhost", check_compatibility=False)
-    client.http.client._client = httpx.Client(transport=answer, base_url="http://localhost")
+    client.http.client._client = httpx.Client(transport=httpx.MockTransport(answer), base_url="http://localhost")
     return client
 
 
 class Answering:
     """A gRPC stub that encodes each request and answers it with ten points."""
 
-    answer = grpc.QueryResponse(result=[grpc.ScoredPoint(id=grpc.PointId(num=row), score=0.5) for row in range(10)])
+    points = tuple(grpc.ScoredPoint(id=grpc.PointId(num=row), score=0.5) for row in range(10))
+    answer = grpc.QueryResponse(result=points)
+    answers = grpc.QueryBatchResponse(result=[grpc.BatchResult(result=points)] * CALLS)
 
     def Query(self, request: grpc.QueryPoints, timeout: float | None) -> grpc.QueryResponse:  # noqa: N802
         request.SerializeToString()
         return self.answer
+
+    def QueryBatch(self, request: grpc.QueryBatchPoints, timeout: float | None) -> grpc.QueryBatchResponse:  # noqa: N802
+        request.SerializeToString()
+        return self.answers
 
 
 class GrpcRemote(QdrantRemote):
@@ -63,14 +74,29 @@ def corrected_collection(rng: np.random.Generator) -> QdrantClient:
     return client
 
 
-def microseconds(clients: Sequence[QdrantClient], collection: str, queries: Sequence[object]) -> np.ndarray:
-    """Processor times of one call of each client: [TURNS, clients]."""
+def one_by_one(client: QdrantClient, collection: str, queries: Sequence[Any]) -> None:
+    for query in queries:
+        client.query_points(collection, query=query, limit=10)
+
+
+def at_once(client: QdrantClient, collection: str, queries: Sequence[Any]) -> None:
+    client.query_batch_points(
+        collection, [models.QueryRequest(query=query, limit=10, with_payload=True) for query in queries]
+    )
+
+
+def microseconds(
+    clients: Sequence[QdrantClient],
+    collection: str,
+    queries: Sequence[object],
+    searched: Callable[[QdrantClient, str, Sequence[object]], None],
+) -> np.ndarray:
+    """Processor times of one search by each client: [TURNS, clients]."""
     times = np.empty((TURNS, len(clients)))
     for row in times:
         for column, client in enumerate(clients):
             started = time.process_time()
-            for query in queries:
-                client.query_points(collection, query=query, limit=10)
+            searched(client, collection, queries)
             row[column] = 1e6 * (time.process_time() - started) / CALLS
     return times
 
@@ -107,14 +133,16 @@ def main() -> None:
             client._corrections.keep("photos", manifest)
             client._corrections.keep("second vector", manifest.changed(active={"": second}))
             client._corrections.keep("other", None)
-        for name, collection, queries in (
-            ("list", "photos", lists),
-            ("numpy array", "photos", vectors),
-            ("NearestQuery", "photos", [models.NearestQuery(nearest=vector) for vector in lists]),
-            ("list, a second vector", "second vector", lists),
-            ("collection not corrected", "other", vectors),
+        for name, collection, queries, searched in (
+            ("list", "photos", lists, one_by_one),
+            ("numpy array", "photos", vectors, one_by_one),
+            ("NearestQuery", "photos", [models.NearestQuery(nearest=vector) for vector in lists], one_by_one),
+            ("list, a second vector", "second vector", lists, one_by_one),
+            (f"{CALLS} lists at once", "photos", lists, at_once),
+            ("the same, a second vector", "second vector", lists, at_once),
+            ("collection not corrected", "other", vectors, one_by_one),
         ):
-            times = microseconds((raw, corrected, recording), collection, queries)
+            times = microseconds((raw, corrected, recording), collection, queries, searched)
             median, quick = (np.quantile(times, q, axis=0) for q in (0.5, 0.1))
             line = f"{transport}, {name}"
             found = (median[0], median[1] - median[0], quick[1] - quick[0], median[2] - median[1], quick[2] - quick[1])

@@ -7,8 +7,8 @@ above: these names may change in any release.
 from __future__ import annotations
 
 import copy
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeAlias, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import httpx
 import numpy as np
@@ -200,48 +200,50 @@ def _made(kind: type[Model], model: BaseModel, fields: dict[str, Any]) -> Model:
     return made
 
 
-_OWN = (QdrantClient.query_points, AsyncQdrantClient.query_points)
+_OWN = {
+    getattr(kind, name)
+    for kind in (QdrantClient, AsyncQdrantClient)
+    for name in ("query_points", "query_points_groups", "query_batch_points")
+}
 """The clients' own methods. One that a subclass or an instrumentation put in their place is called as it stands."""
-
-_NEAREST = models.NearestQuery.model_construct()
 
 
 def query_points(
-    client: QdrantClient | AsyncQdrantClient, arguments: dict[str, Any], request: models.QueryRequest
+    client: QdrantClient | AsyncQdrantClient,
+    arguments: dict[str, Any],
+    request: models.QueryRequest,
+    method: Literal["query_points", "query_points_groups"] = "query_points",
 ) -> Any:
-    """What `client.query_points(**arguments)` returns, where `request` holds the same search.
+    """What `method` of `client` returns for `arguments`, where `request` holds the same search.
 
     The client looks for documents to embed in each number of a vector, validates it and, by gRPC, converts it. A search
     of vectors alone holds no documents and is ours, so it goes to the server without that.
     """
-    if not _is_own(client) or not _is_of_vectors(request):
-        return client.query_points(**arguments)
-    query: Any = request.query
-    if is_vector(query):
-        query = _made(models.NearestQuery, _NEAREST, {"nearest": query})
+    if not _is_own(client, method) or not _is_of_vectors(request):
+        return getattr(client, method)(**arguments)
+    prefetches: Any = request.prefetch
+    if prefetches and _speaks_grpc(client):
+        prefetches = [_message(each) for each in prefetches]
+    sent = arguments | {"query": _of_vector(request.query), "prefetch": prefetches}
+    return getattr(client._client, method)(**sent)
+
+
+def query_batch_points(
+    client: QdrantClient | AsyncQdrantClient, arguments: dict[str, Any], requests: Sequence[models.QueryRequest]
+) -> Any:
+    """What `client.query_batch_points(**arguments, requests=requests)` returns; see `query_points`."""
+    if not _is_own(client, "query_batch_points") or not all(map(_is_of_vectors, requests)):
+        return client.query_batch_points(**arguments | {"requests": requests})
+    sent: list[Any] = [changed(each, {"query": _of_vector(each.query)}) for each in requests]
     if _speaks_grpc(client):
-        prefetches = [_message(each) for each in request.prefetch or ()]
-        return client._client.query_points(**arguments | {"query": query, "prefetch": prefetches or None})
-    # What its user gave is validated, as by the client: all but the query.
-    valid = models.QueryRequest(**request.__dict__ | {"query": None, "shard_key": arguments.get("shard_key_selector")})
-    searches: Any = client.http.search_api
-    answer = searches.query_points(
-        collection_name=arguments["collection_name"],
-        consistency=arguments.get("consistency"),
-        timeout=arguments.get("timeout"),
-        query_request=changed(valid, {"query": query}),
-    )
-    return _result(answer) if isinstance(client, AsyncQdrantClient) else answer.result
+        sent = [_whole_message(each, arguments["collection_name"]) for each in sent]
+    return client._client.query_batch_points(**arguments | {"requests": sent})
 
 
-async def _result(answer: Awaitable[Any]) -> Any:
-    return (await answer).result
-
-
-def _is_own(client: QdrantClient | AsyncQdrantClient) -> bool:
-    """Whether `client` speaks to a server by qdrant-client's own code."""
-    method = getattr(client.query_points, "__func__", None)
-    return method in _OWN and isinstance(client._client, (QdrantRemote, AsyncQdrantRemote))
+def _is_own(client: QdrantClient | AsyncQdrantClient, method: str) -> bool:
+    """Whether `client` speaks to a server, and its `method` is qdrant-client's own."""
+    is_remote = isinstance(client._client, (QdrantRemote, AsyncQdrantRemote))
+    return is_remote and getattr(getattr(client, method), "__func__", None) in _OWN
 
 
 def _is_of_vectors(request: models.QueryRequest) -> bool:
@@ -252,6 +254,14 @@ def _is_of_vectors(request: models.QueryRequest) -> bool:
     return isinstance(prefetches, list) and all(is_vector(each.query) and not each.prefetch for each in prefetches)
 
 
+_NEAREST = models.NearestQuery.model_construct()
+
+
+def _of_vector(query: Any) -> Any:
+    """`query`, a vector in the form that the client gives it."""
+    return _made(models.NearestQuery, _NEAREST, {"nearest": query}) if is_vector(query) else query
+
+
 def is_vector(query: object) -> bool:
     return isinstance(query, list) and bool(query) and isinstance(query[0], (int, float))
 
@@ -260,6 +270,13 @@ def _message(prefetch: Any) -> grpc.PrefetchQuery:
     """`prefetch`, of a vector."""
     message = RestToGrpc.convert_prefetch_query(changed(prefetch, {"query": None}))
     message.query.nearest.dense.data.extend(prefetch.query)
+    return message
+
+
+def _whole_message(request: models.QueryRequest, collection: str) -> grpc.QueryPoints:
+    """`request`, of vectors."""
+    message = RestToGrpc.convert_query_request(changed(request, {"prefetch": None}), collection)
+    message.prefetch.extend([_message(each) for each in request.prefetch or ()])
     return message
 
 

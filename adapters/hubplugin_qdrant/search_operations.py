@@ -52,7 +52,7 @@ def query_batch_points(cache: CorrectionCache, arguments: Arguments) -> Operatio
 
     def asked(corrected: list[bool]) -> Operation:
         rewritten = yield from rewritten_requests(cache, known, requests, corrected)
-        found = yield cache.raw.query_batch_points(**(arguments | {"requests": [each.request for each in rewritten]}))
+        found = yield plain_client.query_batch_points(cache.raw, arguments, [each.request for each in rewritten])
         return [_finished(*each, known) for each in zip(found, rewritten, requests, strict=True)]
 
     return (yield from _answered(cache, known, requests, asked, lambda found: [_ids(each.points) for each in found]))
@@ -70,7 +70,7 @@ def query_points_groups(cache: CorrectionCache, arguments: Arguments) -> Operati
         (rewritten,) = yield from rewritten_requests(cache, known, [request], corrected)
         sent = as_arguments(arguments, rewritten.request)
         sent.pop("offset", None)
-        result = yield cache.raw.query_points_groups(**sent)
+        result = yield plain_client.query_points(cache.raw, sent, rewritten.request, "query_points_groups")
         for group in result.groups:
             if rewritten.finish is not None:
                 group.hits = rewritten.finish(group.hits)
