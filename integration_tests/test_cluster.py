@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -62,36 +63,107 @@ def test_searches_go_on_while_a_node_is_away(backend, gallery):
         backend.start("node2")
 
 
-def test_shards_that_move_to_another_node_during_apply_keep_every_offset(backend, fill, monkeypatch):
-    gallery = fill(shard_number=3, replication_factor=1)
-    monkeypatch.setattr(hubplugin_qdrant.transport, "BATCH", 20)
-    at = f"http://{backend.address.host}:{backend.address.http}/collections/{gallery.name}/cluster"
+class Placement:
+    """Where the shards of a collection lie, and what changes it."""
 
-    def placed():
-        return httpx.get(at, timeout=60).raise_for_status().json()["result"]
+    def __init__(self, backend, collection: str):
+        self._first, *_ = self._nodes = [
+            f"http://{address.host}:{address.http}/collections/{collection}" for address in backend.addresses.values()
+        ]
 
-    def move():
-        found = placed()
-        (shard, *_), away = found["local_shards"], found["remote_shards"][0]["peer_id"]
-        moved = {"shard_id": shard["shard_id"], "from_peer_id": found["peer_id"], "to_peer_id": away}
-        httpx.post(at, json={"move_shard": moved}, timeout=60).raise_for_status()
-        return moved
+    def ask(self, **change) -> None:
+        httpx.post(f"{self._first}/cluster", json=change, timeout=60).raise_for_status()
 
-    asked = []
+    def found(self, node: str | None = None) -> dict:
+        return httpx.get(f"{node or self._first}/cluster", timeout=60).raise_for_status().json()["result"]
 
-    def moving(what, done, total):
-        if what == "writing offsets" and not asked:
-            asked.append(move())
+    def replicas(self) -> dict[int, tuple[int, str]]:
+        """The node of each shard, of which there is one replica, and its state."""
+        found = self.found()
+        here = [{"peer_id": found["peer_id"], **shard} for shard in found["local_shards"]]
+        return {each["shard_id"]: (each["peer_id"], each["state"]) for each in here + found["remote_shards"]}
 
-    model = apply(gallery.store(), BANK, progress=moving, **APPLY).model
-    wait_until(lambda: not placed()["shard_transfers"])
-    (moved,) = asked
-    where = {shard["shard_id"]: shard["peer_id"] for shard in placed()["remote_shards"]}
-    assert where[moved["shard_id"]] == moved["to_peer_id"]
+    def at_rest(self) -> bool:
+        return not self.found()["shard_transfers"]
+
+    def clean(self) -> None:
+        """Takes out of each shard the points that another one has now."""
+        for node in self._nodes:
+            for shard in self.found(node)["local_shards"]:
+                at = f"{node}/shards/{shard['shard_id']}/cleanup"
+                httpx.post(at, params={"wait": "true"}, timeout=60).raise_for_status()
+
+
+def require_whole(gallery, model) -> None:
     store = gallery.store()
     report = inspect(store, probes=0)
     assert (report.count, report.missing, report.stale) == (len(gallery.ids), 0, 0)
     assert gallery.agreement(store.search(QUERIES, K).ids, model) >= AGREED
+
+
+def test_shards_that_move_to_another_node_during_apply_keep_every_offset(backend, fill, monkeypatch):
+    gallery = fill(shard_number=3, replication_factor=1)
+    monkeypatch.setattr(hubplugin_qdrant.transport, "BATCH", 20)
+    placement, asked = Placement(backend, gallery.name), []
+
+    def moving(what, done, total):
+        if what == "writing offsets" and not asked:
+            found = placement.found()
+            (shard, *_), away = found["local_shards"], found["remote_shards"][0]["peer_id"]
+            asked.append({"shard_id": shard["shard_id"], "from_peer_id": found["peer_id"], "to_peer_id": away})
+            placement.ask(move_shard=asked[0])
+
+    model = apply(gallery.store(), BANK, progress=moving, **APPLY).model
+    wait_until(placement.at_rest)
+    (moved,) = asked
+    assert placement.replicas()[moved["shard_id"]][0] == moved["to_peer_id"]
+    require_whole(gallery, model)
+
+
+def resharding(placement: Placement, old: int) -> Iterator[None]:
+    """Gives a collection of `old` shards one more, step by step, as an operator of the server does."""
+    placement.ask(start_resharding={"direction": "up"})
+    wait_until(lambda: old in placement.replicas())
+    yield
+    to, _ = placement.replicas()[old]
+    for shard in range(old):
+        given, _ = placement.replicas()[shard]
+        way = {"from_peer_id": given, "to_peer_id": to, "shard_id": shard, "to_shard_id": old}
+        placement.ask(replicate_shard={**way, "method": "resharding_stream_records"})
+        yield
+        wait_until(placement.at_rest)
+    placement.ask(finish_migrating_points={"peer_id": to, "shard_id": old})
+    wait_until(lambda: placement.replicas()[old] == (to, "Active"))
+    yield
+    placement.ask(commit_read_hash_ring={})
+    yield
+    placement.ask(commit_write_hash_ring={})
+    yield
+    placement.clean()
+    placement.ask(finish_resharding={})
+    wait_until(lambda: not placement.found().get("resharding_operations"))
+
+
+@pytest.mark.parametrize("storage", ["payload", "vector"])
+def test_a_collection_that_gets_another_shard_during_apply_keeps_every_offset(backend, fill, storage, monkeypatch):
+    backend.require((1, 19), "resharding")  # the oldest where it was seen
+    gallery = fill(shard_number=3, replication_factor=1)
+    monkeypatch.setattr(hubplugin_qdrant.transport, "BATCH", 20)
+    placement = Placement(backend, gallery.name)
+    steps, phases = resharding(placement, 3), []
+
+    def stepping(what, done, total):
+        if what in ("writing offsets", "closing"):
+            next(steps, None)
+            phases.append(what)
+
+    model = hubplugin_qdrant.apply(
+        backend.client(), gallery.name, query_bank=BANK, storage=storage, progress=stepping, **APPLY
+    ).model
+    assert next(steps, "ended") == "ended"
+    assert set(phases) == {"writing offsets", "closing"}
+    assert {shard: state for shard, (_, state) in placement.replicas().items()} == dict.fromkeys(range(4), "Active")
+    require_whole(gallery, model)
 
 
 def test_custom_shard_keys_are_corrected_each_and_together(backend, fill):

@@ -62,6 +62,7 @@ class BinaryCluster(Nodes):
             for number, node in enumerate(self.nodes):
                 settings = {
                     "QDRANT__CLUSTER__ENABLED": "true",
+                    "QDRANT__CLUSTER__RESHARDING_ENABLED": "true",
                     "QDRANT__CLUSTER__P2P__PORT": str(ports[3 * number + 2]),
                 }
                 first = () if number == 0 else ("--bootstrap", among[0])
