@@ -89,7 +89,8 @@ def fill(client: QdrantClient, points: int, dim: int) -> None:
 
 
 def settle(client: QdrantClient) -> None:
-    while client.get_collection(NAME).status != models.CollectionStatus.GREEN:
+    """Waits for the graph. A server that was restarted is grey and builds nothing before somebody writes."""
+    while client.get_collection(NAME).status == models.CollectionStatus.YELLOW:
         time.sleep(0.5)
 
 

@@ -237,6 +237,8 @@ def test_a_client_whose_search_is_not_its_own_is_asked_by_that(name, answer, mon
     with monkeypatch.context() as patched:
         patched.setattr(client, name, lambda **given: "patched")
         assert answer(client) == "patched"
+    assert not sent
+    client, sent = by_rest()  # the other one may keep the method as its own
     with monkeypatch.context() as patched:
         patched.setattr(QdrantClient, name, lambda self, **given: "patched class")
         assert answer(client) == "patched class"
