@@ -22,10 +22,11 @@ def photos(request):
 
 @pytest.fixture
 def as_a_server(monkeypatch):
-    """Local mode, taken for a server, which makes no index."""
+    """Local mode, taken for a server, which makes no index. One thread writes: of two at once it loses one."""
     monkeypatch.setattr("hubplugin_qdrant.plain_client.is_local", lambda client: False)
     monkeypatch.setattr("hubplugin_qdrant.transport.SERVER_SECONDS", 0)
     monkeypatch.setattr("hubplugin_qdrant.transport.BATCH", 50)
+    monkeypatch.setattr("hubplugin_qdrant.transport.WRITERS", 0)
 
 
 def vector_of(photos, row):
