@@ -1,7 +1,7 @@
 """Everything that hubplugin uses of qdrant-client beyond its public interface, in one place.
 
-Each function has a test in tests/qdrant/test_plain_client.py, and pyproject.toml bounds the version of qdrant-client
-above: these names may change in any release.
+Each function has a test in tests/qdrant/test_plain_client.py or test_plain_searches.py, and pyproject.toml bounds the
+version of qdrant-client above: these names may change in any release.
 """
 
 from __future__ import annotations
@@ -216,15 +216,15 @@ def query_points(
 ) -> Any:
     """What `method` of `client` returns for `arguments`, where `request` holds the same search.
 
-    The client looks for documents to embed in each number of a vector, validates it and, by gRPC, converts it. A search
-    of vectors alone holds no documents and is ours, so it goes to the server without that.
+    The client looks for documents to embed in each number of a vector. A search of vectors alone holds none, so it goes
+    past that to the part of the client that speaks to the server; by gRPC as a message, which costs least to make here.
     """
     if not _is_own(client, method) or not _is_of_vectors(request):
         return getattr(client, method)(**arguments)
     prefetches: Any = request.prefetch
     if prefetches and _speaks_grpc(client):
         prefetches = [_message(each) for each in prefetches]
-    sent = arguments | {"query": _of_vector(request.query), "prefetch": prefetches}
+    sent = arguments | {"query": _as_sent(request.query), "prefetch": prefetches}
     return getattr(client._client, method)(**sent)
 
 
@@ -234,7 +234,7 @@ def query_batch_points(
     """What `client.query_batch_points(**arguments, requests=requests)` returns; see `query_points`."""
     if not _is_own(client, "query_batch_points") or not all(map(_is_of_vectors, requests)):
         return client.query_batch_points(**arguments | {"requests": requests})
-    sent: list[Any] = [changed(each, {"query": _of_vector(each.query)}) for each in requests]
+    sent: list[Any] = [changed(each, {"query": _as_sent(each.query)}) for each in requests]
     if _speaks_grpc(client):
         sent = [_whole_message(each, arguments["collection_name"]) for each in sent]
     return client._client.query_batch_points(**arguments | {"requests": sent})
@@ -257,8 +257,8 @@ def _is_of_vectors(request: models.QueryRequest) -> bool:
 _NEAREST = models.NearestQuery.model_construct()
 
 
-def _of_vector(query: Any) -> Any:
-    """`query`, a vector in the form that the client gives it."""
+def _as_sent(query: Any) -> Any:
+    """A vector as the client sends it; any other `query` as it is."""
     return _made(models.NearestQuery, _NEAREST, {"nearest": query}) if is_vector(query) else query
 
 
@@ -267,14 +267,14 @@ def is_vector(query: object) -> bool:
 
 
 def _message(prefetch: Any) -> grpc.PrefetchQuery:
-    """`prefetch`, of a vector."""
+    """`prefetch`, which is for the nearest of a vector, as a message."""
     message = RestToGrpc.convert_prefetch_query(changed(prefetch, {"query": None}))
     message.query.nearest.dense.data.extend(prefetch.query)
     return message
 
 
 def _whole_message(request: models.QueryRequest, collection: str) -> grpc.QueryPoints:
-    """`request`, of vectors."""
+    """`request`, which `_is_of_vectors`, as a message."""
     message = RestToGrpc.convert_query_request(changed(request, {"prefetch": None}), collection)
     message.prefetch.extend([_message(each) for each in request.prefetch or ()])
     return message
