@@ -1,5 +1,5 @@
 # The command line with every store: docker build --tag hubplugin . && docker run --rm hubplugin --help
-# To correct a file of yours: docker run --rm --volume "$PWD:/data" hubplugin apply faiss:photos.faiss --queries bank.npy
+# To correct a file of yours: docker run --rm --volume "$PWD:/data" hubplugin apply faiss:photos.faiss --bank bank.npy
 FROM python:3.12-slim AS build
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./

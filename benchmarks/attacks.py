@@ -13,9 +13,9 @@ from torch.nn.functional import normalize
 import hubplugin
 from benchmarks.tables import EXAMPLES
 from hubplugin import OffsetModel
+from hubplugin.compute import ANSWER_SLACK, MOST_ANSWERS, clusters
 from hubplugin.model import Dot, LogSumExp
-from hubplugin.model.bound import WIDER
-from hubplugin.reductions import ANSWER_SLACK, MOST_ANSWERS, clusters
+from hubplugin.model.offset_model import WIDER
 
 NEAREST, STEPS, STEP, CLUSTERS = 10, 80, 0.01, 10
 
@@ -106,7 +106,7 @@ def _lowered(offsets: torch.Tensor, above: torch.Tensor, tau: float, count: floa
 
 
 def _without_answers(s: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
-    """Similarities [n, m] without the entries that are left out; see `hubplugin.reductions.LeftOut`."""
+    """Similarities [n, m] without the entries that are left out; see `hubplugin.compute.LeftOut`."""
     reached = s >= levels - ANSWER_SLACK
     reached &= reached.float().mean(1, keepdim=True) <= MOST_ANSWERS
     s = s.masked_fill(reached, -torch.inf)

@@ -19,11 +19,11 @@ import numpy as np
 from scipy import stats
 
 from benchmarks.tables import CODE_SEARCH, EXAMPLES, pairs, write_table
+from hubplugin.compute import HoldingCompute, Similarities, dense
 from hubplugin.methods import FitInput
 from hubplugin.methods.blend import Blend
 from hubplugin.metric import Metric
-from hubplugin.reductions import HoldingCompute, Similarities, dense
-from hubplugin.selection import choose
+from hubplugin.trial import choose
 from hubplugin.vectors import as_vectors
 
 SHARED = CODE_SEARCH.parent

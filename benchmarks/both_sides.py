@@ -20,11 +20,12 @@ import torch
 
 from benchmarks.bank_settings import Family, Setting, few_hot, package_log, popular, wordings_log
 from benchmarks.tables import SHARED, markdown, write_table
+from hubplugin.bank import Banks
+from hubplugin.compute import Compute
 from hubplugin.methods import FitInput, Method, configure
 from hubplugin.metric import Metric
-from hubplugin.reductions import Compute
-from hubplugin.selection import Banks, Experiment
-from hubplugin.selection.sides import both_sides
+from hubplugin.trial import Experiment
+from hubplugin.trial.guard import both_sides
 
 METHODS = (configure("dbsn", tau=0.05), configure("blend"))
 HEAD = ["log", "method", "side", "truth", "from the bank alone", "tried on", "with clicks", "tried on"]

@@ -21,10 +21,9 @@ import numpy as np
 from benchmarks.bank_settings import further, seventeen
 from benchmarks.tables import EXAMPLES, SHARED, markdown
 from hubplugin import Metric
-from hubplugin.jobs.evidence import DEEP, findings
-from hubplugin.reductions import Compute
-from hubplugin.search import TopK, search
-from hubplugin.selection import Banks
+from hubplugin.bank import Banks
+from hubplugin.compute import Compute, TopK, search
+from hubplugin.jobs.diagnose import DEEP, findings
 
 CAUSES = ("another model", "prefix or shift", "copies", "collapsed space", "lengths")
 

@@ -20,7 +20,7 @@ import typer
 
 import hubplugin
 from benchmarks.tables import CODE_SEARCH, EXAMPLES, peak
-from hubplugin.reductions import CACHE_BYTES
+from hubplugin.compute import CACHE_BYTES
 
 TAU = 0.05
 

@@ -23,10 +23,11 @@ import numpy as np
 
 from benchmarks.banks import Case, cases
 from benchmarks.tables import write_table
+from hubplugin.bank import Banks
+from hubplugin.compute import HoldingCompute
 from hubplugin.methods import FitInput, Method, configure
 from hubplugin.metric import Metric
-from hubplugin.reductions import HoldingCompute
-from hubplugin.selection import Banks, Experiment, judge_by
+from hubplugin.trial import Experiment, judge_by
 from hubplugin.vectors import as_vectors
 
 HARM, GAIN = -0.5, 2.0

@@ -27,15 +27,14 @@ import qdrant_edge as edge
 from qdrant_client import QdrantClient, models
 
 from hubplugin import fit
-from hubplugin.jobs.spooled_gallery import SpooledGallery
-from hubplugin.jobs.writing import written
+from hubplugin.compute import Compute
+from hubplugin.jobs.write import SpooledGallery, written
 from hubplugin.model import OffsetModel
-from hubplugin.reductions import Compute
 from hubplugin.store import Store
 from hubplugin_qdrant import QdrantStore
 from hubplugin_qdrant.edge import EdgeStore
+from hubplugin_qdrant.offsets_in_writes import set_offsets
 from hubplugin_qdrant.plain_client import scrolling, update_vectors
-from hubplugin_qdrant.requests.offsets_in_writes import set_offsets
 from hubplugin_qdrant.schema import Storage
 from hubplugin_qdrant.transport import BATCH, WRITERS
 
@@ -92,7 +91,7 @@ def collection(
             update_vectors(client, NAME, "bare", rows)
         else:
             operations: list[models.UpdateOperation] = [
-                set_offsets(record.id, {"v0": 0.5}, key="bare") for record in records
+                set_offsets(record.id, {"v0": 0.5}, "bare") for record in records
             ]
             client.batch_update_points(NAME, operations, wait=True)
 

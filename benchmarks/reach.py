@@ -1,4 +1,4 @@
-"""How far the offsets of each method reach, on every kind of bank: sets the limit of `hubplugin.jobs.reach`.
+"""How far the offsets of each method reach, on every kind of bank: sets the limit of `hubplugin.jobs.correct`.
 
     python -m benchmarks.reach [--data FOLDER]
 
@@ -16,8 +16,8 @@ import numpy as np
 import hubplugin
 from benchmarks.bank_settings import further, seventeen
 from benchmarks.tables import SHARED, markdown
-from hubplugin.jobs.reach import reach
-from hubplugin.reductions import Compute
+from hubplugin.compute import Compute
+from hubplugin.jobs.correct import reach
 from hubplugin.vectors import as_vectors
 
 METHODS = [("blend", {}), ("dbsn", {"tau": 0.05}), ("is", {"tau": 0.02}), ("nnn", {})]

@@ -30,7 +30,7 @@ import hubplugin
 import hubplugin_faiss
 from benchmarks.faiss_types import TYPES, built, exact, load, set_search
 from benchmarks.tables import CODE_SEARCH, EXAMPLES, RESULTS, ROOT, machine, markdown, write_table
-from hubplugin.jobs.writing import write
+from hubplugin.jobs.write import write
 from hubplugin.metric import Metric, augment_queries, augment_targets
 from hubplugin_qdrant.edge import EdgeStore
 

@@ -1,6 +1,6 @@
 """Fits on a cluster: the gallery lies in parts that no process reads as a whole.
 
-    pip install 'hubplugin[cluster]'
+    pip install '.[cluster]'
     python examples/cluster_fit.py            # starts a cluster of two workers on this machine
     python examples/cluster_fit.py tcp://scheduler:8786 's3://bucket/parts/*.npy' bank.npy
 

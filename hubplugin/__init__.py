@@ -10,33 +10,31 @@ from hubplugin._version import __version__
 if TYPE_CHECKING:
     from hubplugin.errors import CorrectionRefused, HubpluginError, InputError, ModelFileError, StoreError
     from hubplugin.evaluation.evaluate import evaluate
-    from hubplugin.evaluation.export import Evaluation
     from hubplugin.evaluation.in_store import evaluate_store
+    from hubplugin.evaluation.report import Evaluation
     from hubplugin.fitting import fit
-    from hubplugin.jobs.correction import apply
-    from hubplugin.jobs.diagnosis import Diagnosis, diagnose
-    from hubplugin.jobs.inspection import inspect
-    from hubplugin.jobs.monitoring import monitor
-    from hubplugin.jobs.refitting import refit
+    from hubplugin.jobs.correct import apply, refit
+    from hubplugin.jobs.diagnose import Diagnosis, diagnose
+    from hubplugin.jobs.health import inspect, monitor
     from hubplugin.jobs.versions import rollback
-    from hubplugin.jobs.writing import refresh
+    from hubplugin.jobs.write import refresh
     from hubplugin.methods import METHODS
     from hubplugin.metric import Metric
     from hubplugin.model import OffsetModel, load
     from hubplugin.query_dependent import Reranker, fit_rule
     from hubplugin.recording import Recorder
     from hubplugin.registry import open_store
-    from hubplugin.selection import Choice, Judgement, check, choose, judge
+    from hubplugin.trial import Choice, Judgement, check, choose, judge
 
 # Looked up on first use, so that `import hubplugin` costs milliseconds and imports no torch.
 _HOMES = {
-    "Choice": "selection",
+    "Choice": "trial",
     "CorrectionRefused": "errors",
-    "Diagnosis": "jobs.diagnosis",
-    "Evaluation": "evaluation.export",
+    "Diagnosis": "jobs.diagnose",
+    "Evaluation": "evaluation.report",
     "HubpluginError": "errors",
     "InputError": "errors",
-    "Judgement": "selection",
+    "Judgement": "trial",
     "METHODS": "methods",
     "Metric": "metric",
     "ModelFileError": "errors",
@@ -44,21 +42,21 @@ _HOMES = {
     "Recorder": "recording",
     "Reranker": "query_dependent",
     "StoreError": "errors",
-    "apply": "jobs.correction",
-    "check": "selection",
-    "choose": "selection",
-    "diagnose": "jobs.diagnosis",
+    "apply": "jobs.correct",
+    "check": "trial",
+    "choose": "trial",
+    "diagnose": "jobs.diagnose",
     "evaluate": "evaluation.evaluate",
     "evaluate_store": "evaluation.in_store",
     "fit": "fitting",
     "fit_rule": "query_dependent",
-    "inspect": "jobs.inspection",
-    "judge": "selection",
+    "inspect": "jobs.health",
+    "judge": "trial",
     "load": "model",
-    "monitor": "jobs.monitoring",
+    "monitor": "jobs.health",
     "open_store": "registry",
-    "refit": "jobs.refitting",
-    "refresh": "jobs.writing",
+    "refit": "jobs.correct",
+    "refresh": "jobs.write",
     "rollback": "jobs.versions",
 }
 

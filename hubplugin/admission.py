@@ -9,10 +9,10 @@ from typing import Literal
 
 import numpy as np
 
+from hubplugin.compute import Compute, count_reaching
 from hubplugin.errors import InputError
 from hubplugin.methods.robust import floor_of
 from hubplugin.model import Dot, OffsetModel
-from hubplugin.reductions import Compute, count_reaching
 from hubplugin.vectors import as_vectors
 
 logger = logging.getLogger(__name__)
@@ -75,9 +75,9 @@ class Admission:
         targets, gallery = as_vectors(vectors, "newcomers"), model.gallery
         plain = model.raw_offsets(targets, compute) - model.centre
         found = {}
-        for row in np.flatnonzero(plain > gallery.cap).tolist():
+        for row in np.flatnonzero(plain > gallery.largest + gallery.rounding).tolist():
             found[row] = "it lies farther from the bank than all targets of the gallery"
-        for row in np.flatnonzero(plain < gallery.smallest - (gallery.cap - gallery.largest)).tolist():
+        for row in np.flatnonzero(plain < gallery.smallest - gallery.rounding).tolist():
             found[row] = f"its penalty {-plain[row]:.4f} is beyond the largest of the gallery, {-gallery.smallest:.4f}"
         if model.bound is not None and not isinstance(model.terms[0], Dot):
             similarities, m = compute.similarities(model.terms[0].bank, model.metric), len(model.bound.levels)

@@ -20,6 +20,12 @@ class Parameter:
         return f"{self.name}=" if self.value is None else f"{self.name}={self.value!r}"
 
 
+def install(extra: str) -> str:
+    """What to do where the packages of an `extra` are missing. hubplugin is on no package index: `pip install
+    'hubplugin[extra]'` would find nothing, or something else of that name."""
+    return f"in a clone of hubplugin: pip install '.[{extra}]'"
+
+
 class HubpluginError(Exception):
     """Any error that hubplugin raises on purpose.
 

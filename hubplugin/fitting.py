@@ -8,15 +8,15 @@ from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from typing import cast
 
-from hubplugin.cluster import ShardedGallery, Workspace, require_executor
+from hubplugin.bank import Banks, Embed, Pairs, vectors_of
+from hubplugin.cluster import ShardedGallery, Workspace
+from hubplugin.compute import Compute, Precision
 from hubplugin.errors import InputError, Parameter
 from hubplugin.methods import FitInput, asked_for
 from hubplugin.methods.robust import bounded
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
-from hubplugin.reductions import Compute, Precision
-from hubplugin.selection import Banks, Experiment, Pairs, choose_by
-from hubplugin.texts import Embed, vectors_of
+from hubplugin.trial import Experiment, choose_by
 from hubplugin.vectors import GalleryLike, Progress, VectorLike, shards_of
 
 
@@ -50,7 +50,7 @@ def fit(
     device: "auto" is cuda, then mps, then cpu. memory: bounds the similarities held at one time;
         a Sinkhorn fit that finds room for m x n in float16 takes the time of one product, else of `iterations`.
     progress: called as progress(what, done, total).
-    pairs: for auto, which target belongs to each bank query, see `hubplugin.selection.Pairs`: of the target bank, or,
+    pairs: for auto, which target belongs to each bank query, see `hubplugin.trial.Pairs`: of the target bank, or,
         without one, of the gallery, as clicks say.
 
     precision: "float32", within 1e-5 of exact arithmetic (or of 1e-4 of the temperature, where that is more), or
@@ -93,3 +93,11 @@ def fit(
             )
         model = configuration.fit(given)
         return bounded(model, given) if robust else model
+
+
+def require_executor(executor: object, shards: int | None, workspace: object) -> bool:
+    """Whether there is an executor; raises InputError for arguments that say nothing without one."""
+    if executor is None and (shards is not None or workspace is not None):
+        name = "workspace" if shards is None else "shards"
+        raise InputError(Parameter(name), " is for the workers of an executor: pass ", Parameter("executor"), ", too")
+    return executor is not None

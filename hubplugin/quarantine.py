@@ -52,13 +52,14 @@ class Quarantine(BaseModel):
         return self.model_copy(update={"events": (*self.events, *added)})
 
 
-def parse(content: str, where: str) -> Quarantine:
-    """The list in `content`. Raises StoreError, which calls its place `where`, if it is damaged."""
+def parse(content: str | bytes, where: str) -> Quarantine:
+    """The list in `content`, JSON. Raises StoreError, which calls its place `where`, if it is damaged."""
     try:
         return Quarantine.model_validate_json(content)
     except ValidationError as error:
         first = ".".join(map(str, error.errors()[0]["loc"]))
-        raise StoreError(f"the quarantine list in {where} is damaged at {first!r}; put it right by hand") from None
+        place = f"at {first!r}" if first else "and is no JSON"
+        raise StoreError(f"the quarantine list in {where} is damaged {place}; put it right by hand") from None
 
 
 def _one_line(text: str) -> str:

@@ -18,7 +18,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 from urllib.parse import urlsplit
 
-from hubplugin.errors import HubpluginError, StoreError
+from hubplugin.errors import HubpluginError, StoreError, install
 from hubplugin.store import Store
 
 GROUP = "hubplugin.adapters"
@@ -73,7 +73,7 @@ def open_store(url: str) -> Store:
     except HubpluginError:
         raise
     except ModuleNotFoundError as error:
-        raise StoreError(f"{scheme}: needs a package that is missing ({error}); pip install 'hubplugin[all]'") from None
+        raise StoreError(f"{scheme}: needs a package that is missing ({error}); {install('all')}") from None
     try:
         return opener(url)
     except HubpluginError:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 import numpy as np
 
-from hubplugin.errors import EmptyInput, StoreError
+from hubplugin.errors import StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting, Value
-from hubplugin.quarantine import Quarantine
 from hubplugin.recording import Recorded, read
-from hubplugin.vectors import Progress, Shard, Vectors, spool
+from hubplugin.vectors import Progress
 
 Id: TypeAlias = int | str
 
@@ -28,7 +27,8 @@ class Batch:
     """Some targets of a store: `ids`, `vectors` [b, d] float32, and the `offsets` [b] float32 stored with them
     under the active correction, NaN where there is none. `foreign` of them carry something else where offsets lie,
     which no correction of this store has written. `place` is the store's own, which it wants back with what is
-    written. `groups`: the value by which each target is grouped, None where it has none; see `Store.scan`."""
+    written. `groups`: the value by which each target is grouped, None where it has none; see `Store.scan`.
+    `rounding` [b]: by how much each of `offsets` may differ from what was written, None where float32 keeps them."""
 
     ids: Sequence[Id]
     vectors: np.ndarray
@@ -36,12 +36,16 @@ class Batch:
     place: Id | None = None
     foreign: int = 0
     groups: Sequence[Value] | None = None
+    rounding: np.ndarray | None = None
 
     def some(self, rows: np.ndarray) -> Batch:
         """The targets of the row numbers `rows`."""
         ids = [self.ids[row] for row in rows.tolist()]
         groups = None if self.groups is None else [self.groups[row] for row in rows.tolist()]
-        return replace(self, ids=ids, vectors=self.vectors[rows], offsets=self.offsets[rows], groups=groups)
+        rounding = None if self.rounding is None else self.rounding[rows]
+        return replace(
+            self, ids=ids, vectors=self.vectors[rows], offsets=self.offsets[rows], groups=groups, rounding=rounding
+        )
 
 
 @dataclass(frozen=True)
@@ -99,42 +103,6 @@ def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """How another client asks what `Store.search` asks: `text` for people, and the `request` as plain JSON."""
-
-    text: str
-    request: Mapping[str, object] = field(default_factory=dict)
-
-
-class StoreShard(Shard):
-    """A part of a store, such as a range of ids, as other machines read it. No two parts share a target, and all parts
-    together have every target, also one that comes later."""
-
-    @abstractmethod
-    def scan(self) -> Iterator[Batch]:
-        """Its targets, as `Store.scan` has them."""
-
-    def vectors(self) -> Vectors | None:
-        try:
-            return spool((batch.vectors for batch in self.scan()), self.name)
-        except EmptyInput:
-            return None
-
-
-class Share(ABC):
-    """A `Writing` that its coordinator has begun, for other machines to take part in: a small value that travels.
-
-    key: the same whenever the same model is written to the same store.
-    """
-
-    key: str
-
-    @abstractmethod
-    def joined(self, shard: StoreShard) -> tuple[Store, Writing, OffsetModel]:
-        """The store, the writing of `shard` alone, which is not to be activated, and its model."""
-
-
 class Writing(ABC):
     """The offsets of one model on their way into a store. `Store.begin` returns it, and a `with` ends it:
 
@@ -167,14 +135,10 @@ class Writing(ABC):
 
     @abstractmethod
     def activate(self) -> None:
-        """Makes this version the one that searches use, in one step. The one before is kept; see `Store.return_to`."""
+        """Makes this version the one that searches use, in one step; a `Versioned` store keeps the one before."""
 
     def settle(self) -> None:  # noqa: B027
         """Waits until all that was written is there."""
-
-    def share(self) -> Share:
-        """What lets other machines write. Raises StoreError where they cannot."""
-        raise StoreError("this store is written by one process")
 
     def close(self) -> None:  # noqa: B027
         """Releases what was held. What is half-written stays for the next run to go on with."""
@@ -190,7 +154,7 @@ class Store(ABC):
     """One gallery of vectors in somebody's store, and the offsets that lie with it.
 
     `url` is what errors call it, `metric` and `dim` are those of its vectors. Methods raise StoreError, one line. Only
-    `remove`, `return_to`, `prune`, `switch`, `write_quarantine` and a `Writing` change anything.
+    `remove` and a `Writing` change anything. What else an adapter may offer is in `hubplugin.abilities`.
     """
 
     url: str
@@ -210,17 +174,8 @@ class Store(ABC):
     record: Path | None = None
     """The folder in which a `hubplugin.Recorder` keeps queries to this store; None where nobody has said which."""
 
-    def recorded(self, since: float | None = None) -> Recorded | None:
-        """The queries recorded of this store, a bank of its dimensions; None if there are none.
-
-        since: only those that were asked after that moment, in Unix seconds.
-        """
-        return None if self.record is None else read(self.record, self.dim, since)
-
-    def how_to_record(self) -> str:
-        """What to do so that `recorded` finds queries."""
-        folder = "FOLDER" if self.record is None else str(self.record)
-        return f"hubplugin.Recorder({folder!r}).add(queries) beside each search"
+    how_to_record: str = "hubplugin.Recorder(FOLDER).add(queries) beside each search"
+    """What to do so that there are recorded queries."""
 
     @abstractmethod
     def count(self) -> int:
@@ -243,16 +198,6 @@ class Store(ABC):
         for batch in self.scan():
             yield batch.some(np.flatnonzero(rng.random(len(batch.ids)) < share))
 
-    def shards(self, count: int | None) -> Sequence[StoreShard]:
-        """About `count` parts that other machines can read; by default as many as have 250,000 targets each. Raises
-        StoreError where they cannot."""
-        raise StoreError(f"{self.url}: other machines cannot read it in parts")
-
-    def require_ungrouped(self, group_by: str | None) -> None:
-        """Raises StoreError if targets that have nothing but a vector are to be grouped."""
-        if group_by is not None:
-            raise StoreError(f"{self.url}: its targets have nothing to be grouped by")
-
     @abstractmethod
     def correction(self) -> Correction | None:
         """The correction that lies in the store, active or half-written; None if there is none."""
@@ -264,22 +209,6 @@ class Store(ABC):
         If this very model is half-written, goes on with that; if it is active, amends it in place. Otherwise starts a
         new version. progress: told of what takes long before, such as removing what an earlier run has left.
         """
-
-    @abstractmethod
-    def versions(self) -> Sequence[StoredVersion]:
-        """The versions that lie in the store, in the order of their numbers."""
-
-    @abstractmethod
-    def return_to(self, number: int) -> None:
-        """Makes the kept version `number` the active one, in one step, and keeps the one that was.
-
-        Its offsets are those that were written for it. Those of targets that came or changed since may be missing or
-        stale, which `refresh` mends.
-        """
-
-    @abstractmethod
-    def prune(self, keep: int, progress: Progress | None = None) -> None:
-        """Deletes the kept versions but for the `keep` that were active last."""
 
     def notes(self) -> Sequence[str]:
         """What the store has to add to an inspection, a line each: where and how the correction lies in it."""
@@ -293,43 +222,20 @@ class Store(ABC):
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         """The k nearest of each query [m, d] by the store's own search, corrected if a correction is active."""
 
-    def explain(self, asked: np.ndarray | Id, k: int = 10) -> Explanation:
-        """How a client that knows nothing of hubplugin asks for the k nearest of `asked`, a vector [d] or the id of a
-        target. Raises StoreError where no correction is active, or the adapter has nothing to say."""
-        raise StoreError(f"{self.url}: its adapter does not say how other clients ask for the corrected ranking")
-
-    def quarantined(self) -> Quarantine:
-        """The targets that must not be found, and who decided so; none where a store keeps no such list."""
-        return Quarantine()
-
-    def write_quarantine(self, quarantine: Quarantine) -> None:
-        """Puts `quarantine` in the place of the list before, in one step; offsets are the next refresh's to write.
-        Raises StoreError where a store keeps no such list."""
-        raise StoreError(f"{self.url} keeps no quarantine list; remove the vectors instead")
-
-    def switch(self, on: bool, *, dry_run: bool = False) -> None:
-        """Switches the correction off, so that every client searches raw, or on again; what is stored stays. `search`
-        goes on corrected. dry_run: changes nothing. Raises StoreError where those who search read no switch, or there
-        is no correction."""
-        raise StoreError(
-            f"{self.url}: whoever searches it reads no switch; keep the store as it was beside the corrected one, or "
-            "take the correction out: hubplugin remove"
-        )
-
-    def filtered(self, condition: str) -> Store:
-        """This store, whose searches return only targets that meet `condition`, in its own language.
-
-        Raises StoreError for a store that searches without filters, InputError for a condition that it cannot read.
-        """
-        raise StoreError(f"{self.url}: its searches take no filter")
-
-    def named(self, ids: Sequence[Id], key: str) -> list[str | None]:
-        """What lies under `key` with each of the targets `ids`, as text; None where there is nothing.
-
-        Raises StoreError for a store whose targets have nothing but a vector.
-        """
-        raise StoreError(f"{self.url}: its targets have nothing but a vector; name them by a file")
-
     @abstractmethod
     def remove(self, progress: Progress | None = None) -> None:
         """Takes the correction out; the store is as if it had never been there. Nothing happens without one."""
+
+
+def require_ungrouped(store: Store, group_by: str | None) -> None:
+    """Raises StoreError if targets of `store` that have nothing but a vector are to be grouped."""
+    if group_by is not None:
+        raise StoreError(f"{store.url}: its targets have nothing to be grouped by")
+
+
+def recorded_of(store: Store, since: float | None = None) -> Recorded | None:
+    """The queries recorded of `store`, a bank of its dimensions; None if there are none.
+
+    since: only those that were asked after that moment, in Unix seconds.
+    """
+    return None if store.record is None else read(store.record, store.dim, since)

@@ -8,15 +8,16 @@ from multiprocessing.connection import Connection
 
 import hubplugin_qdrant.edge.shard
 import hubplugin_qdrant.transport
-from hubplugin.jobs.correction import apply
+from hubplugin.jobs.correct import apply
 from hubplugin.registry import open_store
 from integration_tests.galleries import APPLY, BANK, OTHER_BANK
 
 BANKS = (BANK, OTHER_BANK)
 
 
-def run(url: str, bank: int, begun: Connection) -> None:
+def run(url: str, bank: int, environment: dict[str, str], begun: Connection) -> None:
     """Applies BANKS[bank] to the store at `url`, in batches so small that a kill mostly falls between two."""
+    os.environ.update(environment)
     hubplugin_qdrant.transport.BATCH = hubplugin_qdrant.edge.shard.BATCH = 10
     begun.send(None)
     apply(open_store(url), BANKS[bank], **APPLY)
@@ -24,11 +25,12 @@ def run(url: str, bank: int, begun: Connection) -> None:
 
 
 def start(url: str, bank: int) -> multiprocessing.process.BaseProcess:
-    """The process, which has begun."""
+    """The process, which has begun. It is given the api key: a fork server has the environment of its own start."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     here, there = context.Pipe(duplex=False)
-    process = context.Process(target=run, args=(url, bank, there))
+    environment = {name: os.environ[name] for name in ("QDRANT_API_KEY",) if name in os.environ}
+    process = context.Process(target=run, args=(url, bank, environment, there))
     process.start()
     there.close()
     here.recv()

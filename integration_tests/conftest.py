@@ -96,6 +96,14 @@ def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield running
 
 
+@pytest.fixture(autouse=True)
+def api_key(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key of the backend, if it asks for one, is where a user has it: all that opens a URL takes it from there."""
+    monkeypatch.delenv("QDRANT_API_KEY", raising=False)
+    if "backend" in request.fixturenames and (key := request.getfixturevalue("backend").api_key()):
+        monkeypatch.setenv("QDRANT_API_KEY", key)
+
+
 @pytest.fixture
 def fill(backend: Backend) -> Iterator[Callable[..., Gallery]]:
     """Makes galleries in the backend that are gone when the scenario ends."""

@@ -83,8 +83,8 @@ class Gallery(ABC):
     vectors: np.ndarray
 
     @abstractmethod
-    def store(self) -> Store:
-        """It, as hubplugin's own store."""
+    def store(self, storage: Any = "auto") -> Store:
+        """It, as hubplugin's own store, which keeps a new correction as `storage`."""
 
     @abstractmethod
     def insert(self, ids: list[int | str], vectors: np.ndarray) -> None:
@@ -168,7 +168,7 @@ class Collection(Gallery):
         ]
         self.client.upload_points(name, rows_of_points, batch_size=PAGE, wait=True)
         if graph:
-            wait_until(self.indexed, seconds=120)
+            wait_until(self.indexed)
 
     def _vector(self, vector: np.ndarray, sparse: bool = False) -> Any:
         dense = vector.tolist()
@@ -183,8 +183,8 @@ class Collection(Gallery):
         info = self.client.get_collection(self.name)
         return info.status == models.CollectionStatus.GREEN and (info.indexed_vectors_count or 0) > len(self.ids) / 2
 
-    def store(self) -> Store:
-        return QdrantStore(self.client, self.name, self.using)
+    def store(self, storage: Any = "auto") -> Store:
+        return QdrantStore(self.client, self.name, self.using, storage)
 
     def insert(self, ids: list[int | str], vectors: np.ndarray) -> None:
         points = [
@@ -249,7 +249,7 @@ class Shard(Gallery):
         ]
         self.shard.update(edge.UpdateOperation.upsert_points(points))
 
-    def store(self) -> Store:
+    def store(self, storage: Any = "auto") -> Store:
         return EdgeStore(self.shard, self.path, self.using)
 
     def insert(self, ids: list[int | str], vectors: np.ndarray) -> None:

@@ -7,9 +7,10 @@ import shutil
 import socket
 import ssl
 import subprocess
+import threading
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -101,7 +102,13 @@ class Executable:
             self._running = subprocess.Popen(
                 self._command, cwd=self._folder, env=os.environ | settings, stdout=log, stderr=subprocess.STDOUT
             )
-        wait_until(self.address.ready)
+        wait_until(self._answers)
+
+    def _answers(self) -> bool:
+        assert self._running is not None
+        if self._running.poll() is not None:
+            raise RuntimeError(f"qdrant ended with status {self._running.returncode}: see {self._folder / 'log'}")
+        return self.address.ready()
 
     def stop(self) -> None:
         if self._running is not None:
@@ -112,6 +119,45 @@ class Executable:
                 self._running.kill()
                 self._running.wait()
             self._running = None
+
+
+class Stalling:
+    """Ports of this machine that lead to `others`, the ports of a server here, and can be made to pass nothing on."""
+
+    def __init__(self, *others: int):
+        self._passing = threading.Event()
+        self._passing.set()
+        self._listening = [socket.create_server(("127.0.0.1", 0)) for _ in others]
+        self.ports = [each.getsockname()[1] for each in self._listening]
+        for listening, other in zip(self._listening, others, strict=True):
+            threading.Thread(target=self._accept, args=(listening, other), daemon=True).start()
+
+    @contextmanager
+    def stalled(self) -> Iterator[None]:
+        """In here nothing arrives; afterwards it does."""
+        self._passing.clear()
+        try:
+            yield
+        finally:
+            self._passing.set()
+
+    def close(self) -> None:
+        for each in self._listening:
+            each.close()
+
+    def _accept(self, listening: socket.socket, other: int) -> None:
+        with suppress(OSError):  # closed
+            while True:
+                client, _ = listening.accept()
+                server = socket.create_connection(("127.0.0.1", other))
+                for ends in ((client, server), (server, client)):
+                    threading.Thread(target=self._pass, args=ends, daemon=True).start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError), source, sink:
+            while content := source.recv(1 << 16):
+                self._passing.wait()
+                sink.sendall(content)
 
 
 class Compose:
@@ -164,7 +210,7 @@ class Compose:
     def started(self) -> Iterator[Compose]:
         clean_up = ["down --volumes --remove-orphans --timeout 5"]
         with get_docker_services(self._command, self._file, self._project, [], clean_up):
-            self.run("up --detach --wait --wait-timeout 180")  # in here, so that a failure is cleaned up, too
+            self.run("up --detach --wait --wait-timeout 600")  # in here, so that a failure is cleaned up, too
             yield self
 
     def run(self, subcommand: str) -> None:

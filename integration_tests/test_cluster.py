@@ -11,8 +11,8 @@ from qdrant_client import models
 
 import hubplugin_qdrant
 import hubplugin_qdrant.transport
-from hubplugin.jobs.correction import apply
-from hubplugin.jobs.inspection import inspect
+from hubplugin.jobs.correct import apply
+from hubplugin.jobs.health import inspect
 from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, TARGETS, K
 from integration_tests.waiting import wait_until
 

@@ -9,13 +9,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from qdrant_client import QdrantClient, models
 
 import hubplugin
 import hubplugin_qdrant
 from hubplugin_qdrant import HubQdrantClient
 from integration_tests.backends import Server
 from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, TARGETS, K
-from integration_tests.servers import Address, free_ports
+from integration_tests.servers import Address, Stalling, free_ports
+from integration_tests.waiting import wait_until
 
 
 class There(Server):
@@ -29,7 +31,7 @@ def corrected_by_command(gallery, tmp_path, **environment):
     """Corrects `gallery` by the command line, in a process that knows its URL and `environment`."""
     np.save(tmp_path / "bank.npy", BANK)
     command = [sys.executable, "-c", "from hubplugin.cli import main; main()", "apply", gallery.url]
-    options = ["--queries", str(tmp_path / "bank.npy"), "--method", "dbsn", "--set", "tau=0.05"]
+    options = ["--bank", str(tmp_path / "bank.npy"), "--method", "dbsn", "--set", "tau=0.05"]
     kept = {name: value for name, value in os.environ.items() if name != "QDRANT_API_KEY"}
     return subprocess.run([*command, *options], env=kept | environment, capture_output=True, text=True)
 
@@ -54,6 +56,44 @@ def test_both_transports_apply_search_and_remove(backend, gallery, prefer_grpc):
     assert all("hub_offset" not in beside for _, beside in gallery.content().values())
 
 
+@pytest.mark.needs("grpc")
+def test_a_server_that_stops_answering_is_the_clients_own_error_for_that_time(backend, fill, storage):
+    gallery = fill(using="code")
+    given = {"using": "code", "storage": storage}
+    model = hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **given, **APPLY).model
+    between = Stalling(backend.address.http, backend.address.grpc)
+    ports = dict(zip(("port", "grpc_port"), between.ports, strict=True))
+    options = backend.address.options() | {"host": "127.0.0.1", "timeout": 2} | ports
+    plain, hub = QdrantClient(**options), HubQdrantClient(**options)
+
+    def found():
+        return [hub.query_points(gallery.name, query, "code", limit=K).points for query in QUERIES]
+
+    def refused(call):
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever it is
+            call()
+        return type(caught.value)
+
+    point = models.PointStruct(id=gallery.ids[0], vector={"code": TARGETS[0].tolist()})
+    assert gallery.agreement([[point.id for point in points] for points in found()], model) >= AGREED
+    with between.stalled():
+        expected = refused(lambda: plain.query_points(gallery.name, QUERIES[0], "code"))
+        assert refused(lambda: hub.query_points(gallery.name, QUERIES[0], "code")) is expected
+        assert refused(lambda: hub.upsert(gallery.name, [point])) is expected
+    wait_until(lambda: _answers(hub, gallery))
+    assert gallery.agreement([[point.id for point in points] for points in found()], model) >= AGREED
+    report = hubplugin_qdrant.inspect(backend.client(), gallery.name, using="code", probes=0)
+    assert (report.missing, report.stale) == (0, 0)
+    between.close()
+
+
+def _answers(hub, gallery):
+    try:
+        return bool(hub.query_points(gallery.name, QUERIES[0], "code").points)
+    except Exception:
+        return False
+
+
 @pytest.mark.needs("keyed")
 def test_an_api_key_comes_from_the_environment_and_a_wrong_one_is_one_line(backend, tmp_path):
     address = backend.keyed()
@@ -61,7 +101,7 @@ def test_an_api_key_comes_from_the_environment_and_a_wrong_one_is_one_line(backe
     try:
         wrong = corrected_by_command(gallery, tmp_path, QDRANT_API_KEY="wrong-key-of-a-user")
         assert wrong.returncode == 1
-        assert "the api key may not do this" in last_line(wrong)
+        assert "the api key is missing, wrong or expired" in last_line(wrong)
         assert "wrong-key-of-a-user" not in wrong.stderr + wrong.stdout
         right = corrected_by_command(gallery, tmp_path, QDRANT_API_KEY=address.api_key)
         assert right.returncode == 0, right.stderr

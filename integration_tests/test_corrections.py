@@ -9,9 +9,9 @@ import pytest
 
 import hubplugin_qdrant.edge.shard
 import hubplugin_qdrant.transport
-from hubplugin.jobs.correction import apply
-from hubplugin.jobs.inspection import inspect
-from hubplugin.jobs.writing import refresh
+from hubplugin.jobs.correct import apply
+from hubplugin.jobs.health import inspect
+from hubplugin.jobs.write import refresh
 from hubplugin.measures.hubness import skewness
 from hubplugin_qdrant import cached_manifest
 from integration_tests.galleries import (

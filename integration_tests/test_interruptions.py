@@ -8,15 +8,17 @@ import time
 from dataclasses import replace
 
 import httpx
+import numpy as np
 import pytest
+from qdrant_client import models
 
 import hubplugin_qdrant
 import hubplugin_qdrant.transport
-from hubplugin.jobs.correction import apply
-from hubplugin.jobs.inspection import inspect
+from hubplugin.jobs.correct import apply
+from hubplugin.jobs.health import inspect
 from hubplugin_qdrant import HubQdrantClient
 from integration_tests import applying
-from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, K, assert_same
+from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, TARGETS, K, assert_same, payload
 
 
 @pytest.mark.needs("processes")
@@ -64,6 +66,94 @@ def _settled(store):
             return after, answers
 
 
+class Stranger:
+    """Another program that writes to a gallery past hubplugin, in a thread, and remembers what must be there: by id the
+    vector and the payload that it wrote last. `step` is one write of it, which was done when it returns."""
+
+    def __init__(self, client, gallery):
+        self._client, self._gallery, self._random = client, gallery, random.Random(7)
+        self.expected = {
+            key: (vector, payload(row))
+            for row, (key, vector) in enumerate(zip(gallery.ids, gallery.vectors, strict=True))
+        }
+        self._stop, self._failed = threading.Event(), []
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error):
+        self._stop.set()
+        self._thread.join()
+        if self._failed and error == (None, None, None):
+            raise self._failed[0]
+
+    def _run(self):
+        try:
+            while not self._stop.is_set():
+                self.step()
+        except Exception as error:
+            self._failed.append(error)
+
+    def step(self):
+        chosen, fresh = self._random.choice(list(self.expected)), 1_000_000 + len(self.expected)
+        vector = np.float32(TARGETS[self._random.randrange(len(TARGETS))] + 0.05 * TARGETS[self._random.randrange(60)])
+        given = {"collection_name": self._gallery.name, "wait": True}
+        named = {self._gallery.using: vector.tolist()}
+        kind = self._random.choice(["new", "another", "vector", "payload", "overwrite", "delete"])
+        if kind in ("new", "another"):
+            key, beside = fresh if kind == "new" else chosen, {"row": self._random.randrange(100)}
+            self._client.upsert(points=[models.PointStruct(id=key, vector=named, payload=beside)], **given)
+            self.expected[key] = (vector, beside)
+        elif kind == "vector":
+            self._client.update_vectors(points=[models.PointVectors(id=chosen, vector=named)], **given)
+            self.expected[chosen] = (vector, self.expected[chosen][1])
+        elif kind == "payload":
+            self._client.set_payload(payload={"seen": True}, points=[chosen], **given)
+            self.expected[chosen] = (self.expected[chosen][0], self.expected[chosen][1] | {"seen": True})
+        elif kind == "overwrite":
+            self._client.overwrite_payload(payload={"seen": False}, points=[chosen], **given)
+            self.expected[chosen] = (self.expected[chosen][0], {"seen": False})
+        elif len(self.expected) > 40:
+            self._client.delete(points_selector=[chosen], **given)
+            del self.expected[chosen]
+
+
+@pytest.mark.needs("processes", "server")
+def test_a_process_killed_while_a_stranger_writes_loses_nothing_of_either(backend, fill, storage, pytestconfig):
+    gallery = fill(rows=60, using="code")
+    gallery.url += f"&storage={storage}"
+    moments, killed, bank, kills = random.Random(8), 0, 0, pytestconfig.getoption("--kills")
+    longest = _finish(gallery, bank)
+    hub = backend.wrapped()
+    with Stranger(backend.client(), gallery) as stranger:
+        while killed < kills:
+            bank = 1 - bank
+            process = applying.start(gallery.url, bank)
+            process.join(moments.uniform(0, 2 * longest))
+            process.kill()
+            process.join()
+            assert process.exitcode in (0, -9)
+            killed += process.exitcode == -9
+            for query in QUERIES[:5]:
+                points = hub.query_points(gallery.name, query, "code", limit=K).points
+                scores = [point.score for point in points]
+                assert len(points) == K == len({point.id for point in points})
+                assert scores == sorted(scores, reverse=True)
+    _finish(gallery, bank)
+    store, expected = gallery.store(), stranger.expected
+    hubplugin_qdrant.refresh(store.client, gallery.name)
+    report = inspect(store, probes=0)
+    assert (report.count, report.missing, report.stale, report.foreign) == (len(expected), 0, 0, 0)
+    gallery.ids, gallery.vectors = list(expected), np.array([vector for vector, _ in expected.values()])
+    assert gallery.agreement(store.search(QUERIES, K).ids, report.correction.model) >= AGREED
+    store.remove()
+    unit = {key: {"code": vector / np.linalg.norm(vector)} for key, (vector, _) in expected.items()}
+    assert_same(gallery.content(), {key: (unit[key], beside) for key, (_, beside) in expected.items()})
+    assert list(store.client.get_collection(gallery.name).config.params.vectors) == ["code"]
+
+
 def _finish(gallery, bank):
     """A run to its end; returns how many seconds it took."""
     with gallery.let_go():
@@ -74,7 +164,8 @@ def _finish(gallery, bank):
 
 
 @pytest.mark.needs("restart")
-def test_a_server_restarted_in_mid_apply_is_waited_for(backend, gallery, monkeypatch):
+def test_a_server_restarted_in_mid_apply_is_waited_for(backend, fill, storage, monkeypatch):
+    gallery = fill(using="code")
     monkeypatch.setattr(hubplugin_qdrant.transport, "BATCH", 20)
     back = threading.Thread(target=backend.start)
 
@@ -84,69 +175,112 @@ def test_a_server_restarted_in_mid_apply_is_waited_for(backend, gallery, monkeyp
             back.start()
 
     try:
-        model = apply(gallery.store(), BANK, progress=restart_once, **APPLY).model
+        model = apply(gallery.store(storage), BANK, progress=restart_once, **APPLY).model
     finally:
         if back.ident is not None:
             back.join()
     store = gallery.store()
+    assert store.storage == storage
     report = inspect(store, probes=0)
     assert (report.missing, report.stale) == (0, 0)
     assert gallery.agreement(store.search(QUERIES, K).ids, model) >= AGREED
 
 
 @pytest.mark.needs("restart")
-def test_a_restarted_server_still_corrects(backend, gallery):
-    hub = backend.wrapped()
-    hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **APPLY)
-    before = [hub.query_points(gallery.name, query=query, limit=K).points for query in QUERIES]
+def test_a_restarted_server_still_corrects(backend, fill, storage):
+    gallery = fill(using="code")
+    model = hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, storage=storage, **APPLY).model
+    before = answers(backend.wrapped(), gallery)
+    assert gallery.agreement([[key for key, _ in found] for found in before], model) >= AGREED
     backend.stop()
     backend.start()
-    assert [backend.wrapped().query_points(gallery.name, query=query, limit=K).points for query in QUERIES] == before
+    assert answers(backend.wrapped(), gallery) == before
+    report = hubplugin_qdrant.inspect(backend.client(), gallery.name, probes=0)
+    assert (report.missing, report.stale) == (0, 0)
+
+
+def answers(hub, gallery):
+    """The id and score of what is found for each query."""
+    using = gallery.using or None
+    found = [hub.query_points(gallery.name, query=query, using=using, limit=K).points for query in QUERIES]
+    return [[(point.id, point.score) for point in points] for points in found]
+
+
+def keyed(address):
+    """The headers of a request past the client."""
+    return {"api-key": address.api_key} if address.api_key else {}
 
 
 @pytest.mark.needs("fresh")
 @pytest.mark.parametrize("using", ["", "code"], ids=["unnamed", "named"])
-def test_snapshots_restored_into_a_fresh_server_are_still_corrected(backend, fill, using):
+def test_snapshots_restored_into_a_fresh_server_are_still_corrected(backend, fill, using, storage):
     gallery, client, fresh = fill(using=using), backend.client(), backend.fresh()
-    hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, **APPLY)
-    hub, using = backend.wrapped(), using or None
-    before = [hub.query_points(gallery.name, query=query, using=using, limit=K).points for query in QUERIES]
+    hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, storage=storage, **APPLY)
+    before = answers(backend.wrapped(), gallery)
     there = f"http://{backend.address.host}:{backend.address.http}/collections"
     here = f"http://{fresh.host}:{fresh.http}/collections"
-    keys = [{"api-key": address.api_key} if address.api_key else {} for address in (backend.address, fresh)]
     for name in (gallery.name, f"{gallery.name}--hub"):
         snapshot = client.create_snapshot(name, wait=True).name
-        content = httpx.get(f"{there}/{name}/snapshots/{snapshot}", headers=keys[0], timeout=60).raise_for_status()
+        content = httpx.get(
+            f"{there}/{name}/snapshots/{snapshot}", headers=keyed(backend.address), timeout=60
+        ).raise_for_status()
         httpx.post(
             f"{here}/{name}/snapshots/upload",
             params={"priority": "snapshot", "wait": "true"},
             files={"snapshot": (snapshot, content.content)},
-            headers=keys[1],
+            headers=keyed(fresh),
             timeout=60,
         ).raise_for_status()
     restored = HubQdrantClient(**replace(fresh, prefer_grpc=backend.address.prefer_grpc).options())
     try:
-        after = [restored.query_points(gallery.name, query=query, using=using, limit=K).points for query in QUERIES]
-        assert [[(p.id, p.score) for p in points] for points in after] == [
-            [(p.id, p.score) for p in points] for points in before
-        ]
+        assert answers(restored, gallery) == before
+        report = hubplugin_qdrant.inspect(restored.raw, gallery.name, probes=0)
+        assert (report.count, report.missing, report.stale) == (len(gallery.ids), 0, 0)
+        hubplugin_qdrant.remove(restored.raw, gallery.name)
+        assert [each.name for each in restored.raw.get_collections().collections] == [gallery.name]
     finally:
         for name in (gallery.name, f"{gallery.name}--hub"):
             restored.raw.delete_collection(name)
 
 
-@pytest.mark.needs("storage-snapshot")
-def test_a_snapshot_of_a_whole_storage_is_still_corrected(backend, fill):
+@pytest.mark.needs("fresh")
+def test_a_collection_restored_alone_is_searched_raw_with_a_warning_until_a_refresh(backend, fill, storage):
+    """From a snapshot that is older than the correction."""
     gallery, client = fill(using="code"), backend.client()
-    hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, **APPLY)
+    at = f"http://{backend.address.host}:{backend.address.http}/collections/{gallery.name}/snapshots"
+    key = {"api-key": backend.address.api_key} if backend.address.api_key else {}
+    snapshot = client.create_snapshot(gallery.name, wait=True).name
+    content = httpx.get(f"{at}/{snapshot}", headers=key, timeout=60).raise_for_status().content
+    given = {"using": "code", "storage": storage}
+    model = hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, **given, **APPLY).model
+    client.delete_collection(gallery.name)  # a server restores over no other set of vectors
+    upload = {"files": {"snapshot": (snapshot, content)}, "params": {"priority": "snapshot", "wait": "true"}}
+    httpx.post(f"{at}/upload", headers=key, timeout=60, **upload).raise_for_status()
+    hub = backend.wrapped()
+
+    def found(hub):
+        return [[p.id for p in hub.query_points(gallery.name, query, "code", limit=K).points] for query in QUERIES]
+
+    says = "no point of .* has an offset of version 1.*run refresh" if storage == "payload" else "lost its augmented"
+    with pytest.warns(UserWarning, match=says) as warned:
+        assert gallery.agreement(found(hub), None) == 1
+    assert len([each for each in warned if each.category is UserWarning]) == 1
+    if storage == "payload":
+        hubplugin_qdrant.refresh(client, gallery.name, using="code")
+    else:
+        hubplugin_qdrant.remove(client, gallery.name, using="code")
+        hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, **given, **APPLY)
+    assert gallery.agreement(found(backend.wrapped()), model) >= AGREED
+
+
+@pytest.mark.needs("storage-snapshot")
+def test_a_snapshot_of_a_whole_storage_is_still_corrected(backend, fill, storage):
+    gallery, client = fill(using="code"), backend.client()
+    hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, storage=storage, **APPLY)
     snapshot = client.create_full_snapshot(wait=True).name
     there = f"http://{backend.address.host}:{backend.address.http}/snapshots/{snapshot}"
-    restored = backend.restored(httpx.get(there, timeout=60).raise_for_status().content)
-    address = replace(restored, prefer_grpc=backend.address.prefer_grpc)
-    answers = [
-        [[(p.id, p.score) for p in hub.query_points(gallery.name, query, "code", limit=K).points] for query in QUERIES]
-        for hub in (backend.wrapped(), HubQdrantClient(**address.options()))
-    ]
-    assert answers[0] == answers[1]
+    content = httpx.get(there, headers=keyed(backend.address), timeout=60).raise_for_status().content
+    address = replace(backend.restored(content), prefer_grpc=backend.address.prefer_grpc)
+    assert answers(HubQdrantClient(**address.options()), gallery) == answers(backend.wrapped(), gallery)
     report = hubplugin_qdrant.inspect(address.client(), gallery.name, probes=0)
     assert (report.count, report.missing, report.stale) == (len(gallery.ids), 0, 0)

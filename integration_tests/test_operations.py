@@ -146,14 +146,14 @@ def test_a_strict_limit_on_candidates_is_kept_by_every_search(backend, fill, sto
     assert "raw index" not in measured  # which only exact searches could tell
 
 
-def token(key, access):
+def token(key, access, **claims):
     """A JSON web token with which a server that knows `key` allows `access`."""
 
     def part(content):
         return base64.urlsafe_b64encode(content).rstrip(b"=")
 
     head = part(json.dumps({"alg": "HS256", "typ": "JWT"}).encode())
-    signed = head + b"." + part(json.dumps({"access": access}).encode())
+    signed = head + b"." + part(json.dumps({"access": access} | claims).encode())
     return (signed + b"." + part(hmac.digest(key.encode(), signed, hashlib.sha256))).decode()
 
 
@@ -178,5 +178,8 @@ def test_keys_of_single_collections_do_what_they_allow(backend, using):
         assert agreement(client(HubQdrantClient, both, "r"), gallery, model) >= AGREED
         with pytest.warns(UserWarning, match="the api key may not read"):
             assert agreement(client(HubQdrantClient, both[:1], "r"), gallery, None) >= AGREED
+        expired = token(there.address.api_key, "m", exp=1_000_000_000)
+        with pytest.raises(hubplugin.StoreError, match="opening: the api key is missing, wrong or expired"):
+            hubplugin_qdrant.inspect(QdrantClient(**(options | {"api_key": expired})), gallery.name)
     finally:
         gallery.drop()

@@ -8,7 +8,7 @@ from qdrant_client import models
 import hubplugin_qdrant
 from hubplugin import InputError
 from hubplugin.admission import Admission
-from hubplugin.jobs.quarantine import quarantine
+from hubplugin.jobs.versions import quarantine
 from hubplugin_qdrant import QdrantStore
 from integration_tests.galleries import APPLY, BANK, QUERIES, TARGETS, K
 

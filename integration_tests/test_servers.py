@@ -143,7 +143,7 @@ def test_a_client_with_the_default_patience_is_enough(backend, gallery):
 def test_the_graph_is_whole_again_after_a_correction(backend, fill):
     gallery = fill(graph=True)
     model = hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **APPLY).model
-    wait_until(gallery.indexed, seconds=120)
+    wait_until(gallery.indexed)
     found = [backend.client().query_points(gallery.name, query, limit=K).points for query in QUERIES]
     raw = gallery.agreement([[point.id for point in points] for points in found], None)
     assert agreement(backend.wrapped(), gallery, model) >= raw - 0.02
@@ -157,8 +157,11 @@ def test_a_key_that_may_only_read_searches_corrected_and_is_told_the_rest(backen
         model = hubplugin_qdrant.apply(there.client(), gallery.name, query_bank=BANK, **APPLY).model
         options = there.address.options() | {"api_key": backend.read_only_key}
         assert agreement(HubQdrantClient(**options), gallery, model) >= AGREED
+        told: list[str] = []
+        given = {"query_bank": OTHER_BANK, "progress": lambda what, done, total: told.append(what), **APPLY}
         with pytest.raises(hubplugin.StoreError, match="the api key may not do this") as caught:
-            hubplugin_qdrant.apply(QdrantClient(**options), gallery.name, query_bank=OTHER_BANK, **APPLY)
+            hubplugin_qdrant.apply(QdrantClient(**options), gallery.name, **given)
+        assert not told, "something was begun"
         assert backend.read_only_key not in str(caught.value)
         assert agreement(HubQdrantClient(**options), gallery, model) >= AGREED
     finally:

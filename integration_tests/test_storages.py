@@ -57,6 +57,14 @@ def test_points_that_come_where_others_were_deleted_are_found(backend, fill, sto
         assert key in [point.id for point in hub.query_points(gallery.name, vector, "code", limit=K).points]
 
 
+def test_a_collection_of_float16_is_corrected_and_stays_so(backend, fill, storage):
+    gallery, client = fill(using="code", vector={"datatype": models.Datatype.FLOAT16}), backend.client()
+    model = hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, storage=storage, **APPLY).model
+    report = hubplugin_qdrant.inspect(client, gallery.name, probes=0)
+    assert (report.missing, report.stale) == (0, 0)
+    assert gallery.agreement(search(backend, gallery), model) >= AGREED - 0.01
+
+
 QUANTISED = {
     "scalar": models.ScalarQuantization(scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8)),
     "product": models.ProductQuantization(

@@ -13,7 +13,7 @@ import pytest
 import hubplugin
 import hubplugin_faiss
 import hubplugin_qdrant
-from hubplugin.jobs.correction import apply
+from hubplugin.jobs.correct import apply
 from integration_tests.galleries import AGREED, BANK, FIT, QUERIES, TARGETS, K, exact_scores, payload
 
 

@@ -7,9 +7,12 @@ import asyncio
 import numpy as np
 import pytest
 from qdrant_client import models
+from qdrant_client import qdrant_client as plain_module
+from qdrant_client.conversions.conversion import RestToGrpc
 
+import hubplugin
 import hubplugin_qdrant
-from integration_tests.galleries import AGREED, APPLY, BANK, LATER, QUERIES, TARGETS, K, point_id
+from integration_tests.galleries import AGREED, APPLY, BANK, LATER, QUERIES, TARGETS, K, assert_same, point_id
 
 pytestmark = pytest.mark.needs("client")
 
@@ -51,6 +54,92 @@ def test_points_written_through_the_wrapper_need_no_refresh(backend, corrected):
     assert [record.payload for record in shown] == [{"row": "overwritten"}] * 20
 
 
+FRESH = [point_id(1_000 + row) for row in range(4)]
+REFUSED = {
+    "fewer ids": lambda client, name: client.upload_collection(name, LATER[:4], ids=FRESH[:2], wait=True),
+    "fewer payloads": lambda client, name: client.upload_collection(name, LATER[:4], [{"n": 1}], FRESH, wait=True),
+    "a batch with fewer ids": lambda client, name: client.upsert(
+        name, models.Batch(ids=FRESH[:2], vectors=LATER[:4].tolist())
+    ),
+    "a batch with fewer vectors": lambda client, name: client.upsert(
+        name, models.Batch(ids=FRESH, vectors=LATER[:2].tolist())
+    ),
+    "another dimension": lambda client, name: client.upsert(
+        name, [models.PointStruct(id=key, vector=[1.0] * size) for key, size in zip(FRESH, (384, 5), strict=False)]
+    ),
+    "a stream": lambda client, name: client.upsert(name, iter([models.PointStruct(id=1, vector=LATER[0].tolist())])),
+    "no point": lambda client, name: client.upload_points(name, [{"id": 1, "vector": LATER[0].tolist()}], wait=True),
+    "an unknown vector": lambda client, name: client.update_vectors(
+        name, [models.PointVectors(id=FRESH[0], vector={"other": [1.0]})]
+    ),
+    "a selector that is none": lambda client, name: client.clear_payload(name, 7),
+    "an operation with fewer ids": lambda client, name: client.batch_update_points(
+        name,
+        [
+            models.ClearPayloadOperation(clear_payload=models.PointIdsList(points=[point_id(0)])),
+            models.UpsertOperation(
+                upsert=models.PointsBatch(batch=models.Batch(ids=FRESH[:2], vectors=LATER[:4].tolist()))
+            ),
+        ],
+    ),
+}
+
+
+def test_what_the_plain_client_is_refused_is_refused_alike_and_nothing_is_written(backend, corrected):
+    before = corrected.content()
+    for what, write in REFUSED.items():
+        if hasattr(plain_module, "require_length") or not what.startswith(("fewer", "a batch", "an operation")):
+            refusals = []
+            for client in (backend.client(), backend.wrapped()):
+                with pytest.raises(Exception) as refusal:  # noqa: PT011 - whatever it is, both are the same
+                    write(client, corrected.name)
+                refusals.append(refusal.type)
+            assert refusals[0] is refusals[1], what
+            assert_same(corrected.content(), before)
+
+
+POINTS = [models.PointStruct(id=FRESH[0], vector=LATER[0].tolist(), payload={"n": 1})]
+FORMS = {
+    "structures": POINTS,
+    "messages": [RestToGrpc.convert_point_struct(point) for point in POINTS],
+    "messages in a tuple": tuple(RestToGrpc.convert_point_struct(point) for point in POINTS),
+    "dicts": [point.model_dump() for point in POINTS],
+    "records": [models.Record(**point.model_dump()) for point in POINTS],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_points_are_taken_in_the_forms_that_the_plain_client_takes(backend, corrected, form):
+    client = backend.client()
+    try:
+        client.upsert(corrected.name, FORMS[form])
+    except Exception as refused:
+        with pytest.raises(type(refused)):
+            backend.wrapped().upsert(corrected.name, FORMS[form])
+    else:
+        client.delete(corrected.name, FRESH[:1])
+        backend.wrapped().upsert(corrected.name, FORMS[form])
+        assert len(corrected.content()) == len(corrected.ids) + 1
+    assert health(backend, corrected)[1:] == (0, 0)
+
+
+def test_what_misses_a_point_leaves_the_others_their_offsets(backend, corrected):
+    hub, ids = backend.wrapped(), corrected.ids
+    vectors = [models.PointVectors(id=key, vector=LATER[0].tolist()) for key in (ids[0], FRESH[0])]
+    writes = [
+        lambda: hub.update_vectors(corrected.name, vectors),
+        lambda: hub.overwrite_payload(corrected.name, {"row": "overwritten"}, points=[ids[1], FRESH[0]]),
+        lambda: hub.clear_payload(corrected.name, points_selector=[ids[2], FRESH[0]]),
+    ]
+    for write in writes:
+        with pytest.raises(Exception, match=str(FRESH[0])):
+            write()
+    assert health(backend, corrected) == (len(ids), 0, 0)
+    content = corrected.content()
+    assert content[ids[1]][1]["row"] == "overwritten"
+    np.testing.assert_allclose(content[ids[0]][0], LATER[0], atol=1e-6)
+
+
 def test_a_conditional_upsert_brings_offsets_for_what_it_writes(backend, corrected):
     backend.require((1, 17), "conditional upserts")
     hub, rows = backend.wrapped(), len(corrected.ids)
@@ -63,12 +152,34 @@ def test_a_conditional_upsert_brings_offsets_for_what_it_writes(backend, correct
     assert corrected.agreement(search(hub, corrected), corrected.model) >= AGREED
 
 
-def test_what_others_left_in_the_place_of_offsets_is_told_and_taken_out(backend, corrected):
-    client = backend.client()
+def test_what_others_wrote_in_the_place_of_offsets_is_told_and_left(backend, corrected):
+    client, theirs = backend.client(), set(corrected.ids[:3])
     client.set_payload(corrected.name, {"hub_offset": {"v77": 1.5}}, points=corrected.ids[:3], wait=True)
     assert hubplugin_qdrant.inspect(client, corrected.name, probes=0).foreign == 3
     hubplugin_qdrant.remove(client, corrected.name)
-    assert not any("hub_offset" in beside for _, beside in corrected.content().values())
+    left = {key: beside.get("hub_offset") for key, (_, beside) in corrected.content().items()}
+    assert left == {key: {"v77": 1.5} if key in theirs else None for key in corrected.ids}
+
+
+THEIRS = [5, "", True, None, {}, {"city": 3}, {"v1": "one"}, {"v1": 0.5, "city": 3}, [1, 2], [None]]
+
+
+def test_a_payload_key_that_the_user_has_is_refused_and_another_one_taken(backend, fill):
+    gallery, client = fill(rows=60), backend.client()
+    key, (vector, before) = next(iter(gallery.content().items()))
+    given = {"query_bank": BANK, "storage": "payload", **APPLY}
+    for theirs in THEIRS:
+        point = models.PointStruct(id=key, vector=vector, payload=before | {"hub_offset": theirs})
+        client.upsert(gallery.name, [point], wait=True)
+        for dry_run in (True, False):
+            with pytest.raises(hubplugin.StoreError, match=f"holds something of yours, in point {key!r}"):
+                hubplugin_qdrant.apply(client, gallery.name, dry_run=dry_run, **given)
+    content = gallery.content()
+    model = hubplugin_qdrant.apply(client, gallery.name, offset_key="nudge", **given).model
+    assert gallery.agreement(search(backend.wrapped(), gallery), model) >= AGREED
+    assert hubplugin_qdrant.inspect(client, gallery.name, probes=0).missing == 0
+    hubplugin_qdrant.remove(client, gallery.name)
+    assert_same(gallery.content(), content)
 
 
 def test_points_written_by_a_plain_client_are_found_and_then_refreshed(backend, corrected):

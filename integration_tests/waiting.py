@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tenacity import retry, retry_if_result, stop_after_delay, wait_fixed
+import httpx
+from qdrant_client.http.exceptions import ResponseHandlingException
+from tenacity import retry, retry_if_exception_type, retry_if_result, stop_after_delay, wait_fixed
+
+PATIENCE_SECONDS = 600.0
+"""Nothing takes so long, on a busy machine either: whoever has waited for it waits in vain."""
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
-    """Returns as soon as `condition()` is true; raises tenacity.RetryError after `seconds`."""
-    retry(retry=retry_if_result(lambda met: not met), stop=stop_after_delay(seconds), wait=wait_fixed(0.05))(
-        condition
-    )()
+def wait_until(condition: Callable[[], Any]) -> None:
+    """Returns as soon as `condition()` is true: of a server that does not answer in time it is not. Fails when it has
+    waited for PATIENCE_SECONDS."""
+    unmet = retry_if_result(lambda met: not met)
+    unanswered = retry_if_exception_type((httpx.TransportError, ResponseHandlingException))
+    retry(retry=unmet | unanswered, stop=stop_after_delay(PATIENCE_SECONDS), wait=wait_fixed(0.05))(condition)()

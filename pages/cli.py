@@ -8,6 +8,10 @@ from typing import Any
 from typer.main import get_command
 
 from hubplugin.cli import app
+from hubplugin.cli.frame import FUNCTIONS, groups_of
+from hubplugin.cli.options import AnswerOptions, BankOptions, ComputeOptions, ReportOptions
+
+GROUPS = (BankOptions, AnswerOptions, ReportOptions, ComputeOptions)
 
 START = """# Command line
 
@@ -24,16 +28,19 @@ START = """# Command line
 
 
 def reference() -> str:
-    """The page, of all commands in the order of `hubplugin --help`."""
+    """The page, of all commands in the order of `hubplugin --help`; behind them the options that several share."""
     commands = get_command(app).commands
-    shared = set.intersection(*({option.name for option in command.params} for command in commands.values()))
+    of_all = set.intersection(*({option.name for option in command.params} for command in commands.values()))
     store = next(each for each in commands["inspect"].params if each.name == "store")
     parts = [START, f"## STORE\n\n{_cell(store.help)}\n"]
-    parts += ["\n".join(_command(name, command, shared)) for name, command in commands.items()]
-    return "\n".join([*parts, "\n".join(_shared(next(iter(commands.values())), shared))])
+    parts += ["\n".join(_command(name, command, of_all)) for name, command in commands.items()]
+    parts += ["\n".join(_group(group, commands)) for group in GROUPS]
+    return "\n".join([*parts, "\n".join(_shared(next(iter(commands.values())), of_all))])
 
 
-def _command(name: str, command: Any, shared: set[str]) -> Iterator[str]:
+def _command(name: str, command: Any, of_all: set[str]) -> Iterator[str]:
+    groups = list(groups_of(FUNCTIONS[name]).values())
+    shared = of_all.union(*(group.__annotations__ for group in groups))
     own = [each for each in command.params if each.name not in shared]
     arguments = [each for each in own if each.param_type_name == "argument"]
     options = [each for each in own if each.param_type_name == "option"]
@@ -43,11 +50,21 @@ def _command(name: str, command: Any, shared: set[str]) -> Iterator[str]:
     yield f"{command.help}\n"
     yield from _table("argument", [each for each in arguments if each.name != "store"])
     yield from _table("option", options)
+    if groups:
+        links = (f"[{group.__doc__}](#options-of-{group.__doc__.replace(' ', '-')})" for group in groups)
+        yield f"Besides, options of {', '.join(links)}.\n"
 
 
-def _shared(command: Any, shared: set[str]) -> Iterator[str]:
+def _group(group: Any, commands: dict[str, Any]) -> Iterator[str]:
+    having = [name for name in commands if group in groups_of(FUNCTIONS[name]).values()]
+    yield f"## Options of {group.__doc__}\n"
+    yield f"Of {', '.join(f'`{name}`' for name in having)}.\n"
+    yield from _table("option", [each for each in commands[having[0]].params if each.name in group.__annotations__])
+
+
+def _shared(command: Any, of_all: set[str]) -> Iterator[str]:
     yield "## Options of every command\n"
-    yield from _table("option", [each for each in command.params if each.name in shared])
+    yield from _table("option", [each for each in command.params if each.name in of_all])
 
 
 def _table(kind: str, parameters: list[Any]) -> Iterator[str]:

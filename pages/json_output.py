@@ -6,61 +6,53 @@ from collections.abc import Iterator
 from typing import Any
 
 from pydantic import TypeAdapter
-from pydantic.json_schema import GenerateJsonSchema
 
-from hubplugin.cli.schema import FIGURES
+from hubplugin.cli.figures import figures_of_commands
 
 START = """# JSON
 
 With `--json` a command prints one line of JSON: its name under `command`, the version of this form under `version`,
-and its figures. The version grows if a name changes its meaning or goes away; a new name may come at any time. Errors
-and warnings go to stderr, as text. The exit status is the same with and without `--json` ([command line](cli.md)).
+and its figures; of a command on a store also the store's URL under `store`. The version grows if a name changes its
+meaning or goes away; a new name may come at any time. Errors and warnings go to stderr, as text. The exit status is the
+same with and without `--json` ([command line](cli.md)).
 
-    hubplugin evaluate --queries q.npy --targets t.npy --query-bank bank.npy --json | jq .best
+    hubplugin evaluate --queries q.npy --targets t.npy --bank bank.npy --json | jq .best
 
-Numbers that are none, as a skewness of no finds, are null.
-
-## evaluate
-
-The same as `Evaluation.to_json` writes to a file.
+What these pages call None is null; so are numbers that are none, as a skewness of no finds.
 """
 
 
-class WithoutArrays(GenerateJsonSchema):
-    """Arrays are kept out of the output, so they need no schema."""
-
-    def is_instance_schema(self, schema: Any) -> dict[str, Any]:
-        return {"type": "left out"}
+FILES = "`Evaluation.to_json` writes the same to a file."
 
 
 def reference() -> str:
-    """The page."""
-    from hubplugin.evaluation.result import Results
-
-    schema = Results.model_json_schema(schema_generator=WithoutArrays)
-    parts = [line for part in _parts(schema) for line in part]
-    return "\n".join([START, *_table(schema), *parts, *_of_commands(set(schema["$defs"]))])
+    """The page: a section for each command, and behind it the parts of its figures that came in none before."""
+    return "\n".join([START, *_sections()])
 
 
-def _of_commands(known: set[str]) -> Iterator[str]:
-    """A section for each command on a store, and one for each part of their figures that is not `known` yet."""
-    parts: dict[str, Any] = {}
-    for command, figures in FIGURES.items():
-        schema = TypeAdapter(figures).json_schema(schema_generator=WithoutArrays)
-        parts |= {name: part for name, part in schema.get("$defs", {}).items() if name not in known}
-        yield from (f"## {command}\n", f"{_one_line(schema.get('description', ''))}\n", *_table(schema))
-    for part in _parts({"$defs": parts}):
-        yield from part
+def _sections() -> Iterator[str]:
+    known: set[str] = set()
+    for command, figures in figures_of_commands().items():
+        schema = schema_of(figures)
+        yield from (f"## {command}\n", f"{_one_line(schema.get('description', ''))}\n")
+        yield from ([f"{FILES}\n"] if command == "evaluate" else [])
+        yield from _table(schema)
+        for name, part in schema.get("$defs", {}).items():
+            if name not in known:
+                yield from (f"### {name}\n", f"{_one_line(part.get('description', ''))}\n", *_table(part))
+        known |= set(schema.get("$defs", {}))
 
 
-def _parts(schema: dict[str, Any]) -> Iterator[list[str]]:
-    for name, each in schema["$defs"].items():
-        yield [f"### {name}\n", f"{_one_line(each.get('description', ''))}\n", *_table(each)]
+def schema_of(figures: type) -> dict[str, Any]:
+    """The JSON that values of the type `figures` become."""
+    return TypeAdapter(figures).json_schema(mode="serialization")
 
 
 def _table(schema: dict[str, Any]) -> list[str]:
+    if "enum" in schema:
+        return [f"One of {', '.join(schema['enum'])}.\n"]
     kinds = {name: _kind(of) for name, of in schema["properties"].items()}
-    rows = [f"| `{name}` | {kind} |" for name, kind in kinds.items() if kind != "left out"]
+    rows = [f"| `{name}` | {kind} |" for name, kind in kinds.items()]
     return ["| name | type |", "|---|---|", *rows, ""]
 
 
@@ -71,6 +63,8 @@ def _kind(of: dict[str, Any]) -> str:
         return f"[{name}](#{name.lower()})"
     if "anyOf" in of:
         return " or ".join(_kind(each) for each in of["anyOf"])
+    if "prefixItems" in of:
+        return f"list of two: {', '.join(_kind(each) for each in of['prefixItems'])}"
     if of.get("type") == "array":
         return f"list of {_kind(of['items'])}" if "items" in of else "list"
     if isinstance(of.get("additionalProperties"), dict):

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 DATA = Path(__file__).parent.parent / "examples" / "data"
+
+FULL = 50_000
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -22,3 +26,21 @@ def real() -> dict[str, np.ndarray]:
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(7)
+
+
+@pytest.fixture
+def full_disk() -> Callable[[], AbstractContextManager[None]]:
+    """`with full_disk():` no file of this process can be longer than `FULL` bytes: what is written beyond is refused
+    half-way, as by a disk that is full, with "File too large"."""
+    resource = pytest.importorskip("resource")
+
+    @contextmanager
+    def full() -> Iterator[None]:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (FULL, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return full

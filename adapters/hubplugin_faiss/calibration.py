@@ -1,21 +1,24 @@
-"""What an approximate index loses by its correction, found by searching it with queries of the bank."""
+"""What an index loses by its correction, found by searching it with queries of the bank, and when that is too much."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import faiss
 import numpy as np
 
+from hubplugin.errors import CorrectionRefused, Parameter
 from hubplugin.metric import Metric, augment_queries, augment_targets, normalise
 from hubplugin.model import OffsetModel
 from hubplugin.vectors import Vectors
-from hubplugin_faiss.faiss_objects import block_rows
+from hubplugin_faiss.faiss_objects import block_rows, copied, name_of
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.norm_bias import NormBias
-from hubplugin_faiss.search_settings import wider
+from hubplugin_faiss.handlers.base import NormBias
+from hubplugin_faiss.offsets import upgrade_spec
+from hubplugin_faiss.search_settings import holds_graph, parts, wider
 
 QUERIES, K = 400, 10
 """Bank queries that are tried, and how many results of each."""
@@ -24,8 +27,24 @@ WORK = 4e11
 """Fewer queries are tried, down to a tenth, where all would take more products than this with the gallery: some ten
 seconds of one core."""
 
+READ = 64 << 30
+"""An index that reads all its codes for each query is not tried where the fewest queries would read more bytes."""
+
 TOLERATED = 0.01
 """Warnings do not mention a smaller loss of recall."""
+
+PROMISED = {"codes": 0.01, "lists": 0.05, "graph": 0.05}
+"""The largest loss of recall@10 with which an upgrade is not refused, by what finds the targets: codes in a row, also
+before a second stage; inverted lists; a graph. docs/faiss.md says the same of each type."""
+
+WIDEST = 64
+"""The most candidates for each result that an upgrade gives the second stage that it has made."""
+
+GAINED = 0.002
+"""By how much recall must grow for twice as many candidates to stay."""
+
+REHEARSED, ASKED = 600, 200
+"""How many vectors, and how many bank queries, a rehearsal takes: see `rehearsed`."""
 
 
 class Recall(NamedTuple):
@@ -41,6 +60,58 @@ class Recall(NamedTuple):
         """Whether the loss is larger than `TOLERATED` and than two standard errors."""
         return self.before - self.after > max(TOLERATED, 2 * self.error)
 
+    def exceeds(self, promised: float) -> bool:
+        """Whether the loss is larger than `promised`, by more than two standard errors."""
+        return self.before - self.after > promised + 2 * self.error
+
+    def __str__(self) -> str:
+        return f"from {self.before:.3f} to {self.after:.3f} ({self.before - self.after:.3f} +- {self.error:.3f} less)"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Queries of a bank [m, d], the ids of their k best targets by the exact corrected ranking [m, k], and the recall
+    of the raw index against the exact raw one [m]."""
+
+    queries: np.ndarray
+    corrected: np.ndarray
+    before: np.ndarray
+    between: Callable[[], None] = lambda: None
+
+    def recall(self, upgraded: faiss.Index) -> Recall:
+        """Searches `upgraded`, as it is set to search."""
+        after = _recall(upgraded, self.queries, self.corrected, self.between)
+        error = (self.before - after).std() / np.sqrt(len(after))
+        return Recall(float(self.before.mean()), float(after.mean()), float(error))
+
+
+def trial_of(
+    index: faiss.Index,
+    upgraded: faiss.Index,
+    model: OffsetModel,
+    between: Callable[[], None] = lambda: None,
+    originals: Vectors | None = None,
+) -> Trial | None:
+    """Searches `index`, as it is set to search, with queries of the bank of `model`, and ranks all targets exactly.
+
+    Args:
+        index: the raw index.
+        upgraded: the same with the offsets of `model`.
+        model: None is returned if its bank is too small to try, or an exhaustive index too large.
+        between: called between pieces of the work.
+        originals: the exact rankings are over these vectors [n, d], in the order of the ids; by default over what the
+            index itself reconstructs, so that what its codes lose of a vector counts in neither ranking.
+    """
+    fewest, count = QUERIES / 10, int(np.clip(WORK / (upgraded.ntotal * upgraded.d), QUERIES / 10, QUERIES))
+    if handler_for(index).exhaustive:  # each query reads all codes, perhaps from a file, and no list can be missed
+        count = min(QUERIES // 4, int(READ / (2 * code_bytes(upgraded))))
+    queries = None if count < fewest else _asked(model, count)
+    if queries is None or upgraded.ntotal < 10 * K:
+        return None
+    targets = _reconstructed(upgraded, model) if originals is None else _given(upgraded, originals, model)
+    raw, corrected = exact_rankings(upgraded, targets, queries, between)
+    return Trial(queries, corrected, _recall(index, queries, raw, between), between)
+
 
 def loss_of_recall(
     index: faiss.Index,
@@ -49,48 +120,143 @@ def loss_of_recall(
     between: Callable[[], None] = lambda: None,
     originals: Vectors | None = None,
 ) -> Recall | None:
-    """Searches `index` and `upgraded`, as they are set to search, with queries of the bank of `model`.
+    """The recall of both, as they are set to search; the arguments are those of `trial_of`."""
+    trial = trial_of(index, upgraded, model, between, originals)
+    return None if trial is None else trial.recall(upgraded)
 
-    Args:
-        index: the raw index.
-        upgraded: the same with the offsets of `model`.
-        model: None is returned if its bank is too small to try.
-        between: called between pieces of the work.
-        originals: the exact rankings are over these vectors [n, d], in the order of the ids; by default over what the
-            index itself reconstructs, so that what its codes lose of a vector counts in neither ranking.
+
+def rehearsed(index: faiss.Index, offsets: np.ndarray, model: OffsetModel) -> Recall | None:
+    """The recall of a small index of the kind of `index`, before and after an upgrade, against the exact rankings of
+    vectors that are known, with the `offsets` [n] of others.
+
+    A second stage that decodes codes worse than the raw index reads them cannot be told from what it holds: over that
+    the raw index is just as bad. So vectors between two that the index holds are added to an empty copy of it, which
+    looks everywhere when it is searched. None for an index that ranks by its own codes, and for a small bank.
     """
-    bank = model.terms[0].bank
-    if len(bank) < 2 * K or upgraded.ntotal < 10 * K:
+    handler, queries = handler_for(index), _asked(model, ASKED)
+    if not handler.two_stage or handler.files() or queries is None or handler.count < 2 * REHEARSED:
         return None
-    count = min(len(bank), int(np.clip(WORK / (upgraded.ntotal * upgraded.d), QUERIES / 10, QUERIES)))
-    queries = bank[np.linspace(0, len(bank) - 1, count).astype(np.int64)]
-    if model.metric is Metric.COSINE:
-        queries = normalise(queries, "query bank")
-    unit = model.metric is Metric.COSINE
-    targets = _reconstructed(upgraded, unit) if originals is None else _given(upgraded, originals, model)
-    raw, corrected = exact_rankings(upgraded, targets, queries, between)
-    before, after = _recall(index, queries, raw, between), _recall(upgraded, queries, corrected, between)
-    return Recall(float(before.mean()), float(after.mean()), float((before - after).std() / np.sqrt(len(queries))))
+    rng, unit = np.random.default_rng(0), model.metric is Metric.COSINE
+    rows = np.sort(rng.permutation(handler.count)[: 2 * REHEARSED])
+    held = np.concatenate(
+        [vectors[inside] for vectors, inside in _of_rows(handler.scan(0, block_rows(index.d)), rows) if len(inside)]
+    )
+    first, second = held[rng.permutation(len(held))].reshape(2, REHEARSED, -1)
+    share = rng.uniform(0.3, 0.7, size=(REHEARSED, 1))
+    known = (share * first + (1 - share) * second).astype(np.float32)
+    if unit:
+        known = normalise(known, "index")
+    raw, ids = copied(index), np.arange(REHEARSED)
+    raw.reset()
+    _look_everywhere(raw)
+    raw.add_with_ids(known, ids) if "IDMap" in name_of(raw) else raw.add(known)
+    of_known = offsets[rng.permutation(len(offsets))[:REHEARSED]]
+    small = handler_for(raw)
+    upgraded = small.upgraded(of_known[small.order()], upgrade_spec(offsets, model))
+    plain, corrected = exact_rankings(upgraded, [(known, of_known, ids)], queries, lambda: None)
+    return Trial(queries, corrected, _recall(raw, queries, plain, lambda: None)).recall(upgraded)
 
 
-def warn_of_loss(recall: Recall | None, upgraded: faiss.Index) -> None:
-    """Warns if an approximate index finds less of the corrected ranking than it found of the raw one."""
+def widen(upgraded: faiss.Index, trial: Trial, recall: Recall) -> Recall:
+    """Gives the second stage that an upgrade has made, if there is one, more candidates while recall falls and that
+    helps. Returns the recall of `upgraded` then."""
+    for part in parts(upgraded):
+        if not (isinstance(part, faiss.IndexRefine) and handler_for(part).two_stage):
+            continue
+        while recall.fell and part.k_factor < WIDEST:
+            part.k_factor *= 2
+            wider_one = trial.recall(upgraded)
+            if wider_one.after < recall.after + GAINED:
+                part.k_factor /= 2
+                break
+            recall = wider_one
+    return recall
+
+
+def code_bytes(index: faiss.Index) -> int:
+    """About how many bytes of codes `index` holds."""
+    sizes = [int(part.code_size) for part in parts(index) if hasattr(part, "code_size")]
+    return int(index.ntotal) * max(sizes, default=4 * int(index.d))
+
+
+def is_exact(index: faiss.Index) -> bool:
+    """Whether a search of `index` finds the very best of what it holds, so that there is nothing to try."""
+    handler = handler_for(index)
+    return handler.exhaustive and not handler.lossy
+
+
+def promised_loss(index: faiss.Index) -> float:
+    """The largest loss of recall@10 with which an upgrade of `index` is not refused."""
+    found = [PROMISED["graph"]] if holds_graph(index) else [PROMISED["codes"]]
+    return max(found + [PROMISED["lists"] for part in parts(index) if isinstance(part, faiss.IndexIVF)])
+
+
+def require_rehearsed(index: faiss.Index, offsets: np.ndarray, model: OffsetModel) -> None:
+    """Raises CorrectionRefused if the second stage that an upgrade would make finds less than the raw `index`."""
+    recall, promised = rehearsed(index, offsets, model), PROMISED["codes"]
+    if recall is not None and recall.exceeds(promised):
+        raise CorrectionRefused(
+            f"this {name_of(index)} ranks by more than it reconstructs: with {REHEARSED} known vectors an upgrade took "
+            f"recall@10 {recall}, and {promised} is the most; nothing was changed; pass the originals, ",
+            Parameter("vectors"),
+            ", or ",
+            Parameter("force", True),
+            " upgrades it all the same",
+        )
+
+
+def require_recall(recall: Recall | None, index: faiss.Index, upgraded: faiss.Index, force: bool) -> None:
+    """Raises CorrectionRefused if `upgraded` loses more recall than is promised for the type of `index`, unless `force`
+    says to take it all the same. Warns of a smaller loss."""
     if recall is None or not recall.fell:
         return
-    before, after, error = recall
+    promised = promised_loss(index)
+    if recall.exceeds(promised) and not force:
+        advice = f"search it more widely first, {wider(index)}, or " if wider(index) else ""
+        raise CorrectionRefused(
+            f"an upgrade of this {name_of(index)} would take recall@10 of bank queries {recall}, and {promised} is the "
+            f"most for its type; nothing was changed; {advice}",
+            Parameter("force", True),
+            " upgrades it all the same",
+        )
+    advice = f"; to search twice as wide: {wider(upgraded)}" if wider(upgraded) else ""
     warnings.warn(
-        f"recall@10 of bank queries is {after:.3f} against the exact corrected ranking, {before:.3f} against the "
-        f"raw one before ({before - after:.3f} +- {error:.3f} less); to search twice as wide: {wider(upgraded)}",
-        stacklevel=4,
+        f"recall@10 of bank queries is {recall.after:.3f} against the exact corrected ranking, {recall.before:.3f} "
+        f"against the raw one before ({recall.before - recall.after:.3f} +- {recall.error:.3f} less){advice}",
+        stacklevel=5,
     )
 
 
-def _reconstructed(upgraded: faiss.Index, unit: bool) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Vectors [b, d] as the index reconstructs them, offsets [b] and ids [b] of all entries.
+def _asked(model: OffsetModel, count: int) -> np.ndarray | None:
+    """`count` queries of the bank of `model` at most, evenly drawn; None if it has too few."""
+    bank = model.terms[0].bank
+    if len(bank) < 2 * K:
+        return None
+    queries = bank[np.linspace(0, len(bank) - 1, min(len(bank), count)).astype(np.int64)]
+    return normalise(queries, "query bank") if model.metric is Metric.COSINE else queries
 
-    unit: the model takes all vectors for unit vectors; they are brought back to unit length where codes changed it.
-    """
-    handler, row = handler_for(upgraded), 0
+
+def _of_rows(
+    blocks: Iterable[tuple[np.ndarray, np.ndarray | None]], rows: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Each block, and which of its vectors have one of the sorted numbers `rows`."""
+    start = 0
+    for vectors, _ in blocks:
+        inside = rows[np.searchsorted(rows, start) : np.searchsorted(rows, start + len(vectors))] - start
+        yield vectors, inside
+        start += len(vectors)
+
+
+def _look_everywhere(index: faiss.Index) -> None:
+    for part in parts(index):
+        if isinstance(part, faiss.IndexIVF):
+            part.nprobe = part.nlist
+
+
+def _reconstructed(upgraded: faiss.Index, model: OffsetModel) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Vectors [b, d] as the index reconstructs them, offsets [b] and ids [b] of all entries. Where `model` takes all
+    vectors for unit vectors, they are brought back to unit length if codes changed it."""
+    handler, row, unit = handler_for(upgraded), 0, model.metric is Metric.COSINE
     norm_bias = NormBias(handler, unit)
     for vectors, offsets in handler.scan(0, block_rows(upgraded.d)):
         assert offsets is not None
@@ -110,7 +276,10 @@ def _given(
     labels = np.empty(handler.count, np.int64)
     labels[handler.order()] = handler.labels()
     for vectors in originals.blocks():
-        yield vectors, model.members.offsets(vectors), labels[row : row + len(vectors)]
+        offsets = model.members.offsets(vectors)
+        if model.metric is Metric.COSINE:  # what a second stage has kept may be of any length
+            vectors = normalise(vectors, "originals")
+        yield vectors, offsets, labels[row : row + len(vectors)]
         row += len(vectors)
 
 

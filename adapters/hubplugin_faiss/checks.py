@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-
 import faiss
 import numpy as np
 
 from hubplugin.errors import InputError, Parameter, StoreError
-from hubplugin.jobs.unjudged import UNIT
+from hubplugin.jobs.write import UNIT
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.vectors import OffsetsLike, VectorLike, Vectors, as_vectors
@@ -81,19 +79,6 @@ def require_made_by(model: OffsetModel, handler: IndexHandler) -> None:
         raise StoreError(
             "the offsets in this index are those of another model; add with that one, or take this one for all: "
             "index = refresh(index, model)"
-        )
-
-
-def require_room(handler: IndexHandler, offsets: np.ndarray) -> None:
-    """Raises StoreError if codes of an upgraded index cannot express `offsets` [n] to within a quarter of the largest
-    that there is, of these and those that it holds. Rounding stays far below."""
-    held = [own for _, own in itertools.islice(handler.scan(0, 65_536), 1) if own is not None]
-    largest = max(float(np.abs(part).max()) for part in (*held, offsets) if len(part))
-    lost = handler.rounding(offsets) if len(offsets) else 0.0
-    if lost > max(largest / 4, 1e-6):
-        raise StoreError(
-            f"offsets from {offsets.min():.4g} to {offsets.max():.4g} find no room in the codes of this "
-            f"{name_of(handler.index)}, which were made for others: replace all, index = refresh(index, model)"
         )
 
 

@@ -18,8 +18,10 @@ def name_of(index: faiss.Index) -> str:
 
 
 def reason(error: RuntimeError) -> str:
-    """The message of an error of Faiss, without the signature of the function that raised it."""
-    return " ".join(re.sub(r"^Error in .+? at \S+:\d+: (Error: )?", "", str(error), flags=re.DOTALL).split())
+    """The message of an error of Faiss, without the signature of the function that raised it, and without the first
+    bytes of a file that is no index: it may be any file."""
+    text = " ".join(re.sub(r"^Error in .+? at \S+:\d+: (Error: )?", "", str(error), flags=re.DOTALL).split())
+    return re.sub(r"Index type 0x\w+ \(.*\) not recognized", "it is no index, or of a type unknown to this Faiss", text)
 
 
 def block_rows(d: int) -> int:

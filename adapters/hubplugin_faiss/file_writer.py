@@ -12,10 +12,9 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
-from hubplugin.model import OffsetModel
 from hubplugin.vectors import Progress
-from hubplugin_faiss.encoding.assemble import in_memory
-from hubplugin_faiss.encoding.layout import Assemble, EncodedIndex
+from hubplugin_faiss.disk import making, take_room
+from hubplugin_faiss.encoding.extra_dimensions import Assemble, EncodedIndex, in_memory
 from hubplugin_faiss.faiss_objects import reason
 from hubplugin_faiss.file_reader import give_back_pages
 from hubplugin_faiss.handlers import handler_for
@@ -27,7 +26,7 @@ def write_index_file(
     """Writes what `make` makes to the file `path`, and its inverted lists to their files, and flushes them.
 
     Codes are replaced by a random placeholder, Faiss serialises the rest, and the codes are streamed in at the position
-    of the placeholder. Raises StoreError if the file cannot be written.
+    of the placeholder. Room on the disk is taken first. Raises StoreError if the file cannot be written.
     """
     placeholders: list[tuple[EncodedIndex, bytes]] = []
 
@@ -40,18 +39,17 @@ def write_index_file(
 
     index = make(with_placeholder)
     if not placeholders:
-        try:
-            faiss.write_index(index, os.fspath(path))
-        except RuntimeError as error:
-            raise StoreError(f"Faiss cannot write {os.fspath(path)!r}: {reason(error)}") from None
-        for name in (os.fspath(path), *handler_for(index).files()):
+        _write_whole(index, path)
+        for name in handler_for(index).files():
             with open(name, "rb+") as written:
                 os.fsync(written.fileno())
         return
     frame = faiss.serialize_index(index).tobytes()
     places = sorted((_place(frame, placeholder), number) for number, (_, placeholder) in enumerate(placeholders))
     done, total = 0, sum(int(encoded.empty.ntotal) for encoded, _ in placeholders)
-    with path.open("wb") as file:
+    needed = len(frame) + sum(_size(encoded) for encoded, _ in placeholders)
+    with making(path, needed), path.open("wb") as file:
+        take_room(file, needed)
         position = 0
         for place, number in places:
             encoded, placeholder = placeholders[number]
@@ -63,6 +61,21 @@ def write_index_file(
                     progress("writing the index", done, total)
             position = place + len(placeholder)
         file.write(frame[position:])
+        file.truncate()
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_whole(index: faiss.Index, path: Path) -> None:
+    """Writes `index` as Faiss does: first to nowhere, to learn its size."""
+    sizes: list[int] = []
+    faiss.write_index(index, faiss.PyCallbackIOWriter(lambda content: sizes.append(len(content))))
+    with making(path, sum(sizes)), path.open("wb") as file:
+        take_room(file, sum(sizes))
+        try:
+            faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
+        except RuntimeError as error:
+            raise StoreError(f"Faiss cannot write {os.fspath(path)!r}: {reason(error)}") from None
         file.flush()
         os.fsync(file.fileno())
 
@@ -125,15 +138,14 @@ def _write_codes(encoded: EncodedIndex, file: BinaryIO) -> Iterator[int]:
         yield len(entries.codes)
 
 
+def _size(encoded: EncodedIndex) -> int:
+    """Bytes that `_write_codes` writes at most."""
+    empty, codes = encoded.empty, int(encoded.empty.ntotal) * int(encoded.empty.code_size)
+    if not isinstance(empty, faiss.IndexIVF):
+        return codes + 8
+    return codes + 8 * int(empty.ntotal) + 16 * int(empty.nlist) + 64
+
+
 def _unit(empty: faiss.Index) -> int:
     """The unit in bytes in which Faiss counts the codes of a base index: a float or a byte."""
     return 4 if isinstance(empty, faiss.IndexFlat) else 1
-
-
-def write_model(path: Path, model: OffsetModel) -> None:
-    """Writes `model` under a name that is temporary itself. `OffsetModel.save` writes by way of another name, which a
-    kill would leave behind. Raises OSError."""
-    with path.open("wb") as file:
-        file.write(model.to_bytes())
-        file.flush()
-        os.fsync(file.fileno())

@@ -11,20 +11,19 @@ from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.vectors import OffsetsLike, Progress, VectorLike, Vectors, as_vectors
-from hubplugin_faiss.calibration import loss_of_recall, warn_of_loss
+from hubplugin_faiss.calibration import is_exact, require_recall, require_rehearsed, trial_of, widen
 from hubplugin_faiss.checks import (
     checked_offsets,
     checked_originals,
     require_made_by,
-    require_room,
     require_unit,
     require_upgradable,
     require_upgraded,
 )
-from hubplugin_faiss.encoding.assemble import in_memory
+from hubplugin_faiss.encoding.extra_dimensions import in_memory
 from hubplugin_faiss.gallery import Gallery
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.norm_bias import NormBias
+from hubplugin_faiss.handlers.base import NormBias
 from hubplugin_faiss.offsets import Resources, offsets_by, upgrade_spec
 from hubplugin_faiss.search_settings import holds_graph
 
@@ -38,6 +37,7 @@ def upgrade(
     *,
     vectors: VectorLike | None = None,
     rebuild: bool | None = None,
+    force: bool = False,
     device: str = "auto",
     memory: int | str = "1GiB",
     progress: Progress | None = None,
@@ -48,9 +48,10 @@ def upgrade(
     are |q - t|^2 + 2 (M - offset), with M a little above the largest offset. A vector that is added through plain
     Faiss is neutral under inner product and has the largest offset under L2: use `add`.
 
-    With a model, an approximate index is searched with queries of its bank before and after, and a warning says by
-    how much recall fell if it fell by more than 0.01. Recall is measured over what the index reconstructs, so a loss
-    in the codes themselves shows only where `vectors` are given.
+    With a model, an approximate index is searched with queries of its bank before and after. If recall falls by more
+    than 0.01, a warning says by how much; if it falls by more than docs/faiss.md promises for the type, the upgrade is
+    refused. Recall is measured over what the index reconstructs, so a loss in the codes themselves shows only where
+    `vectors` are given. An index that needs a second stage is tried with vectors that are known, too.
 
     Args:
         index: a trained, filled faiss.Index with inner product or L2. It is not changed.
@@ -62,6 +63,7 @@ def upgrade(
         rebuild: build graphs anew (True) or keep their links (False). By default, and with a model, a graph whose kept
             links lose more than 0.01 of recall is built anew, and taken if it finds more. That takes about as long as
             the graph took at first.
+        force: upgrade it even if recall falls by more than is promised for its type.
         device: where offsets are computed, as in `hubplugin.fit`.
         memory: how much memory that may take.
         progress: called with a text, what is done and the total.
@@ -72,9 +74,10 @@ def upgrade(
     Raises:
         StoreError: the index is untrained, empty, already upgraded or of a type that cannot carry offsets.
         InputError: the offsets, the model or the vectors do not suit it.
+        CorrectionRefused: the upgraded index would find much less than the raw one does.
     """
     resources = Resources(device, memory, progress)
-    return _upgraded(index, model_or_offsets, resources, vectors=vectors, rebuild=rebuild)
+    return _upgraded(index, model_or_offsets, resources, vectors=vectors, rebuild=rebuild, force=force)
 
 
 def _upgraded(
@@ -84,6 +87,7 @@ def _upgraded(
     *,
     vectors: VectorLike | None = None,
     rebuild: bool | None = None,
+    force: bool = False,
     tolerant: bool = False,
 ) -> faiss.Index:
     """`upgrade`; tolerant: entries that the model cannot judge are no error."""
@@ -96,28 +100,37 @@ def _upgraded(
     model = model_or_offsets
     gallery = Gallery(index, unit=model.metric is Metric.COSINE)
     offsets = offsets_by(model, gallery, resources, originals, tolerant=tolerant)
-    return upgraded_by(index, offsets, model, originals, rebuild)
+    return upgraded_by(index, offsets, model, originals, rebuild, force)
 
 
 def upgraded_by(
-    index: faiss.Index, offsets: np.ndarray, model: OffsetModel, originals: Vectors | None, rebuild: bool | None
+    index: faiss.Index,
+    offsets: np.ndarray,
+    model: OffsetModel,
+    originals: Vectors | None,
+    rebuild: bool | None,
+    force: bool = False,
 ) -> faiss.Index:
-    """`index` with the `offsets` [n] of `model` in scan order. A graph is built anew where its links lose too much."""
+    """`index` with the `offsets` [n] of `model` in scan order. A graph is built anew where its links lose too much, and
+    a second stage gets more candidates. Raises CorrectionRefused where that does not suffice."""
     handler = handler_for(index)
+    if originals is None and not force:
+        require_rehearsed(index, offsets, model)
 
     def made(rebuild: bool) -> faiss.Index:
         return handler.upgraded(offsets, upgrade_spec(offsets, model, rebuild=rebuild, vectors=originals))
 
     upgraded = made(bool(rebuild))
-    if originals is None and handler.exhaustive:
+    trial = None if is_exact(index) and originals is None else trial_of(index, upgraded, model, originals=originals)
+    if trial is None:
         return upgraded
-    recall = loss_of_recall(index, upgraded, model, originals=originals)
-    if rebuild is None and recall is not None and recall.fell and holds_graph(index):
+    recall = trial.recall(upgraded)
+    if rebuild is None and recall.fell and holds_graph(index):
         rebuilt = made(True)
-        of_rebuilt = loss_of_recall(index, rebuilt, model, originals=originals)
-        if of_rebuilt is not None and of_rebuilt.after > recall.after:
+        of_rebuilt = trial.recall(rebuilt)
+        if of_rebuilt.after > recall.after:
             upgraded, recall = rebuilt, of_rebuilt
-    warn_of_loss(recall, upgraded)
+    require_recall(widen(upgraded, trial, recall), index, upgraded, force)
     return upgraded
 
 
@@ -190,7 +203,7 @@ def add(
         ids = np.ascontiguousarray(ids, np.int64)
         if ids.shape != (len(block),):
             raise InputError(f"{len(block)} vectors, but ids of shape {ids.shape}: expected one for each")
-    require_room(handler, offsets)
+    handler.require_takes(block, offsets, ids, unit)
     handler.append(block, offsets, ids, unit)
 
 
@@ -223,6 +236,7 @@ def refresh(
     index: faiss.Index,
     model_or_offsets: OffsetModel | OffsetsLike,
     *,
+    force: bool = False,
     device: str = "auto",
     memory: int | str = "1GiB",
     progress: Progress | None = None,
@@ -237,6 +251,7 @@ def refresh(
     Args:
         index: an upgraded index. It is not changed.
         model_or_offsets: as in `upgrade`.
+        force: as in `upgrade`.
         device: where offsets are computed, as in `hubplugin.fit`.
         memory: how much memory that may take.
         progress: called with a text, what is done and the total.
@@ -247,7 +262,8 @@ def refresh(
     Raises:
         StoreError: `index` is not upgraded.
         InputError: the model or the offsets do not suit it, or the model cannot judge more than half of its entries.
+        CorrectionRefused: as in `upgrade`.
     """
     held = Gallery(index) if handler_for(index).two_stage else None
     resources = Resources(device, memory, progress)
-    return _upgraded(downgrade(index), model_or_offsets, resources, vectors=held, tolerant=True)
+    return _upgraded(downgrade(index), model_or_offsets, resources, vectors=held, force=force, tolerant=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -10,26 +11,25 @@ from pathlib import Path
 import faiss
 import numpy as np
 
-from hubplugin.jobs.unjudged import UNIT
+from hubplugin.errors import StoreError
+from hubplugin.jobs.write import UNIT
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.store import Batch
 from hubplugin_faiss.checks import require_unit
 from hubplugin_faiss.faiss_objects import block_rows
-from hubplugin_faiss.file_lock import note_lists, writing
-from hubplugin_faiss.file_reader import model_of, read_faiss
+from hubplugin_faiss.file_reader import read_file, require_unchanged, stamp_of
 from hubplugin_faiss.files import Replacement, put, take_out
 from hubplugin_faiss.gallery import Gallery
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.inverted_lists import free_name
-from hubplugin_faiss.handlers.norm_bias import NormBias
+from hubplugin_faiss.handlers.base import NormBias
+from hubplugin_faiss.handlers.lists import free_name
+from hubplugin_faiss.hub_folder import HubFolder
 from hubplugin_faiss.index import downgrade
+from hubplugin_faiss.run import Run
 
 RUNS = 50
 """How many runs of entries make a sample."""
-
-MAPPED = 1 << 30
-"""Files of more bytes are mapped, not read."""
 
 
 class Entry(int):
@@ -39,19 +39,36 @@ class Entry(int):
 
 
 class IndexFile:
-    """The index in the file `path`. metric: overrules what it looks like. `index`, `handler`: as the file is now."""
+    """The index in the file `path`. metric: overrules what it looks like. `index`, `handler`: as the file was when it
+    was read; a `run` begins only if it is still so."""
 
     def __init__(self, path: str | os.PathLike[str], metric: Metric | None = None):
-        self.path, self.url = Path(path), f"faiss:{os.fspath(path)}"
+        self.path, self.url, self.folder = Path(path), f"faiss:{os.fspath(path)}", HubFolder(path)
         self._given_metric = metric
         self._load()
 
     def _load(self) -> None:
-        # A file that fits is read, since whoever overwrites one in place that is mapped ends this process.
-        self.index = read_faiss(self.path, mapped=self.path.is_file() and self.path.stat().st_size > MAPPED)
-        self.handler = handler_for(self.index)
-        for cached in ("raw", "norm_bias"):
+        self._read = read_file(self.path)
+        self.index, self.stamp, self.handler = self._read.index, self._read.stamp, handler_for(self._read.index)
+        for cached in ("raw", "norm_bias", "content"):
             self.__dict__.pop(cached, None)
+
+    def run(self) -> Run:
+        """The right to write beside the file. Raises StoreError if another run has it, or the file has changed."""
+        run = Run(self.folder)
+        try:
+            self.require_unchanged()
+        except StoreError:
+            run.close()
+            raise
+        return run
+
+    def is_changed(self) -> bool:
+        return stamp_of(self.path) != self.stamp
+
+    def require_unchanged(self) -> None:
+        """Raises StoreError if another program has changed the file since it was read."""
+        require_unchanged(self.path, self.stamp)
 
     @cached_property
     def metric(self) -> Metric:
@@ -78,8 +95,8 @@ class IndexFile:
         return self.metric is Metric.COSINE and not self.handler.lossy
 
     def model(self) -> OffsetModel | None:
-        """The model of the offsets in the index, None if it is not upgraded."""
-        return model_of(self.path, self.index)
+        """The model of the offsets in the index, None if it is not upgraded. Raises StoreError if it is missing."""
+        return self._read.require_model()
 
     @cached_property
     def raw(self) -> faiss.Index:
@@ -96,11 +113,15 @@ class IndexFile:
         """What the index adds to an offset by itself."""
         return NormBias(self.handler, self.metric is Metric.COSINE)
 
-    @property
-    def stamp(self) -> str:
-        """What the file system says of the file."""
-        found = self.path.stat()
-        return f"{found.st_size}|{found.st_mtime_ns}"
+    @cached_property
+    def content(self) -> str:
+        """Names what is in the index, to the last bit: ids and vectors, in their order."""
+        digest, row = hashlib.sha256(), 0
+        for vectors, _ in self.handler.scan(0, block_rows(int(self.index.d))):
+            digest.update(np.ascontiguousarray(self.handler.labels(row, row + len(vectors)), np.int64).data)
+            digest.update(np.ascontiguousarray(vectors, np.float32).data)
+            row += len(vectors)
+        return digest.hexdigest()
 
     def scan(self, first: int = 0, stop: int | None = None) -> Iterator[Batch]:
         """The entries from row `first` on, or up to `stop`, each id an `Entry`, with the offsets in the index."""
@@ -137,17 +158,16 @@ class IndexFile:
         blocks = self.handler.scan(0, block_rows(int(self.index.d)))
         return np.concatenate([offsets for _, offsets in blocks if offsets is not None])
 
-    def upgrade(self, model: OffsetModel, offsets: np.ndarray, mapped: Sequence[Path]) -> None:
+    def upgrade(self, run: Run, model: OffsetModel, offsets: np.ndarray, mapped: Sequence[Path] = ()) -> None:
         """Puts the index with the `offsets` [n] of `model` in the place of the file. mapped: the files they lie in."""
         held = Gallery(self.index) if self.handler.is_upgraded() and self.handler.two_stage else None
-        with writing(self.path):
-            note_lists(self.path, [free_name(name) for name in self.handler.files()])
-            put(Replacement(self.path, self.raw, [self.path, *mapped], model, held), offsets, self.handler.files())
+        run.note_lists(made=[free_name(name) for name in self.handler.files()])
+        new = Replacement(run, self.raw, [self.path, *mapped], self.require_unchanged, held)
+        put(new, model, offsets, self.handler.files())
         self._load()
 
-    def downgrade(self) -> None:
-        """Puts the index as it was in the place of an upgraded one."""
-        if self.handler.is_upgraded():
-            with writing(self.path):
-                take_out(self.path, self.index)
-            self._load()
+    def downgrade(self, run: Run) -> None:
+        """Puts the index as it was in the place of an upgraded one, and deletes the folder."""
+        run.begin_anew()
+        take_out(Replacement(run, self.index, [self.path], self.require_unchanged))
+        self._load()

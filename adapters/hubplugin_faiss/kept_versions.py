@@ -1,162 +1,238 @@
 """The versions of an index file's correction: their numbers and dates, and the offsets of those that are kept.
 
-photos.faiss.hub.versions/versions.json    number, date and description of each, the one that was active last at the end
-photos.faiss.hub.versions/1.offsets        of a kept version: its model, and its offsets by entry
-
 Which version is active the index says by the fingerprint that it has; whatever is here besides is kept. So the one step
 from version to version is that in which the index file is replaced.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterable
-from dataclasses import asdict, replace
-from pathlib import Path
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from hubplugin.compute import Compute
 from hubplugin.errors import StoreError
+from hubplugin.jobs.write import Unjudged, offsets_of_all
 from hubplugin.model import OffsetModel
-from hubplugin.store import StoredVersion, now
-from hubplugin_faiss.file_lock import writing
-from hubplugin_faiss.file_reader import beside
+from hubplugin.store import Batch, StoredVersion
+from hubplugin_faiss.faiss_objects import block_rows
 from hubplugin_faiss.index_file import IndexFile
 
 
 class Journal(BaseModel):
-    """versions.json. A version's `state` is not read from it: the index and the files beside it say that."""
+    """versions.json: the version that was active last at the end. A version's `state` is not read from it: the index
+    and the files beside it say that."""
 
     format: int = 1
     versions: list[StoredVersion] = []
 
 
+@dataclass(frozen=True)
+class Offsets:
+    """The offsets [n] of a kept version, as they are stored, and the labels [n] and `names` [n] of their entries."""
+
+    model: OffsetModel
+    labels: np.ndarray
+    names: np.ndarray
+    offsets: np.ndarray
+
+    def of(self, labels: np.ndarray, names: np.ndarray) -> np.ndarray:
+        """The offsets of entries that are there now, float32 [b], NaN for those whose vector was not there. A vector
+        may have another label than it had: most types move entries up where others are removed."""
+        found = _looked_up(_keyed(self.labels, self.names), self.offsets, _keyed(labels, names))
+        elsewhere = _looked_up(self.names, self.offsets, names)
+        return np.where(np.isnan(found), elsewhere, found)
+
+
 class KeptVersions:
-    """The folder `<name>.hub.versions` beside `file`."""
+    """The versions of the correction of `file`, in its folder."""
 
     def __init__(self, file: IndexFile):
-        self._file, self._folder = file, beside(file.path, ".hub.versions")
+        self._file, self._folder = file, file.folder
 
-    def listed(self, pending: OffsetModel | None = None) -> list[StoredVersion]:
-        """The active version, the kept ones, and that of `pending`, which is half-written: by number."""
-        found, active = [], self._file.model()
-        for version in self._known(active):
-            if active is not None and version.model == active.fingerprint:
-                found.append(replace(version, state="active"))
-            elif pending is not None and version.model == pending.fingerprint:
-                found.append(replace(version, state="half-written"))
-            elif self._offsets_file(version.number).exists():
-                found.append(replace(version, state="kept"))
-        return sorted(found, key=lambda version: version.number)
+    def listed(self, pending: tuple[OffsetModel, str] | None = None) -> list[StoredVersion]:
+        """The active version, the kept ones, and that of the `pending` model with its date, which is half-written: by
+        number."""
+        active = self._active()
+        found = [version for version in self._known() if self._folder.offsets_of(version.number).is_file()]
+        if active is not None:
+            found = [*(version for version in found if version.number != active.number), active]
+        found.sort(key=lambda version: version.number)
+        if pending is not None and (active is None or pending[0].fingerprint != active.model):
+            model, made = pending
+            found.append(StoredVersion.of(model, self._next(), "half-written", made))
+        return found
 
-    def begin(self, model: OffsetModel) -> None:
-        """Gives the version of `model`, which is about to be written, its number and date."""
-        known = self._known(self._file.model())
-        number = max((version.number for version in known), default=0) + 1
-        listed = {version.number for version in self.listed()}  # not what another run has given up
-        others = [version for version in known if version.number in listed and version.model != model.fingerprint]
-        self._write_journal([*others, StoredVersion.of(model, number, "half-written", now())])
+    def begin(self, model: OffsetModel, made: str) -> None:
+        """Keeps the offsets that are in the index now, and gives the version of `model`, by which they are about to be
+        replaced, its number."""
+        new = StoredVersion.of(model, self._next(), "active", made)
+        self._keep_active()
+        self._write_journal([*self._known(), new])
 
-    def keep_active(self) -> None:
-        """Keeps the offsets that are in the index now, which is about to be replaced."""
-        active = self._file.model()
-        if active is None:
+    def settle(self) -> None:
+        """Deletes what is said here of versions that are neither active nor kept, and offsets that are active. Where
+        another index is in place than was read, that is the next run's to do."""
+        if self._file.is_changed():
             return
-        known = self._known(active)
-        version = next(version for version in known if version.model == active.fingerprint)
-        self._write_journal([*(each for each in known if each is not version), version])
-        handler = self._file.handler
-        content: dict[str, np.ndarray] = {
-            "model": np.frombuffer(active.to_bytes(), np.uint8),
-            "labels": np.ascontiguousarray(handler.labels(0, handler.count), np.int64),
-            "offsets": np.ascontiguousarray(self._file.stored_offsets(), np.float32),
-        }
-        self._write(self._offsets_file(version.number), save(content))
+        listed = self.listed()
+        kept = {self._folder.offsets_of(version.number) for version in listed if version.state == "kept"}
+        for path in self._folder.path.glob("*.offsets"):
+            if path not in kept:
+                path.unlink()
+        if self._folder.versions.exists():
+            there = {version.number for version in listed}
+            self._write_journal([version for version in self._known() if version.number in there])
 
     def return_to(self, number: int) -> None:
         """Puts the index with the offsets of the kept version `number` in the place of the file.
 
-        Entries that came since have the offset 0, until they are refreshed.
+        An entry has the offset that was written for its vector; one that came since has what the model gives it.
         """
-        if number not in {version.number for version in self.listed() if version.state == "kept"}:
-            raise StoreError(f"{self._file.url} keeps no version {number}")
-        model, labels, offsets = self._read(self._offsets_file(number))
-        handler = self._file.handler
-        now_there = handler.labels(0, handler.count)
-        if not np.array_equal(labels, now_there):  # an id that there is twice takes the offset of its last entry
-            by_label = dict(zip(labels.tolist(), offsets.tolist(), strict=True))
-            offsets = np.array([by_label.get(label, 0.0) for label in now_there.tolist()], np.float32)
-        with writing(self._file.path):
-            self.keep_active()
-            self._file.upgrade(model, offsets, [])
-            self._offsets_file(number).unlink()
+        with self._file.run() as run:
+            self.settle()
+            if number not in {version.number for version in self.listed() if version.state == "kept"}:
+                raise StoreError(f"{self._file.url} keeps no version {number}")
+            kept = self._read(number)
+            offsets = self._offsets_now(kept)
+            run.begin_anew()
+            try:
+                self._keep_active()
+                self._file.upgrade(run, kept.model, offsets)
+            finally:
+                self.settle()
 
     def prune(self, keep: int) -> None:
         """Deletes the kept versions but for the `keep` that were active last."""
-        kept = {version.number for version in self.listed() if version.state == "kept"}
-        known = self._known(self._file.model())
-        numbers = [version.number for version in known if version.number in kept]  # in the order of the journal
-        gone = numbers[: max(len(numbers) - keep, 0)]
-        if gone:
-            self._write_journal([version for version in known if version.number not in gone])
-        for number in gone:
-            self._offsets_file(number).unlink()
+        if not any(version.state == "kept" for version in self.listed()):
+            return
+        with self._file.run():
+            kept = {version.number for version in self.listed() if version.state == "kept"}
+            known = self._known()
+            numbers = [version.number for version in known if version.number in kept]  # in the order of the journal
+            gone = numbers[: max(len(numbers) - keep, 0)]
+            if gone:
+                self._write_journal([version for version in known if version.number not in gone])
+            for number in gone:
+                self._folder.offsets_of(number).unlink()
 
-    def delete(self) -> None:
-        if self._folder.exists():
-            shutil.rmtree(self._folder)
+    def _offsets_now(self, kept: Offsets) -> np.ndarray:
+        """The offsets under a kept version of the entries that are there now, as they are stored: float32 [n]."""
+        labels, names, _ = self._entries()
+        offsets, row = kept.of(labels, names), 0
+        if np.isnan(offsets).any():
+            for vectors, _ in self._file.handler.scan(0, block_rows(int(self._file.index.d))):
+                new = np.flatnonzero(np.isnan(offsets[row : row + len(vectors)]))
+                if len(new):
+                    batch = Batch(labels[row + new].tolist(), vectors[new], offsets[row + new])
+                    given = offsets_of_all(kept.model, batch, Unjudged(), unit=self._file.unit, compute=Compute())
+                    offsets[row + new] = given - self._file.norm_bias(vectors[new])
+                row += len(vectors)
+        return offsets
 
-    def _offsets_file(self, number: int) -> Path:
-        return self._folder / f"{number}.offsets"
+    def _keep_active(self) -> None:
+        """Keeps the offsets that are in the index now, which is about to be replaced."""
+        active, model = self._active(), self._file.model()
+        if active is None or model is None:
+            return
+        labels, names, offsets = self._entries()
+        content: dict[str, np.ndarray] = {
+            "model": np.frombuffer(model.to_bytes(), np.uint8), "labels": labels, "names": names, "offsets": offsets,
+        }  # fmt: skip
+        self._folder.write(self._folder.offsets_of(active.number), save(content))
+        self._write_journal([*(each for each in self._known() if each.number != active.number), active])
 
-    def _known(self, active: OffsetModel | None) -> list[StoredVersion]:
-        """The versions of the journal, and the active one, where it was written by other means and is not there."""
-        known: list[StoredVersion] = []
-        journal = self._folder / "versions.json"
-        if journal.exists():
-            try:
-                read = Journal.model_validate_json(journal.read_bytes())
-            except (OSError, ValidationError):
-                raise StoreError(
-                    f"{str(journal)!r} cannot be read; without that folder searches are the same, and no version "
-                    "before is left: delete it"
-                ) from None
-            if read.format > 1:
-                raise StoreError(f"{str(journal)!r} has format {read.format}; upgrade hubplugin")
-            known = read.versions
-        if active is not None and active.fingerprint not in {version.model for version in known}:
-            number = max((version.number for version in known), default=0) + 1
-            known = [*known, StoredVersion.of(active, number, "active", None)]
-        return known
+    def _entries(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Labels int64, names uint64 and stored offsets float32 of the entries, NaN in an index without: [n] each."""
+        handler, row = self._file.handler, 0
+        labels, names = np.empty(handler.count, np.int64), np.empty(handler.count, np.uint64)
+        offsets = np.full(handler.count, np.nan, np.float32)
+        for vectors, own in handler.scan(0, block_rows(int(self._file.index.d))):
+            rows = slice(row, row + len(vectors))
+            labels[rows], names[rows] = handler.labels(rows.start, rows.stop), _names(vectors)
+            if own is not None:
+                offsets[rows] = own
+            row = rows.stop
+        return labels, names, offsets
 
-    def _write_journal(self, versions: Iterable[StoredVersion]) -> None:
-        journal = Journal.model_validate({"versions": [asdict(version) for version in versions]})
-        self._write(self._folder / "versions.json", journal.model_dump_json(indent=2).encode())
-
-    def _write(self, path: Path, content: bytes) -> None:
-        """Writes a file of the folder whole or not at all. Who may read the index may read it, and nobody else."""
-        temporary = beside(path, ".new")
+    def _active(self) -> StoredVersion | None:
+        """The active version. Where it was written by other means it has no date; where its model is not to be had, no
+        description either."""
+        if not self._file.handler.is_upgraded():
+            return None
+        known = self._known()
+        number = max((version.number for version in known), default=0) + 1
         try:
-            self._folder.mkdir(exist_ok=True)
-            with temporary.open("wb") as file:
-                shutil.copymode(self._file.path, temporary)
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise StoreError(f"cannot write {str(path)!r}: {error.strerror}") from None
+            model = self._file.model()
+        except StoreError:
+            return StoredVersion(number, "active", None, "unknown", {}, "unknown", "unknown")
+        if model is None:
+            return None
+        same = [version for version in known if version.model == model.fingerprint]
+        return replace(same[-1], state="active") if same else StoredVersion.of(model, number, "active", None)
 
-    def _read(self, path: Path) -> tuple[OffsetModel, np.ndarray, np.ndarray]:
-        """Model, labels [n] and offsets [n] of a kept version."""
+    def _next(self) -> int:
+        """The number of the next version."""
+        active = self._active()
+        numbers = [version.number for version in self._known()] + ([] if active is None else [active.number])
+        return max(numbers, default=0) + 1
+
+    def _known(self) -> list[StoredVersion]:
+        """The versions of the journal."""
+        journal = self._folder.versions
+        self._folder.require()
+        try:
+            read = Journal.model_validate_json(journal.read_bytes())
+        except FileNotFoundError:
+            return []
+        except (OSError, ValidationError):
+            raise StoreError(
+                f"{str(journal)!r} cannot be read; without it searches are the same, and no version before is left: "
+                "delete it"
+            ) from None
+        if read.format > 1:
+            raise StoreError(f"{str(journal)!r} has format {read.format}; upgrade hubplugin")
+        return [replace(version, state="kept") for version in read.versions]
+
+    def _write_journal(self, versions: Sequence[StoredVersion]) -> None:
+        if not versions:
+            self._folder.versions.unlink(missing_ok=True)
+            return
+        journal = Journal.model_validate({"versions": [asdict(version) for version in versions]})
+        self._folder.write(self._folder.versions, journal.model_dump_json(indent=2).encode())
+
+    def _read(self, number: int) -> Offsets:
+        path = self._folder.offsets_of(number)
         try:
             content = load(path.read_bytes())
             model = OffsetModel.from_bytes(content["model"].tobytes(), str(path))
-            return model, content["labels"], content["offsets"]
+            return Offsets(model, content["labels"], content["names"], content["offsets"])
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise StoreError(f"{str(path)!r} is damaged ({error}); apply again") from None
+
+
+def _names(vectors: np.ndarray) -> np.ndarray:
+    """What each of `vectors` [b, d] is recognised by, to the last bit: uint64 [b]."""
+    rows = np.ascontiguousarray(vectors, np.float32)
+    return np.array(
+        [int.from_bytes(hashlib.blake2b(row.data, digest_size=8).digest(), "little") for row in rows], np.uint64
+    )
+
+
+def _keyed(labels: np.ndarray, names: np.ndarray) -> np.ndarray:
+    """One key for label and name: uint64 [b]."""
+    keys: np.ndarray = (labels.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) ^ names
+    return keys
+
+
+def _looked_up(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """The value under each of the keys `wanted` [b], float32 [b], NaN where there is none."""
+    order = np.argsort(keys, kind="stable")
+    places = np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)
+    found = keys[order[places]] == wanted
+    return np.asarray(np.where(found, values[order[places]], np.nan), np.float32)

@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hubplugin.errors import InputError
-from hubplugin.jobs.unjudged import Unjudged, offsets_of_all
+from hubplugin.jobs.write import Unjudged, offsets_of_all
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, warn_if_swapped
 from hubplugin.store import Batch
 from hubplugin.vectors import Progress, Vectors
 from hubplugin_faiss.checks import require_suits
-from hubplugin_faiss.encoding.assemble import in_memory
-from hubplugin_faiss.encoding.layout import Assemble, UpgradeSpec
+from hubplugin_faiss.encoding.extra_dimensions import Assemble, UpgradeSpec, in_memory
 from hubplugin_faiss.faiss_objects import block_rows, name_of
 from hubplugin_faiss.gallery import Gallery
-from hubplugin_faiss.handlers.base import IndexHandler
-from hubplugin_faiss.handlers.norm_bias import NormBias
+from hubplugin_faiss.handlers.base import IndexHandler, NormBias
 
 if TYPE_CHECKING:
     from hubplugin.admission import Admission
@@ -41,7 +39,7 @@ class Resources:
 
     def admitted(self, model: OffsetModel, vectors: np.ndarray, ids: Sequence[int], admission: Admission) -> np.ndarray:
         """The same of newcomers, as `admission` has them."""
-        from hubplugin.reductions import Compute
+        from hubplugin.compute import Compute
 
         return admission.offsets(model, vectors, ids, Compute(self.device, self.memory))
 
@@ -104,7 +102,7 @@ def _tolerant(
     model: OffsetModel, handler: IndexHandler, resources: Resources, unjudged: Unjudged
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Vectors [b, d] and offsets [b] of all entries, the smallest offset for those that are then in `unjudged`."""
-    from hubplugin.reductions import Compute
+    from hubplugin.compute import Compute
 
     unit, row = model.metric is Metric.COSINE and not handler.lossy, 0
     compute = Compute(resources.device, resources.memory)

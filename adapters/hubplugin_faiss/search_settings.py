@@ -66,6 +66,7 @@ def holds_graph(index: faiss.Index) -> bool:
 
 
 def wider(index: faiss.Index) -> str:
-    """The call of `tune`, as text, that makes searches of `index` twice as wide."""
+    """The call of `tune`, as text, that makes searches of `index` twice as wide; "" if it has no such setting."""
     now = {name: value for part in parts(index) for name, value in settings(part).items()}
-    return f"hubplugin_faiss.tune(index, {', '.join(f'{name}={2 * value:g}' for name, value in now.items())})"
+    changed = ", ".join(f"{name}={2 * value:g}" for name, value in now.items())
+    return f"hubplugin_faiss.tune(index, {changed})" if changed else ""

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from hubplugin.abilities import Share, StoreShard
 from hubplugin.errors import StoreError
 from hubplugin.model import OffsetModel
 from hubplugin.registry import open_store
-from hubplugin.store import Batch, Share, Store, StoreShard, Writing
+from hubplugin.store import Batch, Store, Writing
 from hubplugin.vectors import even_ranges
 from hubplugin_faiss.index_file import IndexFile
 
@@ -45,7 +46,7 @@ class FaissShare(Share):
     fingerprint: str
 
     @property
-    def key(self) -> str:  # type: ignore[override]
+    def key(self) -> str:
         return f"{self.url}|{self.stamp}|{self.fingerprint}"
 
     def joined(self, shard: StoreShard) -> tuple[Store, Writing, OffsetModel]:

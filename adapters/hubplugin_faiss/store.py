@@ -9,19 +9,18 @@ from urllib.parse import parse_qs
 
 import numpy as np
 
-from hubplugin.errors import InputError, ModelFileError, StoreError
+from hubplugin.abilities import Explanation
+from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.model.file import write
 from hubplugin.quarantine import Quarantine, parse
-from hubplugin.store import Batch, Correction, Explanation, Hits, Id, Store, StoredVersion
+from hubplugin.store import Batch, Correction, Hits, Id, Store, StoredVersion, require_ungrouped
 from hubplugin.vectors import Progress
-from hubplugin_faiss.file_reader import beside
 from hubplugin_faiss.files import HALF
 from hubplugin_faiss.index_file import IndexFile
 from hubplugin_faiss.kept_versions import KeptVersions
 from hubplugin_faiss.shards import FaissShard, divided
-from hubplugin_faiss.writing import FaissWriting, PendingOffsets
+from hubplugin_faiss.writing import FaissWriting, Pending
 
 
 class FaissStore(Store):
@@ -31,6 +30,7 @@ class FaissStore(Store):
         self._file = IndexFile(path, metric)
         self.url, self.dim = self._file.url, int(self._file.index.d)
         self.record = Path(f"{os.fspath(path)}.queries")
+        self.how_to_record = f"hubplugin.Recorder({str(self.record)!r}).add(queries) beside each search"
 
     @property
     def metric(self) -> Metric:  # type: ignore[override]
@@ -55,7 +55,7 @@ class FaissStore(Store):
         return self._file.handler.count
 
     def scan(self, group_by: str | None = None) -> Iterator[Batch]:
-        self.require_ungrouped(group_by)
+        require_ungrouped(self, group_by)
         return self._file.scan()
 
     def sample(self, count: int) -> Iterator[Batch]:
@@ -75,21 +75,20 @@ class FaissStore(Store):
 
     def joined(self, fingerprint: str, rows: range) -> tuple[FaissWriting, OffsetModel]:
         """The part for some rows of a writing that another process has begun, and its model."""
-        model = PendingOffsets(self._file).model()
-        if model is None or model.fingerprint != fingerprint:
-            raise StoreError(f"{self.url}: another run has begun since, and this one stops; the index is unchanged")
-        return FaissWriting(self._file, model, rows), model
+        return FaissWriting.joined(self._file, fingerprint, rows)
 
     def correction(self) -> Correction | None:
         active = self._file.model()
-        model = PendingOffsets(self._file).model() if active is None else active
-        return None if model is None else Correction(model, active is not None)
+        if active is not None:
+            return Correction(active, True)
+        pending = Pending(self._file).found()
+        return None if pending is None else Correction(pending[0], False)
 
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> FaissWriting:
-        return FaissWriting(self._file, model)
+        return FaissWriting.begun(self._file, model)
 
     def versions(self) -> Sequence[StoredVersion]:
-        return KeptVersions(self._file).listed(PendingOffsets(self._file).model())
+        return KeptVersions(self._file).listed(Pending(self._file).found())
 
     def return_to(self, number: int) -> None:
         KeptVersions(self._file).return_to(number)
@@ -98,18 +97,17 @@ class FaissStore(Store):
         KeptVersions(self._file).prune(keep)
 
     def quarantined(self) -> Quarantine:
-        listed = self._quarantine
-        return parse(listed.read_text(), repr(str(listed))) if listed.is_file() else Quarantine()
+        listed = self._file.folder.quarantine
+        if not os.path.lexists(listed):
+            return Quarantine()
+        try:
+            return parse(listed.read_bytes(), repr(str(listed)))
+        except OSError as error:
+            raise StoreError(f"{str(listed)!r} cannot be read: {error.strerror}") from None
 
     def write_quarantine(self, quarantine: Quarantine) -> None:
-        try:
-            write(self._quarantine, quarantine.model_dump_json(indent=2).encode())
-        except ModelFileError as error:
-            raise StoreError(f"{self.url}: the quarantine list cannot be written: {error}") from None
-
-    @property
-    def _quarantine(self) -> Path:
-        return beside(self._file.path, ".quarantine")
+        with self._file.run() as run:
+            run.folder.write(run.folder.quarantine, quarantine.model_dump_json(indent=2).encode())
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         index = self._file.raw if raw else self._file.index
@@ -135,10 +133,13 @@ class FaissStore(Store):
         return Explanation(text, {"dim": self.dim, "appended": appended})
 
     def remove(self, progress: Progress | None = None) -> None:
-        self._file.downgrade()
-        PendingOffsets(self._file).delete()
-        KeptVersions(self._file).delete()
-        self._quarantine.unlink(missing_ok=True)
+        """The model is not needed: it may be missing or damaged."""
+        if not self._file.handler.is_upgraded() and not self._file.folder.path.is_dir():
+            return
+        with self._file.run() as run:
+            if self._file.handler.is_upgraded():
+                self._file.downgrade(run)
+            run.delete_folder()
 
 
 def open_url(url: str) -> FaissStore:

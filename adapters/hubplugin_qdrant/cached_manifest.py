@@ -6,14 +6,14 @@ import functools
 import math
 import time
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from qdrant_client import models
 
 from hubplugin.admission import Admission
-from hubplugin.errors import InputError, StoreError
+from hubplugin.errors import HubpluginError, StoreError
 from hubplugin.model import OffsetModel
 from hubplugin.recording import Recorder
 from hubplugin_qdrant import manifest as m
@@ -21,9 +21,7 @@ from hubplugin_qdrant import metadata, plain_client
 from hubplugin_qdrant.errors import PASSING, Fault, fault_of
 from hubplugin_qdrant.manifest import Manifest, Version
 from hubplugin_qdrant.operations import Arguments, Operation
-from hubplugin_qdrant.requests.selectors import lacking_augmented_vector
-from hubplugin_qdrant.requests.share import falls_within
-from hubplugin_qdrant.shadow import Shadow
+from hubplugin_qdrant.requests import has_vector, holding_offset, lacking_augmented_vector
 from hubplugin_qdrant.stored_offsets import awaits_embedding, stored_offsets
 
 MANIFEST_SECONDS = 10.0
@@ -38,16 +36,29 @@ class CachedManifest:
     """The manifest of a collection, valid until `until` (monotonic seconds; inf: it never expires).
 
     collection: its real name, where it was looked up by an alias. manifest: None if it has no correction.
-    augmented_vectors: the names of those that `manifest` tells of.
+    augmented_vectors, offset_key: what of the collection is ours, as `manifest` tells. theirs: names that look like
+    ours, and were not when they were last seen.
     """
 
     collection: str
     manifest: Manifest | None
     until: float
     augmented_vectors: tuple[str, ...] = ()
+    offset_key: str | None = None
+    theirs: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         self.augmented_vectors = self.manifest.augmented_vectors() if self.manifest is not None else ()
+        self.offset_key = self.manifest.offset_key if self.manifest is not None else None
+
+    def strange(self, names: Iterable[str]) -> frozenset[str]:
+        """Those of `names` that look like ours, and of which `manifest` does not tell."""
+        ours = (*self.augmented_vectors, self.offset_key)
+        return frozenset(name for name in names if name not in ours and m.looks_ours(name))
+
+
+RAW = m.Manifest()
+"""The manifest of a search that is not corrected."""
 
 
 @dataclass
@@ -55,31 +66,20 @@ class CorrectionCache:
     """What a corrected client adds to the plain one: the manifests and models of the collections that it uses.
 
     raw: the plain client. compute: runs a function, in a thread for the async client. oversampling, hnsw_ef: take the
-    places of the calibrated ones. share: of the searches that are corrected. shadow: asks each the other way, too.
-    recorder: keeps the queries, if they are to be kept. admission: judges newcomers, if they are to be judged.
-    heeds_switch: whether a correction that is switched off is not searched.
+    places of the calibrated ones. recorder: keeps the queries, if they are to be kept. admission: judges newcomers, if
+    they are to be judged. heeds_switch: whether a correction that is switched off is not searched.
     """
 
     raw: Any
     compute: Callable[[Callable[[], Any]], Any]
     oversampling: float | None = None
     hnsw_ef: int | None = None
-    share: float = 1.0
-    shadow: Shadow | None = None
     recorder: Recorder | None = None
     admission: Admission | None = None
     heeds_switch: bool = True
     known: dict[str, CachedManifest] = field(default_factory=dict)
     fits: dict[str, OffsetModel] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.share <= 1.0:
-            raise InputError(f"share={self.share!r}: it is the share of searches to correct, from 0 to 1")
-
-    def corrects(self, request: models.QueryRequest, manifest: Manifest) -> bool:
-        """Whether `request` is to be answered corrected."""
-        return not (manifest.off and self.heeds_switch) and falls_within(request, self.share)
 
     def lookup(self, name: str) -> Operation:
         """What is known of the collection or alias `name`, read if it is not known or too old."""
@@ -97,6 +97,16 @@ class CorrectionCache:
             self.known[name] = found
             found.until = time.monotonic() + PATIENCE_SECONDS  # until then the old one serves
             return found
+
+    def lookup_shown(self, name: str, known: CachedManifest, shown: Collection[str]) -> Operation:
+        """`known`, or what is so now if the collection has shown names that look like ours and are not known to be:
+        somebody may have applied since."""
+        if known.until == math.inf or known.strange(shown) <= known.theirs:
+            return known
+        known.until = 0.0
+        known = yield from self.lookup(name)
+        known.theirs = known.strange(shown)
+        return known
 
     def lookup_to_upload(self, name: str) -> Operation:
         """What is known of `name`, whose augmented vectors are seen to be there: an upload cannot be repeated."""
@@ -131,7 +141,7 @@ class CorrectionCache:
 
     def _seen(self, collection: str, manifest: Manifest) -> Operation:
         """`manifest` with what is so for now: whether a point lacks its augmented vector, and whether there are codes;
-        and with what this client was told to search with.
+        and with what this client was told to search with. Warns of offsets in payloads that are all gone.
 
         Without such points, or where a robust model keeps them from being found, no search need look for them, which
         would take a look at every point. (A count would count vectors of deleted points.)
@@ -142,7 +152,9 @@ class CorrectionCache:
         for name, version in manifest.active.items():
             if chosen:
                 active[name] = version = version.model_copy(update=chosen)
-            if version.storage == "vector":
+            if version.storage == "payload":
+                yield from self._warn_if_lost(collection, version)
+            else:
                 try:
                     lacking, _ = yield self.raw.scroll(
                         collection, lacking_augmented_vector(version), limit=1, with_payload=False
@@ -156,6 +168,30 @@ class CorrectionCache:
                     update={"everywhere": not lacking or version.missing < 0, "codes": codes}
                 )
         return manifest.changed(active=active)
+
+    def _warn_if_lost(self, collection: str, version: Version) -> Operation:
+        """Warns if points have the vector of `version`, and not one of them has an offset of it."""
+        text = (
+            f"no point of {collection!r} has an offset of version {version.number}, the active one in "
+            f"{m.metadata_collection(collection)!r}: its searches are raw here; if a snapshot of the collection alone "
+            "was restored, run refresh"
+        )
+        if text in self.warned:
+            return
+        try:
+            first, _ = yield self.raw.scroll(collection, limit=1, with_payload=[version.offset_key])
+            if not first or version.held(first[0].payload) is not None:
+                return  # at once, as nearly always
+            one: Arguments = {"limit": 1, "with_payload": False}
+            holding, _ = yield self.raw.scroll(collection, holding_offset(version), **one)
+            if holding:
+                return
+            having, _ = yield self.raw.scroll(collection, models.Filter(must=has_vector(version.vector)), **one)
+            if having:
+                self.warn(text)
+        except Exception as error:
+            if fault_of(error) is Fault.OTHER:
+                raise
 
     def _read(self, collection: str) -> Operation:
         try:
@@ -252,7 +288,8 @@ def again_if_changed(operation: OfClient) -> OfClient:
             del cache.known[name]
             now = yield from cache.lookup(name)
             if now.manifest is not None and now.manifest.everything() == before.manifest.everything():
-                if not any(name in str(error) for name in now.augmented_vectors):
+                refused_here = isinstance(error, HubpluginError)
+                if refused_here or not any(name in str(error) for name in now.augmented_vectors):
                     raise
                 cache.as_raw(name, now)
         return (yield from operation(cache, arguments))

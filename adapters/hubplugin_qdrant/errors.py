@@ -114,13 +114,31 @@ def one_line(url: str, doing: str, collection: str) -> Iterator[None]:
             raise NoAnswerError(
                 f"{url}: {doing}: no answer ({_reason(error)}); is the server running and reachable?"
             ) from None
+        if fault is Fault.FORBIDDEN and _is_unknown(error):
+            raise StoreError(
+                f"{url}: {doing}: the api key is missing, wrong or expired; it is read from QDRANT_API_KEY, or is that "
+                "of your client"
+            ) from None
         if fault is Fault.FORBIDDEN:
             raise StoreError(
-                f"{url}: {doing}: the api key may not do this; it needs write access to the collection and to its "
-                f"metadata collection, {m.metadata_collection(collection)}, "
-                f"and to create and delete the latter the right to manage"
+                f"{url}: {doing}: the api key may not do this; it needs access to the collection and to its metadata "
+                f"collection, {m.metadata_collection(collection)}: to read both for what reads, to write both for what "
+                "writes, and to create or delete the latter the right to manage"
             ) from None
         raise StoreError(f"{url}: {doing}: refused: {_reason(error)}") from None
+
+
+def _is_unknown(error: Exception) -> bool:
+    """Whether a server does not take the api key for one of its own, now: it says so in more than one way."""
+    if isinstance(error, RpcError):
+        return error.code() is StatusCode.UNAUTHENTICATED or _names_key(str(error.details()))
+    return isinstance(error, UnexpectedResponse) and (
+        error.status_code == 401 or _names_key(error.content.decode(errors="replace"))
+    )
+
+
+def _names_key(said: str) -> bool:
+    return said.strip() == "ExpiredSignature" or "Invalid API key" in said or "Must provide an API key" in said
 
 
 def _reason(error: Exception) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from qdrant_client import models
 
+from hubplugin.abilities import Explanation
 from hubplugin.metric import Metric
-from hubplugin.store import Explanation
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant.manifest import Version
 
@@ -50,7 +50,7 @@ def _constants(version: Version, collection: str) -> list[str]:
         *_ranking(version),
         f"these constants are those of version {version.number}; another fit has others. "
         f"GET {place}/{m.MANIFEST_ID} has the current ones in {current}: "
-        "number, storage, dim, metric, oversampling, hnsw_ef, ceiling",
+        "number, storage, offset_key, dim, metric, oversampling, hnsw_ef, ceiling",
         f"GET {place}/{m.SWITCH_ID} has payload.off, true while the correction is switched off; 404 if it never was",
     ]
 

@@ -7,13 +7,12 @@ from typing import Literal
 
 from qdrant_client import QdrantClient
 
-from hubplugin.jobs import correction, inspection, writing
+from hubplugin.bank import Embed, Pairs
+from hubplugin.jobs import correct, health, write
 from hubplugin.methods import asked_for
 from hubplugin.methods.robust import PROBES
 from hubplugin.model import Setting
-from hubplugin.selection import Pairs
 from hubplugin.store import KEEP
-from hubplugin.texts import Embed
 from hubplugin.vectors import Progress, VectorLike
 from hubplugin_qdrant.schema import Storage
 from hubplugin_qdrant.store import QdrantStore
@@ -27,6 +26,7 @@ def apply(
     using: str = "",
     storage: Storage | Literal["auto"] = "auto",
     agreement: float | None = None,
+    offset_key: str | None = None,
     method: str = "blend",
     target_bank: VectorLike | None = None,
     pairs: Pairs = None,
@@ -41,7 +41,7 @@ def apply(
     progress: Progress | None = None,
     embed: Embed = None,
     **parameters: Setting,
-) -> writing.Applied:
+) -> write.Applied:
     """Corrects the vector `using` of `collection` in place; a `HubQdrantClient` then searches it corrected.
 
     query_bank: [m, d] example queries, as for `hubplugin.fit`, which also has `method`, its `parameters`,
@@ -57,14 +57,16 @@ def apply(
     the server can add one beside a named vector that is not quantised, and "payload" elsewhere. Beside an unnamed
     vector a second one leaves a trace when it is removed: `get_collection` then shows {"": VectorParams(...)} for
     VectorParams(...). agreement: the recall that searches must reach, as a share of the raw index's own; by default
-    that of the correction in place, or 0.99. Candidates, or hnsw_ef, are chosen by it.
+    that of the correction in place, or 0.99. Candidates, or hnsw_ef, are chosen by it. offset_key: the payload key that
+    holds the numbers of storage="payload", where "hub_offset" is a key of yours; it is kept in the manifest, and every
+    client and job takes it from there.
     Searches change in one step at the end; a run that was cut off goes on when it is started again.
     Raises InputError for the bank or a parameter, StoreError for the collection or the server, CorrectionRefused if
     the correction would not help.
     """
     asked_for(method, parameters, apply)  # a misspelt argument of this function lies among them
-    store = QdrantStore(client, collection, using, storage, agreement=agreement)
-    return correction.apply(
+    store = QdrantStore(client, collection, using, storage, agreement=agreement, offset_key=offset_key)
+    return correct.apply(
         store, query_bank, method, target_bank,
         pairs=pairs, same_kind=same_kind, group_by=group_by, robust=robust, force=force, dry_run=dry_run, keep=keep,
         device=device, memory=memory, progress=progress, embed=embed,
@@ -80,10 +82,10 @@ def refresh(
     device: str = "auto",
     memory: int | str = "1GiB",
     progress: Progress | None = None,
-) -> writing.Applied:
+) -> write.Applied:
     """Writes the offsets of points that came or changed without the wrapper, and no others; says how many."""
     store = QdrantStore(client, collection, using)
-    return writing.refresh(store, device=device, memory=memory, progress=progress)
+    return write.refresh(store, device=device, memory=memory, progress=progress)
 
 
 def inspect(
@@ -95,15 +97,16 @@ def inspect(
     device: str = "auto",
     memory: int | str = "1GiB",
     progress: Progress | None = None,
-) -> inspection.Inspection:
+) -> health.Inspection:
     """What correction lies in the collection, whether every point has the offset that its vector gives, and what the
     correction does to hubness now, seen by searching for `probes` queries of the bank; 0 searches for none."""
     store = QdrantStore(client, collection, using)
-    return inspection.inspect(store, probes=probes, device=device, memory=memory, progress=progress)
+    return health.inspect(store, probes=probes, device=device, memory=memory, progress=progress)
 
 
 def remove(client: QdrantClient, collection: str, *, using: str = "", progress: Progress | None = None) -> None:
-    """Takes the correction out: points, payloads and vectors are as if it had never been there."""
+    """Takes the correction out: points, payloads and vectors are as if it had never been there. What others have
+    written beside the offsets under our payload key stays."""
     QdrantStore(client, collection, using).remove(progress)
 
 

@@ -6,13 +6,15 @@ that one upsert switches from one state to the next. In the collection itself ea
     {"hub_offset": {"v3": 0.0123}}
 
 where 3 is the number of a version, or, with storage="vector", the named vector "hub_v3": [t, offset]. A new fit is
-written under a new number; a search names the active one.
+written under a new number; a search names the active one. What of the collection is ours is what the manifest says:
+the key is another one where somebody has named another, and a number whose vector the user has is not taken.
 """
 
 from __future__ import annotations
 
+import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -23,11 +25,14 @@ from hubplugin.metric import Metric
 from hubplugin.model import GroupedModel, OffsetModel, Setting
 from hubplugin.store import State, StoredVersion, now
 
-FORMAT = 2
-"""Version of the manifest. A reader refuses what a newer version wrote; 1 had no kept versions."""
+FORMAT = 3
+"""Version of the manifest. A reader refuses what a newer version wrote; 1 had no kept versions, 2 no `offset_key`."""
 
 KEY = "hub_offset"
-"""The payload key that holds offsets; hubplugin owns it and everything below it."""
+"""The payload key that holds offsets, where nobody has named another."""
+
+AUGMENTED_VECTOR = re.compile(r"hub_v\d+")
+"""What the augmented vectors are called. A vector of another name is not ours; one of these may yet be a user's."""
 
 MANIFEST_ID = 0
 """Id of the point of the metadata collection that is the manifest."""
@@ -70,6 +75,7 @@ class Version(FrozenModel):
     """One fit for one vector of the collection. `vector` is "" for the unnamed one.
 
     storage: "payload", a key that the search adds to the score, or "vector", an augmented vector.
+    offset_key: the payload key under which the offsets of all versions lie, where they lie in payloads.
     model: fingerprint of the model. parts: how many points of the metadata collection hold it.
     oversampling: candidates for each result; hnsw_ef: how widely the graph of the augmented vector is searched, None
     for the server's default; as little as gives `agreement` times the recall of the raw index. exact_oversampling:
@@ -87,6 +93,7 @@ class Version(FrozenModel):
     number: int
     vector: str
     storage: Literal["payload", "vector"] = "payload"
+    offset_key: str = KEY
     metric: Metric
     dim: int
     method: str
@@ -143,7 +150,7 @@ class Version(FrozenModel):
     @property
     def key(self) -> str:
         """Where a point's payload holds its offset."""
-        return f"{KEY}.{self.field}"
+        return f"{self.offset_key}.{self.field}"
 
     @property
     def field(self) -> str:
@@ -151,7 +158,7 @@ class Version(FrozenModel):
 
     def held(self, payload: Payload | None) -> float | None:
         """The offset in the payload of a point, None if there is none."""
-        under = (payload or {}).get(KEY)
+        under = (payload or {}).get(self.offset_key)
         value: Any = under.get(self.field) if isinstance(under, dict) else None
         return float(value) if type(value) in (int, float) else None
 
@@ -238,22 +245,52 @@ class Manifest(FrozenModel):
         """Every version of which something may lie in the points."""
         return (*self.kept_up(), *self.retired)
 
+    @property
+    def offset_key(self) -> str | None:
+        """The payload key under which offsets lie, one for all versions; None where none lie in payloads."""
+        return next((version.offset_key for version in self.everything() if version.storage == "payload"), None)
+
     def is_foreign(self, payload: Payload | None) -> bool:
         """Whether what a point holds under our key is not what these versions write there: a number each."""
-        under = (payload or {}).get(KEY)
-        fields = {version.field for version in self.everything()}
-        return under is not None and not (
-            isinstance(under, dict)
-            and all(field in fields and type(value) in (int, float) for field, value in under.items())
-        )
+        under = (payload or {}).get(self.offset_key) if self.offset_key is not None else None
+        fields = written_fields(under)
+        return under is not None and (fields is None or not fields <= {version.field for version in self.everything()})
 
     def changed(self, **fields: Any) -> Manifest:
         return self.model_copy(update=fields)
 
 
+def looks_ours(name: str) -> bool:
+    """Whether a payload key or a vector of this name may be ours."""
+    return name == KEY or AUGMENTED_VECTOR.fullmatch(name) is not None
+
+
 def payload_keys(versions: Iterable[Version]) -> tuple[str, ...]:
     """Where a point's payload holds offsets of `versions`."""
     return tuple(version.key for version in versions if version.storage == "payload")
+
+
+def has_number(under: object, fields: Iterable[str]) -> bool:
+    """Whether one of `fields` of what lies `under` our key in a point is a number."""
+    return isinstance(under, dict) and any(type(under.get(field)) in (int, float) for field in fields)
+
+
+def written_fields(under: object) -> set[str] | None:
+    """The fields, "v3", of what lies `under` our key in a point; None if it is not what any correction writes there."""
+    if not isinstance(under, dict):
+        return None
+    ours = all(re.fullmatch(r"v[1-9]\d*", field) and type(value) in (int, float) for field, value in under.items())
+    return set(under) if ours else None
+
+
+def to_delete(payload: Payload | None, versions: Sequence[Version]) -> tuple[str, ...]:
+    """The payload keys to delete from a point that holds `payload` when `versions`, the last that have offsets in
+    payloads, go: the whole key, unless something else lies under it; none where nothing of theirs does."""
+    key, fields = versions[0].offset_key, {version.field for version in versions}
+    under = (payload or {}).get(key)
+    if not isinstance(under, dict):
+        return ()
+    return (key,) if under.keys() <= fields else payload_keys(version for version in versions if version.field in under)
 
 
 def augmented_vectors(versions: Iterable[Version]) -> tuple[str, ...]:

@@ -1,10 +1,14 @@
-"""The metadata collection, read and written: the manifest, and the models in parts."""
+"""The metadata collection, read and written: the manifest, and the models in parts.
+
+`CollectionMetadata` is the same as a job sees it: each request repeated while the server is away.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from qdrant_client import QdrantClient, models
 
@@ -14,6 +18,8 @@ from hubplugin.quarantine import Quarantine, parse
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant.errors import Fault, fault_of
 from hubplugin_qdrant.manifest import Manifest, Version
+from hubplugin_qdrant.transport import Transport
+from hubplugin_qdrant.versioned_store import Metadata
 
 
 def read_manifest(client: QdrantClient, collection: str) -> Manifest | None:
@@ -85,9 +91,30 @@ def manifest_point(manifest: Manifest) -> models.PointStruct:
     return models.PointStruct(id=m.MANIFEST_ID, vector={}, payload=manifest.model_dump(mode="json"))
 
 
+def exists(client: QdrantClient, collection: str) -> bool:
+    """Whether there is a metadata collection. Raises StoreError where the user has a collection of that name."""
+    try:
+        found = client.get_collection(m.metadata_collection(collection))
+    except Exception as error:
+        if fault_of(error) is Fault.MISSING:
+            return False
+        raise
+    if not is_metadata(found):
+        raise StoreError(
+            f"collection {m.metadata_collection(collection)!r} has vectors, so it is yours; hubplugin keeps the "
+            f"correction of {collection!r} in a collection of that name, which must be free"
+        )
+    return True
+
+
+def is_metadata(found: models.CollectionInfo) -> bool:
+    """Whether a collection of our name is ours, which has no vectors."""
+    return not found.config.params.vectors and not found.config.params.sparse_vectors
+
+
 def create(client: QdrantClient, collection: str, replication_factor: int | None) -> None:
     """Creates the metadata collection of `collection`, as well replicated as that, if it is not there."""
-    if client.collection_exists(m.metadata_collection(collection)):
+    if exists(client, collection):
         return
     try:
         client.create_collection(
@@ -99,7 +126,7 @@ def create(client: QdrantClient, collection: str, replication_factor: int | None
             strict_mode_config=models.StrictModeConfig(enabled=False),  # the limits of a server may be its default
         )
     except Exception:
-        if not client.collection_exists(m.metadata_collection(collection)):  # another run has been quicker
+        if not exists(client, collection):  # another run has been quicker
             raise
 
 
@@ -136,3 +163,56 @@ def model_of(found: list[list[Any]], version: Version, collection: str) -> Offse
 def delete_model(client: QdrantClient, collection: str, version: Version) -> None:
     selector = models.PointIdsList(points=list(part_ids(version)))
     client.delete(m.metadata_collection(collection), points_selector=selector, wait=True)
+
+
+Answer = TypeVar("Answer")
+
+
+class CollectionMetadata(Metadata):
+    """The metadata collection of the collection behind `transport`."""
+
+    def __init__(self, transport: Transport):
+        self._transport, self._name = transport, m.metadata_collection(transport.collection)
+
+    def exists(self) -> bool:
+        return bool(self._ask("looking for the manifest", exists))
+
+    def create(self) -> None:
+        replicas = self._transport.info.config.params.replication_factor
+        self._ask("preparing", create, replicas)
+
+    def delete(self) -> None:
+        with self._transport.one_line("removing"):
+            self._transport.client.delete_collection(self._name)
+
+    def read_manifest(self) -> Manifest:
+        return self._ask("reading the manifest", read_manifest) or Manifest()
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        self._ask("writing the manifest", write_manifest, manifest)
+
+    def is_off(self) -> bool:
+        return self._ask("reading the switch", read_switch)
+
+    def write_switch(self, off: bool) -> None:
+        self._ask("switching", write_switch, off)
+
+    def read_quarantine(self) -> Quarantine:
+        return self._ask("reading the quarantine list", read_quarantine)
+
+    def write_quarantine(self, quarantine: Quarantine) -> None:
+        self._ask("writing the quarantine list", write_quarantine, quarantine)
+
+    def read_model(self, version: Version) -> OffsetModel:
+        model: OffsetModel = self._ask("reading the model", read_model, version)
+        return model
+
+    def write_model(self, model: OffsetModel) -> int:
+        return int(self._ask("writing the model", write_model, model))
+
+    def delete_model(self, version: Version) -> None:
+        self._ask("deleting a model", delete_model, version)
+
+    def _ask(self, doing: str, request: Callable[..., Answer], *given: object) -> Answer:
+        with self._transport.one_line(doing):
+            return self._transport.retry(request, self._transport.client, self._transport.collection, *given)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from hubplugin.admission import Admission
+from hubplugin.compute import Compute
 from hubplugin.errors import InputError
 from hubplugin.methods.robust import floor_of
 from hubplugin.model import OffsetModel
-from hubplugin.reductions import Compute
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import metadata
 from hubplugin_qdrant.cached_manifest import CachedManifest, CorrectionCache
 from hubplugin_qdrant.manifest import Version
-from hubplugin_qdrant.operations import GivenVector, Operation, PointId
+from hubplugin_qdrant.operations import GivenVector, Operation, PointId, listed_id
 from hubplugin_qdrant.stored_offsets import usable
 
 WHO = "admission"
@@ -72,16 +71,6 @@ def flagged(
             for place, reason in admission.reasons(model, matrix, Compute()).items():
                 found[listed_id(ids[rows[place]])] = reason
     return found
-
-
-def listed_id(key: PointId) -> int | str:
-    """`key` as the server writes it: a UUID has several forms."""
-    if isinstance(key, int):
-        return key
-    try:
-        return str(uuid.UUID(str(key)))
-    except ValueError:  # the server's to refuse
-        return str(key)
 
 
 def _enter(cache: CorrectionCache, collection: str, reasons: dict[int | str, str]) -> Operation:

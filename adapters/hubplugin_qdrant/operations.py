@@ -7,6 +7,7 @@ the results themselves, and by the async one, which awaits them.
 from __future__ import annotations
 
 import inspect
+import uuid
 from collections.abc import Generator
 from typing import Any, TypeAlias
 
@@ -29,6 +30,16 @@ ShardKey: TypeAlias = models.ShardKeySelector | None
 
 GivenVector: TypeAlias = Any
 """A vector as a client gives it: a list, an array, a document to embed, a dict of these by name, or None."""
+
+
+def listed_id(key: PointId) -> int | str:
+    """`key` as the server writes it: a UUID has several forms."""
+    if isinstance(key, int):
+        return key
+    try:
+        return str(uuid.UUID(str(key)))
+    except ValueError:  # the server's to refuse
+        return str(key)
 
 
 def run(steps: Operation) -> Any:

@@ -1,20 +1,20 @@
 """Everything that hubplugin uses of qdrant-client beyond its public interface, in one place.
 
-Each function has a test in tests/qdrant/test_plain_client.py or test_plain_searches.py, and pyproject.toml bounds the
-version of qdrant-client above: these names may change in any release.
+Each function has a test in tests/qdrant/test_plain_client.py, and pyproject.toml bounds the version of qdrant-client
+above: these names may change in any release.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
+from uuid import UUID
 
 import httpx
 import numpy as np
 from pydantic import BaseModel
 from qdrant_client import AsyncQdrantClient, QdrantClient, grpc, models
-from qdrant_client.async_qdrant_remote import AsyncQdrantRemote
 from qdrant_client.connection import get_channel
 from qdrant_client.conversions.conversion import GrpcToRest, RestToGrpc
 from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
@@ -187,12 +187,7 @@ def _speaks_grpc(client: QdrantClient | AsyncQdrantClient) -> bool:
 
 def changed(model: Model, fields: dict[str, Any]) -> Model:
     """What `model.model_copy(update=fields)` returns, in half of its time: a search makes several."""
-    return _made(type(model), model, fields)
-
-
-def _made(kind: type[Model], model: BaseModel, fields: dict[str, Any]) -> Model:
-    """A `kind` with the values of `model`, but for `fields`."""
-    made, put = object.__new__(kind), object.__setattr__
+    made, put = object.__new__(type(model)), object.__setattr__
     put(made, "__dict__", {**model.__dict__, **fields})
     put(made, "__pydantic_fields_set__", model.__pydantic_fields_set__ | fields.keys())
     put(made, "__pydantic_extra__", model.__pydantic_extra__)
@@ -200,84 +195,71 @@ def _made(kind: type[Model], model: BaseModel, fields: dict[str, Any]) -> Model:
     return made
 
 
-_OWN = {
-    getattr(kind, name)
-    for kind in (QdrantClient, AsyncQdrantClient)
-    for name in ("query_points", "query_points_groups", "query_batch_points")
-}
-"""The clients' own methods. One that a subclass or an instrumentation put in their place is called as it stands."""
+def resolved(query: Any) -> Any:
+    """What the client makes of the `query` of its search methods before anything else: a vector, an id or a document
+    becomes a NearestQuery. Raises what the client raises for what cannot be one."""
+    return QdrantClient._resolve_query(query)
 
 
-def query_points(
-    client: QdrantClient | AsyncQdrantClient,
-    arguments: dict[str, Any],
-    request: models.QueryRequest,
-    method: Literal["query_points", "query_points_groups"] = "query_points",
-) -> Any:
-    """What `method` of `client` returns for `arguments`, where `request` holds the same search.
-
-    The client looks for documents to embed in each number of a vector. A search of vectors alone holds none, so it goes
-    past that to the part of the client that speaks to the server; by gRPC as a message, which costs least to make here.
-    """
-    if not _is_own(client, method) or not _is_of_vectors(request):
-        return getattr(client, method)(**arguments)
-    prefetches: Any = request.prefetch
-    if prefetches and _speaks_grpc(client):
-        prefetches = [_message(each) for each in prefetches]
-    sent = arguments | {"query": _as_sent(request.query), "prefetch": prefetches}
-    return getattr(client._client, method)(**sent)
+UNREADABLE = (AttributeError, TypeError, ValueError)
+"""What the three functions below raise for what the client does not take. It is the client's own to refuse."""
 
 
-def query_batch_points(
-    client: QdrantClient | AsyncQdrantClient, arguments: dict[str, Any], requests: Sequence[models.QueryRequest]
-) -> Any:
-    """What `client.query_batch_points(**arguments, requests=requests)` returns; see `query_points`."""
-    if not _is_own(client, "query_batch_points") or not all(map(_is_of_vectors, requests)):
-        return client.query_batch_points(**arguments | {"requests": requests})
-    sent: list[Any] = [changed(each, {"query": _as_sent(each.query)}) for each in requests]
-    if _speaks_grpc(client):
-        sent = [_whole_message(each, arguments["collection_name"]) for each in sent]
-    return client._client.query_batch_points(**arguments | {"requests": sent})
+def points_taken(client: QdrantClient | AsyncQdrantClient, points: Any) -> models.Batch | list[models.PointStruct]:
+    """`points` as REST structures, as far as `upsert` of `client` takes them: local mode whatever has an id, a vector
+    and a payload; a client by gRPC its messages, too; one by REST dicts as well."""
+    if isinstance(points, models.Batch):
+        return points
+    messages = _speaks_grpc(client) and isinstance(points, Collection)
+    if not isinstance(points, list) and not (messages and all(isinstance(each, grpc.PointStruct) for each in points)):
+        raise TypeError(f"expected a Batch or a list of points, got {type(points).__name__}")
+    return [_point(client, each) for each in points]
 
 
-def _is_own(client: QdrantClient | AsyncQdrantClient, method: str) -> bool:
-    """Whether `client` speaks to a server, and its `method` is qdrant-client's own."""
-    is_remote = isinstance(client._client, (QdrantRemote, AsyncQdrantRemote))
-    return is_remote and getattr(getattr(client, method), "__func__", None) in _OWN
+def _point(client: QdrantClient | AsyncQdrantClient, given: Any) -> models.PointStruct:
+    if isinstance(given, models.PointStruct):
+        return given
+    if is_local(client):
+        return point_of(given)
+    if isinstance(given, grpc.PointStruct):
+        return GrpcToRest.convert_point_struct(given)
+    if isinstance(given, dict) and not _speaks_grpc(client):
+        return models.PointStruct.model_validate(given)
+    raise TypeError(f"expected a point, got {type(given).__name__}")
 
 
-def _is_of_vectors(request: models.QueryRequest) -> bool:
-    """Whether `request` is for the nearest of a vector, or for a formula over prefetches of vectors."""
-    prefetches = request.prefetch or []
-    if not (is_vector(request.query) or isinstance(request.query, models.FormulaQuery)):
-        return False
-    return isinstance(prefetches, list) and all(is_vector(each.query) and not each.prefetch for each in prefetches)
+def point_of(given: Any) -> models.PointStruct:
+    """Whatever has an id, a vector and a payload as a structure: an upload takes nothing else."""
+    return models.PointStruct.model_construct(id=given.id, vector=given.vector, payload=given.payload)
 
 
-_NEAREST = models.NearestQuery.model_construct()
+def updates_taken(client: QdrantClient | AsyncQdrantClient, points: Any) -> list[models.PointVectors]:
+    """`points` as far as `update_vectors` of `client` takes them: whatever has an id and a vector; by REST nothing but
+    structures and dicts."""
+    points = _listed(client, points)
+    if is_local(client) or _speaks_grpc(client):
+        taken = [models.PointVectors.model_construct(id=each.id, vector=each.vector) for each in points]
+    else:
+        taken = models.UpdateVectors(points=points).points
+    if not all(isinstance(each.id, (int, str, UUID)) for each in taken):
+        raise TypeError("expected ids")
+    return taken
 
 
-def _as_sent(query: Any) -> Any:
-    """A vector as the client sends it; any other `query` as it is."""
-    return _made(models.NearestQuery, _NEAREST, {"nearest": query}) if is_vector(query) else query
+def operations_taken(client: QdrantClient | AsyncQdrantClient, operations: Any) -> list[models.UpdateOperation]:
+    """`operations` as far as `batch_update_points` of `client` takes them: by REST also dicts. By gRPC and in local
+    mode what is no operation stays where it is: local mode does those before it."""
+    taken = _listed(client, operations)
+    if is_local(client) or _speaks_grpc(client):
+        return taken
+    return models.UpdateOperations(operations=taken).operations
 
 
-def is_vector(query: object) -> bool:
-    return isinstance(query, list) and bool(query) and isinstance(query[0], (int, float))
-
-
-def _message(prefetch: Any) -> grpc.PrefetchQuery:
-    """`prefetch`, which is for the nearest of a vector, as a message."""
-    message = RestToGrpc.convert_prefetch_query(changed(prefetch, {"query": None}))
-    message.query.nearest.dense.data.extend(prefetch.query)
-    return message
-
-
-def _whole_message(request: models.QueryRequest, collection: str) -> grpc.QueryPoints:
-    """`request`, which `_is_of_vectors`, as a message."""
-    message = RestToGrpc.convert_query_request(changed(request, {"prefetch": None}), collection)
-    message.prefetch.extend([_message(each) for each in request.prefetch or ()])
-    return message
+def _listed(client: QdrantClient | AsyncQdrantClient, items: Any) -> list[Any]:
+    """`items` as a list. Local mode takes no stream; of one to a server the client itself loses what it looks at."""
+    if is_local(client) and not isinstance(items, Collection):
+        raise TypeError(f"expected a list, got {type(items).__name__}")
+    return list(items)
 
 
 def embedded(client: QdrantClient | AsyncQdrantClient, written: Any) -> Any:
@@ -299,6 +281,6 @@ def embedded_queries(
     client: QdrantClient | AsyncQdrantClient, requests: list[models.QueryRequest]
 ) -> list[models.QueryRequest]:
     """`requests` with the documents that they ask for the nearest of embedded as `client` would do it."""
-    plain = [each.model_copy(update={"query": client._resolve_query(each.query)}) for each in requests]
+    plain = [each.model_copy(update={"query": resolved(each.query)}) for each in requests]
     made = client._embed_models(plain, is_query=True, batch_size=client.local_inference_batch_size)
     return cast("list[models.QueryRequest]", list(made))

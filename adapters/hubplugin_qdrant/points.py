@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 from qdrant_client import models
 
-from hubplugin.metric import Metric
+from hubplugin.compute import Compute, Similarities, dense
+from hubplugin.metric import Metric, normalise
 from hubplugin.store import Batch, Id
-from hubplugin_qdrant.manifest import KEY, Manifest, Version, augmented_vectors
+from hubplugin.vectors import as_vectors
+from hubplugin_qdrant.manifest import Manifest, Version, augmented_vectors
+from hubplugin_qdrant.requests import having
 from hubplugin_qdrant.stored_offsets import group_of, storage_of, value_at
 from hubplugin_qdrant.transport import EVERY_ID, IdRange, Transport, plain_id
 from hubplugin_qdrant.versioned_store import VersionedStore
@@ -49,9 +52,9 @@ class PointReader:
         return [self.store.using, *augmented_vectors([self.version] if self.version is not None else [])]
 
     @property
-    def payload(self) -> list[str]:
+    def payload(self) -> list[str] | bool:
         """The payload keys that are read."""
-        return [KEY, self.group_by] if self.group_by else [KEY]
+        return [key for key in (self.manifest.offset_key, self.group_by) if key] or False
 
     def batches(self, records: Sequence[models.Record]) -> list[Batch]:
         """One batch for each shard key, by which its points are written, where the user shards by key."""
@@ -86,6 +89,7 @@ class PointReader:
             place=shard_key,
             foreign=sum(self.manifest.is_foreign(record.payload) for record in records),
             groups=groups if self.group_by is not None else None,
+            rounding=None if storage is None else storage.rounding(written),
         )
 
     def _vectors(self, record: Any) -> tuple[Any, Any]:
@@ -112,3 +116,62 @@ def texts_at(key: str, ids: Sequence[Id], retrieved: Callable[[Sequence[Id]], Se
             found[plain_id(record.id)] = value_at(record.payload, key)
     values = [found.get(each) for each in ids]
     return [None if value is None else str(value) for value in values]
+
+
+RANDOM_QUERIES = 2
+
+ROUNDING = 2e-6
+"""Scores that differ by less, of vectors of length 1, are those of the same vector: some 30 times the rounding of
+float32. A vector that is taken for changed and is not costs one more reading and does no harm."""
+
+
+def can_tell(transport: Transport) -> bool:
+    """Whether the server is fast at exact searches, and allows these and filters on what may have no index yet."""
+    strict = transport.strict
+    allowed = strict.search_allow_exact is not False and strict.unindexed_filtering_retrieve is not False
+    return allowed and not transport.is_local
+
+
+def changed_ids(transport: Transport, using: str, metric: Metric, read: Batch) -> list[Id]:
+    """The ids of those of `read` whose vector `using` is another one now; not those that are gone."""
+    queries = random_queries(read.vectors)
+    request = models.QueryRequest(
+        using=using or None,
+        filter=having(read.ids),
+        limit=len(read.ids),
+        params=models.SearchParams(exact=True),
+        with_payload=False,
+        shard_key=read.place,
+    )
+    places = {point: row for row, point in enumerate(read.ids)}
+    found = np.full((len(queries), len(read.ids)), np.nan)
+    for scores, answer in zip(found, transport.scores(request, queries.tolist()), strict=True):
+        for point, score in answer:
+            scores[places[plain_id(point)]] = score
+    differs = (
+        np.abs(found - expected_scores(metric, read.vectors, queries)) > rounding(metric, read.vectors, queries)
+    ).any(axis=0)
+    return [read.ids[row] for row in np.flatnonzero(differs).tolist()]
+
+
+def random_queries(vectors: np.ndarray) -> np.ndarray:
+    """Queries that lie where `vectors` [b, d] do: [2, d] float32."""
+    drawn = np.random.default_rng().normal(size=(RANDOM_QUERIES, vectors.shape[1])) * vectors.std()
+    return np.asarray(drawn, np.float32)
+
+
+def expected_scores(metric: Metric, vectors: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    """What a server answers of `vectors` [b, d] to `queries` [m, d]: [m, b] float64."""
+    if metric is Metric.COSINE:
+        queries = normalise(queries, "queries")
+    similarities = Similarities(queries, metric, Compute("cpu", precision="float64"))
+    found: np.ndarray = dense(similarities, as_vectors(vectors, "vectors")).numpy()
+    return np.sqrt(np.maximum(-2 * found, 0)) if metric is Metric.EUCLIDEAN else found
+
+
+def rounding(metric: Metric, vectors: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    """By how much a score may differ from the expected one: [m, b]."""
+    asked, given = np.linalg.norm(queries, axis=1)[:, None], np.linalg.norm(vectors, axis=1)
+    sizes = {Metric.COSINE: np.ones((len(asked), len(given))), Metric.EUCLIDEAN: asked + given}
+    size: np.ndarray = sizes.get(metric, asked * given)
+    return ROUNDING * size

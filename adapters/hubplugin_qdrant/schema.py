@@ -21,10 +21,10 @@ from hubplugin.vectors import Progress
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant.calibration import ClientSearches, calibrated
 from hubplugin_qdrant.manifest import Manifest, Version
+from hubplugin_qdrant.offsets_in_writes import set_offsets
 from hubplugin_qdrant.operations import ShardKey
 from hubplugin_qdrant.plain_client import update_vectors
 from hubplugin_qdrant.points import by_shard
-from hubplugin_qdrant.requests.offsets_in_writes import set_offsets
 from hubplugin_qdrant.transport import Items, Transport, plain_id
 
 VECTORS_IN_PLACE = (1, 18)
@@ -75,7 +75,7 @@ class Schema(ABC):
     def write(self, version: Version, items: Items, shard_key: ShardKey) -> None:
         """Gives each point of `items` its value, as `stored_offsets.Storage` makes it."""
 
-    def finish(self, version: Version, queries: np.ndarray, progress: Progress) -> Version:
+    def finish(self, version: Version, queries: np.ndarray, progress: Progress | None) -> Version:
         """`version` ready to be searched, once it is written. queries: queries [m, d] that it is calibrated with."""
         transport = self.transport
         slower = "searches are calibrated to the index as it is now; run refresh when it is whole"
@@ -86,9 +86,11 @@ class Schema(ABC):
         searches = ClientSearches(
             transport.client, transport.collection, self.using, queries, transport.answers, exact_allowed
         )
-        progress("calibrating", 0, 1)
+        if progress is not None:
+            progress("calibrating", 0, 1)
         found = calibrated(version, transport.count(), searches)
-        progress("calibrating", 1, 1)
+        if progress is not None:
+            progress("calibrating", 1, 1)
         return found
 
     def _is_optimised(self) -> bool:
@@ -96,12 +98,13 @@ class Schema(ABC):
         return self.transport.described().status != models.CollectionStatus.YELLOW
 
     @abstractmethod
-    def delete(self, versions: Sequence[Version], everything: bool, progress: Progress | None) -> None:
-        """Deletes from the points what `versions` have written; `everything` under our name, where none are left."""
+    def delete(self, versions: Sequence[Version], last: bool, progress: Progress | None) -> None:
+        """Deletes from the points what `versions` have written; see `VersionedStore.delete`."""
 
     @abstractmethod
-    def plan(self, number: int) -> list[str]:
-        """What version `number` would do to the collection, a line each; the first is what each point would get."""
+    def plan(self, number: int, key: str) -> list[str]:
+        """What version `number` would do to the collection, a line each; the first is what each point would get. key:
+        the payload key of offsets."""
 
 
 class PayloadSchema(Schema):
@@ -110,7 +113,7 @@ class PayloadSchema(Schema):
     def write(self, version: Version, items: Items, shard_key: ShardKey) -> None:
         def request(items: Items) -> None:
             operations: list[models.UpdateOperation] = [
-                set_offsets(k, {version.field: v}, shard_key=shard_key) for k, v in items
+                set_offsets(k, {version.field: v}, version.offset_key, shard_key=shard_key) for k, v in items
             ]
             self.transport.client.batch_update_points(self.transport.collection, operations, wait=True)
 
@@ -121,7 +124,7 @@ class PayloadSchema(Schema):
         while the graph is built."""
         self._ask_for_index(version)
 
-    def finish(self, version: Version, queries: np.ndarray, progress: Progress) -> Version:
+    def finish(self, version: Version, queries: np.ndarray, progress: Progress | None) -> Version:
         if self._ask_for_index(version):  # a version that is active already may have lost it
             slower = "searches are slower without it, and strict mode may refuse them; look at the server's log"
             self.transport.until(lambda: version.key in self._indexes(), "waiting for the index", slower, progress)
@@ -149,7 +152,8 @@ class PayloadSchema(Schema):
         """The payload keys that have an index now."""
         return set(self.transport.described().payload_schema)
 
-    def delete(self, versions: Sequence[Version], everything: bool, progress: Progress | None) -> None:
+    def delete(self, versions: Sequence[Version], last: bool, progress: Progress | None) -> None:
+        versions = [version for version in versions if version.storage == "payload"]
         indexed = set(m.payload_keys(versions))
         if not indexed:
             return
@@ -159,21 +163,27 @@ class PayloadSchema(Schema):
                 transport.retry(transport.client.delete_payload_index, transport.collection, key, wait=False)
             left = "the index on the offsets is left"
             transport.until(lambda: not indexed & self._indexes(), "deleting the index", left, progress)
-        keys = [m.KEY] if everything else sorted(indexed)
         done, total = 0, transport.count()
-        for shards in transport.pages(by_shard):
+        for shards in transport.pages(by_shard, with_payload=[versions[0].offset_key] if last else False):
             for shard_key, records in shards.items():
-                points = [plain_id(record.id) for record in records]
-                transport.submit(partial(self._delete_keys, keys, points, shard_key))
-                done += len(points)
+                points: dict[tuple[str, ...], list[Id]] = {}
+                for record in records:
+                    keys = m.to_delete(record.payload, versions) if last else tuple(sorted(indexed))
+                    points.setdefault(keys, []).append(plain_id(record.id))
+                for keys, some in points.items():
+                    transport.submit(partial(self._delete_keys, keys, some, shard_key))
+                done += len(records)
             if progress is not None:
                 progress("removing offsets", min(done, total), total)
         transport.settle()
 
-    def _delete_keys(self, keys: list[str], points: list[Id], shard_key: ShardKey) -> None:
+    def _delete_keys(self, keys: Sequence[str], points: list[Id], shard_key: ShardKey) -> None:
+        if not keys:
+            return
+
         def request(items: Items) -> None:
             selector = models.PointIdsList(points=[point for point, _ in items], shard_key=shard_key)
-            self.transport.client.delete_payload(self.transport.collection, keys=keys, points=selector, wait=True)
+            self.transport.client.delete_payload(self.transport.collection, keys=list(keys), points=selector, wait=True)
 
         self.transport.send([(point, None) for point in points], request)
 
@@ -181,8 +191,8 @@ class PayloadSchema(Schema):
         points = self.transport.count()
         return f"about {_bytes(INDEX_BYTES * points)} of memory, and {_bytes(PAYLOAD_BYTES * points)} of disk"
 
-    def plan(self, number: int) -> list[str]:
-        return [f"a number 'v{number}' under the payload key {m.KEY!r}, with a float index"]
+    def plan(self, number: int, key: str) -> list[str]:
+        return [f"a number 'v{number}' under the payload key {key!r}, with a float index"]
 
 
 class VectorSchema(Schema):
@@ -246,8 +256,7 @@ class VectorSchema(Schema):
 
     def _names(self) -> set[str]:
         """The names of the vectors that there are now."""
-        found = self.transport.described().config.params.vectors
-        return set(found) if isinstance(found, dict) else set()
+        return vector_names(self.transport.described())
 
     def write(self, version: Version, items: Items, shard_key: ShardKey) -> None:
         name = version.augmented_vector
@@ -257,12 +266,12 @@ class VectorSchema(Schema):
 
         self.transport.send(items, request)
 
-    def delete(self, versions: Sequence[Version], everything: bool, progress: Progress | None) -> None:
+    def delete(self, versions: Sequence[Version], last: bool, progress: Progress | None) -> None:
         names = set(m.augmented_vectors(versions))
         for name in names & self._names() if names else ():
             self.transport.retry(self.transport.client.delete_vector_name, self.transport.collection, name, wait=True)
 
-    def plan(self, number: int) -> list[str]:
+    def plan(self, number: int, key: str) -> list[str]:
         beside = repr(self.using) if self.using else "the unnamed one"
         lines = [f"a vector 'hub_v{number}' of {self.parameters.size + 1} dimensions beside {beside}"]
         if not self.using:
@@ -304,6 +313,22 @@ def _bytes(count: float) -> str:
     return f"{count / 1000**thousands:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[thousands]}"
 
 
+def dense_vectors(info: models.CollectionInfo) -> dict[str, models.VectorParams]:
+    """The dense vectors of a collection by name; "" is the unnamed one."""
+    given = info.config.params.vectors or {}
+    return {"": given} if isinstance(given, models.VectorParams) else given
+
+
+def vector_names(info: models.CollectionInfo) -> set[str]:
+    """The names of the vectors of a collection, dense and sparse."""
+    return {*dense_vectors(info), *(info.config.params.sparse_vectors or {})}
+
+
+def deleted(manifest: Manifest, info: models.CollectionInfo) -> list[Version]:
+    """The versions whose vector is no longer there."""
+    return [version for version in manifest.everything() if version.vector not in dense_vectors(info)]
+
+
 def chosen_vector(
     url: str, info: models.CollectionInfo, using: str, manifest: Manifest
 ) -> tuple[str, models.VectorParams]:
@@ -312,13 +337,11 @@ def chosen_vector(
 
     Raises StoreError if it is not there or cannot carry offsets.
     """
-    given = info.config.params.vectors or {}
-    given = {"": given} if isinstance(given, models.VectorParams) else given
-    dense = {name: parameters for name, parameters in given.items() if name not in manifest.augmented_vectors()}
-    deleted = [version for version in manifest.everything() if version.vector == using not in dense]
-    if deleted and (using or not dense):
-        distance = next(known for known, metric in METRICS.items() if metric is deleted[0].metric)
-        return using, models.VectorParams(size=deleted[0].dim, distance=distance)
+    dense = {name: each for name, each in dense_vectors(info).items() if name not in manifest.augmented_vectors()}
+    for version in deleted(manifest, info):
+        if version.vector == using if using else not dense:
+            distance = next(known for known, metric in METRICS.items() if metric is version.metric)
+            return version.vector, models.VectorParams(size=version.dim, distance=distance)
     sparse = info.config.params.sparse_vectors or {}
     listed = ", ".join(repr(name) for name in dense) or "none"
     if using in sparse or not dense:

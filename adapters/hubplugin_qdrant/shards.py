@@ -8,10 +8,11 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+from hubplugin.abilities import Share, StoreShard
 from hubplugin.errors import StoreError
 from hubplugin.model import OffsetModel
 from hubplugin.registry import open_store
-from hubplugin.store import Batch, Id, Share, Store, StoreShard, Writing
+from hubplugin.store import Batch, Id, Store, Writing
 from hubplugin.vectors import SHARD_ROWS
 from hubplugin_qdrant.manifest import Version
 
@@ -43,7 +44,7 @@ class QdrantShare(Share):
     version: str
 
     @property
-    def key(self) -> str:  # type: ignore[override]
+    def key(self) -> str:
         version = Version.model_validate_json(self.version)
         return f"{self.url}|{version.number}|{version.model}"
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal, cast
 from urllib.parse import parse_qsl, urlsplit
@@ -12,27 +13,27 @@ from urllib.parse import parse_qsl, urlsplit
 import numpy as np
 from qdrant_client import QdrantClient, models
 
-from hubplugin.errors import InputError, StoreError
+from hubplugin.abilities import Explanation
+from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.recording import folder_within
-from hubplugin.store import Batch, Explanation, Hits, Id
+from hubplugin.store import Batch, Hits, Id
 from hubplugin.vectors import Progress
 from hubplugin_qdrant import manifest as m
-from hubplugin_qdrant import metadata, plain_client
-from hubplugin_qdrant import search_operations as searches
+from hubplugin_qdrant import metadata, plain_client, searches
 from hubplugin_qdrant.calibration import chosen_queries
 from hubplugin_qdrant.client import HubQdrantClient, require_client
-from hubplugin_qdrant.collection_metadata import CollectionMetadata
 from hubplugin_qdrant.errors import Fault, NoAnswerError, fault_of, one_line
 from hubplugin_qdrant.explanation import explanation
-from hubplugin_qdrant.manifest import Manifest, Version
+from hubplugin_qdrant.manifest import Manifest, Payload, Version
+from hubplugin_qdrant.metadata import CollectionMetadata
 from hubplugin_qdrant.operations import run
 from hubplugin_qdrant.points import PointReader, texts_at
-from hubplugin_qdrant.schema import METRICS, Storage, chosen_storage, chosen_vector, schemas
+from hubplugin_qdrant.schema import METRICS, Storage, chosen_storage, chosen_vector, deleted, schemas, vector_names
 from hubplugin_qdrant.shards import QdrantShard, divided, require_url
 from hubplugin_qdrant.transport import EVERY_ID, IdRange, Transport, plain_id
-from hubplugin_qdrant.versioned_store import VersionedStore
+from hubplugin_qdrant.versioned_store import VersionedStore, usable_key
 from hubplugin_qdrant.writing import QdrantWriting
 
 FORMULAS = (1, 14)
@@ -44,7 +45,7 @@ NO_QUERIES = np.empty((0, 0), np.float32)
 
 class QdrantStore(VersionedStore):
     """The vector `using` of a collection ("" is the unnamed one), with its offsets as `storage`, searched as exactly as
-    `agreement` says; see `apply`.
+    `agreement` and `offset_key` say; see `apply`.
 
     Raises StoreError for a collection or vector that is not there or cannot carry offsets, and for a server that
     cannot be reached. `collection` may be an alias: the correction belongs to what it stands for now. record: the
@@ -61,6 +62,7 @@ class QdrantStore(VersionedStore):
         storage: Storage | Literal["auto"] = "auto",
         *,
         agreement: float | None = None,
+        offset_key: str | None = None,
         url: str = "",
         record: str | os.PathLike[str] | None = None,
     ):
@@ -84,6 +86,14 @@ class QdrantStore(VersionedStore):
         self._schemas = schemas(self._transport, self.using, parameters, server)
         lying, _ = manifest.lying(self.using)
         self.storage, self._choice = chosen_storage(self._schemas, storage, lying)
+        self.offset_key = usable_key(offset_key)
+        if offset_key is not None and storage == "vector":
+            raise InputError(
+                Parameter("offset_key", offset_key),
+                " is for offsets in payloads; ",
+                Parameter("storage", "vector"),
+                " has none",
+            )
         self.metadata = CollectionMetadata(self._transport)
 
     def _described(self, collection: str) -> models.CollectionInfo:
@@ -96,10 +106,9 @@ class QdrantStore(VersionedStore):
             listed = ", ".join(sorted(names)) or "none"
             raise StoreError(f"{self.url}: there is no collection {collection!r}; there are: {listed}") from None
 
-    def how_to_record(self) -> str:
-        return (
-            "search through HubQdrantClient(..., record=FOLDER), and name the folder behind this store: ?record=FOLDER"
-        )
+    how_to_record = (
+        "search through HubQdrantClient(..., record=FOLDER), and name the folder behind this store: ?record=FOLDER"
+    )
 
     def count(self) -> int:
         return self._transport.count()
@@ -136,7 +145,7 @@ class QdrantStore(VersionedStore):
             yield from reader.batches(records)
 
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> QdrantWriting:
-        self._require_writable()
+        self.require_writable()
         queries = chosen_queries(model, self.scan())
         schema = self._schemas[self.storage]
         with self._transport.one_line("preparing"):
@@ -147,8 +156,9 @@ class QdrantStore(VersionedStore):
         searched = {"max_candidates": limit, "agreement": self._agreement or version.agreement}
         return QdrantWriting(self, version.model_copy(update=searched), found, schema, queries, progress)
 
-    def _require_writable(self) -> None:
-        """Raises StoreError where there is nothing to write to, or writing would take for ever."""
+    def require_writable(self, *, dry_run: bool = False) -> None:
+        """Raises StoreError where there is nothing to write to, writing would take for ever, the payload key of the
+        offsets is not free, or the api key may not write."""
         if self.count() == 0:
             raise StoreError(f"{self.url}: the collection is empty; add points first")
         if self._transport.info.config.optimizer_config.prevent_unoptimized:
@@ -156,6 +166,20 @@ class QdrantStore(VersionedStore):
                 f"{self.url}: with prevent_unoptimized each write waits for the graph; switch it off for the time: "
                 "update_collection(optimizers_config=OptimizersConfigDiff(prevent_unoptimized=False))"
             )
+        super().require_writable(dry_run=dry_run)
+        if not dry_run and not self._transport.is_local:
+            names = [self.collection, m.metadata_collection(self.collection)]
+            for name in names if self.metadata.exists() else names[:1]:
+                self._transport.require_right_to_write(name)
+
+    def holding(self, key: str, without: Collection[str]) -> Mapping[Id, Payload]:
+        with self._transport.one_line("looking for what lies under the payload key of offsets"):
+            return self._transport.holding(key, without)
+
+    def next_number(self, manifest: Manifest) -> int:
+        """The first number behind those given so far whose augmented vector no vector of the user's is called."""
+        taken = vector_names(self._transport.described())
+        return next(n for n in itertools.count(super().next_number(manifest)) if f"hub_v{n}" not in taken)
 
     def notes(self) -> Sequence[str]:
         manifest = self.metadata.read_manifest()
@@ -177,7 +201,8 @@ class QdrantStore(VersionedStore):
         return lines
 
     def plan(self) -> Sequence[str]:
-        each, *more = self._schemas[self.storage].plan(self.metadata.read_manifest().last_number + 1)
+        manifest = self.metadata.read_manifest()
+        each, *more = self._schemas[self.storage].plan(self.next_number(manifest), self.key_for(manifest))
         return [
             f"each point of {self.collection!r} would get {each}",
             *self._choice,
@@ -230,11 +255,15 @@ class QdrantStore(VersionedStore):
     def named(self, ids: Sequence[Id], key: str) -> list[str | None]:
         return texts_at(key, ids, lambda part: self._transport.retrieved(part, key))
 
-    def delete(self, gone: Sequence[Version], everything: bool = False, progress: Progress | None = None) -> None:
+    def deleted_vectors(self, manifest: Manifest) -> set[str]:
+        with self._transport.one_line("looking for vectors"):
+            return {version.vector for version in deleted(manifest, self._transport.described())}
+
+    def delete(self, gone: Sequence[Version], last: bool = False, progress: Progress | None = None) -> None:
         try:
             with self._transport.one_line("removing"):
                 for schema in self._schemas.values():
-                    schema.delete(gone, everything, progress)
+                    schema.delete(gone, last, progress)
         finally:
             self._transport.give_up()
 
@@ -253,6 +282,7 @@ def open_url(url: str) -> QdrantStore:
     """The store behind qdrant://HOST:6333/COLLECTION, qdrant+https://HOST:6333/COLLECTION or
     qdrant-local:PATH/COLLECTION, each with ?using=VECTOR where the collection has named vectors, and with
     &storage=vector or &storage=payload where offsets shall lie elsewhere than "auto" puts them,
+    with &offset_key=KEY where another payload key than hub_offset shall hold them,
     with &grpc=6334, the server's port for gRPC, by which vectors come and go two to three times as fast, and
     with &record=FOLDER where `HubQdrantClient(record=FOLDER)` records queries.
 
@@ -262,12 +292,14 @@ def open_url(url: str) -> QdrantStore:
     parts = urlsplit(f"{'local:' if scheme == 'qdrant-local' else '//'}{rest.removeprefix('//')}")
     options = dict(parse_qsl(parts.query))
     using, storage = options.pop("using", ""), options.pop("storage", "auto")
+    offset_key = options.pop("offset_key", None)
     record, grpc = options.pop("record", None), options.pop("grpc", "")
     place, _, collection = parts.path.rpartition("/")
     expected = "qdrant-local:PATH/COLLECTION" if scheme == "qdrant-local" else f"{scheme}://HOST:6333/COLLECTION"
     if parts.username or parts.password or options:
         raise InputError(
-            f"expected {expected}, and no more than ?using=VECTOR&storage=STORAGE&grpc=PORT&record=FOLDER behind it; "
+            f"expected {expected}, and no more than "
+            "?using=VECTOR&storage=STORAGE&offset_key=KEY&grpc=PORT&record=FOLDER behind it; "
             "an api key is read from the environment variable QDRANT_API_KEY"
         )
     if grpc and (scheme == "qdrant-local" or place.strip("/")):
@@ -281,7 +313,9 @@ def open_url(url: str) -> QdrantStore:
     try:
         with one_line(url, "opening", collection):
             client = _connect(scheme, parts, place, int(grpc or 0))
-            return QdrantStore(client, collection, using, cast(Storage, storage), url=url, record=record)
+            return QdrantStore(
+                client, collection, using, cast(Storage, storage), offset_key=offset_key, url=url, record=record
+            )
     except NoAnswerError as error:
         if grpc:
             raise StoreError(*error.args, f"; grpc={grpc} must be its port for gRPC, usually 6334") from None

@@ -23,11 +23,16 @@ Stored = TypeVar("Stored", float, list[float])
 """What is written to one point: the offset, or the augmented vector."""
 
 
+FLOAT16 = 2.0**-10
+"""Twice the share of a number that its rounding to float16 moves it by."""
+
+
 @dataclass(frozen=True)
 class StoredOffsets:
-    """What one point holds for all versions: numbers under our payload key, {"v3": 0.0123}, and augmented vectors,
-    {"hub_v3": [..., 0.0123]}."""
+    """What one point holds for all versions: numbers under our payload `key`, {"v3": 0.0123}, and augmented vectors,
+    {"hub_v3": [..., 0.0123]}. key: None where no version has its offsets in payloads."""
 
+    key: str | None = None
     offsets: dict[str, float] = field(default_factory=dict)
     vectors: dict[str, list[float]] = field(default_factory=dict)
 
@@ -56,6 +61,11 @@ class Storage(ABC, Generic[Stored]):
     ) -> np.ndarray:
         """The offsets that the points of `vectors` [b, d] hold, float32 [b]: NaN where there is none, infinity where it
         was made for another vector."""
+
+    def rounding(self, augmented: Sequence[Sequence[float] | None]) -> np.ndarray | None:
+        """By how much the offsets of these points may differ from what was written [b], None where float32 keeps
+        them."""
+        return None
 
     @abstractmethod
     def put(self, value: Stored, into: StoredOffsets) -> None:
@@ -119,6 +129,16 @@ class VectorStorage(Storage[list[float]]):
         found[rows] = np.where(same, offsets, np.inf)
         return found
 
+    def rounding(self, augmented: Sequence[Sequence[float] | None]) -> np.ndarray:
+        """What float16 loses, where a vector of that type may be what was read: one number in 8,192 of float32 is one
+        of float16, too."""
+        extra = np.array([0.0 if each is None else each[-1] for each in augmented], np.float32)
+        with np.errstate(over="ignore"):
+            is_short = extra.astype(np.float16) == extra
+        lost = FLOAT16 * (extra**2 if self.version.metric is Metric.EUCLIDEAN else np.abs(extra))
+        rounding: np.ndarray = np.where(is_short, lost, 0.0)
+        return rounding
+
     def put(self, value: list[float], into: StoredOffsets) -> None:
         into.vectors[self.version.augmented_vector] = value
 
@@ -156,7 +176,8 @@ def stored_offsets(
     A vector that is absent, not yet embedded or of another dimension has no offset; whether it may be written is the
     server's to say. One of length 0, which has no cosine, gets the neutral value in the place of the one before.
     """
-    found = [StoredOffsets() for _ in vectors]
+    kept_up = Manifest(kept=tuple(version for version, _ in fitted))
+    found = [StoredOffsets(kept_up.offset_key) for _ in vectors]
     for version, model in fitted:
         storage = storage_of(version)
         rows, matrix, neutral = usable(vectors, version)
@@ -178,10 +199,8 @@ def usable(vectors: Sequence[GivenVector], version: Version) -> tuple[list[int],
     rows, dense, neutral = [], [], []
     for row, given in enumerate(vectors):
         vector = given.get(version.vector) if isinstance(given, dict) else None if version.vector else given
-        if not isinstance(vector, (list, tuple, np.ndarray)) or len(vector) != version.dim:
-            continue
-        array = np.asarray(vector)
-        if array.ndim != 1 or array.dtype.kind not in "fiu" or not np.isfinite(array).all():
+        array = _numbers(vector)
+        if array is None or array.shape != (version.dim,) or not np.isfinite(array).all():
             continue
         if version.metric is Metric.COSINE and not array.any():
             neutral.append(row)
@@ -189,6 +208,17 @@ def usable(vectors: Sequence[GivenVector], version: Version) -> tuple[list[int],
             rows.append(row)
             dense.append(array)
     return rows, np.array(dense, np.float32), neutral
+
+
+def _numbers(vector: GivenVector) -> np.ndarray | None:
+    """`vector` as an array, None if it is no dense vector."""
+    if not isinstance(vector, (list, tuple, np.ndarray)):
+        return None
+    try:
+        array = np.asarray(vector)
+    except ValueError:  # lists of several lengths
+        return None
+    return array if array.dtype.kind in "fiub" else None
 
 
 def awaits_embedding(vectors: Sequence[GivenVector], manifest: Manifest) -> bool:

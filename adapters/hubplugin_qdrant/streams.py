@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,8 +11,9 @@ from typing import TypeVar
 Page = TypeVar("Page")
 
 
-def read_ahead(pages: Iterator[Page]) -> Iterator[Page]:
-    """`pages`, of which the next one is made in a thread while its predecessor is worked on."""
+def read_ahead(pages: Iterator[Page], left: threading.Event | None = None) -> Iterator[Page]:
+    """`pages`, of which the next one is made in a thread while its predecessor is worked on. left: is set when nobody
+    waits for a page any more, as after an error or an interrupt, so that the thread may end."""
     pool = ThreadPoolExecutor(1)
     try:
         ahead = pool.submit(next, pages, None)
@@ -19,6 +21,8 @@ def read_ahead(pages: Iterator[Page]) -> Iterator[Page]:
             ahead = pool.submit(next, pages, None)
             yield page
     finally:
+        if left is not None:
+            left.set()
         pool.shutdown(wait=False, cancel_futures=True)
 
 

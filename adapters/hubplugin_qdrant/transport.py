@@ -6,8 +6,9 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from qdrant_client import QdrantClient, models
@@ -18,8 +19,10 @@ from hubplugin.store import Id
 from hubplugin.vectors import Progress
 from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.errors import PASSING, Fault, fault_of, finished, one_line
+from hubplugin_qdrant.manifest import Payload, has_number
+from hubplugin_qdrant.offsets_in_writes import chunks
 from hubplugin_qdrant.operations import PointId
-from hubplugin_qdrant.requests.offsets_in_writes import chunks
+from hubplugin_qdrant.requests import holding
 from hubplugin_qdrant.streams import Writers, read_ahead
 
 BATCH = 2000
@@ -48,6 +51,9 @@ graphs at 500 points a second."""
 
 POLL_SECONDS = 0.5
 """How often a server is asked whether it has finished."""
+
+SILENT_SECONDS = 10.0
+"""After so long a wait it is logged what is waited for, where nobody is told of progress."""
 
 SMALLER = (Fault.TOO_LARGE, Fault.LATE, Fault.LIMITED)
 """Faults of a write that one of fewer points may not have."""
@@ -87,11 +93,16 @@ class Transport:
 
     def retry(self, call: Callable[..., Answer], *given: object, **named: object) -> Answer:
         """The answer to a request that does no harm if it is made twice; repeated while the server is away."""
-        given_up = self._given_up
+        return self._retried(self._given_up, call, *given, **named)
+
+    def _retried(
+        self, given_up: threading.Event, call: Callable[..., Answer], *given: object, **named: object
+    ) -> Answer:
+        """`retry`, until somebody sets `given_up`."""
         attempts = Retrying(
             retry=retry_if_exception(lambda error: fault_of(error) in (*PASSING, Fault.TOO_LARGE)),
             stop=lambda state: _patience_is_over(state) or given_up.is_set(),
-            sleep=self._sleep,
+            sleep=partial(self._sleep, given_up),
             wait=_wait,
             before_sleep=self._tell,
             reraise=True,
@@ -105,17 +116,18 @@ class Transport:
         fault = fault_of(error).name.lower().replace("_", " ")
         logger.log(level, "%s: a request failed (%s: %s), asked again", self.url, type(error).__name__, fault)
 
-    def _sleep(self, seconds: float) -> None:
-        """Waits before a request is repeated, unless this run is given up."""
-        self._given_up.wait(seconds)
+    def _sleep(self, given_up: threading.Event, seconds: float) -> None:
+        """Waits before a request is repeated, unless that is given up."""
+        given_up.wait(seconds)
 
     def until(
         self, done: Callable[[], bool], what: str, otherwise: str, progress: Progress | None = None, points: int = 0
     ) -> None:
-        """Waits for the server to finish what it was asked for, and tells for how many seconds. After a while, a longer
-        one where it builds a graph of many `points`, it goes on, with a line that names `what` it waited for, and what
-        is so `otherwise`."""
+        """Waits for the server to finish what it was asked for, and tells what that is and for how many seconds. After
+        a while, a longer one where it builds a graph of many `points`, it goes on, with a line that names `what` it
+        waited for, and what is so `otherwise`. Whoever interrupts it loses nothing: the next run goes on from here."""
         since, patience = time.monotonic(), SERVER_SECONDS + points / SLOWEST_BUILD
+        silent = progress is None
         while not done():
             waited = time.monotonic() - since
             if waited > patience:
@@ -123,12 +135,29 @@ class Transport:
                 return
             if progress is not None:
                 progress(f"{what}, in seconds", int(waited), int(patience))
+            elif silent and waited > SILENT_SECONDS:
+                silent = False
+                logger.warning(
+                    "%s: %s, for up to %g s; it may be interrupted, and goes on when it is run again",
+                    self.url, what, patience,
+                )  # fmt: skip
             time.sleep(POLL_SECONDS)
 
     def described(self) -> models.CollectionInfo:
         """The collection as it is now."""
         info: models.CollectionInfo = self.retry(self.client.get_collection, self.collection)
         return info
+
+    def require_right_to_write(self, collection: str) -> None:
+        """Raises StoreError where the api key may not write to `collection`. It is asked for the deletion of a point
+        that is not there: a server looks at the key first."""
+        nothing = models.PointIdsList(points=[str(uuid.uuid4())])
+        with self.one_line("asking whether it may be written to"):
+            try:
+                self.retry(self.client.delete, collection, nothing)
+            except Exception as error:
+                if fault_of(error) is not Fault.REFUSED:
+                    raise
 
     def count(self) -> int:
         """How many points there are; an estimate where strict mode forbids exact counts."""
@@ -147,14 +176,15 @@ class Transport:
         """All points, or the `chosen`, or those `between` two ids, in the order of ids, page by page as `turned` makes
         them."""
         first, last = between
-        scroll = plain_client.scrolling(self.client)
+        scroll, left = plain_client.scrolling(self.client), threading.Event()
 
         def read() -> Iterator[list[models.Record]]:
             offset: PointId | None = first
             more = True
             while more:
                 with self.one_line("reading"):
-                    records, offset = self.retry(
+                    records, offset = self._retried(
+                        left,
                         scroll,
                         self.collection,
                         chosen,
@@ -169,9 +199,31 @@ class Transport:
                 yield records
 
         # A page is turned here while the next one is read.
-        return map(turned, read() if self.is_local else read_ahead(read()))
+        return map(turned, read() if self.is_local else read_ahead(read(), left))
 
-    def sampled(self, count: int, with_vectors: list[str] | bool, with_payload: list[str]) -> Iterator[list[Any]]:
+    def holding(self, key: str, without: Collection[str]) -> dict[Id, Payload]:
+        """Some of the points that hold anything under the payload key `key`, with that, but for those that hold a
+        number in one of the fields `without` of it. The server looks for them; where its strict mode does not let it,
+        or that takes too long, all are looked at here."""
+        if self.strict.unindexed_filtering_retrieve is not False:
+            try:
+                found, _ = self.client.scroll(
+                    self.collection, holding(key, without), limit=self.page, with_payload=[key], with_vectors=False
+                )
+                return {plain_id(record.id): record.payload or {} for record in found}
+            except Exception as error:
+                if fault_of(error) not in PASSING:
+                    raise
+        for page in self.pages(lambda records: records, with_payload=[key]):
+            held = {plain_id(record.id): record.payload for record in page if record.payload and key in record.payload}
+            others = {point: each for point, each in held.items() if not has_number(each[key], without)}
+            if others:
+                return others
+        return {}
+
+    def sampled(
+        self, count: int, with_vectors: list[str] | bool, with_payload: list[str] | bool
+    ) -> Iterator[list[Any]]:
         """About `count` points drawn at random, page by page; a point may come twice. All, where there are no more."""
         if self.count() <= count:
             yield from self.pages(lambda records: list(records), with_vectors, with_payload)

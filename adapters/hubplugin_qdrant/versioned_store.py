@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
-from hubplugin.errors import StoreError
+from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.model import OffsetModel
 from hubplugin.quarantine import Quarantine
-from hubplugin.store import Correction, Found, Store, StoredVersion, Writing
+from hubplugin.store import Correction, Found, Id, Store, StoredVersion, Writing
 from hubplugin.vectors import Progress
 from hubplugin_qdrant import versions
-from hubplugin_qdrant.manifest import Manifest, Version
+from hubplugin_qdrant.manifest import KEY, Manifest, Payload, Version, written_fields
 
 
 class Metadata(ABC):
     """Where the manifest and the models lie: a metadata collection, or a folder."""
 
     @abstractmethod
-    def exists(self) -> bool: ...
+    def exists(self) -> bool:
+        """Whether it is there. Raises StoreError where the user has something in its place."""
 
     @abstractmethod
     def create(self) -> None:
@@ -65,10 +67,12 @@ class Metadata(ABC):
 
 
 class VersionedStore(Store):
-    """The vector `using` ("" is the unnamed one), with its offsets as `storage`, and their `metadata`."""
+    """The vector `using` ("" is the unnamed one), with its offsets as `storage`, and their `metadata`. offset_key: the
+    payload key that was named for them, None where none was."""
 
     using: str
     storage: Literal["payload", "vector"] = "payload"
+    offset_key: str | None = None
     metadata: Metadata
 
     def correction(self) -> Correction | None:
@@ -81,6 +85,47 @@ class VersionedStore(Store):
         if version is None:
             raise StoreError(f"{self.url}: no correction is active; run `hubplugin apply` first")
         return version
+
+    def require_writable(self, *, dry_run: bool = False) -> None:
+        """Raises StoreError where the payload key of the offsets, or the place of the manifest, holds something that no
+        correction has written."""
+        self.metadata.exists()
+        if self.storage == "payload":
+            manifest = self.metadata.read_manifest()
+            key = self.key_for(manifest)
+            if manifest.offset_key is None:  # else the manifest says that it is ours
+                self._require_free(key)
+
+    def key_for(self, manifest: Manifest) -> str:
+        """The payload key under which a new version has its offsets: one for all versions. Raises StoreError if
+        another one was named than that of the correction in place."""
+        lying = manifest.offset_key
+        if lying is not None and self.offset_key not in (None, lying):
+            raise StoreError(
+                f"{self.url}: the offsets of the correction in place lie under the payload key {lying!r}; remove it "
+                "before you name another: ",
+                Parameter("offset_key", self.offset_key),
+            )
+        return lying or self.offset_key or KEY
+
+    def _require_free(self, key: str) -> None:
+        """Offsets of a correction whose manifest was lost are ours, too, and written over."""
+        seen: set[str] = set()
+        while found := self.holding(key, seen):
+            for point, payload in found.items():
+                fields = written_fields(payload.get(key))
+                if not fields:
+                    raise StoreError(
+                        f"{self.url}: the payload key {key!r} holds something of yours, in point {point!r}; "
+                        "name another key for the offsets: ",
+                        Parameter("offset_key", f"{key}_2"),
+                    )
+                seen |= fields
+
+    @abstractmethod
+    def holding(self, key: str, without: Collection[str]) -> Mapping[Id, Payload]:
+        """Some of the points that hold anything under the payload key `key`, but for those that hold a number in one of
+        the fields `without` of it, with what they hold; none if there are no such points."""
 
     def switch(self, on: bool, *, dry_run: bool = False) -> None:
         if not self.metadata.exists():
@@ -118,20 +163,28 @@ class VersionedStore(Store):
             self.metadata.write_manifest(self._cleared(pruned, progress))
 
     def remove(self, progress: Progress | None = None) -> None:
-        """Deletes our payload, indexes, vectors and metadata and nothing else; goes on where it was cut off."""
+        """Deletes the offsets, indexes and vectors of which the manifest tells, the metadata, and nothing else; goes on
+        where it was cut off."""
         if not self.metadata.exists():
             return
-        manifest = versions.retired(self.metadata.read_manifest(), self.using)
+        manifest = self.metadata.read_manifest()
+        for vector in (self.using, *self.deleted_vectors(manifest)):
+            manifest = versions.retired(manifest, vector)
         self.metadata.write_manifest(manifest)
         if manifest.kept_up():
             self.metadata.write_manifest(self._cleared(manifest, progress))
         else:
-            self.delete(manifest.retired, everything=True, progress=progress)
+            self.delete(manifest.retired, last=True, progress=progress)
             self.metadata.delete()
 
+    def deleted_vectors(self, manifest: Manifest) -> Collection[str]:
+        """The corrected vectors that are no longer there: what is left of their corrections goes by any removal."""
+        return ()
+
     @abstractmethod
-    def delete(self, gone: Sequence[Version], everything: bool = False, progress: Progress | None = None) -> None:
-        """Deletes from the points what the versions `gone` have written; `everything` of ours, where none are left."""
+    def delete(self, gone: Sequence[Version], last: bool = False, progress: Progress | None = None) -> None:
+        """Deletes from the points what the versions `gone` have written. last: there are no others, so that the payload
+        key goes, too, where nothing else lies under it."""
 
     def _cleared(self, manifest: Manifest, progress: Progress | None) -> Manifest:
         """`manifest` without what is retired, once that is deleted from the points."""
@@ -139,6 +192,10 @@ class VersionedStore(Store):
         for version in versions.unused_models(manifest):
             self.metadata.delete_model(version)
         return versions.cleared(manifest)
+
+    def next_number(self, manifest: Manifest) -> int:
+        """The number of a new version."""
+        return manifest.last_number + 1
 
     def version_of(self, model: OffsetModel, progress: Progress | None) -> tuple[Version, Found]:
         """The version that a writing of `model` writes, and what of it was found."""
@@ -155,8 +212,9 @@ class VersionedStore(Store):
         else:
             # Of a store that others write to, another run may still be writing what is half-written.
             manifest = self._cleared(manifest if self.shared else versions.given_up(manifest, self.using), progress)
-            parts = self.metadata.write_model(model)
-            version = Version.of(model, manifest.last_number + 1, self.using, parts, storage=self.storage, owner=owner)
+            parts, number = self.metadata.write_model(model), self.next_number(manifest)
+            where = {"offset_key": self.key_for(manifest)} if self.storage == "payload" else {}
+            version = Version.of(model, number, self.using, parts, storage=self.storage, owner=owner, **where)
         self.metadata.write_manifest(versions.begun(manifest, version))
         return version, found
 
@@ -190,3 +248,12 @@ class VersionWriting(Writing):
     def close(self) -> None:
         if self.is_taken_out:
             self.store.delete([self.version])
+
+
+def usable_key(offset_key: str | None) -> str | None:
+    """`offset_key`, as a user has named it. Raises InputError for what cannot be a payload key of offsets."""
+    if offset_key is not None and not (
+        isinstance(offset_key, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", offset_key)
+    ):
+        raise InputError(Parameter("offset_key", offset_key), ": expected a name of letters, digits and _")
+    return offset_key

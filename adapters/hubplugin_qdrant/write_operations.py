@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
+import numpy as np
 from qdrant_client import models
 
 from hubplugin_qdrant import manifest as m
-from hubplugin_qdrant import plain_client
+from hubplugin_qdrant import metadata, plain_client
+from hubplugin_qdrant import offsets_in_writes as writes
 from hubplugin_qdrant.cached_manifest import CachedManifest, CorrectionCache, again_if_changed
-from hubplugin_qdrant.manifest import Manifest, Payload
+from hubplugin_qdrant.errors import PASSING, fault_of
+from hubplugin_qdrant.manifest import Manifest
 from hubplugin_qdrant.newcomers import at_once, kept_out
-from hubplugin_qdrant.operations import Arguments, GivenVector, Operation, PointId
-from hubplugin_qdrant.requests import offsets_in_writes as writes
-from hubplugin_qdrant.requests.selectors import selector_fields
+from hubplugin_qdrant.operations import Arguments, GivenVector, Operation, PointId, listed_id
+from hubplugin_qdrant.requests import filter_of, selector_fields
 from hubplugin_qdrant.stored_offsets import StoredOffsets, stored_offsets
+
+Item = TypeVar("Item")
 
 OFFSETS_AT_ONCE = 256
 """Points of an upload whose offsets are computed together: beyond it the time for each no longer falls."""
@@ -28,8 +32,13 @@ def upsert(cache: CorrectionCache, arguments: Arguments) -> Operation:
     known = yield from cache.lookup(arguments["collection_name"])
     if known.manifest is None:
         return (yield cache.raw.upsert(**arguments))
-    points = yield cache.compute(lambda: plain_client.embedded(cache.raw, writes.as_rest(arguments["points"])))
+    try:
+        given = plain_client.points_taken(cache.raw, arguments["points"])
+    except plain_client.UNREADABLE:
+        return (yield cache.raw.upsert(**arguments))  # which refuses it
+    points = yield cache.compute(lambda: plain_client.embedded(cache.raw, given))
     ids, vectors = writes.ids_of(points), writes.vectors_of(points)
+    writes.require_free_points(vectors, known.augmented_vectors)
     held = _rows(ids, (yield from kept_out(cache, known, ids, vectors)))
     found = yield from cache.stored_offsets(known, vectors, writes.payloads_of(points), held)
     if arguments.get("update_filter") is None and arguments.get("update_mode") is None:
@@ -39,7 +48,10 @@ def upsert(cache: CorrectionCache, arguments: Arguments) -> Operation:
                 points=writes.as_structs(writes.with_stored(points, found)),
                 shard_key=arguments.get("shard_key_selector"),
             )
-            operations = [models.UpsertOperation(upsert=listed), *writes.set_all(apart, listed.shard_key)]
+            operations = [
+                models.UpsertOperation(upsert=listed),
+                *writes.set_all(apart, known.offset_key, listed.shard_key),
+            ]
             return (yield cache.raw.batch_update_points(update_operations=operations, **_options(arguments)))[0]
     return (yield cache.raw.upsert(**(arguments | {"points": writes.with_stored(points, found)})))
 
@@ -50,17 +62,48 @@ def upload_points(cache: CorrectionCache, arguments: Arguments) -> Operation:
         return (yield cache.raw.upload_points(**arguments))
     fitted, given, out = (yield from cache.fitted(known)), arguments["points"], frozenset[PointId]()
     if cache.admission is not None:  # which judges all before the first is written
-        given = plain_client.embedded(cache.raw, writes.as_rest(given))
-        out = yield from kept_out(cache, known, writes.ids_of(given), writes.vectors_of(given), at_once)
+        given = list(given)
+        judged = plain_client.embedded(cache.raw, _structs(given))
+        out = yield from kept_out(cache, known, writes.ids_of(judged), writes.vectors_of(judged), at_once)
 
-    def points() -> Iterator[models.PointStruct]:
+    def points() -> Iterator[object]:
         for chunk in writes.chunks(given, OFFSETS_AT_ONCE):
-            embedded = plain_client.embedded(cache.raw, writes.as_rest(chunk))
+            taken = _structs(chunk)
+            embedded = plain_client.embedded(cache.raw, taken)
+            writes.require_free_points(writes.vectors_of(embedded), known.augmented_vectors)
             held = _rows(writes.ids_of(embedded), out)
             found = stored_offsets(writes.vectors_of(embedded), writes.payloads_of(embedded), fitted, held)
             yield from writes.as_structs(writes.with_stored(embedded, found))
+            yield from chunk[len(taken) :]  # the first of them is none, and the client refuses it
 
     return (yield cache.raw.upload_points(**(arguments | {"points": points()})))
+
+
+def _structs(points: Iterable[object]) -> list[models.PointStruct]:
+    """`points` as structures, up to the first that is none."""
+    found = []
+    for point in points:
+        try:
+            found.append(plain_client.point_of(point))
+        except plain_client.UNREADABLE:
+            break
+    return found
+
+
+class _Counted(Sequence[Item]):
+    """`items`, a stream, as a sequence of `count` that is read once: a client looks at the length of a sequence."""
+
+    def __init__(self, items: Iterable[Item], count: int):
+        self._items, self._count = items, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._items)
+
+    def __getitem__(self, row: object) -> Any:
+        raise TypeError("a stream is read in its order")
 
 
 def upload_collection(cache: CorrectionCache, arguments: Arguments) -> Operation:
@@ -70,8 +113,11 @@ def upload_collection(cache: CorrectionCache, arguments: Arguments) -> Operation
     fitted = yield from cache.fitted(known)
     vectors, payloads = arguments["vectors"], arguments.get("payload")
     if isinstance(vectors, dict):
-        columns, shortest = vectors, min(map(len, vectors.values()))
-        vectors = ({name: column[row] for name, column in columns.items()} for row in range(shortest))
+        try:
+            vectors = _rows_of(vectors)
+        except plain_client.UNREADABLE:
+            return (yield cache.raw.upload_collection(**arguments))  # which refuses it
+    count = _length(vectors)
     held: Collection[int] = ()
     if cache.admission is not None:  # which judges all before the first is written
         vectors, ids = plain_client.embedded(cache.raw, list(vectors)), arguments.get("ids")
@@ -79,23 +125,49 @@ def upload_collection(cache: CorrectionCache, arguments: Arguments) -> Operation
         held = _rows(ids, (yield from kept_out(cache, known, ids, vectors[: len(ids)], at_once)))
         arguments = arguments | {"ids": ids}
 
-    def points() -> Iterator[tuple[GivenVector, Payload | None]]:
-        """Each vector and payload with its offsets; ends with the shorter of the two."""
-        beside = iter(payloads) if payloads is not None else itertools.repeat({})
+    def rows() -> Iterator[tuple[GivenVector, Any]]:
+        """Each vector with its offsets, and the payload beside it with its own; `_ENDED` where there is none left."""
+        beside = itertools.repeat(None) if payloads is None else iter(payloads)
         for number, chunk in enumerate(writes.chunks(vectors, OFFSETS_AT_ONCE)):
             embedded = plain_client.embedded(cache.raw, chunk)
+            writes.require_free_points(embedded, known.augmented_vectors)
             these = list(itertools.islice(beside, len(embedded)))
-            rows = {row - number * OFFSETS_AT_ONCE for row in held}
-            found = stored_offsets(embedded[: len(these)], these, fitted, rows)
-            for vector, stored, payload in zip(embedded, found, these, strict=False):
+            lacking = [_ENDED] * (len(embedded) - len(these))
+            out = {row - number * OFFSETS_AT_ONCE for row in held}
+            found = stored_offsets(embedded, [*these, *lacking], fitted, out)
+            for vector, payload, stored in zip(embedded, [*these, *lacking], found, strict=True):
                 yield writes.with_vectors(vector, stored), writes.with_offsets(payload, stored)
 
-    with_vectors, with_payloads = itertools.tee(points())
+    with_vectors, with_payloads = itertools.tee(rows())
     changed = {
-        "vectors": (vector for vector, _ in with_vectors),
-        "payload": (payload for _, payload in with_payloads),
+        "vectors": _counted((vector for vector, _ in with_vectors), count),
+        "payload": _counted(
+            (payload for _, payload in itertools.takewhile(lambda row: row[1] is not _ENDED, with_payloads)),
+            count if payloads is None else _length(payloads),
+        ),
     }
     return (yield cache.raw.upload_collection(**(arguments | changed)))
+
+
+_ENDED: Any = object()
+
+
+def _length(items: object) -> int | None:
+    """How many `items` there are; None where only their end says so."""
+    return len(items) if isinstance(items, (Sequence, np.ndarray)) else None
+
+
+def _counted(items: Iterable[Item], count: int | None) -> Iterable[Item]:
+    return items if count is None else _Counted(items, count)
+
+
+def _rows_of(columns: dict[str, np.ndarray]) -> Iterable[dict[str, np.ndarray]]:
+    """The vectors of each point, by name. Raises for columns that are no arrays, or of several lengths."""
+    counts = {column.shape[0] for column in columns.values()}
+    if len(counts) != 1 or not any(isinstance(column, np.ndarray) for column in columns.values()):
+        raise ValueError("expected arrays of one length")
+    (count,) = counts
+    return _Counted(({name: column[row] for name, column in columns.items()} for row in range(count)), count)
 
 
 @again_if_changed
@@ -103,17 +175,25 @@ def batch_update_points(cache: CorrectionCache, arguments: Arguments) -> Operati
     known = yield from cache.lookup(arguments["collection_name"])
     if known.manifest is None:
         return (yield cache.raw.batch_update_points(**arguments))
-    operations = yield cache.compute(lambda: plain_client.embedded(cache.raw, list(arguments["update_operations"])))
+    try:
+        given = plain_client.operations_taken(cache.raw, arguments["update_operations"])
+    except plain_client.UNREADABLE:
+        return (yield cache.raw.batch_update_points(**arguments))  # which refuses it
+    if not given:
+        return (yield cache.raw.batch_update_points(**arguments))
+    operations = yield cache.compute(lambda: plain_client.embedded(cache.raw, given))
     return (yield from _update(cache, known, operations, arguments))
 
 
 @again_if_changed
 def update_vectors(cache: CorrectionCache, arguments: Arguments) -> Operation:
     def operation() -> models.UpdateOperation:
-        points = plain_client.embedded(cache.raw, list(arguments["points"]))
-        condition = {"update_filter": arguments["update_filter"]} if arguments.get("update_filter") is not None else {}
-        update = models.UpdateVectors(points=points, shard_key=arguments.get("shard_key_selector"), **condition)
-        return models.UpdateVectorsOperation(update_vectors=update)
+        points = plain_client.embedded(cache.raw, plain_client.updates_taken(cache.raw, arguments["points"]))
+        condition = {}
+        if arguments.get("update_filter") is not None:
+            condition["update_filter"] = filter_of(arguments["update_filter"])
+        update = models.UpdateVectors(points=[], shard_key=arguments.get("shard_key_selector"), **condition)
+        return models.UpdateVectorsOperation(update_vectors=plain_client.changed(update, {"points": points}))
 
     return (yield from _single(cache, arguments, cache.raw.update_vectors, operation))
 
@@ -132,9 +212,10 @@ def delete_vectors(cache: CorrectionCache, arguments: Arguments) -> Operation:
 def overwrite_payload(cache: CorrectionCache, arguments: Arguments) -> Operation:
     def operation() -> models.UpdateOperation:
         selected = selector_fields(arguments["points"], arguments.get("shard_key_selector"))
-        return models.OverwritePayloadOperation(
-            overwrite_payload=models.SetPayload(payload=arguments["payload"], **selected)
-        )
+        payload = arguments["payload"]
+        if payload is None and plain_client.is_local(cache.raw):  # which takes it
+            payload = {}
+        return models.OverwritePayloadOperation(overwrite_payload=models.SetPayload(payload=payload, **selected))
 
     return (yield from _single(cache, arguments, cache.raw.overwrite_payload, operation))
 
@@ -150,15 +231,13 @@ def clear_payload(cache: CorrectionCache, arguments: Arguments) -> Operation:
 
 def set_payload(cache: CorrectionCache, arguments: Arguments) -> Operation:
     known = yield from cache.lookup(arguments["collection_name"])
-    if known.manifest is not None:
-        writes.require_free([arguments["key"]] if arguments.get("key") else arguments["payload"])
+    writes.require_free([arguments["key"]] if arguments.get("key") else arguments["payload"], known.offset_key)
     return (yield cache.raw.set_payload(**arguments))
 
 
 def delete_payload(cache: CorrectionCache, arguments: Arguments) -> Operation:
     known = yield from cache.lookup(arguments["collection_name"])
-    if known.manifest is not None:
-        writes.require_free(arguments["keys"])
+    writes.require_free(arguments["keys"], known.offset_key)
     return (yield cache.raw.delete_payload(**arguments))
 
 
@@ -168,7 +247,11 @@ def _single(
     known = yield from cache.lookup(arguments["collection_name"])
     if known.manifest is None:
         return (yield raw(**arguments))
-    return (yield from _update(cache, known, [(yield cache.compute(operation))], arguments))[0]
+    try:
+        made = yield cache.compute(operation)
+    except plain_client.UNREADABLE:
+        return (yield raw(**arguments))  # which refuses it
+    return (yield from _update(cache, known, [made], arguments))[0]
 
 
 def _update(
@@ -176,11 +259,27 @@ def _update(
 ) -> Operation:
     """The results of `operations`, one each, made in their order together with what must go with them."""
     for operation in operations:
-        writes.check(operation)
+        writes.check(operation, known.offset_key, known.augmented_vectors)
     written = [points for points in map(writes.points_of, operations) if points is not None]
     ids = [key for points in written for key in writes.ids_of(points)]
     out = yield from kept_out(cache, known, ids, [vector for points in written for vector in writes.vectors_of(points)])
-    options = _options(arguments)
+    try:
+        return (yield from _in_order(cache, known, operations, _options(arguments), out))
+    except Exception as error:
+        if fault_of(error) not in PASSING:
+            yield from _offsets_again(cache, known, operations)
+        raise
+
+
+def _in_order(
+    cache: CorrectionCache,
+    known: CachedManifest,
+    operations: list[models.UpdateOperation],
+    options: Arguments,
+    out: Collection[PointId],
+) -> Operation:
+    """In one request, unless only the store can tell what the operations before an operation leave."""
+    manifest = known.manifest or Manifest()
     pending: list[models.UpdateOperation] = []
     asked: list[int] = []  # which of the pending ones were asked for
     results: list[models.UpdateResult] = []
@@ -192,6 +291,7 @@ def _update(
             pending.clear()
             asked.clear()
 
+    held: writes.Held | None = yield from _held_by_wiped(cache, known, operations)
     for operation in operations:
         points, selector = writes.points_of(operation), writes.wiped(operation)
         found: list[StoredOffsets] = []
@@ -200,17 +300,77 @@ def _update(
                 payloads = yield from _groups_of(cache, known, operation.update_vectors, flush)
             else:
                 payloads = writes.payloads_of(points)
-            held = _rows(writes.ids_of(points), out)
-            found = yield from cache.stored_offsets(known, writes.vectors_of(points), payloads, held)
+            rows = _rows(writes.ids_of(points), out)
+            found = yield from cache.stored_offsets(known, writes.vectors_of(points), payloads, rows)
         kept: writes.Offsets = {}
         if selector is not None:
-            yield from flush(wait=True)  # what is kept is what the operations before have left
-            kept = yield from _kept(cache, known, selector)
-        together, itself = writes.completed(operation, known.manifest or Manifest(), found, kept)
+            ids = writes.ids_named(selector)
+            if ids is None or held is None:
+                yield from flush(wait=True)
+                kept = yield from _held(cache, known, selector)
+            else:
+                kept = {key: held[listed_id(key)] for key in ids if held.get(listed_id(key))}
+        together, itself = writes.completed(operation, manifest, found, kept)
         asked.append(len(pending) + itself)
         pending.extend(together)
+        held = None if held is None else writes.left_by(operation, held, found, manifest)
     yield from flush()
     return results
+
+
+def _held_by_wiped(
+    cache: CorrectionCache, known: CachedManifest, operations: Sequence[models.UpdateOperation]
+) -> Operation:
+    """What the points hold whose payloads are wiped, as far as their ids are known."""
+    found: writes.Held = {}
+    for selector in map(writes.wiped, operations):
+        if selector is not None and writes.ids_named(selector) is not None:
+            held = yield from _held(cache, known, selector)
+            found |= {listed_id(key): numbers for key, numbers in held.items()}
+    return found
+
+
+def _held(cache: CorrectionCache, known: CachedManifest, selector: writes.Selected) -> Operation:
+    """The numbers that the points of `selector` store, by id."""
+    key = known.offset_key
+    if key is None:
+        return {}
+    records = yield from _records(cache, known, selector, with_payload=[key])
+    return {record.id: record.payload[key] for record in records if (record.payload or {}).get(key)}
+
+
+def _offsets_again(
+    cache: CorrectionCache, known: CachedManifest, operations: Sequence[models.UpdateOperation]
+) -> Operation:
+    """Gives the points of `operations` the offsets of the vectors that they have now.
+
+    Of an operation that a server refuses for a point that is not there, it does the rest; and what should have brought
+    the offsets in payloads along was not done, or done alone.
+    """
+    manifest = known.manifest or Manifest()
+    versions = manifest.kept_up()
+    selectors = [selected for selected in map(writes.written_apart, operations) if selected is not None]
+    if not selectors or known.offset_key is None:  # else offsets lie in vectors alone
+        return
+    listed = yield cache.raw.retrieve(m.metadata_collection(known.collection), ids=[m.QUARANTINE_ID])
+    out = metadata.quarantine_of(listed, known.collection).last
+    key = known.offset_key
+    keys = [key, *(version.group_by for version in versions if version.group_by)]
+    names = [version.vector for version in versions]
+    for selected in selectors:
+        records = yield from _records(
+            cache, known, selected, with_payload=keys, with_vectors=names if all(names) else True
+        )
+        held = _rows([record.id for record in records], out)
+        payloads = [record.payload for record in records]
+        found = yield from cache.stored_offsets(known, [record.vector for record in records], payloads, held)
+        mended = [
+            writes.offsets_of(record.id, each, manifest, getattr(selected, "shard_key", None))
+            for record, each in zip(records, found, strict=True)
+            if not writes.is_held(each, (record.payload or {}).get(key))
+        ]
+        if mended:
+            yield cache.raw.batch_update_points(known.collection, mended, wait=True)
 
 
 def _rows(ids: Sequence[PointId], out: Collection[PointId]) -> set[int]:
@@ -238,18 +398,14 @@ def _groups_of(
     return [payloads.get(str(point)) for point in ids]
 
 
-def _kept(
-    cache: CorrectionCache, known: CachedManifest, selector: models.SetPayload | models.PointsSelector
-) -> Operation:
-    """The stored offsets of the points that `selector` names, by id."""
-    kept: writes.Offsets = {}
-    points, condition = getattr(selector, "points", None), getattr(selector, "filter", None)
-    shard_key = getattr(selector, "shard_key", None)
-    options: dict[str, Any] = {"with_payload": [m.KEY]}
+def _records(cache: CorrectionCache, known: CachedManifest, selected: writes.Selected, **options: Any) -> Operation:
+    """The points that `selected` names, and that are there. options: what is read of them."""
+    points, condition = getattr(selected, "points", None), getattr(selected, "filter", None)
+    shard_key = getattr(selected, "shard_key", None)
     options |= {} if shard_key is None else {"shard_key_selector": shard_key}
     if points is not None:
-        records = yield cache.raw.retrieve(known.collection, ids=list(points), **options)
-        return {record.id: record.payload[m.KEY] for record in records if (record.payload or {}).get(m.KEY)}
+        return (yield cache.raw.retrieve(known.collection, ids=list(points), **options))
+    found: list[models.Record] = []
     following: PointId | None = None
     limits = [version.max_candidates for version in (known.manifest or Manifest()).everything()]
     page = min(1000, *(limit for limit in limits if limit)) if any(limits) else 1000
@@ -257,6 +413,6 @@ def _kept(
         records, following = yield cache.raw.scroll(
             known.collection, scroll_filter=condition, limit=page, offset=following, **options
         )
-        kept |= {record.id: record.payload[m.KEY] for record in records if (record.payload or {}).get(m.KEY)}
+        found += records
         if following is None:
-            return kept
+            return found

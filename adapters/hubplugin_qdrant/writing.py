@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from hubplugin.store import Batch, Found, Id, Share
+from hubplugin.abilities import Share
+from hubplugin.store import Batch, Found, Id
 from hubplugin.vectors import Progress
-from hubplugin_qdrant.changes import can_tell, changed_ids
 from hubplugin_qdrant.manifest import Version
-from hubplugin_qdrant.points import PointReader
-from hubplugin_qdrant.requests.offsets_in_writes import chunks
-from hubplugin_qdrant.requests.selectors import having, lacking_offset
+from hubplugin_qdrant.offsets_in_writes import chunks
+from hubplugin_qdrant.points import PointReader, can_tell, changed_ids
+from hubplugin_qdrant.requests import having, lacking_offset
 from hubplugin_qdrant.schema import Schema
 from hubplugin_qdrant.shards import QdrantShare
 from hubplugin_qdrant.stored_offsets import storage_of
@@ -35,7 +35,7 @@ class QdrantWriting(VersionWriting):
         progress: Progress | None,
     ):
         super().__init__(store, version, found)
-        self._progress: Progress = progress or (lambda what, done, total: None)
+        self._progress = progress
         self.between: IdRange = EVERY_ID
         self._schema, self._transport, self._queries = schema, schema.transport, queries
         self._undirected: dict[Id | None, list[Id]] = {}  # points of length 0 that are not neutral, by shard key
@@ -56,7 +56,8 @@ class QdrantWriting(VersionWriting):
         for seen, ids in read_ahead((len(b.ids), changed_ids(self._transport, using, metric, b)) for b in read):
             self._others.update(ids)
             done += seen
-            self._progress("closing", min(done, total), total)
+            if self._progress is not None:
+                self._progress("closing", min(done, total), total)
         for part in chunks(list(self._others), self._transport.page):
             yield from reader.read(self._transport, having(part))
         for batch in reader.read(self._transport, lacking_offset(self.version)):

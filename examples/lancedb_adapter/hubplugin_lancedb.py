@@ -2,12 +2,12 @@
 
 The table has a column `id` and a column `vector`, compared by cosine. A correction adds one column of d + 1
 components, [t, offset], which LanceDB's own search ranks by inner product with [q, 1]. A second table holds the
-models and says which of them is active, and which is kept to return to.
+models and says which of them is active. It keeps no earlier version, so it is no `Versioned` store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -19,16 +19,14 @@ from lancedb.query import LanceVectorQueryBuilder
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric, augment_queries, augment_targets, normalise
 from hubplugin.model import OffsetModel
-from hubplugin.store import Batch, Correction, Hits, Id, Store, StoredVersion, Writing, now
+from hubplugin.store import Batch, Correction, Hits, Id, Store, Writing, require_ungrouped
 from hubplugin.vectors import Progress
 
 BATCH_ROWS = 4096
 BOOK = pa.schema(
     [
-        ("number", pa.int64()),
         ("column", pa.string()),
-        ("activated", pa.int64()),  # 0: half-written; the largest is active, the others are kept
-        ("made", pa.string()),
+        ("activated", pa.int64()),  # 0: half-written; the largest is active
         ("model", pa.binary()),
     ]
 )
@@ -58,7 +56,7 @@ class LanceStore(Store):
         return self.table.count_rows()
 
     def scan(self, group_by: str | None = None) -> Iterator[Batch]:
-        self.require_ungrouped(group_by)
+        require_ungrouped(self, group_by)
         row = self._row("active")
         return self.batches(row["column"] if row else None)
 
@@ -81,43 +79,19 @@ class LanceStore(Store):
         column = f"hub_{model.fingerprint}"
         if self._book_name not in _tables(self._database):
             self._database.create_table(self._book_name, schema=BOOK)
-        states = {row["column"]: row["state"] for row in self._rows()}
-        number = max((row["number"] for row in self._rows()), default=0) + 1
-        begun = {"number": number, "activated": 0, "made": now()}
-        if column not in states:
-            self._book.add([{"column": column, "model": model.to_bytes(), **begun}])
-        elif states[column] == "kept":  # written anew, over what it has
-            self._book.update(where=f"column = '{column}'", values=begun)
+        if column not in {row["column"] for row in self._rows()}:
+            self._book.add([{"column": column, "model": model.to_bytes(), "activated": 0}])
         if column not in self.table.schema.names:
             self.table.add_columns(pa.field(column, pa.list_(pa.float32(), self.dim + 1)))
         return LanceWriting(self, column)
 
     def activate(self, column: str) -> None:
-        """Searches use `column` from now on; what they used is kept, and what is half-written besides is deleted."""
+        """Searches use `column` from now on; all others are deleted."""
         last = max(row["activated"] for row in self._rows())
         self._book.update(where=f"column = '{column}'", values={"activated": last + 1})
         for row in self._rows():
-            if row["state"] == "half-written":
+            if row["column"] != column:
                 self._forget(row["column"])
-
-    def versions(self) -> Sequence[StoredVersion]:
-        rows = sorted(self._rows(), key=lambda row: int(row["number"]))
-        return [
-            StoredVersion.of(OffsetModel.from_bytes(row["model"], self.url), row["number"], row["state"], row["made"])
-            for row in rows
-        ]
-
-    def return_to(self, number: int) -> None:
-        for row in self._rows():
-            if (row["number"], row["state"]) == (number, "kept"):
-                self.activate(row["column"])
-                return
-        raise StoreError(f"{self.url} keeps no version {number}")
-
-    def prune(self, keep: int, progress: Progress | None = None) -> None:
-        kept = sorted((row["activated"], row["column"]) for row in self._rows() if row["state"] == "kept")
-        for _, column in kept[: max(len(kept) - keep, 0)]:
-            self._forget(column)
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         row, unit = self._row("active"), normalise(queries, "queries")
@@ -153,7 +127,7 @@ class LanceStore(Store):
         rows: list[dict[str, Any]] = self._book.to_arrow().to_pylist()
         last = max((row["activated"] for row in rows), default=0)
         for row in rows:
-            row["state"] = {last: "active", 0: "half-written"}.get(row["activated"], "kept")
+            row["state"] = "active" if row["activated"] == last > 0 else "half-written"
         return rows
 
     def _row(self, state: str) -> dict[str, Any] | None:

@@ -1,17 +1,6 @@
 """The command line: each module registers its commands with the frame."""
 
-from hubplugin.cli import agents, correcting, evaluating, keeping, looking, quarantining, recording, searching
+from hubplugin.cli import correct, look, manage
 from hubplugin.cli.frame import app, main
 
-__all__ = [
-    "agents",
-    "app",
-    "correcting",
-    "evaluating",
-    "keeping",
-    "looking",
-    "main",
-    "quarantining",
-    "recording",
-    "searching",
-]
+__all__ = ["app", "correct", "look", "main", "manage"]

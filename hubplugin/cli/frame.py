@@ -16,7 +16,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Annotated, Any
 
 import typer
@@ -24,9 +24,35 @@ from rich.console import Console, ConsoleRenderable
 from typer.core import TyperGroup
 
 from hubplugin._version import __version__
-from hubplugin.cli.wording import LogLines, as_typed, say, warn
-from hubplugin.errors import CorrectionRefused, HubpluginError
+from hubplugin.errors import CorrectionRefused, HubpluginError, Parameter
 from hubplugin.vectors import Progress
+
+OF_A_URL = ("metric", "offset_key", "storage", "using")
+
+
+def as_typed(parameter: Parameter, command: Any) -> str:
+    """`parameter` as it is typed behind `command`: an option, or a part of the URL."""
+    options = {option.name: option.opts[0] for option in command.params}
+    name, value = parameter.name, parameter.value
+    if name in options:
+        return options[name] if value is None or value is True else f"{options[name]} {value}"
+    return f"?{name}={value or 'NAME'}" if name in OF_A_URL else str(parameter)
+
+
+class LogLines(logging.Handler):
+    """What is logged: a line each, and of a warning that it is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        (warn if record.levelno >= logging.WARNING else say)(record.getMessage())
+
+
+def say(text: str) -> None:
+    typer.echo(f"hubplugin: {text}", err=True)
+
+
+def warn(text: str) -> None:
+    say(f"warning: {' '.join(text.split())}")
+
 
 ERROR, REFUSED, ATTENTION = 1, 3, 4
 """Exit statuses beside 0; typer's own for wrong usage is 2."""
@@ -92,6 +118,37 @@ Threads = Annotated[
 SHARED = {"json": (Json, False), "quiet": (Quiet, False), "verbose": (Verbose, False), "threads": (Threads, None)}
 
 
+FUNCTIONS: dict[str, Callable[..., Answer]] = {}
+"""The function of each command, by the command's name."""
+
+
+def groups_of(function: Callable[..., Answer]) -> dict[str, Any]:
+    """The parameters of `function` that are groups of options which several commands have: dataclasses, by name."""
+    parameters = inspect.signature(function, eval_str=True).parameters
+    return {name: each.annotation for name, each in parameters.items() if _is_group(each.annotation)}
+
+
+def _is_group(annotation: Any) -> bool:
+    return is_dataclass(annotation)
+
+
+def options_of(function: Callable[..., Answer]) -> list[inspect.Parameter]:
+    """The arguments and options of `function`, with those of a group in the place of the group."""
+    flat: list[inspect.Parameter] = []
+    for each in inspect.signature(function, eval_str=True).parameters.values():
+        own = inspect.signature(each.annotation, eval_str=True) if _is_group(each.annotation) else None
+        flat += [each] if own is None else own.parameters.values()
+    return [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in flat]
+
+
+def answer_of(function: Callable[..., Answer], **arguments: Any) -> Answer:
+    """What `function` answers to values of its `options_of`."""
+    for name, group in groups_of(function).items():
+        own = inspect.signature(group).parameters
+        arguments[name] = group(**{option: arguments.pop(option) for option in own if option in arguments})
+    return function(**arguments)
+
+
 def command(function: Callable[..., Answer]) -> Callable[..., Answer]:
     """Makes `function` a command of its name, with the options that every command has."""
 
@@ -100,18 +157,19 @@ def command(function: Callable[..., Answer]) -> Callable[..., Answer]:
         if threads is not None:
             _use(threads)
         with _loudness(quiet, verbose):
-            answer = function(**arguments)
+            answer = answer_of(function, **arguments)
         _show(answer, function.__name__, json, quiet)
         if answer.attention:
             raise typer.Exit(ATTENTION)
 
-    own = inspect.signature(function, eval_str=True)
     shared = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option)
         for name, (option, default) in SHARED.items()
     ]
-    run.__signature__ = own.replace(parameters=[*own.parameters.values(), *shared])  # type: ignore[attr-defined]
-    app.command(function.__name__.replace("_", "-"))(run)
+    run.__signature__ = inspect.Signature([*options_of(function), *shared])  # type: ignore[attr-defined]
+    name = function.__name__.replace("_", "-")
+    FUNCTIONS[name] = function
+    app.command(name)(run)
     return function
 
 

@@ -6,13 +6,18 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from hubplugin.errors import InputError
+from hubplugin.bank import Texts as ReadTexts
+from hubplugin.bank import embedded, holds_texts, read_clicks, read_texts
+from hubplugin.errors import InputError, Parameter
 from hubplugin.model import Setting
+from hubplugin.store import Store, recorded_of
+from hubplugin.vectors import Progress, Vectors, as_vectors, require_file
 
 StoreUrl = Annotated[
     str,
@@ -21,8 +26,8 @@ StoreUrl = Annotated[
         help="faiss:FILE, qdrant://HOST:6333/COLLECTION, qdrant+https://..., qdrant-local:PATH/COLLECTION, "
         "qdrant-edge:PATH. Options follow behind a ?, in quotes: 'faiss:FILE?metric=dot' (or cosine) where the metric "
         "is detected wrongly; 'qdrant://...?using=VECTOR&storage=payload': which vector, and where offsets lie "
-        "(payload or vector); '...?grpc=6334': the port for gRPC, which is faster; '...?record=FOLDER': where a client "
-        "records queries.",
+        "(payload or vector); '...?offset_key=KEY': under which payload key, where hub_offset is one of yours; "
+        "'...?grpc=6334': the port for gRPC, which is faster; '...?record=FOLDER': where a client records queries.",
     ),
 ]
 TargetBank = Annotated[str | None, typer.Option(help="A second bank, of example targets.")]
@@ -67,6 +72,68 @@ Workspace = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto is cuda, then mps, then cpu.")]
 Memory = Annotated[str, typer.Option(help="Bounds the similarities held at one time.")]
+QueryBank = Annotated[
+    str | None,
+    typer.Option(
+        "--bank",
+        help="The query bank: .npy, .npz, .safetensors or .parquet; file#name picks one. With --embed, texts: .txt, "
+        ".jsonl, .csv, .tsv or .parquet. By default what is recorded of the store (see the command bank); in evaluate "
+        "none.",
+    ),
+]
+Embed = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SPEC",
+        help="Embeds texts: sentence-transformers:NAME, fastembed:NAME or module:function. Vectors are kept, so that "
+        "only what is new is embedded again.",
+    ),
+]
+Field = Annotated[
+    str | None, typer.Option(help="The column or JSON key of the texts; query, text or question by default.")
+]
+Clicks = Annotated[
+    str | None,
+    typer.Option(
+        help="A log's clicks: .csv with the columns query (its text, or its row from 0) and target (an id in the "
+        "store), or .npy of one id for each bank query, -1 for none."
+    ),
+]
+
+
+@dataclass(frozen=True)
+class BankOptions:
+    """a bank"""
+
+    query_bank: QueryBank = None
+    target_bank: TargetBank = None
+    embed: Embed = None
+    field: Field = None
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """what a bank asks for"""
+
+    pairs: Paired = None
+    clicks: Clicks = None
+    same_kind: SameKind = False
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """names and reports"""
+
+    names: TargetNames = None
+    report: ReportFile = None
+
+
+@dataclass(frozen=True)
+class ComputeOptions:
+    """computing"""
+
+    device: Device = "auto"
+    memory: Memory = "1GiB"
 
 
 # Files are looked at, and stores opened, before anything is imported that computes: torch takes seconds.
@@ -79,14 +146,21 @@ def vectors(path: str | None, name: str) -> Any:
     return None if path is None else as_vectors(path, name)
 
 
+def given_by(banks: BankOptions, answers: AnswerOptions) -> GivenQueries:
+    """The query bank as it was typed."""
+    return GivenQueries.of(banks.query_bank, banks.embed, banks.field, answers.clicks)
+
+
 def require_files(read: Sequence[str | None], written: Sequence[Path | None]) -> None:
     """Raises InputError where a file is not there, or cannot be written: before the work, not behind it."""
     for given in read:
-        if given is not None and not Path(given).is_file():
-            raise InputError(f"there is no file {given!r}")
+        if given is not None:
+            require_file(Path(given))
     for path in written:
-        if path is not None and (path.is_dir() or not path.parent.is_dir()):
-            raise InputError(f"cannot write {str(path)!r}: expected a file in a folder that is there")
+        if path is not None and path.is_dir():
+            raise InputError(f"cannot write {str(path)!r}: it is a folder; expected a file")
+        if path is not None and not path.parent.is_dir():
+            raise InputError(f"cannot write {str(path)!r}: there is no folder {str(path.parent)!r}")
 
 
 @contextmanager
@@ -117,11 +191,101 @@ def parameters_of(method: str, settings: list[str] | None) -> dict[str, Setting]
 
 def write_report(page: Any, path: Path) -> None:
     """Writes `page`, with the command that was typed on it: no URL or option holds a secret."""
-    from hubplugin.evaluation.page import write
+    from hubplugin.evaluation.report import write
 
     write(page, path, typed())
+
+
+def told(store: Store, result: object) -> dict[str, object]:
+    """The figures of `result`, a job's, and of which store they are."""
+    from hubplugin.jobs.facts import facts_of
+
+    return {"store": store.url, **facts_of(result)}
 
 
 def typed() -> str:
     """The command line as it was typed."""
     return shlex.join(["hubplugin", *sys.argv[1:]])
+
+
+@dataclass(frozen=True)
+class GivenQueries:
+    """What was typed, looked at before a store is opened. vectors, texts: one of them, or neither for the record.
+    name: what errors call them."""
+
+    vectors: Vectors | None
+    texts: ReadTexts | None
+    embed: str | None
+    clicks: str | None
+    name: str
+
+    @classmethod
+    def of(
+        cls,
+        queries: str | None,
+        embed: str | None,
+        field: str | None,
+        clicks: str | None = None,
+        name: str = "query bank",
+        parameter: str = "query_bank",
+    ) -> GivenQueries:
+        if clicks is not None:
+            require_file(Path(clicks), "--clicks")
+        if queries is None or (embed is None and not holds_texts(queries)):
+            for option, value in (("embed", embed), ("field", field)):
+                if value is not None:
+                    raise InputError(Parameter(option, value), " is for texts; pass them as ", Parameter(parameter))
+            return cls(None if queries is None else as_vectors(queries, name), None, None, clicks, name)
+        texts = read_texts(queries, field, name)
+        if embed is None:
+            raise InputError(
+                f"{texts.name} has texts; name the model that embeds queries: ",
+                Parameter("embed", "sentence-transformers:NAME"),
+                ", fastembed:NAME or module:function",
+            )
+        return cls(None, texts, embed, clicks, name)
+
+    def given(self, dim: int, progress: Progress | None) -> Vectors | None:
+        """The vectors of what was typed, None where nothing was. dim: how many dimensions the gallery has."""
+        if self.texts is None or self.embed is None:
+            return self.vectors
+        name = self.texts.name
+        return as_vectors(embedded(self.texts.texts, self.embed, name, progress, dim), name)
+
+    def each_row(self, dim: int, progress: Progress | None) -> Vectors:
+        """`given`, where row i of the file belongs to row i of another; raises InputError where a text is missing."""
+        if self.texts is not None and self.texts.rows[-1] >= len(self.texts.rows):
+            lacking = next(row for row, number in enumerate(self.texts.rows) if row != number)
+            raise InputError(
+                f"{self.texts.name}: row {lacking}, counted from 0, has no text; take it out here and in the truth"
+            )
+        found = self.given(dim, progress)
+        assert found is not None
+        return found
+
+    def bank(self, store: Store, progress: Progress | None) -> Vectors:
+        """The bank for `store`; raises InputError if nothing was given and nothing is recorded."""
+        given = self.given(store.dim, progress)
+        if given is not None:
+            return given
+        recorded = recorded_of(store)
+        if recorded is None:
+            place = "" if store.record is None else f" in {store.record}"
+            raise InputError(
+                f"{store.url}: no queries are recorded{place}; pass ", Parameter("query_bank"),
+                f", vectors or a log's texts with their model, or collect queries: {store.how_to_record}",
+            )  # fmt: skip
+        return recorded
+
+    def pairs(self, bank: Vectors, pairs: bool | None, target_bank: str | None) -> Any:
+        """`pairs` as the API takes them, from either option."""
+        if self.clicks is None:
+            return pairs
+        if target_bank is not None:
+            raise InputError(
+                "clicks name targets of the store, a target bank is outside of it; pass ", Parameter("clicks"),
+                " or ", Parameter("target_bank"),
+            )  # fmt: skip
+        if self.texts is not None:
+            return read_clicks(self.clicks, bank.rows, self.texts.texts, self.texts.rows)
+        return read_clicks(self.clicks, bank.rows, getattr(bank, "texts", None))

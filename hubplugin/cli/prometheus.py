@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hubplugin.errors import InputError
+from hubplugin.errors import InputError, install
 
 if TYPE_CHECKING:
-    from hubplugin.jobs.monitoring import Monitored
+    from hubplugin.jobs.health import Monitored
 
 
 def write(path: Path, seen: Monitored) -> None:
@@ -16,7 +16,7 @@ def write(path: Path, seen: Monitored) -> None:
     try:
         from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
     except ModuleNotFoundError:
-        raise InputError("--prometheus needs a package that is missing; pip install 'hubplugin[monitoring]'") from None
+        raise InputError(f"--prometheus needs a package that is missing; {install('monitoring')}") from None
 
     registry, offsets, hubness, gain = CollectorRegistry(), seen.offsets, seen.hubness, seen.gain
     fit = None if hubness is None else hubness.fit

@@ -3,7 +3,7 @@
 from hubplugin.cluster.engines import DaskExecutor, RayExecutor, dask_cluster
 from hubplugin.cluster.gallery import ShardedGallery
 from hubplugin.cluster.work import Order, Reading
-from hubplugin.cluster.workspace import Workspace, require_executor
+from hubplugin.cluster.workspace import Workspace
 
 __all__ = [
     "DaskExecutor",
@@ -13,5 +13,4 @@ __all__ = [
     "ShardedGallery",
     "Workspace",
     "dask_cluster",
-    "require_executor",
 ]

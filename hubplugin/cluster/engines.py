@@ -7,9 +7,8 @@ from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from hubplugin.cluster.work import Order
-from hubplugin.errors import ClusterError
-from hubplugin.vectors import Shard, one_line
+from hubplugin.errors import ClusterError, install
+from hubplugin.vectors import one_line
 
 Result = TypeVar("Result")
 
@@ -17,50 +16,23 @@ RETRIES = 2
 """How often Ray itself does a task again whose worker was lost."""
 
 
-GIVEN_UP = ("error", "lost", "cancelled")
-"""Where Dask no longer does a task: it gives up what several workers died with."""
-
-
 class DaskExecutor(Executor):
-    """The workers of a `dask.distributed.Client`. Orders for one shard go to the worker that had it before, as long as
-    it lives, so that each shard is fetched once; `client.get_executor(pure=False)` serves as well, and fetches more
-    often."""
+    """The workers of a `dask.distributed.Client`, as `client.get_executor(pure=False)` gives them, and whether there
+    are any."""
 
     def __init__(self, client: Any):
         self._client, self._executor = client, client.get_executor(pure=False)
-        self._homes: dict[str, Any] = {}
 
     def submit(self, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Future[Result]:
-        home = next((self._home(each.shard) for each in args if isinstance(each, Order)), None)
-        future: Future[Result] = self._executor.submit(_beside, home, fn, *args, **kwargs)
+        future: Future[Result] = self._executor.submit(fn, *args, **kwargs)
         return future
 
     def has_workers(self) -> bool:
         return bool(self._client.scheduler_info()["workers"])
 
-    def _home(self, shard: Shard) -> Any:
-        """Where a shard lies, as Dask's scheduler sees it: at whatever is cheap to send nowhere else. Binding work to a
-        worker by its address would have it wait for ever once all workers were lost at one time."""
-        home = self._homes.get(shard.identity)
-        if home is None or home.status in GIVEN_UP:
-            home = self._homes[shard.identity] = self._client.submit(_Heavy, pure=False)
-        return home
-
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """The client and its cluster stay."""
-        self._homes.clear()
         self._executor.shutdown(wait=wait and not cancel_futures)
-
-
-class _Heavy:
-    """Stands for a shard that lies with a worker: Dask asks for its size."""
-
-    def __sizeof__(self) -> int:
-        return 1 << 30
-
-
-def _beside(home: object, fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:
-    return fn(*args, **kwargs)
 
 
 @contextmanager
@@ -72,7 +44,7 @@ def dask_cluster(address: str, seconds: float = 10) -> Iterator[Executor]:
     try:
         from distributed import Client
     except ImportError:
-        raise ClusterError("Dask needs dask.distributed: pip install 'hubplugin[cluster]'") from None
+        raise ClusterError(f"Dask needs dask.distributed; {install('cluster')}") from None
     try:
         client = Client(address, timeout=seconds, set_as_default=False)
     except (OSError, ValueError) as error:

@@ -11,9 +11,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from hubplugin.compute import Compute, ShardResult, Similarities, Task
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
-from hubplugin.reductions import KERNELS, Compute, Found, Similarities, Task
 from hubplugin.vectors import Shard, Vectors
 
 KEPT_SHARDS = 64
@@ -44,7 +44,7 @@ class Reading(ABC):
     what: str
 
     @abstractmethod
-    def __call__(self, order: Order) -> Found: ...
+    def __call__(self, order: Order) -> ShardResult: ...
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Order:
     attempt: int = 1
 
 
-def work(order: Order) -> Found | None:
+def work(order: Order) -> ShardResult | None:
     """What the task of `order` finds; None if the worker has to be sent the bank."""
     try:
         return _found(order)
@@ -67,7 +67,7 @@ def work(order: Order) -> Found | None:
         _IDLE.again()
 
 
-def _found(order: Order) -> Found | None:
+def _found(order: Order) -> ShardResult | None:
     if isinstance(order.task, Reading):
         return order.task(order)
     assert order.bank is not None
@@ -85,14 +85,10 @@ def opened(order: Order) -> Vectors | None:
 
 
 def _readable(order: Order) -> Vectors | None:
-    shard = order.shard
     try:
-        vectors = shard.vectors()
+        return order.shard.vectors()
     except OSError as error:
-        raise InputError(f"{shard.name} cannot be read: {error.strerror or error}") from None
-    if vectors is not None:
-        vectors.key = (order.run, shard.identity)
-    return vectors
+        raise InputError(f"{order.shard.name} cannot be read: {error.strerror or error}") from None
 
 
 def _known(bank: Bank) -> Similarities | None:
@@ -131,7 +127,7 @@ _SHARDS, _BANKS = _LastUsed(KEPT_SHARDS), _LastUsed(KEPT_BANKS)
 
 def let_go() -> None:
     """Keeps nothing any more of what other tasks have met."""
-    for kept in (_SHARDS, _BANKS, KERNELS):
+    for kept in (_SHARDS, _BANKS):
         kept.clear()
 
 

@@ -15,8 +15,9 @@ from typing import IO
 
 import numpy as np
 
-from hubplugin.errors import ClusterError, InputError, Parameter
-from hubplugin.reductions import Found
+from hubplugin import atomic
+from hubplugin.compute import ShardResult
+from hubplugin.errors import ClusterError
 
 try:
     import fcntl
@@ -56,7 +57,7 @@ class Workspace:
                 self._lock.close()
                 raise ClusterError(f"another run is at work in {str(self.path)!r}; wait until it ends") from None
 
-    def read(self, step: str, shard: str) -> Found | None:
+    def read(self, step: str, shard: str) -> ShardResult | None:
         """What a task found before; None where it did not run, or its file is damaged."""
         try:
             with np.load(self._file(step, shard), allow_pickle=False) as found:
@@ -64,15 +65,13 @@ class Workspace:
         except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
             return None
 
-    def write(self, step: str, shard: str, found: Found) -> None:
+    def write(self, step: str, shard: str, found: ShardResult) -> None:
         """Whole or not at all."""
         file = self._file(step, shard)
         try:
             file.parent.mkdir(exist_ok=True)
-            beside = file.with_suffix(".tmp")
-            with beside.open("wb") as opened:
+            with atomic.replacing(file) as opened:
                 np.savez(opened, **found)  # type: ignore[arg-type]
-            os.replace(beside, file)
         except OSError as error:
             raise ClusterError(
                 f"{str(self.path)!r} cannot keep what the workers found: {error.strerror}; make room, and run it "
@@ -98,14 +97,6 @@ class Workspace:
                 with contextlib.suppress(OSError):  # somebody else has put something there
                     self.path.rmdir()
         self._lock.close()
-
-
-def require_executor(executor: object, shards: int | None, workspace: object) -> bool:
-    """Whether there is an executor; raises InputError for arguments that say nothing without one."""
-    if executor is None and (shards is not None or workspace is not None):
-        name = "workspace" if shards is None else "shards"
-        raise InputError(Parameter(name), " is for the workers of an executor: pass ", Parameter("executor"), ", too")
-    return executor is not None
 
 
 def step_name(what: str, *parts: object) -> str:

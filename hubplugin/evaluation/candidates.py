@@ -5,21 +5,95 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 
 import numpy as np
 
-from hubplugin.errors import InputError, Parameter
-from hubplugin.evaluation.plans import PLANS, check_size
+from hubplugin.compute import Compute, Similarities, dense
+from hubplugin.errors import InputError, Parameter, install
 from hubplugin.evaluation.result import RAW
-from hubplugin.evaluation.scene import Scene
-from hubplugin.methods import METHODS, configured
+from hubplugin.measures.retrieval import Truth
+from hubplugin.methods import METHODS, FitInput, configured
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
 from hubplugin.query_dependent import QUERY_METHODS
-from hubplugin.reductions import Similarities, dense
+from hubplugin.vectors import Vectors
 
-TEMPERATURES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.2)
-"""Where the curve of recall against temperature is drawn, for cosine: the papers' settings and a decade around."""
+
+@dataclass(frozen=True)
+class Scene:
+    """queries [q, d] are prepared; given: None without example queries; k: of the k-occurrence, mAP@k and nDCG@k."""
+
+    queries: np.ndarray
+    targets: Vectors
+    truth: Truth
+    given: FitInput | None
+    metric: Metric
+    compute: Compute
+    k: int
+    seed: int
+
+
+LARGEST = 25_000_000
+"""Pairs: 200 MB a matrix, of which a solver holds several. Each plan takes less than a minute on one core."""
+
+
+def optimal_transport(similarities: np.ndarray) -> np.ndarray:
+    """`otn`: argmax <S, P> over the transport plans P, DBSN eq. 4 under eq. 7. [q, n] -> [q, n]."""
+    import ot
+
+    queries, targets = similarities.shape
+    plan: np.ndarray = ot.emd(ot.unif(queries), ot.unif(targets), -similarities, numItermax=10_000_000)
+    return plan
+
+
+def l2_transport(similarities: np.ndarray) -> np.ndarray:
+    """`l2n`: argmax <S, P> - c/2 |P|_F^2 over the transport plans P, DBSN eq. 5 under eq. 7. [q, n] -> [q, n].
+
+    The paper asks for "an appropriate coefficient" c; it is taken relative to the size of an even plan's entries,
+    c = spread of S / max(1/q, 1/n), so that the plan spreads over a few targets a query at any size.
+    """
+    import ot
+
+    queries, targets = similarities.shape
+    if np.ptp(similarities) <= 1e-6 * np.abs(similarities).max():  # all plans are worth the same
+        return np.full_like(similarities, 1 / similarities.size)
+    coefficient = float(similarities.std()) * min(queries, targets)
+    plan: np.ndarray = ot.smooth.smooth_ot_dual(
+        ot.unif(queries), ot.unif(targets), -similarities, coefficient, reg_type="l2", numItermax=2000
+    )
+    return plan
+
+
+def hungarian(similarities: np.ndarray) -> np.ndarray:
+    """`hn`: 1 where the assignment of largest total similarity matches query and target, else 0. [q, n] -> [q, n].
+
+    Each target serves at most one query; where there are more queries than targets, the rest match nothing.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    plan = np.zeros_like(similarities)
+    plan[linear_sum_assignment(similarities, maximize=True)] = 1
+    return plan
+
+
+PLANS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "otn": optimal_transport,
+    "l2n": l2_transport,
+    "hn": hungarian,
+}
+
+
+def require_solvable(method: str, queries: int, targets: int) -> None:
+    """Raises InputError where its solver is missing, or a plan over `queries` x `targets` is out of reach."""
+    module, package = ("scipy", "scipy") if method == "hn" else ("ot", "POT")
+    if find_spec(module) is None:
+        raise InputError(f"method {method!r} needs {package}; {install('evaluation')}")
+    if queries * targets > LARGEST:
+        raise InputError(
+            f"method {method!r} solves one transport problem over all {queries} x {targets} pairs; at most "
+            f"{LARGEST:,} are accepted: leave it out, or evaluate on a sample"
+        )
 
 
 @dataclass(frozen=True)
@@ -48,17 +122,6 @@ def candidates_of(
     return list({candidate.label: candidate for candidate in (raw, *asked_for, *of_models)}.values())
 
 
-def curve_of(candidates: Sequence[Candidate], temperatures: Sequence[float] | None, scene: Scene) -> list[Candidate]:
-    """Those of `candidates` that have one temperature, at each of `temperatures`; None: the usual ones for cosine."""
-    if temperatures is None:
-        temperatures = TEMPERATURES if scene.metric is Metric.COSINE and scene.given is not None else ()
-    return [
-        candidate_of(f"{name} tau={tau:g}", scene)
-        for name in sorted({c.method for c in candidates if c.method in ("is", "sn", "dbsn")})
-        for tau in temperatures
-    ]
-
-
 def fitted(label: str, model: OffsetModel, scene: Scene) -> Candidate:
     if model.metric is not scene.metric:
         raise InputError(f"model {label!r} is for {model.metric.value}, the evaluation for {scene.metric.value}")
@@ -82,7 +145,7 @@ def candidate_of(method: str, scene: Scene) -> Candidate:
     if name in PLANS:
         if parameters:
             raise InputError(f"method {name!r} takes no parameters, got {', '.join(parameters)}")
-        check_size(name, len(scene.queries), scene.targets.rows)
+        require_solvable(name, len(scene.queries), scene.targets.rows)
         return Candidate(method, name, {}, scores=partial(_plan_scores, name, scene))
     if name == "auto":
         raise InputError("method 'auto' is a fit: pass models={'auto': hubplugin.fit(query_bank, 'auto', targets)}")

@@ -10,28 +10,23 @@ from typing import Any
 
 import numpy as np
 
+from hubplugin.abilities import Filtered, able
 from hubplugin.errors import InputError
-from hubplugin.evaluation.evaluate import require_libraries
-from hubplugin.evaluation.examples import Example, answers, drawn
-from hubplugin.evaluation.result import Share
-from hubplugin.evaluation.store_result import Ranking, StoreEvaluation, StoreHub
-from hubplugin.evaluation.true_ids import TrueIds, as_true_ids
-from hubplugin.evaluation.truth import Names, as_names
+from hubplugin.evaluation.evaluate import HUBS, drawn, example_of
+from hubplugin.evaluation.result import Example, Hub, Ranking, Share, StoreEvaluation, shares
+from hubplugin.evaluation.truth import Names, TrueIds, as_names, as_true_ids
 from hubplugin.jobs.naming import Naming
-from hubplugin.measures.chance import most_found
-from hubplugin.measures.hubness import skewness_of_finds
+from hubplugin.measures.hubness import most_found, skewness_of_finds
 from hubplugin.measures.significance import compare, interval
 from hubplugin.model import OffsetModel
 from hubplugin.store import Id, Store
 from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
 
-ASKED = 5_000
-"""Bank queries whose nearest targets count as asked for before, at most: one search each."""
+BANK = 5_000
+"""Bank queries whose first targets are looked up, at most: one search each."""
 
 AT_ONCE = 256
 """Queries that are searched at one time."""
-
-HUBS = 20
 
 Found = list[list[Id]]
 
@@ -60,8 +55,7 @@ def evaluate_store(
     asked = _searchable(queries, store, k)
     called = as_names(query_names, asked.rows, "query_names")
     true = as_true_ids(truth, asked.rows, called)
-    require_libraries()
-    searched, vectors = store if condition is None else store.filtered(condition), asked.array()
+    searched, vectors = store if condition is None else able(store, Filtered).filtered(condition), asked.array()
     model = _active_model(store)
     judged = [row for row, ids in enumerate(true) if ids]
 
@@ -83,7 +77,7 @@ def evaluate_store(
         raw=_ranking(raw, count, k, seed),
         corrected=None if corrected is None else _ranking(corrected, count, k, seed),
         versus=None if corrected is None else compare(raw.ranks, corrected.ranks, seed),
-        **_sides(searched, model, [true[row] for row in judged], raw, corrected),
+        **_sides(searched, model, [true[row] for row in judged], raw, corrected, seed),
         hubs=_hubs(raw.found, corrected, known),
         examples=[] if corrected is None else _examples(raw, corrected, true, judged, known, seed),
     )
@@ -140,7 +134,7 @@ def _require_hits(store: Store, raw: Found, true: Sequence[set[str]]) -> None:
 
 
 def _ranking(ranked: _Ranked, count: int | None, k: int, seed: int) -> Ranking:
-    """count: of the targets; None where a filter leaves nobody knows how many."""
+    """count: of the targets; None under a filter, since a store does not say how many targets it lets through."""
     times = Counter(itertools.chain.from_iterable(ranked.found))
     largest = [number for _, number in times.most_common(most_found(count or len(times) or 1))]
     finds = np.array([*times.values()], np.int64)
@@ -161,23 +155,20 @@ def _occurrences(finds: np.ndarray, count: int | None) -> dict[int, int]:
 
 
 def _sides(
-    store: Store, model: OffsetModel | None, true: Sequence[set[str]], raw: _Ranked, corrected: _Ranked | None
-) -> dict[str, Any]:
-    """R@1 of what the bank asked for, and of the rest. A bank query asks for its raw nearest target."""
+    store: Store,
+    model: OffsetModel | None,
+    true: Sequence[set[str]],
+    raw: _Ranked,
+    corrected: _Ranked | None,
+    seed: int,
+) -> dict[str, Share]:
+    """R@1 of queries whose true target some bank query finds first in the raw search, and of the others."""
     if model is None or corrected is None or len(bank := model.terms[0].bank) < 2:
         return {}
-    some = bank[np.linspace(0, len(bank) - 1, min(len(bank), ASKED)).astype(int)]
+    some = bank[np.linspace(0, len(bank) - 1, min(len(bank), BANK)).astype(int)]
     nearest = {str(found[0]) for found in _searched(store, some, 1, True, None) if found}
-    asked = np.array([bool(ids & nearest) for ids in true])
-    return {
-        name: Share(
-            queries=int(part.sum()),
-            before=float((raw.ranks[part] <= 1).mean()),
-            after=float((corrected.ranks[part] <= 1).mean()),
-        )
-        for name, part in (("asked", asked), ("not_asked", ~asked))
-        if part.any()
-    }
+    found_first = np.array([bool(ids & nearest) for ids in true])
+    return shares(found_first, raw.ranks, corrected.ranks, seed)
 
 
 class _Names:
@@ -199,14 +190,15 @@ class _Names:
         return f"query {row}" if self._queries is None else str(self._queries[row])
 
 
-def _hubs(raw: Found, corrected: _Ranked | None, known: _Names) -> list[StoreHub]:
+def _hubs(raw: Found, corrected: _Ranked | None, known: _Names) -> list[Hub]:
     before = Counter(itertools.chain.from_iterable(raw))
-    after = None if corrected is None else Counter(itertools.chain.from_iterable(corrected.found))
+    found = {"raw": before}
+    if corrected is not None:
+        found["corrected"] = Counter(itertools.chain.from_iterable(corrected.found))
     worst = [key for key, _ in before.most_common(HUBS)]
     known.read(worst)
     return [
-        StoreHub(id=key, name=known(key), raw=before[key], corrected=None if after is None else after[key])
-        for key in worst
+        Hub(id=key, name=known(key), found_by={label: times[key] for label, times in found.items()}) for key in worst
     ]
 
 
@@ -216,13 +208,11 @@ def _examples(
     chosen = [(outcome, judged[place]) for outcome, place in drawn(raw.ranks, corrected.ranks, seed)]
     numbers = {str(key): key for _, row in chosen for key in (*raw.found[row], *corrected.found[row])}
     known.read([*numbers.values()])
+
+    def truth(row: int) -> list[Id]:
+        return [numbers.get(key, key) for key in sorted(true[row])]
+
     return [
-        Example(
-            outcome=outcome,
-            query=known.of_query(row),
-            truth=[known(numbers.get(key, key)) for key in sorted(true[row])],
-            raw=answers(raw.found[row], true[row], known),
-            corrected=answers(corrected.found[row], true[row], known),
-        )
+        example_of(outcome, known.of_query(row), truth(row), raw.found[row], corrected.found[row], known)
         for outcome, row in chosen
     ]

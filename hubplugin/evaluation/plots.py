@@ -8,19 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hubplugin.errors import InputError
-from hubplugin.evaluation.result import MethodResult, SweepPoint
-from hubplugin.selection import CurvePoint
+from hubplugin.errors import InputError, install
+from hubplugin.evaluation.result import MethodResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-INK, LINE, RAW, AFTER, OTHERS = "#010203", "#020304", "#030405", "#040506", ("#040506", "#050607", "#060708", "#070809")
+INK, LINE, RAW, AFTER = "#010203", "#020304", "#030405", "#040506"
 """What matplotlib is told; the page's own colours take their place, which change with the reader's scheme."""
 
-VARIABLES = {
-    INK: "ink", LINE: "line", RAW: "raw", AFTER: "after", OTHERS[1]: "second", OTHERS[2]: "third", OTHERS[3]: "fourth",
-}  # fmt: skip
+VARIABLES = {INK: "ink", LINE: "line", RAW: "raw", AFTER: "after"}
 
 
 def svg(draw: Callable[[Figure], None]) -> str:
@@ -29,7 +26,7 @@ def svg(draw: Callable[[Figure], None]) -> str:
         import matplotlib
         from matplotlib.figure import Figure as Canvas
     except ImportError as error:
-        raise InputError(f"the report needs {error.name}: pip install 'hubplugin[evaluation]'") from None
+        raise InputError(f"the report needs {error.name}; {install('evaluation')}") from None
     settings: dict[Any, Any] = {
         "svg.fonttype": "none", "svg.hashsalt": "hubplugin", "font.family": "sans-serif", "font.size": 10,
         "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": LINE,
@@ -98,33 +95,6 @@ def occurrences(parts: Mapping[str, Mapping[int, int]], even: float, k: int) -> 
     return svg(draw)
 
 
-def temperatures(sweep: Sequence[SweepPoint], raw: MethodResult, k: int) -> str:
-    """R@1 and skewness by temperature."""
-
-    def draw(canvas: Figure) -> None:
-        canvas.set_size_inches(5.2, 5.2)
-        above, below = canvas.subplots(2, 1, sharex=True)
-        for number, method in enumerate(sorted({point.method for point in sweep})):
-            points = sorted((p for p in sweep if p.method == method), key=lambda point: point.tau)
-            taus, colour = [point.tau for point in points], OTHERS[number % len(OTHERS)]
-            above.plot(taus, [100 * p.recall.value for p in points], "o-", color=colour, label=method)
-            low, high = ([100 * getattr(p.recall, end) for p in points] for end in ("low", "high"))
-            above.fill_between(taus, low, high, color=colour, alpha=0.12, linewidth=0)
-            below.plot(taus, [p.skewness for p in points], "o-", color=colour)
-        above.axhline(100 * raw.recall[1].value, color=RAW, linestyle="--", label="raw")
-        below.axhline(raw.hubness.skewness, color=RAW, linestyle="--")
-        ticks = sorted({point.tau for point in sweep})
-        below.set_xscale("log")
-        below.set_xticks(ticks, [f"{tau:g}" for tau in ticks])
-        below.minorticks_off()
-        below.set_xlabel("temperature tau")
-        above.set_ylabel("R@1, per cent")
-        below.set_ylabel(f"skewness of N{k}")
-        above.legend(frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0))
-
-    return svg(draw)
-
-
 def offsets(edges: Sequence[float], counts: Sequence[int]) -> str:
     """How many targets have which offset."""
 
@@ -134,25 +104,5 @@ def offsets(edges: Sequence[float], counts: Sequence[int]) -> str:
         axes.axvline(0, color=INK, linestyle=":", linewidth=1)
         axes.set_xlabel("offset: what is added to the similarity of a target")
         axes.set_ylabel("targets")
-
-    return svg(draw)
-
-
-def curve(points: Sequence[CurvePoint]) -> str:
-    """What each size of bank does: R@1 where pairs say it, else hubness."""
-
-    def draw(canvas: Figure) -> None:
-        axes = canvas.add_subplot()
-        sizes, known = [point.queries for point in points], all(point.gain is not None for point in points)
-        values = np.array([100 * (p.gain or 0.0) if known else p.skewness for p in points])
-        places = np.arange(len(sizes))  # each size is twice the one before, the first is none
-        axes.plot(places, values, "o-", color=AFTER)
-        if known:
-            errors = np.array([196 * (point.error or 0.0) for point in points])
-            axes.fill_between(places, values - errors, values + errors, color=AFTER, alpha=0.15, linewidth=0)
-        axes.axhline(values[0], color=RAW, linestyle="--", linewidth=1)
-        axes.set_xticks(places, [f"{size:,}" for size in sizes])
-        axes.set_xlabel("queries in the bank of the fit")
-        axes.set_ylabel("gain of R@1, points" if known else "skewness of what is found")
 
     return svg(draw)

@@ -1,9 +1,10 @@
-"""What an evaluation found, as a value: it prints as a table and goes to JSON, CSV and a report."""
+"""What an evaluation found, as a value: it prints as a table and goes to JSON and a report."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,13 +13,33 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
 from hubplugin.errors import InputError
-from hubplugin.evaluation.examples import Example
 from hubplugin.measures.hubness import Hubness
-from hubplugin.measures.significance import Comparison, Figure, compare
+from hubplugin.measures.significance import Comparison, Figure, compare, interval
 from hubplugin.model import Setting
 
 SIGNIFICANT = 0.05
 RAW = "raw"
+
+
+class Answer(BaseModel):
+    """One place of an answer: what the target is called, and whether it is a true one."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    true: bool
+
+
+class Example(BaseModel):
+    """A query whose true target came first by one search only, and what both found."""
+
+    model_config = ConfigDict(frozen=True)
+
+    outcome: Literal["won", "lost"]
+    query: str
+    truth: list[str]
+    raw: list[Answer]
+    corrected: list[Answer]
 
 
 class MethodResult(BaseModel):
@@ -60,36 +81,43 @@ class MethodResult(BaseModel):
         return f"{self.label} ({' '.join([self.method, *settings])})"
 
 
-class SweepPoint(BaseModel):
-    """One method at one temperature."""
-
-    model_config = ConfigDict(frozen=True)
-
-    method: str
-    tau: float
-    recall: Figure
-    skewness: float
-
-
 class Hub(BaseModel):
-    """A target that the raw search finds for too many queries, and how many find it under each method."""
+    """A target that the raw search finds for too many queries: its id in a store, or its row, and how many find it raw
+    and under each method; in a store raw and corrected."""
 
     model_config = ConfigDict(frozen=True)
 
-    row: int
+    id: int | str
     name: str
     found_by: dict[str, int]
-    thumbnail: str | None = Field(None, exclude=True, repr=False)
 
 
 class Share(BaseModel):
-    """R@1, 0 to 1, of some of the queries."""
+    """R@1, 0 to 1, of some of the queries, raw (before) and corrected (after), and by how much it changes."""
 
     model_config = ConfigDict(frozen=True)
 
     queries: int
     before: float
     after: float
+    change: Figure
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether the change is none beyond chance."""
+        return self.change.low <= 0 <= self.change.high
+
+
+def shares(found_first: np.ndarray, before: np.ndarray, after: np.ndarray, seed: int) -> dict[str, Share]:
+    """The fields `found_first` and `not_found_first` of results. found_first [j]: whether some bank query finds a true
+    target of a judged query first, in the raw search. before, after [j]: the ranks of its best true target."""
+    parts = (("found_first", found_first), ("not_found_first", ~found_first))
+    return {name: _share(before[part] <= 1, after[part] <= 1, seed) for name, part in parts if part.any()}
+
+
+def _share(before: np.ndarray, after: np.ndarray, seed: int) -> Share:
+    change = interval(after.astype(np.float64) - before, seed)
+    return Share(queries=len(before), before=float(before.mean()), after=float(after.mean()), change=change)
 
 
 class Histogram(BaseModel):
@@ -102,27 +130,14 @@ class Histogram(BaseModel):
     counts: list[int]
 
 
-class BankFigures(BaseModel):
-    """How the banks lie: earth mover's distances on samples of one size (DBSN fig. 7), and the share of the gallery
-    that is nearest to some bank query."""
-
-    model_config = ConfigDict(frozen=True)
-
-    sample: int
-    queries_to_targets: float
-    query_bank_to_queries: float | None = None
-    query_bank_to_targets: float | None = None
-    query_bank_to_targets_and_target_bank: float | None = None
-    coverage: float | None = None
-
-
 class Results(BaseModel):
     """Every method side by side on the same queries; the raw search comes first.
 
     k: of the k-occurrence, mAP and nDCG. judged: how many queries have a true target. best: the label of the method
     recommended on these queries, None where no method is better than the raw search beyond chance. anti_hubs: some of
-    the targets that no query finds. Of the method `shown`: asked, not_asked: queries whose true target is, or is not,
-    the nearest of a bank query; offsets; examples: queries that it won and lost.
+    the targets that no query finds. coverage: the share of the gallery that is nearest to some bank query, None without
+    a bank. Of the method `shown`: found_first, not_found_first: queries whose true target some
+    bank query finds first in the raw search, and the others; offsets; examples: queries that it won and lost.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -136,13 +151,12 @@ class Results(BaseModel):
     k: int
     seed: int
     methods: list[MethodResult]
-    sweep: list[SweepPoint]
     hubs: list[Hub]
-    banks: BankFigures
     best: str | None
     anti_hubs: list[str] = []
-    asked: Share | None = None
-    not_asked: Share | None = None
+    coverage: float | None = None
+    found_first: Share | None = None
+    not_found_first: Share | None = None
     offsets: Histogram | None = None
     examples: list[Example] = []
 
@@ -179,9 +193,9 @@ class Results(BaseModel):
         worse = [m.label for m in self.methods[1:] if _worse(m)]
         if worse:
             told.append(f"Worse than no correction beyond chance: {', '.join(worse)}.")
-        if self.banks.coverage is not None:
+        if self.coverage is not None:
             told.append(
-                f"{_percent(self.banks.coverage)} of the targets are the nearest of some bank query; "
+                f"{_percent(self.coverage)} of the targets are the nearest of some bank query; "
                 "hubs among the others can only be guessed at."
             )
         return told
@@ -236,14 +250,14 @@ class Results(BaseModel):
             versus = m.versus_raw
             cells = [
                 m.described,
-                *(_share(m.recall[k]) for k in shown),
+                *(_cell(m.recall[k]) for k in shown),
                 f"{100 * versus.difference.value:+.1f}" if versus else "",
                 p_told(m.adjusted_p).removeprefix("= "),
                 f"{m.median_rank.value:g}",
                 f"{m.skewness.value:.2f}\n{m.skewness.low:.2f}-{m.skewness.high:.2f}",
                 f"{m.mean_rank.value:.1f}",
-                _share(m.mean_average_precision),
-                _share(m.ndcg),
+                _cell(m.mean_average_precision),
+                _cell(m.ndcg),
                 _percent(m.hubness.anti_hub_share),
             ]
             table.add_row(*cells[: len(table.columns)], style="bold" if m.label == self.best else "")
@@ -272,7 +286,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def _share(figure: Figure) -> str:
+def _cell(figure: Figure) -> str:
     return f"{100 * figure.value:.1f}\n{100 * figure.low:.1f}-{100 * figure.high:.1f}"
 
 
@@ -283,3 +297,101 @@ def p_told(p: float | None) -> str:
 def _moved(before: float, after: float) -> str:
     verb = "fell" if after < before else "rose" if after > before else "stayed"
     return f"{verb} from {before:.2f} to {after:.2f}"
+
+
+class Ranking(BaseModel):
+    """What one ranking does for all queries. Shares are 0 to 1.
+
+    recall: R@k by k. worst: share of the queries that find the worst hub. most_found: share of all places that the most
+    found 1 % of the targets take; never: of the targets, the share that no query finds; skewness: of the k-occurrence.
+    They are None under a filter, since a store does not say how many targets it lets through. occurrences: how many
+    targets have the k-occurrence N, by N.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    recall: dict[int, Figure]
+    worst: float
+    most_found: float | None
+    never: float | None
+    skewness: float | None
+    occurrences: dict[int, int]
+
+
+class StoreEvaluation(BaseModel):
+    """A store searched raw and corrected for the same queries; corrected is None without an active correction.
+
+    judged: how many queries have a true target. versus: R@1 of the corrected ranking against the raw one. found_first,
+    not_found_first: queries whose true target some bank query finds first in the raw search, and the others.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    store: str
+    method: str | None
+    condition: str | None
+    queries: int
+    judged: int
+    targets: int
+    k: int
+    raw: Ranking
+    corrected: Ranking | None
+    versus: Comparison | None
+    found_first: Share | None = None
+    not_found_first: Share | None = None
+    hubs: list[Hub]
+    examples: list[Example]
+
+    def __str__(self) -> str:
+        named = [f"{hub.name} by {' -> '.join(map(str, hub.found_by.values()))}" for hub in self.hubs[:10]]
+        lines = [
+            f"{self.store}: {self.targets:,} targets, {self.queries:,} queries, {self.judged:,} with a known target",
+            *([f"filter: {self.condition}"] if self.condition else []),
+            self.method or "no active correction: the raw search alone",
+            *self.sentences(),
+            f"hubs: {', '.join(named)}",
+        ]
+        return "\n".join(lines)
+
+    def sentences(self) -> list[str]:
+        """What was measured, a line each."""
+        lines = []
+        for k, figure in self.raw.recall.items():
+            after = None if self.corrected is None else self.corrected.recall[k]
+            lines.append(f"R@{k}: {_interval(figure)}" + (f" -> {_interval(after)}" if after else ""))
+        if self.versus is not None:
+            won, lost = self.versus.won, self.versus.lost
+            lines.append(
+                f"R@1 changes by {_change(self.versus.difference)}: {won} queries won, {lost} lost "
+                f"(p {self.versus.p:.3g})"
+            )
+        for some, share in (("some bank query finds", self.found_first), ("no bank query finds", self.not_found_first)):
+            if share is not None and not share.is_noise:
+                lines.append(
+                    f"R@1 of {share.queries:,} queries whose target {some} first changes by {_change(share.change)}"
+                )
+        return [*lines, *self._hubness()]
+
+    def _hubness(self) -> list[str]:
+        told = (
+            (f"queries that find the worst hub in the top {self.k}", "worst", 100, " %"),
+            ("places that the most found 1 % of the targets take", "most_found", 100, " %"),
+            ("targets that no query finds", "never", 100, " %"),
+            (f"skewness of the {self.k}-occurrence", "skewness", 1, ""),
+        )
+        lines = []
+        for says, name, scale, unit in told:
+            before, after = (None if part is None else getattr(part, name) for part in (self.raw, self.corrected))
+            if before is not None:
+                moved = "" if after is None else f" -> {scale * after:.2f}{unit}"
+                lines.append(f"{says}: {scale * before:.2f}{unit}{moved}")
+        return lines
+
+
+def _change(figure: Figure) -> str:
+    value, low, high = (f"{100 * part:+.1f}" for part in (figure.value, figure.low, figure.high))
+    return f"{value} points (95 % interval {low} to {high})"
+
+
+def _interval(figure: Figure) -> str:
+    return f"{100 * figure.value:.1f} ({100 * figure.low:.1f} to {100 * figure.high:.1f})"

@@ -13,9 +13,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from hubplugin.errors import InputError, Parameter
+from hubplugin.errors import InputError, Parameter, install
 from hubplugin.measures.retrieval import Truth
-from hubplugin.vectors import SupportsArray
+from hubplugin.store import Id
+from hubplugin.vectors import SupportsArray, opened_npy, require_file
 
 Row: TypeAlias = int | np.integer[Any]
 
@@ -108,10 +109,14 @@ def _from_rows(source: Any, queries: int) -> tuple[np.ndarray, np.ndarray]:
 
 def rows_from_file(path: Path) -> Any:
     """What an .npy or a .json file holds."""
+    name = f"ground truth {path.name}"
+    require_file(path, "ground truth")
+    if path.suffix == ".npy":
+        return np.array(opened_npy(path, name))
     try:
-        return json.loads(path.read_text()) if path.suffix == ".json" else np.load(path, allow_pickle=False)
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"ground truth {path.name}: cannot be read: {error}") from None
+        raise InputError(f"{name}: cannot be read as JSON: {error}") from None
 
 
 def _from_qrels(
@@ -130,12 +135,14 @@ def judgements_of(path: Path) -> list[Any]:
     try:
         from ir_measures import read_trec_qrels
     except ImportError:
-        raise InputError(f"reading {path.name} needs ir-measures: pip install 'hubplugin[evaluation]'") from None
+        raise InputError(f"reading {path.name} needs ir-measures; {install('evaluation')}") from None
+    require_file(path, "ground truth")
     try:
         return [judgement for judgement in read_trec_qrels(_as_trec(path)) if judgement.relevance > 0]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError):
         raise InputError(
-            f"ground truth {path.name}: no qrels file ({error}); expected lines of 'query 0 target relevance'"
+            f"ground truth {path.name} is no qrels file: expected lines of 'query 0 target relevance', or an .npy or "
+            ".json file"
         ) from None
 
 
@@ -166,3 +173,51 @@ def _looked_up(ids: Iterable[str], rows: dict[str, int], what: str, path: Path) 
             Parameter("query_names" if what == "query" else "names"),
             ", what it calls them, in the order of their vectors",
         ) from None
+
+
+TrueIds: TypeAlias = Sequence[Id | Sequence[Id]] | np.ndarray | str | os.PathLike[str]
+"""For each query the id of its true target, or a list of them; -1 or an empty list where it is not known. Or a path: to
+an .npy or .json file of that, or a qrels file whose targets are ids."""
+
+
+def as_true_ids(source: TrueIds, queries: int, query_names: Sequence[object] | None = None) -> list[set[str]]:
+    """`source` as the true ids of each query, as text; none where it is not judged. query_names: what a qrels file
+    calls the queries; row numbers by default. Raises InputError where it cannot be used."""
+    if isinstance(source, (str, os.PathLike)) and Path(source).suffix not in (".npy", ".json"):
+        return _ids_from_qrels(Path(source), queries, query_names)
+    rows = rows_from_file(Path(source)) if isinstance(source, (str, os.PathLike)) else source
+    found = [_ids_of(row) for row in _listed(rows)]
+    if len(found) != queries:
+        raise InputError(f"ground truth has {len(found)} rows for {queries} queries; expected one row a query")
+    if not any(found):
+        raise InputError("ground truth names no true target for any query; at least one is needed")
+    return found
+
+
+def _listed(rows: Any) -> list[Any]:
+    listed = rows.tolist() if isinstance(rows, np.ndarray) else rows
+    if not isinstance(listed, (list, tuple)):
+        raise InputError("ground truth is no list with an id, or a list of them, for each query")
+    return list(listed)
+
+
+def _ids_of(row: Any) -> set[str]:
+    found = row if isinstance(row, (list, tuple)) else [row]
+    for each in found:
+        if isinstance(each, (bool, float)) or not isinstance(each, (int, str)):
+            raise InputError(f"ground truth: {each!r} is no id; expected numbers or texts")
+    return {str(each) for each in found if each != -1}
+
+
+def _ids_from_qrels(path: Path, queries: int, query_names: Sequence[object] | None) -> list[set[str]]:
+    rows = {str(name): row for row, name in enumerate(query_names if query_names is not None else range(queries))}
+    found: list[set[str]] = [set() for _ in range(queries)]
+    for judgement in judgements_of(path):
+        if judgement.query_id not in rows:
+            raise InputError(
+                f"ground truth {path.name}: query {judgement.query_id!r} is not among the {len(rows)} known"
+            )
+        found[rows[judgement.query_id]].add(judgement.doc_id)
+    if not any(found):
+        raise InputError(f"ground truth {path.name} names no true target for any query; at least one is needed")
+    return found

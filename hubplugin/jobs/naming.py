@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from hubplugin.abilities import Named, able
 from hubplugin.errors import InputError
 from hubplugin.store import Id, Store
 
@@ -28,7 +29,7 @@ def naming(given: str | None, store: Store, option: str = "names") -> Naming | N
         raise InputError(
             f"{option} {given!r} is no file, and no {STORED}KEY for what lies with the targets in the store"
         )
-    return lambda ids: store.named(ids, given.removeprefix(STORED))
+    return lambda ids: able(store, Named).named(ids, given.removeprefix(STORED))
 
 
 def _from_file(path: Path, option: str) -> Naming:

@@ -6,19 +6,46 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Annotated, TypeAlias
 
 import numpy as np
+from pydantic import Field
 
+from hubplugin.compute import Compute, MeanOfLargest, TopK, clusters, reduce, search
 from hubplugin.errors import StoreError
-from hubplugin.jobs.comparison import Comparison, group_key
-from hubplugin.measures.hubness import skewness_of_finds
+from hubplugin.jobs.write import Comparison, group_key
+from hubplugin.measures.hubness import k_occurrence, skewness, skewness_by_chance, skewness_of_finds
+from hubplugin.methods import FitInput
 from hubplugin.methods.robust import CLUSTERS, PROBES, probes
-from hubplugin.model import Bound, OffsetModel
-from hubplugin.reductions import Compute, MeanOfLargest, clusters, reduce
-from hubplugin.selection.experiment import OCCURRENCE
+from hubplugin.model import Bound, FindsAtFit, OffsetModel
 from hubplugin.store import Batch, Hits, Id, Store
+from hubplugin.trial import OCCURRENCE
 from hubplugin.vectors import Progress, as_vectors
+
+QUERIES = 200
+"""Queries that are counted, at the fit and by `monitor`. Skewness depends on how many they are."""
+
+
+def asked(model: OffsetModel) -> np.ndarray:
+    """The queries of the bank of `model` that are counted, the same ones each time: [q, d]."""
+    bank = model.terms[0].bank
+    queries: np.ndarray = bank[probes(len(bank), QUERIES)]
+    return queries
+
+
+def counted(model: OffsetModel, given: FitInput) -> OffsetModel:
+    """`model`, fitted on the banks and targets of `given`, with what its bank found in them."""
+    targets, queries, nearest = given.require_targets(model.method), asked(model), TopK(OCCURRENCE)
+    if len(queries) < 2 or targets.rows <= OCCURRENCE:
+        return model
+    offsets = model.members.offsets(targets, device=given.compute.device, memory=given.compute.memory)
+    both = np.stack([np.zeros_like(offsets), offsets])
+    search(queries, targets, model.metric, given.compute, nearest, offsets=both, what="counting hubs")
+    raw, corrected = (k_occurrence(rows, targets.rows) for rows in nearest.rows)
+    chance = skewness_by_chance(len(queries), OCCURRENCE, targets.rows)
+    largest = float(corrected.max() / len(queries))
+    return model.having(finds=FindsAtFit(len(queries), skewness(raw), skewness(corrected), chance, largest))
+
 
 NAMED = 10
 """How many targets each list names."""
@@ -27,8 +54,8 @@ MADS = 4.0
 """A penalty stands out that lies so many median absolute deviations above the median: 1 target in 300 by nature."""
 
 TIMES = 4.0
-"""A target alarms that is found by so many times the largest share that any had at the fit, or, where that is large, by
-half of what then was not."""
+"""Alarm if a target is found by more than 4 times the largest share of the queries that any had at the fit. Where that
+share is already large, alarm halfway from it to 100 %."""
 
 SAMPLE, NEIGHBOURS = 1000, 5
 """How far a target lies from the gallery is its mean similarity to the nearest of a sample."""
@@ -60,13 +87,9 @@ class Suspects:
     outstanding: int
     far: Named
     alarms: list[str]
-    finds: tuple[Mapping[Id, int], Mapping[Id, int]] = field(default=({}, {}), repr=False)
-
-    @property
-    def figures(self) -> dict[str, Any]:
-        """What is named, as plain JSON."""
-        named = {name: value for name, value in vars(self).items() if name != "finds"}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in named.items()}
+    finds: Annotated[tuple[Mapping[Id, int], Mapping[Id, int]], Field(exclude=True)] = field(
+        default=({}, {}), repr=False
+    )
 
     def __str__(self) -> str:
         raw, corrected, within = map(shares_as_text, (self.raw_hubs, self.corrected_hubs, self.cluster_hubs))
@@ -254,7 +277,7 @@ def _alarms(hubs: _Hubs, skewness: tuple[float, float], fit: Bound | None) -> li
 
 
 def too_much(at_fit: float) -> float:
-    """The share of the queries from which on a target alarms, where none had more than `at_fit` at the fit."""
+    """Alarm above this share of the queries, where `at_fit` was the largest share of any target at the fit."""
     return min(TIMES * at_fit, (1 + at_fit) / 2)
 
 

@@ -1,13 +1,22 @@
-"""Back to a version of the correction that the store has kept."""
+"""Versions of a correction to return to, and the list of targets that no version may show."""
 
 from __future__ import annotations
 
+import getpass
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Literal
 
-from hubplugin.errors import Parameter, StoreError
-from hubplugin.store import Store, StoredVersion
+from hubplugin.abilities import Quarantining, Versioned, able, quarantined_in, versions_of
+from hubplugin.compute import Compute
+from hubplugin.errors import InputError, Parameter, StoreError
+from hubplugin.jobs.facts import ToldVersion
+from hubplugin.jobs.write import Applied, refresh
+from hubplugin.methods.robust import floor_of
+from hubplugin.quarantine import Quarantine
+from hubplugin.store import Id, Store, StoredVersion
 
 logger = logging.getLogger(__name__)
 
@@ -18,8 +27,8 @@ class RolledBack:
     run. quarantined: how many targets came into quarantine after `active` was made, so that they may have their old
     offset there until a refresh."""
 
-    left: StoredVersion | None
-    active: StoredVersion
+    left: ToldVersion | None
+    active: ToldVersion
     written: bool = True
     quarantined: int = 0
 
@@ -38,11 +47,11 @@ def rollback(store: Store, to: int | None = None, *, dry_run: bool = False) -> R
     """Makes a kept version the active one, in one step: by default the newest before the active one, or the version
     with the number `to`, which may also be a later one that was left by a rollback.
 
-    Nothing is computed: targets have the offsets that were written for that version. `refresh` gives theirs to
-    targets that came or changed since without it, and the floor to those that came into quarantine since. Raises
-    StoreError if there is no such version.
+    Targets have the offsets that were written for that version. `refresh` gives theirs to targets that came or
+    changed since without it, and the floor to those that came into quarantine since. Raises StoreError if there is no
+    such version.
     """
-    versions = store.versions()
+    versions = versions_of(store)
     active = next((version for version in versions if version.state == "active"), None)
     kept = [version for version in versions if version.state == "kept"]
     if to is None:
@@ -57,7 +66,7 @@ def rollback(store: Store, to: int | None = None, *, dry_run: bool = False) -> R
     quarantined = _quarantined_since(store, found[-1])
     if dry_run:
         return RolledBack(active, found[-1], written=False, quarantined=quarantined)
-    store.return_to(found[-1].number)
+    able(store, Versioned).return_to(found[-1].number)
     logger.info("%s: version %d is active again", store.url, found[-1].number)
     left = None if active is None else replace(active, state="kept")
     return RolledBack(left, replace(found[-1], state="active"), quarantined=quarantined)
@@ -66,8 +75,63 @@ def rollback(store: Store, to: int | None = None, *, dry_run: bool = False) -> R
 def _quarantined_since(store: Store, version: StoredVersion) -> int:
     """How many targets of `store` came into quarantine after `version` was made; all of them where nothing says when
     that was."""
-    listed = store.quarantined().last.values()
+    listed = quarantined_in(store).last.values()
     if version.made is None:
         return len(listed)
     made = datetime.fromisoformat(version.made).replace(microsecond=0)  # the list counts in seconds
     return sum(datetime.fromisoformat(event.when) >= made for event in listed)
+
+
+COARSEST = 1e-3
+"""A store that rounds offsets by more has codes, and a floor among them would leave nothing of the others."""
+
+
+def quarantine(
+    store: Store,
+    what: Literal["add", "remove"],
+    ids: Sequence[Id],
+    why: str,
+    *,
+    who: str | None = None,
+    compute: Compute | None = None,
+) -> Applied:
+    """Adds targets to the quarantine list of `store` or removes them, and refreshes its offsets.
+
+    A target on the list has an offset with which it is not found, after each refresh, apply and refit, until it is
+    removed from the list; its vector stays as it is. The list says who did what, when and why, and keeps what was
+    removed, too. who: by default the name of the user. After `rollback` a refresh gives listed targets their floor
+    under that version, too.
+
+    Raises StoreError where there is no active correction, or the store cannot keep such offsets; InputError for ids
+    that are not there or not listed, and without a reason.
+    """
+    able(store, Quarantining).write_quarantine(planned(store, what, ids, why, who))
+    logger.info("%s: quarantine list written, %s of %d targets", store.url, what, len(ids))
+    compute = compute or Compute()
+    return refresh(store, device=compute.device, memory=compute.memory, progress=compute.progress)
+
+
+def planned(store: Store, what: Literal["add", "remove"], ids: Sequence[Id], why: str, who: str | None) -> Quarantine:
+    """The list that `quarantine` would write. Raises what it raises, and changes nothing."""
+    found = store.correction()
+    if found is None or not found.active:
+        raise StoreError(f"{store.url} has no active correction; apply one first")
+    floor_of(found.model)
+    if store.precision > COARSEST:
+        raise StoreError(
+            f"{store.url} rounds offsets to its codes, and a quarantined one lies too far from the others; "
+            "remove the vector instead"
+        )
+    if not why.strip():
+        raise InputError("a quarantine needs a reason, for whoever reads the list later")
+    listed = able(store, Quarantining).quarantined()
+    known = {name for batch in store.scan() for name in map(_plain, batch.ids)} if what == "add" else set(listed.last)
+    unknown = [name for name in ids if name not in known]
+    if unknown:
+        there = "no target" if what == "add" else "nothing in quarantine"
+        raise InputError(f"{store.url} has {there} with the id {unknown[0]!r}; nothing was changed")
+    return listed.changed(what, ids, who or getpass.getuser(), why)
+
+
+def _plain(name: Id) -> Id:
+    return int(name) if isinstance(name, int) else name

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from hubplugin.measures.hubness import k_occurrence
+from hubplugin.measures.hubness import binomial, k_occurrence
 
 RESAMPLES = 1000
 LEVEL = 0.95
+
+AT_ONCE = 1 << 22
+"""Values that are drawn at one time: 32 MiB."""
 
 
 class Figure(BaseModel):
@@ -45,17 +48,16 @@ def interval(
 
     statistic: reduces the axis that it is given as `axis`, as np.mean does.
     """
-    from scipy.stats import bootstrap
-
     value = float(statistic(values, axis=0))
     if len(values) < 2 or not np.ptp(values):
         return Figure(value=value, low=value, high=value)
-    batch = max(1, (1 << 22) // len(values))
-    found = bootstrap(
-        (values,), statistic, n_resamples=resamples, batch=batch, confidence_level=LEVEL, method="percentile",
-        vectorized=True, rng=np.random.default_rng(seed),
-    ).confidence_interval  # fmt: skip
-    return Figure(value=value, low=float(found.low), high=float(found.high))
+    generator, drawn = np.random.default_rng(seed), list[np.ndarray]()
+    at_once = max(1, AT_ONCE // len(values))
+    for start in range(0, resamples, at_once):
+        rows = generator.integers(0, len(values), (min(at_once, resamples - start), len(values)))
+        drawn.append(statistic(values[rows], axis=1))
+    low, high = np.quantile(np.concatenate(drawn), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Figure(value=value, low=float(low), high=float(high))
 
 
 def hubness_interval(
@@ -80,13 +82,22 @@ def hubness_interval(
 
 def compare(first: np.ndarray, second: np.ndarray, seed: int) -> Comparison:
     """The method with the best ranks `second` [j] against the one with `first` [j], on the same queries."""
-    from scipy.stats import binomtest
-
     before, after = first <= 1, second <= 1
     won, lost = int((after & ~before).sum()), int((before & ~after).sum())
     return Comparison(
         won=won,
         lost=lost,
         difference=interval(after.astype(np.float64) - before, seed),
-        p=float(binomtest(won, won + lost).pvalue) if won + lost else 1.0,
+        p=min(1.0, 2 * float(binomial(won + lost, 0.5)[: min(won, lost) + 1].sum())),
     )
+
+
+def adjusted(p: Sequence[float]) -> list[float]:
+    """The p of several tests, so corrected that of those below a level no more than that share are false on average
+    (Benjamini & Hochberg 1995)."""
+    order = np.argsort(p)[::-1]
+    scaled = np.asarray(p, np.float64)[order] * len(p) / np.arange(len(p), 0, -1)
+    found = np.empty(len(p))
+    found[order] = np.minimum(np.minimum.accumulate(scaled), 1.0)
+    corrected: list[float] = found.tolist()
+    return corrected

@@ -10,20 +10,22 @@ from typing import ClassVar, Literal, TypeAlias, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from hubplugin.answers import SURVEYED, look, spacing_ratio
-from hubplugin.errors import InputError, Parameter
-from hubplugin.metric import Metric
-from hubplugin.model import LogSumExp, OffsetModel, Setting, Term, TopKMean, reduction_of
-from hubplugin.reductions import (
+from hubplugin.compute import (
+    SURVEYED,
     Answers,
     Compute,
     Similarities,
     Survey,
     distinct_rows,
     find_answers,
+    look,
     prepared,
     reduce_and_seek,
+    spacing_ratio,
 )
+from hubplugin.errors import InputError, Parameter
+from hubplugin.metric import Metric
+from hubplugin.model import LogSumExp, OffsetModel, Setting, Term, TopKMean, reduction_of
 from hubplugin.vectors import VectorLike, Vectors, as_vectors, fingerprint
 
 AnswersRule: TypeAlias = Literal["auto", "kept", "left out"]
@@ -146,7 +148,7 @@ class Method(BaseModel, ABC):
 
     answers: "kept", as in the papers, whose banks hold queries that have no answer in the gallery; "left out", for a
     log of queries that were asked of this gallery: each query's nearest target, and each target's largest similarity,
-    have no part in the sums (see `hubplugin.answers`); "auto" leaves them out unless a target bank holds the answers.
+    have no part in the sums (see `compute.answers`); "auto" leaves them out unless a target bank holds the answers.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -161,9 +163,14 @@ class Method(BaseModel, ABC):
 
     def resolved(self: Configuration, given: FitInput) -> Configuration:
         """This configuration with a value in the place of all that depends on the bank and the gallery."""
-        if self.answers != "auto":
-            return self
-        return self.model_copy(update={"answers": "kept" if given.answers_are_elsewhere else "left out"})
+        found = self.found_in(given)
+        if self.answers == "auto":
+            found["answers"] = "kept" if given.answers_are_elsewhere else "left out"
+        return self.model_copy(update=found) if found else self
+
+    def found_in(self, given: FitInput) -> dict[str, Setting | None]:
+        """What a method of its own takes from bank and gallery, by parameter."""
+        return {}
 
     def require_banks(self, given: FitInput) -> None:
         """Raises InputError where `given` lacks a bank that the method needs; the targets may come later."""
@@ -181,12 +188,10 @@ class Method(BaseModel, ABC):
     def raw_offsets(self, given: FitInput) -> np.ndarray:
         """What these parameters, fitted on `given`, give its targets, not centred: float64 [n]."""
         resolved = self.resolved(given)
-        return resolved._raw(given, resolved.solve(given))
-
-    def _raw(self, given: FitInput, solution: Solution) -> np.ndarray:
+        solution = resolved.solve(given)
         if solution.raw is not None:
             return solution.raw
-        return self._model(given, solution.terms).raw_offsets(given.require_targets(self.name), given.compute)
+        return resolved._model(given, solution.terms).raw_offsets(given.require_targets(self.name), given.compute)
 
     def _model(self, given: FitInput, terms: tuple[Term, ...]) -> OffsetModel:
         return OffsetModel(
@@ -213,7 +218,8 @@ class Method(BaseModel, ABC):
         model = resolved._model(given, solution.terms)
         if given.targets is None:
             return model
-        return model.centred_by(resolved._raw(given, solution), given.targets, given.compute.precision)
+        raw = model.raw_offsets(given.targets, given.compute) if solution.raw is None else solution.raw
+        return model.centred_by(raw, given.targets, given.compute.precision)
 
 
 class OnePassMethod(Method):

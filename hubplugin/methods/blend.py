@@ -10,7 +10,7 @@ from pydantic import Field
 from hubplugin.methods.base import AnswersRule, FitInput, Method, Solution
 from hubplugin.methods.nearest import NearestNeighbourNormalisation
 from hubplugin.methods.sinkhorn import DualBankSinkhorn, Sample, resolved_sample
-from hubplugin.model import TopKMean
+from hubplugin.model import Setting, TopKMean
 
 SPREAD_SHARE = 0.5
 """The temperature is this share of the standard deviation of the similarities between bank and gallery. 0.35 and 0.7
@@ -45,16 +45,15 @@ class Blend(Method):
     sample: Sample = "auto"
     answers: AnswersRule = "auto"
 
-    def resolved(self, given: FitInput) -> Blend:
+    def found_in(self, given: FitInput) -> dict[str, Setting | None]:
         m = len(given.distinct)  # a query that is there twice says nothing more
         tau = SPREAD_SHARE * given.survey.deviation if self.tau is None else self.tau
         strength = m / (m + HALF_STRENGTH) if self.strength is None else self.strength
-        values = {
+        return {
             "tau": float(f"{max(tau, 1e-12):.4g}"),
             "strength": float(f"{strength:.4g}"),
             "sample": resolved_sample(self.sample, given.targets),
         }
-        return super().resolved(given).model_copy(update=values)
 
     @property
     def parts(self) -> list[tuple[float, Method]]:

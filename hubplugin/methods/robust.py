@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from hubplugin.compute import TopK, clusters, search
 from hubplugin.errors import InputError, Parameter
 from hubplugin.measures.hubness import k_occurrence
 from hubplugin.methods.base import FitInput
 from hubplugin.metric import Metric
 from hubplugin.model import Bound, Dot, OffsetModel
-from hubplugin.reductions import clusters
-from hubplugin.search import TopK, search
 
 NEAREST = 10
 """How many targets of a query's list count."""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, TypeAlias, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from pydantic import BeforeValidator, Field
 
+from hubplugin.compute import Answers, Columns, Scaling, sampled, sinkhorn
 from hubplugin.methods.base import FitInput, Method, Solution
-from hubplugin.model import LogSumExp
-from hubplugin.reductions import Answers, Columns, Scaling, sampled, sinkhorn
-from hubplugin.vectors import Vectors, as_vectors
-
-Sinkhorn = TypeVar("Sinkhorn", bound="SinkhornNormalisation")
-
+from hubplugin.model import LogSumExp, Setting
+from hubplugin.vectors import Spread, Vectors, as_vectors, spool
 
 SAMPLED_ABOVE = 1_000_000
 """Targets above which log alpha is sought on a sample, unless all are asked for."""
@@ -55,8 +52,8 @@ class SinkhornNormalisation(Method):
     iterations: int = Field(10, ge=1)
     sample: Sample = "auto"
 
-    def resolved(self: Sinkhorn, given: FitInput) -> Sinkhorn:
-        return super().resolved(given).model_copy(update={"sample": resolved_sample(self.sample, given.targets)})
+    def found_in(self, given: FitInput) -> dict[str, Setting | None]:
+        return {"sample": resolved_sample(self.sample, given.targets)}
 
     def solve(self, given: FitInput) -> Solution:
         term, raw, _ = self.scaled(given)
@@ -67,17 +64,21 @@ class SinkhornNormalisation(Method):
         mean of the k largest similarities of each target."""
         similarities = given.compute.similarities(given.query_bank, given.metric)
         targets = given.require_targets(self.name)
-        columns = [Columns(targets)]
         answers: Answers | Literal["seek"] | None = "seek" if self.answers == "left out" else None
         sample = resolved_sample(self.sample, targets)
-        if sample is not None and sample < targets.rows:
+        is_sampled = sample is not None and sample < targets.rows
+        if sample is not None and is_sampled:
             drawn = sampled(targets, sample, given.metric, np.random.default_rng(0))
             columns = [Columns(as_vectors(drawn, targets.name), mass=targets.rows / len(drawn))]
             answers = answers and given.answers  # an answer need not be in the sample
+        elif isinstance(targets, Spread):  # iterations read all of it again and again, so it is brought here
+            columns = [Columns(spool(targets.blocks(), targets.name))]
+        else:
+            columns = [Columns(targets)]
         if self.name == "dbsn" and given.target_bank is not None:
             columns.append(Columns(given.target_bank_vectors))
         found = sinkhorn(similarities, columns, self.tau, self.iterations, answers, k)
-        raw = None if columns[0].targets is not targets or found.log_sums is None else -self.tau * found.log_sums
+        raw = None if is_sampled or found.log_sums is None else -self.tau * found.log_sums
         levels = None if found.answers is None else found.answers.levels
         return LogSumExp(given.query_bank, self.tau, -self.tau, found.log_alpha, levels), raw, found
 

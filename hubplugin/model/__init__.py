@@ -1,19 +1,23 @@
 """What a fit returns: terms over a bank, the model that sums them, its form by groups, and its file."""
 
-from hubplugin.model.bound import Bound
 from hubplugin.model.file import FORMAT
-from hubplugin.model.finds import FindsAtFit
 from hubplugin.model.grouped import Group, GroupedModel
 from hubplugin.model.offset_model import (
     Activation,
+    Bound,
+    Dot,
+    FindsAtFit,
     GalleryStatistics,
+    LogSumExp,
     OffsetModel,
     Setting,
+    Term,
+    TopKMean,
     Value,
     load,
+    reduction_of,
     warn_if_swapped,
 )
-from hubplugin.model.terms import Dot, LogSumExp, Term, TopKMean, reduction_of
 
 __all__ = [
     "FORMAT",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from hubplugin import atomic
 from hubplugin._version import __version__
 from hubplugin.errors import ModelFileError
 
@@ -80,23 +80,12 @@ def read(path: str | os.PathLike[str]) -> bytes:
 
 
 def write(path: str | os.PathLike[str], content: bytes) -> None:
-    """Writes a file whole or not at all: to a `.tmp` file beside it, then renamed, which is left only by a process
-    that is killed outright.
+    """Writes a file whole or not at all; where `path` is a link, the file that it leads to.
 
     Raises ModelFileError if it cannot; the file that was there before is then untouched.
     """
     try:
-        target = os.path.realpath(path)
-        beside = Path(f"{target}.{uuid.uuid4().hex[:8]}.tmp")  # its own, so that two who save do not share one
-        try:
-            with beside.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, target)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
+        atomic.write(os.path.realpath(path), content)
     except (OSError, ValueError) as error:  # a path with a null byte is a ValueError
         raise ModelFileError(f"cannot write model file {os.fspath(path)!r}: {_reason(error)}") from None
 

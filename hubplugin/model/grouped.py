@@ -10,12 +10,11 @@ import numpy as np
 
 from hubplugin.errors import InputError
 from hubplugin.model.file import Header
-from hubplugin.model.offset_model import GalleryStatistics, OffsetModel, Value, capped
-from hubplugin.model.terms import Dot, LogSumExp, Term
+from hubplugin.model.offset_model import Dot, GalleryStatistics, LogSumExp, OffsetModel, Term, Value, capped
 from hubplugin.vectors import Progress, VectorLike, as_vectors
 
 if TYPE_CHECKING:
-    from hubplugin.reductions import Precision
+    from hubplugin.compute import Precision
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class GroupedModel(OffsetModel):
     ) -> np.ndarray:
         """Offsets of `targets` [n, d]; target i belongs to group groups[i]: float32 [n]. The cap is that of the
         target's own group."""
-        from hubplugin.reductions import Compute
+        from hubplugin.compute import Compute
 
         if groups is None:
             raise InputError(f"the model has offsets within each {self.key!r}: pass groups=, the value of each target")

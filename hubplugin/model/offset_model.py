@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -14,15 +14,197 @@ import numpy as np
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin.model import file
-from hubplugin.model.bound import Bound
 from hubplugin.model.file import Header
-from hubplugin.model.finds import FindsAtFit
-from hubplugin.model.kept import KeptOffsets
-from hubplugin.model.terms import Dot, Term, of_one_bank, packed, reduction_of, unpacked
-from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
+from hubplugin.vectors import Progress, Spread, VectorLike, Vectors, as_vectors
 
 if TYPE_CHECKING:
-    from hubplugin.reductions import Compute, Precision
+    from hubplugin.compute import Compute, LogSum, MeanOfLargest, Precision
+
+
+@dataclass(frozen=True)
+class LogSumExp:
+    """scale * LSE_u( s(b_u, t)/tau + log_weights_u ) over a bank [m, d]; log_weights [m] or None for 0.
+
+    answers: [m], the similarity from which on a target counts as the answer of bank query u; its entry, and then the
+    target's largest, are left out of the sum. None leaves nothing out.
+    """
+
+    kind: ClassVar[str] = "log_sum_exp"
+    bank: np.ndarray
+    tau: float
+    scale: float
+    log_weights: np.ndarray | None = None
+    answers: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class TopKMean:
+    """scale * mean of the k largest s(b_u, t) over a bank [m, d]. answers: as in `LogSumExp`."""
+
+    kind: ClassVar[str] = "top_k_mean"
+    bank: np.ndarray
+    k: int
+    scale: float
+    answers: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Dot:
+    """scale * s(v, t) for one vector v, held as a bank [1, d]."""
+
+    kind: ClassVar[str] = "dot"
+    bank: np.ndarray
+    scale: float
+
+
+Term = LogSumExp | TopKMean | Dot
+TERMS: dict[str, Callable[..., Term]] = {term.kind: term for term in (LogSumExp, TopKMean, Dot)}
+
+
+def of_one_bank(terms: Sequence[Term]) -> list[list[Term]]:
+    """`terms` in lists that share a bank, and what is left out of it, so that one pass serves each list."""
+    lists: list[list[Term]] = []
+    for term in terms:
+        for others in lists:
+            first = others[0]
+            if isinstance(term, Dot) or isinstance(first, Dot) or term.bank is not first.bank:
+                continue
+            if term.answers is first.answers:
+                others.append(term)
+                break
+        else:
+            lists.append([term])
+    return lists
+
+
+def reduction_of(term: Term) -> LogSum | MeanOfLargest:
+    """What `compute.reduce` computes for a term that has a bank of examples."""
+    from hubplugin.compute import LogSum, MeanOfLargest
+
+    if isinstance(term, LogSumExp):
+        return LogSum(term.tau, term.log_weights)
+    assert isinstance(term, TopKMean)
+    return MeanOfLargest(term.k)
+
+
+def packed(terms: Sequence[Term]) -> tuple[list[Header], dict[str, np.ndarray]]:
+    """`terms` as a list of fields for the header of a file, and the arrays in them by name."""
+    tensors: dict[str, np.ndarray] = {}
+    listed = []
+    places: dict[int, str] = {}
+    for number, term in enumerate(terms):
+        fields: Header = {"kind": term.kind}
+        for key, value in vars(term).items():
+            if isinstance(value, np.ndarray):
+                # An array that several terms share is held once; the others name it.
+                place = places.setdefault(id(value), f"{number}.{key}")
+                if place == f"{number}.{key}":
+                    tensors[place] = np.ascontiguousarray(value)
+                else:
+                    fields[key] = {"as": place}
+            elif value is not None:
+                fields[key] = value
+        listed.append(fields)
+    return listed, tensors
+
+
+def unpacked(listed: Sequence[Header], tensors: dict[str, np.ndarray]) -> tuple[Term, ...]:
+    """The terms of which `packed` made the fields `listed` and the arrays `tensors`."""
+    terms = []
+    for number, fields in enumerate(listed):
+        prefix = f"{number}."
+        arrays = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+        arrays |= {key: tensors[value["as"]] for key, value in fields.items() if isinstance(value, dict)}
+        terms.append(TERMS[fields["kind"]](**({k: v for k, v in fields.items() if k != "kind"} | arrays)))
+    return tuple(terms)
+
+
+WIDER = 1.4
+"""The temperature of newcomers, as a multiple of that of members: near misses count for more, so that less is gained by
+a vector that was made to stay just below the levels of a known bank (benchmarks/planted.py)."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The bound of a robust model. It keeps targets out of most of the bank's lists of the 10 nearest.
+
+    levels: [m], the corrected score of each bank query's 10th nearest target in the gallery of the fit: a target with
+    the offset o stands among the 10 nearest of the bank query u if s(b_u, t) + o >= levels_u. With the temperature tau,
+    `lowered` lowers o until
+
+        sum_u sigmoid( (s(b_u, t) + o - levels_u) / tau ) <= share * m / 2
+
+    Each list that t stands in adds at least 1/2 to the sum, so t stands in no more than `share` of them. Near misses
+    count, too. No list counts for more than 1, so that a target which lies very near to few queries keeps its offset.
+
+    share: of a newcomer. members_share: of a target of the gallery of the fit; answers of the bank are left out of its
+    sum. tau: of members; that of newcomers is `WIDER`. floor: an offset with which a target is not found. largest,
+    largest_within: the largest share of bank queries that one target of the gallery had at the fit, and the largest
+    within one cluster of them. for_members: whether offsets are lowered as those of members.
+    """
+
+    share: float
+    members_share: float
+    tau: float
+    levels: np.ndarray
+    floor: float
+    largest: float
+    largest_within: float
+    for_members: bool = False
+
+    def lowered(
+        self, offsets: np.ndarray, first: Term, metric: Metric, targets: Vectors, compute: Compute
+    ) -> np.ndarray:
+        """`offsets` [n] of `targets`, within the bound: float32 [n]. first: a term over the bank."""
+        from hubplugin.compute import LeftOut, Limit
+
+        share, tau, left_out = self.share, WIDER * self.tau, None
+        if self.for_members:
+            share, tau = self.members_share, self.tau
+            answers = None if isinstance(first, Dot) else first.answers
+            left_out = None if answers is None else LeftOut(answers)
+        limit = Limit(self.levels, tau, share * len(self.levels) / 2, left_out)
+        return limit.lowered(compute.similarities(first.bank, metric), targets, offsets).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class FindsAtFit:
+    """The 10-occurrence of the gallery of the fit over `queries` queries of the bank: its skewness raw, corrected and
+    by chance; largest: the share of the queries that found the target found most often, corrected."""
+
+    queries: int
+    raw: float
+    corrected: float
+    chance: float
+    largest: float
+
+
+KEPT_BYTES = 32 << 20
+"""Offsets of larger galleries, above four million targets, are not kept: a model's memory does not grow with them."""
+
+
+@dataclass(frozen=True)
+class KeptOffsets:
+    """raw: float64 [n], of the targets that `fingerprint` names, computed in `precision`."""
+
+    raw: np.ndarray
+    fingerprint: str
+    precision: str
+
+    @classmethod
+    def of(cls, raw: np.ndarray, targets: Vectors, precision: str) -> KeptOffsets | None:
+        """`raw` [n] of `targets`; None where it is too large to keep, or the targets are not here to be compared."""
+        if raw.nbytes > KEPT_BYTES or isinstance(targets, Spread):
+            return None
+        raw = raw.copy()
+        raw.flags.writeable = False
+        return cls(raw, targets.fingerprint(), precision)
+
+    def for_targets(self, targets: Vectors, precision: str) -> np.ndarray | None:
+        """What is kept, float64 [n], read-only, if these are the same targets to the last bit; None otherwise."""
+        same = len(self.raw) == targets.rows and self.precision == precision
+        return self.raw if same and self.fingerprint == targets.fingerprint() else None
+
 
 Setting: TypeAlias = float | str | None
 """The value of a parameter of a method: a number or a name; None where the fit finds it."""
@@ -33,9 +215,9 @@ Value: TypeAlias = str | int | None
 LARGEST_OFFSET = 1e38
 """Offsets are stored as float32, which ends at 3.4e38."""
 
-CAP_SLACK = 1e-3
-"""By how many standard deviations the cap lies above the largest offset of the gallery: more than rounding, which
-differs from one pass to the next, can add to an offset of the fit's own targets."""
+ROUNDING = 1e-3
+"""More standard deviations than rounding, which differs from one pass to the next, can add to an offset of the fit's
+own targets."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +231,13 @@ class GalleryStatistics:
 
     @property
     def cap(self) -> float:
-        """The largest offset that a newcomer may get."""
-        return self.largest + CAP_SLACK * self.deviation
+        """The largest offset that a newcomer may get: the largest that a target of the gallery stores, a float32."""
+        return float(np.float32(self.largest))
+
+    @property
+    def rounding(self) -> float:
+        """By less than this an offset differs from one pass over the same target to the next."""
+        return ROUNDING * self.deviation
 
 
 @dataclass(frozen=True)
@@ -112,15 +299,15 @@ class OffsetModel:
     ) -> np.ndarray:
         """Offsets of `targets` [n, d] (or a store or file of them), seen by the fit or not: float32 [n].
 
-        No offset is above the cap, the largest of the gallery of the fit (but for rounding): a vector that is far from
-        the whole bank would otherwise get more than any target has, and rank above them. Targets of the fit keep
-        theirs. A model that was fitted without a gallery has no cap. Of a robust model, `bound` holds for all of them
-        as newcomers; `members` has the offsets of the gallery of the fit.
+        No offset is above the cap, the largest of the gallery of the fit: a vector that is far from the whole bank
+        would otherwise get more than any target has, and rank above them. Targets of the fit keep theirs. A model that
+        was fitted without a gallery has no cap. Of a robust model, `bound` holds for all of them as newcomers;
+        `members` has the offsets of the gallery of the fit.
 
         groups: what a `GroupedModel` must know of each target; others do not look at it.
         Raises InputError where `targets` cannot be used or have other dimensions than the bank.
         """
-        from hubplugin.reductions import Compute
+        from hubplugin.compute import Compute
 
         vectors, compute = as_vectors(targets, "targets"), Compute(device, memory, progress, precision)
         offsets = capped(self.raw_offsets(vectors, compute) - self.centre, self.gallery)
@@ -148,7 +335,7 @@ class OffsetModel:
         progress: Progress | None = None,
     ) -> OffsetModel:
         """This model with offsets of mean 0 over `targets` [n, d], and their statistics."""
-        from hubplugin.reductions import Compute
+        from hubplugin.compute import Compute
 
         vectors, compute = as_vectors(targets, "targets"), Compute(device, memory, progress)
         return self.centred_by(self.raw_offsets(vectors, compute), vectors, compute.precision)
@@ -175,7 +362,7 @@ class OffsetModel:
 
         Raises InputError if k is not in 1 ... n, or a term has no bank of examples (`dn`).
         """
-        from hubplugin.reductions import Compute, Similarities, kth_largest
+        from hubplugin.compute import Compute, Similarities, kth_largest
 
         vectors = as_vectors(targets, "targets")
         if not 1 <= k <= vectors.rows:
@@ -195,7 +382,7 @@ class OffsetModel:
         progress: Progress | None = None,
     ) -> np.ndarray:
         """Which of `targets` [n, d] are in the activation set, seen by the fit or not: bool [n]."""
-        from hubplugin.reductions import Compute, Similarities, reaches
+        from hubplugin.compute import Compute, Similarities, reaches
 
         if self.activation is None:
             raise InputError("this model has no activation set; give it one with model.with_activation(targets)")
@@ -207,7 +394,7 @@ class OffsetModel:
 
     def raw_offsets(self, targets: VectorLike, compute: Compute) -> np.ndarray:
         """The sum of the terms, not centred, not capped: float64 [n]. Raises InputError where it is beyond float32."""
-        from hubplugin import reductions
+        from hubplugin.compute import LeftOut, dot, reduce
 
         vectors = as_vectors(targets, "targets")
         if vectors.dim != self.dim:
@@ -222,11 +409,11 @@ class OffsetModel:
         for terms in of_one_bank(self.terms):
             similarities = compute.similarities(terms[0].bank, self.metric)
             if isinstance(terms[0], Dot):
-                values = [reductions.dot(similarities, vectors, "offsets")]
+                values = [dot(similarities, vectors, "offsets")]
             else:
                 answers = terms[0].answers
-                left_out = None if answers is None else reductions.LeftOut(answers)
-                values = reductions.reduce(similarities, vectors, [reduction_of(term) for term in terms], left_out)
+                left_out = None if answers is None else LeftOut(answers)
+                values = reduce(similarities, vectors, [reduction_of(term) for term in terms], left_out)
             with np.errstate(over="ignore", invalid="ignore"):
                 for term, value in zip(terms, values, strict=True):  # what a worker sent may be read-only
                     total += np.multiply(value, term.scale, out=value if value.flags.writeable else None)

@@ -10,6 +10,7 @@ import itertools
 import json
 import logging
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +19,11 @@ from urllib.parse import quote
 
 import numpy as np
 
+from hubplugin import atomic
+from hubplugin.atomic import TEMPORARY
 from hubplugin.errors import InputError
-from hubplugin.recording.sample import Asked, Sample, joined
-from hubplugin.vectors import Sliceable
+from hubplugin.recording.sample import ALL, Asked, Sample, digest_of, joined
+from hubplugin.vectors import Sliceable, one_line
 
 try:
     import fcntl
@@ -33,6 +36,9 @@ FORMAT = 1
 """Version of a part. A reader leaves alone what a newer version wrote."""
 
 SUFFIX = ".safetensors"
+
+_FIRST_DAY, _LAST_DAY = -62_135_596_800, 253_402_300_799
+"""The years 1 to 9999 in Unix seconds."""
 
 
 class UnreadablePart(Exception):
@@ -78,8 +84,9 @@ def read(folder: str | os.PathLike[str], dim: int | None = None, since: float | 
 
 
 def clear(folder: str | os.PathLike[str]) -> None:
-    """Deletes what is recorded in `folder`. Recorders that are running notice, and begin anew."""
-    for path in _files(Path(folder)):
+    """Deletes what is recorded in `folder`, and what killed processes left half-written. Recorders that are running
+    notice, and begin anew."""
+    for path in (*_files(Path(folder)), *Path(folder).glob(f"part-*{TEMPORARY}")):
         path.unlink(missing_ok=True)
 
 
@@ -91,7 +98,12 @@ def thin(folder: str | os.PathLike[str], size: int) -> None:
     samples = _alike(Path(folder))
     limit = joined(sample for _, sample in samples).thinned(size).limit
     for path, sample in samples:
-        save(path, replace(sample, limit=min(limit, sample.limit)))
+        lock = _lock(path)  # keeps a recorder away that would start meanwhile; one that runs has it, and notices
+        try:
+            save(path, replace(sample, limit=min(limit, sample.limit)))
+        finally:
+            if lock is not None:
+                lock.close()
 
 
 def _files(folder: Path) -> list[Path]:
@@ -131,50 +143,53 @@ def save(path: Path, sample: Sample) -> None:
     about = {"format": FORMAT, "size": sample.size, "limit": sample.limit, "seen": sample.seen}
     moments = {"first": sample.first, "last": sample.last}
     content = packed(tensors, {"hubplugin": json.dumps(about | moments)})
-    beside = path.with_suffix(".tmp")
-    with open(beside, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+    atomic.write(path, content, mode=0o600)
 
 
 def load(path: Path) -> Sample:
     """The sample in the file `path`. Raises FileNotFoundError or UnreadablePart."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
-    if not path.exists():
-        raise FileNotFoundError(path)
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ValueError("it is no file")
         with safe_open(path, framework="np") as file:
             about = json.loads((file.metadata() or {})["hubplugin"])
             if about["format"] > FORMAT:
                 raise UnreadablePart(f"{path} has format {about['format']}, of a newer version; upgrade hubplugin")
             return _sample(about, {name: file.get_tensor(name) for name in ("vectors", "digests", "times", "texts")})
-    except (SafetensorError, KeyError, TypeError, ValueError, AttributeError, OSError) as error:
-        raise UnreadablePart(f"{path} is damaged ({' '.join(str(error).split())})") from None
+    except (FileNotFoundError, UnreadablePart):
+        raise
+    except PermissionError as error:
+        raise UnreadablePart(f"{path} cannot be read ({error.strerror})") from None
+    except Exception as error:  # whatever a wrong byte leads to, in JSON, safetensors or numpy
+        raise UnreadablePart(f"{path} is damaged ({one_line(error)})") from None
 
 
 def _sample(about: dict[str, Any], tensors: dict[str, np.ndarray]) -> Sample:
     """A part's content as a sample; ValueError where it is not what `save` writes."""
     vectors, digests, times = tensors["vectors"], tensors["digests"], tensors["times"]
-    kinds = [tensors[name].dtype.str for name in ("vectors", "digests", "times", "texts")]
-    if kinds != ["<f4", "<u8", "<f8", "|u1"] or not vectors.shape[0] == len(digests) == len(times):
+    arrays = [(tensor.dtype.str, tensor.ndim) for tensor in (vectors, digests, times, tensors["texts"])]
+    if arrays != [("<f4", 2), ("<u8", 1), ("<f8", 1), ("|u1", 1)] or not len(vectors) == len(digests) == len(times):
         raise ValueError("its arrays do not belong together")
-    if not np.isfinite(vectors).all():
-        raise ValueError("a vector is not finite")
+    if any(digest_of(vector.tobytes()) != digest for vector, digest in zip(vectors, digests.tolist(), strict=True)):
+        raise ValueError("a vector is not the one that was written")
+    if not np.isfinite(vectors).all() or not vectors.shape[1]:
+        raise ValueError("a vector has no number, or one that is not finite")
+    size, limit, seen = (about[name] for name in ("size", "limit", "seen"))
+    if not all(type(count) is int for count in (size, limit, seen)) or size < 1 or not 0 <= limit <= ALL or seen < 0:
+        raise ValueError(f"it has the size {size!r}, the limit {limit!r}, and {seen!r} queries seen")
+    first, last = float(about["first"]), float(about["last"])
+    if not all(_FIRST_DAY <= moment <= _LAST_DAY for moment in (first, last, *times.tolist())):
+        raise ValueError("a time in it is no date")
     texts = json.loads(tensors["texts"].tobytes() or "null") or [None] * len(digests)
-    return Sample(
-        size=int(about["size"]),
-        limit=int(about["limit"]),
-        seen=int(about["seen"]),
-        first=float(about["first"]),
-        last=float(about["last"]),
-        kept={
-            digest: Asked(vector.tobytes(), time, text)
-            for digest, vector, time, text in zip(digests.tolist(), vectors, times.tolist(), texts, strict=True)
-        },
-    )
+    if not isinstance(texts, list) or not all(text is None or isinstance(text, str) for text in texts):
+        raise ValueError("a text in it is none")
+    kept = {
+        digest: Asked(vector.tobytes(), time, text)
+        for digest, vector, time, text in zip(digests.tolist(), vectors, times.tolist(), texts, strict=True)
+    }
+    return Sample(size, limit, seen, first, last, kept)
 
 
 class Slot:
@@ -190,14 +205,16 @@ class Slot:
         for number in itertools.count():
             name = number if fcntl is not None else f"{os.getpid()}-{number}"
             path = folder / f"part-{name}{SUFFIX}"
-            lock = open(path.with_suffix(".lock"), "ab")  # noqa: SIM115 - held as long as the process lives
+            lock = _lock(path)
+            if lock is None:
+                continue
+            for left in folder.glob(f"{path.name}.*{TEMPORARY}"):  # by a process that was killed while it wrote
+                left.unlink(missing_ok=True)
             try:
-                if fcntl is not None:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return cls(path, lock), load(path)
             except FileNotFoundError:
                 return cls(path, lock), None
-            except (BlockingIOError, UnreadablePart):  # held by another, or nothing to write over
+            except UnreadablePart:  # nothing to write over
                 lock.close()
         raise AssertionError("unreachable")
 
@@ -206,10 +223,11 @@ class Slot:
         return _stamp(self.path) != self._written
 
     def load(self) -> Sample | None:
+        """What others have left of the part, None if it is gone. Raises UnreadablePart."""
         self._written = _stamp(self.path)
         try:
             return load(self.path)
-        except (FileNotFoundError, UnreadablePart):
+        except FileNotFoundError:
             return None
 
     def save(self, sample: Sample) -> None:
@@ -220,6 +238,18 @@ class Slot:
         """Lets go of the part. (After a fork the parent still holds it.)"""
         if self._lock is not None:
             self._lock.close()
+
+
+def _lock(path: Path) -> IO[bytes] | None:
+    """The lock of the part `path`, until it is closed or the process ends; None while another has it."""
+    lock = open(path.with_suffix(".lock"), "ab")  # noqa: SIM115
+    try:
+        if fcntl is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        return None
+    return lock
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

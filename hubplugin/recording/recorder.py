@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hubplugin.errors import InputError
-from hubplugin.recording.parts import Slot, folder_within
+from hubplugin.recording.parts import Slot, UnreadablePart, folder_within
 from hubplugin.recording.sample import Sample, joined
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Recorder:
         self._thread: threading.Thread | None = None
         self._slot: Slot | None = None
         self._written = self._width = 0
-        self._failed = False
+        self._failed = self._failed_text = False
 
     def add(self, queries: VectorLike, text: str | None = None) -> None:
         """One query [d] was asked, or several [m, d]. Never raises.
@@ -90,6 +90,8 @@ class Recorder:
         if self._stop.is_set():
             return
         try:
+            if self.texts and text is not None and not isinstance(text, str):
+                text = self._no_text(text)
             for vector in _vectors(queries):
                 self._add(vector, text if self.texts else None)
         except Exception as error:
@@ -142,16 +144,25 @@ class Recorder:
                 own = self._sample
                 if before is not None and own.width in (None, before.width):
                     self._sample = joined([before, own], self.size)
-        elif self._slot.is_changed():  # cleared or thinned
-            found = self._slot.load()
-            with self._adding:
-                self._sample = Sample(self.size) if found is None else joined([found], self.size)
-                self._written = self._sample.seen
+        elif self._slot.is_changed():
+            self._take_up(self._slot)
         with self._adding:
             taken = self._sample.copy()
         if taken.seen != self._written:
             self._slot.save(taken)
             self._written = taken.seen
+
+    def _take_up(self, slot: Slot) -> None:
+        """Goes on with what others have left of the part: it was cleared, thinned, or damaged."""
+        try:
+            found = slot.load()
+        except UnreadablePart as error:  # what is in memory is whole, and takes its place
+            logger.warning("recorded queries: %s; written anew", error)
+            self._written = -1
+            return
+        with self._adding:
+            self._sample = Sample(self.size) if found is None else joined([found], self.size)
+            self._written = self._sample.seen
 
     def fail(self, error: Exception) -> None:
         """Says in the log, once until it goes well again, that queries are not recorded."""
@@ -159,6 +170,16 @@ class Recorder:
             self._failed = True
             reason = getattr(error, "strerror", None) or error
             logger.warning("queries are not recorded in %s: %s; searches go on", self.folder, reason)
+
+    def _no_text(self, text: object) -> None:
+        """Says in the log, once, that a query is recorded without the `text` that came with it."""
+        if not self._failed_text:
+            self._failed_text = True
+            logger.warning(
+                "queries are recorded in %s without their texts: expected a str, got %s",
+                self.folder,
+                type(text).__name__,
+            )
 
     def close(self) -> None:
         """Writes what is not on disk yet, and ends. It happens by itself where Python ends."""

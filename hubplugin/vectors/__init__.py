@@ -2,17 +2,24 @@
 
 from hubplugin.vectors.base import (
     BLOCK_ROWS,
+    Number,
+    OffsetsLike,
     Progress,
     Scannable,
     Sliceable,
     Spread,
+    SupportsArray,
+    VectorLike,
     Vectors,
+    as_vectors,
+    cannot_keep,
     fingerprint,
     one_line,
+    opened_npy,
+    require_file,
     spool,
 )
 from hubplugin.vectors.shards import SHARD_ROWS, FileShard, GalleryLike, Shard, even_ranges, shards_of
-from hubplugin.vectors.sources import Number, OffsetsLike, SupportsArray, VectorLike, as_vectors
 
 __all__ = [
     "BLOCK_ROWS",
@@ -30,9 +37,12 @@ __all__ = [
     "VectorLike",
     "Vectors",
     "as_vectors",
+    "cannot_keep",
     "even_ranges",
     "fingerprint",
     "one_line",
+    "opened_npy",
+    "require_file",
     "shards_of",
     "spool",
 ]

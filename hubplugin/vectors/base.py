@@ -1,16 +1,27 @@
-"""What a readable set of vectors is, whatever holds it."""
+"""Whatever holds vectors (arrays, tensors, tables, files, stores), as checked blocks [rows, d] of float32.
+
+`as_vectors` is the only reader of what a user passes as vectors.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
+import re
+import shutil
+import sys
 import tempfile
+import weakref
+import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from hubplugin.errors import EmptyInput, InputError
+from hubplugin.errors import EmptyInput, InputError, Parameter, install
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called as progress(what, done, total) while long work goes on; total is 0 where it is not known."""
@@ -26,11 +37,7 @@ class Scannable(Protocol):
 
 
 class Vectors(ABC):
-    """A readable set of vectors: `rows` x `dim`, read in blocks and as often as needed.
-
-    key: the run and the shard that they are, for who keeps something of them from one task to the next."""
-
-    key: tuple[str, str] | None = None
+    """A readable set of vectors: `rows` x `dim`, read in blocks and as often as needed."""
 
     def __init__(self, name: str, rows: int, dim: int):
         if rows == 0 or dim == 0:
@@ -117,15 +124,16 @@ class Spread(Vectors):
 
     @abstractmethod
     def each(self, task: Any, similarities: Any) -> list[tuple[int, dict[str, np.ndarray]]]:
-        """What `task` (`hubplugin.reductions.Task`) finds in each shard beside the bank of `similarities`, with the
+        """What `task` (`hubplugin.compute.Task`) finds in each shard beside the bank of `similarities`, with the
         number of the shard's first row, in the order of the shards."""
 
 
-def spool(blocks: Iterable[np.ndarray], name: str) -> Sliceable:
+def spool(blocks: Iterable[np.ndarray], name: str, expected: int = 0) -> Sliceable:
     """Blocks that can be read only once, kept in a temporary file that is read as often as needed.
 
     The file has no name and goes with the returned object, or with the process; memory holds one block whatever the
-    number of rows. Raises InputError where there are no blocks, they differ in dimensions, or the disk is full.
+    number of rows, of which about `expected` are. Raises InputError where there are no blocks, they differ in
+    dimensions, or the disk is full.
     """
     rows = dim = 0
     file = tempfile.TemporaryFile()  # noqa: SIM115 - closing it would flush again what a full disk has refused
@@ -137,15 +145,21 @@ def spool(blocks: Iterable[np.ndarray], name: str) -> Sliceable:
             file.write(np.ascontiguousarray(block, dtype=np.float32).tobytes())
             file.flush()
         except OSError as error:
-            raise InputError(
-                f"{name}: cannot be kept in {tempfile.gettempdir()!r}: {error.strerror}; "
-                "set TMPDIR to a folder with room"
-            ) from None
+            raise cannot_keep(name, error, 4 * dim * max(rows, expected)) from None
     if not rows:
         raise EmptyInput(f"{name} is empty: no vectors were found; at least one is needed")
     mapped = np.memmap(file, np.float32, "r", shape=(rows, dim))
     file.close()  # the map keeps what it maps
     return Sliceable(name, mapped, mapped.shape, np.asarray)
+
+
+def cannot_keep(name: str, error: OSError, needed: int) -> InputError:
+    """What to raise where the disk does not take the `needed` bytes of a temporary file with what is in `name`."""
+    folder = tempfile.gettempdir()
+    return InputError(
+        f"{name}: cannot be kept in {folder!r}: {error.strerror or error}; at least {needed:,} bytes are needed and "
+        f"{shutil.disk_usage(folder).free:,} are free; set TMPDIR to a folder with room"
+    )
 
 
 def fingerprint(*arrays: np.ndarray | None) -> str:
@@ -160,3 +174,289 @@ def fingerprint(*arrays: np.ndarray | None) -> str:
 
 def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def from_array(array: np.ndarray, name: str) -> Vectors:
+    if array.dtype.kind in "UST" or (array.dtype.kind == "O" and array.size and isinstance(array.flat[0], str)):
+        raise only_texts(name, "is made of texts")
+    if array.dtype.kind == "O" and array.ndim == 1 and array.size:  # the column of a table: one vector a row
+        array = _stacked(array, name)
+    if array.dtype.kind not in "fiu":
+        what = "an object array" if array.dtype.kind == "O" else f"an array of {array.dtype}"
+        raise InputError(f"{name} is {what}; expected floats or integers in a matrix [rows, d]")
+    return Sliceable(name, array, array.shape, np.asarray)
+
+
+def _stacked(rows: np.ndarray, name: str) -> np.ndarray:
+    """The vectors that are the elements of `rows` [n], as a matrix [n, d]."""
+    try:
+        vectors = [np.asarray(row) for row in rows]
+    except ValueError:
+        raise InputError(f"{name} is an object array of nested rows; expected a vector in each") from None
+    for number, vector in enumerate(vectors):
+        if vector.ndim != 1 or vector.shape != vectors[0].shape:
+            raise InputError(
+                f"{name} is an object array: row {number} has shape {vector.shape}, row 0 {vectors[0].shape}; "
+                "expected a vector in each, all of the same length"
+            )
+    return np.stack(vectors)
+
+
+def only_texts(name: str, what: str) -> InputError:
+    return InputError(
+        f"{name} {what}; embed texts with the model that embedded the gallery: pass it as ",
+        Parameter("embed"),
+        " for a query bank, or pass vectors, as of numpy.save('bank.npy', model.encode(texts))",
+    )
+
+
+def from_tensor(tensor: Any, name: str) -> Vectors:
+    dense = not tensor.is_nested and tensor.layout is sys.modules["torch"].strided
+    if tensor.is_complex() or tensor.is_meta or not dense or str(tensor.dtype) == "torch.bool":
+        kind = "a meta tensor" if tensor.is_meta else f"a tensor of {tensor.dtype}" if dense else "a sparse tensor"
+        raise InputError(f"{name} is {kind}; expected floats or integers in a dense matrix [rows, d]")
+    return Sliceable(name, tensor.detach(), tuple(tensor.shape), numpy)
+
+
+def numpy(tensor: Any) -> np.ndarray:
+    # numpy knows no bfloat16; a double stays one, so that what float32 cannot hold is seen.
+    plain = tensor if str(tensor.dtype) == "torch.float64" else tensor.float()
+    array: np.ndarray = plain.cpu().resolve_neg().numpy()
+    return array
+
+
+class SupportsArray(Protocol):
+    """What numpy.asarray reads: an array, a memory map, a tensor, a column or a table of Arrow, pandas or polars."""
+
+    def __array__(self) -> np.ndarray: ...
+
+
+Number: TypeAlias = float | np.number[Any]
+
+VectorLike: TypeAlias = (
+    SupportsArray | Sequence[SupportsArray | Sequence[Number]] | Vectors | Scannable | str | os.PathLike[str]
+)
+"""numpy array, torch tensor, memory map, nested lists, a table's column with one vector a row, `Vectors`, a store with
+`scan()`, or a path (.npy, .npz, .safetensors, .parquet; `file#name` names one array or column of several)."""
+
+OffsetsLike: TypeAlias = SupportsArray | Sequence[Number]
+"""One number a target [n], in an array, a tensor or a list."""
+
+
+def as_vectors(source: VectorLike, name: str = "vectors") -> Vectors:
+    """`source` as checked `Vectors`; `name` is what errors call it ("query bank", "targets").
+
+    Raises InputError for what is empty, not a matrix, not numeric, an object array or pickle (never
+    unpickled), truncated, or of mixed dimensions. Values are checked as the blocks are read.
+    """
+    if isinstance(source, Vectors):
+        return source
+    if isinstance(source, (str, os.PathLike)):
+        return from_file(os.fspath(source), name)
+    torch = sys.modules.get("torch")  # who has a tensor has imported it
+    if torch is not None and isinstance(source, torch.Tensor):
+        return from_tensor(source, name)
+    if isinstance(source, Scannable):
+        return spool((batch.vectors for batch in source.scan()), name)
+    if np.ma.is_masked(source):
+        raise InputError(f"{name} is a masked array with values that are masked; remove those rows or fill them")
+    try:
+        array = np.asarray(source)
+    except ValueError:
+        raise InputError(
+            f"{name}: mixed dimensions: rows have different lengths; expected a matrix [rows, d]"
+        ) from None
+    except Exception as error:  # whatever the conversion of a foreign object raises
+        raise InputError(f"{name}: {type(source).__name__} is no matrix [rows, d]: {one_line(error)}") from None
+    if array.ndim == 0 and array.dtype.kind == "O":
+        adapter = f"hubplugin_{type(source).__module__.partition('.')[0]}"
+        mend = f"; {adapter} can read its vectors" if find_spec(adapter) else ""
+        raise InputError(f"{name}: {type(source).__name__} is no matrix [rows, d]{mend}")
+    return from_array(array, name)
+
+
+EXPANSION, ALWAYS = 100, 64 << 20
+"""A compressed file may unpack to `EXPANSION` times its size: where components have two values, of a bit each, as
+float64 they take 64 times that. `ALWAYS` bytes are unpacked whatever the size: they do no harm."""
+
+TEXTS = (".csv", ".json", ".jsonl", ".md", ".tsv", ".txt")
+"""What banks of texts are kept in."""
+
+
+class _Parquet(Vectors):
+    """A list column of a parquet file, read batch by batch."""
+
+    def __init__(self, name: str, path: Path, column: str | None):
+        try:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+        except ImportError:
+            raise InputError(f"{name}: reading {path.name} needs pyarrow; {install('parquet')}") from None
+        self.name, self._file, self._errors = name, pq.ParquetFile(path), (pa.ArrowException, OSError)
+        types = {field.name: field.type for field in self._file.schema_arrow}
+        kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+        lists = [column for column, of in types.items() if any(kind(of) for kind in kinds)]
+        texts = [column for column, of in types.items() if pa.types.is_string(of) or pa.types.is_large_string(of)]
+        if texts and not lists:
+            raise only_texts(name, f"has texts in {', '.join(texts)} and no vectors")
+        self._column = _choose(name, path, column, lists, "list columns")
+        values = types[self._column].value_type
+        if not (pa.types.is_floating(values) or pa.types.is_integer(values)):
+            raise InputError(f"{name}: column {self._column!r} has lists of {values}; expected floats or integers")
+        _require_plausible(name, path, self._unpacked_bytes(values.bit_width // 8))
+        first = next(self._raw_batches(1), np.empty((0, 0)))
+        super().__init__(name, self._file.metadata.num_rows, first.shape[1])
+
+    def _unpacked_bytes(self, width: int) -> int:
+        """What the file says that its column holds, `width` bytes a value."""
+        metadata, total = self._file.metadata, 0
+        for group in range(metadata.num_row_groups):
+            columns = (metadata.row_group(group).column(number) for number in range(metadata.num_columns))
+            total += sum(each.num_values for each in columns if each.path_in_schema.split(".")[0] == self._column)
+        return int(total * width)
+
+    def _raw_batches(self, size: int) -> Iterator[np.ndarray]:
+        batches = self._file.iter_batches(batch_size=size, columns=[self._column])
+        while True:
+            try:
+                column = next(batches).column(0)
+            except StopIteration:
+                return
+            except self._errors as error:
+                raise InputError(f"{self.name}: damaged .parquet file: {one_line(error)}") from None
+            lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+            if column.null_count or len(np.unique(lengths)) > 1:
+                raise InputError(
+                    f"{self.name}: mixed dimensions: rows of column {self._column!r} "
+                    "have different lengths or are null; every row must hold one vector of the same length"
+                )
+            values = column.flatten().to_numpy(zero_copy_only=False)
+            yield values.reshape(len(column), -1)
+
+    def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
+        return self._raw_batches(size)
+
+
+def _require_plausible(name: str, path: Path, unpacked: int) -> None:
+    """Raises InputError for a small file that would fill memory or disk: `unpacked` is what it claims, in bytes."""
+    size = path.stat().st_size
+    if unpacked > max(ALWAYS, EXPANSION * size):
+        raise InputError(
+            f"{name} has {size:,} bytes and would unpack to {unpacked:,}, more than {EXPANSION} times as many; "
+            "if that is right, load it yourself and pass the array"
+        )
+
+
+def require_file(path: Path, name: str = "", expected: str = "a file") -> None:
+    """Raises InputError where there is no file `path`, or a folder in its place. name: what it would hold."""
+    begins = f"{name}: " if name else ""
+    if path.is_dir():
+        raise InputError(f"{begins}{str(path)!r} is a folder; expected {expected}")
+    if not path.is_file():
+        raise InputError(f"{begins}there is no file {str(path)!r}")
+
+
+def from_file(text: str, name: str) -> Vectors:
+    path, part = Path(text), None
+    try:
+        if not path.exists() and "#" in text:
+            head, _, part = text.rpartition("#")
+            path = Path(head)
+        found = path.is_file()
+    except OSError as error:
+        raise InputError(f"{name}: {text[:80]!r} cannot be opened: {error.strerror}") from None
+    if not found:
+        url = re.match(r"([a-z][a-z+-]+):", text)
+        if url:  # what stands behind the scheme may hold a password
+            raise InputError(f"{name}: there is no file '{url[0]}...'; a store is opened by hubplugin.open_store(URL)")
+    require_file(path, name, f"a file, {', '.join(READERS)}")
+    name = f"{name} ({path.name})"
+    if path.suffix in TEXTS:
+        kinds = ", ".join(READERS)
+        raise only_texts(name, f"is a text file, and vectors are read from {kinds}")
+    if path.suffix not in READERS:
+        raise InputError(f"{name}: unknown kind of file {path.suffix!r}; expected one of {', '.join(READERS)}")
+    try:
+        return READERS[path.suffix](name, path, part)
+    except InputError:
+        raise
+    except Exception as error:  # each reader has its own errors for a file that it cannot make out
+        raise InputError(f"{name}: damaged or truncated {path.suffix} file: {one_line(error)}") from error
+
+
+def _from_npy(name: str, path: Path, part: str | None) -> Vectors:
+    return from_array(opened_npy(path, name), name)
+
+
+def opened_npy(path: Path, name: str) -> np.ndarray:
+    """The array in the .npy file `path`, mapped; raises InputError where it is none, or one of pickled objects."""
+    require_file(path, name)
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(np.lib.format.MAGIC_PREFIX))
+        if not start:
+            raise InputError(f"{name} is an empty file")
+        if start != np.lib.format.MAGIC_PREFIX:
+            kind = "text" if start.isascii() and start.decode().isprintable() else "something else"
+            raise InputError(f"{name} is no .npy file: it holds {kind}; write it with numpy.save")
+        return np.lib.format.open_memmap(path, mode="r")
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:
+        if "Python objects" in str(error):
+            raise InputError(
+                f"{name} holds pickled objects, which are never loaded; expected an array of numbers"
+            ) from None
+        raise InputError(f"{name}: damaged or truncated .npy file: {one_line(error)}") from None
+
+
+def _from_npz(name: str, path: Path, part: str | None) -> Vectors:
+    # Unpacked to a temporary file, so that it is read in blocks and the zip's checksum is verified.
+    with zipfile.ZipFile(path) as archive:
+        members = [member.removesuffix(".npy") for member in archive.namelist() if member.endswith(".npy")]
+        member = _choose(name, path, part, members, "arrays")
+        unpacked = archive.getinfo(member + ".npy").file_size
+        _require_plausible(name, path, unpacked)
+        free = shutil.disk_usage(tempfile.gettempdir()).free
+        if unpacked > free:
+            raise InputError(
+                f"{name} unpacks to {unpacked:,} bytes, and {tempfile.gettempdir()!r} has room for {free:,}; "
+                "set TMPDIR to a folder with room"
+            )
+        folder = Path(tempfile.mkdtemp(prefix="hubplugin-"))
+        try:
+            with archive.open(member + ".npy") as packed, (folder / "array.npy").open("wb") as plain:
+                shutil.copyfileobj(packed, plain)
+            vectors = _from_npy(name, folder / "array.npy", None)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)  # what is mapped stays readable, and a kill leaves nothing
+    weakref.finalize(vectors, shutil.rmtree, folder, ignore_errors=True)  # where a mapped file cannot be removed
+    return vectors
+
+
+def _from_safetensors(name: str, path: Path, part: str | None) -> Vectors:
+    from safetensors import safe_open
+
+    file = safe_open(path, framework="pt")  # torch reads every dtype, bfloat16 among them
+    tensor = file.get_slice(_choose(name, path, part, list(file.keys()), "tensors"))
+    if tensor.get_dtype() in ("BOOL", "C64"):
+        raise InputError(f"{name} is of type {tensor.get_dtype()}; expected floats or integers in a matrix [rows, d]")
+    return Sliceable(name, tensor, tuple(tensor.get_shape()), numpy)
+
+
+READERS: dict[str, Callable[[str, Path, str | None], Vectors]] = {
+    ".npy": _from_npy,
+    ".npz": _from_npz,
+    ".safetensors": _from_safetensors,
+    ".parquet": _Parquet,
+}
+
+
+def _choose(name: str, path: Path, part: str | None, found: list[str], what: str) -> str:
+    if part is None and len(found) == 1:
+        return found[0]
+    if part in found:
+        return part
+    listed = ", ".join(found) or "none"
+    wanted = f"no {what[:-1]} {part!r}" if part else "several to choose from" if found else f"no {what}"
+    raise InputError(f"{name}: {wanted}; {what} in it: {listed}; name one as {path.name}#NAME")

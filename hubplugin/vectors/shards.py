@@ -14,9 +14,8 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from hubplugin.errors import EmptyInput, InputError, Parameter
-from hubplugin.vectors.base import Sliceable, Vectors, spool
-from hubplugin.vectors.sources import VectorLike, as_vectors
+from hubplugin.errors import EmptyInput, InputError, Parameter, install
+from hubplugin.vectors.base import Sliceable, VectorLike, Vectors, as_vectors, spool
 
 SHARD_ROWS = 250_000
 """Rows of a shard, where they can be chosen: at 384 dimensions 384 MB, some seconds of work a pass."""
@@ -199,7 +198,7 @@ def _file_system(url: str) -> tuple[Any, str]:
     try:
         import fsspec
     except ImportError:
-        raise InputError(f"reading {_shown(url)} needs fsspec: pip install 'hubplugin[cluster]'") from None
+        raise InputError(f"reading {_shown(url)} needs fsspec; {install('cluster')}") from None
     try:
         files, path = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:

@@ -55,6 +55,10 @@ class Backend(ABC):
         self.folder = folder
         yield
 
+    def api_key(self) -> str | None:
+        """The key that its server asks for; None where it asks for none, or is no server."""
+        return None
+
     def version(self) -> str | None:
         """Of its server; None where there is none."""
         return None

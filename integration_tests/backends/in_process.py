@@ -23,7 +23,7 @@ class Edge(Backend):
         try:
             import qdrant_edge  # noqa: F401
         except ImportError:
-            return "pip install 'hubplugin[edge]'"
+            return "pip install '.[edge]'"
         return None
 
     def gallery(self, **options) -> Gallery:

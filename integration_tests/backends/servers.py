@@ -45,6 +45,9 @@ class Server(ClientBackend):
     def url(self, collection: str) -> str:
         return self.address.url(collection)
 
+    def api_key(self) -> str | None:
+        return self.address.api_key
+
     def version(self) -> str:
         return str(self.client().info().version)
 
@@ -87,6 +90,7 @@ class Single(Server):
 class Binary(Single):
     name = "binary"
     read_only_key = READ_ONLY_KEY
+    own_key: str | None = None
     can = Server.can | {"disk", "restart", "fresh", "keyed", "tls", "jwt", "storage-snapshot"}
 
     @classmethod
@@ -96,7 +100,8 @@ class Binary(Single):
     @contextmanager
     def started(self, folder: Path) -> Iterator[None]:
         with ExitStack() as stack:
-            self._process = Executable(folder / "server")
+            address = Address("127.0.0.1", *free_ports(2), api_key=self.own_key)
+            self._process = Executable(folder / "server", address, KEYS if self.own_key else {})
             stack.callback(self._process.stop)
             self.address = self._process.address
             self._process.start()
@@ -147,9 +152,10 @@ class Binary(Single):
 
 
 class BinaryGrpc(Binary):
-    """The same executable, spoken to by gRPC."""
+    """The same executable, which asks for an api key here and is spoken to by gRPC."""
 
     name = "binary-grpc"
+    own_key = TEST_KEY
 
     @contextmanager
     def started(self, folder: Path) -> Iterator[None]:

@@ -10,7 +10,7 @@ import hubplugin
 import hubplugin_faiss
 from hubplugin import InputError
 from hubplugin.admission import Admission
-from hubplugin.reductions import Compute
+from hubplugin.compute import Compute
 
 ROWS = 400
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 import hubplugin
-from hubplugin.jobs.correction import apply
+from hubplugin.jobs.correct import apply
 from hubplugin.registry import open_store
 from hubplugin.testing import StoreConformance
 

@@ -38,7 +38,7 @@ def test_where_nothing_is_near_nothing_is_guessed(given):
 
 
 def test_two_slashes_before_a_path_are_read_as_in_other_urls(tmp_path, monkeypatch):
-    faiss = pytest.importorskip("faiss", reason="needs faiss-cpu: pip install 'hubplugin[faiss]'")
+    faiss = pytest.importorskip("faiss", reason="needs faiss-cpu: pip install '.[faiss]'")
     index = faiss.IndexFlatIP(3)
     index.add(np.eye(3, dtype=np.float32))
     faiss.write_index(index, str(tmp_path / "p.faiss"))
@@ -48,7 +48,7 @@ def test_two_slashes_before_a_path_are_read_as_in_other_urls(tmp_path, monkeypat
 
 
 def test_two_slashes_before_the_folder_of_a_local_collection(tmp_path, monkeypatch):
-    qdrant_client = pytest.importorskip("qdrant_client", reason="needs qdrant-client: pip install 'hubplugin[qdrant]'")
+    qdrant_client = pytest.importorskip("qdrant_client", reason="needs qdrant-client: pip install '.[qdrant]'")
     client, models = qdrant_client.QdrantClient(path=str(tmp_path / "q")), qdrant_client.models
     client.create_collection("photos", models.VectorParams(size=3, distance=models.Distance.DOT))
     client.close()

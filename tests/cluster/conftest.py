@@ -42,7 +42,7 @@ class Serial(Executor):
 
 @pytest.fixture(autouse=True)
 def fresh_worker():
-    """No shard and no bank is known, and nothing is held."""
+    """No shard and no bank is known."""
     work.let_go()
 
 

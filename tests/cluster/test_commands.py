@@ -22,7 +22,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "cluster_fit.py"
 
 @pytest.fixture(scope="module")
 def address():
-    distributed = pytest.importorskip("distributed", reason="pip install 'hubplugin[cluster]'")
+    distributed = pytest.importorskip("distributed", reason="pip install '.[cluster]'")
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster:
         yield cluster.scheduler_address
 
@@ -39,7 +39,7 @@ def test_a_store_is_corrected_on_a_cluster_as_in_one_process(address, bank, real
         (tmp_path / name).mkdir()
         write_photos(tmp_path / name, real)
         store = f"faiss:{tmp_path / name / 'photos.faiss'}"
-        done = typed("apply", store, "--queries", bank, *more)
+        done = typed("apply", store, "--bank", bank, *more)
         assert done.returncode == 0, done.stderr
         assert "1200 targets, of which 1200 had no offset and 0 another one; active" in done.stdout
         found.append(np.concatenate([batch.offsets for batch in hubplugin.open_store(store).scan()]))
@@ -52,7 +52,7 @@ def test_a_fault_on_a_cluster_is_one_line_that_names_shard_and_row(address, bank
     index = faiss.IndexFlatIP(384)
     index.add(vectors)
     faiss.write_index(index, str(tmp_path / "photos.faiss"))
-    wrong = typed("apply", f"faiss:{tmp_path / 'photos.faiss'}", "--queries", bank, "--dask", address, "--shards", 2)
+    wrong = typed("apply", f"faiss:{tmp_path / 'photos.faiss'}", "--bank", bank, "--dask", address, "--shards", 2)
     assert wrong.returncode == 1
     assert re.fullmatch(
         r"hubplugin: faiss:.*, shard 1 \(from row 0 on\): row 700 holds a value .* NaN .*\n", wrong.stderr
@@ -61,7 +61,7 @@ def test_a_fault_on_a_cluster_is_one_line_that_names_shard_and_row(address, bank
 
 def test_an_address_where_nobody_answers_is_one_line(bank, real, tmp_path):
     write_photos(tmp_path, real)
-    wrong = typed("apply", f"faiss:{tmp_path / 'photos.faiss'}", "--queries", bank, "--dask", "tcp://127.0.0.1:9")
+    wrong = typed("apply", f"faiss:{tmp_path / 'photos.faiss'}", "--bank", bank, "--dask", "tcp://127.0.0.1:9")
     assert wrong.returncode == 1
     assert wrong.stderr.count("\n") == 1
     assert "no Dask scheduler answers at 'tcp://127.0.0.1:9'" in wrong.stderr

@@ -112,7 +112,7 @@ def test_kinds_of_files(kind, gallery, real, tmp_path, serial):
         np.savez_compressed(where[0], gallery[:300])
         np.savez_compressed(where[1], gallery[300:])
     elif kind == "parquet":
-        pa = pytest.importorskip("pyarrow", reason="pip install 'hubplugin[parquet]'")
+        pa = pytest.importorskip("pyarrow", reason="pip install '.[parquet]'")
         import pyarrow.parquet as pq
 
         for number, part in enumerate(np.array_split(gallery, 3)):
@@ -120,7 +120,7 @@ def test_kinds_of_files(kind, gallery, real, tmp_path, serial):
             pq.write_table(table, tmp_path / f"{number}.parquet")
         where = str(tmp_path / "*.parquet")
     else:
-        fsspec = pytest.importorskip("fsspec", reason="pip install 'hubplugin[cluster]'")
+        fsspec = pytest.importorskip("fsspec", reason="pip install '.[cluster]'")
         files = fsspec.filesystem("memory")
         for number, part in enumerate(np.array_split(gallery, 3)):
             with files.open(f"/parts/{number}.npy", "wb") as file:

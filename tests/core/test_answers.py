@@ -8,9 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hubplugin
-from hubplugin.answers import spacing_ratio
-from hubplugin.metric import Metric, normalise
-from hubplugin.reductions import (
+from hubplugin.compute import (
     MOST_ANSWERS,
     SMALLEST_LOG,
     Answers,
@@ -22,8 +20,10 @@ from hubplugin.reductions import (
     find_answers,
     prepared,
     reduce,
+    spacing_ratio,
     survey,
 )
+from hubplugin.metric import Metric, normalise
 from hubplugin.vectors import as_vectors
 from tests.core.formulas import blend, log_of, similarity, without_answers
 

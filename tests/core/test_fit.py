@@ -33,6 +33,11 @@ X = np.eye(4, dtype=np.float32)
         ({"method": "dis"}, "fit it with hubplugin.fit_rule"),
         ({"method": "is", "metric": "manhattan"}, "use one of cosine, dot, euclidean"),
         ({"method": "is", "targets": X, "memory": "much"}, "memory='much' is not a size"),
+        (
+            {"method": "is", "targets": X, "memory": "99999999GiB"},
+            "memory='99999999GiB' is more than this machine has; ",
+        ),
+        ({"method": "is", "targets": X, "memory": 1000}, "memory=1000 is too little; expected 1MiB or more"),
         ({"method": "is", "targets": X, "device": "abacus"}, "device 'abacus' is not usable here"),
         ({"method": "is", "targets": X, "device": "meta"}, "device 'meta' is not usable here"),
         ({"method": "is", "targets": X, "device": "gpu"}, "not usable here (known are cuda, mps and cpu)"),

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import hubplugin
-from hubplugin.jobs.groups import fit_within
-from hubplugin.jobs.spooled_gallery import Members
+from hubplugin.bank import Banks
+from hubplugin.compute import Compute
+from hubplugin.jobs.correct import fit_within
+from hubplugin.jobs.write import Members
 from hubplugin.methods import FitInput, configure
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.reductions import Compute
-from hubplugin.selection import Banks
 
 
 @pytest.mark.parametrize("method", ["blend", "nnn", "dbsn", "dn", "dualis"])
@@ -24,7 +24,7 @@ def test_each_group_is_fitted_as_if_it_were_alone(method, rng):
     rows = {"a": np.arange(0, 130), "b": np.arange(130, 300)}
     members = [(value, Members(value, given.targets, some)) for value, some in rows.items()]
     configuration = configure(method, answers="left out")
-    model, neutral = fit_within(Banks(given), configuration, "kind", members, force=True)
+    model, neutral, _ = fit_within(Banks(given), configuration, "kind", members, force=True)
     assert not neutral
     # The temperature and the strength of blend are those of the whole gallery.
     common = {name: value for name, value in model.parameters.items() if name != "answers"}

@@ -23,7 +23,7 @@ def run(program: str, missing: tuple[str, ...] = ()) -> str:
 @pytest.mark.slow
 def test_the_core_fits_and_corrects_with_neither_store_installed():
     run(
-        "import numpy as np, hubplugin, hubplugin.cli, hubplugin.jobs.correction\n"
+        "import numpy as np, hubplugin, hubplugin.cli, hubplugin.jobs.correct\n"
         "x = np.eye(4)\n"
         "assert hubplugin.fit(x, targets=x).offsets(x).shape == (4,)\n",
         missing=("faiss", "qdrant_client", "qdrant_edge", "hubplugin_faiss", "hubplugin_qdrant"),

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import hubplugin
-from hubplugin.model import kept
-from hubplugin.reductions import Similarities
+from hubplugin.compute import Similarities
+from hubplugin.model import offset_model as kept
 from tests.core import formulas
 
 PARAMETERS = {

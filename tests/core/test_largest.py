@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hubplugin
-from hubplugin.reductions import MOST_ANSWERS, seeking, similarities
-from hubplugin.reductions.largest import largest, reaching
+from hubplugin.compute import MOST_ANSWERS, answers, largest, reaching, similarities
 from tests.core.formulas import log_of, similarity
 
 
@@ -125,20 +124,20 @@ def test_the_default_and_a_target_bank(kind, monkeypatch):
 def test_few_targets_are_multiplied_again(monkeypatch):
     """A log of many targets, most with one answer or two: what is multiplied beyond one product is a few rows."""
     again = []
-    whole = seeking.taken
+    whole = answers.taken
 
     def taken(targets, rows, metric):
         again.append(len(rows))
         return whole(targets, rows, metric)
 
-    monkeypatch.setattr(seeking, "taken", taken)
+    monkeypatch.setattr(answers, "taken", taken)
     bank, targets = made("many")
     hubplugin.fit(bank, "nnn", targets, answers="left out")
     assert sum(again) < len(targets) / 50
 
 
 def test_what_is_remembered_of_a_gallery_that_is_all_alike_is_bounded():
-    seeker = seeking.Seeker(100)
+    seeker = answers.Seeker(100)
     tile = similarities.Tile(0, torch.ones(2_000, 100), torch.zeros(2_000, dtype=torch.float64), 1.0)
     for start in range(0, 20_000, 2_000):
         seeker.see(similarities.Tile(start, tile.s, tile.own, 1.0), 0)

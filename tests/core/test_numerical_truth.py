@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hubplugin
+from hubplugin.compute import Columns, Compute, Similarities, reduces_precision, sinkhorn
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
-from hubplugin.reductions import Columns, Compute, Similarities, sinkhorn
-from hubplugin.reductions.products import reduces_precision
 from hubplugin.vectors import as_vectors
 from tests.core import formulas
 
@@ -128,7 +127,7 @@ def test_degenerate_sets(method, parameters, case, rng):
 @pytest.mark.parametrize(("method", "parameters"), SETTINGS)
 def test_many_tiles_and_blocks_equal_one(method, parameters, rng, monkeypatch):
     # A bank of 5,000 leaves 26 targets to a tile at 1 MiB, and blocks of 60 end in the middle of one.
-    monkeypatch.setattr("hubplugin.reductions.similarities.BLOCK_ROWS", 60)
+    monkeypatch.setattr("hubplugin.compute.similarities.BLOCK_ROWS", 60)
     bank, targets, target_bank = unit(rng, 5_000, 4), unit(rng, 137, 4), unit(rng, 50, 4)
     assert_true(method, parameters, "cosine", bank, targets, target_bank, memory="1MiB")
 
@@ -276,7 +275,7 @@ def test_the_setting_of_another_thread_is_never_changed(rng, reduced_precision, 
 
 def test_a_setting_that_another_thread_makes_meanwhile_is_noticed(rng, monkeypatch):
     settings = iter([False, True])  # before and after the first product; then what it is left at
-    monkeypatch.setattr("hubplugin.reductions.products.reduces_precision", lambda factor: next(settings, True))
+    monkeypatch.setattr("hubplugin.compute.similarities.reduces_precision", lambda factor: next(settings, True))
     seen = []
 
     def spy(*factors, multiply=torch.addmm, **options):

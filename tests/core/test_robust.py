@@ -9,7 +9,7 @@ from scipy.optimize import brentq
 import hubplugin
 from hubplugin import InputError
 from hubplugin.methods.robust import FEWEST, MEMBER, MOST, NEWCOMER, floor_of
-from hubplugin.model.bound import WIDER
+from hubplugin.model.offset_model import WIDER
 
 ROWS = 400
 METHODS = ["blend", "is", "dbsn", "nnn"]

@@ -12,18 +12,18 @@ from hubplugin.cli import app
 
 pytestmark = pytest.mark.slow
 
-FILES = ("npy", "qrels", "html", "csv")
+FILES = ("npy", "qrels", "html")
 
 
-def test_the_command_evaluates_files_prints_the_table_and_writes_every_export(real, tmp_path):
+def test_the_command_evaluates_files_prints_the_table_and_writes_the_report(real, tmp_path):
     for name in ("test_queries", "test_targets", "bank_queries"):
         np.save(tmp_path / f"{name}.npy", real[name][:300])
     (tmp_path / "names.txt").write_text("\n".join(f"function {row}" for row in range(300)))
     (tmp_path / "truth.qrels").write_text("".join(f"{row} 0 {row} 1\n" for row in range(300)))
     arguments = [
         "evaluate", "--queries", "test_queries.npy", "--targets", "test_targets.npy", "--truth", "truth.qrels",
-        "--query-bank", "bank_queries.npy", "--method", "is tau=0.1", "--method", "auto", "--temperature", "0.05",
-        "--report", "report.html", "--csv", "result.csv",
+        "--bank", "bank_queries.npy", "--method", "is tau=0.1", "--method", "auto",
+        "--report", "report.html",
     ]  # fmt: skip
     located = [str(tmp_path / part) if part.rpartition(".")[2] in FILES else part for part in arguments]
     done = CliRunner().invoke(app, located, catch_exceptions=False)
@@ -32,5 +32,4 @@ def test_the_command_evaluates_files_prints_the_table_and_writes_every_export(re
     printed = json.loads(CliRunner().invoke(app, [*located, "--json"]).stdout)
     assert printed["command"] == "evaluate"
     assert [method["label"] for method in printed["methods"]] == ["raw", "is tau=0.1", "auto"]
-    assert (tmp_path / "result.csv").read_text().count("\n") == 4
     assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")

@@ -9,7 +9,7 @@ import pytest
 from scipy.optimize import linprog
 
 from hubplugin import InputError
-from hubplugin.evaluation.plans import check_size, hungarian, l2_transport, optimal_transport
+from hubplugin.evaluation.candidates import hungarian, l2_transport, optimal_transport, require_solvable
 
 
 def test_optimal_transport_is_the_linear_programme_over_plans(rng):
@@ -50,4 +50,4 @@ def test_surplus_queries_match_nothing(rng):
 
 def test_a_plan_out_of_reach_is_refused_before_it_is_begun():
     with pytest.raises(InputError, match=r"otn.*100000 x 1000000"):
-        check_size("otn", 100_000, 1_000_000)
+        require_solvable("otn", 100_000, 1_000_000)

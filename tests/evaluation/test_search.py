@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from hubplugin import InputError, Metric
-from hubplugin.reductions import Compute, prepared
-from hubplugin.search import TopK, TruthCounts, search
+from hubplugin.compute import Compute, TopK, TruthCounts, prepared, search
 from hubplugin.vectors import as_vectors
 from tests.core.formulas import similarity
 
@@ -92,8 +91,8 @@ def test_memory_is_bounded_whatever_the_number_of_similarities():
 import resource
 import numpy as np
 from hubplugin import Metric
-from hubplugin.reductions import Compute
-from hubplugin.search import TopK, TruthCounts, search
+from hubplugin.compute import Compute
+from hubplugin.compute import TopK, TruthCounts, search
 from hubplugin.vectors import as_vectors
 rng = np.random.default_rng(0)
 queries = rng.normal(size=(4_000, 8)).astype(np.float32)

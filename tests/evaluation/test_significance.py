@@ -8,7 +8,7 @@ from scipy import stats
 from sklearn.metrics import confusion_matrix
 
 from hubplugin.measures.hubness import skewness
-from hubplugin.measures.significance import compare, hubness_interval, interval
+from hubplugin.measures.significance import adjusted, compare, hubness_interval, interval
 
 
 def test_the_interval_of_a_mean_is_the_normal_one_where_there_are_many_queries(rng):
@@ -25,6 +25,23 @@ def test_intervals_of_recall_hold_the_truth_about_as_often_as_they_say(rng):
         found = interval((rng.random(300) < 0.6).astype(float), seed, resamples=300)
         held += found.low <= 0.6 <= found.high
     assert 0.90 <= held / 200 <= 0.985
+
+
+@pytest.mark.parametrize("statistic", [np.mean, np.median])
+@pytest.mark.parametrize("count", [2, 7, 5000])
+def test_the_interval_is_scipys_percentile_bootstrap(rng, count, statistic):
+    values = rng.exponential(size=count)
+    found = interval(values, 3, statistic)
+    judge = stats.bootstrap(
+        (values,), statistic, n_resamples=1000, batch=100, method="percentile", rng=np.random.default_rng(3)
+    ).confidence_interval
+    assert (found.low, found.high) == pytest.approx((judge.low, judge.high), rel=1e-2 if count == 5000 else 1e-12)
+
+
+def test_p_of_several_tests_are_corrected_as_benjamini_and_hochberg_say(rng):
+    p = np.append(rng.random(9) ** 3, [1.0, 0.0])
+    assert adjusted(p) == pytest.approx(stats.false_discovery_control(p))
+    assert adjusted([]) == []
 
 
 def test_the_interval_of_skewness_holds_what_another_sample_of_queries_gives(rng):
@@ -55,7 +72,7 @@ def test_the_paired_test_is_mcnemars(rng):
     (_, won), (lost, _) = confusion_matrix(first == 1, second == 1)
     assert (found.won, found.lost) == (won, lost)
     smaller = min(won, lost)
-    assert found.p == pytest.approx(min(1, 2 * stats.binom.cdf(smaller, won + lost, 0.5)))
+    assert found.p == pytest.approx(stats.binomtest(smaller, won + lost).pvalue)
     assert found.difference.value == pytest.approx((won - lost) / 300)
 
 

@@ -73,7 +73,7 @@ def test_a_name_that_is_there_twice_names_nothing(tmp_path):
         (7, "no list with a row number"),
         ([[[1], [2, 3]], [0]], "no list with a row number"),
         ({"a": 1, "b": 2}, "no list of row numbers: "),
-        ("missing.json", "cannot be read"),
+        ("missing.json", "there is no file 'missing.json'"),
         ([0, 9], "target 9, but there are 5; expected rows 0 to 4"),
         ([0, -1], "target -1"),
         ([0], "1 rows for 2 queries"),
@@ -81,8 +81,8 @@ def test_a_name_that_is_there_twice_names_nothing(tmp_path):
         ([0.5, 1.0], "no list of row numbers"),
         ([[0, 0], [1]], "target 0 twice for query 0"),
         (None, "do not pair up"),
-        ("missing.qrels", "no qrels file"),
-        ("missing.npy", "cannot be read"),
+        ("missing.qrels", "there is no file"),
+        ("missing.npy", "there is no file"),
     ],
 )
 def test_what_is_no_ground_truth_is_refused_in_one_line(source, said):
@@ -101,5 +101,5 @@ def test_a_qrels_file_that_does_not_fit_is_refused(tmp_path, line, said):
 
 def test_a_pickled_array_is_never_loaded(tmp_path):
     np.save(tmp_path / "truth.npy", np.array([[0], [1, 2]], dtype=object), allow_pickle=True)
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="holds pickled objects, which are never loaded"):
         as_truth(tmp_path / "truth.npy", 2, 3)

@@ -33,6 +33,7 @@ REFINED = (
 STAGED = (
     "RaBitQ", "IVF8,RaBitQ", "RQ3x4", "LSQ2x4", "PRQ2x2x4", "IVF8,RQ3x4", "OPQ6,RaBitQ", "IDMap2,RaBitQ", "RaBitQfs",
     "PLSQ2x2x4", "IVF8,LSQ2x4", "IVF8,PRQ2x2x4", "IVF8,PLSQ2x2x4", "IVF8,RaBitQfs",
+    "RaBitQ4", "RaBitQfs_64", "RaBitQfs3", "IVF8,RaBitQ2", "IVF8,RaBitQfs_64",
 )  # fmt: skip
 ONE_METRIC = (
     ("LSH", L2), ("RQ2x4fs", IP), ("LSQ2x4fs", IP), ("PRQ2x2x4fs", IP), ("PLSQ2x2x4fs", IP),

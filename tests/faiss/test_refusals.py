@@ -10,9 +10,11 @@ import pytest
 
 import hubplugin
 import hubplugin_faiss
+from hubplugin.jobs.write import write
+from hubplugin.registry import open_store
 from hubplugin_faiss.calibration import loss_of_recall
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.flat import FlatCodesHandler
+from hubplugin_faiss.handlers.base import FlatCodesHandler
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
 
@@ -111,6 +113,22 @@ def test_an_index_that_cannot_be_upgraded_says_why_in_one_line(name):
     assert "\n" not in str(caught.value)
     if before is not None and name not in ("no rule", "fast additive"):
         np.testing.assert_array_equal(faiss.serialize_index(index), before)
+
+
+@pytest.mark.parametrize("kind", ["SQ0", "IVF4,SQ0", "IDMap2,SQ0", "SQ0,RFlat"])
+def test_codes_without_room_are_refused_in_one_line_by_every_way_in(kind, tmp_path):
+    index = faiss.index_factory(8, kind, IP)
+    index.train(X)
+    index.add_with_ids(X, np.arange(50)) if "IDMap" in kind else index.add(X)
+    faiss.write_index(index, str(tmp_path / "x.faiss"))
+    for way in (
+        lambda: hubplugin_faiss.upgrade(index, OFFSETS),
+        lambda: hubplugin_faiss.upgrade(index, fitted("dot")),
+        lambda: hubplugin_faiss.upgrade_file(tmp_path / "x.faiss", fitted("dot")),
+        lambda: write(open_store(f"faiss:{tmp_path}/x.faiss?metric=dot"), fitted("dot")),
+    ):
+        with pytest.raises(hubplugin.StoreError, match=r"codes of type QT_0bit in this Index\w+ cannot carry offsets"):
+            way()
 
 
 def test_an_index_on_a_gpu_is_refused_with_the_way_to_the_cpu(monkeypatch):

@@ -13,10 +13,11 @@ import pytest
 
 import hubplugin
 import hubplugin_faiss
-from hubplugin.jobs.inspection import inspect
-from hubplugin.jobs.writing import refresh, write
+from hubplugin.abilities import Switched, able
+from hubplugin.jobs.health import inspect
+from hubplugin.jobs.write import refresh, write
 from hubplugin.registry import open_store
-from hubplugin_faiss import files
+from hubplugin_faiss import run as runs
 from hubplugin_faiss.handlers import handler_for
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
@@ -98,7 +99,8 @@ def test_foreign_vectors_do_not_keep_a_refresh_from_the_others(tmp_path, model, 
     index = faiss.index_factory(16, kind, IP)
     index.add_with_ids(GALLERY, np.arange(500)) if "IDMap" in kind else index.add(GALLERY)
     faiss.write_index(hubplugin_faiss.upgrade(index, model), str(file))
-    model.save(f"{file}.hub")
+    Path(f"{file}.hub").mkdir()
+    model.save(f"{file}.hub/model.hub")
     index = faiss.read_index(str(file))
     ids = np.arange(500, 504)
     index.add_with_ids(foreign_rows(), ids) if "IDMap" in kind else index.add(foreign_rows())
@@ -135,6 +137,7 @@ def test_a_half_written_correction_is_taken_up_where_it_stopped(path, model):
     writing = store.begin(model)
     half = next(iter(writing.scan())).some(np.arange(200))
     writing.write(half, model.offsets(half.vectors))
+    writing.close()
     again = open_store(f"faiss:{path}")
     found = again.correction()
     assert found is not None
@@ -166,27 +169,9 @@ def test_a_link_stays_a_link_and_a_private_file_private(tmp_path, model):
     hubplugin_faiss.upgrade_file(link, model)
     assert link.is_symlink()
     assert hubplugin_faiss.read_index(link)[1] is not None
-    assert {path.stat().st_mode & 0o777 for path in (real, Path(f"{link}.hub"))} == {0o640}
-    assert sorted(os.listdir(tmp_path)) == ["link.faiss", "link.faiss.hub", "real.faiss"]
-
-
-@pytest.mark.slow
-def test_two_processes_do_not_write_one_file(tmp_path, model):
-    index = faiss.IndexFlatIP(16)
-    index.add(GALLERY)
-    file = tmp_path / "x.faiss"
-    faiss.write_index(index, str(file))
-    holding = "import fcntl, sys; file = open(sys.argv[1]); fcntl.flock(file, 2); print('', flush=True); input()"
-    holder = subprocess.Popen([sys.executable, "-c", holding, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert holder.stdout is not None
-    holder.stdout.readline()
-    with pytest.raises(hubplugin.StoreError, match="is being written by another process; nothing was changed"):
-        hubplugin_faiss.upgrade_file(file, model)
-    with pytest.raises(hubplugin.StoreError, match="is being written by another process"):
-        write(open_store(f"faiss:{file}"), model)
-    holder.kill()
-    holder.wait()
-    write(open_store(f"faiss:{file}"), model)
+    assert real.stat().st_mode & 0o777 == Path(f"{real}.hub/model.hub").stat().st_mode & 0o777 == 0o640
+    assert Path(f"{real}.hub").stat().st_mode & 0o777 == 0o750
+    assert sorted(os.listdir(tmp_path)) == ["link.faiss", "real.faiss", "real.faiss.hub"]
 
 
 @pytest.mark.parametrize("again", ["upgrade_file", "apply"])
@@ -209,17 +194,17 @@ def test_originals_in_a_second_stage_stay_there(tmp_path, model, again):
 def test_a_model_that_is_missing_or_of_another_index_is_noticed(path, model):
     hubplugin_faiss.upgrade_file(path, model)
     other = hubplugin.fit(BANK, "nnn", targets=GALLERY, k=5)
-    other.save(f"{path}.hub")
-    with pytest.raises(hubplugin.StoreError, match=r"photos\.faiss\.hub is the model of another index"):
+    other.save(f"{path}.hub/model.hub")
+    with pytest.raises(hubplugin.StoreError, match=r"photos\.faiss\.hub/model\.hub' is the model of another index"):
         hubplugin_faiss.read_index(path)
-    os.unlink(f"{path}.hub")
-    with pytest.raises(hubplugin.StoreError, match=r"its model photos\.faiss\.hub is missing"):
+    os.unlink(f"{path}.hub/model.hub")
+    with pytest.raises(hubplugin.StoreError, match=r"its model '.*photos\.faiss\.hub/model\.hub' is missing; put the"):
         hubplugin_faiss.read_index(path)
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [(b"", "Faiss cannot read"), (b"\x93NUMPY", "x.faiss': Index type 0x4d554e93")],
+    [(b"", "Faiss cannot read"), (b"\x93NUMPY", "x.faiss': it is no index, or of a type unknown to this Faiss")],
 )
 def test_what_faiss_refuses_comes_back_as_one_line(tmp_path, content, says):
     file = tmp_path / "x.faiss"
@@ -274,7 +259,7 @@ def test_an_index_in_a_folder_that_cannot_be_flushed_is_whole(tmp_path, model, m
     on_disk(index, tmp_path) if lists == "on disk" else faiss.write_index(index, str(file))
     if step == "remove":
         hubplugin_faiss.upgrade_file(file, model)
-    monkeypatch.setattr(files, "_flush_folder", cannot_flush)
+    monkeypatch.setattr(runs, "flush_folder", cannot_flush)
     run = {
         "upgrade_file": lambda: hubplugin_faiss.upgrade_file(file, model),
         "activate": lambda: write(open_store(f"faiss:{file}"), model),
@@ -286,12 +271,13 @@ def test_an_index_in_a_folder_that_cannot_be_flushed_is_whole(tmp_path, model, m
     assert (beside is None) == (step == "remove")
     expected = index if step == "remove" else hubplugin_faiss.upgrade(filled(), model)
     np.testing.assert_array_equal(found.search(BANK, 5)[1], expected.search(BANK, 5)[1])
-    beside = {"upgrade_file": 1, "activate": 2, "remove": 0}[step]  # the model, and the list of versions
-    assert len(os.listdir(tmp_path)) == 1 + beside + (lists == "on disk")
+    assert len(os.listdir(tmp_path)) == 1 + (step != "remove") + (lists == "on disk")
+    kept = {"upgrade_file": ["lock", "model.hub"], "activate": ["lock", "model.hub", "versions.json"], "remove": None}
+    assert kept[step] is None or sorted(os.listdir(f"{file}.hub")) == kept[step]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["_require_same", "_flush_folder"])
+@pytest.mark.parametrize("moment", ["before the switch", "behind the switch"])
 @pytest.mark.parametrize("run", ["upgrade_file", "activate"])
 def test_lists_that_a_kill_leaves_behind_are_removed_by_the_next_run(tmp_path, model, moment, run):
     on_disk(filled(), tmp_path)
@@ -299,10 +285,12 @@ def test_lists_that_a_kill_leaves_behind_are_removed_by_the_next_run(tmp_path, m
     program = (
         "import os, sys, hubplugin, hubplugin_faiss\n"
         "from hubplugin import open_store\n"
-        "from hubplugin.jobs.writing import write\n"
-        "from hubplugin_faiss import files\n"
-        "model = hubplugin.load('model.hub')\n"
-        f"files.{moment} = lambda *_: os._exit(9)\n"
+        "from hubplugin.jobs.write import write\n"
+        "model, replace = hubplugin.load('model.hub'), os.replace\n"
+        "def replace_and_die(made, path):\n"
+        f"    {moment == 'before the switch'} or replace(made, path)\n"
+        "    os._exit(9) if str(path).endswith('x.faiss') else os.path.exists(made) and replace(made, path)\n"
+        "os.replace = replace_and_die\n"
         "if sys.argv[1] == 'activate':\n"
         "    write(open_store('faiss:x.faiss'), model)\n"
         "hubplugin_faiss.upgrade_file('x.faiss', model)\n"
@@ -312,7 +300,7 @@ def test_lists_that_a_kill_leaves_behind_are_removed_by_the_next_run(tmp_path, m
     assert len(list(tmp_path.glob("x.ivfdata*"))) == 2
     hubplugin_faiss.upgrade_file(tmp_path / "x.faiss", model)
     assert len(list(tmp_path.glob("x.ivfdata*"))) == 1
-    assert not (tmp_path / "x.faiss.lists").exists()
+    assert not (tmp_path / "x.faiss.hub/pending").exists()
     index, _ = hubplugin_faiss.read_index(tmp_path / "x.faiss")
     np.testing.assert_array_equal(index.search(BANK, 5)[1], hubplugin_faiss.upgrade(filled(), model).search(BANK, 5)[1])
 
@@ -343,72 +331,10 @@ def test_lists_on_disk_are_written_beside_the_old_and_swapped_last(tmp_path, mod
     np.testing.assert_array_equal(faiss.read_index(str(tmp_path / "x.faiss")).search(BANK, 10)[1], raw)
 
 
-KILLS = """
-import os, signal, sys, time
-import faiss, hubplugin, hubplugin_faiss, torch
-torch.set_num_threads(1); faiss.omp_set_num_threads(1)
-model, old = hubplugin.load("model.hub"), open("x.faiss", "rb").read()
-
-def upgraded_by_a_child(seconds):
-    child = os.fork()
-    if child == 0:
-        hubplugin_faiss.upgrade_file("x.faiss", model)
-        os._exit(0)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if os.waitpid(child, os.WNOHANG)[0]:
-            return
-        time.sleep(0.0005)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-
-begin = time.monotonic()
-upgraded_by_a_child(600)
-duration = time.monotonic() - begin
-states = set()
-for kill in range(KILLS):
-    with open("x.faiss", "wb") as file:
-        file.write(old)
-    if kill % 2:  # every other time what the last kill left is still there
-        for name in os.listdir("."):
-            if name.startswith("x.faiss."):
-                os.unlink(name)
-    upgraded_by_a_child(duration * (kill + 1) / KILLS)
-    index, found = hubplugin_faiss.read_index("x.faiss")
-    assert found is not None or open("x.faiss", "rb").read() == old, "neither the old nor the new file is whole"
-    assert index.ntotal == 20000
-    states.add(found is not None)
-assert False in states, "no kill came before the end"
-upgraded_by_a_child(600)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["Flat", "IVF64,Flat", "HNSW4"])
-def test_a_kill_at_any_moment_leaves_a_whole_file_and_a_rerun_finishes(tmp_path, kind):
-    rng = np.random.default_rng(3)
-    gallery, bank = cases.unit(rng.normal(size=(20_000, 32))), cases.unit(rng.normal(size=(300, 32)))
-    index = faiss.index_factory(32, kind, IP)
-    index.train(gallery[:4000])
-    index.add(gallery)
-    faiss.write_index(index, str(tmp_path / "x.faiss"))
-    model = hubplugin.fit(bank, "nnn", targets=gallery, k=4)
-    model.save(tmp_path / "model.hub")
-    program = KILLS.replace("KILLS", "25")
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stderr
-    index, found = hubplugin_faiss.read_index(tmp_path / "x.faiss")
-    assert found is not None
-    assert found.fingerprint == model.fingerprint
-    assert sorted(os.listdir(tmp_path)) == ["model.hub", "x.faiss", "x.faiss.hub"]
-
-
 def test_an_index_says_in_one_line_that_its_searches_read_no_switch(tmp_path):
     faiss.write_index(faiss.IndexFlatIP(4), str(tmp_path / "photos.faiss"))
-    with pytest.raises(hubplugin.StoreError, match=r"reads no switch; .*hubplugin remove"):
-        open_store(f"faiss:{tmp_path / 'photos.faiss'}").switch(on=False)
+    with pytest.raises(hubplugin.StoreError, match=r"has no switch.*; .*hubplugin remove"):
+        able(open_store(f"faiss:{tmp_path / 'photos.faiss'}"), Switched)
 
 
 def test_explain_names_what_the_index_itself_appends_to_a_query(tmp_path, rng):

@@ -16,8 +16,10 @@ import hubplugin
 import hubplugin_faiss
 from hubplugin.vectors import as_vectors
 from hubplugin_faiss.calibration import loss_of_recall
+from hubplugin_faiss.encoding.extra_dimensions import list_ids
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import IndexHandler
+from hubplugin_faiss.handlers.lists import list_ranks
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
 
@@ -109,6 +111,35 @@ def test_offsets_that_differ_by_list_survive_a_coarse_quantizer_without_floats(k
     index.add(vectors)
     upgraded = hubplugin_faiss.upgrade(index, offsets)
     assert np.abs(stored(upgraded) - offsets).max() < np.ptp(offsets) * (0.02 if "PQ6x8" in kind else 0.01)
+
+
+@kinds("IVF32,Flat", "IVF32(SQ8),Flat", "IVF32(HNSW8,SQ8),Flat", "IVF32(PCA8,Flat),Flat", "IVF32(PQ4x4),Flat",
+       "IVF32(SQ8),PQ8x4fs", "IVF32(PCA8,Flat),RQ4x4")  # fmt: skip
+def test_lists_are_ranked_by_their_offsets_whatever_holds_their_centroids(kind):
+    rng = np.random.default_rng(0)
+    vectors, queries = (rng.normal(size=(rows, 16)).astype(np.float32) for rows in (3000, 100))
+    offsets = (3 * np.sign(vectors[:, 0]) + rng.normal(size=3000)).astype(np.float32)
+    index = faiss.index_factory(16, kind, IP)
+    index.train(vectors)
+    index.add(vectors)
+    upgraded = hubplugin_faiss.upgrade(index, offsets)
+    raw, ranked = (faiss.extract_index_ivf(each) for each in (index, upgraded))
+    lists = [list_ids(raw.invlists, number) for number in range(32)]
+    ranks = list_ranks(offsets[np.concatenate(lists)], np.cumsum([0, *map(len, lists)]), None)
+    asked = queries
+    for number in range(upgraded.chain.size() if ranked.d > 16 else 0):
+        asked = upgraded.chain.at(number).apply(asked)
+    expected = np.argsort(-(queries @ raw.quantizer.reconstruct_n(0, 32).T + ranks), axis=1)[:, :5]
+    visited = ranked.quantizer.search(asked, 5)[1]
+    assert np.mean([len(np.intersect1d(a, b)) for a, b in zip(visited, expected, strict=True)]) > 4.5
+
+    back = hubplugin_faiss.downgrade(upgraded)
+    np.testing.assert_array_equal(faiss.serialize_index(back), faiss.serialize_index(index))
+    hubplugin_faiss.add(upgraded, queries, np.zeros(100))
+    index.add(queries)
+    back = hubplugin_faiss.downgrade(upgraded)
+    raw, ours = (faiss.extract_index_ivf(each).invlists for each in (index, back))
+    assert [raw.list_size(number) for number in range(32)] == [ours.list_size(number) for number in range(32)]
 
 
 @kinds("PQ6x8np", "PQ6x4np", "PQ6x4fs", "IVF2,PQ6x8np", "IVF2,PQ6x4fs", "IVF2,PQ6x4fsr")
@@ -220,6 +251,22 @@ def test_offsets_that_16_bits_cannot_hold_are_refused(kind, metric):
     case = cases.made(kind, metric)
     with pytest.raises(hubplugin.StoreError, match=r"offsets from -\S+ to \S+ do not fit codes of 16 bits; scale the"):
         hubplugin_faiss.upgrade(case.index, 1e11 * case.offsets)
+
+
+@pytest.mark.parametrize("kind", ["PQ4x4np", "PQ4x4fs", "IVF4,PQ4x4np", "PQ4x8np", "SQbf16"])
+@pytest.mark.parametrize("size", [1e5, 1e16])
+def test_offsets_are_held_or_refused_however_large_they_are(kind, size):
+    rng = np.random.default_rng(3)
+    vectors = cases.unit(rng.normal(size=(600, 64)))
+    offsets = (size * rng.normal(size=600)).astype(np.float32)
+    index = faiss.index_factory(64, kind, IP)
+    index.train(vectors)
+    index.add(vectors)
+    if size > 1e15:
+        with pytest.raises(hubplugin.StoreError, match=r"offsets from -\S+ to \S+ do not fit the codes of this Index"):
+            hubplugin_faiss.upgrade(index, offsets)
+    else:
+        assert np.abs(stored(hubplugin_faiss.upgrade(index, offsets)) - offsets).max() < 0.02 * np.ptp(offsets)
 
 
 @kinds(*cases.ALL)
@@ -576,6 +623,40 @@ def test_offsets_of_a_model_compensate_the_norm_bias_of_the_index(kind, metric):
     np.testing.assert_allclose(stored(upgraded)[-50:], stored(upgraded)[:50], atol=1e-3 + cases.tolerance(kind))
 
 
+@kinds(
+    "RaBitQ",
+    "RaBitQ2",
+    "RaBitQ4",
+    "RaBitQ8",
+    "IVF4,RaBitQ4",
+    "RaBitQfs_64",
+    "RaBitQfs4",
+    "IVF4,RaBitQfs",
+    "IVF4,RaBitQfs4",
+)
+@pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])
+def test_a_second_stage_ranks_by_all_that_the_codes_hold(kind, metric):
+    """Faiss's `reconstruct` knows one bit of RaBitQ, and in blocks of 64 or in lists scanned fast not even that."""
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(40, 64))
+    rows = (centres[rng.integers(0, 40, 1800)] + 0.8 * rng.normal(size=(1800, 64))).astype(np.float32)
+    vectors, queries, bank = np.split(cases.unit(rows) if metric != "euclidean" else rows / 8, [1400, 1500])
+    index = faiss.index_factory(64, kind, L2 if metric == "euclidean" else IP)
+    index.train(vectors)
+    index.add(vectors)
+    cases.look_everywhere(index)
+    model = hubplugin.fit(bank, "csls", targets=vectors, metric=metric)
+    upgraded = hubplugin_faiss.upgrade(index, model)
+    cases.look_everywhere(upgraded)
+    raw = cases.similarities(queries, vectors, index.metric_type)
+    recalls = []
+    for found, truth in ((index, raw), (upgraded, raw + model.offsets(vectors))):
+        best = np.argsort(-truth, axis=1)[:, :10]
+        labels = found.search(queries, 10)[1]
+        recalls.append(np.mean([len(np.intersect1d(a, b)) / 10 for a, b in zip(labels, best, strict=True)]))
+    assert recalls[1] > recalls[0] - 0.02
+
+
 @kinds("RaBitQ", "IVF8,RaBitQ", "RQ3x4", "OPQ6,RaBitQ", "IDMap2,RaBitQ")
 @both
 def test_a_second_stage_of_the_original_vectors_finds_more(kind, metric):
@@ -606,6 +687,18 @@ def test_what_joins_a_second_stage_is_held_as_what_is_there(kind, metric, origin
     np.testing.assert_allclose(stored(upgraded)[600:], stored(upgraded)[:60], atol=2e-3)
 
 
+@kinds("RaBitQ", "IVF8,RaBitQ4", "RQ3x4", "OPQ6,RaBitQ", "IDMap2,RaBitQ", "SQ8", "PQ6x8np")
+@both
+def test_answers_of_the_bank_are_known_again_when_an_index_is_refreshed(kind, metric):
+    """A blend leaves out what reaches the similarity of a query's nearest target, from which 16 bits would round it."""
+    case = cases.made(kind, metric)
+    bank = cases.unit(np.random.default_rng(1).normal(size=(300, 24)))
+    model = hubplugin.fit(bank, targets=hubplugin_faiss.Gallery(case.index))
+    upgraded = hubplugin_faiss.upgrade(case.index, model)
+    again = hubplugin_faiss.refresh(upgraded, model)
+    np.testing.assert_allclose(stored(again), stored(upgraded), atol=1e-5)
+
+
 @kinds("Flat", "SQ8", "PQ6x8np", "IVF8,SQ8", "HNSW16,SQ8")
 def test_offsets_that_find_no_room_are_refused(kind):
     case = cases.made(kind, L2)
@@ -614,6 +707,98 @@ def test_offsets_that_find_no_room_are_refused(kind):
         hubplugin_faiss.add(upgraded, case.vectors[:50], case.offsets[:50])
     assert upgraded.ntotal == 600
     hubplugin_faiss.add(upgraded, case.vectors[:50], case.offsets[:50] / 20)
+
+
+@kinds("IVF8,PQ8x8np", "IVF8,PQ8x4np", "IVF8,PQ8x4fsr", "IVF8,SQ8", "IVF8,SQ4", "IVF8,PQ8x8np,RFlat")
+@both
+def test_an_offset_that_finds_no_room_in_the_list_of_its_vector_is_refused(kind, metric):
+    """Codes of differences from centroids have room for what is usual in a list."""
+    rng = np.random.default_rng(0)
+    groups, centres = rng.integers(0, 8, 2000), 3 * rng.normal(size=(8, 32))
+    vectors = (centres[groups] + 0.3 * rng.normal(size=(2000, 32))).astype(np.float32)
+    of_groups = np.linspace(-1, 1, 8, dtype=np.float32)
+    offsets = (of_groups[groups] + 0.05 * rng.normal(size=2000)).astype(np.float32)
+    index = faiss.index_factory(32, kind, metric)
+    index.train(vectors)
+    index.add(vectors)
+    upgraded = hubplugin_faiss.upgrade(index, offsets)
+    before, refused = faiss.serialize_index(upgraded), 0
+    for group in range(8):
+        new = (centres[group] + 0.3 * rng.normal(size=(1, 32))).astype(np.float32)
+        for offset in of_groups:
+            grown = faiss.deserialize_index(before)
+            try:
+                hubplugin_faiss.add(grown, new, offset[None])
+            except hubplugin.StoreError:
+                np.testing.assert_array_equal(faiss.serialize_index(grown), before)
+                refused += 1
+                continue
+            handlers = (
+                [handler_for(grown)] if "R" not in kind else [handler_for(faiss.downcast_index(grown).base_index)]
+            )
+            for handler in handlers:
+                held = np.concatenate([own for _, own in handler.scan(0, 9999)])
+                assert abs(held[handler.labels() == 2000][0] - offset) < 0.3
+    assert refused < 64 / 3
+
+
+@kinds("IVF8,PQ6x8np", "IVF8,PQ6x4np")
+def test_rounding_is_that_of_lists_in_which_such_offsets_are_stored(kind):
+    """By it a store tells stale offsets from rounded ones."""
+    rng = np.random.default_rng(4)
+    groups, centres = rng.integers(0, 8, 2000), 2 * rng.normal(size=(8, 24))
+    vectors = (centres[groups] + rng.normal(size=(2000, 24))).astype(np.float32)
+    offsets = (np.linspace(-1, 1, 8)[groups] + 0.05 * rng.normal(size=2000)).astype(np.float32)
+    index = faiss.index_factory(24, kind, IP)
+    index.train(vectors)
+    index.add(vectors)
+    upgraded = hubplugin_faiss.upgrade(index, offsets)
+    rounding = handler_for(upgraded).rounding(np.linspace(offsets.min(), offsets.max(), 1000, dtype=np.float32))
+    worst = np.abs(stored(upgraded) - offsets).max()
+    assert worst / 2 < rounding < 0.04 * np.ptp(offsets)
+
+
+@kinds("NSG16,SQ8,Refine(SQfp16)", "SQfp16,RFlat", "IVF8,SQfp16,RFlat", "IDMap2,SQfp16,RFlat")
+def test_vectors_that_the_first_of_two_stages_does_not_take_change_neither(kind):
+    case = cases.made(kind, IP)
+    upgraded = hubplugin_faiss.upgrade(case.index, case.offsets)
+    before, ids = faiss.serialize_index(upgraded), 10**6 + np.arange(5) if "IDMap" in kind else None
+    with pytest.raises(hubplugin.StoreError, match=r"takes no more vectors|components beyond 65,504 are infinite"):
+        hubplugin_faiss.add(upgraded, case.vectors[:5] * (1 if "NSG" in kind else 1e6), np.zeros(5), ids)
+    np.testing.assert_array_equal(faiss.serialize_index(upgraded), before)
+    assert hubplugin_faiss.downgrade(upgraded).ntotal == 600
+
+
+FAST = (
+    "PQ6x4fs", "PQ6x4fs_64", "IVF8,PQ6x4fs", "IVF8,PQ6x4fs_96", "OPQ6,PQ6x4fs", "RaBitQfs", "RaBitQfs_64",
+    "IVF8,RaBitQfs", "IVF8,RaBitQfs_64", "RQ2x4fs", "IDMap2,PQ6x4fs_64", "PQ6x4fs,RFlat",
+)  # fmt: skip
+
+
+@kinds(*FAST)
+def test_what_is_added_after_others_were_removed_has_its_own_code_and_offset(kind):
+    """Faiss's own packer moves other codes than are scanned, and writes new ones over what is left of old ones."""
+    case = cases.made(kind, IP)
+    upgraded = hubplugin_faiss.upgrade(case.index, case.offsets)
+    vectors, rows = decoded(upgraded), np.concatenate([np.arange(50), np.arange(350, 600), np.arange(50, 250)])
+    offsets = stored(upgraded)
+    ids = 10**6 + np.arange(200) if "IDMap" in kind or kind.startswith("IVF8,PQ") else None
+    assert hubplugin_faiss.remove_ids(upgraded, case.ids[50:350]) == 300
+    hubplugin_faiss.add(upgraded, case.vectors[50:250], case.offsets[50:250], ids)
+    names = np.arange(500) if ids is None else np.concatenate([case.ids[rows[:300]], ids])
+    handler = handler_for(upgraded)
+    found, held = (np.concatenate(parts) for parts in zip(*handler.scan(0, 100), strict=True))
+    order = np.argsort(handler.labels())
+    np.testing.assert_array_equal(handler.labels()[order], np.sort(names))
+    np.testing.assert_allclose(held[order], offsets[rows][np.argsort(names)], atol=1e-5)
+    np.testing.assert_allclose(found[order], vectors[rows][np.argsort(names)], atol=1e-3)
+    anew = cases.made(kind, IP)
+    anew.index.reset()
+    anew.index.add(case.vectors[rows]) if "IDMap" not in kind else anew.index.add_with_ids(case.vectors[rows], names)
+    anew = hubplugin_faiss.upgrade(anew.index, case.offsets[rows])
+    labels, expected = (each.search(case.queries, 5)[1] for each in (upgraded, anew))
+    expected = expected if "IDMap" in kind else names[expected]
+    assert np.mean([len(np.intersect1d(a, b)) for a, b in zip(labels, expected, strict=True)]) > 4.5
 
 
 @kinds("Flat", "SQ8", "SQ4", "PQ6x8np", "IVF8,SQ6", "RaBitQ", "IVF8,RaBitQ", "PQ6x8np,RFlat")

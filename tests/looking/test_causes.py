@@ -10,16 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hubplugin import Metric
-from hubplugin.causes import Finding, collapsed, copies, cut_off, lengths, other_model, shifted, short_texts
-from hubplugin.causes.documents import nearest_above
-from hubplugin.causes.queries import excess_of_nearest
-from hubplugin.causes.space import effective_dimensions, mean_cosine
-from hubplugin.jobs.diagnosis import Diagnosis
-from hubplugin.jobs.evidence import DEEP, findings
+from hubplugin.bank import Banks
+from hubplugin.causes import (
+    Finding,
+    collapsed,
+    copies,
+    cut_off,
+    effective_dimensions,
+    excess_of_nearest,
+    lengths,
+    mean_cosine,
+    nearest_above,
+    other_model,
+    shifted,
+    short_texts,
+)
+from hubplugin.compute import Compute, TopK, search
+from hubplugin.jobs.diagnose import DEEP, Diagnosis, findings
 from hubplugin.measures.hubness import Hubness
-from hubplugin.reductions import Compute
-from hubplugin.search import TopK, search
-from hubplugin.selection import Banks
 
 QUERIES = 300
 
@@ -161,7 +169,7 @@ def test_what_cannot_be_told_says_what_is_needed():
 def test_the_verdict_says_when_the_trouble_is_not_hubness(skewness, causes, says):
     found = [Finding(cause, True, "seen") for cause in causes] + [Finding("short texts", False, "not seen")]
     told = diagnosis_of(hubness=Hubness(10, skewness, 0, 0, 9, 0, 0), findings=found)
-    assert told.verdict() == says
+    assert told.verdict == says
 
 
 def diagnosis_of(**fields):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hubplugin.measures.chance import (
+from hubplugin.measures.hubness import (
     never_found_by_chance,
     share_of_most_found,
     share_of_most_found_by_chance,

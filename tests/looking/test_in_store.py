@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+from importlib import invalidate_caches
+from pathlib import Path
 
 import faiss
 import numpy as np
@@ -13,9 +16,12 @@ from typer.testing import CliRunner
 import hubplugin
 from hubplugin import InputError
 from hubplugin.cli import app
-from hubplugin.evaluation.true_ids import as_true_ids
-from hubplugin.jobs.writing import write
+from hubplugin.evaluation.report import page_of_evaluation
+from hubplugin.evaluation.result import Share
+from hubplugin.evaluation.truth import as_true_ids
+from hubplugin.jobs.write import write
 from hubplugin.measures.hubness import skewness
+from hubplugin.measures.significance import Figure
 from hubplugin.registry import open_store
 from hubplugin_qdrant import QdrantStore
 
@@ -67,9 +73,27 @@ def test_figures_are_those_of_the_whole_matrix(store, vectors, model):
         assert ranking.occurrences == dict(zip(values.tolist(), times.tolist(), strict=True))
     assert found.versus.won - found.versus.lost == pytest.approx(QUERIES * found.versus.difference.value)
     bank = model.terms[0].bank.astype(np.float64)
-    asked = np.isin(np.arange(QUERIES), (bank @ targets.T).argmax(axis=1))
-    assert (found.asked.queries, found.not_asked.queries) == (asked.sum(), (~asked).sum())
+    first = np.isin(np.arange(QUERIES), (bank @ targets.T).argmax(axis=1))
+    assert (found.found_first.queries, found.not_found_first.queries) == (first.sum(), (~first).sum())
+    assert found.found_first.change.value == pytest.approx(found.found_first.after - found.found_first.before)
     assert (found.queries, found.judged, found.targets) == (QUERIES, QUERIES, ROWS)
+
+
+def test_what_the_bank_finds_first_is_told_by_its_name_and_beyond_chance_alone(store, vectors, model):
+    """A bank query that finds a target first need not have asked for it, so nothing is said of what was asked."""
+    write(store, model)
+    found = hubplugin.evaluate_store(store, vectors[0], TRUE)
+    assert "asked" not in str(found)
+    noise = Share(queries=141, before=0.539, after=0.489, change=Figure(value=-0.05, low=-0.11, high=0.01))
+    harm = noise.model_copy(update={"change": Figure(value=-0.05, low=-0.09, high=-0.01)})
+    said = str(found.model_copy(update={"found_first": harm, "not_found_first": noise}))
+    assert (
+        "141 queries whose target some bank query finds first changes by -5.0 points (95 % interval -9.0 to -1" in said
+    )
+    assert "no bank query finds first" not in said
+    shown = page_of_evaluation(found.model_copy(update={"found_first": harm, "not_found_first": noise})).tiles[-1]
+    assert (shown.title, shown.shown) == ("R@1 of targets that the bank finds first / of others", "-5.0 / same")
+    assert shown.direction == "worse"
 
 
 def test_examples_show_queries_won_and_lost_with_both_answers(store, vectors, model):
@@ -133,7 +157,7 @@ def test_true_ids_come_as_arrays_lists_and_files(tmp_path):
         ([-1] * QUERIES, "names no true target for any query"),
         ([0.5] * QUERIES, "0.5 is no id"),
         (range(QUERIES), r"no query finds a true target in faiss:.*find ids such as 1\d\d\d; ground truth names '0'"),
-        ("nowhere.npy", r"nowhere\.npy: cannot be read"),
+        ("nowhere.npy", r"there is no file 'nowhere\.npy'"),
     ],
 )
 def test_truth_that_cannot_be_used_is_told_in_one_line(store, vectors, truth, says):
@@ -148,11 +172,74 @@ def test_the_command_prints_both_rankings_and_their_figures(store, vectors, mode
     typed = ["evaluate", store.url, "--queries", str(tmp_path / "queries.npy"), "--truth", str(tmp_path / "truth.npy")]
     done = CliRunner().invoke(app, typed, catch_exceptions=False)
     assert done.exit_code == 0
-    for part in ("R@1: ", "R@10: ", "queries won", "hubs: ", "asked before: "):
+    for part in ("R@1: ", "R@10: ", "queries won", "hubs: "):
         assert part in done.output
     printed = json.loads(CliRunner().invoke(app, [*typed, "--json"]).stdout)
     assert printed["raw"]["recall"]["1"]["value"] > 0
     assert printed["corrected"]["worst"] > 0
+
+
+MODEL = """
+import numpy as np
+def embed(texts):
+    return np.load("queries.npy")[[int(text.removeprefix("question ")) for text in texts]]
+"""
+
+
+@pytest.fixture
+def texts(vectors, tmp_path, monkeypatch):
+    """Test queries as a user of texts has them: questions in a file, and a module of his own that embeds them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HUBPLUGIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.delitem(sys.modules, "my_queries", raising=False)
+    invalidate_caches()
+    np.save("queries.npy", vectors[0])
+    np.save("truth.npy", TRUE)
+    Path("my_queries.py").write_text(MODEL)
+    lines = [{"asked": f"question {row}"} for row in range(QUERIES)]
+    Path("test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    yield ["--queries", "test.jsonl", "--field", "asked", "--embed", "my_queries:embed"]
+    sys.modules.pop("my_queries", None)
+
+
+def evaluated(*typed):
+    return CliRunner().invoke(app, ["evaluate", *map(str, typed)])
+
+
+def figures(*typed):
+    return json.loads(evaluated(*typed, "--json").stdout)
+
+
+def test_test_queries_are_texts_where_a_model_is_named(store, texts):
+    by_vectors = figures(store.url, "--queries", "queries.npy", "--truth", "truth.npy")
+    assert figures(store.url, *texts, "--truth", "truth.npy") == by_vectors
+    np.save("targets.npy", np.load("queries.npy"))  # among files, too, where the bank may be texts as well
+    files = ("--targets", "targets.npy", "--method", "is")
+    by_vectors = figures(*files, "--queries", "queries.npy", "--bank", "queries.npy")
+    assert figures(*files, *texts, "--bank", "test.jsonl") == by_vectors
+    assert figures(*files, *texts, "--bank", "queries.npy") == by_vectors
+
+
+def test_a_test_query_without_a_text_is_told_since_truth_goes_by_rows(store, texts):
+    lines = Path("test.jsonl").read_text().splitlines()
+    lines[7] = "{}"
+    Path("test.jsonl").write_text("\n".join(lines))
+    done = evaluated(store.url, *texts, "--truth", "truth.npy")
+    assert done.exit_code == 1
+    assert "queries (test.jsonl): row 7, counted from 0, has no text" in done.output
+
+
+def test_a_store_and_files_are_evaluated_without_the_extra_but_for_plans(store, vectors, model, monkeypatch):
+    """So that the commands of the README run in what `make demo` installs."""
+    write(store, model)
+    for name in [*sys.modules, "scipy", "ot", "matplotlib", "jinja2", "ir_measures"]:
+        if name.partition(".")[0] in ("scipy", "ot", "matplotlib", "jinja2", "ir_measures"):
+            monkeypatch.setitem(sys.modules, name, None)
+    assert hubplugin.evaluate_store(store, vectors[0], TRUE).versus is not None
+    assert hubplugin.evaluate(vectors[0], vectors[1], TRUE - FIRST).raw.recall[1].value > 0
+    with pytest.raises(InputError, match=r"'hn' needs scipy; in a clone of hubplugin: pip install '\.\[evaluation\]'$"):
+        hubplugin.evaluate(vectors[0], vectors[1], TRUE - FIRST, methods=["hn"])
 
 
 @pytest.mark.parametrize(

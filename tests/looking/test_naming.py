@@ -10,6 +10,7 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from hubplugin import InputError, StoreError
+from hubplugin.abilities import Filtered, able
 from hubplugin.jobs.naming import naming
 from hubplugin.registry import open_store
 from hubplugin_qdrant import QdrantStore
@@ -41,7 +42,7 @@ def test_points_are_called_by_their_payload_in_the_order_that_was_asked_for(phot
 
 
 def test_points_of_a_shard_are_called_by_their_payload(tmp_path):
-    edge = pytest.importorskip("qdrant_edge", reason="pip install 'hubplugin[edge]' to test Qdrant Edge")
+    edge = pytest.importorskip("qdrant_edge", reason="pip install '.[edge]' to test Qdrant Edge")
     from hubplugin_qdrant.edge import EdgeStore
 
     (tmp_path / "shard").mkdir()
@@ -78,5 +79,5 @@ def test_a_filtered_store_finds_only_what_meets_its_condition(photos, index):
     assert len(photos.search(np.ones((1, 2)), 3).ids[0]) == 3
     with pytest.raises(InputError, match="is no Qdrant filter in JSON"):
         photos.filtered('{"musst": []}')
-    with pytest.raises(StoreError, match="searches take no filter"):
-        index.filtered(condition)
+    with pytest.raises(StoreError, match="searches without filters"):
+        able(index, Filtered).filtered(condition)

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from hubplugin.cli import app
-from hubplugin.evaluation.page import Page, Tile, Verdict, percent, render, share_tile, sides_tile
 from hubplugin.evaluation.plots import VARIABLES
+from hubplugin.evaluation.report import Page, SideChange, Tile, Verdict, percent, render, share_tile, sides_tile
 
 
 class Parsed(HTMLParser):
@@ -48,10 +48,10 @@ def place(real, tmp_path_factory):
 @pytest.mark.slow
 def test_every_command_that_looks_writes_a_page_of_its_own(place):
     store, names = f"faiss:{place / 'photos.faiss'}", ["--names", str(place / "names.txt")]
-    bank = ["--queries", str(place / "bank.npy")]
+    bank = ["--bank", str(place / "bank.npy")]
     asked = ["--queries", str(place / "queries.npy"), "--truth", str(place / "truth.npy")]
     for typed in (
-        ["diagnose", store, *bank, *names, "--curve"],
+        ["diagnose", store, *bank, *names],
         ["apply", store, *bank, *names],
         ["inspect", store, *names],
         ["evaluate", store, *asked, *names],
@@ -76,7 +76,7 @@ def test_every_command_that_looks_writes_a_page_of_its_own(place):
 
 @pytest.mark.slow
 def test_a_report_that_cannot_be_written_is_refused_before_the_work(place):
-    typed = ["diagnose", "faiss:nowhere", "--queries", "nowhere.npy", "--report", str(place / "no" / "page.html")]
+    typed = ["diagnose", "faiss:nowhere", "--bank", "nowhere.npy", "--report", str(place / "no" / "page.html")]
     done = CliRunner().invoke(app, typed)
     assert (done.exit_code, "cannot write" in done.output) == (1, True)
 
@@ -97,11 +97,14 @@ def test_a_tile_says_which_way_a_figure_went(before, after, more_is_better, dire
     assert percent(after).split() == [f"{100 * after:.1f}", "%"]
 
 
-def test_both_sides_are_as_bad_as_the_worse_of_them():
-    assert sides_tile((0.7, 0.5), (0.4, 0.6), "").direction == "worse"
-    assert sides_tile((0.5, 0.5), (0.4, 0.6), "").direction == "better"
-    assert sides_tile(None, (0.4, 0.4), "").direction == "same"
-    assert sides_tile(None, None, "no log").note == "no log"
+def test_both_sides_are_as_bad_as_the_worse_of_them_beyond_chance():
+    worse, better = SideChange("one", 0.7, 0.5, (-0.3, -0.1)), SideChange("other", 0.4, 0.6, (0.1, 0.3))
+    noise = SideChange("one", 0.54, 0.49, (-0.11, 0.01))
+    tiles = [sides_tile("R@1", sides, "no log") for sides in ([worse, better], [noise, better], [None, noise], [None])]
+    assert [tile.direction for tile in tiles] == ["worse", "better", "same", "unknown"]
+    assert [tile.shown for tile in tiles] == ["-20.0 / +20.0", "same / +20.0", "? / same", "not measured"]
+    assert "(-11.0 to +1.0)" in tiles[1].note
+    assert tiles[3].note == "no log"
 
 
 def test_bad_news_have_a_word_a_sign_and_a_colour_as_good_ones_do():

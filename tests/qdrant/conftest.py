@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from dataclasses import dataclass
+from importlib.metadata import version as installed
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,11 @@ from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient, QdrantStore
 from hubplugin_qdrant.manifest import Manifest, Version
 
 ROWS, DIM = 120, 8
+
+ONLY_NEWER_LOCAL_MODE = pytest.mark.skipif(
+    tuple(map(int, installed("qdrant-client").split(".")[:3])) < (1, 19, 1),
+    reason="up to qdrant-client 1.19.0 a prefetch in local mode takes no id, and no filter from above, as on a server",
+)
 
 
 def clustered(seed: int, count: int) -> np.ndarray:

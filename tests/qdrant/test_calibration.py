@@ -14,7 +14,7 @@ from hubplugin.store import Hits
 from hubplugin_qdrant import HubQdrantClient, QdrantStore
 from hubplugin_qdrant.calibration import calibrated, recall
 from hubplugin_qdrant.manifest import Manifest, Version
-from hubplugin_qdrant.requests.trees import rewrite
+from hubplugin_qdrant.requests import rewrite
 from tests.qdrant.conftest import Photos
 
 POINTS, QUERIES, K = 2000, 30, 10

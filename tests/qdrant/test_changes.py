@@ -8,7 +8,7 @@ from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
 from hubplugin_qdrant import QdrantStore
-from hubplugin_qdrant.changes import changed_ids
+from hubplugin_qdrant.points import changed_ids
 from tests.qdrant.conftest import DIM, FEW, ROWS, Photos, clustered
 
 pytestmark = pytest.mark.filterwarnings("ignore:Payload indexes have no effect")

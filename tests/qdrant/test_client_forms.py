@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import pytest
 from pydantic import BaseModel
 from qdrant_client import QdrantClient, models
@@ -11,7 +12,7 @@ from qdrant_client.conversions.conversion import RestToGrpc
 
 from hubplugin import InputError
 from hubplugin_qdrant import HubQdrantClient
-from tests.qdrant.conftest import ROWS, Photos
+from tests.qdrant.conftest import DIM, ONLY_NEWER_LOCAL_MODE, ROWS, Photos
 
 RED = models.Filter(must=[models.FieldCondition(key="colour", match=models.MatchValue(value="red"))])
 EXACT = models.SearchParams(exact=True)
@@ -100,6 +101,55 @@ def test_what_cannot_be_searched_is_the_clients_own_error(photos, wrong):
     assert str(wrapped.value) == str(plain.value)
 
 
+INFINITE = [float("inf"), *[1.0] * (DIM - 1)]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+@pytest.mark.parametrize("query", [INFINITE, [-value for value in INFINITE], [1e39] * DIM, np.full(DIM, np.inf)])
+def test_a_query_whose_scores_are_infinite_is_answered_as_by_the_plain_client(photos, query):
+    client, using = photos.apply(), photos.using or None
+    expected = photos.plain.query_points("photos", query, using)
+    assert ids(client.query_points("photos", query, using)) == ids(expected)
+    prefetch = models.Prefetch(query=list(query), using=using, limit=5)
+    assert ids(client.query_points("photos", RRF, prefetch=prefetch)) == ids(expected)[:5]
+
+
+@pytest.mark.parametrize("wrong", [{"limit": 2.5}, {"offset": 0.5}, {"limit": float("inf")}])
+def test_a_limit_that_is_no_whole_number_is_refused_in_one_line(photos, wrong):
+    ((name, value),) = wrong.items()
+    with pytest.raises(InputError, match=f"^{name}={value}: expected a whole number$"):
+        photos.apply().query_points("photos", photos.queries[0], photos.using or None, **wrong)
+
+
+def test_a_limit_that_is_a_whole_number_is_taken_in_every_form(photos):
+    client, query, using = photos.apply(), photos.queries[0], photos.using or None
+    for limit in (3.0, np.float32(3), np.int64(3)):
+        assert ids(client.query_points("photos", query, using, limit=limit)) == photos.best(query, 3)
+
+
+@ONLY_NEWER_LOCAL_MODE
+def test_points_that_are_queries_are_left_out_where_plain_leaves_them_out(photos):
+    using = photos.using or None
+    itself = models.LookupLocation(collection="photos", vector=using)
+
+    def by(point, **given):
+        return models.Prefetch(query=point, using=using, limit=ROWS, **given)
+
+    asked = [
+        {"query": RRF, "prefetch": [by(3), by(4)]},
+        {"query": 3, "using": using, "prefetch": by(4)},
+        {"query": photos.queries[0], "using": using, "prefetch": [by(4), by(5)]},
+        {"query": RRF, "prefetch": models.Prefetch(query=3, using=using, prefetch=[by(4)], limit=ROWS)},
+        {"query": 3, "using": using, "lookup_from": itself},
+        {"query": RRF, "prefetch": by(3, lookup_from=itself)},
+    ]
+    expected = [set(ids(photos.plain.query_points("photos", **each, limit=ROWS))) for each in asked]
+    client = photos.apply()
+    assert [set(ids(client.query_points("photos", **each, limit=ROWS))) for each in asked] == expected
+    assert len(expected[0]) == ROWS
+    assert expected[4] == {*range(ROWS)} - {3}
+
+
 def mmr(query):
     return models.NearestQuery(nearest=query.tolist(), mmr=models.Mmr(diversity=0.5))
 
@@ -184,7 +234,7 @@ def test_a_document_that_the_server_embeds_is_corrected_there_or_refused(photos,
     else:
         with pytest.raises(ZeroDivisionError):
             client.query_points("photos", DOCUMENT, using)
-        assert sent[0]["prefetch"][0].query == DOCUMENT
+        assert sent[0]["prefetch"][0].query == models.NearestQuery(nearest=DOCUMENT)
         assert isinstance(sent[0]["query"], models.FormulaQuery)
 
 
@@ -250,14 +300,6 @@ def test_dicts_are_taken_where_the_plain_client_takes_them(photos):
             assert ids(client.query_points("photos", query=RRF, prefetch=given)) == expected
         (batch,) = client.query_batch_points("photos", [{"query": query, "using": using, "filter": red}])
     assert ids(batch) == expected
-
-
-def test_points_as_dicts_get_their_offsets(photos):
-    client, point = photos.apply(), photos.point(500, photos.queries[0])
-    client.upsert("photos", [point])
-    expected = photos.stored(500)
-    client.upsert("photos", [point.model_dump()])
-    assert photos.stored(500) == expected
 
 
 @pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])

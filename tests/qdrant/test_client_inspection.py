@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from qdrant_client import QdrantClient, models
 from scipy.stats import skew
 
 import hubplugin_qdrant
 from hubplugin.measures.hubness import skewness_of_finds
 from hubplugin_qdrant import QdrantStore
+from tests.qdrant.conftest import ROWS, Photos
 
 
 def test_hubness_is_that_of_the_bank_queries_over_the_points_as_they_are_now(photos):
@@ -56,3 +58,38 @@ def test_without_a_bank_or_queries_no_search_is_made(cosine, monkeypatch):
     cosine.apply(method="dn")
     monkeypatch.setattr(QdrantStore, "search", None)
     assert hubplugin_qdrant.inspect(cosine.plain, "photos").skewness is None
+
+
+@pytest.mark.parametrize("storage", ["payload", "vector"])
+@pytest.mark.parametrize("distance", [models.Distance.EUCLID, models.Distance.DOT])
+@pytest.mark.parametrize("size", [1.0, 30.0])
+def test_what_float32_rounds_is_not_stale_however_long_the_vectors_are(size, distance, storage):
+    photos = Photos(QdrantClient(":memory:"), "image", distance, storage)
+    rows = [
+        models.PointVectors(id=row, vector={"image": vector.tolist()})
+        for row, vector in enumerate(size * photos.gallery)
+    ]
+    photos.plain.update_vectors("photos", rows)
+    photos.bank = size * photos.bank
+    photos.apply(method="nnn")
+    report = hubplugin_qdrant.inspect(photos.plain, "photos", probes=0)
+    assert (report.missing, report.stale) == (0, 0)
+    photos.plain.update_vectors(
+        "photos", [models.PointVectors(id=3, vector={"image": (1.01 * size * photos.gallery[3])})]
+    )
+    assert hubplugin_qdrant.inspect(photos.plain, "photos", probes=0).stale == 1
+
+
+@pytest.mark.parametrize("distance", [models.Distance.EUCLID, models.Distance.DOT, models.Distance.COSINE])
+def test_offsets_that_a_server_keeps_as_float16_are_not_stale(distance):
+    photos = Photos(QdrantClient(":memory:"), "image", distance, "vector")
+    photos.apply(method="nnn")
+    kept = {row: photos.stored(row)["hub_v1"] for row in range(ROWS)}
+    for row in (3, 4):  # another offset, by as much as counts
+        kept[row][-1] *= 1.01
+    rows = [
+        models.PointVectors(id=row, vector={"hub_v1": np.float16(values).astype(np.float32).tolist()})
+        for row, values in kept.items()
+    ]
+    photos.plain.update_vectors("photos", rows)
+    assert hubplugin_qdrant.inspect(photos.plain, "photos", probes=0).stale == 2

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 
 import httpx
+import numpy as np
 import pytest
-from qdrant_client import QdrantClient, models
+from qdrant_client import QdrantClient, grpc, models
 from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
+from qdrant_client.qdrant_remote import QdrantRemote
 
 import hubplugin
 import hubplugin_qdrant
@@ -15,7 +17,7 @@ from hubplugin_qdrant import HubQdrantClient
 from hubplugin_qdrant.manifest import Manifest
 from tests.qdrant.conftest import DIM, Photos
 
-QUERY, MANIFEST, LACKING = "photos/points/query", "photos--hub/points", "photos/points/scroll"
+QUERY, MANIFEST, SCROLL = "photos/points/query", "photos--hub/points", "photos/points/scroll"
 
 
 @pytest.fixture
@@ -40,7 +42,9 @@ def wire(request):
             return httpx.Response(client.refused[sent.url.path], json={"status": {"error": "no active replica"}})
         if sent.url.path not in results:
             return httpx.Response(404, json={"status": {"error": "Not found"}})
-        return httpx.Response(200, json={"result": results[sent.url.path], "status": "ok", "time": 0.0})
+        result = results[sent.url.path]
+        result = result(json.loads(sent.content)) if callable(result) else result
+        return httpx.Response(200, json={"result": result, "status": "ok", "time": 0.0})
 
     client = HubQdrantClient(url="http://localhost", check_compatibility=False)
     client.http.client._client = httpx.Client(transport=httpx.MockTransport(answer), base_url="http://localhost")
@@ -53,19 +57,20 @@ def paths(client):
 
 
 @pytest.mark.parametrize("wire", ["payload"], indirect=True)
-def test_the_first_corrected_query_reads_the_manifest_once_and_nothing_else(wire):
+def test_the_first_corrected_query_reads_the_manifest_and_one_point_alone(wire):
     wire.query_points("photos", wire.query, "image")
-    assert paths(wire) == [MANIFEST, QUERY]
+    assert paths(wire) == [MANIFEST, SCROLL, QUERY]
+    assert wire.requests[1][1] == {"limit": 1, "with_payload": ["hub_offset"], "with_vector": False}
     wire.query_points("photos", wire.query, "image")
     wire.query_batch_points("photos", [models.QueryRequest(query=wire.query.tolist(), using="image")])
-    assert paths(wire)[2:] == [QUERY, f"{QUERY}/batch"]
+    assert paths(wire)[3:] == [QUERY, f"{QUERY}/batch"]
 
 
 @pytest.mark.parametrize("wire", ["vector"], indirect=True)
 def test_a_search_goes_straight_to_augmented_vectors_if_no_point_lacks_one(wire):
     wire.query_points("photos", wire.query, "image")
     wire.query_points("photos", wire.query, "image")
-    assert paths(wire) == [MANIFEST, LACKING, QUERY, QUERY]
+    assert paths(wire) == [MANIFEST, SCROLL, QUERY, QUERY]
     sent = wire.requests[-1][1]
     assert (sent["using"], sent.get("prefetch"), sent["params"]) == ("hub_v1", None, {"quantization": {"ignore": True}})
     assert sent["query"]["nearest"] == pytest.approx([*wire.query.tolist(), 1.0])
@@ -104,12 +109,12 @@ def test_a_search_that_a_busy_server_refuses_is_refused_and_asked_no_more(wire):
     wire.refused[f"/collections/{QUERY}"] = 503
     with pytest.raises(UnexpectedResponse, match="503"):
         wire.query_points("photos", wire.query, "image")
-    assert paths(wire) == [MANIFEST, LACKING, QUERY]
+    assert paths(wire) == [MANIFEST, SCROLL, QUERY]
 
 
 @pytest.mark.parametrize("wire", ["vector"], indirect=True)
 def test_where_nothing_can_be_looked_for_both_vectors_are_searched(wire):
-    wire.refused[f"/collections/{LACKING}"] = 400
+    wire.refused[f"/collections/{SCROLL}"] = 400
     wire.query_points("photos", wire.query, "image")
     assert [each["using"] for each in wire.requests[-1][1]["prefetch"]] == ["hub_v1", "image"]
 
@@ -140,6 +145,91 @@ def test_where_and_how_to_ask_is_said_as_it_was(wire):
     assert candidates["params"] == body["params"]
     assert candidates["filter"] == {"must": [{"has_id": [1]}]}
     assert "filter" not in body
+
+
+@pytest.mark.parametrize("wire", ["vector"], indirect=True)
+def test_a_server_leaves_the_points_that_are_queries_out_of_the_whole_request(wire):
+    """As it does without us, with every id that stands anywhere in a request."""
+    records = [{"id": key, "vector": {"image": [float(key)] * DIM}} for key in (3, 4)]
+    asked = {"/collections/photos/points": lambda body: [each for each in records if each["id"] in body["ids"]]}
+    wire.results |= asked
+    by_id = [models.Prefetch(query=key, using="image", limit=5) for key in (3, 4)]
+    elsewhere = models.LookupLocation(collection="photos", vector="image")
+    rrf, red = models.FusionQuery(fusion=models.Fusion.RRF), models.Filter(must=[models.HasIdCondition(has_id=[3, 9])])
+    wire.query_points("photos", rrf, prefetch=by_id, query_filter=red)
+    body = wire.requests[-1][1]
+    assert [each["query"] for each in body["prefetch"]] == [[*[float(key)] * DIM, 1.0] for key in (3, 4)]
+    assert body["filter"] == {"must": [{"must": [{"has_id": [3, 9]}]}, {"must_not": [{"has_id": [3, 4]}]}]}
+    wire.query_points("photos", 3, "image", prefetch=by_id[1:], lookup_from=elsewhere)
+    assert wire.requests[-1][1]["filter"] == {"must_not": [{"has_id": [4, 3]}]}
+
+
+class Answering:
+    """A server's side of gRPC that answers every search with nothing."""
+
+    asked = 0
+
+    def Query(self, message, timeout=None):  # noqa: N802
+        self.asked += 1
+        return grpc.QueryResponse()
+
+
+@pytest.fixture(params=["REST", "gRPC"])
+def outcome(request, monkeypatch):
+    """What becomes of a query of a client: the error that it raises, or that it is sent."""
+    url, by_rest = "http://localhost:1", request.param == "REST"
+    client = QdrantClient(url, prefer_grpc=not by_rest, check_compatibility=False)
+    found = {"result": {"points": []}, "status": "ok", "time": 0.0}
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, json=found))
+    client.http.client._client = httpx.Client(transport=transport, base_url=url)
+    monkeypatch.setattr(QdrantRemote, "grpc_points", Answering())
+
+    def outcome(storage, query):
+        asked = client
+        if storage is not None:
+            photos = Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE, storage)
+            photos.apply()
+            asked = HubQdrantClient.wrap(client)
+            asked._corrections.keep("photos", Manifest(active={"image": photos.version}))
+        try:
+            asked.query_points("photos", query, "image")
+        except Exception as error:
+            return type(error), str(error)
+        return "sent"
+
+    return outcome
+
+
+REST_OF_IT = [0.5] * (DIM - 1)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        [*REST_OF_IT, np.float32(0.5)],
+        [np.float32(0.5), *REST_OF_IT],
+        np.full(DIM, 0.5, np.float16),
+        [*REST_OF_IT, np.int64(1)],
+        [*REST_OF_IT, 1],
+        [*REST_OF_IT, None],
+        [*REST_OF_IT, "a"],
+        [True, *REST_OF_IT],
+        [*REST_OF_IT, True],
+        [*REST_OF_IT, [0.5]],
+        [[0.5], *REST_OF_IT],
+        [*REST_OF_IT, 10**400],
+        np.array([*REST_OF_IT, None], object),
+        np.full(DIM, 0.5, complex),
+        np.full((1, DIM), 0.5),
+        tuple(REST_OF_IT),
+        {"nearest": REST_OF_IT},
+        3.5,
+        [],
+    ],
+    ids=repr,
+)
+def test_what_the_plain_client_refuses_or_accepts_as_a_query_the_corrected_one_does(outcome, query):
+    assert outcome("payload", query) == outcome("vector", query) == outcome(None, query)
 
 
 @pytest.mark.parametrize("wire", ["payload"], indirect=True)

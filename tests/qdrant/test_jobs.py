@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 
@@ -15,7 +17,7 @@ from tenacity import wait_fixed, wait_none
 
 import hubplugin_qdrant
 from hubplugin import StoreError
-from hubplugin_qdrant import HubQdrantClient
+from hubplugin_qdrant import HubQdrantClient, QdrantStore
 from hubplugin_qdrant.streams import Writers, read_ahead
 from hubplugin_qdrant.transport import Transport
 from tests.qdrant.conftest import ROWS, Photos, clustered
@@ -144,7 +146,7 @@ def test_a_server_that_limits_the_rate_is_asked_again_when_it_said(cosine, monke
         return count(*given, **named)
 
     monkeypatch.setattr(cosine.plain, "count", limited)
-    monkeypatch.setattr(Transport, "_sleep", lambda transport, seconds: waits.append(seconds))
+    monkeypatch.setattr(Transport, "_sleep", lambda transport, given_up, seconds: waits.append(seconds))
     cosine.apply()
     assert waits[0] >= 7
 
@@ -199,6 +201,48 @@ def test_an_interrupted_run_does_not_wait_for_a_server_that_is_away(cosine, monk
     monkeypatch.setattr("hubplugin_qdrant.transport.RETRY_WAIT", wait_fixed(600))
     with pytest.raises(KeyboardInterrupt):
         cosine.apply(progress=interrupt)
+
+
+def test_an_interrupted_reading_does_not_wait_for_a_server_that_is_away(cosine, monkeypatch):
+    monkeypatch.setattr("hubplugin_qdrant.plain_client.is_local", lambda client: False)  # so that a thread reads
+
+    tried: list[int] = []
+
+    def away(*given, **named):
+        tried.append(1)
+        if len(tried) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        raise UnexpectedResponse(503, "Unavailable", b"", httpx.Headers())
+
+    store, before = QdrantStore(cosine.plain, "photos"), set(threading.enumerate())
+    monkeypatch.setattr(cosine.plain, "scroll", away)
+    monkeypatch.setattr("hubplugin_qdrant.transport.RETRY_WAIT", wait_fixed(600))
+    with pytest.raises(KeyboardInterrupt):
+        list(store.scan())
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+        assert not thread.is_alive(), "Python waits for it when it ends"
+
+
+def test_a_wait_for_the_server_says_what_for_and_ends_when_it_is_interrupted(cosine, monkeypatch, caplog):
+    monkeypatch.setattr("hubplugin_qdrant.transport.SILENT_SECONDS", 0)
+    monkeypatch.setattr("hubplugin_qdrant.transport.POLL_SECONDS", 0.01)
+    asked = []
+
+    def never(*given):
+        asked.append(given)
+        if len(asked) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return False
+
+    monkeypatch.setattr("hubplugin_qdrant.schema.Schema._is_optimised", never)
+    with pytest.raises(KeyboardInterrupt):
+        cosine.apply()
+    (said,) = [record.getMessage() for record in caplog.records if "interrupted" in record.getMessage()]
+    assert "photos': waiting for the graph, for up to 600.6 s; it may be interrupted, and goes on when" in said
+    monkeypatch.undo()
+    applied = hubplugin_qdrant.apply(cosine.plain, "photos", cosine.bank, **cosine.settings())
+    assert (applied.scanned, applied.missing) == (ROWS, 0)
 
 
 def test_a_run_that_was_cut_off_writes_only_what_lacks_its_offset(cosine, monkeypatch):

@@ -9,14 +9,14 @@ from qdrant_client import QdrantClient, models
 import hubplugin
 import hubplugin_qdrant
 from hubplugin import CorrectionRefused, InputError, StoreError
+from hubplugin.bank import Banks
 from hubplugin.cli import app
-from hubplugin.jobs.correction import apply
-from hubplugin.jobs.refitting import refit
+from hubplugin.compute import Compute
+from hubplugin.jobs.correct import apply, refit
 from hubplugin.measures.hubness import skewness
 from hubplugin.methods import METHODS
 from hubplugin.model import GroupedModel, OffsetModel
-from hubplugin.reductions import Compute
-from hubplugin.selection import Banks, Experiment
+from hubplugin.trial import Experiment
 from hubplugin_qdrant import HubQdrantClient, QdrantStore
 from tests.qdrant.conftest import DIM, Photos, clustered
 
@@ -159,7 +159,7 @@ def test_a_run_that_was_cut_off_goes_on_by_the_same_key_and_not_by_another(shops
 def test_the_guard_judges_each_tenant_and_a_run_with_none_left_is_refused(shops, monkeypatch):
     with pytest.raises(CorrectionRefused, match=r"needs 400 distinct queries, the bank has 150"):
         shops.apply(force=False)  # which no tenant changes
-    monkeypatch.setattr("hubplugin.selection.guard.SMALLEST", 100)
+    monkeypatch.setattr("hubplugin.trial.guard.SMALLEST", 100)
     with pytest.raises(CorrectionRefused, match=r"no value of 'shop\.tenant' can be corrected .*'acme': .*not help"):
         shops.apply(force=False)
     with pytest.raises(CorrectionRefused, match="no target has one"):
@@ -172,10 +172,10 @@ def test_a_refit_stays_within_the_groups_and_the_version_before_is_kept(shops):
     store = QdrantStore(shops.plain, "photos")
     before = store.correction().model
     tried = refit(store, fresh, force=True, dry_run=True)
-    assert (tried.applied.written, store.correction().model.fingerprint) == (False, before.fingerprint)
+    assert (tried.written, store.correction().model.fingerprint) == (False, before.fingerprint)
     done = refit(store, fresh, force=True)
     assert "kept at offset 0: 'tiny': 2 targets, 100 are needed" in str(done)
-    assert done.beside.new.skewness == tried.beside.new.skewness
+    assert done.versus.new.skewness == tried.versus.new.skewness
     shops.bank = fresh
     for tenant in TENANTS:
         rows, model = shops.alone(tenant)
@@ -189,8 +189,8 @@ def test_a_refit_stays_within_the_groups_and_the_version_before_is_kept(shops):
 
 
 def test_a_refit_that_is_worse_over_the_groups_is_refused_with_both_figures(shops, monkeypatch):
-    monkeypatch.setattr("hubplugin.selection.guard.SMALLEST", 100)
-    monkeypatch.setattr("hubplugin.jobs.groups.check_by", lambda experiment, method: None)
+    monkeypatch.setattr("hubplugin.trial.guard.SMALLEST", 100)
+    monkeypatch.setattr("hubplugin.jobs.correct.check_by", lambda experiment, method: None)
     shops.apply()
     store = QdrantStore(shops.plain, "photos")
     before = store.correction().model.fingerprint
@@ -202,8 +202,8 @@ def test_a_refit_that_is_worse_over_the_groups_is_refused_with_both_figures(shop
 
 
 def test_clicks_decide_over_the_groups_together(shops, monkeypatch):
-    monkeypatch.setattr("hubplugin.selection.guard.SMALLEST", 100)
-    monkeypatch.setattr("hubplugin.jobs.groups.check_by", lambda experiment, method: None)
+    monkeypatch.setattr("hubplugin.trial.guard.SMALLEST", 100)
+    monkeypatch.setattr("hubplugin.jobs.correct.check_by", lambda experiment, method: None)
     shops.apply()
     clicked = np.arange(3 * LARGE)
     queries = shops.gallery[clicked] + 0.05 * clustered(31, len(clicked))
@@ -211,8 +211,8 @@ def test_clicks_decide_over_the_groups_together(shops, monkeypatch):
     with pytest.raises(CorrectionRefused, match=r"R@1 of held-out queries goes from \d+\.\d to \d+\.\d"):
         refit(store, queries, "nnn", pairs=clicked, k=1, alpha=8.0)
     done = refit(store, queries, pairs=clicked, force=True, dry_run=True)
-    assert done.beside.raw.recall > 0.9
-    assert done.beside.gain == pytest.approx(done.beside.new.recall - done.beside.old.recall)
+    assert done.versus.raw.recall > 0.9
+    assert done.versus.gain == pytest.approx(done.versus.new.recall - done.versus.old.recall)
 
 
 def test_the_groups_count_by_their_targets_and_a_neutral_one_as_not_corrected(shops, monkeypatch):
@@ -220,19 +220,19 @@ def test_the_groups_count_by_their_targets_and_a_neutral_one_as_not_corrected(sh
         if experiment.given.targets.name.endswith("'acme'"):
             raise CorrectionRefused("it would not help")
 
-    monkeypatch.setattr("hubplugin.selection.guard.SMALLEST", 100)
+    monkeypatch.setattr("hubplugin.trial.guard.SMALLEST", 100)
     shops.apply()
     store, fresh = QdrantStore(shops.plain, "photos"), clustered(21, 160)
-    all_new = refit(store, fresh, force=True, dry_run=True).beside
-    monkeypatch.setattr("hubplugin.jobs.groups.check_by", check)
-    monkeypatch.setattr("hubplugin.jobs.refitting.WORSE", 10.0)
+    all_new = refit(store, fresh, force=True, dry_run=True).versus
+    monkeypatch.setattr("hubplugin.jobs.correct.check_by", check)
+    monkeypatch.setattr("hubplugin.jobs.correct.WORSE", 10.0)
     without = refit(store, fresh, same_kind=True, dry_run=True)
-    assert without.applied.neutral["acme"] == "it would not help"
+    assert without.neutral["acme"] == "it would not help"
     (rows, _), metric = shops.alone("acme"), "cosine"
     banks = Banks.read(fresh, None, None, metric, Compute("cpu")).against(shops.gallery[rows])
     raw, new = Experiment(banks).run([None, METHODS["sn"]()])
     less = (skewness(raw.occurrence) - skewness(new.occurrence)) / 3
-    assert without.beside.new.skewness - all_new.new.skewness == pytest.approx(less, abs=1e-6)
+    assert without.versus.new.skewness - all_new.new.skewness == pytest.approx(less, abs=1e-6)
 
 
 def test_a_tenant_that_is_refused_stays_neutral_and_is_named(shops, monkeypatch):
@@ -240,8 +240,8 @@ def test_a_tenant_that_is_refused_stays_neutral_and_is_named(shops, monkeypatch)
         if experiment.given.targets.name.endswith("'acme'"):
             raise CorrectionRefused("it would not help")
 
-    monkeypatch.setattr("hubplugin.jobs.groups.check_by", check)
-    monkeypatch.setattr("hubplugin.selection.guard.SMALLEST", 100)
+    monkeypatch.setattr("hubplugin.jobs.correct.check_by", check)
+    monkeypatch.setattr("hubplugin.trial.guard.SMALLEST", 100)
     applied = hubplugin_qdrant.apply(shops.plain, "photos", shops.bank, **(shops.settings() | {"force": False}))
     assert applied.neutral["acme"] == "it would not help"
     assert {shops.offset(key) for key in range(0, 3 * LARGE, 3)} == {0}
@@ -284,6 +284,6 @@ def test_an_unfiltered_search_ranks_all_tenants_together(shops):
 def test_the_command_line_fits_within_groups(shops, tmp_path, capsys, monkeypatch):
     np.save(tmp_path / "bank.npy", Photos.bank)
     monkeypatch.setattr("hubplugin.registry.open_store", lambda url: QdrantStore(shops.plain, "photos"))
-    given = ["--queries", str(tmp_path / "bank.npy"), "--method", "nnn", "--force", "--group-by", "shop.tenant"]
+    given = ["--bank", str(tmp_path / "bank.npy"), "--method", "nnn", "--force", "--group-by", "shop.tenant"]
     app(["apply", "qdrant://host/photos", *given], standalone_mode=False)
     assert "within each 'shop.tenant', 3 of them corrected" in capsys.readouterr().out

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
 import pytest
 from qdrant_client import AsyncQdrantClient, QdrantClient, grpc, models
+from qdrant_client.conversions.conversion import RestToGrpc
 
 from hubplugin_qdrant import HubQdrantClient, plain_client
+from hubplugin_qdrant.errors import Fault, fault_of
 
 DOCUMENT = models.Document(text="a dog", model="a model")
 
@@ -242,3 +246,94 @@ def test_a_changed_copy_is_that_of_pydantic(given):
     assert made == expected
     assert made.model_dump_json(exclude_unset=True) == expected.model_dump_json(exclude_unset=True)
     assert given.model_dump() == before
+
+
+POINT = models.PointStruct(id=1, vector=[1.0, 2.0], payload={"n": 1})
+FORMS = {
+    "structure": POINT,
+    "record": models.Record(id=1, vector=[1.0, 2.0], payload={"n": 1}),
+    "namespace": SimpleNamespace(id=1, vector=[1.0, 2.0], payload={"n": 1}),
+    "message": RestToGrpc.convert_point_struct(POINT),
+    "dict": {"id": 1, "vector": [1.0, 2.0], "payload": {"n": 1}},
+    "dict of too little": {"id": 1},
+    "none": None,
+    "text": "x",
+}
+CHANGES = {
+    "structure": models.PointVectors(id=1, vector=[1.0, 2.0]),
+    "namespace": SimpleNamespace(id=1, vector=[1.0, 2.0]),
+    "message": RestToGrpc.convert_point_vectors(models.PointVectors(id=1, vector=[1.0, 2.0])),
+    "dict": {"id": 1, "vector": [1.0, 2.0]},
+    "none": None,
+    "no id": models.PointVectors.model_construct(id=None, vector=[1.0, 2.0]),
+}
+OPERATION = models.UpsertOperation(upsert=models.PointsList(points=[POINT]))
+OPERATIONS = {
+    "structure": OPERATION,
+    "message": RestToGrpc.convert_update_operation(OPERATION),
+    "dict": {"upsert": {"points": [FORMS["dict"]]}},
+    "none": None,
+}
+
+
+@pytest.fixture(params=["local", "rest", "grpc"])
+def of_any_kind(request):
+    """A client in local mode, and two of a server that nobody runs."""
+    if request.param == "local":
+        client = QdrantClient(":memory:")
+        client.create_collection("photos", models.VectorParams(size=2, distance=models.Distance.DOT))
+        client.upsert("photos", [POINT])
+        return client
+    options = {"grpc_port": 1, "prefer_grpc": request.param == "grpc", "check_compatibility": False}
+    return QdrantClient("http://127.0.0.1:1", **options)
+
+
+def is_taken(call: Callable[[], object]) -> bool:
+    """Whether it does something, or gets as far as to the server that is not there."""
+    try:
+        call()
+    except Exception as error:
+        return fault_of(error) is Fault.AWAY
+    return True
+
+
+@pytest.mark.parametrize("container", [list, tuple, deque])
+@pytest.mark.parametrize("form", FORMS)
+def test_points_are_taken_that_the_client_takes(of_any_kind, form, container):
+    points = container([FORMS[form]])
+    by_client = is_taken(lambda: of_any_kind.upsert("photos", points))
+    if container is not list and not plain_client.is_local(of_any_kind) and not plain_client._speaks_grpc(of_any_kind):
+        by_client = False  # it sends whatever it is, and the server refuses it
+    assert is_taken(lambda: plain_client.points_taken(of_any_kind, points)) == by_client
+    if by_client:
+        assert plain_client.points_taken(of_any_kind, points) == [POINT]
+
+
+@pytest.mark.parametrize("container", [list, tuple, deque])
+@pytest.mark.parametrize("form", CHANGES)
+def test_vectors_are_taken_that_the_client_takes(of_any_kind, form, container):
+    points = container([CHANGES[form]])
+    by_client = is_taken(lambda: of_any_kind.update_vectors("photos", points)) and form != "no id"  # for the server
+    assert is_taken(lambda: plain_client.updates_taken(of_any_kind, points)) == by_client
+    if by_client:
+        assert plain_client.updates_taken(of_any_kind, points) == [CHANGES["structure"]]
+
+
+@pytest.mark.parametrize("form", OPERATIONS)
+def test_operations_that_the_client_refuses_are_left_as_they_are(of_any_kind, form):
+    operations = [OPERATIONS[form]]
+    if is_taken(lambda: of_any_kind.batch_update_points("photos", operations)):
+        assert plain_client.operations_taken(of_any_kind, operations) == [OPERATION]
+    elif plain_client.is_local(of_any_kind) or plain_client._speaks_grpc(of_any_kind):
+        assert plain_client.operations_taken(of_any_kind, operations) == operations
+    else:
+        with pytest.raises(plain_client.UNREADABLE):
+            plain_client.operations_taken(of_any_kind, operations)
+
+
+def test_a_stream_is_taken_unless_local_mode_refuses_it(of_any_kind):
+    streams = [
+        lambda: plain_client.updates_taken(of_any_kind, iter([CHANGES["structure"]])),
+        lambda: plain_client.operations_taken(of_any_kind, iter([OPERATION])),
+    ]
+    assert [is_taken(stream) for stream in streams] == [not plain_client.is_local(of_any_kind)] * 2

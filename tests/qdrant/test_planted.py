@@ -7,8 +7,7 @@ import pytest
 
 import hubplugin_qdrant
 from hubplugin import InputError, StoreError
-from hubplugin.jobs.quarantine import quarantine
-from hubplugin.jobs.versions import rollback
+from hubplugin.jobs.versions import quarantine, rollback
 from hubplugin_qdrant import QdrantStore
 from tests.qdrant.conftest import Photos
 

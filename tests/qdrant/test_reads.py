@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ import hubplugin_qdrant
 from hubplugin import StoreError
 from hubplugin_qdrant import HubQdrantClient
 from hubplugin_qdrant.manifest import Manifest
-from hubplugin_qdrant.requests.trees import rewrite
+from hubplugin_qdrant.requests import rewrite
 from tests.qdrant.conftest import ROWS, Photos
 
 RED = models.Filter(must=[models.FieldCondition(key="colour", match=models.MatchValue(value="red"))])
@@ -216,6 +217,92 @@ def test_a_removal_made_elsewhere_is_noticed(photos, monkeypatch):
     assert raw == photos.plain.query_points("photos", query, using).points != corrected
 
 
+def test_a_collection_restored_without_offsets_is_searched_raw_with_one_warning(in_payload, monkeypatch):
+    """As from a snapshot that was taken before the correction."""
+    photos = in_payload
+    photos.apply()
+    photos.plain.delete_payload("photos", ["hub_offset"], points=models.Filter())
+    client, query, using = photos.wrapped(), photos.queries[0], photos.using or None
+    with pytest.warns(UserWarning, match="no point of 'photos' has an offset of version 1.*run refresh") as warned:
+        found = client.query_points("photos", query, using)
+    assert len(warned) == 1
+    assert ids(found) == ids(photos.plain.query_points("photos", query, using))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        monkeypatch.setattr("hubplugin_qdrant.cached_manifest.time.monotonic", lambda: 1e12)
+        client.query_points("photos", query, using)  # after another look at the manifest
+        hubplugin_qdrant.refresh(photos.plain, "photos", using=photos.using)
+        assert ids(photos.wrapped().query_points("photos", query, using)) == photos.best(query)
+
+
+def test_where_some_point_or_no_vector_is_left_nothing_is_said_of_lost_offsets(in_payload):
+    photos = in_payload
+    photos.apply()
+    others = models.Filter(must_not=[models.HasIdCondition(has_id=[ROWS - 1])])
+    photos.plain.delete_payload("photos", ["hub_offset"], points=others)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        search(photos, photos.wrapped(), photos.queries[0])
+        photos.plain.delete("photos", models.Filter())
+        search(photos, photos.wrapped(), photos.queries[0])
+
+
+def readings(client, photos):
+    """Every way of reading a point with all that it has."""
+    query, using = photos.queries[0].tolist(), photos.using or None
+    lookup = models.WithLookup(collection="photos", with_payload=True, with_vectors=True)
+    request = models.QueryRequest(query=query, using=using, limit=1, with_vector=True, with_payload=True)
+    asked = {"query": query, "using": using, "limit": 1}
+
+    def group(**given):
+        return client.query_points_groups("photos", "n", **asked, **given).groups[0]
+
+    return [
+        lambda: client.query_points("photos", **asked, with_vectors=True).points[0],
+        lambda: client.query_batch_points("photos", [request])[0].points[0],
+        lambda: group(with_vectors=True).hits[0],
+        lambda: group(with_payload=False, with_lookup=lookup).lookup,
+        lambda: client.retrieve("photos", [3], with_vectors=True)[0],
+        lambda: client.scroll("photos", limit=1, with_vectors=True)[0][0],
+    ]
+
+
+def test_a_client_that_lives_through_an_apply_elsewhere_shows_nothing_of_ours(photos):
+    client = photos.wrapped()
+    search(photos, client, photos.queries[0])
+    for settings in ({}, {"tau": 0.07}):
+        given = photos.settings() | settings
+        hubplugin_qdrant.apply(photos.plain, "photos", photos.bank, using=photos.using, **given)
+        before = client._corrections.known["photos"]
+        for read in readings(client, photos):
+            client._corrections.known["photos"] = replace(before)  # as one that has not read the manifest since
+            point = read()
+            assert set(point.payload) == {"n", "colour"}
+            assert set(point.vector) == {"image"} if photos.using else isinstance(point.vector, list)
+
+
+def test_a_description_by_a_client_that_outlives_an_apply_shows_nothing_of_ours(photos):
+    before = photos.plain.get_collection("photos").config.params.vectors
+    client = photos.wrapped()
+    client.get_collection("photos")
+    photos.apply()
+    assert client.get_collection("photos").config.params.vectors == before
+
+
+def test_a_users_own_names_that_look_like_ours_are_shown_and_cost_one_look(monkeypatch):
+    plain = QdrantClient(":memory:")
+    plain.create_collection("other", {"hub_v7": models.VectorParams(size=2, distance=models.Distance.DOT)})
+    plain.upsert("other", [models.PointStruct(id=1, vector={"hub_v7": [1, 2]}, payload={"hub_offset": "mine"})])
+    client, read = HubQdrantClient.wrap(plain), []
+    retrieve = plain.retrieve
+    monkeypatch.setattr(plain, "retrieve", lambda name, **given: read.append(name) or retrieve(name, **given))
+    for _ in range(3):
+        (point,) = client.query_points("other", [1.0, 1.0], "hub_v7", with_vectors=True).points
+        assert (set(point.vector), point.payload) == ({"hub_v7"}, {"hub_offset": "mine"})
+        assert client.get_collection("other") == plain.get_collection("other")
+    assert read.count("other--hub") == 2
+
+
 def test_a_manifest_of_a_newer_version_is_searched_raw_and_never_overwritten(cosine):
     cosine.apply()
     cosine.plain.set_payload("photos--hub", {"format": 99}, points=[0])
@@ -283,6 +370,41 @@ def test_a_rescoring_ranks_what_its_prefetch_gives_and_nothing_else(distance):
     (score,) = [point.score for point in found if point.id == 500]
     assert score == pytest.approx(raw, abs=1e-3)  # neutral
     assert [point.id for point in found if point.id != 500] == photos.best(query, rows=[3, 4, 5])
+
+
+@pytest.mark.parametrize("robust", [False, True], ids=["", "robust"])
+@pytest.mark.parametrize("distance", [models.Distance.COSINE, models.Distance.DOT, models.Distance.EUCLID])
+def test_one_point_without_a_second_vector_changes_no_other_score_of_a_rescoring(distance, robust):
+    photos = Photos(QdrantClient(":memory:"), "image", distance, "vector")
+    client, far = photos.apply(robust=robust), (-photos.queries[0]).tolist()
+    given = {"prefetch": models.Prefetch(query=photos.queries[0].tolist(), using="image", limit=40), "limit": 5}
+    before = client.query_points("photos", far, "image", **given).points
+    photos.plain.upsert("photos", [photos.point(500, 10 * photos.queries[2])])
+    after = photos.wrapped().query_points("photos", far, "image", **given).points
+    assert [point.id for point in after] == [point.id for point in before]
+    np.testing.assert_allclose([p.score for p in after], [p.score for p in before], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("distance", [models.Distance.COSINE, models.Distance.DOT, models.Distance.EUCLID])
+def test_a_rescoring_of_more_than_strict_mode_allows_begins_with_the_best(distance):
+    """With second vectors, of which some points have none: each of the two lists may have 12 of the candidates."""
+    photos = Photos(QdrantClient(":memory:"), "image", distance, "vector")
+    client = photos.apply()
+    photos.plain.delete_vectors("photos", [photos.version.augmented_vector], points=[7, 50])
+    limited = photos.version.model_copy(update={"max_candidates": 12})
+    client._corrections.keep("photos", Manifest(active={"image": limited}))
+    parts = [range(12), range(40, 52)]
+    rows = [row for part in parts for row in part]
+    query = -3 * photos.gallery[rows].mean(axis=0)
+    prefetch = [
+        models.Prefetch(filter=models.Filter(must=[models.HasIdCondition(has_id=list(rows))]), limit=12)
+        for rows in parts
+    ]
+    found = client.query_points("photos", query, "image", prefetch=prefetch, limit=8).points
+    expected = [row for row in photos.best(query, len(rows), rows) if row not in (7, 50)]
+    corrected = [point.id for point in found if point.id not in (7, 50)]
+    assert len(corrected) >= 6
+    assert corrected == expected[: len(corrected)]
 
 
 @pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])

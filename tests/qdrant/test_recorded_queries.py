@@ -11,6 +11,7 @@ from qdrant_client import AsyncQdrantClient, QdrantClient, models
 import hubplugin_qdrant
 from hubplugin import InputError, Recorder
 from hubplugin.recording import read
+from hubplugin.store import recorded_of
 from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient, QdrantStore
 from tests.qdrant.conftest import DIM, Photos
 
@@ -40,7 +41,7 @@ def test_the_queries_of_each_search_are_the_bank_of_the_store(photos, folder):
     client.query_points("photos", models.NearestQuery(nearest=four.tolist()), using)
     client.close()
     assert rows(folder / "photos" / photos.using) == asked([one, two, three, four])
-    recorded = store.recorded()
+    recorded = recorded_of(store)
     assert recorded is not None
     assert (recorded.rows, recorded.dim) == (4, DIM)
 
@@ -167,7 +168,7 @@ def test_a_bank_that_was_recorded_corrects_its_collection(cosine, folder):
     for query in cosine.bank:
         client.query_points("photos", query)
     recorder.flush()
-    recorded = QdrantStore(cosine.plain, "photos", record=folder).recorded()
+    recorded = recorded_of(QdrantStore(cosine.plain, "photos", record=folder))
     assert recorded is not None
     assert rows(folder / "photos") == asked(cosine.bank)
     applied = hubplugin_qdrant.apply(cosine.plain, "photos", recorded, method="is", force=True)

@@ -17,6 +17,7 @@ from tenacity import wait_none
 import hubplugin
 import hubplugin_qdrant
 from hubplugin import InputError, StoreError
+from hubplugin.jobs.correct import apply
 from hubplugin.registry import open_store
 from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient, QdrantStore
 from hubplugin_qdrant.manifest import Manifest
@@ -233,7 +234,7 @@ def test_what_a_run_on_another_vector_has_left_half_written_is_taken_out():
 KILLED = """
 import os, signal, sys
 import hubplugin_qdrant.transport, torch
-from hubplugin.jobs import correction
+from hubplugin.jobs import correct
 from hubplugin.registry import open_store
 
 hubplugin_qdrant.transport.BATCH = 8
@@ -249,7 +250,7 @@ def run(moment):
             os.kill(os.getpid(), signal.SIGKILL)
         return answer
     hubplugin_qdrant.transport.Transport.retry = counted
-    correction.apply(open_store(url), bank, "is", force=True)
+    correct.apply(open_store(url), bank, "is", force=True)
 
 for moment in [*map(int, moments), -1]:
     process = os.fork()
@@ -493,10 +494,37 @@ def refused(status, reason):
 def test_a_key_that_may_only_read_is_told_what_is_missing_and_searches_go_on(cosine, monkeypatch):
     client = cosine.apply()
     monkeypatch.setattr(cosine.plain, "upsert", _raise(refused(403, "Forbidden")))
-    with pytest.raises(StoreError, match="write access to the collection and to its metadata collection, photos--hub"):
+    with pytest.raises(StoreError, match=r"may not do this; .* metadata collection, photos--hub: .*to write both for"):
         cosine.apply(method="nnn")
     found = client.query_points("photos", cosine.queries[0]).points
     assert [point.id for point in found] == cosine.best(cosine.queries[0])
+
+
+def test_a_key_that_may_only_read_is_told_before_the_gallery_is_read(cosine, monkeypatch):
+    monkeypatch.setattr("hubplugin_qdrant.plain_client.is_local", lambda client: False)  # which has no keys
+    store = QdrantStore(cosine.plain, "photos")
+    monkeypatch.setattr(cosine.plain, "delete", _raise(refused(403, "Forbidden")))
+    assert not apply(store, cosine.bank, "is", force=True, dry_run=True).written
+    monkeypatch.setattr(store, "scan", lambda *given: pytest.fail("the gallery was read"))
+    with pytest.raises(StoreError, match="asking whether it may be written to: the api key may not do this"):
+        apply(store, cosine.bank, "is", force=True)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnexpectedResponse(401, "Unauthorized", b"Invalid API key or JWT", httpx.Headers()),
+        UnexpectedResponse(401, "Unauthorized", b"", httpx.Headers()),
+        UnexpectedResponse(403, "Forbidden", b"ExpiredSignature", httpx.Headers()),
+    ],
+    ids=["wrong", "of a proxy", "expired"],
+)
+def test_a_key_that_the_server_does_not_know_is_told_so(cosine, monkeypatch, error):
+    monkeypatch.setattr(cosine.plain, "get_collection", _raise(error))
+    with pytest.raises(
+        StoreError, match=r"opening: the api key is missing, wrong or expired; it is read from QDRANT_API"
+    ):
+        hubplugin_qdrant.inspect(cosine.plain, "photos")
 
 
 def _raise(error):

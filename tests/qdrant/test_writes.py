@@ -12,8 +12,8 @@ from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
 from hubplugin import InputError
-from hubplugin_qdrant.requests.offsets_in_writes import require_free
-from hubplugin_qdrant.requests.selectors import lacking_augmented_vector
+from hubplugin_qdrant.offsets_in_writes import require_free
+from hubplugin_qdrant.requests import lacking_augmented_vector
 from tests.qdrant.conftest import DIM, ROWS, Photos, clustered
 
 NEW = clustered(9, 3)
@@ -205,13 +205,64 @@ def test_a_write_to_our_key_is_refused_and_changes_nothing(cosine, write):
     assert cosine.plain.retrieve("photos", [3], with_vectors=True) == before
 
 
+OURS = {"image": NEW[0].tolist(), "hub_v1": [1.0] * (DIM + 1)}
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda client: client.upsert("photos", [models.PointStruct(id=3, vector=OURS)]),
+        lambda client: client.upsert(
+            "photos", models.Batch(ids=[3], vectors={name: [vector] for name, vector in OURS.items()})
+        ),
+        lambda client: client.upload_points("photos", [models.PointStruct(id=3, vector=OURS)]),
+        lambda client: client.upload_collection("photos", [OURS], ids=[3]),
+        lambda client: client.upload_collection(
+            "photos", {name: np.array([vector]) for name, vector in OURS.items()}, ids=[3]
+        ),
+        lambda client: client.update_vectors("photos", [models.PointVectors(id=3, vector=OURS)]),
+        lambda client: client.delete_vectors("photos", ["hub_v1"], points=[3]),
+        lambda client: client.delete_vectors("photos", ["image", "hub_v1"], points=[3]),
+        lambda client: client.batch_update_points(
+            "photos",
+            [
+                models.ClearPayloadOperation(clear_payload=models.PointIdsList(points=[3])),
+                models.DeleteVectorsOperation(delete_vectors=models.DeleteVectors(vector=["hub_v1"], points=[3])),
+            ],
+        ),
+        lambda client: client.delete_vector_name("photos", "hub_v1"),
+    ],
+)
+@pytest.mark.parametrize("distance", [models.Distance.DOT, models.Distance.EUCLID])
+def test_a_write_to_our_vector_is_refused_and_changes_nothing(distance, write):
+    photos = Photos(QdrantClient(":memory:"), "image", distance, "vector")
+    client = photos.apply()
+    before = photos.plain.retrieve("photos", [3], with_vectors=True)
+    with pytest.raises(InputError, match="'hub_v1': it is reserved"):
+        write(client)
+    assert photos.plain.retrieve("photos", [3], with_vectors=True) == before
+
+
+def test_a_users_own_vector_that_is_called_like_ours_can_be_written():
+    plain = QdrantClient(":memory:")
+    photos = Photos(plain, "image", models.Distance.DOT, "vector")
+    dense = models.DenseVectorConfig(size=2, distance=models.Distance.DOT)
+    plain.create_vector_name("photos", "hub_v70", models.DenseVectorNameConfig(dense=dense))
+    client = photos.apply()
+    client.update_vectors("photos", [models.PointVectors(id=3, vector={"hub_v70": [1.0, 2.0]})])
+    (point,) = client.retrieve("photos", [3], with_vectors=True)
+    assert point.vector["hub_v70"] == [1.0, 2.0]
+    assert set(point.vector) == {"image", "hub_v70"}
+    client.delete_vector_name("photos", "hub_v70")
+
+
 @given(st.text('abh_.[]"0offset', max_size=14))
 @settings(deadline=None)
 def test_only_paths_that_begin_with_our_key_are_refused(path):
     for ours in ("hub_offset", f"hub_offset.{path}", f"hub_offset[{path}", '"hub_offset"'):
         with pytest.raises(InputError):
-            require_free([ours])
-    require_free([f"x{path}", f"hub_offsets{path}"])
+            require_free([ours], "hub_offset")
+    require_free([f"x{path}", f"hub_offsets{path}"], "hub_offset")
 
 
 def test_a_vector_without_direction_is_written_with_a_neutral_offset(cosine):

@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-edge = pytest.importorskip("qdrant_edge", reason="pip install 'hubplugin[edge]' to test Qdrant Edge")
+edge = pytest.importorskip("qdrant_edge", reason="pip install '.[edge]' to test Qdrant Edge")
 
 from hubplugin import Metric  # noqa: E402
 from hubplugin.registry import open_store  # noqa: E402

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import hubplugin
-from hubplugin.jobs.correction import apply
-from hubplugin.jobs.inspection import inspect
+from hubplugin.jobs.correct import apply
+from hubplugin.jobs.health import inspect
 from hubplugin.registry import open_store
 
-edge = pytest.importorskip("qdrant_edge", reason="pip install 'hubplugin[edge]' to test Qdrant Edge")
+edge = pytest.importorskip("qdrant_edge", reason="pip install '.[edge]' to test Qdrant Edge")
 
 from hubplugin_qdrant.edge import EdgeStore  # noqa: E402
 
@@ -84,6 +84,46 @@ def test_offsets_do_not_show_in_payloads(store, bank):
     apply(store, bank, "is", tau=0.5, force=True)
     for point in store.query(bank[0], K, with_payload=True):
         assert point.payload == {"row": point.id, "parity": point.id % 2}
+
+
+@pytest.mark.parametrize("value", [5, "Berlin", None, {}, {"city": 3}, {"v1": "one"}, [1, 2]], ids=repr)
+def test_a_payload_key_that_the_user_has_is_refused_and_stays(store, shard, bank, tmp_path, value):
+    shard.update(edge.UpdateOperation.overwrite_payload([17], {"hub_offset": value}))
+    for dry_run in (True, False):
+        with pytest.raises(
+            hubplugin.StoreError, match=r"'hub_offset' holds something of yours, in point 17; .*offset_key="
+        ):
+            apply(store, bank, "is", tau=0.5, force=True, dry_run=dry_run)
+    assert not (tmp_path / "shard" / "hub").exists()
+    assert shard.retrieve([17], True, False)[0].payload["hub_offset"] == value
+
+
+def test_another_key_holds_the_offsets_of_a_shard(store, shard, bank, tmp_path):
+    shard.update(edge.UpdateOperation.set_payload([17, 18], {"hub_offset": 5}))
+    other = EdgeStore(shard, tmp_path / "shard", "image", offset_key="nudge")
+    model = apply(other, bank, "is", tau=0.5, force=True).model
+    best = np.argsort(-similarities(other, model, bank[0]))[:K]
+    found = store.query(bank[0], K, with_payload=True)  # which takes the key from the manifest
+    assert [point.id for point in found] == best.tolist()
+    assert all("nudge" not in point.payload for point in found)
+    assert shard.retrieve([17], True, False)[0].payload.keys() == {"row", "parity", "hub_offset", "nudge"}
+    assert store.explain(bank[0], K).request["body"]["with_payload"] == {"exclude": ["nudge"]}
+    assert (inspect(store).missing, inspect(store).stale) == (0, 0)
+    store.remove()
+    expected = [{"row": 16, "parity": 0}, {"row": 17, "parity": 1, "hub_offset": 5}]
+    assert [record.payload for record in shard.retrieve([16, 17], True, False)] == expected
+
+
+def test_a_removal_from_a_shard_leaves_what_others_wrote_under_our_key(store, shard, bank):
+    apply(store, bank, "is", tau=0.5, force=True)
+    values = {1: {"v77": 1.5}, 2: "text", 3: {"city": 1}, 4: [], 5: None}
+    for key, value in values.items():
+        shard.update(edge.UpdateOperation.overwrite_payload([key], {"hub_offset": value}))
+    shard.update(edge.UpdateOperation.set_payload([6], {"city": 2}, "hub_offset"))
+    store.remove()
+    left = shard.retrieve(list(range(ROWS)), True, False)
+    found = {record.id: record.payload["hub_offset"] for record in left if "hub_offset" in record.payload}
+    assert found == values | {6: {"city": 2}}
 
 
 def test_each_vector_of_a_shard_has_its_own_correction(store, shard, bank, tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import os
 import signal
 import stat
@@ -10,10 +12,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 import hubplugin
@@ -180,23 +186,23 @@ def test_a_folder_that_cannot_be_written_is_one_line_in_the_log(
     assert record.levelno == logging.WARNING
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full disk to write to")
 def test_a_full_disk_loses_nothing_that_was_there_and_recording_goes_on_after_it(
-    folder: Path, queries: np.ndarray, caplog: pytest.LogCaptureFixture
+    folder: Path, caplog: pytest.LogCaptureFixture, full_disk: Callable[[], AbstractContextManager[None]]
 ) -> None:
+    queries = np.random.default_rng(0).normal(size=(2_000, 64)).astype(np.float32)
     recorder = recorded(folder, queries[:10])
-    (folder / "part-0.tmp").symlink_to("/dev/full")
-    recorder.add(queries[10:20])
+    recorder.add(queries[10:])
+    with full_disk():
+        recorder.flush()
+        found = read(folder)
+        assert found is not None
+        assert found.rows == 10
+        assert "File too large; searches go on" in caplog.text
+        assert sorted(path.name for path in folder.iterdir()) == ["part-0.lock", "part-0.safetensors"]
     recorder.flush()
     found = read(folder)
     assert found is not None
-    assert found.rows == 10
-    assert "No space left" in caplog.text
-    (folder / "part-0.tmp").unlink()
-    recorder.flush()
-    found = read(folder)
-    assert found is not None
-    assert found.rows == 20
+    assert found.rows == 2_000
     recorder.close()
 
 
@@ -227,6 +233,168 @@ def test_damaged_parts_are_left_out_and_left_alone(
     assert (folder / "part-3.safetensors").read_bytes() == b""
     held.close()
     second.close()
+
+
+def changed(part: Path, to: Path, about: dict[str, object] | None = None, **arrays: np.ndarray) -> None:
+    """Writes `part` with other entries in its header, or other arrays, to the file `to`."""
+    with safe_open(part, framework="np") as file:
+        content = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        header = json.loads(file.metadata()["hubplugin"])
+    save_file(content | arrays, to, {"hubplugin": json.dumps(header | (about or {}))})
+
+
+ABOUT = [
+    *({"size": value} for value in (-1_000, 0, 2.5, "10", None, math.inf, True, [1])),
+    *({"limit": value} for value in (-1, 2**64, 1e400, None)),
+    *({"seen": value} for value in (-1, math.inf, math.nan, "many")),
+    *({"first": value} for value in (math.inf, math.nan, 1e20, -(10**400), "today", [])),
+    *({"format": value} for value in ("1", None, [])),
+]
+ARRAYS = [
+    {"vectors": np.zeros((), np.float32)},
+    {"vectors": np.zeros((300, 0), np.float32)},
+    {"vectors": np.zeros((300, 8), np.float32)},
+    {"digests": np.zeros((300, 1), np.uint64)},
+    {"times": np.full(300, np.inf)},
+    {"times": np.zeros(299)},
+    {"texts": np.frombuffer(b"[1]", np.uint8)},
+    {"texts": np.frombuffer(json.dumps([7] * 300).encode(), np.uint8)},
+    {"texts": np.frombuffer(b"[" * 100_000, np.uint8)},
+]
+
+
+@pytest.mark.parametrize("damage", [{"about": about} for about in ABOUT] + ARRAYS, ids=lambda damage: str(damage)[:40])
+def test_a_part_that_makes_no_sense_is_left_out_with_a_warning(
+    damage: dict[str, Any], folder: Path, queries: np.ndarray, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorded(folder, queries).close()
+    changed(folder / "part-0.safetensors", folder / "part-1.safetensors", **damage)
+    before = (folder / "part-1.safetensors").read_bytes()
+    found = read(folder)
+    assert found is not None
+    assert (rows(found.array()), found.seen) == (rows(queries), 300)
+    (record,) = caplog.records
+    assert "part-1.safetensors is damaged (" in record.message
+    assert record.message.endswith("); left out")
+    first, second = recorded(folder, queries[:1]), recorded(folder, queries[:1])  # part-0 and, beyond it, part-2
+    first.close()
+    second.close()
+    assert (folder / "part-1.safetensors").read_bytes() == before
+    assert (folder / "part-2.safetensors").exists()
+
+
+def test_whatever_byte_changes_a_part_is_left_out_or_holds_what_was_asked(
+    folder: Path, queries: np.ndarray, rng: np.random.Generator
+) -> None:
+    recorder = Recorder(folder, texts=True)
+    for query in queries[:12]:
+        recorder.add(query, text="red shoes")
+    recorder.close()
+    part = folder / "part-0.safetensors"
+    whole = part.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    left_out = 0
+    for _ in range(1_500):
+        content = bytearray(whole)
+        for place in rng.integers(header if rng.random() < 0.8 else len(whole), size=rng.integers(1, 4)):
+            content[place] = (
+                rng.choice(list(b'0123456789-.,:"[]{}eENI\\\x00\xff')) if rng.random() < 0.8 else rng.integers(256)
+            )
+        part.write_bytes(content[: rng.integers(len(whole))] if rng.random() < 0.1 else content)
+        found = read(folder, dim=8)
+        left_out += found is None
+        assert found is None or rows(found.array()) <= rows(queries[:12])
+    assert 500 < left_out < 1_500
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes")
+def test_what_is_no_file_is_left_out(folder: Path, queries: np.ndarray, caplog: pytest.LogCaptureFixture) -> None:
+    recorded(folder, queries).close()
+    os.mkfifo(folder / "part-1.safetensors")
+    (folder / "part-2.safetensors").mkdir()
+    found = read(folder)
+    assert found is not None
+    assert found.rows == 300
+    assert [record.message.endswith("is damaged (it is no file); left out") for record in caplog.records] == [True] * 2
+
+
+def test_a_part_that_is_damaged_while_it_is_recorded_to_is_written_anew(
+    folder: Path, queries: np.ndarray, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = recorded(folder, queries[:100])
+    (folder / "part-0.safetensors").write_bytes(b"damaged")
+    recorder.add(queries[100:])
+    recorder.close()
+    found = read(folder)
+    assert found is not None
+    assert (rows(found.array()), found.seen) == (rows(queries), 300)
+    assert "part-0.safetensors is damaged" in caplog.text
+
+
+@pytest.mark.parametrize("text", [b"red shoes", 7, ["red", "shoes"], object()])
+def test_a_text_that_is_none_is_left_out_and_recording_goes_on(
+    text: Any, folder: Path, queries: np.ndarray, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = Recorder(folder, texts=True)
+    recorder.add(queries[0], text="before")
+    for query in queries[1:3]:
+        recorder.add(query, text=text)
+    recorder.add(queries[3], text="after")
+    recorder.close()
+    found = read(folder)
+    assert found is not None
+    assert (found.seen, rows(found.array())) == (4, rows(queries[:4]))
+    assert sorted(found.texts or (), key=str) == [None, None, "after", "before"]
+    (record,) = caplog.records
+    assert record.message.endswith(f"without their texts: expected a str, got {type(text).__name__}")
+
+
+def test_a_link_where_a_part_is_written_is_not_followed(folder: Path, tmp_path: Path, queries: np.ndarray) -> None:
+    folder.mkdir()
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    for name in ("part-0.tmp", "part-0.safetensors.tmp", "part-0.safetensors.00000000.tmp"):
+        (folder / name).symlink_to(victim)
+    recorded(folder, queries).close()
+    assert victim.read_bytes() == b"precious"
+
+
+def test_what_a_killed_process_left_half_written_goes(folder: Path, queries: np.ndarray) -> None:
+    def left(name: str) -> Path:
+        (folder / name).write_bytes(b"half")
+        return folder / name
+
+    recorded(folder, queries).close()
+    half = left("part-0.safetensors.0123abcd.tmp")
+    recorder = recorded(folder, queries)
+    assert not half.exists()
+    halves = [left("part-0.safetensors.0123abcd.tmp"), left("part-7.safetensors.0123abcd.tmp")]
+    clear(folder)
+    assert not any(half.exists() for half in halves)
+    recorder.close()
+
+
+def test_a_part_is_not_taken_up_while_it_is_thinned(
+    folder: Path, queries: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded(folder, queries).close()
+    begun: list[Recorder] = []
+    fsync = os.fsync
+
+    def meanwhile(file: int) -> None:
+        if not begun:
+            begun.append(Recorder(folder))
+            begun[0].add(queries[:5])
+            begun[0].flush()
+        fsync(file)
+
+    monkeypatch.setattr("os.fsync", meanwhile)
+    thin(folder, 20)
+    begun[0].close()
+    assert sorted(path.name for path in folder.glob("*.safetensors")) == ["part-0.safetensors", "part-1.safetensors"]
+    found = read(folder)
+    assert found is not None
+    assert 20 <= found.rows <= 25
 
 
 def test_names_become_folders_inside(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import hubplugin
 from hubplugin import InputError
-from hubplugin.texts import embedded, vectors_of
+from hubplugin.bank import embedded, vectors_of
 
 MODULE = """
 import numpy as np
@@ -77,7 +77,7 @@ def test_a_module_that_has_changed_embeds_anew(model, tmp_path):
 
 
 def test_what_was_embedded_before_a_failure_is_kept(model, monkeypatch):
-    monkeypatch.setattr("hubplugin.texts.embedding.BATCH", 2)
+    monkeypatch.setattr("hubplugin.bank.embedding.BATCH", 2)
 
     def failing(texts):
         if "c" in texts:
@@ -126,7 +126,7 @@ def test_a_model_that_cannot_be_used_is_one_line(model, spec, said, monkeypatch)
 
 
 def test_a_model_of_other_dimensions_is_refused_after_one_batch(model, monkeypatch):
-    monkeypatch.setattr("hubplugin.texts.embedding.BATCH", 2)
+    monkeypatch.setattr("hubplugin.bank.embedding.BATCH", 2)
     with pytest.raises(InputError, match="the model makes vectors of 3 dimensions, the gallery has 384"):
         embedded(list("abcdef"), "my_model:lengths", dim=384)
     assert model.calls == [["a", "b"]]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import numpy as np
 import pytest
 
 from hubplugin import InputError
-from hubplugin.texts import read_clicks, read_texts
+from hubplugin.bank import read_clicks, read_texts
 
 TEXTS = ["red shoes", "blue, with laces", 'a "quoted" one', "ÄÖÜ"]
 
@@ -30,6 +31,12 @@ def write(path, texts, column="query"):
             writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
             writer.writerows([["at", column], *([1, text] for text in texts)])
     return path
+
+
+def pickled():
+    file = io.BytesIO()
+    np.save(file, np.array(["a", 1], object), allow_pickle=True)
+    return file.getvalue()
 
 
 KINDS = [".txt", ".jsonl", ".csv", ".tsv", ".parquet"]
@@ -79,6 +86,32 @@ def test_what_cannot_be_read_is_one_line(name, content, said, tmp_path):
         read_texts(tmp_path / "nowhere.txt")
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("clicks.csv", b"a,b\n1,2\n", "needs the columns query and target; there are: 'a', 'b'$"),
+        ("clicks.npy", b"a,b\n1,2\n", "is no .npy file: it holds "),
+        ("clicks.npy", b"", "is an empty file"),
+        ("clicks.npy", pickled(), "holds pickled objects, which are never loaded"),
+        ("clicks.npy", None, "is a folder; expected a file"),
+        ("clicks.csv", None, "is a folder; expected a file"),
+        ("clicks.xls", b"", r"expected \.csv, \.tsv or \.npy"),
+    ],
+)
+def test_clicks_that_cannot_be_read_are_one_line(name, content, said, tmp_path):
+    path = tmp_path / name
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=said) as raised:
+        read_clicks(path, 3)
+    assert "\n" not in str(raised.value)
+    assert "allow_pickle" not in str(raised.value)
+    with pytest.raises(InputError, match="there is no file"):
+        read_clicks(tmp_path / "nowhere.csv", 2)
+
+
 def test_lines_of_json_may_be_texts_themselves(tmp_path):
     (tmp_path / "log.jsonl").write_text('"red shoes"\n\n"blue"\n')
     assert read_texts(tmp_path / "log.jsonl").texts == ["red shoes", "blue"]
@@ -119,18 +152,6 @@ def test_clicks_of_unknown_queries_are_counted_and_named(tmp_path, caplog):
     assert "3 of 4 clicks are of queries that are not in the bank, and are left out: '9', 'purple'" in caplog.text
     with pytest.raises(InputError, match=r"none of 1 clicks is of a query in the bank; expected a row from 0 to 1$"):
         clicked(tmp_path, "query,target\n9,8\n", 2)
-
-
-def test_clicks_that_cannot_be_read_are_one_line(tmp_path):
-    with pytest.raises(InputError, match="no column called target or id"):
-        clicked(tmp_path, "query,page\n0,7\n", 2)
-    with pytest.raises(InputError, match=r"expected .csv, .tsv or .npy"):
-        read_clicks(tmp_path / "clicks.xls", 2)
-    with pytest.raises(InputError, match="cannot read"):
-        read_clicks(tmp_path / "nowhere.csv", 2)
-    np.save(tmp_path / "pickled.npy", np.array([{}]), allow_pickle=True)
-    with pytest.raises(InputError, match=r"as \.npy"):
-        read_clicks(tmp_path / "pickled.npy", 2)
 
 
 def test_an_array_of_ids_is_taken_as_it_is(tmp_path):

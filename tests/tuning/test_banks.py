@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import hubplugin
+from hubplugin.bank import Banks
+from hubplugin.compute import Compute
 from hubplugin.methods import configure
 from hubplugin.metric import Metric
-from hubplugin.reductions import Compute
-from hubplugin.selection import Banks, Experiment, choose_by, judge, judge_by
+from hubplugin.trial import Experiment, choose_by, judge, judge_by
 from hubplugin.vectors import Sliceable
 
 
@@ -32,7 +33,7 @@ def read(real):
 
 @pytest.mark.parametrize("method", ["blend", "auto"])
 def test_a_store_is_corrected_with_each_bank_read_once(read, tmp_path, method):
-    faiss = pytest.importorskip("faiss", reason="needs faiss-cpu: pip install 'hubplugin[faiss]'")
+    faiss = pytest.importorskip("faiss", reason="needs faiss-cpu: pip install '.[faiss]'")
     (queries, targets, second), counts = read
     index = faiss.IndexFlatIP(targets.dim)
     index.add(targets.array())
@@ -54,7 +55,7 @@ def test_the_guard_says_the_same_after_a_choice_on_the_same_experiment(read, mem
 
 
 def test_the_experiment_of_a_large_gallery_reads_its_sample_alone(read, monkeypatch):
-    monkeypatch.setattr("hubplugin.selection.experiment.FIT_ROWS", 50)
+    monkeypatch.setattr("hubplugin.trial.experiment.FIT_ROWS", 50)
     (queries, targets, _), counts = read
     banks = Banks.read(queries, None, None, Metric.COSINE, Compute()).against(targets)
     assert len(Experiment(banks).targets) == 100

@@ -8,12 +8,12 @@ import torch
 from scipy import stats
 
 import hubplugin
+from hubplugin.compute import Compute
 from hubplugin.methods import FitInput, configure
 from hubplugin.metric import Metric
-from hubplugin.reductions import Compute
-from hubplugin.selection import experiment, judge
-from hubplugin.selection.choice import EDGE
-from hubplugin.selection.experiment import FOLDS
+from hubplugin.trial import experiment, judge
+from hubplugin.trial.choice import EDGE
+from hubplugin.trial.experiment import FOLDS
 from tests.core import formulas
 
 
@@ -84,7 +84,7 @@ def test_what_is_chosen_by_pairs_raises_recall_on_queries_it_never_saw(small, by
 
 
 def test_without_pairs_it_is_the_default_and_nothing_is_tried(small, monkeypatch):
-    monkeypatch.setattr("hubplugin.selection.Experiment._folds", None)  # not even begun
+    monkeypatch.setattr("hubplugin.trial.Experiment._folds", None)  # not even begun
     choice = hubplugin.choose(small["query_bank"], small["targets"])
     assert (choice.winner, choice.candidates) == (configure("blend"), [])
     auto, default = (hubplugin.fit(small["query_bank"], method, small["targets"]) for method in ("auto", "blend"))
@@ -143,7 +143,7 @@ def test_the_default_is_left_only_for_a_candidate_that_is_clearly_ahead(small, m
         found[7] += np.random.default_rng(1).normal(ahead, 0.2, size=100)
         return found * tried[0].tau
 
-    monkeypatch.setattr("hubplugin.selection.Experiment.margins", margins)
+    monkeypatch.setattr("hubplugin.trial.Experiment.margins", margins)
     choice = hubplugin.choose(small["query_bank"], small["targets"], small["target_bank"], pairs=True)
     default = configure("blend").resolved(given(small))
     assert choice.candidates[0].configuration != default  # ahead in either case
@@ -220,8 +220,8 @@ def test_a_text_that_is_there_twice_never_probes_the_fit_that_saw_it(small):
 
 
 def test_the_choice_does_not_grow_with_bank_and_gallery(small, monkeypatch):
-    monkeypatch.setattr("hubplugin.selection.experiment.FIT_ROWS", 50)
-    monkeypatch.setattr("hubplugin.selection.experiment.PROBES", 20)
+    monkeypatch.setattr("hubplugin.trial.experiment.FIT_ROWS", 50)
+    monkeypatch.setattr("hubplugin.trial.experiment.PROBES", 20)
     choice = hubplugin.choose(small["query_bank"], small["targets"], small["target_bank"], pairs=True)
     assert choice.probes == FOLDS * 20
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import hubplugin
-from hubplugin.jobs import correction
+from hubplugin.bank import BankProfile
+from hubplugin.cli import app
+from hubplugin.jobs import correct
+from hubplugin.measures.hubness import k_occurrence
 from hubplugin.registry import open_store
-from hubplugin.selection.guard import _objections_to_recall
-from hubplugin.selection.profile import BankProfile
-from hubplugin.selection.trials import Candidate
 from hubplugin.store import Store
+from hubplugin.trial import Candidate, Trial
+from hubplugin.trial.guard import _objections_to_recall
 
 
 @pytest.fixture(scope="session")
@@ -30,15 +34,23 @@ def refused(*given, **options):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("with_pairs", [True, False])
+@pytest.mark.parametrize(
+    ("with_pairs", "kind", "says"),
+    [
+        (True, "clean", "the bank is clean: its answers are in the target bank"),
+        (False, "clean or log", "the bank cannot be told from a log"),
+    ],
+)
 @pytest.mark.parametrize("method", ["blend", pytest.param("dbsn", marks=pytest.mark.slow)])
-def test_queries_of_the_example_set_pass(real, banks, method, with_pairs):
+def test_queries_of_the_example_set_pass(real, banks, method, with_pairs, kind, says):
     judgement = hubplugin.check(banks[0], real["test_targets"], method, banks[1] if with_pairs else None)
     assert judgement.objections == []
-    assert judgement.bank.kind == "clean"
+    assert judgement.bank.kind == kind
     assert (judgement.candidate.recall is not None) is with_pairs
     assert "passed" in str(judgement)
-    assert "the bank looks clean" in str(judgement)
+    assert says in str(judgement)
+    assert judgement.measurable
+    assert not any("below 100 expect little" in note for note in judgement.notes)
 
 
 @pytest.mark.parametrize("rows", [30, 100])
@@ -52,7 +64,59 @@ def test_a_bank_whose_answers_are_in_the_gallery_looks_like_a_log(real, banks):
     scores = banks[0][:300].astype(np.float32) @ gallery.astype(np.float32).T
     found = banks[0][:300][scores.argmax(axis=1) == 1_200 + np.arange(300)]  # those that find their answers
     assert hubplugin.judge(found, gallery).bank.kind == "log"
-    assert hubplugin.judge(banks[0][300:600], gallery).bank.kind == "clean"
+    assert hubplugin.judge(banks[0][300:600], gallery).bank.kind == "clean or log"
+
+
+def test_a_log_whose_answers_do_not_stand_out_is_not_called_clean(real):
+    """Queries that lie anywhere find no answers, and yet all of theirs are in the gallery."""
+    log, gallery = real["test_queries"].astype(np.float32), real["test_targets"].astype(np.float32)
+    unit = [part / np.linalg.norm(part, axis=1, keepdims=True) for part in (log, gallery)]
+    scores = unit[0] @ unit[1].T
+    lost = np.flatnonzero(scores.argmax(axis=1) != np.arange(1_200))  # those that do not find their answers
+    seen = hubplugin.judge(log[lost], gallery)
+    assert seen.bank.kind == "clean or log"
+    assert "the bank cannot be told from a log: no answers stand out in the gallery" in str(seen)
+    known = hubplugin.judge(log[lost], gallery, pairs=lost)
+    assert known.bank.kind == "log"
+    assert "the bank is a log: its answers are known, and in the gallery" in str(known)
+
+
+def test_a_small_bank_is_told_what_to_expect_and_that_nothing_can_be_measured(real, banks, store, tmp_path):
+    seen = hubplugin.judge(banks[0][:15], real["test_targets"])
+    assert seen.objections == []
+    assert not seen.measurable
+    assert seen.notes[0] == "the bank has 15 distinct queries: below 100 expect little; collect 300 or more"
+    assert "no effect can be measured with 15 held-out queries: hubness (skewness) goes from 2.89 to" in seen.notes[1]
+    diagnosed = hubplugin.diagnose(store, banks[0][:15])
+    assert not diagnosed.helps
+    assert "verdict: it would be applied, and no effect can be measured" in str(diagnosed)
+    forced = correct.apply(store, banks[0][:15], force=True, dry_run=True)
+    assert "the bank has 15 distinct queries: below 100 expect little" in str(forced)
+    np.save(tmp_path / "few.npy", banks[0][:15])
+    typed = ["apply", store.url, "--bank", str(tmp_path / "few.npy")]
+    printed = json.loads(CliRunner().invoke(app, [*typed, "--dry-run", "--json"]).stdout)
+    assert (printed["tried"]["measurable"], len(printed["tried"]["notes"])) == (False, 2)
+    done = CliRunner().invoke(app, typed)
+    assert done.exit_code == 0
+    assert "note: the bank has 15 distinct queries" in done.output
+    assert "note: no effect can be measured" in done.output
+
+
+def test_the_noise_of_a_change_is_its_spread_over_other_queries(rng):
+    popular = rng.dirichlet(np.full(300, 0.5))
+
+    def trial(rows):
+        return Trial(None, k_occurrence(rows, 300), np.zeros(400), 1.0, None, None, rows)
+
+    changes, noise = [], []
+    for _ in range(40):
+        before = rng.choice(300, (400, 10), p=popular)
+        after = np.where(rng.random((400, 10)) < 0.3, rng.integers(0, 300, (400, 10)), before)  # three of ten move
+        raw, corrected = trial(before), trial(after)
+        found = corrected.candidate(raw)
+        changes.append(found.skewness - raw.candidate(raw).skewness)
+        noise.append(found.noise)
+    assert np.mean(noise) == pytest.approx(np.std(changes), rel=0.4)
 
 
 def test_a_log_is_refused_for_a_method_that_takes_answers_for_hubs(real, banks):
@@ -60,7 +124,7 @@ def test_a_log_is_refused_for_a_method_that_takes_answers_for_hubs(real, banks):
     log = real["test_queries"][:500]
     said = refused(log, gallery, "dbsn")
     assert "the bank looks like a log: its answers are in the gallery" in said
-    assert "takes what was asked for for a hub" in said
+    assert "'dbsn' would push down what it asks for; pass answers='left out'" in said
     assert hubplugin.judge(log, gallery, "dbsn", answers="left out").objections == []
 
 
@@ -94,9 +158,7 @@ def changes(real, bank) -> float:
 
 @pytest.mark.parametrize("rows", [1_200, 300])
 def test_a_gallery_as_its_own_bank_is_refused_though_hubness_falls(real, monkeypatch, rows):
-    monkeypatch.setattr(
-        "hubplugin.selection.experiment.FIT_ROWS", rows // 2
-    )  # the experiment sees `rows` of the gallery
+    monkeypatch.setattr("hubplugin.trial.experiment.FIT_ROWS", rows // 2)  # the experiment sees `rows` of the gallery
     gallery = real["test_targets"].astype(np.float32)
     assert "looks like documents, not queries" in refused(gallery.astype(np.float16), gallery)
 
@@ -133,10 +195,10 @@ def test_a_bank_about_another_subject_is_refused(real, banks):
     ("seen", "kind", "doubts"),
     [
         ({"clustered": 0.3, "agreement": 0.4}, "elsewhere", False),
-        ({"clustered": 0.3, "agreement": 0.4, "own_share": 1.0}, "clean", True),  # which the gallery cannot tell
+        ({"clustered": 0.3, "agreement": 0.4, "own_share": 1.0}, "clean or log", True),  # which the gallery cannot tell
         ({"clustered": 0.3, "agreement": 0.6}, "elsewhere", False),
-        ({"clustered": 0.3, "agreement": 0.7}, "clean", False),
-        ({"clustered": 0.1, "agreement": 0.2}, "clean", False),
+        ({"clustered": 0.3, "agreement": 0.7}, "clean or log", False),
+        ({"clustered": 0.1, "agreement": 0.2, "answered": False}, "clean", False),
     ],
 )
 def test_what_the_bank_alone_cannot_tell_is_a_note_and_no_objection(seen, kind, doubts):
@@ -159,7 +221,11 @@ def test_a_hub_that_every_query_finds_is_no_objection(real, banks, method):
 def test_a_bank_is_judged_the_same_on_every_scale_and_by_every_metric(real, banks):
     unit = [part / np.linalg.norm(part, axis=1, keepdims=True) for part in (banks[0], real["test_targets"])]
     found = [
-        astuple(hubplugin.judge(scale * unit[0], size * unit[1], metric=metric).bank)
+        [
+            value
+            for value in astuple(hubplugin.judge(scale * unit[0], size * unit[1], metric=metric).bank)
+            if value is not None
+        ]
         for scale, size, metric in (
             (1, 1, "cosine"), (1, 1, "dot"), (1, 1, "euclidean"), (1, 3, "dot"), (5, 1, "dot"), (5, 3, "cosine"),
         )
@@ -172,7 +238,7 @@ def test_the_papers_inverted_softmax_at_002_is_refused_on_the_example_set(real, 
     said = refused(banks[0], real["test_targets"], "is", banks[1] if with_pairs else None, tau=0.02)
     assert ("R@1 of held-out" in said) is with_pairs
     assert ("hubness (skewness) goes from" in said) is not with_pairs
-    assert "method='blend' is made for banks of any kind and size" in said
+    assert "use method='blend', which is made for banks of any kind and size" in said
 
 
 @pytest.mark.parametrize("rows", [5, 30])
@@ -217,7 +283,7 @@ def test_a_rise_of_skewness_is_a_note_and_no_objection(real, banks):
 
 @pytest.fixture
 def store(real, tmp_path) -> Store:
-    faiss = pytest.importorskip("faiss", reason="needs faiss-cpu: pip install 'hubplugin[faiss]'")
+    faiss = pytest.importorskip("faiss", reason="needs faiss-cpu: pip install '.[faiss]'")
     targets = real["test_targets"][:500].astype(np.float32)
     faiss.normalize_L2(targets)
     index = faiss.IndexFlatIP(targets.shape[1])
@@ -230,10 +296,10 @@ def test_a_refused_correction_leaves_the_store_as_it_was_and_force_applies_it(st
     path = Path(store.url.removeprefix("faiss:"))
     before = path.read_bytes()
     with pytest.raises(hubplugin.CorrectionRefused):
-        correction.apply(store, banks[0][:60], "is", tau=0.02)
+        correct.apply(store, banks[0][:60], "is", tau=0.02)
     assert path.read_bytes() == before
     assert open_store(store.url).correction() is None
-    correction.apply(store, banks[0][:60], "is", tau=0.02, force=True)
+    correct.apply(store, banks[0][:60], "is", tau=0.02, force=True)
     assert open_store(store.url).correction().active
 
 
@@ -248,7 +314,7 @@ def test_a_refused_correction_leaves_the_store_as_it_was_and_force_applies_it(st
 def test_what_cannot_be_used_is_told_before_the_gallery_is_read(store, banks, given, says, monkeypatch):
     monkeypatch.setattr(type(store), "scan", lambda *_: pytest.fail("the gallery was read"))
     with pytest.raises(hubplugin.InputError, match=says):
-        correction.apply(store, banks[0], **given)
+        correct.apply(store, banks[0], **given)
 
 
 @pytest.mark.parametrize(
@@ -267,28 +333,26 @@ def test_what_cannot_be_used_is_told_before_the_gallery_is_read(store, banks, gi
 def test_what_else_cannot_be_used_is_told_before_the_gallery_is_read(store, banks, given, says, monkeypatch):
     monkeypatch.setattr(type(store), "scan", lambda *_: pytest.fail("the gallery was read"))
     with pytest.raises(hubplugin.InputError, match=says):
-        correction.apply(store, banks[0], **given)
+        correct.apply(store, banks[0], **given)
 
 
 @pytest.mark.parametrize(
     ("method", "rows", "says"),
     [
         ("blend", 9, "query bank has 9 distinct queries; .* nothing was changed"),
-        ("dbsn", 20, "'dbsn' needs 400 distinct queries, the bank has 20; nothing was changed; method='blend'"),
+        ("dbsn", 20, "'dbsn' needs 400 distinct queries, the bank has 20; nothing was changed: use method='blend'"),
     ],
 )
 def test_a_bank_that_is_too_small_is_refused_before_the_gallery_is_read(store, banks, method, rows, says, monkeypatch):
     monkeypatch.setattr(type(store), "scan", lambda *_: pytest.fail("the gallery was read"))
     with pytest.raises(hubplugin.CorrectionRefused, match=says):
-        correction.apply(store, banks[0][:rows], method)
+        correct.apply(store, banks[0][:rows], method)
 
 
 def test_a_gallery_as_its_own_bank_is_refused_before_a_method_is_looked_for(store, real, monkeypatch):
-    monkeypatch.setattr(
-        "hubplugin.selection.experiment.Experiment.run", lambda *_: pytest.fail("candidates were tried")
-    )
+    monkeypatch.setattr("hubplugin.trial.experiment.Experiment.run", lambda *_: pytest.fail("candidates were tried"))
     with pytest.raises(hubplugin.CorrectionRefused, match="the bank looks like documents, not queries"):
-        correction.apply(store, real["test_targets"][:500])
+        correct.apply(store, real["test_targets"][:500])
 
 
 @pytest.mark.parametrize(
@@ -307,11 +371,11 @@ def test_diagnose_tells_what_it_cannot_use_before_it_reads_the_gallery(store, qu
 
 def test_what_is_no_store_is_told_how_to_open_one(banks):
     with pytest.raises(hubplugin.InputError, match=r"expected a store, got ndarray; open one: hubplugin\.open_store"):
-        correction.apply(banks[1], banks[0])
+        correct.apply(banks[1], banks[0])
 
 
 def test_apply_auto_is_applied_with_what_it_chose(store, banks):
-    applied = correction.apply(store, banks[0][:600], "auto", banks[1][:600])
+    applied = correct.apply(store, banks[0][:600], "auto", banks[1][:600])
     assert applied.model.method in hubplugin.METHODS
     assert open_store(store.url).correction().active
     assert applied.judgement is not None
@@ -340,17 +404,16 @@ def test_diagnose_says_what_is_wrong_with_a_bank(real, banks):
 
 
 def test_the_command_line_diagnoses_refuses_and_forces(store, banks, tmp_path):
-    from typer.testing import CliRunner
-
-    from hubplugin.cli import app
-
     np.save(tmp_path / "queries.npy", banks[1][:100])
-    given = [store.url, "--queries", str(tmp_path / "queries.npy")]
+    given = [store.url, "--bank", str(tmp_path / "queries.npy")]
     diagnosed = CliRunner().invoke(app, ["diagnose", *given])
     assert "it would be refused: the bank looks like documents" in diagnosed.output
     applying = ["apply", *given]
     refused = CliRunner().invoke(app, applying)
     assert refused.exit_code == 3
-    assert "or pass --same-kind if documents are to be asked by documents, or --force applies it" in refused.output
+    assert (
+        "nothing was changed: collect queries that people ask of this very gallery, pass --same-kind if documents are "
+        "to be asked by documents, or apply it all the same with --force\n" in refused.output
+    )
     assert CliRunner().invoke(app, [*applying, "--same-kind", "--dry-run"]).exit_code == 0
     assert CliRunner().invoke(app, [*applying, "--force"]).exit_code == 0

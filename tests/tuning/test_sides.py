@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import hubplugin
+from hubplugin.bank import Banks
 from hubplugin.cli import app
+from hubplugin.compute import Compute
 from hubplugin.methods import configure
 from hubplugin.metric import Metric
-from hubplugin.reductions import Compute
 from hubplugin.registry import open_store
-from hubplugin.selection import Banks, Experiment, judge
-from hubplugin.selection.experiment import FOLDS, folds_within
-from hubplugin.selection.sides import FOUND, STAND_INS, both_sides
+from hubplugin.trial import Experiment, judge
+from hubplugin.trial.experiment import FOLDS, folds_within
+from hubplugin.trial.guard import FOUND, STAND_INS, Side, Sides, both_sides
 from tests.core import formulas
 
 
@@ -90,8 +91,9 @@ def test_with_clicks_a_correction_that_harms_what_was_asked_before_is_refused(wo
     judgement = judge(queries, targets, "dbsn", pairs=clicks, tau=0.02, answers="left out")
     assert judgement.candidate.recall is not None
     harmful = judge(queries, targets, "dbsn", pairs=clicks, tau=0.02)
-    assert any("R@1 of what was asked before goes: " in each for each in harmful.objections)
-    assert "(300 other wordings)" in str(harmful)
+    (objection,) = (each for each in harmful.objections if each.startswith("what was asked before is harmed: R@1 "))
+    assert ", 300 other wordings)" in objection
+    assert "note: asked before: R@1 " in str(harmful)
     assert judge(queries, targets, pairs=clicks).objections == []
 
 
@@ -132,7 +134,7 @@ def test_the_sides_are_those_of_cosine_where_all_vectors_have_length_one(log, me
 
 def test_a_sample_of_the_gallery_has_the_answers_added(monkeypatch, wordings):
     """Every query is its answer, but for a little: none that is missing could be found."""
-    monkeypatch.setattr("hubplugin.selection.experiment.FIT_ROWS", 20)
+    monkeypatch.setattr("hubplugin.trial.experiment.FIT_ROWS", 20)
     _, targets, clicks = wordings
     queries = targets.astype(np.float32)[clicks] + np.random.default_rng(0).normal(size=(400, 384)) * 1e-3
     for known in (True, False):
@@ -148,10 +150,22 @@ def test_small_banks_have_no_sides(log):
 def test_the_guard_reports_both_sides_of_a_log_and_of_nothing_else(real, log):
     seen = judge(log.given.query_bank, log.given.targets)
     assert seen.bank.kind == "log"
-    assert "asked before: 90" in str(seen)
+    assert seen.sides is not None
+    assert "asked before" not in str(seen)  # the default changes neither side beyond chance
+    harmful = judge(log.given.query_bank, log.given.targets, "dbsn", tau=0.02)
+    assert "note: asked before, by a guess: R@1 90.0 -> " in str(harmful)  # no clicks say what was asked
+    assert "no effect can be measured" not in str(harmful)
     clean = judge(log.given.query_bank, real["test_targets"][:300])
-    assert clean.bank.kind == "clean"
-    assert "asked before" not in str(clean)
+    assert clean.bank.kind == "clean or log"
+    assert clean.sides is None
+
+
+def test_a_change_of_a_side_within_chance_is_not_told():
+    noise, harm = Side(0.539, 0.489, 0.029, 141, "queries"), Side(0.539, 0.489, 0.02, 300, "queries")
+    assert Sides(noise, noise, 0.0, known=True).sentences() == []
+    assert Sides(harm, noise, 0.0, known=True).sentences() == [
+        "asked before: R@1 53.9 -> 48.9 (95 % interval of the change -8.9 to -1.1, 300 queries)"
+    ]
 
 
 def test_with_clicks_auto_is_chosen_on_both_sides(wordings):
@@ -171,7 +185,7 @@ def test_with_clicks_on_one_wording_each_auto_is_the_default_for_a_log(log):
 
 
 def test_clicks_name_the_ids_of_a_store(wordings, tmp_path):
-    faiss = pytest.importorskip("faiss", reason="needs faiss-cpu: pip install 'hubplugin[faiss]'")
+    faiss = pytest.importorskip("faiss", reason="needs faiss-cpu: pip install '.[faiss]'")
     queries, targets, clicks = wordings
     unit = targets.astype(np.float32) / np.linalg.norm(targets.astype(np.float32), axis=1, keepdims=True)
     index = faiss.IndexIDMap2(faiss.IndexFlatIP(unit.shape[1]))
@@ -182,13 +196,13 @@ def test_clicks_name_the_ids_of_a_store(wordings, tmp_path):
     assert hubplugin.diagnose(store, queries, pairs=1_000 + clicks).judgement.uncorrected == by_row.uncorrected
     applied = hubplugin.apply(store, queries, pairs=np.where(clicks < 190, 1_000 + clicks, 7))  # 7: gone since
     assert applied.judgement.probes == (clicks < 190).sum()
-    assert "note: asked before: " in str(applied)
+    assert applied.judgement.sides.known
     with pytest.raises(hubplugin.InputError, match="none of what they name is in"):
         hubplugin.apply(store, queries, pairs=clicks)
     np.save(tmp_path / "queries.npy", queries)
     np.save(tmp_path / "clicks.npy", 1_000 + clicks)
-    typed = ["diagnose", store.url, "--queries", str(tmp_path / "queries.npy")]
-    assert "(300 other wordings)" in CliRunner().invoke(app, [*typed, "--clicks", str(tmp_path / "clicks.npy")]).output
+    typed = ["diagnose", store.url, "--bank", str(tmp_path / "queries.npy")]
+    assert CliRunner().invoke(app, [*typed, "--clicks", str(tmp_path / "clicks.npy")]).exit_code == 0
     missing = CliRunner().invoke(app, [*typed, "--clicks", str(tmp_path / "none.npy")])
     assert (missing.exit_code, "--clicks: there is no file" in missing.output) == (1, True)
 

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import hubplugin
 from hubplugin.cli import app
+from hubplugin.store import recorded_of
 from hubplugin_qdrant import HubQdrantClient
 from tests.whole.commands import write_photos
 
@@ -89,15 +90,15 @@ def test_apply_and_diagnose_use_what_is_recorded(bank):
     assert "500 queries" in said
     by_record = typed("apply", "faiss:photos.faiss", "--dry-run").stdout
     assert "blend" in by_record
-    np.save("same.npy", hubplugin.open_store("faiss:photos.faiss").recorded().array())
-    assert typed("apply", "faiss:photos.faiss", "--queries", "same.npy", "--dry-run").stdout == by_record
+    np.save("same.npy", recorded_of(hubplugin.open_store("faiss:photos.faiss")).array())
+    assert typed("apply", "faiss:photos.faiss", "--bank", "same.npy", "--dry-run").stdout == by_record
 
 
 @pytest.mark.parametrize("command", ["apply", "diagnose"])
 def test_without_any_queries_one_line_says_what_can_be_done(bank, command):
     said = typed(command, "faiss:photos.faiss", status=1).stderr
     assert said.count("\n") == 1
-    assert "no queries are recorded in photos.faiss.queries; pass --queries" in said
+    assert "no queries are recorded in photos.faiss.queries; pass --bank" in said
     assert "hubplugin.Recorder('photos.faiss.queries').add(queries) beside each search" in said
 
 
@@ -123,35 +124,35 @@ def test_a_log_of_texts_is_embedded_and_its_clicks_are_used(bank):
     Path("clicks.csv").write_text(
         "query,target\n" + "\n".join([*rows, "query 0,99999", "query 900,3", "query 7,77777"])
     )
-    by_texts = ("--queries", "log.csv", "--embed", "bank_model:embed")
+    by_texts = ("--bank", "log.csv", "--embed", "bank_model:embed")
     np.save("first.npy", bank[:300])
     without = typed("diagnose", "faiss:photos.faiss", *by_texts).stdout
-    assert without == typed("diagnose", "faiss:photos.faiss", "--queries", "first.npy").stdout
+    assert without == typed("diagnose", "faiss:photos.faiss", "--bank", "first.npy").stdout
     clicked = typed("diagnose", "faiss:photos.faiss", *by_texts, "--clicks", "clicks.csv")
     assert "R@1" in clicked.stdout
     np.save("clicks.npy", nearest)
-    by_array = typed("diagnose", "faiss:photos.faiss", "--queries", "first.npy", "--clicks", "clicks.npy").stdout
+    by_array = typed("diagnose", "faiss:photos.faiss", "--bank", "first.npy", "--clicks", "clicks.npy").stdout
     assert clicked.stdout == by_array
 
 
 def test_clicked_ids_that_the_store_lacks_are_counted_and_named(bank, caplog):
     np.save("first.npy", bank[:300])
     Path("clicks.csv").write_text("query,target\n" + "\n".join(f"{n},{n if n != 5 else 99999}" for n in range(300)))
-    typed("diagnose", "faiss:photos.faiss", "--queries", "first.npy", "--clicks", "clicks.csv")
+    typed("diagnose", "faiss:photos.faiss", "--bank", "first.npy", "--clicks", "clicks.csv")
     assert "1 of 300 clicked ids are not in the store, and are left out: 99999" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--queries", "log.txt"), "name the model that embeds queries: --embed sentence-transformers:NAME"),
-        (("--queries", "log.txt", "--embed", "bank_model:other"), "vectors of 8 dimensions, the gallery has 384"),
-        (("--queries", "log.txt", "--embed", "no_module:f"), "No module named 'no_module'"),
-        (("--embed", "bank_model:embed"), "--embed bank_model:embed is for texts; pass them as --queries"),
-        (("--queries", "bank.npy", "--field", "query"), "--field query is for texts"),
-        (("--queries", "log.jsonl", "--embed", "bank_model:embed"), "there are: 'a', 'b'; name one by --field"),
-        (("--queries", "bank.npy", "--clicks", "no.csv"), "there is no file 'no.csv'"),
-        (("--queries", "bank.npy", "--clicks", "log.txt"), "expected .csv, .tsv or .npy"),
+        (("--bank", "log.txt"), "name the model that embeds queries: --embed sentence-transformers:NAME"),
+        (("--bank", "log.txt", "--embed", "bank_model:other"), "vectors of 8 dimensions, the gallery has 384"),
+        (("--bank", "log.txt", "--embed", "no_module:f"), "No module named 'no_module'"),
+        (("--embed", "bank_model:embed"), "--embed bank_model:embed is for texts; pass them as --bank"),
+        (("--bank", "bank.npy", "--field", "query"), "--field query is for texts"),
+        (("--bank", "log.jsonl", "--embed", "bank_model:embed"), "there are: 'a', 'b'; name one by --field"),
+        (("--bank", "bank.npy", "--clicks", "no.csv"), "there is no file 'no.csv'"),
+        (("--bank", "bank.npy", "--clicks", "log.txt"), "expected .csv, .tsv or .npy"),
     ],
 )
 def test_what_goes_wrong_is_one_line_in_the_words_that_were_typed(bank, arguments, said):
@@ -160,3 +161,37 @@ def test_what_goes_wrong_is_one_line_in_the_words_that_were_typed(bank, argument
     error = typed("apply", "faiss:photos.faiss", *arguments, status=1).stderr
     assert said in error
     assert error.count("\n") == 1
+
+
+DAMAGES = {
+    "cut off": lambda content: content[:500],
+    "a negative size": lambda content: content.replace(b'\\"size\\": 10000', b'\\"size\\": -1000'),
+    "an endless number": lambda content: content.replace(b'\\"seen\\": ', b'\\"seen\\":1e', 1),
+    "another vector": lambda content: content[:-200] + bytes(100) + content[-100:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_part_of_a_record_is_named_and_left_out_by_every_command(bank, damage, caplog):
+    typed("apply", "faiss:photos.faiss", "--bank", "bank.npy", "--force")
+    record(bank[:300] + 0.01)
+    part = Path("photos.faiss.queries", "part-0.safetensors")
+    whole = part.read_bytes()
+    damaged = DAMAGES[damage](whole)
+    assert damaged != whole
+    part.write_bytes(damaged)
+    warning = f"recorded queries: {part} is damaged ("
+    caplog.clear()
+    assert asked("bank", "faiss:photos.faiss")["queries"] == 0
+    assert not asked("monitor", "faiss:photos.faiss")["hubness"]["live"], "it looks at the bank's queries"
+    assert [record.message.startswith(warning) for record in caplog.records] == [True] * 2
+    for command in (("diagnose",), ("refit", "--dry-run")):
+        said = typed(*command, "faiss:photos.faiss", status=1).stderr
+        assert "no queries are recorded in photos.faiss.queries; pass --bank" in said
+    part.with_name("part-1.safetensors").write_bytes(whole)
+    caplog.clear()
+    assert asked("monitor", "faiss:photos.faiss")["hubness"]["live"]
+    assert asked("bank", "faiss:photos.faiss")["queries"] == 300
+    assert asked("diagnose", "faiss:photos.faiss")["queries"] == 300
+    assert [record.message.startswith(warning) for record in caplog.records] == [True] * 3
+    assert part.read_bytes() == damaged, "it is left as it is"

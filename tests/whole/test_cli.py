@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -20,9 +21,9 @@ from typer.main import get_command
 
 from hubplugin import __version__
 from hubplugin.cli import app, main
-from hubplugin.cli.wording import as_typed
+from hubplugin.cli.frame import as_typed
 from hubplugin.errors import Parameter
-from hubplugin.jobs import inspection
+from hubplugin.jobs import health
 from tests.whole.commands import hubplugin, write_photos
 
 pytestmark = pytest.mark.slow
@@ -44,7 +45,7 @@ def photos(made, tmp_path):
 def test_apply_inspect_refresh_and_remove_tell_what_they_did(made, photos):
     store = f"faiss:{photos}"
     before = faiss.read_index(str(photos)).reconstruct_n(0, 1200)
-    applied = hubplugin("apply", store, "--queries", made / "bank.npy", "--method", "dbsn", "--set", "tau=0.06")
+    applied = hubplugin("apply", store, "--bank", made / "bank.npy", "--method", "dbsn", "--set", "tau=0.06")
     assert applied.returncode == 0, applied.stderr
     assert "1200 targets" in applied.stdout
     assert "dbsn(tau=0.06, iterations=10)" in applied.stdout
@@ -59,7 +60,7 @@ def test_apply_inspect_refresh_and_remove_tell_what_they_did(made, photos):
 def test_a_dry_run_says_what_it_would_write_and_writes_nothing(made, photos):
     before = photos.read_bytes()
     tried = hubplugin(
-        "apply", f"faiss:{photos}", "--queries", made / "bank.npy", "--method", "dbsn", "--dry-run", "--force"
+        "apply", f"faiss:{photos}", "--bank", made / "bank.npy", "--method", "dbsn", "--dry-run", "--force"
     )
     assert "1200 targets, of which 1200 had no offset" in tried.stdout
     assert "nothing was written" in tried.stdout
@@ -77,6 +78,7 @@ def test_a_dry_run_says_what_it_would_write_and_writes_nothing(made, photos):
         ("evaluate", Parameter("metric", "dot"), "--metric dot"),
         ("evaluate", Parameter("seed", -1), "--seed -1"),
         ("inspect", Parameter("using"), "?using=NAME"),
+        ("apply", Parameter("offset_key", "nudge"), "?offset_key=nudge"),
         ("inspect", Parameter("targets"), "targets="),
     ],
 )
@@ -86,28 +88,28 @@ def test_an_error_names_a_parameter_as_it_is_typed(command, parameter, typed):
 
 def test_a_line_about_a_bank_of_one_query_says_each_thing_once(made, photos, tmp_path):
     np.save(tmp_path / "same.npy", np.repeat(np.load(made / "bank.npy")[:1], 800, axis=0))
-    given = (f"faiss:{photos}", "--queries", tmp_path / "same.npy")
+    given = (f"faiss:{photos}", "--bank", tmp_path / "same.npy")
     needed = "query bank has 1 distinct queries; holding some of them out needs at least 10, so that each of 5 folds"
     for arguments, line in (
         (("diagnose", *given), f"{needed} has 2 of them"),
         (
             ("apply", *given),
-            f"{needed} has 2 of them; nothing was changed; collect queries that people ask of this very gallery, or "
-            "--force applies it all the same",
+            f"{needed} has 2 of them; nothing was changed: collect queries that people ask of this very gallery, or "
+            "apply it all the same with --force",
         ),
     ):
         assert hubplugin(*arguments).stderr == f"hubplugin: {line}\n"
 
 
 def test_a_warning_is_a_line_of_the_product_without_a_path(made, photos, monkeypatch):
-    inspect = inspection.inspect
+    inspect = health.inspect
 
     def warns(*arguments, **options):
         warnings.warn("recall fell;\nsearch further", stacklevel=1)
         logging.getLogger("hubplugin.qdrant").warning("no index on %s", "the offsets")
         return inspect(*arguments, **options)
 
-    monkeypatch.setattr("hubplugin.jobs.inspection.inspect", warns)
+    monkeypatch.setattr("hubplugin.jobs.health.inspect", warns)
     monkeypatch.setattr("sys.argv", ["hubplugin", "inspect", f"faiss:{photos}"])
     monkeypatch.setattr(logging.root, "handlers", [])
     said = StringIO()
@@ -126,11 +128,11 @@ def test_python_m_hubplugin_is_the_command():
 @pytest.mark.parametrize(
     ("arguments", "missing"),
     [
-        (("apply", "faiss:PHOTOS", "--queries", "nowhere.npy"), "nowhere.npy"),
-        (("apply", "faiss:nowhere.faiss", "--queries", "BANK"), "nowhere.faiss"),
+        (("apply", "faiss:PHOTOS", "--bank", "nowhere.npy"), "nowhere.npy"),
+        (("apply", "faiss:nowhere.faiss", "--bank", "BANK"), "nowhere.faiss"),
         (("inspect", "faiss:nowhere.faiss"), "nowhere.faiss"),
         (("refresh", "faiss:nowhere.faiss"), "nowhere.faiss"),
-        (("diagnose", "faiss:PHOTOS", "--queries", "BANK", "--target-bank", "nowhere.npy"), "nowhere.npy"),
+        (("diagnose", "faiss:PHOTOS", "--bank", "BANK", "--target-bank", "nowhere.npy"), "nowhere.npy"),
         (("evaluate", "--queries", "BANK", "--targets", "nowhere.npy"), "nowhere.npy"),
         (("evaluate", "--queries", "BANK", "--targets", "BANK", "--truth", "nowhere.json"), "nowhere.json"),
     ],
@@ -156,7 +158,7 @@ def test_it_says_which_version_it_is():
 
 def test_a_password_in_a_url_is_never_printed(made):
     for url in ("redis://user:secret@host/x", "qdrant://user:secret@127.0.0.1:9/x", "qdrant://127.0.0.1:9/x?k=secret"):
-        said = hubplugin("apply", url, "--queries", made / "bank.npy")
+        said = hubplugin("apply", url, "--bank", made / "bank.npy")
         assert said.returncode == 1
         assert "secret" not in said.stdout + said.stderr
 
@@ -171,33 +173,45 @@ def test_a_password_in_a_url_is_never_printed(made):
             "6334 is usually the port of gRPC, a URL has that of HTTP, 6333",
         ),
         (("inspect", "faiss:nowhere.faiss"), "nowhere.faiss"),
-        (("apply", "faiss:PHOTOS", "--queries", "nowhere.npy"), "there is no file 'nowhere.npy'"),
-        (("apply", "faiss:PHOTOS", "--queries", "BANK", "--method", "magic"), "unknown method 'magic'"),
-        (("apply", "faiss:PHOTOS", "--queries", "BANK", "--set", "tau"), "expected NAME=VALUE"),
+        (("apply", "faiss:PHOTOS", "--bank", "nowhere.npy"), "there is no file 'nowhere.npy'"),
+        (("apply", "faiss:PHOTOS", "--bank", "BANK", "--method", "magic"), "unknown method 'magic'"),
+        (("apply", "faiss:PHOTOS", "--bank", "BANK", "--set", "tau"), "expected NAME=VALUE"),
         (
-            ("apply", "faiss:PHOTOS", "--queries", "BANK", "--method", "auto", "--set", "tau=.05"),
+            ("apply", "faiss:PHOTOS", "--bank", "BANK", "--method", "auto", "--set", "tau=.05"),
             "as in --method blend",
         ),
-        (("apply", "faiss:PHOTOS", "--queries", "BANK", "--memory", "much"), "--memory much is not a size"),
-        (("apply", "faiss:PHOTOS", "--queries", "BANK", "--method", "is", "--set", "tau=-1"), "greater than 0"),
-        (("apply", "PHOTOS", "--queries", "BANK"), "a store is named by a URL: faiss:"),
-        (("apply", "faiss:PHOTOS", "--queries", "BANK", "--method", "dualis"), "pass --target-bank"),
-        (("refresh", "faiss:PHOTOS"), "no correction"),
-        (("apply", "faiss:PHOTOS", "--queries", "BANK", "--method", "is", "--set", "store=x"), "no parameter 'store'"),
+        (("apply", "faiss:PHOTOS", "--bank", "BANK", "--memory", "much"), "--memory much is not a size"),
         (
-            ("apply", "faiss:PHOTOS", "--queries", "BANK", "--set", "method=is"),
+            ("diagnose", "faiss:PHOTOS", "--bank", "BANK", "--memory", "99999999GiB"),
+            "--memory 99999999GiB is more than this machine has; expected",
+        ),
+        (("apply", "faiss:PHOTOS", "--bank", "BANK", "--method", "is", "--set", "tau=-1"), "greater than 0"),
+        (("apply", "PHOTOS", "--bank", "BANK"), "a store is named by a URL: faiss:"),
+        (("apply", "faiss:PHOTOS", "--bank", "BANK", "--method", "dualis"), "pass --target-bank"),
+        (("refresh", "faiss:PHOTOS"), "no correction"),
+        (("apply", "faiss:PHOTOS", "--bank", "BANK", "--method", "is", "--set", "store=x"), "no parameter 'store'"),
+        (
+            ("apply", "faiss:PHOTOS", "--bank", "BANK", "--set", "method=is"),
             "method 'blend' has no parameter 'method'",
         ),
         (("evaluate", "--queries", "BANK", "--targets", "BANK", "--seed", "-1"), "--seed -1: expected 0 or more"),
         (("evaluate", "--queries", "BANK", "--targets", "BANK", "--method", ""), "unknown method ''"),
-        (("evaluate", "--queries", "BANK", "--targets", "BANK", "--method", "auto"), "pass --query-bank"),
+        (("evaluate", "--queries", "BANK", "--targets", "BANK", "--method", "auto"), "pass --bank"),
         (("evaluate", "--queries", "BANK", "--targets", "BANK", "--report", "no/where.html"), "cannot write"),
         (("demo", "--folder", "PHOTOS"), "cannot be made"),
+        (("diagnose", "faiss:PHOTOS", "--bank", "FOLDER"), "is a folder; expected a file, .npy"),
+        (("diagnose", "faiss:PHOTOS", "--bank", "FOLDER", "--embed", "a:b"), "is a folder; expected a file, .txt"),
+        (("diagnose", "faiss:PHOTOS", "--bank", "BANK", "--clicks", "FOLDER"), "is a folder; expected a file"),
+        (("diagnose", "faiss:PHOTOS", "--bank", "BANK", "--report", "FOLDER"), "it is a folder; expected a file"),
+        (("evaluate", "faiss:PHOTOS", "--queries", "BANK", "--truth", "FOLDER"), "is a folder; expected a file"),
+        (("inspect", "faiss:FOLDER"), "is a folder, not an index file"),
+        (("inspect", "faiss:BANK"), "it is no index, or of a type unknown to this Faiss\n"),
     ],
 )
 def test_what_goes_wrong_is_one_line_on_stderr_and_changes_nothing(arguments, says, made, photos):
     before = photos.read_bytes()
-    given = [str(part).replace("PHOTOS", str(photos)).replace("BANK", str(made / "bank.npy")) for part in arguments]
+    paths = {"PHOTOS": str(photos), "BANK": str(made / "bank.npy"), "FOLDER": str(made)}
+    given = [functools.reduce(lambda text, path: text.replace(*path), paths.items(), part) for part in arguments]
     result = hubplugin(*given)
     assert result.returncode == 1
     assert says in result.stderr
@@ -208,7 +222,7 @@ def test_what_goes_wrong_is_one_line_on_stderr_and_changes_nothing(arguments, sa
 
 def test_figures_are_printed_as_json_and_quiet_prints_nothing_of_what_is_well(made, photos):
     store = f"faiss:{photos}"
-    applied = hubplugin("apply", store, "--queries", made / "bank.npy", "--json")
+    applied = hubplugin("apply", store, "--bank", made / "bank.npy", "--json")
     assert json.loads(applied.stdout)["command"] == "apply"
     silent = hubplugin("refresh", store, "--quiet")
     assert (silent.returncode, silent.stdout, silent.stderr) == (0, "", "")

@@ -11,8 +11,7 @@ import pytest
 from rich.console import Console
 
 import hubplugin
-from hubplugin.cli.demo import run, shortened
-from hubplugin.cli.picture import Hub, picture
+from hubplugin.cli.demo import Hub, picture, run, shortened
 from hubplugin.measures.hubness import k_occurrence, skewness
 
 pytestmark = pytest.mark.slow

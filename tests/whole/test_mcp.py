@@ -11,7 +11,7 @@ import pytest
 
 from tests.whole.commands import COMMAND, write_photos
 
-mcp = pytest.importorskip("mcp", reason="pip install 'hubplugin[mcp]'")
+mcp = pytest.importorskip("mcp", reason="pip install '.[mcp]'")
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,7 @@ def test_an_agent_inspects_diagnoses_and_evaluates_and_nothing_changes(made):
     bank = str(DATA / "bank_queries.npy")
     tools, (inspected, diagnosed, evaluated, wrong) = asked(
         ("inspect", {"store": store}),
-        ("diagnose", {"store": store, "queries": bank}),
+        ("diagnose", {"store": store, "query_bank": bank}),
         (
             "evaluate",
             {
@@ -54,7 +54,7 @@ def test_an_agent_inspects_diagnoses_and_evaluates_and_nothing_changes(made):
                 "method": ["nnn k=16"],
             },
         ),
-        ("diagnose", {"store": store, "queries": "none.npy"}),
+        ("diagnose", {"store": store, "query_bank": "none.npy"}),
     )
     assert sorted(tools) == ["diagnose", "evaluate", "inspect"]
     for tool in tools.values():
@@ -69,10 +69,43 @@ def test_an_agent_inspects_diagnoses_and_evaluates_and_nothing_changes(made):
     assert {path: path.read_bytes() for path in made.iterdir()} == before
 
 
+def test_an_argument_that_a_tool_does_not_take_is_an_error_and_no_silence(made):
+    store = f"faiss:{made / 'photos.faiss'}"
+    bank = str(DATA / "bank_queries.npy")
+    tools, answers = asked(
+        ("inspect", {"store": store, "report": "page.html"}),
+        ("diagnose", {"store": store, "query_bank": bank, "embed": "os:system"}),
+        ("diagnose", {"store": store, "querys": bank}),
+    )
+    assert all(tool.input_schema["additionalProperties"] is False for tool in tools.values())
+    assert all(answer.is_error for answer in answers)
+    said = [answer.content[0].text for answer in answers]
+    assert "inspect takes no argument 'report'; it takes store, names, device, memory" in said[0]
+    assert "diagnose takes no argument 'embed'; " in said[1]
+    assert "diagnose takes no argument 'querys'; it takes store, query_bank, " in said[2]
+
+
+def test_an_error_shows_nothing_of_the_file_that_it_is_about(made, tmp_path):
+    """An agent may name any file."""
+    names = [f"key{kind}" for kind in ("", ".faiss", ".npy", ".npz", ".safetensors", ".parquet", ".json", ".txt")]
+    for name in names:
+        (tmp_path / name).write_text("hunter2 is the password\n")
+    store, bank = f"faiss:{made / 'photos.faiss'}", str(DATA / "bank_queries.npy")
+    calls = [("inspect", {"store": f"faiss:{tmp_path / name}"}) for name in names]
+    calls += [("diagnose", {"store": store, "query_bank": str(tmp_path / name)}) for name in names]
+    calls += [("evaluate", {"store": store, "queries": bank, "truth": str(tmp_path / name)}) for name in names]
+    _, answers = asked(*calls)
+    for call, answer in zip(calls, answers, strict=True):
+        assert answer.is_error, call
+        text = answer.content[0].text
+        assert "\n" not in text
+        assert not any(part in text for part in ("hunt", "68756e74", "746e7568")), (call, text)
+
+
 def test_no_tool_takes_a_file_to_write_or_code_to_run():
     tools, _ = asked()
     given = {name for tool in tools.values() for name in tool.input_schema["properties"]}
-    assert not given & {"report", "csv", "embed", "force"}
+    assert not given & {"report", "embed", "force"}
 
 
 def test_a_store_that_one_process_holds_is_let_go_after_each_call(tmp_path):

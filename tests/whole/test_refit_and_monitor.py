@@ -12,13 +12,13 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 import hubplugin
-from hubplugin.jobs.monitoring import DRIFTED, Gain, HubnessNow, Monitored, Offsets
-from hubplugin.jobs.refitting import WORSE, Beside, refit
-from hubplugin.jobs.writing import write
+from hubplugin.jobs.correct import WORSE, OldVersusNew, refit
+from hubplugin.jobs.health import DRIFTED, Gain, HubnessNow, Monitored, Offsets
+from hubplugin.jobs.write import write
 from hubplugin.model import FindsAtFit
 from hubplugin.registry import open_store
-from hubplugin.selection.trials import Candidate
 from hubplugin.store import StoredVersion
+from hubplugin.trial import Candidate
 from hubplugin_qdrant import QdrantStore
 from tests.whole.commands import hubplugin as typed
 from tests.whole.commands import write_photos
@@ -43,13 +43,13 @@ def test_a_refit_keeps_the_method_and_its_parameters_on_a_new_bank(photos, real)
     assert (found.method, found.parameters["k"]) == ("nnn", 8)
     assert found.bank_fingerprint == hubplugin.fit(real["bank_queries"][1::2], "nnn").bank_fingerprint
     assert [each.state for each in photos.versions()] == ["kept", "active"]
-    assert done.beside.new.skewness < done.beside.raw.skewness
-    assert done.applied.judgement is not None
+    assert done.versus.new.skewness < done.versus.raw.skewness
+    assert done.judgement is not None
 
 
 def test_the_old_model_is_tried_on_held_out_queries_as_it_is(photos, real):
     old, bank = photos.correction().model, real["bank_queries"][1::2]
-    beside = refit(photos, bank, dry_run=True).beside
+    beside = refit(photos, bank, dry_run=True).versus
     targets = faiss.read_index(photos.url.removeprefix("faiss:")).reconstruct_n(0, 1200).astype(np.float64)[:, :384]
     queries = bank / np.linalg.norm(bank, axis=1, keepdims=True)
     assert len(queries) <= 5 * 500, "all of them are held out once"
@@ -70,7 +70,7 @@ def test_a_worse_correction_is_refused_with_both_figures_and_changes_nothing(pho
 def test_a_dry_run_compares_and_writes_nothing(photos, real):
     before = photos._file.path.read_bytes()
     done = refit(photos, real["bank_queries"][1::2], dry_run=True)
-    assert (done.applied.written, done.applied.scanned) == (False, 1200)
+    assert (done.written, done.scanned) == (False, 1200)
     assert photos._file.path.read_bytes() == before
 
 
@@ -89,11 +89,11 @@ def candidate(skewness: float, recall: float | None = None) -> Candidate:
 @pytest.mark.parametrize(
     ("beside", "worse"),
     [
-        (Beside(candidate(2), candidate(0.5), candidate(0.5), None, None), False),
-        (Beside(candidate(2), candidate(0.5), candidate(0.5 + 1.9 * WORSE), None, None), False),
-        (Beside(candidate(2), candidate(0.5), candidate(0.5 + 2.1 * WORSE), None, None), True),
-        (Beside(candidate(2), candidate(0.5, 0.5), candidate(1.9, 0.49), -0.01, 0.006), False),
-        (Beside(candidate(2), candidate(0.5, 0.5), candidate(0.1, 0.48), -0.02, 0.006), True),
+        (OldVersusNew(candidate(2), candidate(0.5), candidate(0.5), None, None), False),
+        (OldVersusNew(candidate(2), candidate(0.5), candidate(0.5 + 1.9 * WORSE), None, None), False),
+        (OldVersusNew(candidate(2), candidate(0.5), candidate(0.5 + 2.1 * WORSE), None, None), True),
+        (OldVersusNew(candidate(2), candidate(0.5, 0.5), candidate(1.9, 0.49), -0.01, 0.006), False),
+        (OldVersusNew(candidate(2), candidate(0.5, 0.5), candidate(0.1, 0.48), -0.02, 0.006), True),
     ],
 )
 def test_recall_decides_where_it_is_known_and_hubness_elsewhere(beside, worse):
@@ -131,7 +131,7 @@ def test_clicks_say_what_the_correction_gains_in_the_store(photos, real):
 
 
 def test_missing_and_stale_offsets_of_a_collection_are_seen_on_a_random_sample(real, monkeypatch):
-    monkeypatch.setattr("hubplugin.jobs.monitoring.TARGETS", 200)
+    monkeypatch.setattr("hubplugin.jobs.health.TARGETS", 200)
     client, vectors = QdrantClient(":memory:"), real["test_targets"][:600]
     client.create_collection("photos", models.VectorParams(size=384, distance=models.Distance.COSINE))
     points = [models.PointStruct(id=number, vector=row.tolist()) for number, row in enumerate(vectors)]
@@ -226,10 +226,10 @@ def test_the_commands_end_with_the_exit_status_that_cron_acts_upon(photos, real,
     seen = typed("monitor", store, "--queries", tmp_path / "new.npy", "--prometheus", figures, "--json")
     assert (seen.returncode, json.loads(seen.stdout)["attention"]) == (0, []), seen.stderr
     assert f'hubplugin_missing_offsets{{store="{store}"}} 0.0' in figures.read_text()
-    assert typed("refit", store, "--queries", tmp_path / "few.npy").returncode == 3
+    assert typed("refit", store, "--bank", tmp_path / "few.npy").returncode == 3
     assert typed("refit", store).returncode == 1
     assert typed("refit").returncode == 2
-    assert typed("refit", store, "--queries", tmp_path / "new.npy", "--quiet").returncode == 0
+    assert typed("refit", store, "--bank", tmp_path / "new.npy", "--quiet").returncode == 0
     index = faiss.read_index(store.removeprefix("faiss:"))
     index.add(np.ascontiguousarray(np.tile(real["bank_targets"][:300], (1, 1)), np.float32))
     faiss.write_index(index, store.removeprefix("faiss:"))

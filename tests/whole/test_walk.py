@@ -19,7 +19,7 @@ def test_the_walk_goes_from_recorded_queries_to_a_rollback(tmp_path):
     )
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
     said = run.stdout
-    before, after = map(float, re.search(r"R@1 +([\d.]+) -> +([\d.]+)", said).groups())
+    before, after = map(float, re.search(r"^R@1: ([\d.]+) .*-> ([\d.]+)", said, re.MULTILINE).groups())
     assert after > before
     assert "50 searches: " in said
     monitored = said.partition("hubplugin monitor")[2]

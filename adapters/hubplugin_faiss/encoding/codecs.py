@@ -1,15 +1,406 @@
-"""The codec of an index, found by the quantiser that it has."""
+"""How the codes of a quantiser carry extra dimensions.
+
+A code is a row of fields of equal size, lowest bit first. Extra dimensions are a few more fields at its end, written
+by a quantiser of the same kind: scalar, product, or none.
+"""
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol
 
 import faiss
 import numpy as np
 
-from hubplugin_faiss.encoding.codec import Codec, Coder, E, Floats
-from hubplugin_faiss.encoding.extra_dimensions import ExtraDimensions
-from hubplugin_faiss.encoding.layout import UpgradeSpec
-from hubplugin_faiss.encoding.product_codec import ProductCodec
-from hubplugin_faiss.encoding.scalar_codec import ScalarCodec
+from hubplugin.errors import StoreError
+from hubplugin_faiss.encoding.extra_dimensions import ExtraDimensions, UpgradeSpec
+
+E = 1e-3
+"""The query's extra component under inner product, wherever the offsets allow it. Scores are shifted by E^2, which is
+below rounding, and a stored offset / E keeps every digit in a float of any size."""
+
+
+HALF = faiss.ScalarQuantizer.QT_fp16
+
+
+LARGEST = 65504.0
+"""The largest number in the 16 bits of an fp16; what is larger becomes infinite there, and scores become NaN."""
+
+
+class Quantiser(Protocol):
+    """What Faiss's ScalarQuantizer and ProductQuantizer offer."""
+
+    def compute_codes(self, x: np.ndarray) -> np.ndarray: ...
+
+    def decode(self, codes: np.ndarray) -> np.ndarray: ...
+
+
+class Floats:
+    """float32 components as they are."""
+
+    def __init__(self, width: int):
+        self._width = width
+
+    def compute_codes(self, x: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(x, np.float32).view(np.uint8).reshape(len(x), 4 * self._width)
+
+    def decode(self, codes: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(codes).view(np.float32).reshape(len(codes), self._width)
+
+
+@dataclass(frozen=True)
+class Coder:
+    """Appends extra dimensions to codes of `head_bits` bits, as `extra_bits` more, and removes them again.
+
+    quantiser: encodes extra components [n, w].
+    offset_components: which of them carry the offset; the others are padding.
+    limits: the smallest and the largest value that a component may have.
+    step: the extra components of centroids are multiples of it, 0 for no such restriction.
+    """
+
+    extra: ExtraDimensions
+    quantiser: Quantiser
+    offset_components: Sequence[int]
+    head_bits: int
+    extra_bits: int
+    limits: tuple[float, float] = (-np.inf, np.inf)
+    step: float = 0.0
+
+    @property
+    def code_size(self) -> int:
+        return -(-(self.head_bits + self.extra_bits) // 8)
+
+    def components_for(self, offsets: np.ndarray, bases: np.ndarray | None = None) -> np.ndarray:
+        """The extra components [n, w] that come closest to `offsets` [n] after coding.
+
+        bases [n, w]: extra components of the centroids, where codes hold differences from these.
+        """
+        about = np.zeros((len(offsets), self.extra.width), np.float32) if bases is None else bases
+
+        def quantise(i: int, values: np.ndarray) -> np.ndarray:
+            components = np.zeros((len(values), self.extra.width), np.float32)
+            components[:, i] = np.clip(values - about[:, i], *self.limits)
+            return np.asarray(self.quantiser.decode(self.quantiser.compute_codes(components))[:, i] + about[:, i])
+
+        return self.extra.components_for(offsets, quantise, self.offset_components)
+
+    def centres(self, offsets: np.ndarray) -> np.ndarray:
+        """Extra components [n, w] of centroids whose lists shall rank as if every entry had that of `offsets` [n].
+
+        Where levels are close they lie a whole number of steps from the query's, so that neutral is a level in every
+        list.
+        """
+        components = self.extra.components_for(offsets, exactly, self.offset_components[:1])
+        if self.step:
+            components[:, 0] = (
+                self.extra.query[0] + np.round((components[:, 0] - self.extra.query[0]) / self.step) * self.step
+            )
+        components[:, 1:] = self.extra.query[1:]
+        return components
+
+    def require_holds(self, offsets: np.ndarray, bases: np.ndarray | None, name: str) -> None:
+        """Raises StoreError unless codes hold `offsets` [n] to within a tenth of their range; `bases` as above. Faiss
+        encodes very large components wrongly. name: of the type of the index."""
+        wrong = np.abs(self.extra.offsets(self.components_for(offsets, bases)) - offsets).max(initial=0)
+        if wrong > max(np.ptp(offsets) / 10, np.abs(offsets).max() / 1000, 1e-6):
+            raise StoreError(
+                f"offsets from {offsets.min():.4g} to {offsets.max():.4g} do not fit the codes of this {name}; fit the "
+                "model on vectors as long as those in the index, or scale these down before they are indexed"
+            )
+
+    def join(self, heads: np.ndarray, components: np.ndarray) -> np.ndarray:
+        """Codes `heads` [n, bytes] with the codes of extra `components` [n, w] appended: uint8 [n, code_size]."""
+        if isinstance(self.quantiser, faiss.ScalarQuantizer) and self.quantiser.qtype == HALF:
+            require_finite(heads.view(np.uint16))
+        extra_codes = self.quantiser.compute_codes(components)
+        if self.head_bits % 8 == 0:
+            return np.concatenate([heads, extra_codes], axis=1)
+        return np.packbits(
+            np.concatenate([_bits(heads)[:, : self.head_bits], _bits(extra_codes)[:, : self.extra_bits]], axis=1),
+            axis=1,
+            bitorder="little",
+        )
+
+    def head(self, codes: np.ndarray) -> np.ndarray:
+        """Codes [n, code_size] without their extra dimensions."""
+        if self.head_bits % 8 == 0:
+            return np.ascontiguousarray(codes[:, : self.head_bits // 8])
+        return np.packbits(_bits(codes)[:, : self.head_bits], axis=1, bitorder="little")
+
+
+class Codec(ABC):
+    """One kind of codes: designs extra dimensions for them, and widens the quantiser that writes them."""
+
+    def __init__(self, index: faiss.Index):
+        self.index, self.euclidean = index, index.metric_type == faiss.METRIC_L2
+
+    @property
+    @abstractmethod
+    def lossy(self) -> bool:
+        """Whether codes may change the length of a vector by more than a hundredth."""
+
+    @abstractmethod
+    def design(self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None) -> Coder:
+        """Extra dimensions with room for the offsets of `spec`, and their coder.
+
+        sample: some of the offsets [k]. bases: the offset [k] that the centroid of each one stands for, where codes
+        hold differences from centroids.
+        """
+
+    @abstractmethod
+    def coder(self, d: int, extra: ExtraDimensions) -> Coder:
+        """The coder that wrote `extra` behind the d components of this index."""
+
+    def require_fits(self, vectors: np.ndarray) -> None:  # noqa: B027
+        """Raises StoreError if codes cannot hold components as large as those of `vectors` [n, d]."""
+
+    @abstractmethod
+    def widen(self, new: faiss.Index, coder: Coder) -> None:
+        """Gives the widened index `new` the quantiser of this one, extended by that of `coder`."""
+
+    @abstractmethod
+    def narrow(self, new: faiss.Index, d: int) -> None:
+        """Gives the index `new` the first d components of the quantiser of this one."""
+
+    def _extra(self, spec: UpgradeSpec, query: list[float], width: int, state: bytes) -> ExtraDimensions:
+        padded = np.zeros(width, np.float32)
+        padded[: len(query)] = query
+        return ExtraDimensions(padded, self.euclidean).with_fingerprint(spec.fingerprint, state)
+
+
+def require_finite(halves: np.ndarray) -> None:
+    """Raises StoreError if one of the fp16 numbers whose bits are `halves` is infinite."""
+    if ((halves & 0x7FFF) == 0x7C00).any():
+        raise StoreError(
+            f"components beyond {LARGEST:,.0f} are infinite in codes of 16 bits; scale the vectors down before they "
+            "are indexed, or give them a type with room for them, such as Flat"
+        )
+
+
+def exactly(component: int, values: np.ndarray) -> np.ndarray:
+    return values.astype(np.float32)
+
+
+def _bits(codes: np.ndarray) -> np.ndarray:
+    return np.unpackbits(codes, axis=1, bitorder="little")
+
+
+class ScalarCodec(Codec):
+    """One number a component, by a scalar quantiser.
+
+    Faiss is many times slower where d is no multiple of 16, so the extra dimensions are padded up to the next one. The
+    offset goes into several of them: the first holds it as far as it can, the next ones what that one loses.
+    """
+
+    FLOATS: ClassVar = {faiss.ScalarQuantizer.QT_fp16: 2.0**-10, faiss.ScalarQuantizer.QT_bf16: 2.0**-7}
+    LEVELS: ClassVar = {
+        faiss.ScalarQuantizer.QT_8bit: 255,
+        faiss.ScalarQuantizer.QT_6bit: 63,
+        faiss.ScalarQuantizer.QT_4bit: 15,
+    }
+
+    def __init__(self, index: faiss.Index):
+        super().__init__(index)
+        self.kind = index.sq.qtype
+        if self.kind not in {**self.FLOATS, **self.LEVELS}:
+            names = [name for name in dir(faiss.ScalarQuantizer) if name.startswith("QT_") and name != "QT_count"]
+            name = next((name for name in names if getattr(faiss.ScalarQuantizer, name) == self.kind), str(self.kind))
+            raise StoreError(
+                f"codes of type {name} in this {type(index).__name__} cannot carry offsets; build it with SQ8, or "
+                "leave it as it is and search with hubplugin_faiss.CorrectedSearch(index, offsets)"
+            )
+
+    @property
+    def lossy(self) -> bool:
+        return self.kind not in self.FLOATS
+
+    def design(self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None) -> Coder:
+        state = np.array([spec.low, spec.high]).tobytes() + (b"" if bases is None else bases.tobytes())
+        if self.kind in self.LEVELS:
+            return self._levels(spec, state, bases)
+        if self.kind == HALF and (spec.longest if self.euclidean else spec.size / 30_000) > LARGEST / 2.1:
+            raise StoreError(
+                f"offsets from {spec.low:.4g} to {spec.high:.4g} do not fit codes of 16 bits; scale the vectors down "
+                "before they are indexed, and fit the model on those"
+            )
+        if self.euclidean:
+            query = [-np.sqrt(2 * spec.high), -spec.longest * np.sqrt(2 * self.FLOATS[self.kind])]
+        else:
+            query = [max(E, spec.size / 30_000)] * 2
+        return self.coder(self.index.d, self._extra(spec, [_short(q) for q in query], self._width(2), state))
+
+    def coder(self, d: int, extra: ExtraDimensions) -> Coder:
+        trained = faiss.vector_to_array(self.index.sq.trained)
+        return self._coder(d, extra, trained.reshape(2, -1)[:, d:] if self.kind in self.LEVELS else trained)
+
+    def require_fits(self, vectors: np.ndarray) -> None:
+        if self.kind == HALF:
+            with np.errstate(over="ignore"):
+                require_finite(np.ascontiguousarray(vectors, np.float16).view(np.uint16))
+
+    def widen(self, new: faiss.Index, coder: Coder) -> None:
+        trained = faiss.vector_to_array(self.index.sq.trained)
+        if self.kind in self.LEVELS:
+            extra_codes = faiss.vector_to_array(coder.quantiser.trained)  # type: ignore[attr-defined]
+            trained = np.concatenate([trained.reshape(2, -1), extra_codes.reshape(2, -1)], axis=1).ravel()
+        faiss.copy_array_to_vector(trained, new.sq.trained)
+
+    def narrow(self, new: faiss.Index, d: int) -> None:
+        trained = faiss.vector_to_array(self.index.sq.trained)
+        if self.kind in self.LEVELS:
+            trained = trained.reshape(2, -1)[:, :d].ravel()
+        faiss.copy_array_to_vector(np.ascontiguousarray(trained), new.sq.trained)
+
+    def _coder(self, d: int, extra: ExtraDimensions, trained: np.ndarray) -> Coder:
+        quantiser = faiss.ScalarQuantizer(extra.width, self.kind)
+        faiss.copy_array_to_vector(np.ascontiguousarray(trained, np.float32).ravel(), quantiser.trained)
+        limits = (-LARGEST, LARGEST) if self.kind == HALF else (-np.inf, np.inf)
+        # Ranks of lists cannot be rounded to a fifteenth: at equal nprobe that cost 0.006 of recall, and 0.06 by L2.
+        fine = self.kind in self.LEVELS and self.kind != faiss.ScalarQuantizer.QT_4bit
+        step = float(trained[1, 0]) / self.LEVELS[self.kind] if fine else 0.0
+        return Coder(
+            extra, quantiser, range(self._used), quantiser.bits * d, quantiser.bits * extra.width, limits, step
+        )
+
+    @property
+    def _used(self) -> int:
+        """How many dimensions hold the offset: two hold it with 12 bits or more, and of 4 bits each it takes three."""
+        return 3 if self.kind == faiss.ScalarQuantizer.QT_4bit else 2
+
+    def _width(self, used: int) -> int:
+        """The number of extra dimensions, with at least one of padding, which has the fingerprint bits."""
+        return used + 1 + -(int(self.index.d) + used + 1) % 16
+
+    def _levels(self, spec: UpgradeSpec, state: bytes, bases: np.ndarray | None) -> Coder:
+        """A coder whose components have ranges of their own: each spans what the one before may lose.
+
+        A level is the middle of its interval. Neutral under inner product, and the largest offset under Euclidean,
+        are levels, so that what is added through plain Faiss is coded without loss.
+        """
+        used, count = self._used, self.LEVELS[self.kind]
+        spread = np.zeros(1) if bases is None else bases
+        first = -np.sqrt(2 * spec.high) if self.euclidean else max(E, spec.size * 1e-30)
+        extra = self._extra(spec, [first], self._width(used), state)
+        q = extra.query.astype(np.float64)
+        if self.euclidean:  # component i holds q_i + x_i, less the x of the centroid in the first
+            about = np.zeros(1) if bases is None else np.sqrt(np.maximum(q[0] ** 2 - 2 * spread, 0))
+            low, high = -about.max(), np.sqrt(q[0] ** 2 - 2 * spec.low) - about.min()
+        else:
+            low, high = (spec.low - spread.max()) / q[0], (spec.high - spread.min()) / q[0]
+        ranges = np.zeros((2, extra.width))
+        for i in range(used):
+            step = max((high - low) / (count - 2), 1e-12)
+            below = np.ceil(-low / step - 1e-6)
+            ranges[:, i] = (q[i] if bases is None else 0.0) - (below + 0.5) * step, count * step
+            if i + 1 == used:
+                break
+            if self.euclidean:
+                lost = np.sqrt((high - low) * step + step**2)
+                q[i + 1], low, high = -lost, 0.0, np.sqrt(2) * lost
+            else:
+                q[i + 1] = first
+                low, high = np.array([-0.5, 0.5]) * step * q[i] / q[i + 1]
+        return self._coder(self.index.d, replace(extra, query=q.astype(np.float32)), ranges)
+
+
+def _short(value: float) -> float:
+    """The number next to `value`, not nearer to 0, that 7 bits hold, so that bf16 and fp16 have it exactly."""
+    mantissa, exponent = np.frexp(value)
+    return float(np.ldexp(np.copysign(np.ceil(abs(mantissa) * 128) / 128, mantissa), exponent))
+
+
+class ProductCodec(Codec):
+    """One more sub-quantiser, whose codebook is trained on the offsets. With less than 256 levels there are two: the
+    second holds what the first loses."""
+
+    @property
+    def lossy(self) -> bool:
+        return True
+
+    def design(self, spec: UpgradeSpec, sample: np.ndarray, bases: np.ndarray | None) -> Coder:
+        pq = self.index.pq
+        used = 1 if pq.nbits >= 8 else 2
+        state = sample.tobytes() + (b"" if bases is None else bases.tobytes())
+        first = -np.sqrt(2 * spec.high) if self.euclidean else max(E, spec.size * 1e-30)
+        extra = self._extra(spec, [first], used * pq.dsub, state)
+        alone = ExtraDimensions(extra.query[:1], self.euclidean)
+        about = np.zeros(1) if bases is None else Coder(alone, Floats(1), (0,), 0, 0).centres(bases)[:, 0]
+        values = alone.components_for(sample, exactly, (0,))[:, 0] - about
+        low, high = np.sort(alone.components_for(np.array([spec.low, spec.high]), exactly, (0,))[:, 0])
+        codebooks = np.zeros((used, pq.ksub, pq.dsub), np.float32)
+        codebooks[0, :, 0] = levels(values, pq.ksub, extra.query[0] - about, (low - about.max(), high - about.min()))
+        if used == 2:
+            kept = codebooks[0, _nearest(codebooks[0, :, 0], values), 0] + about
+            lost = sample - alone.offsets(kept[:, None])
+            if len(np.unique(values)) < pq.ksub:  # what comes later lies between the levels
+                apart = np.diff(np.sort(alone.offsets(codebooks[0, :, :1] + about.mean())))
+                lost = np.concatenate([lost, np.linspace(-0.5, 0.5, pq.ksub) * apart.max()])
+            second = -np.sqrt(2 * np.abs(lost).max()) if self.euclidean else first
+            query = np.zeros(extra.width)
+            query[0], query[pq.dsub] = extra.query[0], second
+            extra = self._extra(spec, query.tolist(), extra.width, state)
+            second = extra.query[pq.dsub]
+            values = ExtraDimensions(np.array([second]), self.euclidean).components_for(lost, exactly, (0,))[:, 0]
+            base = 0.0 if bases is None else second
+            codebooks[1, :, 0] = levels(values - base, pq.ksub, np.array([second - base]), (0.0, 0.0))
+        return self._coder(self.index.d, extra, codebooks)
+
+    def coder(self, d: int, extra: ExtraDimensions) -> Coder:
+        pq = self.index.pq
+        codebooks = faiss.vector_to_array(pq.centroids).reshape(pq.M, pq.ksub, pq.dsub)
+        return self._coder(d, extra, codebooks[d // pq.dsub :])
+
+    def widen(self, new: faiss.Index, coder: Coder) -> None:
+        extra_codes = faiss.vector_to_array(coder.quantiser.centroids)  # type: ignore[attr-defined]
+        self._set(new, np.concatenate([faiss.vector_to_array(self.index.pq.centroids), extra_codes]))
+
+    def narrow(self, new: faiss.Index, d: int) -> None:
+        self._set(new, faiss.vector_to_array(self.index.pq.centroids)[: d * self.index.pq.ksub])
+
+    def _set(self, new: faiss.Index, centroids: np.ndarray) -> None:
+        faiss.copy_array_to_vector(np.ascontiguousarray(centroids), new.pq.centroids)
+        if self.index.pq.sdc_table.size():
+            new.pq.compute_sdc_table()
+
+    def _coder(self, d: int, extra: ExtraDimensions, codebooks: np.ndarray) -> Coder:
+        pq, used = self.index.pq, len(codebooks)
+        quantiser = faiss.ProductQuantizer(extra.width, used, pq.nbits)
+        faiss.copy_array_to_vector(np.ascontiguousarray(codebooks).ravel(), quantiser.centroids)
+        components = range(0, extra.width, pq.dsub)
+        return Coder(extra, quantiser, components, d // pq.dsub * pq.nbits, used * pq.nbits)
+
+
+def levels(
+    values: np.ndarray, count: int, plain: np.ndarray, room: tuple[float, float], rounds: int = 20
+) -> np.ndarray:
+    """`count` sorted numbers that quantise `values` [n] with a small squared error: Lloyd's iteration on a line.
+
+    plain: what plain Faiss adds, so that it is coded without loss where that takes no more than an eighth of the
+    levels, or where there are levels to spare. Those are spread over `room`, the range of values that may come later.
+    """
+    distinct, fixed = np.unique(values), np.unique(plain.astype(np.float32))
+    both = np.unique(np.concatenate([distinct, fixed]))
+    if len(both) <= count:
+        return np.sort(np.concatenate([both, np.linspace(*room, count - len(both))])).astype(np.float32)
+    if len(fixed) > count // 8:
+        values, fixed = np.concatenate([values, fixed]), fixed[:0]
+    # Starting evenly over the range, not over the mass, keeps the rare extremes, which are the hubs.
+    found = np.concatenate([fixed, np.linspace(distinct[0], distinct[-1], count - len(fixed))])
+    for _ in range(rounds):
+        order = np.argsort(found, kind="stable")
+        nearest = order[_nearest(found[order], values)]
+        members = np.bincount(nearest, minlength=count)
+        means = np.bincount(nearest, values, minlength=count) / np.maximum(members, 1)
+        members[: len(fixed)] = 0
+        found = np.where(members > 0, means, found)
+    return np.sort(found).astype(np.float32)
+
+
+def _nearest(levels: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Which of the sorted `levels` [k] is nearest to each of `values` [n]."""
+    return np.searchsorted((levels[1:] + levels[:-1]) / 2, values)
 
 
 class FloatCodec(Codec):

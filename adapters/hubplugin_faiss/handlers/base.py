@@ -1,18 +1,52 @@
-"""Index handlers: what each of them does, and which one handles a given index."""
+"""What a handler of an index type is, and those of indexes that hold codes themselves: Flat, SQ and PQ."""
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 import faiss
 import numpy as np
 
 from hubplugin.errors import InputError, StoreError
-from hubplugin_faiss.encoding.extra_dimensions import ExtraDimensions
-from hubplugin_faiss.encoding.layout import Assemble, UpgradeSpec
-from hubplugin_faiss.faiss_objects import name_of, reason
+from hubplugin_faiss.encoding.codecs import Coder, codec_of
+from hubplugin_faiss.encoding.extra_dimensions import (
+    Assemble,
+    EncodedIndex,
+    Entries,
+    ExtraDimensions,
+    UpgradeSpec,
+    codes_of,
+    in_memory,
+)
+from hubplugin_faiss.faiss_objects import appending, block_rows, copy_fields, name_of, pretransform, reason
+
+
+class NormBias:
+    """The norm bias of an index, less its mean over the first entries, so that offsets stay centred."""
+
+    def __init__(self, handler: IndexHandler, unit: bool):
+        self._handler, self._unit, self._mean = handler, unit, 0.0
+        for vectors, _ in itertools.islice(handler.scan(0, block_rows(handler.index.d)), 1):
+            own = handler.norm_bias(vectors, unit)
+            self._mean = 0.0 if own is None else float(own.mean())
+
+    def __call__(self, vectors: np.ndarray) -> np.ndarray | float:
+        """The norm bias of `vectors` [b, d], as the index reconstructs them: float64 [b], or 0."""
+        own = self._handler.norm_bias(vectors, self._unit)
+        return 0.0 if own is None else own - self._mean
+
+
+def norm_biases(handler: IndexHandler) -> np.ndarray:
+    """The norm bias of each entry, in scan order: float32 [n]."""
+    norm_bias, row, values = NormBias(handler, True), 0, np.zeros(handler.count, np.float32)
+    for vectors, _ in handler.scan(0, block_rows(handler.index.d)):
+        values[row : row + len(vectors)] = norm_bias(vectors)
+        row += len(vectors)
+    return values
+
 
 ASSEMBLED = {
     "IndexShards": "merge its shards into one index (first.merge_from(second)) and upgrade that, or leave it as it is "
@@ -98,8 +132,15 @@ class IndexHandler(ABC):
         """Vectors [b, d] from entry `start` on, b <= size, and their offsets [b] if the index is upgraded."""
 
     @abstractmethod
+    def require_takes(
+        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False
+    ) -> None:
+        """Raises StoreError if `append` could not add `vectors` [n, d] with `offsets` [n]. Nothing is changed."""
+
+    @abstractmethod
     def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False) -> None:
-        """Adds `vectors` [n, d] with `offsets` [n] to an upgraded index; `unit` as in `UpgradeSpec`."""
+        """Adds `vectors` [n, d] with `offsets` [n] to an upgraded index, after `require_takes`; `unit` as in
+        `UpgradeSpec`."""
 
     def remove(self, ids: np.ndarray) -> None:
         """Removes the entries that a search calls `ids` from an upgraded index."""
@@ -134,8 +175,9 @@ class IndexHandler(ABC):
         """The extra dimensions of all upgraded base indexes in this index."""
 
     @abstractmethod
-    def rounding(self, offsets: np.ndarray) -> float:
-        """The largest error that an upgraded index makes when it stores `offsets` [n]."""
+    def rounding(self, offsets: np.ndarray, vectors: np.ndarray | None = None) -> float:
+        """The largest error that an upgraded index makes when it stores `offsets` [n], with `vectors` [n, d] or, where
+        these are not given, each beside an entry whose offset is about the same."""
 
     def norm_bias(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:
         """What this index adds to the similarity of each of `vectors` [b, d] to every query, up to a constant: float
@@ -180,3 +222,206 @@ def handler_for(index: faiss.Index) -> IndexHandler:
     handler = IndexHandler.registry[name](faiss.downcast_index(index))
     handler.owner = index
     return handler
+
+
+class BaseIndexHandler(IndexHandler):
+    """An index that holds codes. Upgraded, it has w more components, which transforms before it append."""
+
+    @property
+    def two_stage(self) -> bool:
+        return False
+
+    @property
+    def exhaustive(self) -> bool:
+        return False
+
+    @property
+    def lossy(self) -> bool:
+        return codec_of(self.index).lossy
+
+    def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
+        return self.upgraded_behind([], offsets, spec)
+
+    def upgraded_behind(
+        self, chain: list[faiss.VectorTransform], offsets: np.ndarray, spec: UpgradeSpec
+    ) -> faiss.Index:
+        """The upgraded index behind the transforms of `chain` and those that append its extra dimensions."""
+        extra, base_index = self.widened(offsets, spec)
+        return pretransform([*chain, *appending(int(self.index.d), extra)], base_index)
+
+    def downgraded(self, assemble: Assemble) -> faiss.Index:
+        raise StoreError(f"{name_of(self.index)} is not upgraded")
+
+    def require_takes(
+        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False
+    ) -> None:
+        raise StoreError(f"{name_of(self.index)} is not upgraded")
+
+    def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False) -> None:
+        raise StoreError(f"{name_of(self.index)} is not upgraded")
+
+    def check(self) -> None:
+        super().check()
+        codec_of(self.index)  # which refuses codes without room
+
+    def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        codec_of(self.index)  # Faiss cannot decode all that it refuses
+        for vectors in self.decoded(start, size):
+            yield vectors, None
+
+    def rounding(self, offsets: np.ndarray, vectors: np.ndarray | None = None) -> float:
+        return 0.0
+
+    def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        return np.arange(start, self.count if stop is None else stop)
+
+    def order(self) -> np.ndarray | slice:
+        return slice(None)
+
+    def extra_dimensions(self) -> list[ExtraDimensions]:
+        return []
+
+    @abstractmethod
+    def widened(self, offsets: np.ndarray, spec: UpgradeSpec) -> tuple[ExtraDimensions, faiss.Index]:
+        """Extra dimensions that suit this index, and a new one of d + w components that holds `offsets` [n] in them."""
+
+    @abstractmethod
+    def narrowed(self, d: int, extra: ExtraDimensions, assemble: Assemble) -> faiss.Index:
+        """A new index of d components without the `extra` ones that this one has."""
+
+    @abstractmethod
+    def coder(self, d: int, extra: ExtraDimensions) -> Coder:
+        """The coder that wrote the extra dimensions `extra` into this index."""
+
+    def bases(
+        self, d: int, extra: ExtraDimensions, offsets: np.ndarray, vectors: np.ndarray | None
+    ) -> np.ndarray | None:
+        """Extra components [n, w] of the centroids in whose lists `offsets` [n] are stored, where codes hold
+        differences from centroids, else None. vectors: as in `rounding`."""
+        return None
+
+    @abstractmethod
+    def decoded(self, start: int, size: int) -> Iterator[np.ndarray]:
+        """All components of the entries from `start` on, b <= size: float32 [b, d], or [b, d + w] if it is upgraded."""
+
+    @abstractmethod
+    def coded_extended(self, extra: ExtraDimensions, vectors: np.ndarray) -> np.ndarray:
+        """What the codes of this index, which has extra dimensions, make of `vectors` [n, d]: float32 [n, d]."""
+
+    def require_takes_extended(self, vectors: np.ndarray, ids: np.ndarray | None) -> None:
+        """Raises StoreError if `append_extended` could not add `vectors` [n, d], whatever their offsets."""
+        if ids is not None:
+            raise StoreError(f"{name_of(self.index)} numbers its entries itself; add without ids")
+        codec_of(self.index).require_fits(vectors)
+
+    @abstractmethod
+    def append_extended(
+        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
+    ) -> None:
+        """Adds `vectors` [n, d] with `offsets` [n] to this index of d + w components."""
+
+
+def base_index_handler(index: faiss.Index) -> BaseIndexHandler:
+    """The handler for `index`; raises StoreError if it is no base index."""
+    handler = handler_for(index)
+    if not isinstance(handler, BaseIndexHandler):
+        raise StoreError(f"{name_of(index)} cannot carry offsets where it stands")
+    return handler
+
+
+def with_query(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
+    """`vectors` [n, d] with the extra components `query` [w] behind each: float32 [n, d + w]."""
+    components = np.broadcast_to(query, (len(vectors), len(query)))
+    return np.ascontiguousarray(np.concatenate([vectors, components], axis=1), np.float32)
+
+
+SAMPLE = 65_536
+"""A codebook for offsets is trained on at most about this many."""
+
+
+def sample_rows(offsets: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Rows of `offsets` [n] to train a codebook on: evenly spread, with the extremes and all `starts`."""
+    spread = np.linspace(0, len(offsets) - 1, min(len(offsets), SAMPLE)).astype(np.int64)
+    return np.unique(np.concatenate([spread, starts, [offsets.argmin(), offsets.argmax()]]))
+
+
+class FlatCodesHandler(BaseIndexHandler):
+    """Codes in a row, one an entry."""
+
+    names: ClassVar[tuple[str, ...]] = ("IndexFlat", "IndexFlatIP", "IndexFlatL2", "IndexScalarQuantizer", "IndexPQ")
+
+    @property
+    def exhaustive(self) -> bool:
+        return True
+
+    def widened(self, offsets: np.ndarray, spec: UpgradeSpec) -> tuple[ExtraDimensions, faiss.Index]:
+        codec = codec_of(self.index)
+        sample = offsets[sample_rows(offsets, np.empty(0, np.int64))]
+        coder = codec.design(spec, sample, None)
+        coder.require_holds(sample, None, name_of(self.index))
+        return coder.extra, spec.assemble(self._encoded_with(coder, lambda rows: coder.components_for(offsets[rows])))
+
+    def widened_by(self, coder: Coder, components: np.ndarray) -> faiss.Index:
+        """A new index with extra `components` [n, w] in its codes."""
+        return in_memory(self._encoded_with(coder, lambda rows: components[rows]))
+
+    def narrowed(self, d: int, extra: ExtraDimensions, assemble: Assemble) -> faiss.Index:
+        codec = codec_of(self.index)
+        coder, new = codec.coder(d, extra), self._empty(d)
+        codec.narrow(new, d)
+        return assemble(self._encoded(new, lambda codes, rows: coder.head(codes)))
+
+    def coder(self, d: int, extra: ExtraDimensions) -> Coder:
+        return codec_of(self.index).coder(d, extra)
+
+    def decoded(self, start: int, size: int) -> Iterator[np.ndarray]:
+        for first in range(start, self.count, size):
+            yield np.asarray(self.index.sa_decode(self._codes(first, min(first + size, self.count))))
+
+    def coded_extended(self, extra: ExtraDimensions, vectors: np.ndarray) -> np.ndarray:
+        codes = self.index.sa_encode(with_query(vectors, extra.query))
+        return np.asarray(self.index.sa_decode(codes)[:, : vectors.shape[1]])
+
+    def selecting(self, selector: faiss.IDSelector) -> faiss.SearchParameters:
+        return None if hasattr(self.index, "pq") else faiss.SearchParameters(sel=selector)
+
+    def append_extended(
+        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
+    ) -> None:
+        components = codec_of(self.index).coder(d, extra).components_for(offsets)
+        self.index.add(np.concatenate([vectors, components], axis=1))
+
+    def _empty(self, d: int) -> faiss.Index:
+        """An index like this one, of d components and without codes."""
+        old, metric = self.index, self.index.metric_type
+        if isinstance(old, faiss.IndexScalarQuantizer):
+            new = faiss.IndexScalarQuantizer(d, old.sq.qtype, metric)
+            new.sq.rangestat, new.sq.rangestat_arg = old.sq.rangestat, old.sq.rangestat_arg
+        elif isinstance(old, faiss.IndexPQ):
+            new = faiss.IndexPQ(d, d // old.pq.dsub, old.pq.nbits, metric)
+            copy_fields(new, old, "do_polysemous_training", "search_type", "encode_signs", "polysemous_ht")
+            if old.search_type in (faiss.IndexPQ.ST_polysemous, faiss.IndexPQ.ST_polysemous_generalize):
+                # The extra bits say nothing about the nearness of vectors: let through what they may add.
+                new.polysemous_ht += (d // old.pq.dsub - old.pq.M) * old.pq.nbits
+        else:
+            new = (faiss.IndexFlatL2 if self.euclidean else faiss.IndexFlatIP)(d)
+        copy_fields(new, old)
+        return new
+
+    def _encoded_with(self, coder: Coder, components: Callable[[slice], np.ndarray]) -> EncodedIndex:
+        new = self._empty(self.index.d + coder.extra.width)
+        codec_of(self.index).widen(new, coder)
+        return self._encoded(new, lambda codes, rows: coder.join(codes, components(rows)))
+
+    def _encoded(self, new: faiss.Index, code: Callable[[np.ndarray, slice], np.ndarray]) -> EncodedIndex:
+        def entries() -> Iterator[Entries]:
+            size = block_rows(new.d)
+            for start in range(0, self.count, size):
+                rows = slice(start, min(start + size, self.count))
+                yield Entries(code(self._codes(rows.start, rows.stop), rows))
+
+        return EncodedIndex(new, entries)
+
+    def _codes(self, start: int, stop: int) -> np.ndarray:
+        """The codes of the entries [start, stop): uint8 [stop - start, code_size]."""
+        return codes_of(self.index)[start:stop]

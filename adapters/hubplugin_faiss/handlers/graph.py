@@ -10,14 +10,10 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
-from hubplugin_faiss.encoding.assemble import codes_of, in_memory
-from hubplugin_faiss.encoding.codec import Coder
-from hubplugin_faiss.encoding.codecs import codec_of
-from hubplugin_faiss.encoding.extra_dimensions import ExtraDimensions
-from hubplugin_faiss.encoding.layout import Assemble, UpgradeSpec
+from hubplugin_faiss.encoding.codecs import Coder, codec_of
+from hubplugin_faiss.encoding.extra_dimensions import Assemble, ExtraDimensions, UpgradeSpec, codes_of, in_memory
 from hubplugin_faiss.faiss_objects import block_rows, copy_fields, handed_over, name_of
-from hubplugin_faiss.handlers.base_index import BaseIndexHandler, base_index_handler
-from hubplugin_faiss.handlers.flat import FlatCodesHandler
+from hubplugin_faiss.handlers.base import BaseIndexHandler, FlatCodesHandler, base_index_handler
 
 
 class GraphHandler(BaseIndexHandler):
@@ -28,6 +24,10 @@ class GraphHandler(BaseIndexHandler):
         "HNSW": ("init_level0", "keep_max_size_level0"),
         "NSG": ("GK", "build_type", "nndescent_S", "nndescent_R", "nndescent_L", "nndescent_iter", "is_built"),
     }
+
+    def check(self) -> None:
+        super().check()
+        self._storage.check()
 
     @property
     def lossy(self) -> bool:
@@ -58,27 +58,26 @@ class GraphHandler(BaseIndexHandler):
     def coder(self, d: int, extra: ExtraDimensions) -> Coder:
         return self._storage.coder(d, extra)
 
-    def bases(self, d: int, count: int) -> np.ndarray | None:
-        return None
-
     def decoded(self, start: int, size: int) -> Iterator[np.ndarray]:
         return self._storage.decoded(start, size)
 
     def coded_extended(self, extra: ExtraDimensions, vectors: np.ndarray) -> np.ndarray:
         return self._storage.coded_extended(extra, vectors)
 
-    def append_extended(
-        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
-    ) -> None:
+    def require_takes_extended(self, vectors: np.ndarray, ids: np.ndarray | None) -> None:
         if self._kind == "NSG":
             raise StoreError(
                 f"{name_of(self.index)} takes no more vectors once it is built; nor does it in plain Faiss"
             )
         if ids is not None:
             raise StoreError(f"{name_of(self.index)} numbers its entries itself; add without ids")
+        self._storage.require_takes_extended(vectors, None)
+
+    def append_extended(
+        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
+    ) -> None:
         # Links are drawn by the vectors alone, as in the raw index: meanwhile every offset is neutral.
         storage = faiss.downcast_index(self.index.storage)
-        codec_of(storage).require_fits(vectors)
         coder, old = codec_of(storage).coder(d, extra), self.count
         first = coder.head_bits // 8
         components = codes_of(storage)[:, first:].copy()

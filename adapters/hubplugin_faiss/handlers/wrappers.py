@@ -12,12 +12,9 @@ import numpy as np
 
 from hubplugin.errors import StoreError
 from hubplugin.vectors import Vectors
-from hubplugin_faiss.encoding.assemble import list_ids
-from hubplugin_faiss.encoding.extra_dimensions import ExtraDimensions
-from hubplugin_faiss.encoding.layout import Assemble, UpgradeSpec
+from hubplugin_faiss.encoding.extra_dimensions import Assemble, ExtraDimensions, UpgradeSpec, list_ids
 from hubplugin_faiss.faiss_objects import copy_fields, handed_over, name_of, pretransform
-from hubplugin_faiss.handlers.base import IndexHandler, handler_for
-from hubplugin_faiss.handlers.base_index import BaseIndexHandler, base_index_handler
+from hubplugin_faiss.handlers.base import SAMPLE, BaseIndexHandler, IndexHandler, base_index_handler, handler_for
 
 
 class WrapperHandler(IndexHandler):
@@ -36,8 +33,8 @@ class WrapperHandler(IndexHandler):
     def order(self) -> np.ndarray | slice:
         return self._inner.order()
 
-    def rounding(self, offsets: np.ndarray) -> float:
-        return self._inner.rounding(offsets)
+    def rounding(self, offsets: np.ndarray, vectors: np.ndarray | None = None) -> float:
+        return self._inner.rounding(offsets, vectors)
 
     def extra_dimensions(self) -> list[ExtraDimensions]:
         return self._inner.extra_dimensions()
@@ -83,9 +80,14 @@ class IdMapHandler(WrapperHandler):
     def downgraded(self, assemble: Assemble) -> faiss.Index:
         return self._around(self._inner.downgraded(assemble))
 
-    def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False) -> None:
+    def require_takes(
+        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False
+    ) -> None:
         if ids is None:
             raise StoreError(f"{name_of(self.index)} has ids of its own: pass ids= with the vectors")
+        self._inner.require_takes(vectors, offsets, None, unit)
+
+    def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False) -> None:
         self._inner.append(vectors, offsets, None, unit)
         faiss.copy_array_to_vector(np.concatenate([self._ids, ids]), self.index.id_map)
         self.index.ntotal = self.index.index.ntotal
@@ -184,6 +186,26 @@ class PreTransformHandler(WrapperHandler):
             inner = np.concatenate([inner, np.broadcast_to(extra.query, (len(inner), extra.width))], axis=1)
         return self._reversed(inner)
 
+    def require_takes(
+        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False
+    ) -> None:
+        if self._extra() is None:
+            self._inner.require_takes(self._transformed(vectors), offsets, ids, unit)
+            return
+        base_index_handler(self.index.index).require_takes_extended(self._transformed(vectors), ids)
+        self._require_room(offsets, vectors)
+
+    def _require_room(self, offsets: np.ndarray, vectors: np.ndarray) -> None:
+        """Raises StoreError if codes cannot express `offsets` [n] of `vectors` [n, d] to within a quarter of the
+        largest that there is, of these and those that they hold. Rounding stays far below."""
+        held = [own for _, own in itertools.islice(self.scan(0, SAMPLE), 1) if own is not None]
+        largest = max((float(np.abs(part).max()) for part in (*held, offsets) if len(part)), default=0.0)
+        if len(offsets) and self.rounding(offsets, vectors) > max(largest / 4, 1e-6):
+            raise StoreError(
+                f"offsets from {offsets.min():.4g} to {offsets.max():.4g} find no room in the codes of this "
+                f"{name_of(self._inner.index)}, which were made for others: replace all, index = refresh(index, model)"
+            )
+
     def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False) -> None:
         extra, vectors = self._extra(), self._transformed(vectors)
         if extra is None:
@@ -196,12 +218,13 @@ class PreTransformHandler(WrapperHandler):
         self._inner.remove(ids)
         self.index.ntotal = self.index.index.ntotal
 
-    def rounding(self, offsets: np.ndarray) -> float:
-        extra = self._extra()
+    def rounding(self, offsets: np.ndarray, vectors: np.ndarray | None = None) -> float:
+        extra, inner = self._extra(), None if vectors is None else self._transformed(vectors)
         if extra is None:
-            return self._inner.rounding(offsets)
+            return self._inner.rounding(offsets, inner)
         base_index, d = base_index_handler(self.index.index), self._width() - extra.width
-        stored = base_index.coder(d, extra).components_for(offsets, base_index.bases(d, len(offsets)))
+        bases = base_index.bases(d, extra, offsets, inner)
+        stored = base_index.coder(d, extra).components_for(offsets, bases)
         return float(np.abs(extra.offsets(stored) - offsets).max())
 
     def extra_dimensions(self) -> list[ExtraDimensions]:

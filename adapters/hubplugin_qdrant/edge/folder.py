@@ -9,12 +9,12 @@ PATH/hub/off, while the correction is switched off
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from hubplugin import atomic
 from hubplugin.errors import StoreError
 from hubplugin.model import OffsetModel, load
 from hubplugin.quarantine import Quarantine, parse
@@ -76,7 +76,7 @@ class Folder(Metadata):
 
     def read_quarantine(self) -> Quarantine:
         file = self._path / "quarantine.json"
-        return parse(file.read_text(), f"{self._url}: hub/quarantine.json") if file.is_file() else Quarantine()
+        return parse(file.read_bytes(), f"{self._url}: hub/quarantine.json") if file.is_file() else Quarantine()
 
     def write_quarantine(self, quarantine: Quarantine) -> None:
         self._write("quarantine.json", quarantine.model_dump_json(indent=2))
@@ -107,9 +107,4 @@ class Folder(Metadata):
 
     def _write(self, name: str, content: str) -> None:
         """Writes a file of the folder whole or not at all."""
-        beside = self._path / f"{name}.tmp"
-        with beside.open("w") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, self._path / name)
+        atomic.write(self._path / name, content.encode())

@@ -10,10 +10,9 @@ from qdrant_client import models
 
 from hubplugin.metric import Metric
 from hubplugin.store import Hits
-from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant.edge.shard import Shard, one_line
 from hubplugin_qdrant.manifest import Version
-from hubplugin_qdrant.requests.scores import similarity_threshold, with_distances
+from hubplugin_qdrant.requests import similarity_threshold, with_distances
 from hubplugin_qdrant.transport import plain_id
 
 if TYPE_CHECKING:
@@ -32,9 +31,17 @@ class Options(TypedDict, total=False):
 
 
 def nearest(
-    shard: Shard, version: Version | None, queries: np.ndarray, limit: int, **options: Unpack[Options]
+    shard: Shard,
+    version: Version | None,
+    queries: np.ndarray,
+    limit: int,
+    hidden: str | None = None,
+    **options: Unpack[Options],
 ) -> list[list[models.ScoredPoint]]:
-    """The nearest of each of `queries` [m, d], best first, corrected by `version` unless it is None."""
+    """The nearest of each of `queries` [m, d], best first, corrected by `version` unless it is None. hidden: the
+    payload key that is left out, unless payload is asked for by name."""
+    if hidden is not None and options.get("with_payload") is True:
+        options["with_payload"] = edge.PayloadSelector.Exclude([hidden])
     requests = [_request(shard, version, query, limit, **options) for query in np.asarray(queries, np.float32)]
     with one_line(shard.url):
         found = shard.engine.query_batch(edge.QueryBatchRequest(requests))
@@ -45,8 +52,6 @@ def _request(
     shard: Shard, version: Version | None, query: np.ndarray, limit: int, **options: Unpack[Options]
 ) -> edge.QueryRequest:
     given: dict[str, Any] = {"with_payload": False, "with_vector": False, **options}
-    if given["with_payload"] is True:
-        given["with_payload"] = edge.PayloadSelector.Exclude([m.KEY])
     offset = given.pop("offset", 0)
     raw = edge.Query.Nearest(query.tolist(), shard.using or None)
     if version is None:
@@ -60,7 +65,7 @@ def _request(
 
 
 def formula(version: Version) -> edge.Formula:
-    """The corrected similarity of a candidate, as `hubplugin_qdrant.requests.scores.formula` has it for a server."""
+    """The corrected similarity of a candidate, as `hubplugin_qdrant.requests.formula` has it for a server."""
     score = edge.Expression.Variable("$score")
     if version.metric is Metric.EUCLIDEAN:
         score = edge.Expression.Mult([edge.Expression.Constant(-0.5), score, score])

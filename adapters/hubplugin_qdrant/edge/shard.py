@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,14 @@ from hubplugin.errors import Parameter, StoreError
 from hubplugin.metric import Metric
 from hubplugin.store import Batch, Id
 from hubplugin_qdrant import manifest as m
-from hubplugin_qdrant.manifest import Version
+from hubplugin_qdrant.manifest import Payload, Version
+from hubplugin_qdrant.points import PointReader
 from hubplugin_qdrant.transport import plain_id
 
 BATCH = 2000
 """Points read and written at a time; each batch is flushed to disk, which takes about a tenth of a second."""
+
+LARGEST = sys.float_info.max
 
 METRICS = {"Cosine": Metric.COSINE, "Dot": Metric.DOT, "Euclid": Metric.EUCLIDEAN}
 
@@ -42,20 +46,32 @@ class Shard:
             count: int = self.engine.count(edge.CountRequest(exact=True, filter=has_vector))
             return count
 
-    def scan(self, turned: Callable[[list[Any]], Batch], after: Id | None = None) -> Iterator[Batch]:
-        """The points behind the point `after`, in the order of ids, page by page as `turned` makes them."""
-        following: Any = after
-        more = True
-        while more:
-            request = edge.ScrollRequest(
-                following, BATCH, with_payload=[m.KEY], with_vector=[self.using] if self.using else True
-            )
-            with one_line(self.url):
-                records, following = self.engine.scroll(request)
-            batch = turned([record for record in records if plain_id(record.id) != after])
+    def scan(self, reader: PointReader, after: Id | None = None) -> Iterator[Batch]:
+        """The points behind the point `after`, in the order of ids, in batches as `reader` makes them."""
+        vectors = [self.using] if self.using else True
+        for records in self._pages(after, with_payload=reader.payload, with_vector=vectors):
+            batch = reader.batch([record for record in records if plain_id(record.id) != after])
             if len(batch.ids):
                 yield batch
+
+    def _pages(self, following: Any = None, **asked: Any) -> Iterator[list[Any]]:
+        """The points from the point `following` on, in the order of ids, page by page."""
+        more = True
+        while more:
+            with one_line(self.url):
+                records, following = self.engine.scroll(edge.ScrollRequest(following, BATCH, **asked))
+            yield records
             more = following is not None
+
+    def holding(self, key: str, without: Collection[str]) -> dict[Id, Payload]:
+        """Some of the points that hold anything under the payload key `key`; see `VersionedStore.holding`."""
+        anything = edge.Filter(must_not=[edge.IsEmptyCondition(key)])
+        numbers: list[Any] = [
+            edge.FieldCondition(f"{key}.{each}", range=edge.RangeFloat(gte=-LARGEST)) for each in without
+        ]
+        chosen = edge.Filter(should=[edge.IsNullCondition(key), anything], must_not=numbers)
+        records = next(self._pages(filter=chosen, with_payload=[key], with_vector=False))
+        return {plain_id(record.id): record.payload for record in records}
 
     def retrieved(self, ids: Sequence[Id]) -> list[Any]:
         """The points `ids`, with payloads and without vectors."""
@@ -63,19 +79,21 @@ class Shard:
             found: list[Any] = self.engine.retrieve(list(ids), with_payload=True, with_vector=False)
         return found
 
-    def sampled(self, count: int) -> list[Any]:
+    def sampled(self, count: int, reader: PointReader) -> Batch:
         """`count` points drawn at random."""
         vectors = [self.using] if self.using else True
-        request = edge.QueryRequest(count, 0, edge.Sample.Random, with_payload=[m.KEY], with_vector=vectors)
+        request = edge.QueryRequest(count, 0, edge.Sample.Random, with_payload=reader.payload, with_vector=vectors)
         with one_line(self.url):
             points: list[Any] = self.engine.query(request)
-        return points
+        return reader.batch(points)
 
     def write(self, version: Version, ids: Sequence[Id], offsets: np.ndarray) -> None:
         """Gives each point its offset, for good when this returns."""
         with one_line(self.url):
             for point, offset in zip(ids, offsets.tolist(), strict=True):
-                self.engine.update(edge.UpdateOperation.set_payload([point], {version.field: offset}, m.KEY))
+                self.engine.update(
+                    edge.UpdateOperation.set_payload([point], {version.field: offset}, version.offset_key)
+                )
             self.engine.flush()
 
     def index(self, version: Version) -> None:
@@ -85,16 +103,25 @@ class Shard:
                 self.engine.update(edge.UpdateOperation.create_field_index(version.key, edge.PayloadSchemaType.Float))
             self.engine.flush()
 
-    def delete(self, versions: Sequence[Version], everything: bool) -> None:
-        """Deletes the offsets of `versions`, and `everything` else under our key."""
+    def delete(self, versions: Sequence[Version], last: bool) -> None:
+        """Deletes the offsets of `versions`; see `VersionedStore.delete`."""
+        if not versions:
+            return
+        key = versions[0].offset_key
         with one_line(self.url):
             for version in versions:
                 if version.key in self.engine.info().payload_schema:
                     self.engine.update(edge.UpdateOperation.delete_field_index(version.key))
-            keys = [m.KEY] if everything else [version.key for version in versions]
-            if keys:
-                ours = edge.Filter(must_not=[edge.IsEmptyCondition(m.KEY)])
-                self.engine.update(edge.UpdateOperation.delete_payload_by_filter(ours, keys))
+        for records in self._pages(with_payload=[key], with_vector=False):
+            points: dict[tuple[str, ...], list[Any]] = {}
+            for record in records:
+                keys = m.to_delete(record.payload, versions) if last else m.payload_keys(versions)
+                points.setdefault(keys, []).append(plain_id(record.id))
+            with one_line(self.url):
+                for keys, some in points.items():
+                    if keys:
+                        self.engine.update(edge.UpdateOperation.delete_payload(some, list(keys)))
+        with one_line(self.url):
             self.engine.flush()
 
 

@@ -28,7 +28,7 @@ class EdgeWriting(VersionWriting):
     def scan(self) -> Iterator[Batch]:
         """The points in the order of ids, behind the last one that a half-written version has."""
         after = self._folder.read_progress(self.version) if self.found == "half-written" else None
-        return self._shard.scan(PointReader(self.store, self.undisturbed(), self.version, None).batch, after)
+        return self._shard.scan(PointReader(self.store, self.undisturbed(), self.version, None), after)
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
         self._shard.write(self.version, batch.ids, offsets)

@@ -1,0 +1,457 @@
+"""Indexes with inverted lists, their coarse quantizers and how lists are ranked; and PQ codes that are scanned fast."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from typing import ClassVar
+
+import faiss
+import numpy as np
+
+from hubplugin.errors import StoreError
+from hubplugin_faiss.encoding.codecs import HALF, Coder, FloatCodec, ScalarCodec, codec_of, require_finite
+from hubplugin_faiss.encoding.extra_dimensions import (
+    Assemble,
+    EncodedIndex,
+    Entries,
+    ExtraDimensions,
+    UpgradeSpec,
+    in_memory,
+    list_ids,
+    runs,
+)
+from hubplugin_faiss.encoding.packed_codes import (
+    add_codes,
+    add_codes_to_list,
+    codes_of_blocks,
+    codes_of_list,
+    remove_codes,
+)
+from hubplugin_faiss.faiss_objects import block_rows, copy_fields, handed_over, name_of, pretransform
+from hubplugin_faiss.handlers.base import (
+    SAMPLE,
+    BaseIndexHandler,
+    FlatCodesHandler,
+    IndexHandler,
+    base_index_handler,
+    handler_for,
+    sample_rows,
+    with_query,
+)
+from hubplugin_faiss.handlers.graph import GraphHandler
+
+SOFTNESS, SOFTNESS_L2 = 0.6, 0.35
+"""How far, in standard deviations of all offsets, `list_ranks` looks below the largest offset of a list.
+
+The larger it is, the less recall falls at equal nprobe, and the longer are the lists that are visited: by 4 to 11 %
+as it stands, 0 to 7 % by L2, where recall does not fall anyway (20,000 and 3,700 code vectors in 32 to 512 lists).
+Ranks that are trained on the queries of the bank find 0.003 more of the former at equal length, none of the latter.
+"""
+
+
+def list_ranks(offsets: np.ndarray, starts: np.ndarray, apart: np.ndarray | None) -> np.ndarray:
+    """What is added to the similarity of a centroid, so that it comes near that of the best entry of its list:
+    float32 [nlist].
+
+    offsets: of all entries, list by list. starts [nlist + 1]: the first entry of each list, and the count. apart
+    [nlist]: by L2, the mean squared distance of entries from the centroid of their list. By it they lie further from
+    a query than that does.
+
+    A soft maximum of the offsets of a list, a LSE(offsets / a): more for a long list, since the best of many lies
+    higher than the best of few.
+    """
+    sizes, lists = np.diff(starts), np.flatnonzero(np.diff(starts))
+    softness = max((SOFTNESS if apart is None else SOFTNESS_L2) * float(offsets.std(dtype=np.float64)), 1e-9)
+    peaks, sums, size = np.zeros(len(sizes)), np.zeros(len(sizes)), max(SAMPLE, len(sizes))
+    peaks[lists] = np.maximum.reduceat(offsets, starts[lists])
+    for first in range(0, len(offsets), size):
+        values = offsets[first : first + size].astype(np.float64)
+        numbers = np.searchsorted(starts, first + np.arange(len(values)), "right") - 1
+        sums += np.bincount(numbers, np.exp((values - peaks[numbers]) / softness), minlength=len(sizes))
+    ranks = peaks + softness * np.log(np.maximum(sums, 1)) - (0 if apart is None else apart / 2)
+    ranks += offsets.mean(dtype=np.float64) - (ranks * sizes).sum() / sizes.sum()
+    return np.where(sizes > 0, np.clip(ranks, offsets.min(), offsets.max()), 0).astype(np.float32)
+
+
+FLOATS = ("IndexFlat", "IndexFlatIP", "IndexFlatL2", "IndexHNSWFlat")
+"""The coarse quantizers that hold their centroids as floats."""
+
+
+def widened_quantizer(
+    quantizer: faiss.Index, coder: Coder, ranks: np.ndarray, spec: UpgradeSpec, residual: bool
+) -> tuple[faiss.Index, np.ndarray]:
+    """A coarse quantizer of d + w components whose centroids rank as if each had the offset in `ranks` [nlist], and
+    their extra components [nlist, w].
+
+    One that does not hold its centroids as floats stands behind a transform that drops the extra dimensions, and its
+    centroids have none. It has extra dimensions of its own for the ranks. If codes are `residual`, it stays as it is:
+    Faiss takes the similarity of a centroid for a part of that of its entries, and would add the rank to these.
+    """
+    quantizer = faiss.downcast_index(quantizer)
+    if name_of(quantizer) in FLOATS:
+        is_flat = name_of(quantizer) in FlatCodesHandler.names
+        handler = FlatCodesHandler(quantizer) if is_flat else GraphHandler(quantizer)
+        centres = coder.centres(ranks)
+        floats = FloatCodec(quantizer).coder(quantizer.d, coder.extra)
+        return handler.widened_by(floats, centres), centres
+    d, width = int(quantizer.d), coder.extra.width
+    drop = faiss.RemapDimensionsTransform(d + width, d, False)
+    inner = faiss.clone_index(quantizer) if residual else ranked_quantizer(quantizer, ranks, spec)
+    return pretransform([drop], inner), np.zeros((len(ranks), width), np.float32)
+
+
+def ranked_quantizer(quantizer: faiss.Index, ranks: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
+    """A coarse quantizer of the same d whose centroids rank as if each had the offset in `ranks` [nlist]: upgraded like
+    any index. One that cannot be upgraded without a second stage, whose centroids would be others, stays as it is."""
+    try:
+        handler = handler_for(quantizer)
+        handler.check()
+    except StoreError:
+        return faiss.clone_index(quantizer)
+    if handler.two_stage:
+        return faiss.clone_index(quantizer)
+    spec = replace(spec, assemble=in_memory, unit=False, rebuild=False, vectors=None)
+    return handler.upgraded(ranks[handler.order()], spec)
+
+
+def unranked_quantizer(quantizer: faiss.Index) -> faiss.Index:
+    """The coarse quantizer that `ranked_quantizer` was given."""
+    try:
+        handler = handler_for(quantizer)
+    except StoreError:
+        return faiss.clone_index(quantizer)
+    return handler.downgraded(in_memory) if handler.is_upgraded() else faiss.clone_index(quantizer)
+
+
+def narrowed_quantizer(quantizer: faiss.Index, d: int, extra: ExtraDimensions) -> faiss.Index:
+    """The coarse quantizer of d components that `widened_quantizer` was given."""
+    quantizer = faiss.downcast_index(quantizer)
+    if isinstance(quantizer, faiss.IndexPreTransform):
+        return unranked_quantizer(quantizer.index)
+    return base_index_handler(quantizer).narrowed(d, extra, in_memory)
+
+
+def nearest_lists(quantizer: faiss.Index, vectors: np.ndarray, extra: ExtraDimensions) -> np.ndarray:
+    """The list that each of `vectors` [n, d] has in the raw index, where lists have no offsets: int64 [n]."""
+    if extra.euclidean or name_of(quantizer) not in FLOATS:
+        return np.ascontiguousarray(
+            narrowed_quantizer(quantizer, vectors.shape[1], extra).search(vectors, 1)[1].ravel()
+        )
+    blank = np.zeros((len(vectors), extra.width), np.float32)
+    return np.ascontiguousarray(quantizer.search(np.concatenate([vectors, blank], axis=1), 1)[1].ravel())
+
+
+def replace_quantizer(index: faiss.Index, quantizer: faiss.Index) -> None:
+    """Replaces the coarse quantizer of the IVF `index`, which owns it."""
+    old = faiss.downcast_index(index.quantizer)
+    index.quantizer = quantizer  # which it owns from now on
+    old.this.acquire()
+
+
+ALIKE = 16
+"""How many entries with about the same offset are looked at for the lists in which such offsets are stored."""
+
+
+class InvertedListsHandler(BaseIndexHandler):
+    """Codes in inverted lists. Lists, ids and training stay; extra components of the centroids rank the lists."""
+
+    names: ClassVar[tuple[str, ...]] = ("IndexIVFFlat", "IndexIVFScalarQuantizer", "IndexIVFPQ")
+
+    def widened(self, offsets: np.ndarray, spec: UpgradeSpec) -> tuple[ExtraDimensions, faiss.Index]:
+        codec, starts = codec_of(self.index), self._starts()
+        if isinstance(codec, ScalarCodec) and codec.kind == HALF:
+            for _, codes, _, _ in self._blocks(0, block_rows(self.index.d)):
+                require_finite(codes.view(np.uint16))
+        rows = sample_rows(offsets, starts[:-1][np.diff(starts) > 0])
+        ranks = list_ranks(offsets, starts, self._spreads(rows) if self.euclidean else None)
+        of_rows = np.searchsorted(starts, rows, "right") - 1
+        based = self._residual and name_of(self.index.quantizer) in FLOATS  # else codes hold all of it
+        coder = codec.design(spec, offsets[rows], ranks[of_rows] if based else None)
+        quantizer, centres = widened_quantizer(self.index.quantizer, coder, ranks, spec, self._residual)
+        coder.require_holds(offsets[rows], centres[of_rows] if self._residual else None, name_of(self.index))
+        new = self._empty(self.index.d + coder.extra.width, quantizer)
+        codec.widen(new, coder)
+
+        def code(numbers: np.ndarray, codes: np.ndarray, rows: slice) -> np.ndarray:
+            bases = centres[numbers] if self._residual else None
+            components = coder.components_for(offsets[rows], bases)
+            return coder.join(codes, components if bases is None else components - bases)
+
+        return coder.extra, spec.assemble(self._encoded(new, code))
+
+    def narrowed(self, d: int, extra: ExtraDimensions, assemble: Assemble) -> faiss.Index:
+        codec = codec_of(self.index)
+        coder = codec.coder(d, extra)
+        new = self._empty(d, narrowed_quantizer(self.index.quantizer, d, extra))
+        codec.narrow(new, d)
+        return assemble(self._encoded(new, lambda numbers, codes, rows: coder.head(codes)))
+
+    def coder(self, d: int, extra: ExtraDimensions) -> Coder:
+        return codec_of(self.index).coder(d, extra)
+
+    def bases(
+        self, d: int, extra: ExtraDimensions, offsets: np.ndarray, vectors: np.ndarray | None
+    ) -> np.ndarray | None:
+        if not self._residual:
+            return None
+        if vectors is not None:
+            numbers = nearest_lists(self.index.quantizer, vectors, extra)
+            return np.stack([self.index.quantizer.reconstruct(int(number))[d:] for number in numbers])
+        centres = self.index.quantizer.reconstruct_n(0, self.index.nlist)[:, d:]
+        return np.asarray(centres[self._lists_like(offsets, extra, extra.offsets(centres))])
+
+    def _lists_like(self, offsets: np.ndarray, extra: ExtraDimensions, of_centres: np.ndarray) -> np.ndarray:
+        """For each of `offsets` [n] the list of an entry that has about the same: int64 [n].
+
+        Of several such lists it is the one whose centroid has the most different offset, of `of_centres` [nlist], so
+        that most is left to the code.
+        """
+        parts = [extra.offsets(decoded[:, -extra.width :]) for decoded in itertools.islice(self.decoded(0, SAMPLE), 1)]
+        held = np.concatenate([np.empty(0, np.float32), *parts])
+        order = np.argsort(held)
+        lists = np.searchsorted(self._starts(), order, "right") - 1
+        around = np.searchsorted(held[order], offsets)[:, None] + np.arange(-ALIKE // 2, ALIKE // 2)
+        around = lists[np.clip(around, 0, len(order) - 1)]
+        farthest = np.abs(of_centres[around] - offsets[:, None]).argmax(axis=1)
+        return np.asarray(np.take_along_axis(around, farthest[:, None], axis=1)[:, 0])
+
+    def decoded(self, start: int, size: int) -> Iterator[np.ndarray]:
+        for numbers, codes, _, _ in self._blocks(start, size):
+            yield self._decode(codes, numbers)
+
+    def coded_extended(self, extra: ExtraDimensions, vectors: np.ndarray) -> np.ndarray:
+        nearest = nearest_lists(self.index.quantizer, vectors, extra)
+        codes = self._encode(with_query(vectors, extra.query), nearest)
+        return self._decode(codes, nearest)[:, : vectors.shape[1]]
+
+    def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        lists, starts = self.index.invlists, self._starts()
+        parts = _parts(starts, start, self.count if stop is None else stop)
+        return np.concatenate([np.empty(0, np.int64), *(list_ids(lists, number)[part] for number, part in parts)])
+
+    def order(self) -> np.ndarray | slice:
+        return IndexHandler.order(self)
+
+    def require_takes_extended(self, vectors: np.ndarray, ids: np.ndarray | None) -> None:
+        codec_of(self.index).require_fits(vectors)
+        self._ids_to_add(ids, len(vectors))
+
+    def append_extended(
+        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
+    ) -> None:
+        ids = self._ids_to_add(ids, len(vectors))
+        nearest, extended = self._placed(d, extra, vectors, offsets)
+        given = None if self.index.direct_map.type == faiss.DirectMap.Array else faiss.swig_ptr(ids)
+        self.index.add_core(len(extended), faiss.swig_ptr(extended), given, faiss.swig_ptr(nearest))
+
+    def files(self) -> list[str]:
+        lists = faiss.downcast_InvertedLists(self.index.invlists)
+        return [str(lists.filename)] if isinstance(lists, faiss.OnDiskInvertedLists) else []
+
+    def selecting(self, selector: faiss.IDSelector) -> faiss.SearchParameters:
+        return faiss.SearchParametersIVF(sel=selector, nprobe=min(self.index.nlist, 64))
+
+    def _ids_to_add(self, ids: np.ndarray | None, count: int) -> np.ndarray:
+        """The ids of `count` entries that are to be added; raises StoreError if the direct map cannot hold `ids`."""
+        numbered = self.count + np.arange(count)
+        if ids is None:
+            return numbered
+        if self.index.direct_map.type == faiss.DirectMap.Array and (ids != numbered).any():
+            raise StoreError(
+                f"the direct map of this {name_of(self.index)} is an array, which holds no ids but 0, 1, 2, ...; "
+                "add without ids, or call faiss.extract_index_ivf(index).set_direct_map_type(faiss.DirectMap.Hashtable)"
+            )
+        return ids
+
+    @property
+    def _residual(self) -> bool:
+        return bool(self.index.by_residual) and not isinstance(self.index, faiss.IndexIVFFlat)
+
+    def _starts(self) -> np.ndarray:
+        """The first entry of each list, and the count: int64 [nlist + 1]."""
+        lists = self.index.invlists
+        return np.cumsum([0, *(lists.list_size(number) for number in range(self.index.nlist))])
+
+    def _spreads(self, rows: np.ndarray) -> np.ndarray:
+        """The mean squared distance of entries from the centroid of their list, by those in `rows`: float64 [nlist]."""
+        starts, nlist, size = self._starts(), self.index.nlist, block_rows(self.index.d)
+        numbers = np.searchsorted(starts, rows, "right") - 1
+        centres, sums = self.index.quantizer.reconstruct_n(0, nlist), np.zeros(nlist)
+        for first in range(0, len(rows), size):
+            part = numbers[first : first + size]
+            places = rows[first : first + size] - starts[part]
+            codes = [self._codes(int(n), int(at), int(at) + 1) for n, at in zip(part, places, strict=True)]
+            apart = self._decode(np.concatenate(codes), part) - centres[part]
+            sums += np.bincount(part, (apart**2).sum(axis=1), minlength=nlist)
+        return np.asarray(sums / np.maximum(np.bincount(numbers, minlength=nlist), 1))
+
+    def _codes(self, number: int, start: int, stop: int) -> np.ndarray:
+        """The codes of the entries [start, stop) of one list: uint8 [stop - start, code_size]."""
+        lists = self.index.invlists
+        memory: np.ndarray = faiss.rev_swig_ptr(lists.get_codes(number), lists.list_size(number) * lists.code_size)
+        return memory.reshape(-1, lists.code_size)[start:stop]
+
+    def _placed(
+        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The lists [n] that `vectors` [n, d] have in the raw index, and the vectors with their extra components."""
+        coder, quantizer, bases = codec_of(self.index).coder(d, extra), self.index.quantizer, None
+        nearest = nearest_lists(self.index.quantizer, vectors, extra)
+        if self._residual:
+            bases = np.stack([quantizer.reconstruct(int(number))[d:] for number in nearest])
+        return nearest, np.ascontiguousarray(np.concatenate([vectors, coder.components_for(offsets, bases)], axis=1))
+
+    def _encode(self, vectors: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """The codes [n, code_size] of `vectors` [n, d + w] in the lists `numbers` [n]."""
+        codes = np.empty((len(vectors), self.index.code_size), np.uint8)
+        self.index.encode_vectors(len(vectors), *map(faiss.swig_ptr, (vectors, numbers, codes)), False)
+        return codes
+
+    def _decode(self, codes: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """The vectors with all their components that `codes` [b, code_size] in the lists `numbers` [b] encode."""
+        vectors = np.empty((len(codes), self.index.d), np.float32)
+        self.index.decode_vectors(len(codes), *map(faiss.swig_ptr, (codes, numbers, vectors)))
+        return vectors
+
+    def _blocks(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, slice]]:
+        """List numbers [b], codes [b, code_size], ids [b] and rows of the entries from `start` on, b <= size."""
+        lists, starts = self.index.invlists, self._starts()
+        for first in range(start, self.count, size):
+            last = min(first + size, self.count)
+            parts = list(_parts(starts, first, last))
+            yield (
+                np.concatenate([np.full(part.stop - part.start, number, np.int64) for number, part in parts]),
+                np.concatenate([self._codes(number, part.start, part.stop) for number, part in parts]),
+                np.concatenate([list_ids(lists, number)[part] for number, part in parts]),
+                slice(first, last),
+            )
+
+    def _empty(self, d: int, quantizer: faiss.Index) -> faiss.Index:
+        old, metric = self.index, self.index.metric_type
+        if isinstance(old, faiss.IndexIVFScalarQuantizer):
+            new = faiss.IndexIVFScalarQuantizer(quantizer, d, old.nlist, old.sq.qtype, metric, old.by_residual)
+            new.sq.rangestat, new.sq.rangestat_arg = old.sq.rangestat, old.sq.rangestat_arg
+        elif isinstance(old, faiss.IndexIVFPQ):
+            new = faiss.IndexIVFPQ(quantizer, d, old.nlist, d // old.pq.dsub, old.pq.nbits, metric)
+            copy_fields(new, old, "do_polysemous_training", "scan_table_threshold", "polysemous_ht")
+            if new.polysemous_ht:
+                new.polysemous_ht += (d // old.pq.dsub - old.pq.M) * old.pq.nbits
+        else:
+            new = faiss.IndexIVFFlat(quantizer, d, old.nlist, metric)
+        new.own_fields = handed_over(quantizer)
+        copy_fields(new, old, "nprobe", "max_codes", "parallel_mode", "by_residual", "quantizer_trains_alone")
+        if isinstance(new, faiss.IndexIVFPQ):
+            new.use_precomputed_table = min(old.use_precomputed_table, 0)  # -1 forbids them, 0 lets Faiss decide
+        if self.files():
+            lists = faiss.OnDiskInvertedLists(old.nlist, new.code_size, free_name(self.files()[0]))
+            new.replace_invlists(lists, handed_over(lists))
+        return new
+
+    def _encoded(self, new: faiss.Index, code: Callable[[np.ndarray, np.ndarray, slice], np.ndarray]) -> EncodedIndex:
+        new.direct_map = self.index.direct_map
+
+        def entries() -> Iterator[Entries]:
+            for numbers, codes, ids, rows in self._blocks(0, block_rows(new.d)):
+                yield Entries(code(numbers, codes, rows), numbers, ids)
+
+        return EncodedIndex(new, entries, np.diff(self._starts()))
+
+
+def free_name(path: str) -> str:
+    """An unused file name for lists that replace the file `path`: its name without or with a suffix `.hub<number>`."""
+    stem = re.sub(r"\.hub\d+$", "", path)
+    names = itertools.chain([stem], (f"{stem}.hub{number}" for number in itertools.count()))
+    return next(name for name in names if not os.path.exists(name))
+
+
+def _parts(starts: np.ndarray, first: int, last: int) -> Iterator[tuple[int, slice]]:
+    """Where the entries [first, last) lie: list numbers, and which of the list's entries."""
+    numbers = range(int(np.searchsorted(starts, first, "right") - 1), int(np.searchsorted(starts, last, "left")))
+    for number in numbers:
+        part = slice(max(first - int(starts[number]), 0), min(last, int(starts[number + 1])) - int(starts[number]))
+        if part.stop > part.start:
+            yield number, part
+
+
+@contextmanager
+def mapped_anew(index: faiss.Index) -> Iterator[None]:
+    """On exit, rebuilds the direct map of the IVF `index`, if it has one, after entries were added to its lists."""
+    kind = index.direct_map.type
+    index.set_direct_map_type(faiss.DirectMap.NoMap)
+    try:
+        yield
+    finally:
+        index.set_direct_map_type(kind)
+
+
+class FastScanHandler(FlatCodesHandler):
+    """Codes of 4 bits in the order in which Faiss scans them fast, unpacked as they are read."""
+
+    names = ("IndexPQFastScan",)
+
+    def append_extended(
+        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
+    ) -> None:
+        components = codec_of(self.index).coder(d, extra).components_for(offsets)
+        add_codes(self.index, self.index.sa_encode(np.concatenate([vectors, components], axis=1)))
+
+    def remove(self, ids: np.ndarray) -> None:
+        remove_codes(self.index, ids)
+
+    def _codes(self, start: int, stop: int) -> np.ndarray:
+        return codes_of_blocks(self.index, start, stop)
+
+    def _empty(self, d: int) -> faiss.Index:
+        old = self.index
+        new = faiss.IndexPQFastScan(d, d // old.pq.dsub, 4, old.metric_type, old.bbs)
+        copy_fields(new, old, "implem", "skip", "qbs")
+        return new
+
+
+class FastScanListsHandler(InvertedListsHandler):
+    """Codes of 4 bits in inverted lists, in the order in which Faiss scans them fast."""
+
+    names = ("IndexIVFPQFastScan",)
+
+    def append_extended(
+        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
+    ) -> None:
+        ids = self._ids_to_add(ids, len(vectors))
+        nearest, extended = self._placed(d, extra, vectors, offsets)
+        order = np.argsort(nearest, kind="stable")
+        codes = self._encode(extended, nearest)[order]
+        with mapped_anew(self.index):
+            for run in runs(nearest[order], ids[order], codes):
+                add_codes_to_list(self.index, *run)
+            self.index.ntotal += len(vectors)
+
+    def remove(self, ids: np.ndarray) -> None:
+        with mapped_anew(self.index):
+            remove_codes(self.index, ids)
+
+    def _codes(self, number: int, start: int, stop: int) -> np.ndarray:
+        return codes_of_list(self.index, number, start, stop)
+
+    def _decode(self, codes: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        vectors = self.index.pq.decode(codes)
+        if self.index.by_residual:
+            vectors += self._centres[numbers]
+        return np.asarray(vectors)
+
+    @cached_property
+    def _centres(self) -> np.ndarray:
+        return np.asarray(self.index.quantizer.reconstruct_n(0, self.index.nlist))
+
+    def _empty(self, d: int, quantizer: faiss.Index) -> faiss.Index:
+        old = self.index
+        new = faiss.IndexIVFPQFastScan(quantizer, d, old.nlist, d // old.pq.dsub, 4, old.metric_type, old.bbs)
+        new.own_fields = handed_over(quantizer)
+        copy_fields(new, old, "nprobe", "max_codes", "parallel_mode", "by_residual", "quantizer_trains_alone")
+        copy_fields(new, old, "implem", "skip", "qbs", "qbs2")
+        return new

@@ -1,0 +1,329 @@
+"""Pure: what a user writes, with the offsets that its points store. Nothing here knows a client."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias, TypeVar
+
+from qdrant_client import models
+
+from hubplugin.errors import InputError
+from hubplugin_qdrant.manifest import Manifest, Payload, augmented_vectors, payload_keys
+from hubplugin_qdrant.operations import GivenVector, PointId, Points, ShardKey, Written, listed_id
+from hubplugin_qdrant.stored_offsets import StoredOffsets
+
+Item = TypeVar("Item")
+
+Offsets: TypeAlias = dict[PointId, dict[str, float]]
+"""The numbers that points store, by id."""
+
+Held: TypeAlias = dict[int | str, dict[str, float]]
+"""The same, by id as the server writes it."""
+
+Selected: TypeAlias = models.SetPayload | models.PointsSelector | models.DeleteVectors
+"""What names points by `points` or `filter`, in a shard."""
+
+
+def ids_of(points: Points | Written) -> list[PointId]:
+    """The ids of what `upsert` takes, one a point."""
+    return list(points.ids) if isinstance(points, models.Batch) else [point.id for point in points]
+
+
+def vectors_of(points: Points | Written) -> list[GivenVector]:
+    """The vectors of what `upsert` takes, one a point; None where a batch has fewer of them than ids."""
+    if not isinstance(points, models.Batch):
+        return [point.vector for point in points]
+    rows = range(len(points.ids))
+    if isinstance(points.vectors, dict):
+        columns = points.vectors.items()
+        return [{name: column[row] for name, column in columns if row < len(column)} for row in rows]
+    return [points.vectors[row] if row < len(points.vectors) else None for row in rows]
+
+
+def payloads_of(points: Points | Written) -> list[Payload | None]:
+    """The payloads of what `upsert` takes, one a point; an update of vectors has none."""
+    if not isinstance(points, models.Batch):
+        return [getattr(point, "payload", None) for point in points]
+    given: list[Payload | None] = list(points.payloads or ())
+    return [given[row] if row < len(given) else None for row in range(len(points.ids))]
+
+
+def is_even(points: Points) -> bool:
+    """Whether it has a vector, and a payload or none, for each id. A batch that is not even is the client's own to
+    refuse: it stays a batch, with columns as long as they were."""
+    if not isinstance(points, models.Batch):
+        return True
+    columns: list[Any] = list(points.vectors.values()) if isinstance(points.vectors, dict) else [points.vectors]
+    columns += [] if points.payloads is None else [points.payloads]
+    return all(len(column) == len(points.ids) for column in columns)
+
+
+def with_stored(points: Points, stored: Sequence[StoredOffsets]) -> Points:
+    """What `upsert` takes, with the offsets that its points store. Raises InputError if a payload has our key."""
+    if isinstance(points, models.Batch):
+        if is_even(points) and any(each.vectors for each in stored):
+            points = as_structs(points)
+        else:
+            return points.model_copy(update=_columns(points, stored))
+    return [
+        point.model_copy(
+            update={"payload": with_offsets(point.payload, each), "vector": with_vectors(point.vector, each)}
+        )
+        for point, each in zip(points, stored, strict=True)
+    ]
+
+
+def _columns(batch: models.Batch, stored: Sequence[StoredOffsets]) -> dict[str, Any]:
+    """The columns of a batch with offsets, as many rows in each as there were."""
+    given: list[Payload | None] = [None] * len(batch.ids) if batch.payloads is None else list(batch.payloads)
+    changed = [with_offsets(payload, each) or {} for payload, each in zip(given, stored, strict=False)]
+    columns: dict[str, Any] = {}
+    if batch.payloads is not None or any(changed):
+        columns["payloads"] = [*changed, *given[len(changed) :]]
+    names = {name for each in stored for name in each.vectors}
+    first = list(itertools.takewhile(lambda each: names == set(each.vectors), stored))
+    if names and first:
+        columns["vectors"] = named(batch.vectors) | {name: [each.vectors[name] for each in first] for name in names}
+    return columns
+
+
+def apart(points: Points, stored: Sequence[StoredOffsets]) -> tuple[list[StoredOffsets], Offsets]:
+    """`stored` without the offsets of those `points` that bring no payload, and these offsets by id.
+
+    A server 1.14 keeps the payload that a point has if it is written without one, or, by gRPC, with an empty one: an
+    offset in a payload would take the place of it all. Later ones clear it.
+    """
+    if not is_even(points):
+        return list(stored), {}
+    bare = [not payload and bool(each.offsets) for payload, each in zip(payloads_of(points), stored, strict=True)]
+    rest = [replace(each, offsets={}) if alone else each for each, alone in zip(stored, bare, strict=True)]
+    ids = ids_of(points)
+    last = {listed_id(key): row for row, key in enumerate(ids)}  # what a point is that stands there twice
+    return rest, {ids[row]: stored[row].offsets for row in last.values() if bare[row]}
+
+
+def as_structs(points: Points) -> list[models.PointStruct]:
+    """What `upsert` takes, point by point."""
+    if not isinstance(points, models.Batch):
+        return list(points)
+    rows = zip(points.ids, vectors_of(points), payloads_of(points), strict=True)
+    return [models.PointStruct(id=key, vector=vector, payload=payload) for key, vector, payload in rows]
+
+
+def set_all(offsets: Offsets, key: str | None, shard_key: ShardKey) -> list[models.SetPayloadOperation]:
+    return [set_offsets(point, each, key, shard_key=shard_key) for point, each in offsets.items()]
+
+
+def with_offsets(payload: Payload | None, stored: StoredOffsets) -> Payload | None:
+    if payload and not isinstance(payload, Mapping):
+        return payload  # none, for the client to refuse
+    require_free(payload or (), stored.key)
+    return {**(payload or {}), stored.key: stored.offsets} if stored.key and stored.offsets else payload
+
+
+def with_vectors(vector: GivenVector, stored: StoredOffsets) -> GivenVector:
+    return {**named(vector), **stored.vectors} if stored.vectors else vector
+
+
+def named(vector: GivenVector) -> dict[str, GivenVector]:
+    """The vectors of a point by name; "" is the unnamed one."""
+    if vector is None:
+        return {}
+    return vector if isinstance(vector, dict) else {"": vector}
+
+
+def require_free(keys: Iterable[str | None], ours: str | None) -> None:
+    """Raises InputError if one of the payload paths `keys` begins with our key; None is no key."""
+    for key in keys if ours is not None else ():
+        if key is not None and str(key).partition(".")[0].partition("[")[0].strip('"') == ours:
+            raise InputError(
+                f"payload key {key!r}: {ours!r} is reserved for the offsets of hubplugin; use another name"
+            )
+
+
+def require_free_vectors(names: Iterable[str], ours: Collection[str]) -> None:
+    """Raises InputError if one of the vectors called `names` is one of `ours`."""
+    for name in names:
+        if name in ours:
+            raise InputError(f"vector {name!r}: it is reserved for the offsets of hubplugin; use another name")
+
+
+def require_free_points(vectors: Iterable[GivenVector], ours: Collection[str]) -> None:
+    """Raises InputError if one of the points whose `vectors` are written brings one of `ours`."""
+    for vector in vectors:
+        if isinstance(vector, dict):
+            require_free_vectors(vector, ours)
+
+
+def set_offsets(point: PointId, offsets: dict[str, float], key: str | None, **also: Any) -> models.SetPayloadOperation:
+    given = {"payload": offsets, "points": [point], "key": key} | also
+    return models.SetPayloadOperation(set_payload=models.SetPayload(**given))
+
+
+def is_held(stored: StoredOffsets, numbers: object) -> bool:
+    """Whether a point with these `numbers` under our key holds those of `stored`, up to rounding."""
+    if not isinstance(numbers, dict) or numbers.keys() != stored.offsets.keys():
+        return not numbers and not stored.offsets
+    pairs = [(each, numbers[key]) for key, each in stored.offsets.items()]
+    return all(isinstance(n, float | int) and math.isclose(each, n, rel_tol=1e-5, abs_tol=1e-6) for each, n in pairs)
+
+
+def offsets_of(
+    point: PointId, stored: StoredOffsets, manifest: Manifest, shard_key: ShardKey
+) -> models.UpdateOperation:
+    """What makes the numbers that `point` holds those of `stored`."""
+    if stored.offsets:
+        return set_offsets(point, stored.offsets, stored.key, shard_key=shard_key)
+    keys = list(payload_keys(manifest.everything()))
+    return models.DeletePayloadOperation(
+        delete_payload=models.DeletePayload(keys=keys, points=[point], shard_key=shard_key)
+    )
+
+
+def check(operation: models.UpdateOperation, key: str | None, ours: Collection[str]) -> None:
+    """Raises InputError if an update operation writes our `key`, or writes or deletes one of our vectors."""
+    require_free_points(vectors_of(points_of(operation) or []), ours)
+    if isinstance(operation, models.SetPayloadOperation):
+        given = operation.set_payload
+        require_free([given.key] if given.key else given.payload, key)
+    elif isinstance(operation, models.OverwritePayloadOperation):
+        given = operation.overwrite_payload
+        require_free([given.key] if given.key else given.payload, key)
+    elif isinstance(operation, models.DeletePayloadOperation):
+        require_free(operation.delete_payload.keys, key)
+    elif isinstance(operation, models.DeleteVectorsOperation):
+        require_free_vectors(operation.delete_vectors.vector, ours)
+
+
+def points_of(operation: models.UpdateOperation) -> Points | list[models.PointVectors] | None:
+    """The points, with vectors, that an update operation writes; None if it writes none."""
+    if isinstance(operation, models.UpsertOperation):
+        given = operation.upsert
+        return given.batch if isinstance(given, models.PointsBatch) else given.points
+    if isinstance(operation, models.UpdateVectorsOperation):
+        return operation.update_vectors.points
+    return None
+
+
+def wiped(operation: models.UpdateOperation) -> Selected | None:
+    """The selector (`points`, `filter`, `shard_key`) of an operation that takes our key with it, if it does."""
+    if isinstance(operation, models.OverwritePayloadOperation) and operation.overwrite_payload.key is None:
+        return operation.overwrite_payload
+    return operation.clear_payload if isinstance(operation, models.ClearPayloadOperation) else None
+
+
+def ids_named(selector: Selected) -> list[PointId] | None:
+    """The ids of the points that it names, in whichever shard; None if it names them otherwise."""
+    return None if selector.shard_key is not None else getattr(selector, "points", None)
+
+
+def left_by(
+    operation: models.UpdateOperation, held: Held, stored: Sequence[StoredOffsets], manifest: Manifest
+) -> Held | None:
+    """What points hold after `operation` that before it hold what `held` says; None where the store decides which
+    points it changes. stored: what the points that it writes store."""
+    if isinstance(operation, models.UpsertOperation):
+        if operation.upsert.update_filter is not None or operation.upsert.update_mode is not None:
+            return None
+        ids = ids_of(points_of(operation) or [])
+        return held | {listed_id(key): each.offsets for key, each in zip(ids, stored, strict=True)}
+    left = dict(held)
+    if isinstance(operation, models.UpdateVectorsOperation):
+        if getattr(operation.update_vectors, "update_filter", None) is not None:
+            return None
+        for point, each in zip(operation.update_vectors.points, stored, strict=True):
+            left[listed_id(point.id)] = {**left.get(listed_id(point.id), {}), **each.offsets}
+    elif isinstance(operation, models.DeleteVectorsOperation):
+        if operation.delete_vectors.points is None:
+            return None
+        names = operation.delete_vectors.vector
+        gone = {version.field for version in manifest.everything() if version.vector in names}
+        for key in map(listed_id, operation.delete_vectors.points):
+            left[key] = {name: each for name, each in left.get(key, {}).items() if name not in gone}
+    elif isinstance(operation, models.DeleteOperation):
+        if not isinstance(operation.delete, models.PointIdsList):
+            return None
+        left |= {listed_id(key): {} for key in operation.delete.points}
+    return left
+
+
+def written_apart(operation: models.UpdateOperation) -> Selected | None:
+    """The points of an operation whose offsets in payloads are written, or deleted, by another one beside it."""
+    if isinstance(operation, models.UpdateVectorsOperation):
+        update = operation.update_vectors
+        return models.PointIdsList(points=[point.id for point in update.points], shard_key=update.shard_key)
+    if isinstance(operation, models.DeleteVectorsOperation):
+        return operation.delete_vectors
+    return wiped(operation)
+
+
+def completed(
+    operation: models.UpdateOperation, manifest: Manifest, stored: Sequence[StoredOffsets], kept: Offsets
+) -> tuple[list[models.UpdateOperation], int]:
+    """`operation` and what must go with it, in order, and which of these is the operation itself.
+
+    `stored` is what the points it writes store, `kept` the offsets of the points whose payload it wipes.
+    """
+    if isinstance(operation, models.UpsertOperation):
+        given = operation.upsert
+        points = given.batch if isinstance(given, models.PointsBatch) else given.points
+        later: Offsets = {}
+        if given.update_filter is None and given.update_mode is None:
+            stored, later = apart(points, stored)
+        options = {name: getattr(given, name) for name in type(given).model_fields if name not in ("batch", "points")}
+        made = with_stored(points, stored)
+        if isinstance(made, models.Batch) and not is_even(made):
+            return [models.UpsertOperation(upsert=models.PointsBatch(batch=made, **options))], 0
+        listed = models.PointsList(points=as_structs(made), **options)
+        return [models.UpsertOperation(upsert=listed), *set_all(later, manifest.offset_key, given.shard_key)], 0
+    if isinstance(operation, models.UpdateVectorsOperation):
+        update = operation.update_vectors
+        pairs = list(zip(update.points, stored, strict=True))
+        changed = [p.model_copy(update={"vector": with_vectors(p.vector, each)}) for p, each in pairs]
+        together = models.UpdateVectorsOperation(update_vectors=update.model_copy(update={"points": changed}))
+        offsets = [
+            set_offsets(p.id, each.offsets, each.key, **_also(update, p.id)) for p, each in pairs if each.offsets
+        ]
+        return [together, *offsets], 0
+    if isinstance(operation, models.DeleteVectorsOperation):
+        deleted = operation.delete_vectors
+        versions = [version for version in manifest.everything() if version.vector in deleted.vector]
+        keys, augmented = payload_keys(versions), augmented_vectors(versions)
+        if augmented:
+            deleted = deleted.model_copy(update={"vector": [*deleted.vector, *augmented]})
+            operation = models.DeleteVectorsOperation(delete_vectors=deleted)
+        if not keys:
+            return [operation], 0
+        chosen: dict[str, Any] = {name: getattr(deleted, name) for name in ("points", "filter", "shard_key")}
+        beside = models.DeletePayloadOperation(delete_payload=models.DeletePayload(keys=list(keys), **chosen))
+        # A filter may ask for the vector; and of ids that are not all there, a server does what it can, and no more.
+        return ([beside, operation], 1) if deleted.points is None else ([operation, beside], 0)
+    selector = wiped(operation)
+    if selector is None:
+        return [operation], 0
+    shard_key = getattr(selector, "shard_key", None)
+    return [operation, *set_all(kept, manifest.offset_key, shard_key)], 0
+
+
+def _also(update: models.UpdateVectors, point: PointId) -> dict[str, Any]:
+    """The shard and the condition of an update of vectors, for the payload that goes with it."""
+    also: dict[str, Any] = {"shard_key": update.shard_key}
+    condition = getattr(update, "update_filter", None)
+    if condition is not None:
+        has_id = models.HasIdCondition(has_id=[point])
+        also |= {"points": None, "filter": models.Filter(must=[has_id, condition])}
+    return also
+
+
+def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    chunk: list[Item] = []
+    for item in items:
+        chunk.append(item)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk

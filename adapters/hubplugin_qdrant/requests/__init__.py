@@ -1,1 +1,0 @@
-"""Pure functions: requests and writes of a client, made into corrected ones. Nothing here sends anything."""

@@ -1,0 +1,184 @@
+"""What a store may be able to do beside the core of `Store`: small protocols, and `able`, which asks for one.
+
+An adapter has an ability if it has its methods; it inherits from nothing. Each method raises StoreError, one line.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+
+from hubplugin.errors import EmptyInput, StoreError
+from hubplugin.quarantine import Quarantine
+from hubplugin.store import Batch, Id, Store, StoredVersion, Writing
+from hubplugin.vectors import Progress, Shard, Vectors, spool
+
+if TYPE_CHECKING:
+    from hubplugin.model import OffsetModel
+
+
+@runtime_checkable
+class Versioned(Protocol):
+    """Keeps earlier versions of its correction. Without it a store has the active correction alone."""
+
+    def versions(self) -> Sequence[StoredVersion]:
+        """The versions that lie in the store, in the order of their numbers."""
+
+    def return_to(self, number: int) -> None:
+        """Makes the kept version `number` the active one, in one step, and keeps the one that was.
+
+        Its offsets are those that were written for it. Those of targets that came or changed since may be missing or
+        stale, which `refresh` mends.
+        """
+
+    def prune(self, keep: int, progress: Progress | None = None) -> None:
+        """Deletes the kept versions but for the `keep` that were active last."""
+
+
+class StoreShard(Shard):
+    """A part of a store, such as a range of ids, as other machines read it. No two parts share a target, and all parts
+    together have every target, also one that comes later."""
+
+    @abstractmethod
+    def scan(self) -> Iterator[Batch]:
+        """Its targets, as `Store.scan` has them."""
+
+    def vectors(self) -> Vectors | None:
+        try:
+            return spool((batch.vectors for batch in self.scan()), self.name)
+        except EmptyInput:
+            return None
+
+
+@runtime_checkable
+class Sharded(Protocol):
+    """Other machines can read it in parts, and write to it: its `Writing` is a `SharedWriting`."""
+
+    def shards(self, count: int | None) -> Sequence[StoreShard]:
+        """About `count` parts; by default as many as have 250,000 targets each."""
+
+
+class Share(Protocol):
+    """A `Writing` that its coordinator has begun, for other machines to take part in: a small value that travels.
+
+    key: the same whenever the same model is written to the same store.
+    """
+
+    @property
+    def key(self) -> str: ...
+
+    def joined(self, shard: StoreShard) -> tuple[Store, Writing, OffsetModel]:
+        """The store, the writing of `shard` alone, which is not to be activated, and its model."""
+
+
+@runtime_checkable
+class SharedWriting(Protocol):
+    """The `Writing` of a `Sharded` store."""
+
+    def share(self) -> Share:
+        """What lets other machines write."""
+
+
+@runtime_checkable
+class Switched(Protocol):
+    """Whoever searches it reads a switch."""
+
+    def switch(self, on: bool, *, dry_run: bool = False) -> None:
+        """Switches the correction off, so that every client searches raw, or on again; what is stored stays. `search`
+        goes on corrected. dry_run: changes nothing. Raises StoreError where there is no correction."""
+
+
+@runtime_checkable
+class Quarantining(Protocol):
+    """Keeps a list of targets that must not be found."""
+
+    def quarantined(self) -> Quarantine:
+        """The targets that must not be found, and who decided so."""
+
+    def write_quarantine(self, quarantine: Quarantine) -> None:
+        """Puts `quarantine` in the place of the list before, in one step; offsets are the next refresh's to write."""
+
+
+@runtime_checkable
+class Preflight(Protocol):
+    """Knows before anything is written what keeps a correction from it."""
+
+    def require_writable(self, *, dry_run: bool = False) -> None:
+        """Raises StoreError for what keeps a correction from being written to the store, as far as that can be told
+        without writing: `apply` asks before it reads the gallery. dry_run: nothing will be written, so whoever asks
+        need not have the right to."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How another client asks what `Store.search` asks: `text` for people, and the `request` as plain JSON."""
+
+    text: str
+    request: Mapping[str, object] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Explaining(Protocol):
+    """Says how clients that know nothing of hubplugin get the corrected ranking."""
+
+    def explain(self, asked: np.ndarray | Id, k: int = 10) -> Explanation:
+        """How such a client asks for the k nearest of `asked`, a vector [d] or the id of a target. Raises StoreError
+        where no correction is active."""
+
+
+@runtime_checkable
+class Filtered(Protocol):
+    """Its searches take a filter."""
+
+    def filtered(self, condition: str) -> Store:
+        """This store, whose searches return only targets that meet `condition`, in its own language. Raises InputError
+        for a condition that it cannot read."""
+
+
+@runtime_checkable
+class Named(Protocol):
+    """Its targets have more than a vector."""
+
+    def named(self, ids: Sequence[Id], key: str) -> list[str | None]:
+        """What lies under `key` with each of the targets `ids`, as text; None where there is nothing."""
+
+
+LACKING = {
+    Versioned: "keeps no earlier versions of its correction",
+    Sharded: "cannot be read in parts by other machines",
+    Switched: "has no switch, since whoever searches it reads none; keep the store as it was beside the corrected one, "
+    "or take the correction out: hubplugin remove",
+    Quarantining: "keeps no quarantine list; remove the vectors instead",
+    Explaining: "has an adapter that does not say how other clients ask for the corrected ranking",
+    Filtered: "searches without filters",
+    Named: "has targets with nothing but a vector; name them by a file",
+}
+"""What is said of a store that lacks an ability."""
+
+Ability = TypeVar("Ability")
+
+
+def able(store: Store, ability: type[Ability]) -> Ability:
+    """`store`, which has `ability`; raises StoreError, one line, where it has not."""
+    if isinstance(store, ability):
+        return store
+    raise StoreError(f"{store.url} {LACKING[ability]}")
+
+
+def versions_of(store: Store) -> Sequence[StoredVersion]:
+    """The versions in `store`; of one that keeps none the correction that lies there, if any."""
+    if isinstance(store, Versioned):
+        return store.versions()
+    found = store.correction()
+    return (
+        [] if found is None else [StoredVersion.of(found.model, 1, "active" if found.active else "half-written", None)]
+    )
+
+
+def quarantined_in(store: Store) -> Quarantine:
+    """The quarantine list of `store`; an empty one where it keeps none."""
+    return store.quarantined() if isinstance(store, Quarantining) else Quarantine()

@@ -1,0 +1,275 @@
+"""The profile of a bank: how its queries lie towards the gallery, whatever the correction, and what kind it is.
+
+Every number is a share, a correlation or a ratio, so that the limits hold for any model, metric and scale. Each limit
+lies in a gap between banks that help and banks that do harm; benchmarks/guard.py measures both sides of it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+
+from hubplugin.compute import SURVEYED, Compute, Nearest, Similarities, dense, look, spacing_ratio
+from hubplugin.methods import FitInput
+from hubplugin.metric import Metric
+from hubplugin.vectors import as_vectors
+
+Kind: TypeAlias = Literal[
+    "clean", "log", "clean or log", "swapped", "documents", "mixture", "another model", "elsewhere", "too small to tell"
+]
+
+SEEN = 2_048
+"""Rows of the bank, and of the gallery, that are looked at."""
+
+NEIGHBOURS = 5
+"""Nearest neighbours of the two-sample tests (Schilling 1986 finds their power to grow little beyond)."""
+
+FEWEST = 20
+"""Queries, and targets, below which nothing is said about the kind of a bank."""
+
+OWN_SHARE = 0.55
+"""Share of nearest neighbours from the own set below which bank and gallery are one set: documents have 0.50, with an
+error of 0.02 for 100 of them. Whole sentences that describe a target have 0.59, other queries 0.64 to 1."""
+
+BETWEEN = 0.75
+"""Share of the variance of the similarities that lies between queries, above which they are of two kinds: queries have
+0.1 to 0.4, queries mixed with documents across modalities 0.87, another model's vectors 0.82."""
+
+REACH = 0.25
+"""How many different targets the bank's queries find, as a share of how many the same number of the gallery's own
+vectors finds: 0.1 for another model's vectors, 0.45 and more for queries, even if half of them ask for 60 targets."""
+
+CLUSTERED, AGREEMENT = 0.16, 0.64
+"""Banks from elsewhere: what they find lies together, *and* they disagree with the gallery on the hubs. Banks of the
+gallery's own subjects stay below the one (0.14) or above the other (0.66); foreign banks have 0.18 and 0.61."""
+
+OVERLAP = 0.98
+"""Own share above which bank and gallery have no neighbours in common, as across modalities: what the gallery's own
+vectors find says nothing of the queries' hubs then, and a disagreement is a doubt, no objection."""
+
+LOG = 1.1
+"""Spacing ratio above which answers stand out: clean banks have at most 1.07, most logs 1.3 to 3.5. Below it nothing is
+known: a log whose queries find few of their answers has 1.0, too."""
+
+
+@dataclass(frozen=True)
+class BankProfile:
+    """What was seen of a bank.
+
+    distinct: bank queries that differ. spacing: `spacing_ratio` in the gallery; 1 where the target
+    bank holds the answers. answered: whether the answers are in the gallery, as far as clicks, pairs or the target bank
+    say; None where nothing does. own_share: share of the 5 nearest neighbours that come from the own set, of bank and
+    gallery in equal shares. target_share: the same of target bank and gallery, looked at where `own_share` is low.
+    between: share of the variance of the similarities that lies between queries. reach: how many targets are the
+    nearest of a bank query, as a share of how many are nearest to as many of the gallery's own vectors. clustered:
+    correlation between whether a target is found by the bank and the share of its neighbours that are. agreement:
+    correlation, over targets, between how near the bank and how near the gallery itself comes. same_kind: documents are
+    meant to be asked by documents.
+    """
+
+    distinct: int
+    spacing: float = 1.0
+    own_share: float = 1.0
+    target_share: float = 0.5
+    between: float = 0.0
+    reach: float = 1.0
+    clustered: float = 0.0
+    agreement: float = 1.0
+    same_kind: bool = False
+    answered: bool | None = None
+    told: bool = field(default=True, repr=False)
+
+    @property
+    def kind(self) -> Kind:
+        if not self.told:
+            return "too small to tell"
+        if self.own_share < OWN_SHARE <= self.target_share:
+            return "swapped"
+        if self.own_share < OWN_SHARE and not self.same_kind:
+            return "documents"
+        if self.between > BETWEEN:
+            return "mixture"
+        if self.reach < REACH:
+            return "another model"
+        if self.clustered > CLUSTERED and self.agreement < AGREEMENT and self.own_share < OVERLAP:
+            return "elsewhere"
+        if self.answered or self.answers_stand_out:
+            return "log"
+        return "clean or log" if self.answered is None else "clean"
+
+    @property
+    def answers_stand_out(self) -> bool:
+        """Whether the nearest targets of the queries look like answers."""
+        return self.spacing > LOG
+
+    @property
+    def objection(self) -> str | None:
+        """What there is to say against a fit on this bank, if anything."""
+        return None if self.kind in ("clean", "log", "clean or log", "too small to tell") else str(self)
+
+    @property
+    def doubt(self) -> str | None:
+        """What the bank alone cannot tell: whether it asks about one part of the gallery, to the harm of the rest."""
+        if self.objection or not self.told or not (self.clustered > CLUSTERED and self.agreement < AGREEMENT):
+            return None
+        return (
+            f"what the bank finds lies together ({self.clustered:.2f}): if it asks about one part of the gallery only, "
+            "measure the rest with `hubplugin evaluate`; such banks changed R@1 by -3 to +4 points"
+        )
+
+    def __str__(self) -> str:
+        """The kind of bank in one sentence."""
+        ratio = f"(spacing ratio {self.spacing:.2f})"
+        return {
+            "clean": "the bank is clean: its answers are in the target bank, not in the gallery",
+            "log": f"the bank looks like a log: its answers are in the gallery {ratio}"
+            if self.answers_stand_out
+            else "the bank is a log: its answers are known, and in the gallery",
+            "clean or log": "the bank cannot be told from a log: no answers stand out in the gallery, but they may be "
+            f"there {ratio}",
+            "documents": f"the bank looks like documents, not queries: {self.own_share:.0%} of nearest neighbours come "
+            f"from the own set, as in two halves of one set ({OWN_SHARE:.0%} is needed)",
+            "swapped": "query bank and target bank look swapped: of nearest neighbours come from the own set "
+            f"{self.own_share:.0%} of the query bank and the gallery, as in two halves of one set, and "
+            f"{self.target_share:.0%} of the target bank and the gallery",
+            "mixture": f"the bank looks like a mixture of two kinds of vectors: {self.between:.0%} of the variance of "
+            f"its similarities lies between its queries ({BETWEEN:.0%} is allowed)",
+            "another model": "the bank looks as if another model had embedded it: its queries find "
+            f"{self.reach:.0%} of what as many of the gallery's own vectors find ({REACH:.0%} is needed)",
+            "elsewhere": "the bank looks as if it came from elsewhere, or asked about one corner of the gallery: what "
+            f"it finds lies together ({self.clustered:.2f}, {CLUSTERED} is allowed) and it does not agree with the "
+            f"gallery on the hubs ({self.agreement:.2f}, {AGREEMENT} is needed)",
+            "too small to tell": f"the bank, or the gallery, is too small to tell its kind ({FEWEST} rows are needed)",
+        }[self.kind]
+
+
+def profile(
+    given: FitInput, queries: np.ndarray, targets: np.ndarray, same_kind: bool, answered: bool, seed: int
+) -> BankProfile:
+    """Of the bank of `given`, seen on samples: `queries` [m, d], all distinct, and `targets` [n, d] of its gallery.
+    answered: whether clicks or pairs say that the answers are in the gallery."""
+    distinct = len(given.distinct)
+    if min(len(queries), len(targets)) < FEWEST:
+        return BankProfile(distinct, same_kind=same_kind, told=False)
+    rng = np.random.default_rng(seed)
+    seen, targets = (rng.permutation(part)[:SEEN] for part in (queries, targets))
+    asking, own = _as_queries(seen, targets, given.metric)
+    vectors = as_vectors(targets, "targets")
+    from_bank = dense(Similarities(asking, given.metric, given.compute), vectors)
+    from_gallery = dense(Similarities(own, given.metric, given.compute), vectors)
+    from_gallery.fill_diagonal_(-math.inf)
+    unit = _unit(targets, given.metric)
+    share, target_share = own_share(_unit(seen, given.metric), unit, given.compute, rng), 0.5
+    if share < OWN_SHARE and given.target_bank is not None and len(given.target_bank) >= FEWEST:
+        target_share = own_share(_unit(given.target_bank, given.metric), unit, given.compute, rng)
+    return BankProfile(
+        distinct=distinct,
+        spacing=_spacing(given, seen),
+        own_share=share,
+        target_share=target_share,
+        between=_share_between_rows(from_bank),
+        reach=_reach(from_bank, from_gallery),
+        clustered=_clustered(from_bank, targets, given),
+        agreement=_agreement(from_bank, from_gallery),
+        same_kind=same_kind,
+        answered=True if answered else False if given.answers_are_elsewhere else None,
+    )
+
+
+def _spacing(given: FitInput, queries: np.ndarray) -> float:
+    """The spacing ratio of the bank in the gallery, 1 where the target bank holds the answers. A hub stands out as an
+    answer does, but it is one target: so of the queries that have the same nearest target one counts."""
+    if given.answers_are_elsewhere:
+        return 1.0
+    ratio = spacing_ratio(given.survey)
+    if ratio <= LOG:
+        return ratio
+    gallery, seen = given.require_targets("blend"), queries[:SURVEYED]
+    found = Nearest(len(seen))
+    for tile in given.compute.similarities(seen, given.metric).tiles(gallery, "answers of the bank"):
+        found.see(tile, 0)
+    once = np.unique(found.rows, return_index=True)[1]
+    return spacing_ratio(look(given.compute.similarities(seen[once], given.metric), gallery))
+
+
+def own_share(first: np.ndarray, second: np.ndarray, compute: Compute, rng: np.random.Generator) -> float:
+    """Share of the nearest neighbours that come from the own set, of `first` and `second` in equal shares: 0.5 if they
+    are one set, 1 if they lie apart (Schilling 1986). Small sets are drawn again, which lessens the error."""
+    size = min(len(first), len(second), SEEN // 2)
+    shares = []
+    for _ in range(min(8, SEEN // (2 * size))):
+        both = np.concatenate([rng.permutation(first)[:size], rng.permutation(second)[:size]])
+        near = _neighbours(both, compute)
+        same = (near >= size) == (torch.arange(2 * size) >= size)[:, None]
+        shares.append(float(same.double().mean()))
+    return float(np.mean(shares))
+
+
+def _neighbours(vectors: np.ndarray, compute: Compute) -> torch.Tensor:
+    """The rows of the `NEIGHBOURS` nearest other vectors: [n, k]."""
+    similarities = dense(Similarities(vectors, Metric.EUCLIDEAN, compute), as_vectors(vectors, "vectors"))
+    similarities.fill_diagonal_(-math.inf)
+    return similarities.topk(min(NEIGHBOURS, len(vectors) - 1), dim=1).indices
+
+
+def _share_between_rows(similarities: torch.Tensor) -> float:
+    whole = float(similarities.double().var(correction=0))
+    return float(similarities.double().mean(dim=1).var(correction=0)) / whole if whole > 0 else 0.0
+
+
+def _reach(from_bank: torch.Tensor, from_gallery: torch.Tensor) -> float:
+    count = min(len(from_bank), len(from_gallery))
+    found = [len(torch.unique(part[:count].argmax(dim=1))) for part in (from_bank, from_gallery)]
+    return found[0] / found[1]
+
+
+def _clustered(from_bank: torch.Tensor, targets: np.ndarray, given: FitInput) -> float:
+    """A join count: whether the targets that the bank finds are neighbours of one another."""
+    found = torch.zeros(len(targets), dtype=torch.float64)
+    found[from_bank.argmax(dim=1)] = 1
+    around = found[_neighbours(_unit(targets, given.metric), given.compute)].mean(dim=1)
+    return _correlation(found, around)
+
+
+def _agreement(from_bank: torch.Tensor, from_gallery: torch.Tensor) -> float:
+    return _correlation(
+        *(part.topk(min(16, len(part) - 1), dim=0).values.mean(0) for part in (from_bank, from_gallery))
+    )
+
+
+def _correlation(first: torch.Tensor, second: torch.Tensor) -> float:
+    """0 where either is constant."""
+    found = float(torch.corrcoef(torch.stack([first.double(), second.double()]))[0, 1])
+    return 0.0 if math.isnan(found) else found
+
+
+def _unit(vectors: np.ndarray, metric: Metric) -> np.ndarray:
+    """At unit length, but where lengths matter to neighbours."""
+    if metric is Metric.EUCLIDEAN:
+        return vectors
+    unit: np.ndarray = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-30)
+    return unit
+
+
+def _as_queries(queries: np.ndarray, targets: np.ndarray, metric: Metric) -> tuple[np.ndarray, np.ndarray]:
+    """`queries` [m, d], and the gallery's own vectors [n, d] in the place of queries: moved by the distance of the two
+    means, which is most of what sets two modalities apart (Liang et al. 2022).
+
+    All are of one length where the length of a query changes no ranking, or where queries have one anyway: the
+    same vectors are then judged the same by every metric and on every scale.
+    """
+    lengths = np.linalg.norm(queries, axis=1)
+    length, own = np.median(lengths), np.median(np.linalg.norm(targets, axis=1))
+    free = metric is not Metric.EUCLIDEAN
+    scaled = targets * (length / max(own, 1e-30)) if free else targets
+    moved = scaled - scaled.mean(axis=0) + queries.mean(axis=0)
+    if free or np.ptp(lengths) <= 0.01 * length:
+        queries, moved = (
+            part * (length / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1e-30))
+            for part in (queries, moved)
+        )
+    return np.ascontiguousarray(queries, np.float32), np.ascontiguousarray(moved, np.float32)

@@ -1,0 +1,285 @@
+"""Commands on the correction of a store: apply, refresh, remove, versions, rollback, refit, monitor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hubplugin.abilities import Versioned, able, versions_of
+from hubplugin.cli.frame import Answer, command, progress_shown
+from hubplugin.cli.options import (
+    AnswerOptions,
+    BankOptions,
+    Clicks,
+    ComputeOptions,
+    Dask,
+    Embed,
+    Field,
+    GivenQueries,
+    Keep,
+    ReportOptions,
+    Settings,
+    Shards,
+    StoreUrl,
+    Workspace,
+    given_by,
+    parameters_of,
+    require_files,
+    told,
+    vectors,
+    workers,
+    write_report,
+)
+from hubplugin.errors import InputError
+from hubplugin.store import KEEP
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hubplugin.jobs.naming import Naming
+    from hubplugin.jobs.write import Applied
+    from hubplugin.store import Store, StoredVersion
+
+
+LiveQueries = Annotated[
+    str | None, typer.Option(help="Live queries: a file, as for a bank. By default those recorded since it was made.")
+]
+
+GroupBy = Annotated[
+    str | None, typer.Option(help="A payload key that searches are filtered by: fit within each of its values.")
+]
+
+Robust = Annotated[
+    bool, typer.Option("--robust", help="Bound the reach of what arrives later, against planted vectors.")
+]
+
+
+@command
+def apply(
+    store: StoreUrl,
+    *,
+    banks: BankOptions,
+    answers: AnswerOptions,
+    method: Annotated[str, typer.Option(help="blend, is, sn, dbsn, dualis, nnn, csls, dn or auto.")] = "blend",
+    settings: Settings = None,
+    group_by: GroupBy = None,
+    robust: Robust = False,
+    force: Annotated[bool, typer.Option("--force", help="Apply it even if it would not help.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Fit and check, and write nothing.")] = False,
+    keep: Keep = KEEP,
+    executor: Dask = None,
+    shards: Shards = None,
+    workspace: Workspace = None,
+    shown: ReportOptions,
+    computing: ComputeOptions,
+) -> Answer:
+    """Fit, check, write, activate; resumes where it was cut off."""
+    from hubplugin.jobs.naming import naming
+    from hubplugin.registry import open_store
+
+    require_files(read=(), written=(shown.report,))
+    given, second = given_by(banks, answers), vectors(banks.target_bank, "target bank")
+    opened = open_store(store)
+    called = naming(shown.names, opened, "--names")
+
+    from hubplugin.jobs.correct import apply
+
+    parameters = parameters_of(method, settings)
+    with workers(executor) as engine, progress_shown() as progress:
+        bank = given.bank(opened, progress)
+        applied = apply(
+            opened, bank, method, second,
+            pairs=given.pairs(bank, answers.pairs, banks.target_bank), same_kind=answers.same_kind, group_by=group_by,
+            robust=robust, force=force, dry_run=dry_run, keep=keep, device=computing.device, memory=computing.memory,
+            progress=progress, embed=None, executor=engine, shards=shards, workspace=workspace, **parameters,
+        )  # fmt: skip
+    _report(applied, opened, called, shown.report)
+    return Answer(f"{opened.url}: {applied}", told(opened, applied))
+
+
+def _report(applied: Applied, store: Store, names: Naming | None, path: Path | None) -> None:
+    """What was applied, and the store as it is then, to the file `path` where one was asked for."""
+    if path is None:
+        return
+    from hubplugin.evaluation.report import page_of_applied
+    from hubplugin.jobs.health import inspect
+
+    with progress_shown() as progress:
+        found = inspect(store, progress=progress) if applied.written else None
+    write_report(page_of_applied(applied, found, store.url, names), path)
+
+
+@command
+def refresh(
+    store: StoreUrl,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Count what is missing or stale, and write nothing.")
+    ] = False,
+    *,
+    computing: ComputeOptions,
+) -> Answer:
+    """Write only the offsets that are missing or outdated."""
+    from hubplugin.registry import open_store
+
+    opened = open_store(store)
+
+    from hubplugin.jobs.write import refresh
+
+    with progress_shown() as progress:
+        applied = refresh(opened, dry_run=dry_run, progress=progress, **vars(computing))
+    return Answer(f"{opened.url}: {applied}", told(opened, applied))
+
+
+@command
+def remove(
+    store: StoreUrl,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take out, and change nothing.")] = False,
+) -> Answer:
+    """Take the correction out; the store is as if it had never been there."""
+    from hubplugin.registry import open_store
+
+    opened = open_store(store)
+    found = list(versions_of(opened))
+    figures = {"store": opened.url, "written": bool(found) and not dry_run, "versions": _told(found)}
+    if dry_run:
+        lines = [f"{opened.url}: nothing was changed; would take out", *map(str, found)]
+        return Answer("\n".join(lines) if found else f"{opened.url}: there is no correction", figures)
+    with progress_shown() as progress:
+        opened.remove(progress)
+    return Answer(f"{opened.url}: {'correction removed' if found else 'there was no correction'}", figures)
+
+
+def _told(versions: Sequence[StoredVersion]) -> list[dict[str, object]]:
+    from hubplugin.jobs.facts import VersionFacts, facts_of
+
+    return [facts_of(VersionFacts.model_validate(version)) for version in versions]
+
+
+@command
+def versions(
+    store: StoreUrl,
+    keep: Annotated[
+        int | None, typer.Option(min=0, help="Delete the kept versions but for so many that were active last.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say how many --keep would delete, and delete none.")
+    ] = False,
+) -> Answer:
+    """List the versions of a store's correction: number, state, date, method, query bank."""
+    from hubplugin.registry import open_store
+
+    opened = open_store(store)
+    found = list(versions_of(opened))
+    kept = sum(version.state == "kept" for version in found)
+    gone = 0 if keep is None else max(kept - keep, 0)
+    if keep is not None and not dry_run:
+        with progress_shown() as progress:
+            able(opened, Versioned).prune(keep, progress)
+        found = list(versions_of(opened))
+    lines = [opened.url, *(map(str, found) if found else ["no correction"])]
+    if keep is not None and dry_run:
+        lines.append(f"nothing was deleted; would delete {gone} of {kept} kept, those that were left longest ago")
+    written = gone > 0 and not dry_run
+    figures = {"store": opened.url, "written": written, "deleted": gone, "versions": _told(found)}
+    return Answer("\n".join(lines), figures)
+
+
+@command
+def rollback(
+    store: StoreUrl,
+    to: Annotated[
+        int | None, typer.Option(help="The number of a kept version; by default the newest before the active one.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what it would return to, and change nothing.")
+    ] = False,
+) -> Answer:
+    """Return to a version that was kept, in one step."""
+    from hubplugin.registry import open_store
+
+    opened = open_store(store)
+
+    from hubplugin.jobs.versions import rollback
+
+    done = rollback(opened, to, dry_run=dry_run)
+    return Answer(f"{opened.url}: {done}", told(opened, done))
+
+
+@command
+def refit(
+    store: StoreUrl,
+    *,
+    banks: BankOptions,
+    answers: AnswerOptions,
+    method: Annotated[
+        str | None, typer.Option(help="As for apply; by default that of the active correction, auto chooses.")
+    ] = None,
+    settings: Settings = None,
+    force: Annotated[bool, typer.Option("--force", help="Activate it even if it is worse.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Fit and compare, and write nothing.")] = False,
+    keep: Keep = KEEP,
+    computing: ComputeOptions,
+) -> Answer:
+    """Fit the correction anew on newer queries; activate it if it is not worse than the old one."""
+    from hubplugin.registry import open_store
+
+    if settings and method is None:
+        raise InputError("--set is for a method that is named; add --method")
+    given, second = given_by(banks, answers), vectors(banks.target_bank, "target bank")
+    opened = open_store(store)
+
+    from hubplugin.jobs.correct import refit
+
+    parameters = {} if method is None else parameters_of(method, settings)
+    with progress_shown() as progress:
+        bank = given.bank(opened, progress)
+        done = refit(
+            opened, bank, method, second,
+            pairs=given.pairs(bank, answers.pairs, banks.target_bank), same_kind=answers.same_kind, force=force,
+            dry_run=dry_run, keep=keep, device=computing.device, memory=computing.memory, progress=progress,
+            **parameters,
+        )  # fmt: skip
+    return Answer(f"{opened.url}: {done}", told(opened, done))
+
+
+@command
+def monitor(
+    store: StoreUrl,
+    queries: LiveQueries = None,
+    embed: Embed = None,
+    field: Field = None,
+    clicks: Clicks = None,
+    prometheus: Annotated[
+        Path | None, typer.Option(help="Write the figures to this file, as Prometheus text.", metavar="FILE")
+    ] = None,
+    *,
+    computing: ComputeOptions,
+) -> Answer:
+    """Is the correction whole, and does it still help live queries? By default those recorded since it was made.
+
+    Looks at samples. The exit status is 4 if something needs attention.
+    """
+    from hubplugin.registry import open_store
+
+    require_files([], [prometheus])
+    if clicks is not None and queries is None:
+        raise InputError("--clicks belong to queries; add --queries")
+    given = GivenQueries.of(queries, embed, field, clicks, "queries", "queries")
+    opened = open_store(store)
+
+    from hubplugin.jobs.health import monitor
+
+    with progress_shown() as progress:
+        live = None if queries is None else given.bank(opened, progress)
+        known = None if live is None else given.pairs(live, None, None)
+        seen = monitor(opened, live, known, progress=progress, **vars(computing))
+    if prometheus is not None:
+        from hubplugin.cli.prometheus import write
+
+        write(prometheus, seen)
+    from hubplugin.jobs.facts import facts_of
+
+    return Answer(str(seen), facts_of(seen), bool(seen.attention))

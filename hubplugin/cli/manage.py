@@ -1,0 +1,204 @@
+"""Commands that manage what lies beside a correction: quarantine, explain, switch, bank, mcp."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from hubplugin.abilities import Explaining, Quarantining, Switched, able
+from hubplugin.cli.frame import Answer, command, progress_shown
+from hubplugin.cli.options import StoreUrl, require_files, told, vectors
+from hubplugin.errors import InputError, Parameter, install
+from hubplugin.recording import Recorded, clear, thin
+from hubplugin.store import Store, recorded_of
+
+
+@command
+def quarantine(
+    store: StoreUrl,
+    what: Annotated[Literal["add", "remove", "list"], typer.Argument(help="What to do.")],
+    ids: Annotated[list[str] | None, typer.Argument(help="Ids of targets, as `inspect` prints them.")] = None,
+    why: Annotated[str, typer.Option(help="The reason, which the list keeps.")] = "",
+    who: Annotated[str | None, typer.Option(help="Who decides; by default the user's name.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the ids, show the list as it would be, and change nothing.")
+    ] = False,
+) -> Answer:
+    """Keep targets from being found, until they are removed from the list; lists who decided, when and why."""
+    from hubplugin.registry import open_store
+
+    named = [int(each) if each.lstrip("-").isdigit() else each for each in ids or []]
+    if (what == "list") == bool(named):
+        raise InputError("quarantine list takes no ids" if named else f"quarantine {what} needs the ids of targets")
+    if what != "list" and not why.strip():
+        raise InputError("a quarantine needs a reason: ", Parameter("why", "TEXT"))
+    opened = open_store(store)
+    lines, listed = [], None
+    if what != "list":
+        from hubplugin.compute import Compute
+        from hubplugin.jobs.versions import planned, quarantine
+
+        if dry_run:
+            listed = planned(opened, what, named, why, who)
+            lines.append(f"{opened.url}: nothing was changed; there would be")
+        else:
+            with progress_shown() as progress:
+                done = quarantine(opened, what, named, why, who=who, compute=Compute(progress=progress))
+            lines.append(f"{opened.url}: {done}")
+    listed = listed or able(opened, Quarantining).quarantined()
+    lines += [f"{len(listed.last)} in quarantine", *map(str, listed.last.values())]
+    return Answer("\n".join(lines), told(opened, listed) | {"written": what != "list" and not dry_run})
+
+
+@command
+def explain(
+    store: StoreUrl,
+    vector: Annotated[str | None, typer.Option(help="A file with the query, the first vector in it.")] = None,
+    id: Annotated[
+        str | None, typer.Option(help="The query is this target. Without either it is the first one.")
+    ] = None,
+    k: Annotated[int, typer.Option(min=1, help="How many results the request asks for.")] = 10,
+) -> Answer:
+    """Print the request that other clients send for the corrected ranking, with its constants filled in."""
+    from hubplugin.registry import open_store
+
+    if vector is not None and id is not None:
+        raise InputError("--vector and --id both name the query; give one of them")
+    given = None if vector is None else vectors(vector, "query")
+    opened = open_store(store)
+    if given is not None:
+        if given.dim != opened.dim:
+            raise InputError(f"--vector has {given.dim} dimensions, {opened.url} has {opened.dim}")
+        asked = next(iter(given.blocks(1)))[0]
+    elif id is not None:
+        asked = int(id) if id.isdigit() else id
+    else:
+        asked = next(iter(opened.scan())).vectors[0]
+    found = able(opened, Explaining).explain(asked, k)
+    return Answer(found.text, found.request)
+
+
+class Position(str, Enum):
+    on = "on"
+    off = "off"
+
+
+@command
+def switch(
+    store: StoreUrl,
+    position: Annotated[Position, typer.Argument(help="on or off.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would do, and change nothing.")] = False,
+) -> Answer:
+    """Switch the correction off for every client, or on again; what is stored stays."""
+    from hubplugin.registry import open_store
+
+    opened = open_store(store)
+    on = position is Position.on
+    able(opened, Switched).switch(on, dry_run=dry_run)
+    is_now = "nothing was changed; the correction would be" if dry_run else "the correction is"
+    state = "on" if on else "off: clients search raw"
+    figures = {"store": opened.url, "written": not dry_run, "on": on}
+    return Answer(f"{opened.url}: {is_now} {state}; running clients see it within 10 seconds", figures)
+
+
+@command
+def bank(
+    store: StoreUrl,
+    export: Annotated[Path | None, typer.Option(metavar="FILE.npy", help="Write the recorded queries there.")] = None,
+    keep: Annotated[
+        int | None, typer.Option("--thin", metavar="N", min=1, help="Keep N of them, drawn at random.")
+    ] = None,
+    delete: Annotated[bool, typer.Option("--clear", help="Delete them.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what --thin or --clear would do, and do nothing.")
+    ] = False,
+) -> Answer:
+    """Show, export, thin or clear the queries that are recorded of the store."""
+    import numpy as np
+
+    from hubplugin.registry import open_store
+
+    if export is not None and export.suffix != ".npy":
+        raise InputError("a bank is written as .npy; given: ", Parameter("export", str(export)))
+    require_files([], [export])
+    if delete and keep is not None:
+        raise InputError("--thin keeps some of the queries and --clear none; give one of them")
+    opened = open_store(store)
+    if opened.record is None:
+        raise InputError(f"{opened.url}: nobody has said where its queries are recorded; {opened.how_to_record}")
+    found = recorded_of(opened)
+    if export is not None:
+        if found is None:
+            raise InputError(_nothing(opened))
+        np.save(export, found.array())
+    changes = found is not None and (delete or keep is not None)
+    left = _changed(opened, keep, delete) if (delete or keep is not None) and not dry_run else found
+    lines = [_nothing(opened) if found is None else f"{opened.url}: {_summary(found)}, in {opened.record}"]
+    if export is not None:
+        lines.append(f"written to {export}")
+    if found is not None and changes:
+        planned = 0 if delete else min(found.rows, keep or 0)
+        rows = 0 if left is None else left.rows
+        lines.append(f"nothing was changed; would keep {planned}" if dry_run else f"kept: {rows}")
+    figures = {
+        "store": opened.url,
+        "folder": str(opened.record),
+        "written": changes and not dry_run,
+        **_figures(left),
+    }
+    return Answer("\n".join(lines), figures)
+
+
+def _changed(store: Store, keep: int | None, delete: bool) -> Recorded | None:
+    """What is recorded of `store` once it is thinned or cleared."""
+    if delete and store.record is not None:
+        clear(store.record)
+    elif keep is not None and store.record is not None:
+        thin(store.record, keep)
+    return recorded_of(store)
+
+
+def _nothing(store: Store) -> str:
+    return f"{store.url}: no queries are recorded in {store.record}; to collect some: {store.how_to_record}"
+
+
+def _summary(found: Recorded) -> str:
+    texts = "" if found.texts is None else ", with texts"
+    about = "" if found.different == found.rows else "about "
+    return (
+        f"{found.rows:,} queries of {found.dim} dimensions{texts}, of {found.seen:,} that were asked from "
+        f"{_moment(found.first)} to {_moment(found.last)}, {about}{found.different:,} of them different"
+    )
+
+
+def _figures(found: Recorded | None) -> dict[str, object]:
+    if found is None:
+        return {"queries": 0}
+    return {
+        "queries": found.rows,
+        "dim": found.dim,
+        "seen": found.seen,
+        "different": found.different,
+        "first": _moment(found.first),
+        "last": _moment(found.last),
+        "texts": found.texts is not None,
+    }
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+@command
+def mcp() -> Answer:
+    """Serve diagnose, inspect and evaluate to an agent (Model Context Protocol, on stdin and stdout)."""
+    try:
+        from hubplugin.cli.mcp_server import server
+    except ModuleNotFoundError as error:
+        raise InputError(f"mcp needs a package that is missing ({error.name}); {install('mcp')}") from None
+    server().run("stdio")
+    return Answer("")

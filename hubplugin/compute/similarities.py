@@ -1,0 +1,472 @@
+"""Similarities of a bank and targets, tile by tile, on a device; and what is large in a tile.
+
+Vectors come in blocks as the metric wants them, at unit length for cosine. Every similarity is an inner product plus
+one number a bank row plus one number a target (the last two are zero but for Euclidean, where
+s = b.t - |b|^2/2 - |t|^2/2), so a tile [targets, bank] is one `addmm` and every reduction runs along its contiguous
+rows. A tile is as large as the memory budget and the cache allow; nothing of size bank x targets is held unless the
+budget has room for it. Products have the full precision of their type, whatever a program has allowed for its training.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+import torch
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
+from hubplugin.errors import InputError, Parameter
+from hubplugin.metric import Metric, normalise
+from hubplugin.vectors import BLOCK_ROWS, Progress, Vectors
+
+
+def prepared_blocks(vectors: Vectors, metric: Metric, size: int = BLOCK_ROWS) -> Iterator[np.ndarray]:
+    """Checked blocks of `vectors`, at unit length where the metric is cosine."""
+    row = 0
+    for block in vectors.blocks(size):
+        yield _prepared(block, vectors.name, range(row, row + len(block)), metric)
+        row += len(block)
+
+
+def prepared(vectors: Vectors, metric: Metric) -> np.ndarray:
+    """All of a bank, checked and at unit length where the metric is cosine: float32 [m, d]."""
+    return np.concatenate(list(prepared_blocks(vectors, metric)))
+
+
+def sampled(vectors: Vectors, count: int, metric: Metric, rng: np.random.Generator) -> np.ndarray:
+    """At most `count` rows at random, in order, prepared: float32 [min(count, n), d]."""
+    return taken(vectors, np.sort(rng.permutation(vectors.rows)[:count]), metric)
+
+
+def taken(vectors: Vectors, rows: np.ndarray, metric: Metric) -> np.ndarray:
+    """The given rows, prepared: float32 [len(rows), d]. `rows` are ascending; the others are not read where the source
+    can be read row by row."""
+    return _prepared(vectors.some(rows), vectors.name, rows, metric)
+
+
+def _prepared(block: np.ndarray, name: str, numbers: range | np.ndarray, metric: Metric) -> np.ndarray:
+    return normalise(block, name, numbers) if metric is Metric.COSINE else block
+
+
+def distinct_rows(vectors: np.ndarray) -> np.ndarray:
+    """The rows of `vectors` [m, d] that are no copy of an earlier one, in order."""
+    first: dict[bytes, int] = {}
+    for number, row in enumerate(vectors + 0.0):  # which makes -0 the 0 that it equals
+        first.setdefault(row.tobytes(), number)
+    return np.fromiter(first.values(), np.int64, len(first))
+
+
+def squared_lengths(vectors: np.ndarray) -> np.ndarray:
+    """|v|^2 of every row: float64 [b]."""
+    squares: np.ndarray = np.einsum("jd,jd->j", vectors, vectors, dtype=np.float64)
+    return squares
+
+
+def as_tensor(array: np.ndarray) -> torch.Tensor:
+    # What a memory map or a model file gives is read-only, of which torch would warn.
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def full_product(
+    multiply: Callable[..., torch.Tensor], *factors: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """multiply(*factors) at the full precision of their type, written to `out` where there is one.
+
+    A program may have allowed TF32 or bfloat16 products for its own training; ten bits of mantissa over tau are not
+    enough here. The setting belongs to the whole process, so it is read and never changed: where it allows less than
+    float32, the product is done in float64. It is read again afterwards, since another thread may have changed it.
+    """
+    if not reduces_precision(factors[0]):
+        result = multiply(*factors, out=out)
+        if not reduces_precision(factors[0]):
+            return result
+    exact = multiply(*(factor.double() for factor in factors)).to(factors[0].dtype)
+    return exact if out is None else out.copy_(exact)
+
+
+def reduces_precision(factor: torch.Tensor) -> bool:
+    """Whether torch may now multiply such tensors at less than their own precision."""
+    if factor.dtype is not torch.float32 or factor.device.type not in ("cpu", "cuda"):
+        return False
+    backend = torch.backends.cuda if factor.device.type == "cuda" else torch.backends.mkldnn
+    # From torch 2.9 on each backend has a setting of its own, and to ask for the common one can be an error.
+    precision = getattr(getattr(backend, "matmul", None), "fp32_precision", None)
+    if precision is None:
+        return torch.get_float32_matmul_precision() != "highest"
+    return precision not in ("none", "ieee")
+
+
+GROUP = 8
+"""Columns of a group."""
+
+SORTED = 256
+"""The longest rows that are sorted at once on a CPU. Up to here numpy's sort keeps a row in registers: 0.5 us for 256;
+four times as long for 272. torch.topk takes 2.5 us."""
+
+
+def largest(s: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k largest of every row of s [b, m], the largest first, k <= m: values and columns, [b, k] each."""
+    b, m = s.shape
+    groups = m // GROUP
+    if k == 1 and s.device.type == "cpu":  # numpy reads it at the speed of the cache, torch.argmax at a tenth of that
+        columns = torch.from_numpy(s.numpy().argmax(axis=1))[:, None]
+    elif groups <= k or m <= SORTED:
+        columns = _places(s, k)
+    else:
+        # A group is every groups-th column, so that maxima are taken over contiguous parts of a row.
+        best = largest(s.as_strided((b, GROUP, groups), (s.stride(0), groups, 1)).amax(dim=1), k)[1]
+        members = best[:, None, :] + groups * torch.arange(GROUP, device=s.device)[:, None]
+        rest = torch.arange(GROUP * groups, m, device=s.device)
+        members = torch.cat([members.flatten(1), rest.expand(b, -1)], dim=1)
+        columns = members.gather(1, _places(s.gather(1, members), k))
+    return s.gather(1, columns), columns
+
+
+def reaching(s: torch.Tensor, levels: torch.Tensor, highest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows and columns of the entries of s [b, m] that are at least their column's level [m]; `highest` [m] is the
+    largest of each column. Most columns have none."""
+    some = (highest >= levels).nonzero()[:, 0]
+    if 2 * len(some) < s.shape[1]:
+        s, levels = s.index_select(1, some), levels[some]
+    else:  # to read all costs less than to copy the half
+        some = torch.arange(s.shape[1], device=s.device)
+    if s.device.type == "cpu":  # where numpy compares, and finds few, much faster than torch
+        places = torch.from_numpy(np.flatnonzero(s.numpy() >= levels.numpy()))
+    else:
+        places = (s >= levels).flatten().nonzero()[:, 0]
+    return places // max(len(some), 1), some[places % max(len(some), 1)]
+
+
+def _places(s: torch.Tensor, k: int) -> torch.Tensor:
+    """Of the k largest of every row [b, m], the largest first: int64 [b, k]."""
+    if s.device.type != "cpu" or s.dtype is torch.float64 or 2 * k > SORTED:
+        return s.topk(k, dim=1).indices
+    # A float32 leaves 29 bits of a float64 free, and they hold its place: so numpy's sort, which is the fastest at
+    # hand, tells places too.
+    m = s.shape[1]
+    keys = s.double().clamp_(min=torch.finfo(torch.float32).min).view(torch.int64)
+    keys = keys.bitwise_or_(torch.arange(m)).view(torch.float64)
+    while (width := keys.shape[1]) > SORTED:
+        chunks = -(-width // SORTED)
+        keys = torch.nn.functional.pad(keys, (0, chunks * SORTED - width), value=-np.inf)
+        keys = _sorted(keys.view(-1, SORTED))[:, -k:].reshape(len(s), chunks * k)
+    return (_sorted(keys)[:, -k:].flip(1).view(torch.int64)) & ((1 << 29) - 1)
+
+
+def _sorted(keys: torch.Tensor) -> torch.Tensor:
+    keys = keys.contiguous()
+    keys.numpy().sort(axis=1)
+    return keys
+
+
+CACHE_BYTES = 8 << 20
+"""On a CPU a tile is at most this large, so that the reductions find it in cache. Measured: within 5 %
+of the best from 4 to 16 MiB on two machines; a tile of 512 MiB is a third slower."""
+
+
+FLOAT32_SIMILARITY = 16.0
+"""Similarities up to this size lose less than 1e-5 in a float32 product; larger ones are done in float64."""
+
+
+SAFE_EXPONENT = 60.0
+"""exp(+-60) summed over a bank of any size stays inside float32, so no maximum need be taken out first."""
+
+
+_SIZE = TypeAdapter(ByteSize)
+
+LEAST, SAFE = 1 << 20, 1 << 30
+"""Bytes: what any work needs, and the default, which is a bound on a small machine, too."""
+
+
+Precision: TypeAlias = Literal["float32", "float64"]
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Where and within what memory to compute.
+
+    device: "auto" (cuda, then mps, then cpu) or any torch device name. memory: bytes, or text such as
+    "512MiB", from 1MiB to what the machine has, or `SAFE` where that is more; bounds what is held of similarities
+    beyond the bank itself. progress: see `vectors.Progress`.
+    precision: "float32", which goes over to float64 by itself where similarities are large, or "float64" throughout.
+    """
+
+    device: str = "auto"
+    memory: int | str = "1GiB"
+    progress: Progress | None = None
+    precision: Precision = "float32"
+
+    def __post_init__(self) -> None:
+        if self.precision not in get_args(Precision):
+            raise InputError(f"precision={self.precision!r} is unknown; use one of {', '.join(get_args(Precision))}")
+        self.bytes()
+
+    def torch_device(self) -> torch.device:
+        double = self.precision == "float64"
+        if self.device == "auto":
+            if torch.cuda.is_available():
+                return torch.device("cuda")
+            return torch.device("mps" if torch.backends.mps.is_available() and not double else "cpu")
+        try:
+            device = torch.device(self.device)
+            torch.empty(1, device=device).cpu()
+        except (RuntimeError, AssertionError, TypeError) as error:
+            reason = str(error).splitlines()[0].partition(". ")[0]
+            if "device type" in reason:  # torch lists all it has ever heard of
+                reason = "known are cuda, mps and cpu"
+            raise InputError(f"device {self.device!r} is not usable here ({reason}); use 'auto' or 'cpu'") from None
+        if double and device.type == "mps":
+            raise InputError("precision='float64' is not to be had on mps; use device='cpu'")
+        return device
+
+    def bytes(self) -> int:
+        """`memory` as a number; raises InputError for what is no size, and for one that is no bound here."""
+        given = Parameter("memory", self.memory)
+        try:
+            size = int(_SIZE.validate_python(self.memory))
+        except ValidationError:
+            raise InputError(given, " is not a size; write it like '512MiB' or '2GiB'") from None
+        if size < LEAST:
+            raise InputError(given, f" is too little; expected {LEAST >> 20}MiB or more")
+        if size > SAFE and size > (most := self._installed()):
+            raise InputError(given, f" is more than this machine has; expected {max(most, SAFE) >> 30}GiB or less")
+        return size
+
+    def _installed(self) -> int:
+        """The bytes of memory that this machine has, or its device if that has more."""
+        own = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else sys.maxsize
+        device = self.torch_device()
+        return own if device.type != "cuda" else max(own, torch.cuda.get_device_properties(device).total_memory)
+
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """What exponentials may be held in between iterations, the best first."""
+        return (torch.float64,) if self.precision == "float64" else (torch.float32, torch.float16)
+
+    def report(self, what: str, done: int, total: int) -> None:
+        if self.progress is not None:
+            self.progress(what, done, total)
+
+    def similarities(self, bank: np.ndarray, metric: Metric) -> Similarities:
+        return Similarities(bank, metric, self)
+
+
+MOST_ANSWERS = 0.1
+"""A target may be the answer of this share of the bank's queries. One that is nearest to more of them is a hub, however
+it came to be one, and keeps all its entries."""
+
+
+ANSWER_SLACK = 1e-6
+"""By how much a similarity may lie below a level and still count as at it, beside the larger of 1 and the level: what
+float32 products of other shapes differ by."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Entries of bank x targets that a reduction does not see: an answer is no hub.
+
+    levels: [m], float64. t is an answer of the bank query u if s(b_u, t) >= levels_u. largest: whether each target also
+    loses the largest of what is left, which is the answer's entry where a query's nearest target is another.
+    """
+
+    levels: np.ndarray
+    largest: bool = True
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Targets [start, start + b) against every bank row: their values are `s` [b, m] + `own` [b] (float64).
+
+    `own` is one number a target, kept apart for precision. `s` may be overwritten by whoever holds it and is
+    overwritten by the next tile. `bound` is at least every |s|."""
+
+    start: int
+    s: torch.Tensor
+    own: torch.Tensor
+    bound: float
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.s)
+
+    def resolves_its_exponents(self) -> bool:
+        """Whether rounding moves no exponent of a tile of s/tau by 1 or more. Where it does, a bank row's share, in
+        exact arithmetic at least 1/(m n) of some target, can round to 0, and whether it does differs between CPUs."""
+        return self.bound * torch.finfo(self.s.dtype).eps < 1  # which NaN is not
+
+
+class Similarities:
+    """A resident bank [m, d] that answers targets with tiles of `scale * s(b_u, t) + weight_u`."""
+
+    def __init__(self, bank: np.ndarray, metric: Metric, compute: Compute):
+        self.bank, self.metric, self.compute, self.device = bank, metric, compute, compute.torch_device()
+        self.sums_device = torch.device("cpu") if self.device.type == "mps" else self.device  # mps has no float64
+        self.m, self.dim = len(bank), int(bank.shape[1])
+        # Far from the origin |b|^2 and |t|^2 swallow the distance; it stays what it is when both are moved there.
+        self._origin = bank.mean(axis=0, dtype=np.float64) if metric is Metric.EUCLIDEAN else None
+        self._source = self._moved(bank)
+        squares = np.ones(self.m) if metric is Metric.COSINE else squared_lengths(self._source)
+        self._norm = math.sqrt(squares.max())
+        self._own = torch.from_numpy(-squares / 2 if metric is Metric.EUCLIDEAN else np.zeros(self.m))
+        self._banks: dict[torch.dtype, torch.Tensor] = {}
+
+    def tiles(
+        self,
+        targets: Vectors,
+        what: str,
+        *,
+        scale: float = 1.0,
+        weights: torch.Tensor | None = None,
+        left_out: LeftOut | None = None,
+    ) -> Iterator[Tile]:
+        """Tiles over all of `targets` in order. `weights` [m] float64 is added to each bank row; what is left out is
+        -inf."""
+        if left_out is None:
+            yield from self._multiplied(targets, what, scale, weights)
+            return
+        bias, middle, largest = around_zero(torch.zeros(self.m, dtype=torch.float64) if weights is None else weights)
+        for tile in self._multiplied(targets, what, scale, None):
+            _leave_out(tile, left_out, scale)
+            if weights is not None:
+                tile.s.add_(bias.to(tile.s))
+            yield replace(tile, own=tile.own + middle, bound=tile.bound + largest)
+
+    def _multiplied(self, targets: Vectors, what: str, scale: float, weights: torch.Tensor | None) -> Iterator[Tile]:
+        """`tiles` with nothing left out."""
+        if targets.dim != self.dim:
+            raise InputError(
+                f"{targets.name} has {targets.dim} dimensions, the bank has {self.dim}; embed both with one model"
+            )
+        bias = self._own * scale if weights is None else self._own * scale + weights
+        bias, middle, largest_bias = around_zero(bias)
+        height = min(self.tile_rows(), targets.rows)
+        buffers: dict[torch.dtype, torch.Tensor] = {}
+        done = 0
+        for read in prepared_blocks(targets, self.metric, max(height, BLOCK_ROWS // height * height)):
+            block = self._moved(read)
+            squares = np.ones(len(block)) if self.metric is Metric.COSINE else squared_lengths(block)
+            similarity = self._norm * math.sqrt(squares.max())
+            dtype = self._dtype(
+                similarity if self.metric is not Metric.EUCLIDEAN else max(self._norm**2, squares.max())
+            )
+            own = torch.from_numpy(
+                middle - (squares / 2 * scale if self.metric is Metric.EUCLIDEAN else np.zeros(len(block)))
+            )
+            block_bias = bias.to(dtype).to(self.device)
+            if dtype not in buffers:
+                buffers[dtype] = torch.empty((height, self.m), dtype=dtype, device=self.device)
+            on_device = as_tensor(block).to(dtype).to(self.device) * scale
+            for start in range(0, len(block), height):
+                part = on_device[start : start + height]
+                s = buffers[dtype][: len(part)]
+                full_product(torch.addmm, block_bias, part, self._bank(dtype).T, out=s)
+                yield Tile(done + start, s, own[start : start + height], similarity * abs(scale) + largest_bias)
+                self.compute.report(what, done + start + len(part), targets.rows)
+            done += len(block)
+
+    def tile_rows(self) -> int:
+        """How many targets a tile holds: two copies of it fit the budget, and on a CPU one fits the cache."""
+        budget = self.compute.bytes() // 2
+        if self.device.type == "cpu":
+            budget = min(budget, CACHE_BYTES)
+        return int(min(max(budget // (self.m * 4), 1), BLOCK_ROWS))
+
+    def _dtype(self, similarity: float) -> torch.dtype:
+        wide = similarity > FLOAT32_SIMILARITY or self.compute.precision == "float64"
+        wide = wide and self.device.type != "mps"  # which has no float64
+        return torch.float64 if wide else torch.float32
+
+    def _moved(self, vectors: np.ndarray) -> np.ndarray:
+        return vectors if self._origin is None else vectors - self._origin
+
+    def _bank(self, dtype: torch.dtype) -> torch.Tensor:
+        if dtype not in self._banks:
+            self._banks[dtype] = as_tensor(np.ascontiguousarray(self._source)).to(dtype).to(self.device)
+        return self._banks[dtype]
+
+
+class HeldSimilarities(Similarities):
+    """Multiplies a set of targets once and holds the product, for passes at many temperatures over the same sets.
+
+    The caller sees to it that the products fit in memory."""
+
+    def __init__(self, bank: np.ndarray, metric: Metric, compute: Compute):
+        super().__init__(bank, metric, compute)
+        self._products: dict[int, tuple[Vectors, list[Tile]]] = {}
+
+    def _multiplied(self, targets: Vectors, what: str, scale: float, weights: torch.Tensor | None) -> Iterator[Tile]:
+        if id(targets) not in self._products:
+            tiles = [replace(tile, s=tile.s.clone()) for tile in super()._multiplied(targets, what, 1.0, None)]
+            self._products[id(targets)] = (targets, tiles)  # holds on to the targets too, so that the id stays theirs
+        bias = torch.zeros(self.m, dtype=torch.float64) if weights is None else weights
+        bias, middle, largest_bias = around_zero(bias)
+        for tile in self._products[id(targets)][1]:
+            s = torch.mul(tile.s, scale).add_(bias.to(tile.s.dtype).to(tile.s.device))
+            yield Tile(tile.start, s, tile.own * scale + middle, tile.bound * abs(scale) + largest_bias)
+
+
+@dataclass(frozen=True)
+class HoldingCompute(Compute):
+    """A `Compute` whose similarities are held, one set a bank: see `HeldSimilarities`."""
+
+    _banks: dict[int, tuple[np.ndarray, HeldSimilarities]] = field(default_factory=dict, compare=False)
+
+    def release(self) -> None:
+        """Lets go of all that is held, which otherwise stays until the garbage collector comes by."""
+        self._banks.clear()
+
+    def similarities(self, bank: np.ndarray, metric: Metric) -> Similarities:
+        if id(bank) not in self._banks:
+            self._banks[id(bank)] = (bank, HeldSimilarities(bank, metric, self))
+        return self._banks[id(bank)][1]
+
+
+def dense(similarities: Similarities, targets: Vectors) -> torch.Tensor:
+    """s(b_u, t) of every bank row and target: float64 [m, n], for sets that fit in memory."""
+    parts = [tile.s.cpu().double() + tile.own[:, None] for tile in similarities.tiles(targets, "similarities")]
+    return torch.cat(parts).T
+
+
+def around_zero(bias: torch.Tensor) -> tuple[torch.Tensor, float, float]:
+    """`bias` less its middle, the middle, and the largest that is left: so the exponents of a tile stay small."""
+    low, high = float(bias.min()), float(bias.max())
+    middle = (low + high) / 2
+    return bias - middle, middle, (high - low) / 2
+
+
+def reached(levels: torch.Tensor) -> torch.Tensor:
+    """The similarities [m] from which on an entry counts as at its level: see `ANSWER_SLACK`."""
+    return levels - ANSWER_SLACK * levels.abs().clamp(min=1.0)
+
+
+def _leave_out(tile: Tile, left_out: LeftOut, scale: float) -> None:
+    """Sets to -inf, in place, the entries of a tile of `scale` * s(b_u, t) that are left out."""
+    levels = scale * reached(torch.from_numpy(left_out.levels))
+    s = with_own(tile)
+    rows, columns = reaching(s, levels.to(s), s.amax(dim=0))
+    few = rows.bincount(minlength=len(tile.s))[rows] <= MOST_ANSWERS * tile.s.shape[1]
+    tile.s[rows[few], columns[few]] = -math.inf
+    if left_out.largest:
+        leave_largest_out(tile, largest(tile.s, 1)[1])
+
+
+def leave_largest_out(tile: Tile, columns: torch.Tensor) -> None:
+    """columns: of the largest of each target [b, 1]."""
+    tile.s.scatter_(1, columns, -math.inf)
+
+
+def exponentials_of(tile: Tile) -> tuple[torch.Tensor, torch.Tensor]:
+    """exp(tile - peak) in place and the peak [b] (float64): zero where the exponents are small anyway."""
+    if tile.bound <= SAFE_EXPONENT:
+        return tile.s.exp_(), torch.zeros(len(tile.s), dtype=torch.float64)
+    peak = tile.s.amax(dim=1, keepdim=True)
+    return tile.s.sub_(peak).exp_(), peak[:, 0].cpu().double()
+
+
+def with_own(tile: Tile) -> torch.Tensor:
+    """s(b_u, t) of a tile, in new memory where it differs from what the tile holds."""
+    return tile.s + tile.own.to(tile.s.device, tile.s.dtype)[:, None] if tile.own.any() else tile.s

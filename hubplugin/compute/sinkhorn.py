@@ -1,0 +1,381 @@
+"""Sinkhorn in the log domain: one pass over the similarities an iteration.
+
+`Kernel` is exp( s(b_u, t_j)/tau + log alpha_u ), tile by tile, held between the iterations where there is room;
+`sinkhorn` iterates, and never asks how the kernel is kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+
+from hubplugin.compute.answers import Answers, Seeker, find_answers, listed, may_be_log
+from hubplugin.compute.similarities import (
+    SAFE_EXPONENT,
+    LeftOut,
+    Similarities,
+    Tile,
+    exponentials_of,
+    full_product,
+    taken,
+)
+from hubplugin.compute.terms import MeanOfLargest
+from hubplugin.errors import InputError
+from hubplugin.metric import Metric
+from hubplugin.vectors import Vectors, as_vectors
+
+SAFE_DRIFT = {torch.float64: 20.0, torch.float32: 20.0, torch.float16: 12.0}
+"""While no log alpha has moved from another by more, held exponentials lose nothing that counts: what lies below the
+type's range beside its column's peak (87 in the exponent, for float16 under `HALF_PEAK` 26) stays far below it."""
+
+
+HALF_PEAK = 2.0**14
+"""The largest float16 of a target: its range then ends at 4e-12 of that. What is rounded off each term, up to 5e-4 of
+it, averages out over the bank and the targets: log alpha comes within 1e-5 of float64's (see the tests)."""
+
+
+HELD_BYTES = 4 << 20
+"""What is held is read in blocks of so many bytes of float32, so that the second product of an iteration finds them in
+cache. Measured: 1 and 2 MiB are a tenth slower, since each block has its own calls; so is 8."""
+
+
+HALF_FALL = 7.0
+"""By how much, in the exponent, the largest of a target may lie below what its float16 were scaled by."""
+
+
+HALF_TERMS = 256
+"""Targets, and bank rows, below which what float16 rounds off is not taken to average out."""
+
+
+HALF_TAU = 0.1
+"""The largest temperature at which log sums of what is held in float16, off by up to 1e-4, are offsets within 1e-5."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Some of the targets that Sinkhorn scales. mass: how many targets each of them stands for, where it is one of a
+    sample."""
+
+    targets: Vectors
+    mass: float = 1.0
+
+
+@dataclass(frozen=True)
+class Exponentials:
+    """exp( s(b_u, t_j)/tau + log alpha_u ) of some targets of a part of the columns: `exponentials` [b, m] x
+    `weights` [m] x exp(`log_scale`) [b]."""
+
+    part: int
+    exponentials: torch.Tensor
+    weights: torch.Tensor
+    log_scale: torch.Tensor
+
+    def row_sums(self) -> torch.Tensor:
+        """Their sum over the targets: [m]. At log alpha = 0 alone, where no value is too large."""
+        scale = self.log_scale.exp().to(self.exponentials)
+        return full_product(torch.matmul, scale, self.exponentials) * self.weights
+
+
+class Kernel:
+    """exp( s(b_u, t_j)/tau + log alpha_u ), tile by tile.
+
+    Where the memory budget has room for all of it, the tiles of one iteration serve the next ones too, with
+    weights exp(change of log alpha); so an iteration costs two products with a vector instead of one with a matrix.
+    They are held in float32 or, where that has no room and similarities are not large, in float16: see `HALF_PEAK`.
+
+    left_out: the entries that are left out, once they are known; the largest of a target in the first columns alone.
+    k_means: see `Scaling`, NaN before a product at log alpha = 0.
+    """
+
+    def __init__(self, similarities: Similarities, columns: Sequence[Columns], tau: float, k: int | None = None):
+        self._similarities, self._tau = similarities, tau
+        self._columns, self._masses = [part.targets for part in columns], [part.mass for part in columns]
+        self._rows = sum(part.rows for part in self._columns)
+        size, room = self._rows * similarities.m, similarities.compute.bytes()
+        # Below so many targets, or bank rows, what float16 rounds off does not average out.
+        enough = min(self._rows, similarities.m) >= HALF_TERMS
+        dtypes = [dtype for dtype in similarities.compute.dtypes() if dtype is not torch.float16 or enough]
+        self._dtype = next((dtype for dtype in dtypes if size * dtype.itemsize <= room), None)
+        self._held: list[Exponentials] = []
+        self._reference = torch.zeros(0)
+        self.left_out: LeftOut | None = None
+        self._seeker: Seeker | None = None
+        self._k, self.k_means = k, None if k is None else np.full(self._columns[0].rows, np.nan)
+
+    def find_answers(self) -> Answers | None:
+        """The answers of the bank; where it can, along with what the first iteration needs."""
+        if not may_be_log(self._similarities, self._columns):
+            return None
+        if not can_seek(self._similarities, self._tau, self._k):
+            return find_answers(self._similarities, self._columns)
+        answers = self.seek().answers
+        self.leave_out(LeftOut(answers.levels))
+        return answers
+
+    def first_log_sums(self) -> torch.Tensor:
+        """LSE_j( s(b_u, t_j)/tau + log w_j ) for every bank row: float64 [m]."""
+        if not serves_first_iteration(self._similarities, self._tau):
+            return self._log_sums_over_targets()
+        total = self._no_sums()
+        for tile in self._tiles(torch.zeros(self._similarities.m, dtype=torch.float64), "Sinkhorn iteration 1"):
+            total += tile.row_sums().to(total) * self._masses[tile.part]
+        return total.cpu().log()
+
+    def shares(self, log_alpha: torch.Tensor, what: str) -> torch.Tensor:
+        """What each bank row has of the targets, each of which has its mass w_j to give: float64 [m]."""
+        total = self._no_sums()
+        for tile in self._tiles(log_alpha, what):
+            total += (full_product(_shares_of, tile.exponentials, tile.weights) * self._masses[tile.part]).to(total)
+        return total.cpu()
+
+    def _no_sums(self) -> torch.Tensor:
+        return torch.zeros(self._similarities.m, dtype=torch.float64, device=self._similarities.sums_device)
+
+    def _tiles(self, log_alpha: torch.Tensor, what: str) -> Iterator[Exponentials]:
+        """All columns, in order. A tile is overwritten by the next."""
+        if not self._serves(log_alpha):
+            yield from self._multiplied(log_alpha, what)
+            return
+        change = log_alpha - self._reference
+        largest, done = change.max(), 0
+        dtype = self._held[0].exponentials.dtype
+        weights = (change - largest).exp().to(torch.float32 if dtype is torch.float16 else dtype)
+        weights = weights.to(self._similarities.device)
+        height = max(HELD_BYTES // (self._similarities.m * weights.itemsize), 1)
+        scratch = torch.empty((height, self._similarities.m), dtype=weights.dtype, device=weights.device)
+        for held in self._held:
+            for start in range(0, len(held.exponentials), height):
+                exponentials = held.exponentials[start : start + height]
+                if exponentials.dtype is torch.float16:
+                    exponentials = scratch[: len(exponentials)].copy_(exponentials)
+                log_scale = held.log_scale[start : start + height] + largest
+                yield Exponentials(held.part, exponentials, weights, log_scale)
+            done += len(held.exponentials)
+            self._similarities.compute.report(what, done, self._rows)
+
+    def held_log_sums(self, log_alpha: torch.Tensor) -> np.ndarray | None:
+        """LSE_u( s(b_u, t)/tau + log_alpha_u ) for the first columns, if that needs no multiplication."""
+        if not self._serves(log_alpha):
+            return None
+        if self._held[0].exponentials.dtype is torch.float16 and self._tau > HALF_TAU:
+            return None
+        tiles = itertools.takewhile(lambda tile: tile.part == 0, self._tiles(log_alpha, "log-sum-exp"))
+        totals = ((full_product(torch.matmul, tile.exponentials, tile.weights), tile.log_scale) for tile in tiles)
+        sums = [total.cpu().double().log() + log_scale for total, log_scale in totals]
+        self._similarities.compute.report("log-sum-exp", self._rows, self._rows)
+        return torch.cat(sums).numpy()
+
+    def _serves(self, log_alpha: torch.Tensor) -> bool:
+        if not self._held:
+            return False
+        change = log_alpha - self._reference
+        return float(change.max() - change.min()) <= SAFE_DRIFT[self._held[0].exponentials.dtype]
+
+    def seek(self) -> Seeker:
+        """What has seen all targets. `leave_out` is to follow, for which this holds what it has room for at log
+        alpha = 0."""
+        self._seeker, self.left_out = Seeker(self._similarities.m), None
+        for _ in self._multiplied(torch.zeros(self._similarities.m, dtype=torch.float64), "answers of the bank"):
+            pass
+        return self._seeker
+
+    def leave_out(self, left_out: LeftOut) -> None:
+        """Leaves answers out of what `seek` held. left_out: levels from all targets, of which these may be some."""
+        assert self._seeker is not None
+        seeker, self._seeker, self.left_out = self._seeker, None, left_out
+        if not self._held:
+            return
+        assert self._room is not None
+        found = seeker.found(self._columns[0].rows, left_out.levels)
+        if self._dtype is torch.float16:  # the range ends below what was the largest of a target
+            left = np.where(found.out, -math.inf, found.values).max(axis=1)
+            found = found.without(found.values[:, 1] - left > HALF_FALL * self._tau)
+        rows = np.broadcast_to(found.rows[:, None], found.out.shape)[found.out]
+        for targets, columns in ((rows, found.columns[found.out]), found.elsewhere):
+            self._room[torch.from_numpy(targets), torch.from_numpy(columns)] = 0.0
+        if self._k is not None and self.k_means is not None:
+            self.k_means[found.rows] = found.means(self._k)
+        self._multiply_again(found.again)
+
+    def _multiply_again(self, rows: np.ndarray) -> None:
+        """Overwrites what is held of some targets, numbered through all columns, ascending."""
+        assert self._room is not None
+        first = 0
+        for part, targets in enumerate(self._columns):
+            inside = rows[(rows >= first) & (rows < first + targets.rows)]
+            if inside.size:
+                some = as_vectors(taken(targets, inside - first, self._similarities.metric), targets.name)
+                for tile in self._scaled_tiles(part, some, "answers of the bank", None, inside - first):
+                    exponentials, log_scale = self._holdable(*exponentials_of(tile), tile)
+                    places = torch.from_numpy(inside[tile.start : tile.stop])
+                    self._room[places.to(self._room.device)] = exponentials.to(self._room.dtype)
+                    self._log_scales[places] = log_scale
+            first += targets.rows
+
+    def _log_sums_over_targets(self) -> torch.Tensor:
+        """LSE_j( s(b_u, t_j)/tau + log w_j ) for every bank row: float64 [m], carried from tile to tile with its
+        peak."""
+        total = self._no_sums()
+        peak = torch.full_like(total, -math.inf)
+        for part, (targets, mass) in enumerate(zip(self._columns, self._masses, strict=True)):
+            for tile in self._scaled_tiles(part, targets, "Sinkhorn iteration 1", None):
+                s = tile.s.add_(tile.own.to(tile.s.device, tile.s.dtype)[:, None])
+                # A row may have nothing but what is left out so far: -inf less itself would be no number.
+                highest = torch.maximum(peak, s.amax(dim=0).to(peak)).clamp(min=torch.finfo(s.dtype).min)
+                share = s.sub_(highest.to(s)).exp_().sum(dim=0).to(total) * mass
+                total = total * (peak - highest).exp() + share
+                peak = highest
+        return (peak + total.log()).cpu()
+
+    def _scaled_tiles(
+        self,
+        part: int,
+        targets: Vectors,
+        what: str,
+        log_alpha: torch.Tensor | None,
+        numbers: np.ndarray | None = None,
+    ) -> Iterator[Tile]:
+        """Tiles of s/tau + log alpha over `targets` of a part, less what is left out. Without log alpha they also serve
+        who asked for the nearest or for the mean of the k largest. numbers: of the targets, if not 0, 1, 2 ..."""
+        out = self.left_out if self.left_out is None or part == 0 else replace(self.left_out, largest=False)
+        scale = 1 / self._tau
+        for tile in self._similarities.tiles(targets, what, scale=scale, weights=log_alpha, left_out=out):
+            if not tile.resolves_its_exponents():
+                raise InputError(
+                    f"tau={self._tau:.4g} is out of proportion to the similarities of these vectors: it is below their "
+                    "rounding; use a larger one, such as the default"
+                )
+            where = slice(tile.start, tile.stop) if numbers is None else numbers[tile.start : tile.stop]
+            if self._seeker is not None and part > 0:
+                self._seeker.see(tile, sum(columns.rows for columns in self._columns[:part]), scale)
+            elif self._seeker is not None:
+                means = self._seeker.see_and_list(tile, 0, self._k, scale)[2]
+                if means is not None and self.k_means is not None:
+                    self.k_means[where] = means
+            elif log_alpha is None and self._k is not None and self.k_means is not None and part == 0:
+                self.k_means[where] = (MeanOfLargest(self._k).of(tile) * self._tau).numpy()
+            yield tile
+
+    def _multiplied(self, log_alpha: torch.Tensor, what: str) -> Iterator[Exponentials]:
+        self._held, self._reference = [], log_alpha
+        ones = torch.ones(self._similarities.m, device=self._similarities.device)
+        weights, room, done = log_alpha if bool(log_alpha.any()) else None, self._room, 0
+        for part, targets in enumerate(self._columns):
+            for tile in self._scaled_tiles(part, targets, what, weights):
+                exponentials, peak = exponentials_of(tile)
+                yield Exponentials(part, exponentials, ones.to(exponentials.dtype), peak + tile.own)
+                if room is None:
+                    continue
+                if room.dtype is torch.float16 and exponentials.dtype is torch.float64:
+                    self._held, room = [], None  # what is too large for float32 is so for float16
+                    continue
+                exponentials, log_scale = self._holdable(exponentials, peak, tile)
+                rows = slice(done, done + len(exponentials))
+                kept, self._log_scales[rows] = room[rows].copy_(exponentials), log_scale
+                self._held.append(Exponentials(part, kept, ones, self._log_scales[rows]))
+                done = rows.stop
+
+    def _holdable(
+        self, exponentials: torch.Tensor, peak: torch.Tensor, tile: Tile
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Exponentials, overwritten, in the range of the type they are held in, and the log of their scale [b]."""
+        log_scale = peak + tile.own
+        if self._dtype is not torch.float16:
+            return exponentials, log_scale
+        largest = exponentials.amax(dim=1, keepdim=True)
+        return exponentials.mul_(HALF_PEAK / largest), log_scale + (largest[:, 0].cpu().double() / HALF_PEAK).log()
+
+    @cached_property
+    def _log_scales(self) -> torch.Tensor:
+        return torch.zeros(self._rows, dtype=torch.float64)
+
+    @cached_property
+    def _room(self) -> torch.Tensor | None:
+        if self._dtype is None:
+            return None
+        return torch.empty((self._rows, self._similarities.m), dtype=self._dtype, device=self._similarities.device)
+
+
+def serves_first_iteration(similarities: Similarities, tau: float) -> bool:
+    """Whether exponentials at log alpha = 0 neither overflow nor vanish over all targets."""
+    return similarities.metric is Metric.COSINE and 1 / tau <= SAFE_EXPONENT
+
+
+def can_seek(similarities: Similarities, tau: float, k: int | None) -> bool:
+    """Whether `Kernel.seek` finds the answers along with what the first iteration needs."""
+    return serves_first_iteration(similarities, tau) and listed(similarities.m, k) is not None
+
+
+def _shares_of(exponentials: torch.Tensor, weights: torch.Tensor, out: None = None) -> torch.Tensor:
+    """What each bank row has of the beta = 1 / sum_u of some targets [b, m]: [m]."""
+    n_beta = torch.matmul(exponentials, weights).reciprocal_()
+    return torch.matmul(n_beta, exponentials).mul_(weights)
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What `sinkhorn` found. log_alpha: [m], float64. log_sums: LSE_u( s(b_u, t)/tau + log_alpha_u ) of the first
+    columns [n], float64, to 1e-4 where the exponentials were held; None where they were not. answers: what was left
+    out. k_means: the mean of the k largest s(b_u, t) of the first columns [n], float64, if asked for."""
+
+    log_alpha: np.ndarray
+    log_sums: np.ndarray | None
+    answers: Answers | None = None
+    k_means: np.ndarray | None = None
+
+
+def sinkhorn(
+    similarities: Similarities,
+    columns: Sequence[Columns],
+    tau: float,
+    iterations: int,
+    answers: Answers | Literal["seek"] | None = None,
+    k: int | None = None,
+) -> Scaling:
+    """log alpha after `iterations` of Sinkhorn over the targets in `columns` taken together.
+
+    DBSN algorithm A1 in the log domain, from log beta_j = log w_j:
+
+        log alpha_u = log v_u - LSE_j( s(b_u, t_j)/tau + log beta_j )
+        log beta_j  = log(w_j / n) - LSE_u( s(b_u, t_j)/tau + log alpha_u )
+
+    v is the mass of each bank row, 1/m, or in proportion to the weights of `answers`. w_j is the mass of target j; n is
+    the sum of them. What `answers` leaves out (in the
+    first of `columns`, the gallery, each target's largest, too) has no part in any sum; "seek" finds them in the first
+    pass. k: the first pass gives the mean of the k largest, too.
+
+    The log beta that ends the last iteration reads only log alpha, so it is a weighted `log_sum_exp` over
+    any targets and is left to the caller. One pass over the similarities is one iteration: a tile's
+    exponentials e = exp(s/tau + log alpha) give its beta = w / (n sum_u e), and e @ beta is the same tile's
+    share of the next log alpha. No row of that product can underflow: each log alpha gives every bank row a
+    share of 1/m over n columns, so some target holds at least 1/(m n) of it beside a column total of at most 1.
+
+    Raises InputError where tau is below the rounding of the similarities, for which that does not hold.
+    """
+    m, n = similarities.m, sum(part.targets.rows * part.mass for part in columns)
+    kernel = Kernel(similarities, columns, tau, k)
+    if answers == "seek":
+        answers = kernel.find_answers()
+    kernel.left_out = None if answers is None else LeftOut(answers.levels)
+    weights = np.ones(m) if answers is None else answers.weights
+    log_mass = torch.from_numpy(np.log(weights / weights.sum()))
+    log_alpha = _finite(log_mass - kernel.first_log_sums())
+    for iteration in range(2, iterations + 1):
+        shares = kernel.shares(log_alpha, f"Sinkhorn iteration {iteration} of {iterations}")
+        log_alpha = _finite(log_alpha + log_mass - (shares / n).log())
+    return Scaling(log_alpha.numpy(), kernel.held_log_sums(log_alpha), answers, kernel.k_means)
+
+
+def _finite(log_alpha: torch.Tensor) -> torch.Tensor:
+    """`log_alpha` [m] with the smallest in the place of what is infinite: a bank row has no share where all its entries
+    are left out, as those of a query that is there many times, and then no sum reads its weight."""
+    finite = torch.isfinite(log_alpha)
+    smallest = log_alpha[finite].min() if finite.any() else torch.zeros((), dtype=log_alpha.dtype)
+    return torch.where(log_alpha == math.inf, smallest, log_alpha)

@@ -1,0 +1,248 @@
+"""What is summed over a bank for each target: log-sum-exp, mean of the k largest, dot product; counts; limits.
+
+Each is a task over some targets by themselves, so that a gallery in shards is reduced shard by shard.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from hubplugin.compute.similarities import (
+    LeftOut,
+    Similarities,
+    Tile,
+    around_zero,
+    as_tensor,
+    exponentials_of,
+    largest,
+)
+from hubplugin.vectors import Spread, Vectors
+
+ShardResult: TypeAlias = dict[str, np.ndarray]
+"""What a task found, by name: sums, or a row a target."""
+
+
+class Task(ABC):
+    """A pure function of a shard: done again, anywhere, it finds the same. A frozen dataclass of numbers, texts, arrays
+    and others of its kind, which says all that the result depends on but the bank and the shard."""
+
+    what: str
+    """The work, for progress."""
+
+    @abstractmethod
+    def __call__(self, similarities: Similarities, targets: Vectors) -> ShardResult:
+        """Of all of `targets`."""
+
+
+def over(similarities: Similarities, targets: Vectors, task: Task) -> list[tuple[int, ShardResult]]:
+    """What `task` finds in each shard of `targets`, behind the number of its first target. Targets that lie in one
+    place are one shard."""
+    if isinstance(targets, Spread):
+        return targets.each(task, similarities)
+    return [(0, task(similarities, targets))]
+
+
+@dataclass(frozen=True)
+class LogSum:
+    """LSE_u( s(b_u, t)/tau + log_weights_u ); log_weights [m], 0 where None."""
+
+    tau: float
+    log_weights: np.ndarray | None = None
+
+    @property
+    def weights(self) -> torch.Tensor | None:
+        return None if self.log_weights is None else as_tensor(np.asarray(self.log_weights, np.float64))
+
+    def of_exponents(self, tile: Tile) -> torch.Tensor:
+        """Of a tile of s/tau + log_weights, which is overwritten with what is summed: float64 [b]."""
+        exponentials, peak = exponentials_of(tile)
+        return exponentials.sum(dim=1).cpu().double().log() + peak + tile.own
+
+    def of(self, tile: Tile) -> torch.Tensor:
+        """Of a tile of s, which is overwritten with what is summed: float64 [b]."""
+        weights = torch.zeros(tile.s.shape[1], dtype=torch.float64) if self.weights is None else self.weights
+        bias, middle, largest = around_zero(weights)
+        torch.add(bias.to(tile.s), tile.s, alpha=1 / self.tau, out=tile.s)
+        return self.of_exponents(
+            Tile(tile.start, tile.s, tile.own / self.tau + middle, tile.bound / self.tau + largest)
+        )
+
+
+@dataclass(frozen=True)
+class MeanOfLargest:
+    """Mean of the k largest s(b_u, t); of all that are not left out, where they are fewer."""
+
+    k: int
+
+    def of(self, tile: Tile) -> torch.Tensor:
+        """Of a tile of s, which stays as it is: float64 [b]."""
+        values = tile.s if self.k >= tile.s.shape[1] else largest(tile.s, self.k)[0]
+        there = values > -math.inf
+        mean = values.where(there, 0.0).sum(dim=1).double() / there.sum(dim=1)
+        return mean.cpu() + tile.own
+
+
+def reduce(
+    similarities: Similarities,
+    targets: Vectors,
+    reductions: Sequence[LogSum | MeanOfLargest],
+    left_out: LeftOut | None = None,
+    what: str = "offsets",
+) -> list[np.ndarray]:
+    """The value of each of `reductions` for every target, in one pass over the similarities: float64 [n] each."""
+    parts = over(similarities, targets, ReducedShard(tuple(reductions), left_out, what))
+    return [_joined([found[str(i)] for _, found in parts]) for i in range(len(reductions))]
+
+
+@dataclass(frozen=True)
+class ReducedShard(Task):
+    """`reduce`, the value of each reduction under its number."""
+
+    reductions: tuple[LogSum | MeanOfLargest, ...]
+    left_out: LeftOut | None
+    what: str
+
+    def __call__(self, similarities: Similarities, targets: Vectors) -> ShardResult:
+        reductions, results = self.reductions, [np.empty(targets.rows) for _ in self.reductions]
+        only = reductions[0]
+        if len(reductions) == 1 and isinstance(only, LogSum):  # the product itself can scale and add
+            scale, weights = 1 / only.tau, only.weights
+            for tile in similarities.tiles(targets, self.what, scale=scale, weights=weights, left_out=self.left_out):
+                results[0][tile.start : tile.stop] = only.of_exponents(tile).numpy()
+            return {"0": results[0]}
+        # What overwrites its tile comes last.
+        order = sorted(range(len(reductions)), key=lambda i: isinstance(reductions[i], LogSum))
+        for tile in similarities.tiles(targets, self.what, left_out=self.left_out):
+            for i in order:
+                whole = i == order[-1] or isinstance(reductions[i], MeanOfLargest)
+                part = tile if whole else replace(tile, s=tile.s.clone())
+                results[i][tile.start : tile.stop] = reductions[i].of(part).numpy()
+        return {str(i): result for i, result in enumerate(results)}
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    """The parts one behind the other; without a copy where there is one."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def log_sum_exp(
+    similarities: Similarities,
+    targets: Vectors,
+    tau: float,
+    log_weights: np.ndarray | None = None,
+    what: str = "log-sum-exp",
+) -> np.ndarray:
+    """LSE_u( s(b_u, t)/tau + log_weights_u ) for every target: float64 [n]. `log_weights` [m], 0 by default."""
+    return reduce(similarities, targets, [LogSum(tau, log_weights)], what=what)[0]
+
+
+def dot(similarities: Similarities, targets: Vectors, what: str = "similarity to the mean") -> np.ndarray:
+    """s(v, t) for every target, where the bank is the one vector v: float64 [n]."""
+    return _joined([found["dot"] for _, found in over(similarities, targets, _DotOfShard(what))])
+
+
+@dataclass(frozen=True)
+class _DotOfShard(Task):
+    what: str
+
+    def __call__(self, similarities: Similarities, targets: Vectors) -> ShardResult:
+        result = np.empty(targets.rows)
+        for tile in similarities.tiles(targets, self.what):
+            result[tile.start : tile.stop] = (tile.s[:, 0].cpu().double() + tile.own).numpy()
+        return {"dot": result}
+
+
+def kth_largest(similarities: Similarities, targets: Vectors, k: int) -> np.ndarray:
+    """The k-th largest s(b_u, t) over the targets for every bank row, k <= n: float64 [m]."""
+    device = similarities.sums_device
+    largest = torch.empty((0, similarities.m), dtype=torch.float64, device=device)
+    for tile in similarities.tiles(targets, "activation set"):
+        s = tile.s.to(device, torch.float64) + tile.own.to(device)[:, None]
+        both = torch.cat([largest, s])
+        largest = both.topk(min(k, len(both)), dim=0).values
+    return largest[-1].cpu().numpy()
+
+
+def reaches(similarities: Similarities, targets: Vectors, thresholds: np.ndarray) -> np.ndarray:
+    """Whether s(b_u, t) is at least `thresholds` [m] for some bank row, to float32 rounding: bool [n]."""
+    levels = torch.from_numpy(np.asarray(thresholds, np.float64))
+    slack = 1e-6 * max(1.0, float(levels.abs().max()))
+    result = np.empty(targets.rows, bool)
+    for tile in similarities.tiles(targets, "activation set", weights=-levels):
+        result[tile.start : tile.stop] = (tile.s.amax(dim=1).cpu().double() + tile.own >= -slack).numpy()
+    return result
+
+
+def count_reaching(similarities: Similarities, targets: Vectors, levels: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """For how many bank rows s(b_u, t) + offsets_t is at least `levels` [m], for every target: int64 [n]."""
+    bank, result = torch.from_numpy(np.asarray(levels, np.float64)), np.empty(targets.rows, np.int64)
+    for tile in similarities.tiles(targets, "newcomers", weights=-bank):
+        part = slice(tile.start, tile.stop)
+        needed = torch.from_numpy(-np.asarray(offsets[part], np.float64)) - tile.own
+        result[part] = (tile.s >= needed.to(tile.s)[:, None]).sum(dim=1).cpu().numpy()
+    return result
+
+
+def count_larger(similarities: Similarities, targets: Vectors, levels: np.ndarray) -> np.ndarray:
+    """How many of s(b_1, t) ... s(b_m, t) are larger than `levels` [c, n], for every target: int64 [c, n]."""
+    result = np.empty(levels.shape, np.int64)
+    for tile in similarities.tiles(targets, "ranks in the bank"):
+        part = slice(tile.start, tile.stop)
+        own = tile.own.to(tile.s.device, tile.s.dtype)
+        asked = torch.from_numpy(np.ascontiguousarray(levels[:, part].T)).to(tile.s) - own[:, None]
+        below = torch.searchsorted(tile.s.sort(dim=1).values, asked.contiguous(), right=True)
+        result[:, part] = similarities.m - below.cpu().numpy().T
+    return result
+
+
+STEPS, CLOSE = 40, 1e-5
+"""Newton steps at most, some 6 in practice, and how near to the count they come, as a share of it."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """On the offset o of a target t, over the bank rows u that are not left out; levels [m], count above 0:
+
+    sum_u sigmoid( (s(b_u, t) + o - levels_u) / tau ) <= count
+    """
+
+    levels: np.ndarray
+    tau: float
+    count: float
+    left_out: LeftOut | None = None
+
+    def lowered(self, similarities: Similarities, targets: Vectors, offsets: np.ndarray) -> np.ndarray:
+        """`offsets` [n] of `targets`, each lowered as far as it takes: float64 [n]."""
+        scale, result, what = 1 / self.tau, offsets.astype(np.float64), "bounding offsets"
+        weights = torch.from_numpy(-scale * self.levels.astype(np.float64))
+        for tile in similarities.tiles(targets, what, scale=scale, weights=weights, left_out=self.left_out):
+            part = result[tile.start : tile.stop]
+            given = (torch.from_numpy(part / self.tau) + tile.own).to(tile.s)
+            rows = (torch.add(tile.s, given[:, None]).sigmoid_().sum(dim=1) > self.count).nonzero()[:, 0]
+            if len(rows):
+                found = self._solved(tile.s[rows], given[rows]).cpu().double() - tile.own[rows.cpu()]
+                part[rows.cpu().numpy()] = self.tau * found.numpy()
+        return result
+
+    def _solved(self, x: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+        """The o with sum_u sigmoid(x_u + o) = count for each row of x [b, m], which is below `high` [b]."""
+        low = math.log(self.count) - x.logsumexp(dim=1)  # a sigmoid is below its exponential
+        o, values = low.clone(), torch.empty_like(x)
+        for _ in range(STEPS):
+            torch.add(x, o[:, None], out=values).sigmoid_()
+            total = values.sum(dim=1)
+            if bool(((total / self.count - 1).abs() < CLOSE).all()):
+                break
+            over = total > self.count
+            low, high = o.where(~over, low), o.where(over, high)
+            slope = total - values.square_().sum(dim=1)
+            o = o + (math.log(self.count) - total.log()) * total / slope  # Newton's step; the logarithm bends little
+            o = o.where((o > low) & (o < high), (low + high) / 2)
+        return o

@@ -1,0 +1,349 @@
+"""The judgement before anything is fitted: what is wrong with a search, who the hubs are, could a bank mend it.
+
+The causes are told apart by samples of what the search found, and of the gallery.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from pydantic import Field, computed_field, field_serializer
+from typing_extensions import TypedDict  # that of `typing` has no schema before Python 3.12
+
+from hubplugin.bank import Banks, Embed, Pairs, vectors_of
+from hubplugin.causes import HUBBY, Finding, collapsed, copies, cut_off, lengths, other_model, shifted, short_texts
+from hubplugin.compute import Compute, Similarities, TopK, dense, sampled, search, taken
+from hubplugin.errors import InputError
+from hubplugin.jobs.facts import ToldChoice, ToldJudgement
+from hubplugin.jobs.naming import Naming
+from hubplugin.measures.hubness import (
+    Hubness,
+    hubs,
+    k_occurrence,
+    most_found,
+    never_found_by_chance,
+    share_of_most_found,
+    share_of_most_found_by_chance,
+    skewness_by_chance,
+)
+from hubplugin.methods import FitInput
+from hubplugin.metric import Metric
+from hubplugin.store import Id
+from hubplugin.trial import OCCURRENCE, Experiment, choose_by, judge_by
+from hubplugin.trial.experiment import require_enough
+from hubplugin.vectors import Progress, Scannable, VectorLike, Vectors, as_vectors
+
+if TYPE_CHECKING:
+    from hubplugin.store import Store
+
+
+DEEP = 50
+"""How many of the nearest are looked at for each query: five answers of ten."""
+
+QUERIES, TARGETS, TEXTS = 500, 2_000, 1_000
+"""Queries, targets and texts that are looked at, drawn at random: shares come out to within 2 points."""
+
+
+def findings(
+    banks: Banks, found: np.ndarray, texts: Naming | None, ids_of: Callable[[np.ndarray], Sequence[Id]], seed: int
+) -> list[Finding]:
+    """All causes, looked for. found [m, DEEP]: the rows that each bank query finds in the gallery, best first. ids_of:
+    the ids of some rows, by which `texts` knows them."""
+    given, rng = banks.given, np.random.default_rng(seed)
+    quiet = replace(given, compute=replace(given.compute, progress=None))
+    asking = np.sort(rng.permutation(len(found))[:QUERIES])
+    targets = sampled(given.require_targets("auto"), TARGETS, given.metric, rng)
+    lists = found[asking, :OCCURRENCE]
+    rows, place = np.unique(lists, return_inverse=True)
+    place = place.reshape(lists.shape)
+    vectors = taken(given.require_targets("auto"), rows, given.metric)
+    queries = given.query_bank[asking]
+    spread = float(targets.var(axis=0, dtype=np.float64).sum())  # half the mean squared distance of any two
+    long = [np.linalg.norm(part, axis=1) for part in (vectors, targets)]
+    return [
+        other_model(_dense(queries, targets, quiet.metric, quiet.compute), queries, targets),
+        shifted(queries, targets),
+        copies(place, vectors, _spacing(targets[: len(targets) // 4 + 1], quiet), spread),
+        collapsed(targets / np.maximum(long[1], 1e-30)[:, None] if given.metric is Metric.DOT else targets),
+        lengths(long[0][place.reshape(-1)], long[1], given.metric),
+        _short(lists, given, texts, ids_of, rng),
+        cut_off(_ranks(banks, found), OCCURRENCE, found.shape[1]),
+    ]
+
+
+def _short(
+    lists: np.ndarray,
+    given: FitInput,
+    texts: Naming | None,
+    ids_of: Callable[[np.ndarray], Sequence[Id]],
+    rng: np.random.Generator,
+) -> Finding:
+    if texts is None:
+        return short_texts([], [])
+    places = rng.permutation(lists.reshape(-1))[:TEXTS]
+    drawn = rng.permutation(given.require_targets("auto").rows)[:TEXTS]
+    rows, place = np.unique(np.concatenate([places, drawn]), return_inverse=True)
+    known = texts(list(ids_of(rows)))
+    each = [known[row] for row in place.reshape(-1).tolist()]
+    return short_texts(each[: len(places)], each[len(places) :])
+
+
+def _spacing(targets: np.ndarray, given: FitInput) -> np.ndarray:
+    """Half the squared distance of each of `targets` [s, d], of the gallery, to its nearest other."""
+    metric = given.metric if given.metric is Metric.COSINE else Metric.EUCLIDEAN
+    nearest = TopK(2)
+    search(targets, given.require_targets("auto"), metric, given.compute, nearest)
+    scores = nearest.scores[0]
+    distance = (1 - scores if metric is Metric.COSINE else -scores)[:, -1]
+    spacing: np.ndarray = np.maximum(distance, 0.0)
+    return spacing
+
+
+def _dense(queries: np.ndarray, targets: np.ndarray, metric: Metric, compute: Compute) -> np.ndarray:
+    found: np.ndarray = dense(Similarities(queries, metric, compute), as_vectors(targets, "targets")).numpy()
+    return found
+
+
+def _ranks(banks: Banks, found: np.ndarray) -> np.ndarray | None:
+    """The rank of what each query clicked, from 1; one more than are looked at where it is not among them. None where
+    nothing was clicked: the targets of pairs are outside of the gallery."""
+    if banks.clicks is None:
+        return None
+    known = np.flatnonzero(banks.clicks >= 0)
+    hit = found[known] == banks.clicks[known, None]
+    ranks: np.ndarray = np.where(hit.any(axis=1), hit.argmax(axis=1) + 1, found.shape[1] + 1)
+    return ranks
+
+
+logger = logging.getLogger(__name__)
+
+LISTED = 20
+"""How many that are never found are named."""
+
+
+@dataclass(frozen=True)
+class BesideChance:
+    """A share from 0 to 1, and what it would be without hubness."""
+
+    share: float
+    by_chance: float
+
+
+class NamedTarget(TypedDict):
+    """A target, by its id in the store. name: null where nobody has named it."""
+
+    id: Id
+    name: str | None
+
+
+class NamedHub(NamedTarget):
+    """A target and how many queries found it."""
+
+    found_by: int
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What `diagnose` found.
+
+    targets, queries: how many. hubness: of the raw search, over all targets and queries. most_found, never_found: the
+    share of all places that the most found 1 % of the targets take, and the share of the targets that no query finds.
+    hubs: the targets found most often, as (id in the store or row,
+    queries that found it among their k nearest). anti_hubs: ids of some that no query found. names: of hubs and
+    anti-hubs, where they have one. findings: the causes looked for, in JSON called causes. choice: what would be
+    fitted. judgement: whether it would help, with the expected gain of R@1 where there are pairs.
+    """
+
+    targets: int
+    queries: int
+    hubness: Hubness
+    most_found: BesideChance
+    never_found: BesideChance
+    hubs: list[tuple[Id, int]]
+    anti_hubs: list[Id]
+    names: Annotated[Mapping[Id, str], Field(exclude=True)]
+    findings: Annotated[list[Finding], Field(serialization_alias="causes")]
+    choice: ToldChoice
+    judgement: ToldJudgement
+    occurrences: Annotated[Mapping[int, int], Field(exclude=True)] = field(default_factory=dict, repr=False)
+
+    @property
+    def helps(self) -> bool:
+        """Whether the guard would let a correction pass, and its effect can be measured."""
+        return self.judgement.measurable and not self.judgement.objections
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def hubby(self) -> bool:
+        """Whether the search is hubby beyond chance."""
+        return self.hubness.skewness - skewness_by_chance(self.queries, self.hubness.k, self.targets) >= HUBBY
+
+    @property
+    def causes(self) -> list[Finding]:
+        """Those of the findings that are there."""
+        return [finding for finding in self.findings if finding.found]
+
+    def called(self, key: Id) -> str:
+        """The name of a hub or anti-hub, its id where it has none."""
+        return f"{self.names[key]} [{key}]" if key in self.names else str(key)
+
+    def sentences(self) -> list[str]:
+        """What was seen, in the words of whoever searches."""
+        k, most, never = self.hubness.k, most_found(self.targets), round(self.never_found.share * self.targets)
+        usual = k * self.queries / self.targets
+        return [
+            f"{self.targets:,} documents, {self.queries:,} queries",
+            f"{_percent(most / self.targets)} of your documents ({most:,}) take {_percent(self.most_found.share)} of "
+            f"all places in the top {k}; by chance it would be {_percent(self.most_found.by_chance)}",
+            f"{never:,} documents ({_percent(self.never_found.share)}) are found by no query; by chance it would be "
+            f"{_percent(self.never_found.by_chance)}",
+            f"the document that is found most often comes back for {self.hubness.largest:,} queries "
+            f"({_percent(self.hubness.largest / self.queries)}), where {usual:.1f} are usual",
+        ]
+
+    @field_serializer("hubs")
+    def _hubs(self, hubs: list[tuple[Id, int]]) -> list[NamedHub]:
+        return [{"id": key, "name": self.names.get(key), "found_by": count} for key, count in hubs]
+
+    @field_serializer("anti_hubs")
+    def _anti_hubs(self, anti_hubs: list[Id]) -> list[NamedTarget]:
+        return [{"id": key, "name": self.names.get(key)} for key in anti_hubs]
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def verdict(self) -> str:
+        """What it is, and what to do first."""
+        listed = ", ".join(finding.cause for finding in self.causes)
+        if self.hubby:
+            also = f", and there is more than that: {listed}; mend that first" if listed else ""
+            return f"there is hubness{also}"
+        return f"this is not hubness, but: {listed}" if listed else "there is no hubness, and no other cause was found"
+
+    def __str__(self) -> str:
+        raw, after, hubness = self.judgement.uncorrected, self.judgement.candidate, self.hubness
+        chance = skewness_by_chance(self.queries, hubness.k, self.targets)
+        listed = ", ".join(f"{self.called(key)} by {count}" for key, count in self.hubs[:10])
+        never = ", ".join(self.called(key) for key in self.anti_hubs[:10])
+        lines = [
+            *self.sentences(),
+            f"hubs: {listed}",
+            *([f"never found, for instance: {never}"] if never else []),
+            f"hubness: {'YES' if self.hubby else 'no'}. skewness {hubness.skewness:.2f} ({chance:.2f} by chance)",
+            *(str(finding) for finding in self.findings),
+            f"in short: {self.verdict}",
+            f"{self.judgement.bank}",
+            f"candidate: {after.name}, {self.choice.reason}",
+            f"expected on {self.judgement.probes:,} held-out queries: skewness from {raw.skewness:.2f} to "
+            f"{after.skewness:.2f}",
+        ]
+        if after.gain is not None and after.error is not None:
+            low, high = 100 * (after.gain - 1.96 * after.error), 100 * (after.gain + 1.96 * after.error)
+            lines[-1] += f", R@1 {100 * after.gain:+.1f} points (95 % interval {low:+.1f} to {high:+.1f})"
+        lines += self.judgement.notes
+        verdict = "it would help" if self.helps else "it would be applied, and no effect can be measured"
+        if self.judgement.objections:
+            verdict = "it would be refused: " + "; ".join(self.judgement.objections)
+        return "\n".join([*lines, f"verdict: {verdict}"])
+
+
+def diagnose(
+    targets: VectorLike | Store,
+    queries: VectorLike | Sequence[str],
+    target_bank: VectorLike | None = None,
+    *,
+    pairs: Pairs = None,
+    same_kind: bool = False,
+    metric: Metric | str | None = None,
+    device: str = "auto",
+    memory: int | str = "1GiB",
+    progress: Progress | None = None,
+    seed: int = 0,
+    names: Naming | None = None,
+    texts: Naming | None = None,
+    embed: Embed = None,
+) -> Diagnosis:
+    """How hubby a gallery is for some queries, who the hubs are, and whether these queries as a bank would mend it.
+
+    targets: [n, d], or a store, whose metric is then the default; otherwise that is cosine. queries: [m, d], example
+    queries as for `hubplugin.fit`, which also has `embed`. target_bank, pairs: as for `hubplugin.choose`; same_kind: as
+    for `hubplugin.judge`. Nothing is changed. names, texts: functions from ids (rows where `targets` is no store) to
+    what hubs are called, and to the texts of documents, by which short ones are found; `hubplugin.jobs.naming` makes
+    them.
+
+    The expected gain is measured on held-out queries that also chose the candidate, so it leans to the bright side by
+    a fraction of its interval. Raises InputError for anything that cannot be used.
+    """
+    chosen = Metric.parse(metric if metric is not None else getattr(targets, "metric", Metric.COSINE))
+    compute = Compute(device, memory, progress)
+    bank = vectors_of(queries, embed, progress=progress)
+    _require_dim(bank, targets)
+    banks = Banks.read(bank, target_bank, pairs, chosen, compute, same_kind)
+    require_enough(len(banks.given.distinct))  # before the gallery is read
+    banks = banks.against(targets)
+    given, gallery = banks.given, banks.given.require_targets("auto")
+    logger.info("diagnosing %d targets by %d queries", gallery.rows, len(given.query_bank))
+    nearest = TopK(DEEP)
+    search(given.query_bank, gallery, chosen, compute, nearest, what="finding the hubs")
+    found = nearest.rows[0]
+    occurrence = k_occurrence(found[:, :OCCURRENCE], gallery.rows)
+    causes = findings(banks, found, texts, lambda rows: _ids_of(targets, rows), seed)
+    with closing(Experiment(banks, seed)) as experiment:
+        choice = choose_by(experiment)
+        (judgement,) = judge_by(experiment, [choice.winner])
+    logger.info("diagnosed")
+    return Diagnosis(
+        targets=gallery.rows,
+        queries=len(given.query_bank),
+        findings=causes,
+        choice=choice,
+        judgement=judgement,
+        **_told(targets, occurrence, len(given.query_bank), names),
+    )
+
+
+def _require_dim(bank: Vectors, targets: object) -> None:
+    dim = getattr(targets, "dim", bank.dim)  # which a store knows without being read
+    if dim != bank.dim:
+        raise InputError(f"{bank.name} has {bank.dim} dimensions, {getattr(targets, 'url', 'targets')} has {dim}")
+
+
+def _told(targets: object, occurrence: np.ndarray, queries: int, names: Naming | None) -> dict[str, Any]:
+    """What the k-occurrence [n] says, by name."""
+    count, k = len(occurrence), min(OCCURRENCE, len(occurrence))
+    hub_rows, never = hubs(occurrence), np.flatnonzero(occurrence == 0)
+    some = never[np.linspace(0, len(never) - 1, min(len(never), LISTED)).astype(int)]
+    ids = _ids_of(targets, np.concatenate([hub_rows, some]))
+    called = dict(zip(ids, names(ids), strict=True)) if names is not None else {}
+    values, times = np.unique(occurrence, return_counts=True)
+    return {
+        "hubness": Hubness.of(occurrence, k),
+        "most_found": BesideChance(share_of_most_found(occurrence), share_of_most_found_by_chance(queries, k, count)),
+        "never_found": BesideChance(len(never) / count, never_found_by_chance(queries, k, count)),
+        "hubs": list(zip(ids[: len(hub_rows)], occurrence[hub_rows].tolist(), strict=True)),
+        "anti_hubs": ids[len(hub_rows) :],
+        "names": {key: name for key, name in called.items() if name},
+        "occurrences": dict(zip(values.tolist(), times.tolist(), strict=True)),
+    }
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _ids_of(targets: object, rows: np.ndarray) -> list[Id]:
+    """The ids of some rows: their own where `targets` is a store, else their numbers."""
+    if not isinstance(targets, Scannable):
+        return list(rows.tolist())
+    wanted = set(rows.tolist())
+    found = {row: name for row, name in enumerate(_ids(targets)) if row in wanted}
+    return [found[row] for row in rows.tolist()]
+
+
+def _ids(store: Scannable) -> Iterator[Id]:
+    for batch in store.scan():
+        yield from batch.ids

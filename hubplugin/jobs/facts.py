@@ -1,0 +1,131 @@
+"""What is told in JSON of values that hold more than facts: models, versions, what was tried.
+
+The results of jobs are told as they are, field by field: `facts_of` makes JSON of them, and docs/reference/json.md is
+made from their types.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, computed_field
+from pydantic_core import CoreSchema, core_schema
+
+from hubplugin.model import OffsetModel
+from hubplugin.store import Correction, StoredVersion
+from hubplugin.trial import Candidate, Choice, Judgement
+from hubplugin.trial.guard import Sides
+
+
+def facts_of(result: object) -> dict[str, Any]:
+    """`result`, a dataclass or a pydantic model, as plain JSON under the names that its type gives."""
+    kind: Any = type(result)
+    facts: dict[str, Any] = _adapter(kind).dump_python(result, mode="json", by_alias=True)
+    return facts
+
+
+_adapter = cache(TypeAdapter)
+
+
+class Facts(BaseModel):
+    """Made from a value that has these attributes."""
+
+    model_config = ConfigDict(from_attributes=True, frozen=True)
+
+
+@dataclass(frozen=True)
+class ToldAs:
+    """Of a field: its JSON is that of the facts `of` its value."""
+
+    of: type[Facts]
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler.generate_schema(self.of)
+        told = core_schema.plain_serializer_function_ser_schema(self.of.model_validate, return_schema=schema)
+        return core_schema.any_schema(serialization=told)
+
+
+Parameters: TypeAlias = dict[str, int | float | str | None]
+
+
+class ModelFacts(Facts):
+    """A fitted model: its method, and the fingerprints that name it and its banks."""
+
+    method: str
+    parameters: Parameters
+    fingerprint: str
+    bank_fingerprint: str
+
+
+class CorrectionFacts(Facts):
+    """A model in a store. active: false of one that is half-written; searches are raw then."""
+
+    active: bool
+    method: str = Field(validation_alias=AliasPath("model", "method"))
+    parameters: Parameters = Field(validation_alias=AliasPath("model", "parameters"))
+    fingerprint: str = Field(validation_alias=AliasPath("model", "fingerprint"))
+    bank_fingerprint: str = Field(validation_alias=AliasPath("model", "bank_fingerprint"))
+
+
+class VersionFacts(Facts):
+    """A version of a correction. made: when it was begun, null where that is not known."""
+
+    number: int
+    state: Literal["active", "kept", "half-written"]
+    made: str | None
+    method: str
+    parameters: Parameters
+    fingerprint: str = Field(validation_alias="model")
+    bank_fingerprint: str
+
+
+class CandidateFacts(Facts):
+    """A configuration on held-out bank queries: skewness of the 10-occurrence, its cost in similarity, R@1 from 0 to 1
+    and the geometric mean rank of the queries' own targets, null without pairs or clicks."""
+
+    method: str
+    parameters: Parameters
+    skewness: float | None
+    cost: float | None
+    recall_at_1: float | None = Field(validation_alias="recall")
+    mean_rank: float | None = Field(validation_alias="rank")
+
+
+class ChoiceFacts(Facts):
+    """The method that would be fitted."""
+
+    method: str = Field(validation_alias=AliasPath("winner", "name"))
+    parameters: Parameters = Field(validation_alias=AliasPath("winner", "parameters"))
+
+
+class JudgementFacts(Facts):
+    """What the guard saw on held-out queries, without and with the correction. would_help: whether there is no
+    objection, and the effect is measurable, which is a change of hubness, R@1 or a side of a log by more than chance.
+    notes: what is worth knowing, such as that the bank is small. bank: of what kind it is. gain: of R@1, and its
+    standard error; null without pairs or clicks. sides: null of a bank that is no log."""
+
+    measurable: bool
+    objections: list[str]
+    notes: list[str]
+    bank: str = Field(validation_alias=AliasPath("bank", "kind"))
+    held_out_queries: int = Field(validation_alias="probes")
+    uncorrected: CandidateFacts
+    corrected: CandidateFacts = Field(validation_alias="candidate")
+    gain: float | None = Field(validation_alias=AliasPath("candidate", "gain"))
+    gain_error: float | None = Field(validation_alias=AliasPath("candidate", "error"))
+    sides: Sides | None
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def would_help(self) -> bool:
+        return self.measurable and not self.objections
+
+
+ToldModel: TypeAlias = Annotated[OffsetModel, ToldAs(ModelFacts)]
+ToldCorrection: TypeAlias = Annotated[Correction, ToldAs(CorrectionFacts)]
+ToldVersion: TypeAlias = Annotated[StoredVersion, ToldAs(VersionFacts)]
+ToldCandidate: TypeAlias = Annotated[Candidate, ToldAs(CandidateFacts)]
+ToldChoice: TypeAlias = Annotated[Choice, ToldAs(ChoiceFacts)]
+ToldJudgement: TypeAlias = Annotated[Judgement, ToldAs(JudgementFacts)]

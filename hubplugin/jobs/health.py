@@ -1,0 +1,444 @@
+"""Whether a correction is whole and still does what it did when it was fitted: all of it, or samples for a timer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Annotated, Any, TypeAlias
+
+import numpy as np
+from pydantic import Field, PlainSerializer, computed_field
+from typing_extensions import TypedDict  # that of `typing` has no schema before Python 3.12
+
+from hubplugin.abilities import versions_of
+from hubplugin.bank import SEEN, own_share
+from hubplugin.compute import Compute
+from hubplugin.errors import InputError, Parameter, StoreError
+from hubplugin.jobs.correct import bank_for
+from hubplugin.jobs.facts import ToldCorrection, ToldVersion
+from hubplugin.jobs.suspects import (
+    NAMED,
+    QUERIES,
+    Named,
+    Suspects,
+    asked,
+    examined,
+    has_bank,
+    ids_as_text,
+    most_found,
+    name_some,
+    outstanding,
+    penalties_as_text,
+    shares_as_text,
+    skewness_of_lists,
+    too_much,
+)
+from hubplugin.jobs.write import Comparison, ToldUnjudged, Unjudged, compared
+from hubplugin.measures.hubness import skewness_by_chance
+from hubplugin.methods.robust import PROBES
+from hubplugin.metric import Metric, normalise
+from hubplugin.model import FindsAtFit, GroupedModel, OffsetModel
+from hubplugin.store import Hits, Id, Store, recorded_of
+from hubplugin.trial import OCCURRENCE, standard_error
+from hubplugin.vectors import Progress, VectorLike, Vectors
+
+logger = logging.getLogger(__name__)
+
+
+class SkewnessFacts(TypedDict):
+    """Of the 10-occurrence of bank queries."""
+
+    raw: float | None
+    corrected: float | None
+
+
+def _skewness(both: tuple[float, float] | None) -> SkewnessFacts | None:
+    return None if both is None else {"raw": both[0], "corrected": both[1]}
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `inspect` found: the correction, if any, and of `count` targets how many lack an offset, how many have one
+    that their vector no longer gives, and how many carry something else in its place. skewness: of the 10-occurrence
+    of `probes` bank queries over the targets as they are now, searched raw and corrected; None where it was not
+    measured. suspects: which targets look planted, measured likewise. finds: by id, how many of these queries find a
+    target, raw and corrected. offsets: edges, and how many stored offsets lie between one and the next.
+
+    In JSON `url` is called store, `dim` dimensions, `count` targets, and `probes` queries.
+    """
+
+    url: Annotated[str, Field(serialization_alias="store")]
+    metric: Metric
+    dim: Annotated[int, Field(serialization_alias="dimensions")]
+    count: Annotated[int, Field(serialization_alias="targets")]
+    correction: ToldCorrection | None
+    missing: int = 0
+    stale: int = 0
+    foreign: int = 0
+    skewness: Annotated[tuple[float, float] | None, PlainSerializer(_skewness, return_type=SkewnessFacts | None)] = None
+    probes: Annotated[int, Field(serialization_alias="queries")] = 0
+    notes: Sequence[str] = ()
+    unjudged: ToldUnjudged = field(default_factory=Unjudged)
+    suspects: Suspects | None = None
+    finds: Annotated[tuple[Mapping[Id, int], Mapping[Id, int]] | None, Field(exclude=True)] = field(
+        default=None, repr=False
+    )
+    offsets: Annotated[tuple[Sequence[float], Sequence[int]] | None, Field(exclude=True)] = field(
+        default=None, repr=False
+    )
+
+    @property
+    def alarms(self) -> list[str]:
+        """What somebody should look at now, a line each."""
+        return [] if self.suspects is None else self.suspects.alarms
+
+    def __str__(self) -> str:
+        text = f"{self.url}: {self.count} targets, {self.dim} dimensions, {self.metric.value}"
+        if self.correction is None:
+            return f"{text}\nno correction"
+        model, state = self.correction.model, "active" if self.correction.active else "half-written, searches are raw"
+        text += f"\n{model}, {state}\nfingerprint {model.fingerprint}, query bank {model.bank_fingerprint}"
+        if model.gallery is not None:
+            text += (
+                f"\noffsets from {model.gallery.smallest:+.4f} to {model.gallery.largest:+.4f}, "
+                f"standard deviation {model.gallery.deviation:.4f}"
+            )
+        lines = [text, *self.notes, *([str(self.unjudged)] if self.unjudged.count else [])]
+        if self.skewness is not None:
+            raw, corrected = self.skewness
+            chance = skewness_by_chance(self.probes, OCCURRENCE, self.count)
+            lines.append(
+                f"hubness now: skewness of the {OCCURRENCE}-occurrence of {self.probes} queries {raw:.2f} raw, "
+                f"{corrected:.2f} corrected; by chance it would be {chance:.2f}"
+            )
+        health = "every target has its offset" if not self.missing + self.stale else "run refresh"
+        lines.append(f"{self.missing} missing, {self.stale} stale: {health}")
+        if self.foreign:
+            lines.append(f"{self.foreign} with something in the place of offsets that this correction did not write")
+        lines += [] if self.suspects is None else [str(self.suspects)]
+        return "\n".join(lines)
+
+
+def inspect(
+    store: Store,
+    *,
+    probes: int = PROBES,
+    device: str = "auto",
+    memory: int | str = "1GiB",
+    progress: Progress | None = None,
+) -> Inspection:
+    """What correction lies in `store`, whether every target has the offset that its vector gives, and what it does to
+    hubness now, seen by searching for `probes` queries of the bank; 0 searches for none."""
+    found = store.correction()
+    logger.info("%s: inspecting", store.url)
+    compute = Compute(device, memory, progress)
+    health: dict[str, Any] = {}
+    if found is not None and found.active and probes and has_bank(found.model):
+        named, beside = examined(store, found.model, compute, probes)
+        health = {"skewness": named.skewness, "probes": named.probes, "suspects": named, "finds": named.finds}
+    elif found is not None:
+        beside = compared(store, found.model, compute, "checking offsets")
+    if found is not None:
+        health |= {name: getattr(beside, name) for name in ("missing", "stale", "foreign", "unjudged")}
+        if beside.edges is not None and beside.counts is not None:
+            health["offsets"] = (beside.edges.tolist(), beside.counts.tolist())
+    logger.info("%s: inspected", store.url)
+    return Inspection(store.url, store.metric, store.dim, store.count(), found, notes=store.notes(), **health)
+
+
+TARGETS = 2_000
+"""How many targets are looked at: a request for each few hundred of them."""
+
+SHOWN = 3
+"""How many targets of a kind the text names; the figures have ten."""
+
+WRONG = 0.05
+"""The share of the targets with a missing or stale offset from which on somebody should look: it costs a tenth of
+what the correction gains, up to 0.8 points of R@1 (benchmarks/keeping.py)."""
+
+DRIFTED, FEWEST_LIVE = 0.57, 100
+"""Own share of live queries and bank from which on they are no longer of one kind, and how many of them it takes
+to see it: queries of one kind have 0.44 to 0.53, other wordings 0.60 and more (benchmarks/keeping.py)."""
+
+SHIFTED = 0.5
+"""How far the mean offset may move from 0, where the fit put it, in standard deviations of the offsets. Of
+other targets of the same kind it moves by 0.15, of another kind mostly by 0.7 and more (benchmarks/keeping.py)."""
+
+LEFT = 1.2
+"""The hubness that a correction leaves, as a share of the raw one, both beyond chance, above which it no longer helps:
+banks of the gallery's own queries leave up to 1.12 where there is little of it, those that cost more than 8 points of
+R@1 leave 2.8 to 5.4 (benchmarks/keeping.py)."""
+
+GROWN = 1.0
+"""The rise of the corrected skewness since the fit, beyond chance, from which on somebody should look: by other queries
+or other targets of the same kind it is 0.5 at most, by one planted target 10 and more, by ten 3 and more
+(benchmarks/keeping.py)."""
+
+
+class RecallFacts(TypedDict):
+    """From 0 to 1."""
+
+    recall_at_1: float
+    recall_at_10: float
+
+
+def _recalls(both: tuple[float, float]) -> RecallFacts:
+    return {"recall_at_1": both[0], "recall_at_10": both[1]}
+
+
+ToldRecalls: TypeAlias = Annotated[tuple[float, float], PlainSerializer(_recalls, return_type=RecallFacts)]
+
+
+@dataclass(frozen=True)
+class Gain:
+    """R@1 and R@10 of `queries` whose targets are known, 0 to 1, raw and corrected, searched in the store. error: the
+    standard error of the change of R@1."""
+
+    queries: int
+    raw: ToldRecalls
+    corrected: ToldRecalls
+    error: float
+
+    def __str__(self) -> str:
+        first, ten = (f"{100 * raw:.1f} -> {100 * new:.1f}" for raw, new in zip(self.raw, self.corrected, strict=True))
+        return f"R@1 {first} (+- {196 * self.error:.1f}), R@10 {ten}, on {self.queries} clicks"
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """The offsets of `looked_at` targets: how many are missing, stale or foreign, and of how many targets the model
+    cannot judge the vector. shift: their mean, in standard deviations of the fit's offsets, 0 at the fit. spread: their
+    standard deviation, as a share of that at the fit. Both None for a model that knew no gallery. By id, ten at most:
+    missing_ids, stale_ids, and penalised, whose penalty lies beyond median + 4 MAD of those looked at, the worst first.
+    """
+
+    looked_at: int
+    missing: int
+    stale: int
+    foreign: int
+    unjudged: int
+    shift: float | None = None
+    spread: float | None = None
+    missing_ids: Sequence[Id] = ()
+    stale_ids: Sequence[Id] = ()
+    penalised: Named = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class HubnessNow:
+    """Skewness of the 10-occurrence of `queries` queries, searched raw and corrected, and what it is by chance. live:
+    whether they are live queries; otherwise they are the bank's. fit: the same of the bank's at the fit, None where
+    that was not counted. raw_hubs, corrected_hubs: the ten targets found most often, each with the share of the
+    queries."""
+
+    queries: int
+    live: bool
+    raw: float
+    corrected: float
+    chance: float
+    fit: FindsAtFit | None = None
+    raw_hubs: Named = field(default_factory=list)
+    corrected_hubs: Named = field(default_factory=list)
+
+    @property
+    def attention(self) -> Iterator[str]:
+        beyond = self.corrected - self.chance
+        if self.raw > 2 * self.chance and beyond > LEFT * (self.raw - self.chance):
+            yield f"hubness is worse than raw ({self.corrected:.2f}, raw {self.raw:.2f}): run refit"
+        if self.fit is None:
+            return
+        if beyond - (self.fit.corrected - self.fit.chance) > GROWN:
+            yield (
+                f"hubness has grown since the fit (skewness {self.corrected:.2f}, {self.fit.corrected:.2f} then): run "
+                "refresh, inspect what looks planted, or refit"
+            )
+        too_often = [each for each in self.corrected_hubs if each[1] > too_much(self.fit.largest)]
+        if too_often:
+            named = shares_as_text(too_often)
+            yield f"found too often ({self.fit.largest:.1%} at most at the fit): {named}; run inspect"
+
+    def __str__(self) -> str:
+        kind = "live" if self.live else "bank"
+        text = (
+            f"hubness: skewness {self.raw:.2f} raw, {self.corrected:.2f} corrected, by {self.queries} {kind} queries; "
+            f"{self.chance:.2f} by chance"
+        )
+        if self.fit is not None:
+            text += f"; at the fit {self.fit.raw:.2f} raw, {self.fit.corrected:.2f} corrected"
+        raw, corrected = (shares_as_text(found[:SHOWN]) for found in (self.raw_hubs, self.corrected_hubs))
+        return f"{text}\ntop hubs: {raw} raw; {corrected} corrected"
+
+
+@dataclass(frozen=True)
+class Monitored:
+    """What `monitor` saw of the active `version` of a store with `count` targets.
+
+    hubness: None where a model keeps no queries and there are no live ones. drift: own share of live queries and bank,
+    0.5 where they are of one kind, 1 where they have nothing in common; None without enough live queries. gain: on
+    recent clicks, None without them. attention: what somebody should look at, and what to do; exit status 4 unless it
+    is empty. In JSON `url` is called store, `version` active, and `count` targets.
+    """
+
+    url: Annotated[str, Field(serialization_alias="store")]
+    version: Annotated[ToldVersion, Field(serialization_alias="active")]
+    count: Annotated[int, Field(serialization_alias="targets")]
+    offsets: Offsets
+    hubness: HubnessNow | None
+    drift: float | None
+    gain: Gain | None
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def attention(self) -> list[str]:
+        """What somebody should look at, and what to do about it."""
+        seen, found = self.offsets, []
+        wrong = seen.missing + seen.stale
+        if wrong > WRONG * seen.looked_at:
+            found.append(f"{wrong / seen.looked_at:.0%} of the targets lack their offset: run refresh")
+        if seen.foreign:
+            found.append(f"{seen.foreign} targets carry something else in the place of offsets: run refresh, or remove")
+        if seen.shift is not None and abs(seen.shift) > SHIFTED:
+            found.append(f"the gallery is no longer that of the fit (mean offset {seen.shift:+.2f}): run refit")
+        if self.drift is not None and self.drift > DRIFTED:
+            found.append(f"live queries are no longer like the bank ({self.drift:.2f}): run refit on recorded queries")
+        if self.gain is not None and self.gain.corrected[0] - self.gain.raw[0] < -2 * self.gain.error:
+            found.append(f"the correction does harm: {self.gain}: run rollback or refit")
+        return found if self.hubness is None else [*found, *self.hubness.attention]
+
+    def __str__(self) -> str:
+        seen = self.offsets
+        lines = [
+            f"{self.url}: {self.count} targets, version {self.version}",
+            f"offsets of {seen.looked_at} targets: {seen.missing} missing, {seen.stale} stale, {seen.foreign} foreign",
+        ]
+        if seen.shift is not None and seen.spread is not None:
+            lines.append(f"gallery: mean offset {seen.shift:+.2f}, spread {seen.spread:.2f}; at the fit 0 and 1")
+        named = {"missing": ids_as_text(seen.missing_ids[:SHOWN]), "stale": ids_as_text(seen.stale_ids[:SHOWN])}
+        named["largest penalties"] = penalties_as_text(seen.penalised[:SHOWN])
+        lines += [f"{what}: {which}" for what, which in named.items() if which]
+        lines += [] if self.hubness is None else [str(self.hubness)]
+        drift = "too few live queries" if self.drift is None else f"{self.drift:.2f} (0.5: as the bank; 1: apart)"
+        lines.append(f"drift of live queries: {drift}")
+        lines += [] if self.gain is None else [f"gain: {self.gain}"]
+        return "\n".join([*lines, *(f"attention: {each}" for each in self.attention or ["nothing"])])
+
+
+def monitor(
+    store: Store,
+    queries: VectorLike | None = None,
+    clicks: Sequence[Id] | np.ndarray | None = None,
+    *,
+    device: str = "auto",
+    memory: int | str = "1GiB",
+    progress: Progress | None = None,
+) -> Monitored:
+    """Whether the active correction of `store` is whole and still helps.
+
+    queries: live queries [m, d]; by default those that were recorded since the version was made. clicks: the id in the
+    store that each of `queries` led to, -1 for none. Looks at 2,000 targets and searches for 200 queries, drawn at
+    random, whatever the size of the store. Changes nothing.
+    It names targets of those it looked at and found: `inspect` reads the whole store, and names what looks planted.
+
+    Raises StoreError for a store without an active correction, InputError for queries or clicks that cannot be used.
+    """
+    version = next((each for each in versions_of(store) if each.state == "active"), None)
+    found = store.correction()
+    if version is None or found is None or not found.active:
+        raise StoreError(f"{store.url} has no active correction; apply one first")
+    if clicks is not None and queries is None:
+        raise InputError("clicks belong to queries, row by row: pass ", Parameter("queries"))
+    compute, rng = Compute(device, memory, progress), np.random.default_rng()
+    given = recorded_of(store, _seconds(version.made)) if queries is None else bank_for(store, queries)
+    known = None if clicks is None or given is None else _clicks(clicks, given)
+    live, bank = _live(given, found.model, rng), _bank(found.model)
+    logger.info("%s: looking at samples, with %d live queries and %d of the bank", store.url, len(live), len(bank))
+    is_live = len(live) >= FEWEST_LIVE
+    queries_now = rng.permutation(live)[:QUERIES] if is_live else asked(found.model)
+    return Monitored(
+        store.url,
+        version,
+        store.count(),
+        offsets=_offsets(store, found.model, compute),
+        hubness=_hubness(store, queries_now, is_live, found.model.finds) if len(queries_now) > 1 else None,
+        drift=own_share(live, bank, compute, rng) if min(len(live), len(bank)) >= FEWEST_LIVE else None,
+        gain=None if known is None or given is None else _gain(store, given, known, rng),
+    )
+
+
+def _seconds(made: str | None) -> float | None:
+    return None if made is None else datetime.fromisoformat(made).timestamp()
+
+
+def _clicks(clicks: Sequence[Id] | np.ndarray, queries: Vectors) -> list[Id]:
+    known = np.asarray(clicks)
+    if known.shape != (queries.rows,) or known.dtype.kind not in "iuU":
+        raise InputError(
+            f"clicks have shape {list(known.shape)} and type {known.dtype}; expected one id for each of the "
+            f"{queries.rows} queries, -1 for none"
+        )
+    listed: list[Id] = known.tolist()
+    return listed
+
+
+def _bank(model: OffsetModel) -> np.ndarray:
+    """The queries that the model keeps [m, d]: one at most where it keeps no more than a mean."""
+    return model.terms[0].bank[:: max(len(model.terms[0].bank) // SEEN, 1)]
+
+
+def _live(queries: Vectors | None, model: OffsetModel, rng: np.random.Generator) -> np.ndarray:
+    """A sample of `queries` as the bank has its own, without those that are in the bank, which say nothing new."""
+    if queries is None:
+        return np.zeros((0, model.dim), np.float32)
+    rows = np.sort(rng.permutation(queries.rows)[: 2 * SEEN])
+    live = queries.some(rows)
+    if model.metric is Metric.COSINE:
+        live = normalise(live, queries.name)
+    known = {row.tobytes() for row in np.asarray(model.terms[0].bank, np.float32).round(5) + 0.0}
+    new = [row for row, each in enumerate(np.asarray(live, np.float32).round(5) + 0.0) if each.tobytes() not in known]
+    return live[new]
+
+
+def _offsets(store: Store, model: OffsetModel, compute: Compute) -> Offsets:
+    """What a sample of the targets has, beside what the model gives."""
+    comparison = Comparison(store, model, compute, "looking at offsets")
+    given, all_ids, missing, stale = [np.zeros(0, np.float32)], list[Id](), list[Id](), list[Id]()
+    for batch in store.sample(TARGETS):
+        by_model, wrong = comparison.offsets(batch)
+        given.append(by_model)
+        all_ids += batch.ids
+        name_some(batch, wrong, missing, stale)
+        comparison.done(batch)
+    offsets, gallery = np.concatenate(given).astype(np.float64), model.gallery
+    shift = spread = None
+    if gallery is not None and gallery.deviation > 0 and len(offsets) > 1 and not isinstance(model, GroupedModel):
+        shift, spread = float(offsets.mean() / gallery.deviation), float(offsets.std() / gallery.deviation)
+    counted = (comparison.scanned, comparison.missing, comparison.stale, comparison.foreign, comparison.unjudged.count)
+    rows = outstanding(-offsets) if len(offsets) else np.zeros(0, np.int64)
+    worst = rows[np.argsort(offsets[rows], kind="stable")][:NAMED].tolist()
+    return Offsets(*counted, shift, spread, missing, stale, [(all_ids[row], float(-offsets[row])) for row in worst])
+
+
+def _hubness(store: Store, queries: np.ndarray, live: bool, fit: FindsAtFit | None) -> HubnessNow:
+    count = store.count()
+    raw, corrected = (store.search(queries, OCCURRENCE, raw=which).ids for which in (True, False))
+    chance = skewness_by_chance(len(queries), OCCURRENCE, count)
+    skewness = (skewness_of_lists(raw, count), skewness_of_lists(corrected, count))
+    return HubnessNow(len(queries), live, *skewness, chance, fit, most_found(raw), most_found(corrected))
+
+
+def _gain(store: Store, queries: Vectors, clicks: list[Id], rng: np.random.Generator) -> Gain | None:
+    clicked = np.array([row for row, each in enumerate(clicks) if str(each) != "-1"], np.int64)
+    rows = np.sort(rng.permutation(clicked)[:QUERIES])
+    if len(rows) < 2:
+        return None
+    asked, own = queries.some(rows), [clicks[row] for row in rows.tolist()]
+
+    def found(hits: Hits, first: int) -> np.ndarray:
+        return np.array([key in line[:first] for key, line in zip(own, hits.ids, strict=True)], np.float64)
+
+    raw, corrected = (store.search(asked, OCCURRENCE, raw=which) for which in (True, False))
+    recalls = [tuple(float(found(hits, k).mean()) for k in (1, OCCURRENCE)) for hits in (raw, corrected)]
+    error = standard_error(found(corrected, 1) - found(raw, 1))
+    return Gain(len(rows), (recalls[0][0], recalls[0][1]), (recalls[1][0], recalls[1][1]), error)

@@ -1,0 +1,499 @@
+"""Offsets of a fitted model into a store: read, compare, write, activate; by one process or by shards.
+
+How offsets are kept is the store's to say.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import tempfile
+import uuid
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
+
+import numpy as np
+from pydantic import Field, PlainSerializer
+
+from hubplugin.abilities import Sharded, Share, SharedWriting, StoreShard, Versioned, able, quarantined_in, versions_of
+from hubplugin.bank import places
+from hubplugin.cluster import Order, Reading, ShardedGallery, Workspace
+from hubplugin.compute import Compute, ShardResult
+from hubplugin.errors import InputError, Parameter, StoreError
+from hubplugin.jobs.facts import ToldJudgement, ToldModel
+from hubplugin.methods.robust import floor_of
+from hubplugin.metric import Metric
+from hubplugin.model import GroupedModel, OffsetModel, Value, warn_if_swapped
+from hubplugin.store import KEEP, Batch, Store, Writing
+from hubplugin.vectors import Progress, Sliceable, Vectors, cannot_keep, spool
+
+if TYPE_CHECKING:
+    from hubplugin.compute import Compute
+
+
+UNIT = 1e-2
+"""How far from 1 the length of a vector may lie that counts as normalised; float16 keeps it within 1e-3."""
+
+NAMED = 10
+"""How many targets are named."""
+
+
+@dataclass
+class Unjudged:
+    """The targets that a model could not judge: how many, and what is wrong with the first of them, by id."""
+
+    count: int = 0
+    named: dict[int | str, str] = field(default_factory=dict)
+
+    def note(self, ids: Sequence[int | str], vectors: np.ndarray, rows: np.ndarray) -> None:
+        self.count += len(rows)
+        for row in rows[: NAMED - len(self.named)].tolist():
+            length = float(np.linalg.norm(vectors[row].astype(np.float64)))
+            self.named[ids[row]] = f"length {length:.4g}" if np.isfinite(length) else "not finite"
+
+    def __str__(self) -> str:
+        which = ", ".join(f"{name} ({what})" for name, what in self.named.items())
+        more = f" and {self.count - len(self.named)} more" if self.count > len(self.named) else ""
+        return f"{self.count} with vectors that the model cannot judge have its smallest offset: {which}{more}"
+
+
+def offsets_of_all(model: OffsetModel, batch: Batch, unjudged: Unjudged, *, unit: bool, compute: Compute) -> np.ndarray:
+    """Offsets of the vectors of `batch` by `model`, float32 [b]; the ones it cannot judge are added to `unjudged`.
+
+    Those are vectors that are not finite, and for a model of cosine vectors of length 0 and, where `unit` says that the
+    store does not normalise, of another length than 1. They get the smallest offset of the model's gallery. A neutral
+    one would rank a vector that somebody planted above most others, and no honest one loses much by it: the store ranks
+    what has another length, or none, by something else than cosine anyway.
+    """
+
+    def judged_by_model(batch: Batch) -> np.ndarray:
+        return model.offsets(batch.vectors, groups=batch.groups, device=compute.device, memory=compute.memory)
+
+    with np.errstate(over="ignore", invalid="ignore"):
+        lengths = np.linalg.norm(batch.vectors.astype(np.float64), axis=1)
+    judged = np.isfinite(lengths)
+    if model.metric is Metric.COSINE:
+        judged &= (np.abs(lengths - 1) <= UNIT) if unit else (lengths > 0)
+    if judged.all():
+        return judged_by_model(batch)
+    rows = np.flatnonzero(judged)
+    unjudged.note(batch.ids, batch.vectors, np.flatnonzero(~judged))
+    offsets = np.full(len(batch.vectors), 0.0 if model.gallery is None else model.gallery.smallest, np.float32)
+    if len(rows):
+        offsets[rows] = judged_by_model(batch.some(rows))
+    return offsets
+
+
+BINS = 40
+"""Of the distribution of the stored offsets."""
+
+ROUNDING = 1e-6
+"""Of the largest offset: what float32 loses of offsets on their way through a store and back, some ten roundings. Under
+Euclidean distance and dot product they grow with the square of the vectors, and what is lost grows with them."""
+
+
+@dataclass
+class Comparison:
+    """Of the targets `scanned` so far, how many have no offset (`missing`), how many one that `model` does not give
+    (`stale`), how many something else in its place (`foreign`), and which the model cannot judge. counts: how many
+    stored offsets lie between one of `edges` and the next; None for a model that knows no gallery. what: the name of
+    the work, for progress. first: whether the model is written for the first time, to its members. Later what has no
+    right offset is a newcomer, which a robust model tells from members; a member keeps what it has."""
+
+    store: Store
+    model: OffsetModel
+    compute: Compute
+    what: str
+    first: bool = False
+    scanned: int = 0
+    missing: int = 0
+    stale: int = 0
+    foreign: int = 0
+    unjudged: Unjudged = field(default_factory=Unjudged)
+    edges: np.ndarray | None = None
+    counts: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        self._total, self._precision = self.store.count(), self.store.precision
+        self._quarantined = set(quarantined_in(self.store).last)
+        self._floor = floor_of(self.model) if self._quarantined else 0.0
+        if self.model.gallery is not None:
+            self.edges = np.linspace(self.model.gallery.smallest, self.model.gallery.largest, BINS + 1)
+            self.counts = np.zeros(BINS, np.int64)
+        gallery = self.model.gallery
+        self._scale = 0.0 if gallery is None else max(abs(gallery.smallest), abs(gallery.largest))
+
+    def offsets(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """What the model gives to the targets of `batch`, float32 [b], and whose stored offset differs, bool [b]."""
+        absent = np.isnan(batch.offsets)
+        offsets = self._offsets(self.model.members, batch, self.unjudged)
+        differs = self._differs(batch, offsets)
+        rows = np.flatnonzero(absent | differs)
+        if self.model.bound is not None and len(rows):
+            some = batch.some(rows)
+            of_newcomers = self._offsets(self.model, some, Unjudged())
+            newcomers = ~absent[rows] & ~self._differs(some, of_newcomers)
+            differs[rows[newcomers]] = False
+            given = newcomers | (not self.first)
+            offsets[rows[given]] = of_newcomers[given]
+        self._hold(batch, offsets, differs)
+        self.missing += int(absent.sum())
+        self.stale += int(differs.sum())
+        self.foreign += batch.foreign
+        if self.edges is not None and self.counts is not None:
+            inside = np.clip(batch.offsets[~absent], self.edges[0], self.edges[-1])
+            self.counts += np.histogram(inside, self.edges)[0]
+        return offsets, absent | differs
+
+    def _hold(self, batch: Batch, offsets: np.ndarray, differs: np.ndarray) -> None:
+        """Gives the targets of `batch` that are in quarantine their offset, whatever the model says."""
+        if self._quarantined:
+            held = np.array([name in self._quarantined for name in batch.ids], bool)
+            offsets[held] = self._floor
+            differs[held] = self._differs(batch, offsets)[held]
+
+    def _offsets(self, model: OffsetModel, batch: Batch, unjudged: Unjudged) -> np.ndarray:
+        return offsets_of_all(model, batch, unjudged, unit=self.store.unit, compute=self.compute)
+
+    def _differs(self, batch: Batch, offsets: np.ndarray) -> np.ndarray:
+        """Whose stored offset is another one than `offsets` [b], bool [b]."""
+        room = self._precision + ROUNDING * np.maximum(self._scale, np.abs(offsets))
+        if batch.rounding is not None:
+            room += batch.rounding
+        apart: np.ndarray = np.abs(batch.offsets - offsets) > room  # of NaN, none
+        return apart
+
+    def done(self, batch: Batch) -> None:
+        """`batch` is finished with."""
+        self.scanned += len(batch.ids)
+        self.compute.report(self.what, min(self.scanned, self._total), self._total)
+
+
+def one_pass(comparison: Comparison, writing: Writing, batches: Iterable[Batch]) -> Comparison:
+    """Writes the offsets of `batches` that are missing or differ."""
+    for batch in batches:
+        offsets, wrong = comparison.offsets(batch)
+        if wrong.all():
+            writing.write(batch, offsets)
+        elif wrong.any():
+            writing.write(batch.some(np.flatnonzero(wrong)), offsets[wrong])
+        comparison.done(batch)
+    return comparison
+
+
+def compared(store: Store, model: OffsetModel, compute: Compute, what: str) -> Comparison:
+    """Everything in `store` beside `model`."""
+    found = Comparison(store, model, compute, what)
+    for batch in store.scan(group_key(model)):
+        found.offsets(batch)
+        found.done(batch)
+    return found
+
+
+def group_key(model: OffsetModel) -> str | None:
+    """The key within whose values `model` has offsets, if it has them within groups."""
+    return model.key if isinstance(model, GroupedModel) else None
+
+
+class Members(Vectors):
+    """The targets of one group among those of a gallery: `rows` are their numbers."""
+
+    def __init__(self, name: str, gallery: Sliceable, rows: np.ndarray):
+        super().__init__(name, len(rows), gallery.dim)
+        self._gallery, self.numbers = gallery, rows
+
+    def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
+        for first in range(0, self.rows, size):
+            yield self._gallery.take(self.numbers[first : first + size])
+
+    def some(self, rows: np.ndarray) -> np.ndarray:
+        return self._checked(self._gallery.take(self.numbers[rows]), rows)
+
+
+class SpooledGallery:
+    """The `vectors` of a store, and, of a shared one, the batches they came in: so a fit reads them as often as it
+    needs, and they are written without another scan. rows: of the ids in `clicked`."""
+
+    def __init__(
+        self, store: Store, progress: Progress | None, group_by: str | None = None, clicked: np.ndarray | None = None
+    ):
+        self.rows: dict[int | str, int] = {}
+        self._clicked = set() if clicked is None else set(clicked.tolist())
+        self._values: dict[Value, int] | None = None if group_by is None else {}
+        self._codes = tempfile.TemporaryFile()  # noqa: SIM115 - it goes with this object
+        self._lines = tempfile.TemporaryFile("w+")  # noqa: SIM115 - so does this
+        for file in (self._codes, self._lines):
+            weakref.finalize(self, file.close)
+        self.vectors = spool(self._read(store, progress, group_by), store.url, store.count())
+
+    def _read(self, store: Store, progress: Progress | None, group_by: str | None) -> Iterator[np.ndarray]:
+        total, done = store.count(), 0
+        for batch in store.scan(group_by):
+            try:
+                self._keep(store, batch)
+            except OSError as error:
+                raise cannot_keep(store.url, error, 4 * store.dim * total) from None
+            if self._clicked:
+                self.rows.update(places(batch.ids, done, self._clicked))
+            yield batch.vectors
+            done += len(batch.vectors)
+            if progress is not None:
+                progress("reading the gallery", min(done, total), total)
+
+    def _keep(self, store: Store, batch: Batch) -> None:
+        """Keeps what there is of `batch` beside its vectors."""
+        if store.shared:
+            print(json.dumps([batch.place, batch.ids]), file=self._lines, flush=True)
+        if self._values is not None:
+            codes = [self._values.setdefault(value, len(self._values)) for value in batch.groups or ()]
+            self._codes.write(np.array(codes, np.int32).tobytes())
+            self._codes.flush()
+
+    def groups(self) -> list[tuple[Value, Members]]:
+        """The targets of each value, but of none: in the order in which they first came."""
+        codes = self._by_row()
+        return [
+            (value, Members(f"{self.vectors.name}, {value!r}", self.vectors, np.flatnonzero(codes == code)))
+            for value, code in (self._values or {}).items()
+            if value is not None
+        ]
+
+    def _by_row(self) -> np.ndarray:
+        return np.memmap(self._codes, np.int32, "r")
+
+    def batches(self) -> Iterator[Batch]:
+        self._lines.seek(0)
+        values = list(self._values or ())
+        first = 0
+        for line in self._lines:
+            place, ids = json.loads(line)
+            rows = slice(first, first + len(ids))
+            groups = [values[code] for code in self._by_row()[rows]] if values else None
+            first += len(ids)
+            offsets = np.full(len(ids), np.nan, np.float32)
+            yield Batch(ids, self.vectors.take(rows), offsets, place=place, groups=groups)
+
+
+class ShardedStore:
+    """The `vectors` of `store` in shards, in the place of a `SpooledGallery`, and their offsets written by shards."""
+
+    def __init__(self, store: Store, count: int | None, executor: Executor, workspace: Workspace, compute: Compute):
+        self.rows: Mapping[int | str, int] = {}
+        self.vectors = ShardedGallery(store.url, able(store, Sharded).shards(count), executor, workspace, compute)
+
+    def written(self, share: Share, compute: Compute, closing: bool, is_new: bool) -> WrittenByShards:
+        """What one pass over all shards wrote. closing: it looks at what came meanwhile, so none has done it before."""
+        key = f"{share.key} {uuid.uuid4()}" if closing else share.key
+        what = "closing" if closing else "writing offsets"
+        task = _WriteShard(share, key, replace(compute, progress=None), what, is_new)
+        found = self.vectors.each_once([task] * len(self.vectors.shards))
+        return WrittenByShards.of([json.loads(bytes(part["told"])) for part in found])
+
+
+@dataclass(frozen=True)
+class WrittenByShards:
+    """What all shards together tell as a `Comparison` does."""
+
+    scanned: int
+    missing: int
+    stale: int
+    unjudged: Unjudged
+
+    @classmethod
+    def of(cls, told: Sequence[Mapping[str, object]]) -> WrittenByShards:
+        scanned, missing, stale, count = (
+            sum(cast(int, each[name]) for each in told) for name in ("scanned", "missing", "stale", "unjudged")
+        )
+        named = [pair for each in told for pair in cast("list[tuple[int | str, str]]", each["named"])]
+        return cls(scanned, missing, stale, Unjudged(count, dict(named)))
+
+
+@dataclass(frozen=True)
+class _WriteShard(Reading):
+    """Writes the offsets that are missing or differ in a shard. key: names the writing, which a share does anew in each
+    run."""
+
+    share: Share = field(compare=False)
+    key: str
+    compute: Compute
+    what: str
+    is_new: bool
+
+    def __call__(self, order: Order) -> ShardResult:
+        store, writing, model = self.share.joined(cast(StoreShard, order.shard))
+        with writing:
+            found = one_pass(
+                Comparison(store, model, self.compute, self.what, first=self.is_new), writing, writing.scan()
+            )
+            writing.settle()
+        named = list(found.unjudged.named.items())
+        told = {
+            "scanned": found.scanned,
+            "missing": found.missing,
+            "stale": found.stale,
+            "unjudged": found.unjudged.count,
+            "named": named,
+        }
+        return {"told": np.frombuffer(json.dumps(told).encode(), np.uint8)}
+
+
+logger = logging.getLogger(__name__)
+
+CLOSING_PASSES = 3
+"""How often a shared store is read again before the switch. Each pass finds what came during the one before, so
+that more than one finds anything only where others write as fast as it reads."""
+
+NAMED_GROUPS = 10
+"""How many of the groups that stay neutral are named."""
+
+
+ToldUnjudged: TypeAlias = Annotated[Unjudged, PlainSerializer(lambda unjudged: unjudged.count, return_type=int)]
+"""In JSON their number."""
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What `apply` or `refresh` did: the model, and of `scanned` targets how many had no offset by it before, and how
+    many a different one. `written` is False after a dry run, which only counted them. neutral: the groups that have
+    the offset 0, and why. notes: what was done to the store or, after a dry run, would be, and what to expect of a
+    small bank that was not tried. judgement: what the guard saw before `apply`; None where it was not asked, or each
+    group on its own. unjudged: the targets whose vector cannot be judged.
+
+    In JSON `scanned` is called targets, `judgement` tried, and `neutral` neutral_groups, which is their number.
+    """
+
+    model: ToldModel
+    scanned: Annotated[int, Field(serialization_alias="targets")]
+    missing: int
+    stale: int
+    written: bool = True
+    neutral: Annotated[
+        Mapping[Value, str], PlainSerializer(len, return_type=int), Field(serialization_alias="neutral_groups")
+    ] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    judgement: Annotated[ToldJudgement | None, Field(serialization_alias="tried")] = None
+    unjudged: ToldUnjudged = field(default_factory=Unjudged)
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.scanned} targets, of which {self.missing} had no offset and {self.stale} another one; "
+            f"{'active' if self.written else 'nothing was written; would be active'}: {self.model}"
+        )
+        if self.judgement is not None:
+            tried, before, after = self.judgement.probes, self.judgement.uncorrected, self.judgement.candidate
+            text += f"\ntried on {tried} held-out bank queries:\n  {before}\n  {after}"
+            text += "".join(f"\nnote: {note}" for note in self.judgement.notes)
+        if self.neutral:
+            named = "; ".join(
+                f"{value!r}: {why}" for value, why in itertools.islice(self.neutral.items(), NAMED_GROUPS)
+            )
+            more = f"; and {len(self.neutral) - NAMED_GROUPS} more" if len(self.neutral) > NAMED_GROUPS else ""
+            text += f"\nkept at offset 0: {named}{more}"
+        if self.unjudged.count:
+            text += f"\n{self.unjudged}"
+        return "\n".join((text, *self.notes))
+
+
+def refresh(
+    store: Store,
+    *,
+    dry_run: bool = False,
+    device: str = "auto",
+    memory: int | str = "1GiB",
+    progress: Progress | None = None,
+) -> Applied:
+    """Writes the offsets that are missing or stale under the active model, and no others. dry_run: only counts them."""
+    found = store.correction()
+    if found is None or not found.active:
+        state = "a half-written correction; run apply again to finish it" if found else "no correction; apply one first"
+        raise StoreError(f"{store.url} has {state}")
+    if dry_run:
+        return unwritten(store, found.model, Compute(device, memory, progress))
+    return write(store, found.model, device=device, memory=memory, progress=progress)
+
+
+def write(
+    store: Store,
+    model: OffsetModel,
+    *,
+    device: str = "auto",
+    memory: int | str = "1GiB",
+    progress: Progress | None = None,
+    keep: int = KEEP,
+) -> Applied:
+    """Writes the offsets of a fitted `model` to everything in `store` and activates them.
+
+    keep: how many versions stay beside it, to return to by `rollback`. So that a store never holds more than these, the
+    version being written included, the oldest goes before a new one is begun.
+    """
+    require_match(model, store)
+    warn_if_swapped(model, store.count())
+    gallery = None
+    if model.gallery is None:
+        gallery = SpooledGallery(store, progress)
+        model = model.centred_on(gallery.vectors, device=device, memory=memory, progress=progress)
+    return written(store, model, gallery, Compute(device, memory, progress), keep)
+
+
+def written(
+    store: Store, model: OffsetModel, gallery: SpooledGallery | ShardedStore | None, compute: Compute, keep: int = KEEP
+) -> Applied:
+    """`write`, of what was just read from the store, the `gallery`, where there is one; by its workers, where it has
+    some."""
+
+    def once(closing: bool) -> Comparison | WrittenByShards:
+        is_new = writing.found != "active"
+        if isinstance(gallery, ShardedStore):
+            assert isinstance(writing, SharedWriting)  # as of every `Sharded` store
+            return gallery.written(writing.share(), compute, closing, is_new)
+        read = gallery if store.shared and writing.found == "nothing" else None
+        what = "closing" if closing else "writing offsets"
+        batches = writing.scan() if read is None else writing.changed(read.batches()) if closing else read.batches()
+        return one_pass(Comparison(store, model, compute, what, first=is_new), writing, batches)
+
+    active = next((version for version in versions_of(store) if version.state == "active"), None)
+    replaces = active is not None and active.model != model.fingerprint
+    if replaces and isinstance(store, Versioned):
+        store.prune(max(keep - 1, 0), compute.progress)
+    with store.begin(model, compute.progress) as writing:
+        first = once(closing=False)
+        for _ in range(CLOSING_PASSES if store.shared and writing.found != "active" else 0):
+            again = once(closing=True)
+            if not again.missing + again.stale:
+                break
+        logger.info("%s: %d offsets written, activating", store.url, first.missing + first.stale)
+        writing.activate()
+    logger.info("%s: active is %s", store.url, model)
+    if replaces and keep == 0 and isinstance(store, Versioned):
+        store.prune(0, compute.progress)
+    return Applied(model, first.scanned, first.missing, first.stale, notes=store.notes(), unjudged=first.unjudged)
+
+
+def unwritten(store: Store, model: OffsetModel, compute: Compute) -> Applied:
+    """`model` compared with what `store` has, and nothing written."""
+    found = compared(store, model, compute, "comparing offsets")
+    return Applied(model, found.scanned, found.missing, found.stale, False, unjudged=found.unjudged)
+
+
+def usable(device: str, memory: int | str, progress: Progress | None, keep: int) -> Compute:
+    """With what offsets are computed; raises InputError for what cannot be used, before a gallery is read."""
+    if keep < 0:
+        raise InputError(Parameter("keep", keep), ": expected 0 or more")
+    compute = Compute(device, memory, progress)
+    compute.torch_device()
+    return compute
+
+
+def require_match(model: OffsetModel, store: Store) -> None:
+    """Raises InputError if `model` cannot give offsets to the vectors of `store`."""
+    if model.dim != store.dim:
+        raise InputError(f"the model has {model.dim} dimensions, {store.url} has {store.dim}; fit one on its vectors")
+    if model.metric is not store.metric:
+        raise InputError(
+            f"the model is for {model.metric.value}, {store.url} ranks by {store.metric.value}; fit with ",
+            Parameter("metric", store.metric.value),
+        )

@@ -1,0 +1,323 @@
+"""Corrections that depend on the query, which no stored offset can express: they re-rank a list of candidates.
+
+A rule is fitted once. Whatever it must know of a target when a query comes is what `keep` gives for it, and that
+is one number or a bit, so that any store can hold it beside the vector:
+
+    dis             the offset that the target has already, and one bit
+    dualdis         the same for each of its two banks: a part of the offset, and one bit
+    dsl             one number
+    gc              nothing: it reads the candidates' own vectors
+
+New targets get theirs from `keep` without a refit, as they get their offsets.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from hubplugin.compute import Compute, Similarities, count_larger, log_sum_exp
+from hubplugin.errors import InputError
+from hubplugin.methods import FitInput, configured
+from hubplugin.methods.inverted_softmax import DualInvertedSoftmax, InvertedSoftmax
+from hubplugin.metric import Metric
+from hubplugin.model import LogSumExp, OffsetModel, Setting
+from hubplugin.vectors import Progress, VectorLike, as_vectors
+
+NO_SIMILARITY = 1e-7
+"""What `DualDynamic` takes for a similarity that is not positive: the float32 rounding of 1."""
+
+
+class Rule(ABC):
+    """A fitted correction that depends on the query."""
+
+    @property
+    @abstractmethod
+    def dim(self) -> int:
+        """Dimensions of the bank, and of every query."""
+
+    @property
+    @abstractmethod
+    def metric(self) -> Metric:
+        """The similarity of which `rescore` takes the values."""
+
+    @abstractmethod
+    def keep(self, targets: VectorLike) -> np.ndarray:
+        """What must be known of each target [n, d] when a query comes: float32, n rows."""
+
+    @abstractmethod
+    def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
+        """Corrected scores [q, L] of q queries on the same L targets, whose `keep` is `kept` and whose
+        similarities s(q, t) are `similarities` [q, L]. Each query's raw nearest target must be among the L."""
+
+
+@dataclass(frozen=True)
+class Reranker:
+    """A rule, and where to look up what it kept of each target: `kept(ids)` is `rule.keep` of those targets, in
+    that order. An adapter reads it from its store; for arrays it is `rule.keep(targets).__getitem__`."""
+
+    rule: Rule
+    kept: Callable[[Sequence[object]], np.ndarray]
+
+    def rerank(
+        self, query: np.ndarray, candidate_ids: Sequence[object], candidate_scores: Sequence[float]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The candidates of one `query` [d] in corrected order: positions in `candidate_ids`, and their scores,
+        best first. Equal scores keep the order of the candidates.
+
+        candidate_scores: the raw similarities, larger is nearer; for Euclidean -distance^2 / 2.
+        Raises InputError where lengths or dimensions do not fit.
+        """
+        if np.shape(query) != (self.rule.dim,):
+            raise InputError(f"query has shape {np.shape(query)}, the bank of this rule has {self.rule.dim} dimensions")
+        if len(candidate_ids) != len(candidate_scores):
+            raise InputError(
+                f"{len(candidate_ids)} candidate ids came with {len(candidate_scores)} scores; expected one each"
+            )
+        if not len(candidate_ids):
+            return np.empty(0, np.int64), np.empty(0)
+        similarities = np.asarray(candidate_scores, np.float64)[None, :]
+        scores = self.rule.rescore(similarities, self.kept(candidate_ids))[0]
+        order = np.argsort(-scores, kind="stable")
+        return order, scores[order]
+
+
+@dataclass(frozen=True)
+class Dynamic(Rule):
+    """The offsets of `model` for the queries whose raw nearest target is in the model's activation set, and the
+    raw similarities for all others: QB-Norm eq. 2 (`dis`).
+
+    Scores are in the log domain, tau * log of the paper's where corrected; each query is ranked by one of the
+    two, never by a mixture.
+    """
+
+    model: OffsetModel
+
+    @property
+    def dim(self) -> int:
+        return self.model.dim
+
+    @property
+    def metric(self) -> Metric:
+        return self.model.metric
+
+    def keep(self, targets: VectorLike) -> np.ndarray:
+        """[n, 2]: the offset, and 1 where the target is in the activation set, else 0."""
+        vectors = as_vectors(targets, "targets")
+        return np.stack([self.model.offsets(vectors), self.model.activated(vectors).astype(np.float32)], axis=1)
+
+    def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
+        offsets, activated = kept[:, 0], kept[:, 1] > 0
+        applies = activated[similarities.argmax(axis=1)]
+        scores: np.ndarray = similarities + np.where(applies[:, None], offsets, np.float32(0))
+        return scores
+
+
+@dataclass(frozen=True)
+class DualDynamic(Rule):
+    """`dualis`, each factor of which gives way to the raw similarity by itself: NNN appendix A1 (`dualdis`).
+
+    The score of eq. 3 is a product, one factor a bank: exp(s/tau) / sum_u exp(s(b_u, t)/tau) for a query whose raw
+    nearest target is in that bank's activation set, and s for every other. `factors` are models of one term each, for
+    the query bank and for the target bank.
+
+    Scores are in the log domain: lambda * log of the paper's, up to a constant, where a factor is corrected, lambda as
+    in `dualis`; and s where none is. A similarity takes the place of a probability, so it should be positive; what
+    is not counts as `NO_SIMILARITY` there, which leaves the ranking to the other factor.
+    """
+
+    factors: tuple[OffsetModel, OffsetModel]
+
+    @property
+    def dim(self) -> int:
+        return self.factors[0].dim
+
+    @property
+    def metric(self) -> Metric:
+        return self.factors[0].metric
+
+    def keep(self, targets: VectorLike) -> np.ndarray:
+        """[n, 4]: what `Dynamic` keeps for each of the two factors."""
+        vectors = as_vectors(targets, "targets")
+        return np.concatenate([Dynamic(factor).keep(vectors) for factor in self.factors], axis=1)
+
+    def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
+        nearest = similarities.argmax(axis=1)
+        own, other = (kept[nearest, column, None] > 0 for column in (1, 3))
+        scores: np.ndarray = similarities + np.where(own & other, kept[:, 0] + kept[:, 2], np.float32(0))
+        for applies, factor, offsets in ((own & ~other, self.factors[0], kept[:, 0]),
+                                         (other & ~own, self.factors[1], kept[:, 2])):  # fmt: skip
+            (term,) = factor.terms
+            assert isinstance(term, LogSumExp)
+            logarithm = np.log(np.maximum(similarities, NO_SIMILARITY)) + similarities / term.tau
+            scores = np.where(applies, -term.scale * logarithm + offsets, scores)
+        return scores
+
+
+@dataclass(frozen=True)
+class DualSoftmax(Rule):
+    """s * exp(T s) / ( exp(T s) + sum_u exp(T s(b_u, t)) ): dual softmax where only the query itself and the
+    bank are at hand (Sinkhorn paper section 3).
+
+    It multiplies a similarity by a probability, so it means something where the similarities of the candidates
+    are positive.
+    """
+
+    bank: Similarities
+    temperature: float
+
+    @property
+    def dim(self) -> int:
+        return self.bank.dim
+
+    @property
+    def metric(self) -> Metric:
+        return self.bank.metric
+
+    def keep(self, targets: VectorLike) -> np.ndarray:
+        """[n]: LSE_u( T s(b_u, t) )."""
+        vectors = as_vectors(targets, "targets")
+        return log_sum_exp(self.bank, vectors, 1 / self.temperature).astype(np.float32)
+
+    def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
+        own = self.temperature * similarities
+        scores: np.ndarray = similarities * np.exp(own - np.logaddexp(own, kept))
+        return scores
+
+
+@dataclass(frozen=True)
+class GloballyCorrected(Rule):
+    """s(q, t) - (how many of s(b_1, t) ... s(b_m, t) are larger than s(q, t)): QB-Norm section 3.4 (`gc`)."""
+
+    bank: Similarities
+
+    @property
+    def dim(self) -> int:
+        return self.bank.dim
+
+    @property
+    def metric(self) -> Metric:
+        return self.bank.metric
+
+    def keep(self, targets: VectorLike) -> np.ndarray:
+        """[n, d]: the targets' own vectors, which their store has already."""
+        return as_vectors(targets, "targets").array()
+
+    def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
+        larger = count_larger(self.bank, as_vectors(kept, "candidates"), similarities)
+        scores: np.ndarray = similarities - larger
+        return scores
+
+
+class QueryMethod(BaseModel, ABC):
+    """Parameters of a correction that depends on the query."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def rule(self, given: FitInput) -> Rule:
+        """The fitted rule."""
+
+
+class DynamicInvertedSoftmax(QueryMethod):
+    """`is` where the query's raw nearest target is among the k nearest of a bank query, no correction elsewhere.
+
+    QB-Norm eq. 2; k = 1 as there, tau as in `is`. A bank that knows only a part of the gallery leaves the searches
+    of the rest as they are.
+    """
+
+    name: ClassVar[str] = "dis"
+    tau: float = Field(0.05, gt=0)
+    k: int = Field(1, ge=1)
+
+    def rule(self, given: FitInput) -> Rule:
+        targets, compute = given.require_targets(self.name), given.compute
+        model = InvertedSoftmax(tau=self.tau).fit(given)
+        return Dynamic(model.with_activation(targets, self.k, device=compute.device, memory=compute.memory))
+
+
+class DualDynamicInvertedSoftmax(QueryMethod):
+    """`dualis`, of which the part of a bank applies where the query's raw nearest target is among the k nearest of a
+    member of that bank. See `DualDynamic`.
+
+    NNN appendix A1; k = 1 as in QB-Norm, temperatures as in `dualis`.
+    """
+
+    name: ClassVar[str] = "dualdis"
+    tau_query: float = Field(0.05, gt=0)
+    tau_target: float = Field(0.5, gt=0)
+    k: int = Field(1, ge=1)
+
+    def rule(self, given: FitInput) -> Rule:
+        targets, compute = given.require_targets(self.name), given.compute
+        model = DualInvertedSoftmax(tau_query=self.tau_query, tau_target=self.tau_target).model(given)
+        options: dict[str, Any] = {"device": compute.device, "memory": compute.memory}
+        of_queries, of_targets = (
+            replace(model, terms=(term,)).centred_on(targets, **options).with_activation(targets, self.k, **options)
+            for term in model.terms
+        )
+        return DualDynamic((of_queries, of_targets))
+
+
+class SingleQueryDualSoftmax(QueryMethod):
+    """See `DualSoftmax`. temperature T is an inverse one; 20 is the tau of 0.05 that the other defaults have."""
+
+    name: ClassVar[str] = "dsl"
+    temperature: float = Field(20.0, gt=0)
+
+    def rule(self, given: FitInput) -> Rule:
+        return DualSoftmax(_bank(given), self.temperature)
+
+
+class GlobalCorrection(QueryMethod):
+    """See `GloballyCorrected`. It has no parameters."""
+
+    name: ClassVar[str] = "gc"
+
+    def rule(self, given: FitInput) -> Rule:
+        return GloballyCorrected(_bank(given))
+
+
+def _bank(given: FitInput) -> Similarities:
+    return Similarities(given.query_bank, given.metric, given.compute)
+
+
+QUERY_METHODS: dict[str, type[QueryMethod]] = {
+    method.name: method
+    for method in (
+        DynamicInvertedSoftmax,
+        DualDynamicInvertedSoftmax,
+        SingleQueryDualSoftmax,
+        GlobalCorrection,
+    )
+}
+
+
+def fit_rule(
+    query_bank: VectorLike,
+    method: str,
+    targets: VectorLike | None = None,
+    target_bank: VectorLike | None = None,
+    metric: Metric | str = "cosine",
+    device: str = "auto",
+    memory: int | str = "1GiB",
+    progress: Progress | None = None,
+    **parameters: Setting,
+) -> Rule:
+    """Fits a correction that depends on the query; arguments as in `hubplugin.fit`.
+
+    method: dis | dualdis | dsl | gc; `QUERY_METHODS` has each one's parameters, equation and defaults.
+    targets: the gallery [n, d]; needed by dis and dualdis. target_bank: [p, d]; needed by dualdis.
+
+    Raises InputError, one line, for anything that cannot be used as given.
+    """
+    configuration = configured(QUERY_METHODS, method, parameters, fit_rule)
+    compute = Compute(device, memory, progress)
+    return configuration.rule(FitInput.read(query_bank, targets, target_bank, Metric.parse(metric), compute))

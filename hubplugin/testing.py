@@ -1,0 +1,392 @@
+"""What every adapter must do, as tests that its author runs on his own store.
+
+    from hubplugin.testing import StoreConformance
+
+    class TestMyStore(StoreConformance):
+        def create(self, ids, vectors):
+            ...fill a fresh store...
+            return MyStore(...)
+
+        def reopen(self, store):
+            return MyStore(...)  # the same data, as another process would open it
+
+Needs pytest. Every test runs against the real store; there is nothing to mock.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from hubplugin.abilities import Versioned, able, versions_of
+from hubplugin.errors import HubpluginError, StoreError
+from hubplugin.fitting import fit
+from hubplugin.jobs.correct import apply
+from hubplugin.jobs.health import inspect
+from hubplugin.jobs.versions import rollback
+from hubplugin.jobs.write import refresh, write
+from hubplugin.metric import Metric
+from hubplugin.model import OffsetModel
+from hubplugin.store import Hits, Id, Store
+
+K = 10
+
+MOMENTS = ("begun", "within a batch", "behind a batch", "all written")
+"""When a run is killed."""
+
+
+class StoreUnderTest(ABC):
+    """A store that tests fill, write and search.
+
+    rows, dim: the size of the gallery in the tests. recall: the least share of the exact corrected top 10 that
+    a search must return; 1.0 for an exact store. metric: that of the store that `create` makes.
+    """
+
+    rows: int = 300
+    dim: int = 24
+    recall: float = 1.0
+    metric: Metric = Metric.COSINE
+
+    @abstractmethod
+    def create(self, ids: Sequence[Id], vectors: np.ndarray) -> Store:
+        """A fresh store that holds `vectors` [n, d] under `ids`, as its user would have filled it."""
+
+    @abstractmethod
+    def reopen(self, store: Store) -> Store:
+        """The data of `store` opened anew, as another process would; `store` is not used again."""
+
+    def insert_plain(self, store: Store, ids: Sequence[Id], vectors: np.ndarray) -> Store:
+        """Adds targets past hubplugin, as another program would. Leave it out where the store cannot."""
+        pytest.skip("this store takes no targets past hubplugin")
+
+    def ids(self) -> list[Id]:
+        """Ids of the gallery; override it for a store that takes strings."""
+        return list(range(self.rows))
+
+    def fresh_ids(self) -> list[Id]:
+        """Five ids that are not in the gallery, of the same kind."""
+        return list(range(self.rows, self.rows + 5))
+
+    def vectors(self) -> np.ndarray:
+        """The gallery: clustered, so that it has hubs; at unit length where the metric is cosine."""
+        rng = np.random.default_rng(1)
+        centres = rng.normal(size=(8, self.dim))
+        return self._scaled(centres[rng.integers(8, size=self.rows)] + rng.normal(size=(self.rows, self.dim)))
+
+    def queries(self, seed: int = 2, count: int = 40) -> np.ndarray:
+        rng = np.random.default_rng(seed)
+        near = self.vectors()[rng.integers(self.rows, size=count)]
+        scale = 0.5 * float(np.abs(near).mean())
+        return self._scaled(near + scale * rng.normal(size=near.shape))
+
+    @pytest.fixture
+    def store(self) -> Store:
+        return self.create(self.ids(), self.vectors())
+
+    def _model(self, method: str = "is") -> OffsetModel:
+        return fit(self.queries(seed=4, count=200), method, targets=self.vectors(), metric=self.metric)
+
+    def _scaled(self, vectors: np.ndarray) -> np.ndarray:
+        if self.metric is Metric.COSINE:
+            vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        return vectors.astype(np.float32)
+
+    def _assert_whole(self, store: Store, model: OffsetModel) -> None:
+        found, report = store.correction(), inspect(store, probes=0)
+        assert found is not None
+        assert found.active
+        assert found.model.fingerprint == model.fingerprint
+        assert (report.missing, report.stale) == (0, 0)
+        self._assert_ranking(store.search(self.queries(), K), model)
+
+    def _write_until(self, moment: str, store: Store, model: OffsetModel) -> list[Id]:
+        """A run that is killed at one of MOMENTS; the ids of what it wrote."""
+        writing = store.begin(model)
+        written: list[Id] = []
+        for batch in writing.scan() if moment != "begun" else ():
+            part = batch.some(np.arange(len(batch.ids) // 2)) if moment == "within a batch" else batch
+            writing.write(part, model.offsets(part.vectors))
+            written += part.ids
+            if moment != "all written":
+                break
+        return written
+
+    def _assert_ranking(self, hits: Hits, model: OffsetModel | None, fresh: np.ndarray | None = None) -> None:
+        """`hits` are the exact ranking, up to ties and to the recall that the store promises.
+
+        `fresh` are targets behind the gallery, with the offset 0.
+        """
+        ids, gallery = self.ids(), self.vectors()
+        offsets = np.zeros(len(ids)) if model is None else model.offsets(gallery).astype(np.float64)
+        if fresh is not None:
+            ids, gallery = ids + self.fresh_ids(), np.concatenate([gallery, fresh])
+            offsets = np.concatenate([offsets, np.zeros(len(fresh))])
+        queries, targets = self.queries().astype(np.float64), gallery.astype(np.float64)
+        if self.metric is Metric.EUCLIDEAN:
+            scores = -((queries[:, None, :] - targets[None, :, :]) ** 2).sum(axis=2) / 2
+        else:
+            scores = np.einsum("qd,td->qt", queries, targets)
+        scores = scores + offsets
+        row = {key: number for number, key in enumerate(ids)}
+        found = np.array([[row[key] for key in line] for line in hits.ids])
+        assert found.shape == (len(queries), K)
+        least = np.sort(scores, axis=1)[:, -K][:, None] - 1e-5
+        assert (np.take_along_axis(scores, found, axis=1) >= least).mean() >= self.recall
+        for line in hits.scores:
+            assert list(line) == sorted(line, reverse=True) or list(line) == sorted(line)
+
+
+class VersionConformance(StoreUnderTest):
+    """Versions are kept, returned to, pruned and removed, where the store keeps any."""
+
+    @pytest.fixture
+    def versioned(self, store: Store) -> Store:
+        if not isinstance(store, Versioned):
+            pytest.skip("this store keeps no earlier versions")
+        return store
+
+    def test_a_rollback_returns_to_the_version_before_and_back_again(self, versioned: Store) -> None:
+        store = versioned
+        first, second = self._model(), self._model("nnn")
+        write(store, first)
+        write(store, second)
+        assert self._states(store) == ["kept", "active"]
+        assert [version.model for version in versions_of(store)] == [first.fingerprint, second.fingerprint]
+        assert all(version.made for version in versions_of(store))
+        rollback(store)
+        store = self.reopen(store)
+        assert self._states(store) == ["active", "kept"]
+        self._assert_whole(store, first)
+        rollback(store, to=versions_of(store)[-1].number)
+        self._assert_whole(self.reopen(store), second)
+
+    def test_versions_are_kept_until_they_are_pruned(self, versioned: Store) -> None:
+        store = versioned
+        for method in ("is", "nnn", "csls"):
+            write(store, self._model(method), keep=2)
+        assert [version.method for version in versions_of(store)] == ["is", "nnn", "csls"]
+        write(store, self._model("dn"), keep=1)
+        assert [version.method for version in versions_of(store)] == ["csls", "dn"]
+        before = store.search(self.queries(), K)
+        able(store, Versioned).prune(0)
+        assert self._states(self.reopen(store)) == ["active"]
+        store = self.reopen(store)
+        assert store.search(self.queries(), K).ids == before.ids
+        with pytest.raises(StoreError, match="before"):
+            rollback(store)
+
+    @pytest.mark.parametrize("moment", MOMENTS)
+    def test_a_kept_version_can_be_returned_to_while_another_is_half_written(
+        self, versioned: Store, moment: str
+    ) -> None:
+        store = versioned
+        first, second = self._model(), self._model("nnn")
+        write(store, first)
+        write(store, second)
+        self._write_until(moment, store, self._model("csls"))
+        store = self.reopen(store)
+        assert self._states(store) == ["kept", "active", "half-written"]
+        rollback(store)
+        self._assert_whole(self.reopen(store), first)
+
+    def test_what_came_since_a_version_was_replaced_is_refreshed_after_a_rollback(self, versioned: Store) -> None:
+        store = versioned
+        first = self._model()
+        write(store, first)
+        write(store, self._model("nnn"))
+        fresh, ids = self.queries(seed=3, count=5), self.fresh_ids()
+        store = self.insert_plain(store, ids, fresh)
+        refresh(store)
+        rollback(store)
+        refresh(store)
+        report, found = inspect(store, probes=0), store.correction()
+        assert (report.count, report.missing, report.stale) == (self.rows + 5, 0, 0)
+        assert found is not None
+        assert found.model.fingerprint == first.fingerprint
+
+    def test_a_removal_takes_all_versions_out(self, versioned: Store) -> None:
+        store = versioned
+        write(store, self._model())
+        write(store, self._model("nnn"))
+        store.remove()
+        store = self.reopen(store)
+        assert list(versions_of(store)) == []
+        assert store.correction() is None
+
+    def _states(self, store: Store) -> list[str]:
+        return [version.state for version in versions_of(store)]
+
+
+class StoreConformance(VersionConformance):
+    """Subclass it as `Test...`, and say how a store is made."""
+
+    def test_a_scan_sees_every_vector_once_with_no_offsets(self, store: Store) -> None:
+        batches = list(store.scan())
+        ids = [key for batch in batches for key in batch.ids]
+        assert store.count() == len(ids) == self.rows
+        assert set(ids) == set(self.ids())
+        assert store.dim == self.dim
+        assert store.metric is self.metric
+        expected = dict(zip(self.ids(), self.vectors(), strict=True))
+        for batch in batches:
+            for key, vector in zip(batch.ids, batch.vectors, strict=True):
+                np.testing.assert_allclose(vector, expected[key], rtol=0, atol=1e-6)
+            assert np.isnan(batch.offsets).all()
+        assert store.correction() is None
+
+    def test_searches_return_the_exact_corrected_ranking(self, store: Store) -> None:
+        self._assert_ranking(store.search(self.queries(), K), None)
+        model = self._model()
+        applied = write(store, model)
+        assert (applied.scanned, applied.missing) == (self.rows, self.rows)
+        self._assert_ranking(store.search(self.queries(), K), model)
+        self._assert_ranking(store.search(self.queries(), K, raw=True), None)
+
+    def test_the_offsets_written_are_the_offsets_read(self, store: Store) -> None:
+        model = self._model()
+        write(store, model)
+        for batch in store.scan():
+            np.testing.assert_allclose(batch.offsets, model.offsets(batch.vectors), rtol=0, atol=1e-5)
+
+    def test_searches_stay_raw_until_the_correction_is_active(self, store: Store) -> None:
+        model, raw = self._model(), store.search(self.queries(), K)
+        with store.begin(model) as writing:
+            for batch in writing.scan():
+                writing.write(batch, model.offsets(batch.vectors))
+                assert store.search(self.queries(), K).ids == raw.ids
+            found = store.correction()
+            assert found is not None
+            assert not found.active
+            writing.activate()
+        self._assert_ranking(store.search(self.queries(), K), model)
+
+    @pytest.mark.parametrize("moment", MOMENTS)
+    def test_a_run_that_was_cut_off_goes_on_and_is_finished_by_the_next(self, store: Store, moment: str) -> None:
+        model = self._model()
+        written = self._write_until(moment, store, model)
+        store = self.reopen(store)
+        found = store.correction()
+        assert found is None or not found.active
+        with store.begin(model) as writing:
+            lacking = [batch.some(np.flatnonzero(np.isnan(batch.offsets))) for batch in writing.scan()]
+        there = [*written, *(key for batch in lacking for key in batch.ids)]
+        assert sorted(there, key=str) == sorted(self.ids(), key=str)
+        write(store, model)
+        self._assert_whole(store, model)
+
+    def test_an_error_while_writing_leaves_the_store_to_the_next_run(self, store: Store) -> None:
+        model, raw = self._model(), store.search(self.queries(), K)
+
+        def cut_off() -> None:
+            with store.begin(model) as writing:
+                batch = next(iter(writing.scan()))
+                writing.write(batch, model.offsets(batch.vectors))
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            cut_off()
+        assert store.search(self.queries(), K).ids == raw.ids
+        write(store, model)
+        self._assert_whole(store, model)
+
+    def test_an_amendment_that_was_cut_off_changes_no_search_and_is_finished_by_the_next(self, store: Store) -> None:
+        model = self._model()
+        write(store, model)
+        before = store.search(self.queries(), K)
+        self._write_until("within a batch", store, model)
+        store = self.reopen(store)
+        assert store.search(self.queries(), K).ids == before.ids
+        write(store, model)
+        self._assert_whole(store, model)
+
+    def test_another_model_takes_the_place_of_a_half_written_one(self, store: Store) -> None:
+        first, second = self._model(), self._model("nnn")
+        self._write_until("within a batch", store, first)
+        store = self.reopen(store)
+        write(store, second)
+        self._assert_whole(store, second)
+
+    def test_a_store_opened_anew_is_corrected_by_the_same_model(self, store: Store) -> None:
+        model = self._model()
+        write(store, model)
+        store = self.reopen(store)
+        found = store.correction()
+        assert found is not None
+        assert found.active
+        assert found.model.fingerprint == model.fingerprint
+        self._assert_ranking(store.search(self.queries(), K), model)
+
+    def test_a_second_correction_replaces_the_first_in_one_step(self, store: Store) -> None:
+        first, second = self._model(), self._model("nnn")
+        write(store, first)
+        before = store.search(self.queries(), K)
+        with store.begin(second) as writing:
+            for batch in writing.scan():
+                assert np.isnan(batch.offsets).all()
+                writing.write(batch, second.offsets(batch.vectors))
+                assert store.search(self.queries(), K).ids == before.ids
+            for batch in store.scan():
+                np.testing.assert_allclose(batch.offsets, first.offsets(batch.vectors), rtol=0, atol=store.precision)
+            writing.activate()
+        self._assert_whole(store, second)
+
+    def test_targets_added_by_another_program_are_found_and_refreshed(self, store: Store) -> None:
+        model = self._model()
+        write(store, model)
+        fresh, ids = self.queries(seed=3, count=5), self.fresh_ids()
+        store = self.insert_plain(store, ids, fresh)
+        top = store.search(fresh, K)
+        assert all(key in found for key, found in zip(ids, top.ids, strict=True))
+        report = inspect(store, probes=0)
+        # A store whose neutral offset is a number like any other cannot tell that it is missing.
+        assert (report.count, report.missing + report.stale) == (self.rows + 5, 5)
+        applied = refresh(store)
+        assert applied.missing + applied.stale == 5
+        assert (inspect(store, probes=0).missing, inspect(store, probes=0).stale) == (0, 0)
+
+    def test_a_target_without_an_offset_is_neither_lifted_nor_sunk(self, store: Store) -> None:
+        model, fresh = self._model(), self.queries(seed=3, count=5)
+        write(store, model)
+        store = self.insert_plain(store, self.fresh_ids(), fresh)
+        self._assert_ranking(store.search(self.queries(), K), model, fresh)
+
+    def test_a_refresh_of_a_whole_correction_changes_nothing(self, store: Store) -> None:
+        model = self._model()
+        write(store, model)
+        before = store.search(self.queries(), K)
+        applied = refresh(store)
+        assert (applied.scanned, applied.missing, applied.stale) == (self.rows, 0, 0)
+        assert store.search(self.queries(), K).ids == before.ids
+
+    def test_a_removal_leaves_the_store_as_it_was(self, store: Store) -> None:
+        raw = store.search(self.queries(), K)
+        write(store, self._model())
+        store.remove()
+        store = self.reopen(store)
+        assert store.correction() is None
+        assert store.search(self.queries(), K).ids == raw.ids
+        self.test_a_scan_sees_every_vector_once_with_no_offsets(store)
+
+    def test_a_removal_takes_a_half_written_correction_out(self, store: Store) -> None:
+        self._write_until("within a batch", store, self._model())
+        store.remove()
+        assert store.correction() is None
+        self.test_a_scan_sees_every_vector_once_with_no_offsets(store)
+
+    def test_a_removal_without_a_correction_does_nothing(self, store: Store) -> None:
+        store.remove()
+        self.test_a_scan_sees_every_vector_once_with_no_offsets(store)
+
+    def test_what_does_not_fit_the_store_is_refused_and_changes_nothing(self, store: Store) -> None:
+        wrong = np.ones((3, self.dim + 1), np.float32)
+        other = Metric.EUCLIDEAN if self.metric is not Metric.EUCLIDEAN else Metric.DOT
+        with pytest.raises(HubpluginError, match=str(self.dim + 1)):
+            apply(store, wrong)
+        with pytest.raises(HubpluginError, match=other.value):
+            write(store, fit(self.queries(), "is", targets=self.vectors(), metric=other))
+        with pytest.raises(StoreError, match="no correction"):
+            refresh(store)
+        self.test_a_scan_sees_every_vector_once_with_no_offsets(store)

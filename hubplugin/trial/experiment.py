@@ -1,0 +1,437 @@
+"""The experiment on which a correction is chosen or refused, and what a configuration does in it, as values.
+
+The bank is split into folds; what a fold leaves is fitted, and the fold's own queries probe the result. With pairs, a
+probe knows its target, so R@1 can be measured on a gallery that holds the probes' targets too. Without pairs, only the
+hubness of what the probes find can be.
+
+It sees at most `FIT_ROWS` of the bank, twice as many targets and `PROBES` probes a fold, drawn at random, so that it
+costs the same whatever the size of the gallery.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from hubplugin.bank import BankProfile, Banks, profile
+from hubplugin.compute import HoldingCompute, Similarities, dense, sampled, taken
+from hubplugin.errors import InputError, Parameter
+from hubplugin.measures.hubness import Hubness, k_occurrence, skewness
+from hubplugin.methods import FitInput, Method
+from hubplugin.methods.blend import Blend
+from hubplugin.methods.robust import bounded
+from hubplugin.model import OffsetModel, Setting
+from hubplugin.vectors import as_vectors
+
+OCCURRENCE = 10
+"""Hubness is the skewness of the 10-occurrence, as in DBSN and QB-Norm."""
+
+
+RESAMPLES = 100
+"""Of the bootstrap of a skewness: its standard error comes out to 7 %."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One configuration, tried on held-out bank queries.
+
+    skewness: of the k-occurrence. cost: mean fall of the similarity of the first target found, as a share of the mean
+    distance between the two nearest. recall: R@1, 0 to 1; rank: geometric mean rank of the probes' own targets; both
+    None without pairs. gain, error: of R@1 over no correction, and its standard error. largest, never: of the probes,
+    the share that finds the worst hub, and of the targets tried, the share that none finds. noise: the standard error
+    of the change of the skewness over no correction; None of several galleries together.
+    """
+
+    method: str
+    parameters: dict[str, Setting]
+    skewness: float
+    cost: float
+    recall: float | None = None
+    rank: float | None = None
+    gain: float | None = None
+    error: float | None = None
+    largest: float | None = None
+    never: float | None = None
+    noise: float | None = None
+
+    @property
+    def name(self) -> str:
+        return configuration_name(self.method, self.parameters)
+
+    def __str__(self) -> str:
+        text = f"{self.name:34s} skewness {self.skewness:6.2f}  cost {self.cost:5.2f}"
+        if self.recall is not None and self.gain is not None and self.error is not None:
+            text += f"  R@1 {100 * self.recall:5.1f} ({100 * self.gain:+.1f} +- {196 * self.error:.1f})"
+            text += f"  mean rank {self.rank:.2f}"
+        return text
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One configuration, or model (None: no correction), over all folds. costs [probes]; hits, log_ranks
+    [probes] or None. found: the rows that each probe found [probes, k], which `occurrence` [n] counts; None of several
+    galleries together."""
+
+    configuration: Method | OffsetModel | None
+    occurrence: np.ndarray
+    costs: np.ndarray
+    gap: float
+    hits: np.ndarray | None
+    log_ranks: np.ndarray | None
+    found: np.ndarray | None = None
+
+    @property
+    def method(self) -> Method:
+        assert isinstance(self.configuration, Method)
+        return self.configuration
+
+    def candidate(self, uncorrected: Trial) -> Candidate:
+        found = {}
+        if self.hits is not None and self.log_ranks is not None and uncorrected.hits is not None:
+            difference = self.hits - uncorrected.hits
+            found = {
+                "recall": float(self.hits.mean()),
+                "rank": float(np.exp(self.log_ranks.mean())),
+                "gain": float(difference.mean()),
+                "error": standard_error(difference),
+            }
+        hubness, tried = Hubness.of(self.occurrence, OCCURRENCE), self.configuration
+        return Candidate(
+            method="none" if tried is None else tried.name if isinstance(tried, Method) else tried.method,
+            parameters={} if tried is None else tried.parameters,
+            skewness=hubness.skewness,
+            cost=float(self.costs.mean()) / self.gap,
+            largest=hubness.largest / len(self.costs),
+            never=hubness.anti_hub_share,
+            noise=self._noise(uncorrected),
+            **found,
+        )
+
+    def _noise(self, uncorrected: Trial) -> float | None:
+        """The standard error of the change of the skewness, by a bootstrap of the probes, which are the same ones."""
+        if self.found is None or uncorrected.found is None:
+            return None
+        if self is uncorrected:
+            return 0.0
+        rng, n, changes = np.random.default_rng(0), len(self.occurrence), list[float]()
+        for _ in range(RESAMPLES):
+            rows = rng.integers(0, len(self.found), len(self.found))
+            after, before = (skewness(k_occurrence(each[rows], n)) for each in (self.found, uncorrected.found))
+            changes.append(after - before)
+        return float(np.std(changes))
+
+
+def pooled(trials: Sequence[Trial]) -> Trial:
+    """One trial of the queries of all of `trials`, each on a gallery of its own."""
+    known = [each for each in trials if each.hits is not None]
+    hits, ranks = (
+        np.concatenate([getattr(each, name) for each in known]) if known else None for name in ("hits", "log_ranks")
+    )
+    occurrence, costs = (np.concatenate([getattr(each, name) for each in trials]) for name in ("occurrence", "costs"))
+    gap = float(np.average([each.gap for each in trials], weights=[len(each.costs) for each in trials]))
+    return replace(trials[0], occurrence=occurrence, costs=costs, gap=gap, hits=hits, log_ranks=ranks, found=None)
+
+
+def standard_error(differences: np.ndarray) -> float:
+    return float(differences.std(ddof=1) / math.sqrt(len(differences)))
+
+
+def configuration_name(method: str, parameters: dict[str, Setting]) -> str:
+    return f"{method}({', '.join(f'{key}={_short(value)}' for key, value in parameters.items())})"
+
+
+def _short(value: Setting) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+FOLDS = 5
+"""Each fit keeps 4/5 of the bank, so that what is best for it is best for the whole."""
+
+PROBES = 500
+"""Probes a fold: 2,500 in all tell two candidates that differ for 3 % of the queries to 0.35 points of R@1."""
+
+FIT_ROWS = 2_048
+"""Bank rows of one fit. The best temperature falls by about half a step of the search from 500 rows to 4,000."""
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Fitted on `given`, whose targets are the gallery's and then those probes' own that it lacks; `similarities`
+    [p, ...] of the probes to them, and `own` [p], the column of each probe's target, or None."""
+
+    given: FitInput
+    similarities: torch.Tensor
+    own: torch.Tensor | None
+
+    def release(self) -> None:
+        if isinstance(self.given.compute, HoldingCompute):
+            self.given.compute.release()
+
+
+@dataclass(frozen=True)
+class Split:
+    """The distinct bank queries `rows` [m] in random order, and the fold that each of them probes, -1 for none."""
+
+    rows: np.ndarray
+    fold_of: np.ndarray
+
+    def probes(self, fold: int) -> np.ndarray:
+        found: np.ndarray = self.rows[self.fold_of == fold][:PROBES]
+        return found
+
+    def fitted(self, fold: int, count: int) -> np.ndarray:
+        """At most `count` of the rows that do not probe this fold, ascending."""
+        rest = np.sort(self.rows[self.fold_of != fold])
+        return np.sort(rest[np.random.default_rng(fold).permutation(len(rest))[:count]])
+
+
+class Experiment:
+    """Of some banks and their gallery: choice and guard ask the same one. Nothing is computed until it is asked for;
+    what is asked for then raises InputError for banks of which nothing can be held out.
+
+    again: of a log whose answers are known, hold out single wordings, so that their targets stay asked for by others;
+    by default all wordings of a target are held out together. robust: what is fitted is bounded, as it will be.
+
+    Folds are held from one run to the next where half of the memory is enough, so `close` it behind the last.
+    """
+
+    def __init__(self, banks: Banks, seed: int = 0, again: bool = False, robust: bool = False):
+        if seed < 0:
+            raise InputError(Parameter("seed", seed), ": expected 0 or more")
+        self.banks, self.seed, self._again, self._robust = banks, seed, again, robust
+        self._held: dict[int, Fold] = {}
+        # Held at one time: fit x (targets + target bank), target bank x targets, and a Sinkhorn fit's exponentials.
+        self._fit_rows = min(FIT_ROWS, max(math.isqrt(self.given.compute.bytes() // 32), 2 * FOLDS))
+
+    @property
+    def given(self) -> FitInput:
+        return self.banks.given
+
+    @property
+    def distinct(self) -> int:
+        return len(self.given.distinct)
+
+    @cached_property
+    def again(self) -> Experiment:
+        """The same experiment, in which the targets of the probes stay asked for."""
+        return Experiment(self.banks, self.seed, again=True, robust=self._robust)
+
+    @cached_property
+    def split(self) -> Split:
+        # A text that is there twice would probe the fit that saw it.
+        distinct, known = self.given.distinct, self.banks.known
+        require_enough(len(distinct))
+        rng = np.random.default_rng(self.seed)
+        if known is None:
+            order = rng.permutation(len(distinct))
+            return Split(distinct[order], np.arange(len(distinct)) % FOLDS)
+        if self._again:
+            order = rng.permutation(len(distinct))
+            return Split(distinct[order], folds_within(known[distinct[order]]))
+        # Queries of one target stay together: they would give it away to each other.
+        asked = distinct[known[distinct] >= 0]
+        groups = np.unique(known[asked], return_inverse=True)[1].reshape(-1)
+        count = int(groups.max()) + 1 if len(groups) else 0
+        if count < 2 * FOLDS:
+            raise InputError(f"pairs name {count} targets; holding some of them out needs at least {2 * FOLDS}")
+        place = np.argsort(rng.permutation(count))[groups]
+        rows, fold_of = asked[np.argsort(place, kind="stable")], np.sort(place) % FOLDS
+        others = np.setdiff1d(distinct, asked)
+        return Split(np.concatenate([rows, others]), np.concatenate([fold_of, np.full(len(others), -1)]))
+
+    @cached_property
+    def targets(self) -> np.ndarray:
+        """A sample of the gallery: [n, d]."""
+        gallery = self.given.require_targets("auto")
+        if gallery.rows < 2:
+            raise InputError(f"{gallery.name} has one row; hubness needs at least 2 targets")
+        return sampled(gallery, 2 * self._fit_rows, self.given.metric, np.random.default_rng([self.seed, 1]))
+
+    def answers(self, rows: np.ndarray) -> np.ndarray:
+        """The targets that bank queries `rows` [p], all of which are known, ask for: [p, d]."""
+        if self.banks.pairs is not None:
+            own: np.ndarray = self.given.require_target_bank("auto")[self.banks.pairs[rows]]
+            return own
+        assert self.banks.clicks is not None
+        clicked, place = np.unique(self.banks.clicks[rows], return_inverse=True)
+        vectors = taken(self.given.require_targets("auto"), clicked, self.given.metric)
+        return vectors[place.reshape(-1)]
+
+    @property
+    def probes(self) -> int:
+        return sum(len(self.split.probes(fold)) for fold in range(FOLDS))
+
+    @cached_property
+    def profile(self) -> BankProfile:
+        """What kind of bank it is. Pairs and clicks tell what each query asks for, so documents may ask by them."""
+        queries = self.given.query_bank[self.split.rows[: 2 * self._fit_rows]]
+        same_kind = self.banks.same_kind or self.banks.known is not None
+        return profile(self.given, queries, self.targets, same_kind, self.answered > 0.5, self.seed)
+
+    def close(self) -> None:
+        """Lets go of what is held."""
+        for fold in self._held.values():
+            fold.release()
+        self._held.clear()
+        if "again" in vars(self):
+            self.again.close()
+
+    def _folds(self) -> Iterator[Fold]:
+        for number in range(FOLDS):
+            fold = self._held.get(number) or self._fold(number)
+            if self._room_for(fold):
+                self._held[number] = fold
+            try:
+                yield fold
+            finally:
+                if number not in self._held:
+                    fold.release()
+
+    def _fold(self, number: int) -> Fold:
+        given, banks = self.given, self.banks
+        probes, fitted = self.split.probes(number), self.split.fitted(number, self._fit_rows)
+        targets, second, own = self.targets, given.target_bank, None
+        if banks.known is not None:
+            targets, columns = with_rows(targets, self.answers(probes))
+            own = torch.from_numpy(columns)
+        if second is not None and banks.pairs is not None:
+            second = second[np.unique(banks.pairs[fitted])]
+        elif second is not None:
+            second = second[np.random.default_rng(number).permutation(len(second))[: self._fit_rows]]
+        compute = HoldingCompute(given.compute.device, given.compute.memory, precision=given.compute.precision)
+        vectors = as_vectors(targets, "targets")
+        return Fold(
+            FitInput(given.query_bank[fitted], vectors, second, given.metric, compute),
+            dense(Similarities(given.query_bank[probes], given.metric, compute), vectors),
+            own,
+        )
+
+    def _room_for(self, fold: Fold) -> bool:
+        """Whether all folds and the products of their fits take half of the memory at most."""
+        second = 0 if fold.given.target_bank is None else len(fold.given.target_bank)
+        products = len(fold.given.query_bank) * (fold.given.require_targets("auto").rows + second)
+        return FOLDS * (4 * products + 8 * fold.similarities.numel()) <= self.given.compute.bytes() // 2
+
+    def run(self, configurations: Sequence[Method | OffsetModel | None]) -> list[Trial]:
+        """Each configuration over all folds; the folds are the outer loop, so that each is multiplied once. A model
+        is tried as it is."""
+        if not configurations:
+            return []
+        n, total = len(self.targets), FOLDS * len(configurations)
+        found: list[list[tuple[np.ndarray, ...]]] = [[] for _ in configurations]
+        gaps = []
+        for number, fold in enumerate(self._folds()):
+            nearest = fold.similarities[:, :n].topk(min(2, n), dim=1).values
+            gaps.append(float((nearest[:, 0] - nearest[:, -1]).mean()))
+            for place, configuration in enumerate(configurations):
+                found[place].append(self._probe(fold, configuration, nearest[:, 0]))
+                self.given.compute.report("trying candidates", number * len(configurations) + place + 1, total)
+        gap = max(float(np.mean(gaps)), 1e-12)
+        trials = []
+        for configuration, parts in zip(configurations, found, strict=True):
+            rows, costs, *paired = (np.concatenate(column) for column in zip(*parts, strict=True))
+            hits, log_ranks = paired or (None, None)
+            trials.append(Trial(configuration, k_occurrence(rows, n), costs, gap, hits, log_ranks, rows))
+        return trials
+
+    def _probe(
+        self, fold: Fold, configuration: Method | OffsetModel | None, nearest: torch.Tensor
+    ) -> tuple[np.ndarray, ...]:
+        """The targets found [p, k], costs [p] and, with pairs, hits and log ranks [p] of one fold's probes."""
+        n, scores = len(self.targets), fold.similarities
+        if configuration is not None:
+            scores = scores + torch.from_numpy(_offsets(configuration, fold.given, self._robust))
+        found = scores[:, :n].topk(min(OCCURRENCE, max(n // 4, 1)), dim=1).indices
+        costs = nearest - fold.similarities.gather(1, found[:, :1])[:, 0]
+        if fold.own is None:
+            return found.numpy(), costs.numpy()
+        own = scores.gather(1, fold.own[:, None])
+        greater, equal = (scores > own).sum(dim=1), (scores == own).sum(dim=1)
+        hits = (greater == 0) / equal
+        ranks = greater + (equal + 1) / 2  # the expected rank among equals
+        return found.numpy(), costs.numpy(), hits.double().numpy(), ranks.double().log().numpy()
+
+    @property
+    def answered(self) -> float:
+        """Share of the bank queries whose own target is in the gallery, seen on its sample: 1 with clicks, 0 where
+        nothing says."""
+        if self.banks.pairs is None:
+            return 0.0 if self.banks.clicks is None else 1.0
+        _, columns = with_rows(self.targets, self.answers(self.split.rows))
+        share = float((columns < len(self.targets)).mean())
+        return min(share * self.given.require_targets("auto").rows / len(self.targets), 1.0)
+
+    def margins(self, blends: Sequence[Blend]) -> np.ndarray:
+        """How far the own target of each held-out query is ahead of the next one: [configurations, queries]. With pairs
+        only. What two blends share is fitted once a fold."""
+        columns: list[np.ndarray] = []
+        for number, fold in enumerate(self._folds()):
+            assert fold.own is not None
+            place, fitted = fold.own[:, None], dict[Method, torch.Tensor]()
+            own = fold.similarities.gather(1, place)[:, 0].float()
+            others = fold.similarities.float().scatter_(1, place, -math.inf)
+            rows = []
+            for blend in blends:
+                offsets = torch.zeros(others.shape[1])
+                for weight, part in blend.parts:
+                    if part not in fitted:
+                        raw = part.raw_offsets(fold.given)
+                        fitted[part] = torch.from_numpy(raw - raw.mean()).float()
+                    offsets += weight * fitted[part]
+                rows.append((own + offsets[fold.own] - (others + offsets).max(dim=1).values).numpy())
+                self.given.compute.report("trying candidates", number * len(blends) + len(rows), FOLDS * len(blends))
+            columns.append(np.stack(rows))
+        return np.concatenate(columns, axis=1).astype(np.float64)
+
+
+def _offsets(configuration: Method | OffsetModel, given: FitInput, robust: bool) -> np.ndarray:
+    """Offsets [n] of the targets of `given`, by a fit on its bank, which is bounded if it is to be `robust`, or by a
+    model."""
+    if isinstance(configuration, Method):
+        if not robust:
+            return configuration.raw_offsets(given)
+        configuration = bounded(configuration.fit(given), given)
+    targets, compute = given.require_targets(configuration.method), given.compute
+    if configuration.bound is None:
+        return configuration.raw_offsets(targets, compute)
+    return configuration.members.offsets(targets, device=compute.device, memory=compute.memory)
+
+
+class TooSmall(InputError):
+    """A bank of which nothing can be held out."""
+
+
+def require_enough(distinct: int) -> None:
+    """Raises TooSmall where of so many bank queries none can be held out."""
+    if distinct < 2 * FOLDS:
+        raise TooSmall(
+            f"query bank has {distinct} distinct queries; holding some of them out needs at least {2 * FOLDS}, so that "
+            f"each of {FOLDS} folds has 2 of them"
+        )
+
+
+def with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`targets` [n, d] with those of `rows` [p, d] that are not among them, once each; and the place of each: [p]."""
+    places = {row.tobytes(): place for place, row in enumerate(targets)}
+    known = len(places)
+    columns = np.array([places.setdefault(row.tobytes(), len(targets) + len(places) - known) for row in rows])
+    new = np.unique(columns, return_index=True)[1][np.unique(columns) >= len(targets)]
+    return np.concatenate([targets, rows[new]]), columns
+
+
+def folds_within(asked: np.ndarray) -> np.ndarray:
+    """The fold of each query, of those for what was asked [m] more than once; -1 for others and where it is -1. The
+    wordings of one target are spread over the folds, so that each fold leaves some of them."""
+    by_target = np.argsort(asked, kind="stable")
+    _, first, group, count = np.unique(asked[by_target], return_index=True, return_inverse=True, return_counts=True)
+    group = group.reshape(-1)
+    fold_of = np.empty(len(asked), np.int64)
+    fold_of[by_target] = (np.arange(len(asked)) - first[group] + group) % FOLDS
+    fold_of[by_target[count[group] < 2]] = -1
+    fold_of[asked < 0] = -1
+    return fold_of

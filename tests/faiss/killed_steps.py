@@ -1,0 +1,107 @@
+"""Kills a step on an index file at many moments: python killed_steps.py STEP KILLS, in a folder with x.faiss.
+
+The folder `before` holds what lies there before the step. After each kill the file must be as before or as after, with
+the model that belongs to it, and the next run must finish the step. Prints how often it was as before, as after, or the
+step had ended.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import faiss
+import numpy as np
+import torch
+
+import hubplugin
+import hubplugin_faiss
+from hubplugin.jobs.versions import rollback
+from hubplugin.jobs.write import refresh, write
+
+warnings.simplefilter("ignore")
+torch.set_num_threads(1)
+faiss.omp_set_num_threads(1)
+
+STEPS: dict[str, Callable[[], object]] = {
+    "write": lambda: write(hubplugin.open_store("faiss:x.faiss"), hubplugin.load("next.hub")),
+    "upgrade_file": lambda: hubplugin_faiss.upgrade_file("x.faiss", hubplugin.load("next.hub")),
+    "refresh": lambda: refresh(hubplugin.open_store("faiss:x.faiss")),
+    "rollback": lambda: rollback(hubplugin.open_store("faiss:x.faiss")),
+    "remove": lambda: hubplugin.open_store("faiss:x.faiss").remove(),
+}
+
+
+def renewed() -> None:
+    """The folder as it was before the step."""
+    for path in Path().iterdir():
+        if path.name.startswith("x."):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.copytree("before", ".", dirs_exist_ok=True)
+
+
+def run(step: str, seconds: float) -> bool:
+    """Runs `step` in a child, and kills that after so many seconds; whether it had ended before."""
+    child = os.fork()
+    if child == 0:
+        STEPS[step]()
+        os._exit(0)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            assert status == 0, f"the step itself failed with {status}"
+            return True
+        time.sleep(0.0002)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return False
+
+
+def state(bank: np.ndarray) -> tuple[object, ...]:
+    """What a user of the index sees: the ranking, and the model. Raises if they do not belong together."""
+    index, model = hubplugin_faiss.read_index("x.faiss")
+    scores, ids = index.search(bank, 10)
+    return scores.tobytes(), ids.tobytes(), index.ntotal, None if model is None else model.fingerprint
+
+
+def lying() -> list[str]:
+    """The names of all that lies there; inverted lists on disk get a new one whenever they are written."""
+    return sorted(
+        re.sub(r"^x\.ivfdata.*", "x.ivfdata", str(path))
+        for path in [*Path("x.faiss.hub").rglob("*"), *Path().glob("x.*")]
+    )
+
+
+def main(step: str, kills: int) -> None:
+    bank = np.load("bank.npy")
+    renewed()
+    before = state(bank)
+    start = time.monotonic()
+    run(step, 600)
+    duration, after, there = time.monotonic() - start, state(bank), lying()
+    assert after != before, "the step changes nothing"
+    seen: collections.Counter[str] = collections.Counter()
+    for kill in range(kills):
+        renewed()
+        ended = run(step, duration * (kill + 0.5) / kills)
+        found = state(bank)
+        assert found in (before, after), f"after kill {kill} the index is neither as before nor as after"
+        seen["ended" if ended else "before" if found == before else "after"] += 1
+        again = "refresh" if step == "rollback" and found == after else step  # else it would go back once more
+        run(again, 600)
+        assert state(bank) == after, f"the run after kill {kill} does not finish the step"
+        assert lying() == there, f"after kill {kill} there is left {lying()}, expected {there}"
+    print(dict(seen))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,515 @@
+"""Runs that write an index file: one at a time, only what they have read, and nothing left behind by what fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+
+import hubplugin
+import hubplugin_faiss
+from hubplugin.jobs.correct import apply, refit
+from hubplugin.jobs.health import inspect
+from hubplugin.jobs.versions import quarantine, rollback
+from hubplugin.jobs.write import refresh, write
+from hubplugin.registry import open_store
+from hubplugin.store import Store
+from hubplugin_faiss import files
+from hubplugin_faiss.handlers import handler_for
+from tests.faiss import full_disk, killed_steps
+from tests.faiss.cases import IP, unit
+from tests.whole.commands import hubplugin as hubplugin_command
+
+RNG = np.random.default_rng(7)
+BANK, GALLERY = (unit(RNG.normal(size=(rows, 16)) + 0.3) for rows in (200, 900))
+FIT = {"force": True, "method": "csls"}
+
+
+def fitted(method: str = "csls", **parameters) -> hubplugin.OffsetModel:
+    return hubplugin.fit(BANK, method, targets=GALLERY, **parameters)
+
+
+def built(path: Path, vectors: np.ndarray = GALLERY, kind: str = "Flat") -> Path:
+    """An index of `vectors` in the file `path`."""
+    index = faiss.index_factory(16, kind, IP)
+    index.train(vectors)
+    index.add(np.ascontiguousarray(vectors))
+    faiss.write_index(index, str(path))
+    return path
+
+
+def opened(path: Path) -> Store:
+    return open_store(f"faiss:{path}")
+
+
+def stored(path: Path) -> np.ndarray:
+    """The offsets in the file, as it lies there."""
+    handler = handler_for(faiss.read_index(str(path)))
+    return np.concatenate([offsets for _, offsets in handler.scan(0, 10_000)])
+
+
+@pytest.fixture
+def photos(tmp_path) -> Path:
+    return built(tmp_path / "photos.faiss")
+
+
+@pytest.fixture
+def corrected(photos) -> Path:
+    """With two versions: by csls, which is kept, and by nnn, which is active."""
+    write(opened(photos), fitted())
+    write(opened(photos), fitted("nnn", k=4))
+    return photos
+
+
+WRITERS: dict[str, Callable[[Store], object]] = {
+    "apply": lambda store: apply(store, BANK, **FIT),
+    "refit": lambda store: refit(store, BANK, "is", force=True),
+    "refresh": refresh,
+    "rollback": rollback,
+    "prune": lambda store: store.prune(0),
+    "quarantine": lambda store: quarantine(store, "add", [3], "planted"),
+    "remove": lambda store: store.remove(),
+    "upgrade_file": lambda store: hubplugin_faiss.upgrade_file(store.url.removeprefix("faiss:"), fitted("is")),
+}
+"""Everything that writes beside an index."""
+
+
+def test_a_second_run_on_one_file_is_refused_and_the_first_keeps_its_own_offsets(photos):
+    first, second = fitted(), fitted("dbsn", tau=0.05)
+    one, two = opened(photos), opened(photos)
+    with one.begin(first) as writing:
+        batch = next(iter(writing.scan()))
+        for rows in (np.arange(450), np.arange(450, 900)):
+            part = batch.some(rows)
+            writing.write(part, first.offsets(part.vectors))
+            with pytest.raises(hubplugin.StoreError, match="is being written by another run"):
+                write(two, second)
+        writing.activate()
+    np.testing.assert_allclose(stored(photos), first.offsets(GALLERY), atol=1e-5)
+    with pytest.raises(hubplugin.StoreError, match="changed by another program since it was read"):
+        write(two, second)
+    write(opened(photos), second)
+    np.testing.assert_allclose(stored(photos), second.offsets(GALLERY), atol=1e-5)
+
+
+@pytest.mark.parametrize("what", WRITERS)
+def test_nothing_else_writes_while_a_run_does(corrected, what):
+    store = opened(corrected)
+    with opened(corrected).begin(fitted("dn")):
+        before = corrected.read_bytes(), sorted(os.walk(f"{corrected}.hub"))
+        with pytest.raises(
+            hubplugin.StoreError, match=r"is being written by another run \(process \d+ on .*\); nothing"
+        ):
+            WRITERS[what](store)
+        assert (corrected.read_bytes(), sorted(os.walk(f"{corrected}.hub"))) == before
+    WRITERS[what](opened(corrected))
+
+
+@pytest.mark.slow
+def test_a_run_in_another_process_keeps_this_one_out_until_it_is_killed(photos):
+    program = (
+        "import sys, hubplugin; from hubplugin.registry import open_store\n"
+        "writing = open_store('faiss:' + sys.argv[1]).begin(hubplugin.load(sys.argv[2]))\n"
+        "print('', flush=True); input()\n"
+    )
+    fitted().save(photos.parent / "model.hub")
+    command = [sys.executable, "-c", program, str(photos), str(photos.parent / "model.hub")]
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert other.stdout is not None
+    other.stdout.readline()
+    with pytest.raises(hubplugin.StoreError, match=f"written by another run .process {other.pid} on "):
+        write(opened(photos), fitted())
+    other.kill()
+    other.wait()
+    write(opened(photos), fitted())
+
+
+@pytest.mark.slow
+def test_two_applies_at_once_leave_the_offsets_of_one_model(tmp_path):
+    rng = np.random.default_rng(3)
+    gallery = unit(rng.normal(size=(60_000, 16)))
+    photos, banks = built(tmp_path / "photos.faiss", gallery), []
+    for number, rows in enumerate((200, 300)):
+        np.save(tmp_path / f"{number}.npy", unit(rng.normal(size=(rows, 16))))
+        banks.append(str(tmp_path / f"{number}.npy"))
+    program = "import sys, hubplugin.cli; hubplugin.cli.main()"
+    options = ["--method", "csls", "--force"]
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, "apply", f"faiss:{photos}", "--bank", bank, *options],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for bank in banks
+    ]
+    said = [run.communicate()[1] for run in started]
+    statuses = sorted(run.returncode for run in started)
+    assert statuses in ([0, 0], [0, 1]), said
+    refusals = "being written by another run", "changed by another program"
+    assert all(any(why in text for why in refusals) for text, run in zip(said, started, strict=True) if run.returncode)
+    model = opened(photos).correction().model
+    np.testing.assert_allclose(stored(photos), model.offsets(gallery), atol=1e-5)
+    assert inspect(opened(photos), probes=0).stale == 0
+
+
+def renamed(new: Path, path: Path) -> None:
+    os.replace(new, path)
+
+
+def overwritten(new: Path, path: Path) -> None:
+    path.write_bytes(new.read_bytes())
+
+
+@pytest.mark.parametrize("moment", ["after it was opened", "before the last step"])
+@pytest.mark.parametrize("entries", [900, 500])
+@pytest.mark.parametrize("way", [renamed, overwritten])
+@pytest.mark.parametrize("what", sorted({*WRITERS} - {"prune", "quarantine"}))
+def test_what_another_program_writes_meanwhile_stays(corrected, monkeypatch, what, way, entries, moment):
+    new = built(corrected.parent / "next", np.ascontiguousarray(GALLERY[::-1][:entries]))
+    content, store, replaced, real = new.read_bytes(), opened(corrected), [], files._require_same
+    if what == "refresh":  # which replaces the file only if an offset is wrong
+        index = faiss.read_index(str(corrected))
+        index.add(BANK[:1])
+        faiss.write_index(index, str(corrected))
+        store = opened(corrected)
+
+    def replace() -> None:
+        if not replaced:
+            replaced.append(way(new, corrected))
+
+    def last(*arguments) -> None:
+        replace()
+        real(*arguments)
+
+    if moment == "before the last step":
+        monkeypatch.setattr(files, "_require_same", last)
+    elif what == "upgrade_file":  # which opens the file itself
+        read = files.read_file
+        monkeypatch.setattr(files, "read_file", lambda path: (read(path), replace())[0])
+    else:
+        replace()
+    with pytest.raises(hubplugin.StoreError, match="was changed by another program since it was read; it stays as"):
+        WRITERS[what](store)
+    assert replaced
+    assert corrected.read_bytes() == content
+    assert not Path(f"{corrected}.hub/pending").exists()
+
+
+def killed_at(photos: Path, model: hubplugin.OffsetModel, rows: int) -> None:
+    """A run that had written the offsets of some rows."""
+    with opened(photos).begin(model) as writing:
+        batch = next(iter(writing.scan())).some(np.arange(rows))
+        writing.write(batch, model.offsets(batch.vectors))
+
+
+def older_file(photos: Path) -> None:
+    """Another index of as many entries, built before, is moved to its place."""
+    new = built(photos.parent / "next", GALLERY[::-1])
+    os.utime(new, ns=(0, photos.stat().st_mtime_ns - 10**9))
+    os.replace(new, photos)
+
+
+def same_size_and_time(photos: Path) -> None:
+    """The file is overwritten in place, and has the size and the time that it had."""
+    before, vectors = photos.stat(), GALLERY.copy()
+    vectors[100:800] = vectors[100:800][::-1]
+    built(photos, vectors)
+    os.utime(photos, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert photos.stat().st_size == before.st_size
+
+
+@pytest.mark.parametrize("change", [older_file, same_size_and_time])
+def test_offsets_that_a_killed_run_left_are_not_taken_for_another_index(photos, change):
+    killed_at(photos, fitted(), 800)
+    change(photos)
+    assert opened(photos).correction() is None
+    assert apply(opened(photos), BANK, **FIT).missing == 900
+    vectors = np.concatenate([batch.vectors for batch in opened(photos).scan()])
+    np.testing.assert_allclose(stored(photos), opened(photos).correction().model.offsets(vectors), atol=1e-5)
+
+
+def test_offsets_that_a_killed_run_left_are_taken_for_the_same_index_in_a_new_file(photos):
+    killed_at(photos, fitted(), 800)
+    shutil.copy(photos, photos.parent / "copy")
+    os.replace(photos.parent / "copy", photos)
+    assert apply(opened(photos), BANK, **FIT).missing == 100
+    np.testing.assert_allclose(stored(photos), fitted().offsets(GALLERY), atol=1e-5)
+
+
+def test_offsets_that_were_left_for_another_model_are_not_taken(photos):
+    killed_at(photos, fitted("dn"), 800)
+    assert write(opened(photos), fitted()).missing == 900
+    np.testing.assert_allclose(stored(photos), fitted().offsets(GALLERY), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["Flat", "IVF4,SQ8", "RaBitQ"])
+def test_a_rollback_after_removals_gives_each_vector_its_own_offset(tmp_path, kind):
+    photos = built(tmp_path / "photos.faiss", kind=kind)
+    write(opened(photos), fitted())
+    before = {
+        batch.vectors[row].tobytes(): value
+        for batch in opened(photos).scan()
+        for row, value in enumerate(batch.offsets)
+    }
+    write(opened(photos), fitted("nnn", k=4))
+    index, _ = hubplugin_faiss.read_index(photos)
+    hubplugin_faiss.remove_ids(index, np.arange(5, 60, 7))
+    hubplugin_faiss.add(index, BANK[:8], opened(photos).correction().model)
+    faiss.write_index(index, str(photos))
+    rollback(opened(photos))
+    vectors, offsets = (
+        np.concatenate([getattr(batch, part) for batch in opened(photos).scan()]) for part in ("vectors", "offsets")
+    )
+    assert len(vectors) == 900
+    known = np.array([before.get(vector.tobytes(), np.nan) for vector in vectors])
+    assert np.isnan(known).sum() <= 8
+    np.testing.assert_allclose(offsets[~np.isnan(known)], known[~np.isnan(known)], atol=opened(photos).precision)
+    assert inspect(opened(photos), probes=0).stale == 0
+
+
+@contextmanager
+def no_file_longer_than(size: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def lying_in(folder: Path) -> dict[str, bytes]:
+    """Each file in `folder` and below, but for locks."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+NEEDING_ROOM = {
+    **{what: WRITERS[what] for what in ("quarantine", "refresh", "remove", "rollback", "upgrade_file")},
+    "write": lambda store: write(store, fitted("is"), keep=2),
+}
+
+
+@pytest.mark.parametrize("what", NEEDING_ROOM)
+@pytest.mark.parametrize("size", [100, 4_000, 20_000, 50_000])
+def test_what_finds_no_room_says_how_much_it_needs_and_leaves_all_as_it_was(corrected, what, size):
+    index = faiss.read_index(str(corrected))
+    index.add(BANK[:1])  # so that a refresh has something to do
+    faiss.write_index(index, str(corrected))
+    before, store = lying_in(corrected.parent), opened(corrected)
+    needed = r"cannot write '.*': File too large, [\d,]+ bytes are needed and [\d,]+ were free; nothing was changed"
+    with pytest.raises(hubplugin.StoreError, match=needed), no_file_longer_than(size):
+        NEEDING_ROOM[what](store)
+    after = lying_in(corrected.parent)
+    if what == "quarantine":  # the list is written first, and any later refresh writes its offsets
+        after.pop("photos.faiss.hub/quarantine.json", None)
+    assert after == before
+    assert not Path(f"{corrected}.hub/pending").exists()
+
+
+def on_disk(index: faiss.Index) -> faiss.Index:
+    """`index` with its inverted lists in the file x.ivfdata of the working folder."""
+    lists = faiss.OnDiskInvertedLists(index.nlist, index.code_size, "x.ivfdata")
+    lists.merge_from_1(index.invlists)
+    index.replace_invlists(lists, True)
+    lists.this.disown()
+    return index
+
+
+@pytest.fixture
+def large(tmp_path, monkeypatch) -> Callable[[str, str], Path]:
+    """Makes a folder with x.faiss of 20,000 entries, as it lies before a step, and goes there."""
+
+    def made(kind: str, step: str) -> Path:
+        rng, folder = np.random.default_rng(3), tmp_path / "before"
+        gallery, bank = (unit(rng.normal(size=(rows, 16)) + 0.2) for rows in (20_000, 200))
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        np.save("../bank.npy", bank)
+        hubplugin.fit(bank, "dn", targets=gallery).save("../next.hub")
+        index = faiss.index_factory(16, kind.removesuffix(" on disk"), IP)
+        index.train(gallery)
+        index.add(gallery)
+        faiss.write_index(on_disk(index) if kind.endswith("on disk") else index, "x.faiss")
+        if step in ("refresh", "rollback", "remove"):
+            for method in ("csls", "nnn"):
+                write(open_store("faiss:x.faiss"), hubplugin.fit(bank, method, targets=gallery))
+        if step == "refresh":
+            index = faiss.read_index("x.faiss")
+            index.add(bank)
+            faiss.write_index(index, "x.faiss")
+        return folder
+
+    return made
+
+
+FULL = [
+    ("Flat", "apply", 40), ("Flat", "apply", 600), ("Flat", "upgrade_file", 100), ("Flat", "rollback", 500),
+    ("IVF16,Flat on disk", "apply", 700), ("IVF16,Flat on disk", "upgrade_file", 1200),
+    ("IVF16,Flat on disk", "rollback", 1800), ("IVF16,Flat on disk", "remove", 500),
+    ("HNSW8", "upgrade_file", 900), ("HNSW8", "remove", 140),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "step", "free"), FULL)
+def test_a_full_disk_ends_in_one_line_and_stays_as_it_was(large, kind, step, free):
+    alone = ["unshare", "--mount", "--map-root-user"]
+    if shutil.which("unshare") is None or subprocess.run([*alone, "true"], capture_output=True).returncode:
+        pytest.skip("needs a small disk of its own: run it as root, or where `unshare --mount --map-root-user` works")
+    folder = large(kind, step)
+    size = sum(path.stat().st_blocks for path in folder.rglob("*") if path.is_file()) // 2 + free + 400
+    arguments = [str(Path(full_disk.__file__)), str(folder), str(size), str(free), step]
+    run = subprocess.run([*alone, sys.executable, *arguments], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    status, said, same, less_free, there = json.loads(run.stdout)
+    assert status == 1, f"signal {-status}" if status < 0 else said
+    assert re.search(r"^cannot write '.*': No space left on device, [\d,]+ bytes are needed and [\d,]+ were free", said)
+    assert said.count("\n") == 1
+    assert same, there
+    assert less_free == 0
+
+
+KILLED = [
+    *((kind, "upgrade_file", 25) for kind in ("Flat", "IVF64,Flat", "HNSW4")),
+    *(("HNSW8", step, 4) for step in ("write", "refresh", "rollback", "remove")),
+    *(("IVF16,Flat on disk", step, 4) for step in ("upgrade_file", "write", "rollback", "remove")),
+    *(("RaBitQ", step, 4) for step in ("write", "remove")),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "step", "kills"), KILLED)
+def test_a_kill_at_any_moment_leaves_the_old_or_the_new_index_and_a_rerun_finishes(large, kind, step, kills):
+    folder = large(kind, step)
+    command = [sys.executable, "-W", "ignore", str(Path(killed_steps.__file__)), step, str(kills)]
+    run = subprocess.run(command, cwd=folder.parent, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert kills < 25 or "'before'" in run.stdout, "no kill came before the end"
+
+
+def test_a_gallery_that_finds_no_room_to_be_read_says_how_much_it_needs(photos):
+    before = lying_in(photos.parent)
+    needed = r"at least 57,600 bytes are needed and [\d,]+ are free; set TMPDIR"
+    with pytest.raises(hubplugin.InputError, match=needed), no_file_longer_than(10_000):
+        apply(opened(photos), BANK, **FIT)
+    assert lying_in(photos.parent) == before
+
+
+@pytest.mark.parametrize("name", ["model.hub", "versions.json", "7.offsets", "quarantine.json", "lock", "pending", "."])
+@pytest.mark.parametrize("what", WRITERS)
+def test_what_has_the_place_of_a_file_ends_in_one_line_and_changes_nothing(corrected, what, name):
+    """A folder where a file belongs, a file where a folder does."""
+    place = Path(f"{corrected}.hub") / name
+    kept = Path(f"{corrected}.hub/model.hub").read_bytes()
+    if name == ".":
+        shutil.rmtree(place)
+        place.write_bytes(kept)
+    elif name == "pending":
+        place.touch()
+    else:
+        place.unlink(missing_ok=True)
+        place.mkdir()
+        (place / "somebody's own").touch()
+    before = lying_in(corrected.parent)
+    with pytest.raises(hubplugin.HubpluginError, match=re.escape(str(place.resolve()))) as caught:
+        WRITERS[what](opened(corrected))
+    assert "\n" not in str(caught.value)
+    assert lying_in(corrected.parent) == before
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut off", "of another index"])
+def test_a_correction_whose_model_is_lost_is_taken_out_all_the_same(corrected, damage):
+    raw, model = built(corrected.parent / "raw").read_bytes(), Path(f"{corrected}.hub/model.hub")
+    if damage == "missing":
+        shutil.rmtree(model.parent)
+    elif damage == "cut off":
+        model.write_bytes(model.read_bytes()[:100])
+    else:
+        fitted("dn").save(model)
+    with pytest.raises(hubplugin.StoreError, match=f"or take the correction out: hubplugin remove faiss:{corrected}"):
+        refresh(opened(corrected))
+    told = hubplugin_command("remove", f"faiss:{corrected}")
+    assert (told.returncode, told.stdout) == (0, f"faiss:{corrected}: correction removed\n")
+    assert corrected.read_bytes() == raw
+    assert sorted(os.listdir(corrected.parent)) == ["photos.faiss", "raw"]
+
+
+def test_an_index_and_the_links_to_it_are_one(photos, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/first").symlink_to("../photos.faiss")
+    link = tmp_path / "elsewhere/second.faiss"
+    link.symlink_to("first")
+    write(opened(link), fitted())
+    for path in (photos, link):
+        model = hubplugin_faiss.read_index(path)[1]
+        assert model is not None
+        assert model.fingerprint == fitted().fingerprint
+        assert refresh(opened(path)).stale == 0
+    with opened(photos).begin(fitted("dn")), pytest.raises(hubplugin.StoreError, match="written by another run"):
+        write(opened(link), fitted("dn"))
+    hubplugin_faiss.upgrade_file(photos, fitted("nnn", k=4), link)
+    assert opened(link).correction().model.method == "nnn"
+    opened(link).remove()
+    assert link.is_symlink()
+    assert photos.read_bytes() == built(tmp_path / "raw").read_bytes()
+    assert not Path(f"{photos}.hub").exists()
+    assert sorted(os.listdir(tmp_path / "elsewhere")) == ["first", "second.faiss"]
+
+
+@pytest.mark.parametrize("content", [b'{"format":1,\xff', b"", b"[1]", b'{"format":2}'])
+def test_a_damaged_quarantine_list_ends_in_one_line(corrected, content):
+    Path(f"{corrected}.hub/quarantine.json").write_bytes(content)
+    before = lying_in(corrected.parent)
+    for asked in (lambda store: store.quarantined(), refresh):
+        with pytest.raises(
+            hubplugin.StoreError, match=r"^the quarantine list in '.*quarantine\.json' is damaged .*hand$"
+        ):
+            asked(opened(corrected))
+    assert lying_in(corrected.parent) == before
+
+
+def test_a_model_file_of_an_earlier_version_in_the_place_of_the_folder_is_named(photos):
+    model, content = Path(f"{photos}.hub"), photos.read_bytes()
+    fitted().save(model)
+    for asked in (lambda: write(opened(photos), fitted()), lambda: hubplugin_faiss.upgrade_file(photos, fitted())):
+        with pytest.raises(
+            hubplugin.StoreError, match=r"photos\.faiss\.hub' is a file, where hubplugin keeps a folder"
+        ):
+            asked()
+    assert photos.read_bytes() == content
+    model.rename(photos.parent / "old.hub")
+    model.mkdir()
+    os.replace(photos.parent / "old.hub", model / "model.hub")
+    faiss.write_index(hubplugin_faiss.upgrade(faiss.read_index(str(photos)), fitted()), str(photos))
+    assert opened(photos).correction().active
+
+
+def test_what_somebody_else_has_put_into_the_folder_stays_when_the_correction_goes(corrected):
+    note = Path(f"{corrected}.hub/note.txt")
+    note.write_text("ours")
+    opened(corrected).remove()
+    assert lying_in(note.parent) == {"note.txt": b"ours"}
+    write(opened(corrected), fitted())
+    assert opened(corrected).correction().active
+
+
+def test_a_run_that_is_refused_leaves_no_folder(photos):
+    with pytest.raises(hubplugin.InputError, match="vectors have shape"):
+        hubplugin_faiss.upgrade_file(photos, fitted(), photos.parent / "out.faiss", vectors=np.ones((7, 16)))
+    faiss.write_index(faiss.IndexFlatIP(16), str(photos))  # empty
+    for refused in (lambda: opened(photos).begin(fitted()), lambda: hubplugin_faiss.upgrade_file(photos, fitted())):
+        with pytest.raises(hubplugin.HubpluginError, match="is empty"):
+            refused()
+    assert os.listdir(photos.parent) == ["photos.faiss"]

@@ -1,0 +1,469 @@
+"""Whatever the plain client refuses, the wrapped one refuses with the same error and leaves the same content; whatever
+it takes, the wrapped one takes, and gives it its offset."""
+
+from __future__ import annotations
+
+import copy
+import uuid
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from qdrant_client import AsyncQdrantClient, QdrantClient, models
+from qdrant_client import qdrant_client as plain_module
+from qdrant_client.conversions.conversion import RestToGrpc
+from qdrant_client.local.local_collection import LocalCollection
+
+import hubplugin_qdrant
+from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
+from tests.qdrant.conftest import DIM, Awaited, Photos, clustered
+
+NEW = clustered(9, 6)
+SETTINGS = [
+    pytest.param("", models.Distance.COSINE, "payload", False, id="unnamed-payload"),
+    pytest.param("image", models.Distance.EUCLID, "vector", True, id="named-vector-async"),
+    pytest.param("image", models.Distance.DOT, "payload", True, id="named-payload-async", marks=pytest.mark.slow),
+    pytest.param("image", models.Distance.COSINE, "vector", False, id="named-vector", marks=pytest.mark.slow),
+]
+
+
+@lru_cache
+def corrected(using: str, distance: models.Distance, storage: str) -> Photos:
+    photos = Photos(QdrantClient(":memory:"), using, distance, storage)
+    photos.apply()
+    return photos
+
+
+class Pair:
+    """Two copies of a corrected collection: one that the plain client writes to, one that the wrapped client does."""
+
+    def __init__(self, using: str, distance: models.Distance, storage: str, is_async: bool):
+        self._photos, self._is_async = corrected(using, distance, storage), is_async
+        self.using = using
+
+    def __enter__(self) -> Pair:
+        self.stores = [QdrantClient(":memory:") for _ in range(2)]
+        for store in self.stores:
+            store._client.collections = copy.deepcopy(self._photos.plain._client.collections)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def clients(self) -> list[Any]:
+        if not self._is_async:
+            return [self.stores[0], HubQdrantClient.wrap(self.stores[1])]
+        plain = []
+        for store in self.stores:
+            plain.append(AsyncQdrantClient(":memory:"))
+            plain[-1]._client.collections = store._client.collections
+        return [Awaited(plain[0]), Awaited(AsyncHubQdrantClient.wrap(plain[1]))]
+
+    def contents(self) -> list[list[str]]:
+        return [
+            sorted(map(_of_the_user, store.scroll("photos", limit=1_000, with_vectors=True)[0]))
+            for store in self.stores
+        ]
+
+    def inspect(self) -> Any:
+        return hubplugin_qdrant.inspect(self.stores[1], "photos", using=self.using, probes=0)
+
+
+def _of_the_user(point: models.Record) -> str:
+    """What a point holds that is the user's own; an id that the client made up counts as any."""
+    vectors = point.vector if isinstance(point.vector, dict) else {"": point.vector}
+    key = point.id if isinstance(point.id, int) or point.id in KNOWN else "made up"
+    payload = sorted((name, value) for name, value in (point.payload or {}).items() if name != "hub_offset")
+    return repr((key, payload, {name: vectors[name] for name in sorted(vectors) if not name.startswith("hub_")}))
+
+
+@dataclass
+class In:
+    """`items` in a container of some kind, which each call gets anew."""
+
+    kind: Callable[[Any], Any]
+    items: Any
+
+    def made(self) -> Any:
+        return self.kind(copy.deepcopy(self.items))
+
+
+class Write:
+    """A call of a client's method, with arguments of which each call gets a copy."""
+
+    def __init__(self, method: str, *arguments: Any, **options: Any):
+        self._method, self._arguments, self._options = method, arguments, options
+
+    def __call__(self, client: Any) -> type[Exception] | None:
+        """What it raises."""
+        given = [each.made() if isinstance(each, In) else copy.deepcopy(each) for each in self._arguments]
+        options = {name: each.made() if isinstance(each, In) else each for name, each in self._options.items()}
+        try:
+            getattr(client, self._method)("photos", *given, **options)
+        except Exception as error:
+            return type(error)
+        return None
+
+    def __repr__(self) -> str:
+        return f"{self._method}(*{self._arguments}, **{self._options})"
+
+
+def check_alike(pair: Pair, write: Write) -> type[Exception] | None:
+    with pair:
+        plain, wrapped = map(write, pair.clients())
+        assert wrapped is plain
+        before, after = pair.contents()
+        assert after == before
+        found = pair.inspect()
+        assert (found.missing, found.stale) == (0, 0)
+        return plain
+
+
+KNOWN = [str(uuid.UUID(int=n)) for n in range(3)]
+IDS = st.sampled_from([0, 1, 2, 3, 500, 501, 502, 503, *KNOWN, uuid.UUID(int=1)])
+BAD_IDS = st.sampled_from(["no id", -1, None, 1.5, [1]])
+PAYLOADS = st.sampled_from([None, {}, {"n": 1}, {"n": 3, "colour": "red"}, {"deep": {"n": [1]}}])
+BAD_PAYLOADS = st.sampled_from(["x", 7, [1], {1: 2}])
+
+
+def mostly(good: st.SearchStrategy[Any], bad: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.integers(0, 5).flatmap(lambda number: bad if number == 5 else good)
+
+
+@st.composite
+def vectors(draw: st.DrawFn, using: str) -> Any:
+    """A vector as users give it, or one of the mistakes that they make."""
+    row = draw(st.integers(0, len(NEW) - 1))
+    kind = draw(mostly(st.sampled_from(["list", "array", "tuple", "zeros", "bools", "whole"]), st.just("bad")))
+    values: Any = {
+        "list": NEW[row].tolist(),
+        "array": NEW[row],
+        "tuple": tuple(NEW[row].tolist()),
+        "zeros": [0.0] * DIM,
+        "bools": [True] * DIM,
+        "whole": list(range(1, DIM + 1)),
+        "bad": None,
+    }[kind]
+    if kind == "bad":
+        bad = [None, [], [1.0], [1.0] * (DIM + 1), ["a"] * DIM, [[1.0] * DIM], [1.0, [2.0]], "text", 7, np.array(1.0)]
+        values = draw(st.sampled_from([*bad, {"other": NEW[row].tolist()}, {}, [None] * DIM]))
+        if draw(st.booleans()):
+            return values
+    return {using: values} if using else values
+
+
+@st.composite
+def points(draw: st.DrawFn, using: str) -> Any:
+    """A point in one of the forms that there are; most often a good one."""
+    key, payload = draw(mostly(IDS, BAD_IDS)), draw(mostly(PAYLOADS, BAD_PAYLOADS))
+    fields = {"id": key, "vector": draw(vectors(using)), "payload": payload}
+    form = draw(mostly(st.just("struct"), st.sampled_from(["record", "dict", "namespace", "message", None])))
+    try:
+        struct = models.PointStruct(**fields)
+    except ValueError:
+        form = draw(st.sampled_from(["dict", None, "namespace" if payload is None else "dict"]))
+    if form == "message":
+        try:
+            return RestToGrpc.convert_point_struct(struct)
+        except (ValueError, TypeError):
+            return struct
+    forms = {
+        "struct": lambda: struct,
+        "record": lambda: models.Record(**fields),
+        "dict": lambda: fields,
+        "namespace": lambda: SimpleNamespace(**fields),
+        None: lambda: None,
+    }
+    return forms[form]()
+
+
+CONTAINERS = mostly(st.just(list), st.sampled_from([tuple, iter, deque]))
+OPTIONS = st.sampled_from(
+    [{}, {}, {"update_mode": models.UpdateMode.INSERT_ONLY}, {"update_mode": models.UpdateMode.UPDATE_ONLY}]
+)
+
+
+@st.composite
+def upserts(draw: st.DrawFn, using: str) -> Write:
+    return Write("upsert", In(draw(CONTAINERS), draw(st.lists(points(using), max_size=4))), **draw(OPTIONS))
+
+
+@st.composite
+def batches(draw: st.DrawFn, using: str) -> models.Batch:
+    """Columns of lengths of their own, often the same."""
+    count = draw(st.integers(0, 4))
+    lengths = [draw(st.sampled_from([count, count, count, 0, 1, 3])) for _ in range(3)]
+    rows = NEW[: lengths[1]].tolist()
+    return models.Batch.model_construct(
+        ids=[500 + row for row in range(lengths[0])],
+        vectors={using: rows} if using else rows,
+        payloads=draw(st.sampled_from([None, [{"n": row} for row in range(lengths[2])]])),
+    )
+
+
+@st.composite
+def upserts_of_batches(draw: st.DrawFn, using: str) -> Write:
+    return Write("upsert", draw(batches(using)), **draw(OPTIONS))
+
+
+@st.composite
+def uploads_of_points(draw: st.DrawFn, using: str) -> Write:
+    return Write("upload_points", In(draw(CONTAINERS), draw(st.lists(points(using), max_size=4))))
+
+
+@st.composite
+def uploads_of_collections(draw: st.DrawFn, using: str) -> Write:
+    count = draw(st.integers(0, 4))
+    rows, keys, beside = (draw(st.sampled_from([count, count, count, 1, 3, 6])) for _ in range(3))
+    listed = draw(st.lists(vectors(using), min_size=rows, max_size=rows))
+    forms: list[Any] = [
+        NEW[:rows],
+        {using: NEW[:rows]},
+        {using: NEW[:rows].tolist()},
+        {using: NEW[:rows], "other": NEW[:1]},
+        {using: NEW[:rows], "other": NEW[:rows]},
+        None,
+        In(list, listed),
+        In(iter, listed),
+    ]
+    payloads = draw(st.lists(mostly(PAYLOADS, BAD_PAYLOADS), min_size=beside, max_size=beside))
+    kinds = st.sampled_from([None, list, iter, tuple])
+    ids, payload = (
+        kind and In(kind, items)
+        for kind, items in ((draw(kinds), [500 + row for row in range(keys)]), (draw(kinds), payloads))
+    )
+    return Write("upload_collection", draw(st.sampled_from(forms)), payload=payload, ids=ids)
+
+
+@st.composite
+def updates(draw: st.DrawFn, using: str) -> list[Any]:
+    """Vectors of points, also of such as are not there."""
+    listed: list[Any] = []
+    for _ in range(draw(st.integers(1, 3))):
+        fields = {"id": draw(mostly(st.integers(0, 9), st.one_of(IDS, BAD_IDS))), "vector": draw(vectors(using))}
+        try:
+            listed.append(draw(mostly(st.just(models.PointVectors(**fields)), st.sampled_from([fields, None]))))
+        except ValueError:
+            listed.append(draw(st.sampled_from([fields, None])))
+    return draw(mostly(st.just(listed), st.just([])))
+
+
+@st.composite
+def updates_of_vectors(draw: st.DrawFn, using: str) -> Write:
+    return Write("update_vectors", In(draw(CONTAINERS), draw(updates(using))))
+
+
+SELECTORS = [
+    [1],
+    [1, 2],
+    [1, 77],
+    [],
+    ["no id"],
+    models.Filter(must=[models.FieldCondition(key="colour", match=models.MatchValue(value="red"))]),
+    models.PointIdsList(points=[2, 77]),
+    models.FilterSelector(filter=models.Filter(must=[models.HasIdCondition(has_id=[3])])),
+    None,
+    "1",
+    7,
+]
+
+
+@st.composite
+def changes(draw: st.DrawFn, using: str) -> Write:
+    """What takes offsets with it: vectors are deleted, payloads written over or cleared."""
+    selected = draw(st.sampled_from(SELECTORS))
+    names = draw(st.sampled_from([[using], [using, "other"], ["other"], [], None]))
+    payload = draw(PAYLOADS)
+    return draw(
+        st.sampled_from(
+            [
+                Write("delete_vectors", names, selected),
+                Write("overwrite_payload", payload, selected),
+                Write("clear_payload", selected),
+            ]
+        )
+    )
+
+
+@st.composite
+def operations(draw: st.DrawFn, using: str) -> Write:
+    """Several operations in one request."""
+    listed: list[Any] = []
+    for _ in range(draw(st.integers(0, 3))):
+        kinds = st.sampled_from(["points", "batch", "vectors", "overwrite", "clear"])
+        kind = draw(mostly(kinds, st.sampled_from(["dict", None])))
+        if kind == "points":
+            structs = [
+                each for each in draw(st.lists(points(using), max_size=3)) if isinstance(each, models.PointStruct)
+            ]
+            listed.append(models.UpsertOperation(upsert=models.PointsList.model_construct(points=structs)))
+        elif kind == "batch":
+            listed.append(models.UpsertOperation(upsert=models.PointsBatch.model_construct(batch=draw(batches(using)))))
+        elif kind == "vectors":
+            structs = [each for each in draw(updates(using)) if isinstance(each, models.PointVectors)]
+            update = models.UpdateVectors.model_construct(points=structs)
+            listed.append(models.UpdateVectorsOperation.model_construct(update_vectors=update))
+        elif kind in ("overwrite", "clear"):
+            ids = draw(st.sampled_from([[1], [2, 3], [2, 77]]))
+            overwritten = models.OverwritePayloadOperation(
+                overwrite_payload=models.SetPayload(payload={"k": 1}, points=ids)
+            )
+            cleared = models.ClearPayloadOperation(clear_payload=models.PointIdsList(points=ids))
+            listed.append(overwritten if kind == "overwrite" else cleared)
+        else:
+            listed.append({"upsert": {"points": []}} if kind == "dict" else None)
+    return Write("batch_update_points", In(draw(CONTAINERS), listed))
+
+
+WRITES = [
+    upserts,
+    upserts_of_batches,
+    uploads_of_points,
+    uploads_of_collections,
+    updates_of_vectors,
+    changes,
+    operations,
+]
+
+
+@pytest.mark.parametrize("examples", [15, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("writes", WRITES, ids=lambda writes: writes.__name__)
+@pytest.mark.parametrize(("using", "distance", "storage", "is_async"), SETTINGS)
+def test_a_write_ends_as_it_does_by_the_plain_client(writes, examples, using, distance, storage, is_async):
+    pair, ends = Pair(using, distance, storage, is_async), set()
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, Phase.shrink],
+        report_multiple_bugs=False,
+    )
+    @given(writes(using))
+    def alike(write: Write) -> None:
+        ends.add(check_alike(pair, write))
+
+    alike()
+    assert None in ends
+    assert len(ends) > 1
+
+
+def named(using: str, rows: np.ndarray) -> Any:
+    return {using: rows} if using else rows
+
+
+def in_batch(using: str, ids: list[int], rows: np.ndarray, payloads: list[Any] | None = None) -> models.Batch:
+    return models.Batch(ids=ids, vectors=named(using, rows.tolist()), payloads=payloads)
+
+
+def in_operation(batch: models.Batch) -> models.UpdateOperation:
+    return models.UpsertOperation(upsert=models.PointsBatch(batch=batch))
+
+
+IN_ALL = [500, 501, 502, 503]
+UNEVEN: dict[str, Callable[[str], Write]] = {
+    "fewer ids": lambda using: Write("upload_collection", named(using, NEW[:4]), ids=IN_ALL[:2]),
+    "fewer ids in a stream": lambda using: Write("upload_collection", named(using, NEW[:4]), ids=In(iter, IN_ALL[:2])),
+    "fewer payloads": lambda using: Write("upload_collection", named(using, NEW[:4]), ids=IN_ALL, payload=[{"n": 1}]),
+    "fewer payloads in a stream": lambda using: Write(
+        "upload_collection", named(using, NEW[:4]), ids=IN_ALL, payload=In(iter, [{"n": 1}])
+    ),
+    "fewer payloads than listed vectors": lambda using: Write(
+        "upload_collection", [named(using, row.tolist()) for row in NEW[:4]], ids=IN_ALL, payload=({"n": 1},)
+    ),
+    "no payloads": lambda using: Write("upload_collection", named(using, NEW[:4]), ids=IN_ALL, payload=[]),
+    "a shorter column": lambda using: Write("upload_collection", {using: NEW[:4], "other": NEW[:1]}, ids=IN_ALL),
+    "a batch with fewer ids": lambda using: Write("upsert", in_batch(using, IN_ALL[:2], NEW[:4])),
+    "a batch with fewer vectors": lambda using: Write("upsert", in_batch(using, IN_ALL, NEW[:2])),
+    "a batch with fewer payloads": lambda using: Write("upsert", in_batch(using, IN_ALL, NEW[:4], [{"n": 1}])),
+    "a batch with no payloads": lambda using: Write("upsert", in_batch(using, IN_ALL, NEW[:4], [])),
+    "an operation with fewer ids": lambda using: Write(
+        "batch_update_points", [in_operation(in_batch(using, IN_ALL[:2], NEW[:4]))]
+    ),
+    "an operation with fewer vectors": lambda using: Write(
+        "batch_update_points", [in_operation(in_batch(using, IN_ALL, NEW[:2]))]
+    ),
+}
+refusing = pytest.mark.skipif(
+    not hasattr(plain_module, "require_length"), reason="this qdrant-client itself writes the shorter number in silence"
+)
+
+
+@refusing
+@pytest.mark.parametrize("write", UNEVEN.values(), ids=UNEVEN.keys())
+@pytest.mark.parametrize(("using", "distance", "storage", "is_async"), SETTINGS)
+def test_parts_of_several_lengths_are_refused_and_nothing_is_written(write, using, distance, storage, is_async):
+    pair = Pair(using, distance, storage, is_async)
+    with pair:
+        before = pair.contents()
+        assert [write(using)(client) for client in pair.clients()] == [ValueError, ValueError]
+        assert pair.contents() == before
+
+
+def test_a_stream_of_payloads_is_read_no_further_than_there_are_vectors():
+    with Pair(*SETTINGS[0].values) as pair:
+        payloads = ({"n": row} for row in range(1_000))
+        pair.clients()[1].upload_collection("photos", NEW[:2], ids=[500, 501], payload=payloads)
+        assert next(payloads) in ({"n": 2}, {"n": 3}), "qdrant-client itself may look at the next"
+
+
+BY_PAYLOAD = [each for each in SETTINGS if each.values[2] == "payload"]
+
+
+@pytest.mark.parametrize(("using", "distance", "storage", "is_async"), BY_PAYLOAD)
+def test_an_operation_that_misses_a_point_leaves_the_others_their_offsets(using, distance, storage, is_async):
+    new = named(using, NEW[0].tolist())
+    writes = [
+        Write("update_vectors", [models.PointVectors(id=key, vector=new) for key in (3, 777)]),
+        Write("overwrite_payload", {"k": 1}, [4, 777]),
+        Write("clear_payload", [5, 777]),
+        Write("delete_vectors", [using], [6, 777]),
+        Write("delete_vectors", [using, "other"], [7]),
+    ]
+    for write in writes:
+        assert check_alike(Pair(using, distance, storage, is_async), write) is not None
+
+
+@pytest.mark.parametrize(("using", "distance", "storage", "is_async"), BY_PAYLOAD)
+@pytest.mark.parametrize("ids", [[500, 500], [3, 3], [uuid.UUID(int=7), str(uuid.UUID(int=7))]], ids=str)
+def test_the_offset_of_a_point_that_is_given_twice_is_that_of_the_last(ids, using, distance, storage, is_async):
+    for payloads in ([None, {"n": 1}], [{"n": 1}, None], [None, None]):
+        points = [
+            models.PointStruct(id=key, vector=named(using, row.tolist()), payload=payload)
+            for key, row, payload in zip(ids, NEW, payloads, strict=False)
+        ]
+        assert check_alike(Pair(using, distance, storage, is_async), Write("upsert", points)) is None
+
+
+@pytest.mark.parametrize(("using", "distance", "storage", "is_async"), SETTINGS)
+def test_operations_are_done_in_one_request_that_is_refused_as_a_whole(using, distance, storage, is_async, monkeypatch):
+    def points(rows: np.ndarray) -> models.UpdateOperation:
+        listed = [models.PointStruct(id=500, vector=named(using, row.tolist()), payload={"n": 1}) for row in rows]
+        return models.UpsertOperation(upsert=models.PointsList(points=listed))
+
+    updated = models.PointVectors(id=4, vector=named(using, NEW[1].tolist()))
+    operations = [
+        points(NEW[:1]),
+        models.UpdateVectorsOperation(update_vectors=models.UpdateVectors(points=[updated])),
+        models.ClearPayloadOperation(clear_payload=models.PointIdsList(points=[500, 3, 4])),
+        models.OverwritePayloadOperation(overwrite_payload=models.SetPayload(payload={"k": 1}, points=[500, 3])),
+        models.DeleteOperation(delete=models.PointIdsList(points=[5])),
+    ]
+    sent: list[int] = []
+    update = LocalCollection.batch_update_points
+    monkeypatch.setattr(
+        LocalCollection, "batch_update_points", lambda self, given: sent.append(len(given)) or update(self, given)
+    )
+    assert check_alike(Pair(using, distance, storage, is_async), Write("batch_update_points", operations)) is None
+    assert len(sent) == 2, "one request by each client"
+    if hasattr(LocalCollection, "_validate_update_operation"):
+        wrong = [*operations, points(NEW[:1, :2])]
+        assert check_alike(Pair(using, distance, storage, is_async), Write("batch_update_points", wrong)) is ValueError
