@@ -205,7 +205,7 @@ def poor_graph() -> tuple[faiss.Index, hubplugin.OffsetModel]:
 def test_a_graph_that_finds_less_says_so_with_a_call_that_works_when_pasted():
     index, model = poor_graph()
     with pytest.warns(UserWarning, match=r"recall@10 of bank queries is 0\.\d+ against the exact") as caught:
-        index = hubplugin_faiss.upgrade(index, model, rebuild=False)
+        index = hubplugin_faiss.upgrade(index, model, rebuild=False, force=True)
     advice = str(caught[0].message).rpartition(": ")[2]
     before = loss_of_recall(index, index, model)
     exec(advice, {"index": index, "hubplugin_faiss": hubplugin_faiss})
@@ -220,13 +220,13 @@ def test_a_graph_that_finds_less_says_so_with_a_call_that_works_when_pasted():
 @pytest.mark.filterwarnings("ignore:recall@10")
 def test_a_graph_whose_links_lose_too_much_is_built_anew(tmp_path, in_a_file):
     index, model = poor_graph()
-    kept = hubplugin_faiss.upgrade(index, model, rebuild=False)
+    kept = hubplugin_faiss.upgrade(index, model, rebuild=False, force=True)
     if in_a_file:
         faiss.write_index(index, str(tmp_path / "x.faiss"))
-        hubplugin_faiss.upgrade_file(tmp_path / "x.faiss", model)
+        hubplugin_faiss.upgrade_file(tmp_path / "x.faiss", model, force=True)
         upgraded = faiss.read_index(str(tmp_path / "x.faiss"))
     else:
-        upgraded = hubplugin_faiss.upgrade(index, model)
+        upgraded = hubplugin_faiss.upgrade(index, model, force=True)
     losses = [loss_of_recall(index, found, model) for found in (kept, upgraded)]
     assert losses[0] is not None
     assert losses[1] is not None

@@ -9,7 +9,7 @@ from qdrant_client import QdrantClient, models
 import hubplugin
 import hubplugin_qdrant
 from hubplugin import InputError, StoreError
-from hubplugin.jobs import correction, writing
+from hubplugin.jobs import correct, write
 from hubplugin.registry import open_store
 from hubplugin_qdrant import QdrantStore
 from tests.qdrant.conftest import DIM, ROWS, Photos, clustered
@@ -44,14 +44,14 @@ def test_the_gallery_is_not_read_where_the_payload_key_is_taken(cosine, monkeypa
     store = QdrantStore(cosine.plain, "photos")
     monkeypatch.setattr(store, "scan", lambda *given: pytest.fail("the gallery was read"))
     with pytest.raises(StoreError, match="something of yours"):
-        correction.apply(store, cosine.bank, "is", force=True)
+        correct.apply(store, cosine.bank, "is", force=True)
 
 
 def test_a_model_is_not_written_where_the_payload_key_is_taken(cosine):
     model = hubplugin.fit(cosine.bank, "is", cosine.gallery)
     cosine.plain.set_payload("photos", {"hub_offset": 5}, points=[17])
     with pytest.raises(StoreError, match="something of yours"):
-        writing.write(QdrantStore(cosine.plain, "photos"), model)
+        write.write(QdrantStore(cosine.plain, "photos"), model)
     assert [each.name for each in cosine.plain.get_collections().collections] == ["photos"]
 
 
@@ -111,7 +111,7 @@ def test_a_url_names_the_key(tmp_path):
     photos.plain.close()
     store = open_store(f"qdrant-local:{tmp_path}/photos?offset_key=nudge")
     assert "under the payload key 'nudge'" in store.plan()[0]
-    correction.apply(store, photos.bank, "is", force=True)
+    correct.apply(store, photos.bank, "is", force=True)
     assert set(contents(store.client)[1].payload) == {"n", "colour", "hub_offset", "nudge"}
     store.client.close()
 
