@@ -158,7 +158,7 @@ def adaptive(count: int, scene: Scene, model: OffsetModel, *, knows_bank: bool) 
     if not knows_bank:
         half = len(aimed) // 2
         robust = model.bound is not None
-        model = hubplugin.fit(aimed[:half], model.method, scene.gallery, robust=robust)
+        model = hubplugin.fit(scene.gallery, aimed[:half], model.method, robust=robust)
         aimed = aimed[half:]
     return climbed(aimed, count, scene, differentiable(model), model.members.offsets(scene.gallery))
 

@@ -135,7 +135,7 @@ def main(
             torch.set_num_threads(workers)
 
             def fitted(**more: Any) -> hubplugin.OffsetModel:
-                return hubplugin.fit(queries, method, targets=gallery, memory=memory, **more)
+                return hubplugin.fit(gallery, queries, method, memory=memory, **more)
 
             def by_shards(**more: Any) -> hubplugin.OffsetModel:
                 return fitted(executor=executor, shards=shards, **more)

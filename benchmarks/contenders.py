@@ -99,27 +99,27 @@ def _to_both(given: Operands) -> None:
 
 
 def _single(method: str, **parameters: float) -> Callable:
-    return lambda given: hubplugin.fit(given.bank, method, device="cpu", **parameters).offsets(
+    return lambda given: hubplugin.fit(None, given.bank, method, device="cpu", **parameters).offsets(
         given.targets, device="cpu"
     )
 
 
 def _dbsn(memory: str) -> Callable:
     return lambda given: hubplugin.fit(
-        given.bank, "dbsn", targets=given.targets, target_bank=given.second, tau=TAU, device="cpu", memory=memory
+        given.targets, given.bank, "dbsn", target_bank=given.second, tau=TAU, device="cpu", memory=memory
     )
 
 
 def _log(method: str, answers: str) -> Callable:
     """A fit and the offsets of its gallery, with or without the answers of the bank."""
-    return lambda given: hubplugin.fit(
-        given.bank, method, targets=given.gallery, answers=answers, device="cpu"
-    ).offsets(given.gallery, device="cpu")
+    return lambda given: hubplugin.fit(given.gallery, given.bank, method, answers=answers, device="cpu").offsets(
+        given.gallery, device="cpu"
+    )
 
 
 def _sn(memory: str, **parameters: int) -> Callable:
     return lambda given: hubplugin.fit(
-        given.bank, "sn", targets=given.gallery, tau=TAU, device="cpu", memory=memory, **parameters
+        given.gallery, given.bank, "sn", tau=TAU, device="cpu", memory=memory, **parameters
     )
 
 
@@ -163,7 +163,7 @@ def _nnn_retrieval(given: Operands) -> np.ndarray:
 CONTENDERS = {
     "is": Contender(_single("is", tau=TAU), _to_targets, 1.2),
     "is, fitted to the targets": Contender(
-        lambda given: hubplugin.fit(given.bank, "is", targets=given.targets, device="cpu").offsets(
+        lambda given: hubplugin.fit(given.targets, given.bank, "is", device="cpu").offsets(
             given.targets, device="cpu"
         ),
         _to_targets, 1.2,
@@ -173,7 +173,7 @@ CONTENDERS = {
     "nnn k=128": Contender(_single("nnn", k=128, alpha=0.75), _to_targets, 1.2),
     "nnn k=128, nnn-retrieval": Contender(_nnn_retrieval, _to_targets, like="nnn k=128", within=1e-5, needs="nnn"),
     "dualis": Contender(
-        lambda given: hubplugin.fit(given.bank, "dualis", target_bank=given.second, device="cpu").offsets(
+        lambda given: hubplugin.fit(None, given.bank, "dualis", target_bank=given.second, device="cpu").offsets(
             given.targets, device="cpu"
         ),
         lambda given: bare((given.targets, given.bank), (given.targets, given.second)),
@@ -184,7 +184,7 @@ CONTENDERS = {
         _to_targets,
         1.2,
         prepare=lambda given: (
-            hubplugin.fit(given.bank, "sn", targets=given.second[:500], tau=TAU, device="cpu"),
+            hubplugin.fit(given.second[:500], given.bank, "sn", tau=TAU, device="cpu"),
             given.targets,
         ),
     ),
@@ -206,7 +206,7 @@ CONTENDERS = {
         for answers in ("kept", "left out")
     },
     "blend, the default": Contender(
-        lambda given: hubplugin.fit(given.bank, targets=given.gallery, device="cpu").offsets(
+        lambda given: hubplugin.fit(given.gallery, given.bank, device="cpu").offsets(
             given.gallery, device="cpu"
         ),
         _to_both,

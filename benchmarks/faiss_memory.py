@@ -72,7 +72,7 @@ def main(
 
     with tempfile.TemporaryDirectory(dir=folder) as name:
         place = Path(name)
-        hubplugin.fit(vectors(64, 9), "nnn", targets=vectors(1000, 8), k=4).save(place / "model.hub")
+        hubplugin.fit(vectors(1000, 8), vectors(64, 9), "nnn", k=4).save(place / "model.hub")
         for kind in ("Flat", "SQ8", "IVF64,Flat", "IVF64,SQ8", "HNSW16", "PQ32x4fs", "IVF64,PQ32x4fs"):
             write(kind, ROWS.get(kind, 800_000), place / "small.faiss")
             size, peak = (place / "small.faiss").stat().st_size, run(MEMORY, place)

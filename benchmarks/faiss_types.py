@@ -151,7 +151,7 @@ def main(
     faiss.omp_set_num_threads(1)
     bank, queries, gallery = load(folder)
     queries, bank = queries[:1000], bank[:4000]
-    model = hubplugin.fit(bank, "dbsn", targets=gallery, tau=0.05)
+    model = hubplugin.fit(gallery, bank, "dbsn", tau=0.05)
     truths = (
         exact(queries, gallery, np.zeros(len(gallery), np.float32)),
         exact(queries, gallery, model.offsets(gallery)),

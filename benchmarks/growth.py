@@ -56,7 +56,7 @@ def measured(m: int, n: int, d: int) -> dict[str, float]:
     """Processor seconds of one pass and of the bare product: the fastest of up to five turns in half a minute."""
     rng = np.random.default_rng(0)
     bank, block = (rng.normal(size=(rows, d)).astype(np.float32) for rows in (m, min(n, 16_384)))
-    targets, model = Repeated(block, n), fit(bank, "is", tau=TAU, device="cpu")
+    targets, model = Repeated(block, n), fit(None, bank, "is", tau=TAU, device="cpu")
     taken: list[tuple[float, float]] = []
     while not taken or (len(taken) < 5 and sum(map(sum, taken)) < 30):
         start = time.process_time()
@@ -110,7 +110,7 @@ def _beyond(n: int) -> int:
     bank, block = (rng.normal(size=(rows, 64)).astype(np.float32) for rows in (1_000, 16_384))
     bare((block, bank))
     before = peak()
-    fit(bank, "is", tau=TAU, device="cpu").offsets(Repeated(block, n), device="cpu")
+    fit(None, bank, "is", tau=TAU, device="cpu").offsets(Repeated(block, n), device="cpu")
     return (peak() - before) >> 20
 
 

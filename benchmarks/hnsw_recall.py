@@ -47,7 +47,7 @@ def rows(name: str, folder: Path, m: int) -> list[list[str]]:
     built = time.perf_counter() - begin
     found = []
     for method, parameters in METHODS.items():
-        model = hubplugin.fit(bank, method, targets=gallery, **parameters)
+        model = hubplugin.fit(gallery, bank, method, **parameters)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             kept = hubplugin_faiss.upgrade(raw, model, rebuild=False)

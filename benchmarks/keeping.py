@@ -67,7 +67,7 @@ class Setting:
         half = min(TARGETS, len(order) // 2)
         inside, outside = order[:half], order[half : 2 * half]
         gallery, bank = source.targets[inside], source.queries[outside]
-        old = fit(bank[: half // 2], targets=gallery)
+        old = fit(gallery, bank[: half // 2])
         return cls(gallery, source.queries[inside], bank, source.targets[outside], old)
 
     def recall(self, offsets: np.ndarray | float) -> float:
@@ -106,7 +106,7 @@ def lines(source: Source, others: list[Source], seed: int) -> Iterator[Line]:
     held, asked = setting.old.offsets(setting.gallery), setting.asked
     before = setting.recall(held)
     for name, new in _banks(setting, others).items():
-        offsets = fit(new, targets=setting.gallery).offsets(setting.gallery)
+        offsets = fit(setting.gallery, new).offsets(setting.gallery)
         seen = {
             "rise": _rise(new, setting),
             "drift": own_share(new, setting.bank[:half], Compute("cpu"), rng),

@@ -84,7 +84,7 @@ def ours(given):
     similarities = given["queries"] @ given["targets"].T
     for name, arguments in asked.items():
         started = time.perf_counter()
-        offsets = hubplugin.fit(given["bank"], targets=given["targets"], **arguments).offsets(given["targets"])
+        offsets = hubplugin.fit(given["targets"], given["bank"], **arguments).offsets(given["targets"])
         yield name, np.argsort(-(similarities + offsets), axis=1)[:, :K], time.perf_counter() - started
 
 

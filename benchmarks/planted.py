@@ -53,7 +53,7 @@ class Defence:
         self.of_gallery = np.zeros(len(scene.gallery), np.float32)
         if method != "raw":
             named = "blend" if method == "robust" else method
-            self.model = hubplugin.fit(scene.bank, named, scene.gallery, robust=method == "robust")
+            self.model = hubplugin.fit(scene.gallery, scene.bank, named, robust=method == "robust")
             self.of_gallery = self.model.members.offsets(scene.gallery)
 
     def given(self, planted: np.ndarray) -> np.ndarray:
@@ -203,7 +203,7 @@ def members(family: Family) -> Iterator[list[str]]:
     found: dict[str, list[tuple[float, ...]]] = {}
     for seed in range(min(SPLITS, family.splits)):
         setting = family.draw(seed)
-        model = hubplugin.fit(setting.bank, targets=setting.targets, robust=True)
+        model = hubplugin.fit(setting.targets, setting.bank, robust=True)
         assert model.bound is not None
         halved = replace(model.bound, members_share=model.bound.members_share / 2)
         given = [model.having(bound=bound).members.offsets(setting.targets) for bound in (None, model.bound, halved)]
@@ -218,7 +218,7 @@ def members(family: Family) -> Iterator[list[str]]:
 def detectors(scene: Scene, planted: np.ndarray) -> dict[str, np.ndarray]:
     """How suspicious each target of the gallery and each planted vector looks, by what is at hand: [n + p] each."""
     targets = np.concatenate([scene.gallery, planted])
-    model = hubplugin.fit(scene.bank, "dbsn", scene.gallery)
+    model = hubplugin.fit(scene.gallery, scene.bank, "dbsn")
     found = np.argsort(-(scene.bank @ targets.T), axis=1)[:, :NEAREST]
     near = np.sort(targets @ scene.gallery.T, axis=1)[:, -6:-1].mean(axis=1)
     return {

@@ -49,7 +49,7 @@ def main() -> None:
     settings = [family.draw(seed) for family in families for seed in range(min(DRAWS, family.splits))]
     for setting in (each for each in settings if len(each.targets) >= SMALLEST_GALLERY):
         for method, parameters in METHODS:
-            offsets = hubplugin.fit(setting.bank, method, setting.targets, **parameters).offsets(setting.targets)
+            offsets = hubplugin.fit(setting.targets, setting.bank, method, **parameters).offsets(setting.targets)
             tests = [places(queries[:TESTS], setting.targets, offsets) for queries, _ in setting.tests.values()]
             for count in COUNTS:
                 rows = np.linspace(0, len(setting.bank) - 1, min(count, len(setting.bank))).astype(int)

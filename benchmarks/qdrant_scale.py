@@ -205,7 +205,7 @@ def measured(
 ) -> None:
     """between: run after the bare loop, before offsets are written; not timed. url: of the server."""
     points, queries = store.count(), np.random.default_rng(1).normal(size=(bank, store.dim)).astype(np.float32)
-    model = fit(queries, "nnn", next(blocks(points, store.dim)), metric=store.metric)
+    model = fit(next(blocks(points, store.dim)), queries, "nnn", metric=store.metric)
     before = seconds(bare)
     between()
     phases = Phases()

@@ -38,7 +38,7 @@ def main() -> None:
         tried = [(setting.bank, name, parameters) for name, parameters in METHODS] + [(turned, "dbsn", {"tau": 0.05})]
         found = []
         for bank, name, parameters in tried:
-            model = hubplugin.fit(bank, name, targets=targets, **parameters)
+            model = hubplugin.fit(targets, bank, name, **parameters)
             share = reach(model, as_vectors(bank, "bank"), as_vectors(targets, "gallery"), Compute())
             found.append(f"{share:.4f}")
         lines.append([family.name, str(len(targets)), *found])

@@ -125,7 +125,7 @@ def main(
     faiss.omp_set_num_threads(1)
     bank, queries, gallery = load(folder)
     queries = queries[:1_000]
-    model = hubplugin.fit(bank[:4_000], "dbsn", targets=gallery, tau=0.05)
+    model = hubplugin.fit(gallery, bank[:4_000], "dbsn", tau=0.05)
     truths = tuple(exact(queries, gallery, offsets) for offsets in (np.zeros(len(gallery)), model.offsets(gallery)))
     page, stored = ROOT / "docs" / "speed.md", RESULTS / "search.json"
     results: dict[str, tuple[Searched, Searched]] = {}

@@ -64,17 +64,20 @@ def variants(m: int, tau: float) -> dict[str, dict[str, Any]]:
 
 def offsets(setting: Setting, columns: set[str], variants_too: bool) -> Iterator[tuple[str, np.ndarray]]:
     """The offsets [n] of every correction asked for, by name."""
-    banks = {"targets": setting.targets, "target_bank": setting.target_bank}
-    model = hubplugin.fit(setting.bank, **banks)
+    banks = {"target_bank": setting.target_bank}
+    model = hubplugin.fit(setting.targets, setting.bank, **banks)
     yield "default", model.offsets(setting.targets)
     if "auto" in columns:
         pairs = setting.target_bank is not None
-        yield "auto", hubplugin.fit(setting.bank, "auto", **banks, pairs=pairs).offsets(setting.targets)
+        yield (
+            "auto",
+            hubplugin.fit(setting.targets, setting.bank, "auto", **banks, pairs=pairs).offsets(setting.targets),
+        )
     for name, (method, parameters) in OTHERS.items() if "others" in columns else ():
-        yield name, hubplugin.fit(setting.bank, method, **banks, **parameters).offsets(setting.targets)
+        yield name, hubplugin.fit(setting.targets, setting.bank, method, **banks, **parameters).offsets(setting.targets)
     if variants_too and "variants" in columns:
         for name, parameters in variants(len(setting.bank), model.parameters["tau"]).items():
-            yield name, hubplugin.fit(setting.bank, **banks, **parameters).offsets(setting.targets)
+            yield name, hubplugin.fit(setting.targets, setting.bank, **banks, **parameters).offsets(setting.targets)
 
 
 def recalls(scores: torch.Tensor, truth: np.ndarray) -> tuple[float, float]:

@@ -38,11 +38,11 @@ def main() -> None:
                 np.save(folder / f"part-{number}.npy", part)
             parts, bank = str(folder / "part-*.npy"), str(DATA / "bank_queries.npy")
         progress = held.enter_context(bars())
-        model = hubplugin.fit(bank, targets=parts, executor=executor, progress=progress)
+        model = hubplugin.fit(parts, bank, executor=executor, progress=progress)
     print(model)
     if len(sys.argv) == 1:
         gallery = DATA / "test_targets.npy"
-        difference = np.abs(model.offsets(gallery) - hubplugin.fit(bank, targets=gallery).offsets(gallery)).max()
+        difference = np.abs(model.offsets(gallery) - hubplugin.fit(gallery, bank).offsets(gallery)).max()
         print(f"largest difference from a fit in one process: {difference:.1e}")
 
 

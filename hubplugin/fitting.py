@@ -21,9 +21,10 @@ from hubplugin.vectors import GalleryLike, Progress, VectorLike, shards_of
 
 
 def fit(
-    query_bank: VectorLike | Sequence[str],
+    targets: GalleryLike | None,
+    bank: VectorLike | Sequence[str],
     method: str = "blend",
-    targets: GalleryLike | None = None,
+    *,
     target_bank: VectorLike | None = None,
     metric: Metric | str = "cosine",
     device: str = "auto",
@@ -40,11 +41,12 @@ def fit(
 ) -> OffsetModel:
     """Estimates the offsets of a gallery from example queries.
 
-    query_bank: [m, d]; numpy, torch, memory map, nested lists, or a path (.npy, .npz, .safetensors, .parquet).
+    targets: the gallery [n, d]; numpy, torch, memory map, nested lists, a path (.npy, .npz, .safetensors, .parquet), or
+        a store. Needed by blend, sn, dbsn, auto; offsets are centred on it. None where it is not known yet.
+    bank: the example queries [m, d], likewise.
     method: blend | is | sn | dbsn | dualis | nnn | csls | dn; `hubplugin.METHODS` has each one's parameters, equation
         and defaults, which are given here as `parameters`. The default, blend, is made for banks of any kind and size.
         Or auto: the default, unless pairs speak clearly for another, see `hubplugin.choose`; it takes no parameters.
-    targets: the gallery [n, d], likewise, or a store. Needed by blend, sn, dbsn, auto; offsets are centred on it.
     target_bank: [p, d]; needed by dualis, used by dbsn, ignored by the others.
     metric: cosine | dot | euclidean. Temperatures are in the units of the similarity.
     device: "auto" is cuda, then mps, then cpu. memory: bounds the similarities held at one time;
@@ -58,7 +60,7 @@ def fit(
     robust: bound in how many of the bank's lists of the 10 nearest a target may stand that arrives after the fit,
         against vectors that somebody planted; needs targets, works with every method but dn, and takes three passes
         more, at least. docs/security.md says what is promised and what honest newcomers pay.
-    embed: for a `query_bank` of texts, or a file of them (.txt, .jsonl, .csv, .tsv, .parquet): the model that embeds
+    embed: for a `bank` of texts, or a file of them (.txt, .jsonl, .csv, .tsv, .parquet): the model that embeds
         queries, as a function from texts [b] to vectors [b, d], or as its name, sentence-transformers:NAME,
         fastembed:NAME or module:function. What is embedded by name is kept on disk, see docs/recording.md.
 
@@ -70,7 +72,7 @@ def fit(
     Raises InputError, one line, for anything that cannot be used as given; ClusterError for workers that are lost.
     """
     compute = Compute(device, memory, progress, precision)
-    query_bank = vectors_of(query_bank, embed, progress=progress)
+    query_bank = vectors_of(bank, embed, progress=progress)
     require_executor(executor, shards, workspace)
     configuration = asked_for(method, parameters, fit)
     if targets is None and (executor is not None or configuration is None):

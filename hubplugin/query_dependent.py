@@ -301,9 +301,10 @@ QUERY_METHODS: dict[str, type[QueryMethod]] = {
 
 
 def fit_rule(
-    query_bank: VectorLike,
+    targets: VectorLike | None,
+    bank: VectorLike,
     method: str,
-    targets: VectorLike | None = None,
+    *,
     target_bank: VectorLike | None = None,
     metric: Metric | str = "cosine",
     device: str = "auto",
@@ -314,10 +315,10 @@ def fit_rule(
     """Fits a correction that depends on the query; arguments as in `hubplugin.fit`.
 
     method: dis | dualdis | dsl | gc; `QUERY_METHODS` has each one's parameters, equation and defaults.
-    targets: the gallery [n, d]; needed by dis and dualdis. target_bank: [p, d]; needed by dualdis.
+    targets: the gallery [n, d]; needed by dis and dualdis, else None. target_bank: [p, d]; needed by dualdis.
 
     Raises InputError, one line, for anything that cannot be used as given.
     """
     configuration = configured(QUERY_METHODS, method, parameters, fit_rule)
     compute = Compute(device, memory, progress)
-    return configuration.rule(FitInput.read(query_bank, targets, target_bank, Metric.parse(metric), compute))
+    return configuration.rule(FitInput.read(bank, targets, target_bank, Metric.parse(metric), compute))

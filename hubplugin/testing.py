@@ -87,7 +87,7 @@ class StoreUnderTest(ABC):
         return self.create(self.ids(), self.vectors())
 
     def _model(self, method: str = "is") -> OffsetModel:
-        return fit(self.queries(seed=4, count=200), method, targets=self.vectors(), metric=self.metric)
+        return fit(self.vectors(), self.queries(seed=4, count=200), method, metric=self.metric)
 
     def _scaled(self, vectors: np.ndarray) -> np.ndarray:
         if self.metric is Metric.COSINE:
@@ -386,7 +386,7 @@ class StoreConformance(VersionConformance):
         with pytest.raises(HubpluginError, match=str(self.dim + 1)):
             apply(store, wrong)
         with pytest.raises(HubpluginError, match=other.value):
-            write(store, fit(self.queries(), "is", targets=self.vectors(), metric=other))
+            write(store, fit(self.vectors(), self.queries(), "is", metric=other))
         with pytest.raises(StoreError, match="no correction"):
             refresh(store)
         self.test_a_scan_sees_every_vector_once_with_no_offsets(store)

@@ -56,7 +56,7 @@ def test_upgrading_a_faiss_index_in_place(tmp_path):
     faiss.write_index(index, str(file))
 
     # It is upgraded in place ...
-    model = hubplugin.fit(BANK, targets=TARGETS, **FIT)
+    model = hubplugin.fit(TARGETS, BANK, **FIT)
     hubplugin_faiss.upgrade_file(file, model)
 
     # ... and searched by an interpreter that has Faiss, what Faiss depends on, and no hubplugin.

@@ -45,7 +45,7 @@ def truth() -> None:
 
 
 def offsets() -> None:
-    hubplugin_faiss.upgrade(None, hubplugin.fit(array, targets=array))
+    hubplugin_faiss.upgrade(None, hubplugin.fit(array, array))
     hubplugin_faiss.upgrade(None, array[0])
     hubplugin_faiss.upgrade(None, numbers)
     # refused

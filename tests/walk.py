@@ -103,7 +103,7 @@ def fit_dbsn() -> Walk:
 
     targets, bank = vectors()
     with traced() as walk:
-        hubplugin.fit(bank, "dbsn", targets=targets)
+        hubplugin.fit(targets, bank, "dbsn")
     return walk
 
 
@@ -157,7 +157,7 @@ def upgrade() -> Walk:
     index = faiss.index_factory(DIM, f"IVF8,PQ{DIM}x4", faiss.METRIC_INNER_PRODUCT)
     index.train(targets)
     index.add(targets)
-    model = hubplugin.fit(bank, "csls", targets=targets)
+    model = hubplugin.fit(targets, bank, "csls")
     with traced() as walk:
         hubplugin_faiss.upgrade(index, model)
     return walk

@@ -189,7 +189,7 @@ def _on_files(
         if "auto" in (methods or []):
             if bank is None:
                 raise InputError("method 'auto' chooses on example queries: pass ", Parameter("query_bank"))
-            models["auto"] = fit(bank, "auto", gallery, second, **computing)
+            models["auto"] = fit(gallery, bank, "auto", target_bank=second, **computing)
         asked = queries.each_row(gallery.dim, progress)
         named = [name for name in methods if name not in models] if methods else None
         found = evaluate(asked, gallery, truth, bank, second, named, models, progress=progress, **given)

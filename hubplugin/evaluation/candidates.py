@@ -148,7 +148,7 @@ def candidate_of(method: str, scene: Scene) -> Candidate:
         require_solvable(name, len(scene.queries), scene.targets.rows)
         return Candidate(method, name, {}, scores=partial(_plan_scores, name, scene))
     if name == "auto":
-        raise InputError("method 'auto' is a fit: pass models={'auto': hubplugin.fit(query_bank, 'auto', targets)}")
+        raise InputError("method 'auto' is a fit: pass models={'auto': hubplugin.fit(targets, bank, 'auto')}")
     known = {**METHODS, **QUERY_METHODS}
     if name not in known:
         raise InputError(f"unknown method {name!r}: use one of {', '.join([*known, *PLANS])}")

@@ -529,6 +529,6 @@ def warn_if_swapped(model: OffsetModel, count: int) -> None:
     if model.gallery is not None and queries == count != model.gallery.count and count > 1:
         warnings.warn(
             f"the model was fitted on a query bank of {queries} and {model.gallery.count} targets, and is given to a "
-            f"gallery of {count}: if the two were swapped, it is fit(query_bank, targets=gallery)",
+            f"gallery of {count}: if the two were swapped, it is fit(gallery, bank)",
             stacklevel=3,
         )

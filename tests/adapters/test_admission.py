@@ -29,7 +29,7 @@ def bank(real) -> np.ndarray:
 def upgraded(real, bank):
     """A robust index and its model."""
     gallery = unit(real["test_targets"][:ROWS])
-    model = hubplugin.fit(bank, targets=gallery, robust=True)
+    model = hubplugin.fit(gallery, bank, robust=True)
     index = faiss.IndexFlatIP(384)
     index.add(gallery)
     return hubplugin_faiss.upgrade(index, model), model

@@ -50,7 +50,7 @@ def bank(real):
 
 @pytest.fixture(scope="module")
 def expected(bank, gallery):
-    return hubplugin.fit(bank, targets=gallery).offsets(gallery)
+    return hubplugin.fit(gallery, bank).offsets(gallery)
 
 
 def test_dask_tells_whether_it_has_workers():
@@ -67,7 +67,7 @@ def test_dask_tells_whether_it_has_workers():
 
 def test_dask_gives_the_same_offsets(dask, bank, gallery, parts, expected):
     for executor in (DaskExecutor(dask), dask.get_executor()):
-        found = hubplugin.fit(bank, targets=parts[8], executor=executor).offsets(gallery)
+        found = hubplugin.fit(parts[8], bank, executor=executor).offsets(gallery)
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
@@ -76,7 +76,7 @@ def test_a_fault_of_a_shard_comes_back_from_dask_in_one_line(dask, bank, gallery
     part[7, 3] = np.nan
     np.save(tmp_path / "0.npy", part)
     with pytest.raises(InputError, match=r"^targets, shard 0 \(0.npy\): row 7 holds a value that is NaN"):
-        hubplugin.fit(bank, targets=[tmp_path / "0.npy"], executor=DaskExecutor(dask))
+        hubplugin.fit([tmp_path / "0.npy"], bank, executor=DaskExecutor(dask))
 
 
 class Counting(Executor):
@@ -94,7 +94,7 @@ class Counting(Executor):
 def test_workers_that_are_killed_at_random_change_nothing(dask, bank, gallery, parts, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     quiet = Counting(DaskExecutor(dask))
-    calm = hubplugin.fit(bank, "sn", targets=parts[8], iterations=30, executor=quiet)
+    calm = hubplugin.fit(parts[8], bank, "sn", iterations=30, executor=quiet)
     killed, over = 0, threading.Event()
 
     def kill():
@@ -115,7 +115,7 @@ def test_workers_that_are_killed_at_random_change_nothing(dask, bank, gallery, p
     try:
         while killer.is_alive():
             counting = Counting(DaskExecutor(dask))
-            model = hubplugin.fit(bank, "sn", targets=parts[8], iterations=30, executor=counting)
+            model = hubplugin.fit(parts[8], bank, "sn", iterations=30, executor=counting)
             np.testing.assert_allclose(model.offsets(gallery), calm.offsets(gallery), rtol=0, atol=1e-6)
             fits, sent = fits + 1, sent + counting.sent
     finally:
@@ -160,8 +160,8 @@ def test_a_coordinator_that_is_killed_is_taken_up(bank, gallery, parts, tmp_path
     program.wait()
     done = len(list(work.rglob("*.npz")))
     whole, rest = Serial(), Serial()
-    calm = hubplugin.fit(bank, "sn", targets=parts[8], iterations=30, executor=whole)
-    model = hubplugin.fit(bank, "sn", targets=parts[8], iterations=30, executor=rest, workspace=work)
+    calm = hubplugin.fit(parts[8], bank, "sn", iterations=30, executor=whole)
+    model = hubplugin.fit(parts[8], bank, "sn", iterations=30, executor=rest, workspace=work)
     np.testing.assert_allclose(model.offsets(gallery), calm.offsets(gallery), rtol=0, atol=1e-6)
     assert len(rest.found) == len(whole.found) - done
     assert not work.exists()
@@ -184,7 +184,7 @@ def test_an_address_that_is_none():
 
 def test_processes_give_the_same_offsets(bank, gallery, parts, expected):
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as executor:
-        found = hubplugin.fit(bank, targets=parts[3], executor=executor).offsets(gallery)
+        found = hubplugin.fit(parts[3], bank, executor=executor).offsets(gallery)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
@@ -193,16 +193,16 @@ def test_a_process_that_dies_breaks_a_pool_and_is_told(bank, parts, tmp_path):
         pid = executor.submit(os.getpid).result()
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(ClusterError, match="the executor has lost its workers"):
-            hubplugin.fit(bank, targets=parts[8], executor=executor, workspace=tmp_path / "work")
+            hubplugin.fit(parts[8], bank, executor=executor, workspace=tmp_path / "work")
 
 
 def test_ray_gives_the_same_offsets(bank, gallery, parts, expected):
     ray = pytest.importorskip("ray", reason="pip install '.[ray]'")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
     try:
-        found = hubplugin.fit(bank, targets=parts[8], executor=RayExecutor(num_cpus=1)).offsets(gallery)
+        found = hubplugin.fit(parts[8], bank, executor=RayExecutor(num_cpus=1)).offsets(gallery)
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
         with pytest.raises(InputError, match=r"^targets, shard 0 .gone.npy.: there is no file [^\n]*$"):
-            hubplugin.fit(bank, targets=[str(Path(parts[1]).parent / "gone.npy")], executor=RayExecutor())
+            hubplugin.fit([str(Path(parts[1]).parent / "gone.npy")], bank, executor=RayExecutor())
     finally:
         ray.shutdown()

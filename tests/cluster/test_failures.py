@@ -30,8 +30,8 @@ def folder(tmp_path):
 
 def fit(folder, executor=None, **more):
     """Three steps over all shards: reading, the answers of the bank, offsets."""
-    given = {"targets": str(folder / "*.npy"), "executor": executor or Serial(), "answers": "left out"}
-    return hubplugin.fit(BANK, "nnn", **given | more)
+    given = {"executor": executor or Serial(), "answers": "left out"}
+    return hubplugin.fit(str(folder / "*.npy"), BANK, "nnn", **given | more)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -60,12 +60,12 @@ def test_other_dimensions_in_one_shard(folder):
 
 def test_other_dimensions_than_the_bank(folder):
     with pytest.raises(InputError, match="query bank has 9 dimensions, targets has 8"):
-        hubplugin.fit(np.ones((30, 9)), targets=str(folder / "*.npy"), executor=Serial())
+        hubplugin.fit(str(folder / "*.npy"), np.ones((30, 9)), executor=Serial())
 
 
 def test_a_missing_shard(folder):
     with pytest.raises(InputError, match=r"^targets, shard 1: .*|^targets, shard 1 .*there is no file .*gone.npy"):
-        hubplugin.fit(BANK, targets=[folder / "0.npy", folder / "gone.npy"], executor=Serial())
+        hubplugin.fit([folder / "0.npy", folder / "gone.npy"], BANK, executor=Serial())
 
 
 def test_a_shard_that_is_cut_off(folder):
@@ -78,14 +78,14 @@ def test_a_shard_that_is_cut_off(folder):
 def test_a_damaged_parquet_shard(folder):
     (folder / "x.parquet").write_bytes(b"PAR1" + b"nonsense" * 50 + b"PAR1")
     with pytest.raises(InputError, match=r"^targets, shard 0 \(x.parquet\).*damaged or truncated .parquet file"):
-        hubplugin.fit(BANK, targets=[folder / "x.parquet"], executor=Serial())
+        hubplugin.fit([folder / "x.parquet"], BANK, executor=Serial())
 
 
 def test_a_file_that_became_shorter_since_it_was_divided(folder):
     shards = shards_of(folder / "0.npy", 2)
     np.save(folder / "0.npy", np.ones((30, 8), np.float32))
     with pytest.raises(InputError, match=r"shard 1 \(0.npy from row 25 on\): the file has 30 rows; it changed"):
-        hubplugin.fit(BANK, targets=shards, executor=Serial())
+        hubplugin.fit(shards, BANK, executor=Serial())
 
 
 def test_no_shard_with_a_vector(tmp_path):
@@ -104,20 +104,20 @@ def test_a_full_disk_on_a_worker(folder, monkeypatch):
     pq.write_table(pa.table({"vector": vectors}), folder / "x.parquet")
     monkeypatch.setattr(tempfile, "TemporaryFile", partial(open, "/dev/full", "wb"))
     with pytest.raises(InputError, match=r"^targets, shard 0 \(x.parquet\): cannot be kept .*No space left on device"):
-        hubplugin.fit(BANK, targets=[folder / "x.parquet"], executor=Serial())
+        hubplugin.fit([folder / "x.parquet"], BANK, executor=Serial())
 
 
 def test_what_cannot_be_fetched_from_a_bucket(folder, monkeypatch):
     files = pytest.importorskip("fsspec", reason="pip install '.[cluster]'").filesystem("memory")
     with pytest.raises(InputError, match=r"^targets, shard 0 \(gone.npy\): there is no file 'memory://parts/gone.npy'"):
-        hubplugin.fit(BANK, targets=["memory://parts/gone.npy"], executor=Serial())
+        hubplugin.fit(["memory://parts/gone.npy"], BANK, executor=Serial())
 
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(type(files), "get_file", full)
     with pytest.raises(InputError, match=r"^targets, shard 0 \(0.npy\): cannot be fetched .*No space left on device"):
-        hubplugin.fit(BANK, targets=["memory://parts/0.npy"], executor=Serial())
+        hubplugin.fit(["memory://parts/0.npy"], BANK, executor=Serial())
 
 
 def test_a_full_disk_at_the_coordinator(folder, tmp_path, monkeypatch):
@@ -132,7 +132,7 @@ def test_a_full_disk_at_the_coordinator(folder, tmp_path, monkeypatch):
 @pytest.mark.parametrize("source", [np.ones((5, 8)), [[1.0, 2.0]], 7])
 def test_what_workers_cannot_read(source):
     with pytest.raises(InputError, match=r"workers cannot read .* from the memory of this process"):
-        hubplugin.fit(BANK, targets=source, executor=Serial())
+        hubplugin.fit(source, BANK, executor=Serial())
 
 
 def test_a_pattern_that_matches_nothing(tmp_path):
@@ -142,12 +142,12 @@ def test_a_pattern_that_matches_nothing(tmp_path):
 
 def test_an_executor_without_targets():
     with pytest.raises(InputError, match="an executor computes on the gallery: pass targets="):
-        hubplugin.fit(BANK, executor=Serial())
+        hubplugin.fit(None, BANK, executor=Serial())
 
 
 def test_a_secret_in_a_url_is_not_told():
     with pytest.raises(InputError) as told:
-        hubplugin.fit(BANK, targets="nosuch://me:secret@host/parts/*.npy", executor=Serial())
+        hubplugin.fit("nosuch://me:secret@host/parts/*.npy", BANK, executor=Serial())
     assert "secret" not in str(told.value)
 
 
@@ -300,7 +300,7 @@ def test_progress_tells_shards_and_targets(folder):
 @pytest.mark.parametrize("name", ["shards", "workspace"])
 def test_what_is_for_workers_is_refused_without_them(name, tmp_path):
     with pytest.raises(InputError, match=f"^{name}= is for the workers of an executor: pass executor=, too"):
-        hubplugin.fit(BANK, targets=BANK, **{name: 3 if name == "shards" else tmp_path})
+        hubplugin.fit(BANK, BANK, **{name: 3 if name == "shards" else tmp_path})
 
 
 def test_what_has_come_is_kept_where_the_caller_stops(folder, tmp_path):

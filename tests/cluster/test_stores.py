@@ -87,7 +87,7 @@ def test_a_file_that_another_program_changes_meanwhile(index_file, bank):
 
 def test_a_fit_on_a_store_in_shards(index_file, bank, serial):
     store = hubplugin.open_store(index_file("a.faiss"))
-    expected, found = hubplugin.fit(bank, targets=store), hubplugin.fit(bank, targets=store, executor=serial, shards=3)
+    expected, found = hubplugin.fit(store, bank), hubplugin.fit(store, bank, executor=serial, shards=3)
     assert found.gallery.count == expected.gallery.count
     assert found.gallery.deviation == pytest.approx(expected.gallery.deviation, abs=1e-5)
 
@@ -170,8 +170,8 @@ def test_a_collection_by_shards_has_the_offsets_of_one_process(collection, bank,
 
 def test_a_second_coordinator_takes_over_and_the_first_activates_nothing(collection, bank, serial):
     store = collection("a")
-    model = hubplugin.fit(bank, targets=store)
-    other = hubplugin.fit(bank[:300], targets=store)
+    model = hubplugin.fit(store, bank)
+    other = hubplugin.fit(store, bank[:300])
     with store.begin(model) as first, store.begin(other) as second:
         shard = store.shards(1)[0]
         joined, writing, _ = first.share().joined(shard)

@@ -56,7 +56,7 @@ def centred(offsets):
 @pytest.mark.parametrize("memory", ["1GiB", "1MiB"])
 def test_methods_leave_answers_out_as_float64_does(metric, method, parameters, memory):
     bank, targets = made()
-    fitted = hubplugin.fit(bank, method, targets, metric=metric, memory=memory, answers="left out", **parameters)
+    fitted = hubplugin.fit(targets, bank, method, metric=metric, memory=memory, answers="left out", **parameters)
     s, weights = without_answers(similarity(bank, targets, metric))
     expected = centred(log_of(method, s, weights, **parameters))
     np.testing.assert_allclose(fitted.offsets(targets), expected, atol=3e-5 * max(1, np.abs(s[np.isfinite(s)]).max()))
@@ -65,7 +65,7 @@ def test_methods_leave_answers_out_as_float64_does(metric, method, parameters, m
 def test_dbsn_seeks_answers_in_the_target_bank_too():
     bank, targets = made()
     second = made(seed=1)[1]
-    fitted = hubplugin.fit(bank, "dbsn", targets, second, tau=0.3, iterations=5, answers="left out")
+    fitted = hubplugin.fit(targets, bank, "dbsn", target_bank=second, tau=0.3, iterations=5, answers="left out")
     both = similarity(bank, np.concatenate([targets, second]), "cosine")
     s, weights = without_answers(both, gallery=len(targets))
     expected = centred(log_of("sn", s, weights, tau=0.3, iterations=5)[: len(targets)])
@@ -75,24 +75,24 @@ def test_dbsn_seeks_answers_in_the_target_bank_too():
 @pytest.mark.parametrize("answers", ["kept", "left out"])
 def test_the_blend_is_the_mean_of_both_centred_and_weakened(answers):
     bank, targets = made(m=80)
-    fitted = hubplugin.fit(bank, targets=targets, answers=answers)
+    fitted = hubplugin.fit(targets, bank, answers=answers)
     s = similarity(bank, targets, "cosine")
     np.testing.assert_allclose(fitted.offsets(targets), blend(s, leave_out=answers == "left out"), atol=1e-4)
 
 
 def test_answers_in_a_target_bank_are_kept_and_others_left_out(real):
     bank, targets = real["bank_queries"], real["test_targets"]
-    clean = hubplugin.fit(bank, targets=targets, target_bank=real["bank_targets"])
+    clean = hubplugin.fit(targets, bank, target_bank=real["bank_targets"])
     assert "answers" not in clean.parameters
     log = np.concatenate([targets, real["bank_targets"][:500]])
     for size, second in ((2_000, None), (500, real["bank_targets"][500:])):
-        assert hubplugin.fit(bank[:size], targets=log, target_bank=second).parameters["answers"] == "left out"
+        assert hubplugin.fit(log, bank[:size], target_bank=second).parameters["answers"] == "left out"
 
 
 # Exponentials held in float32, in float16, not at all.
 @pytest.mark.parametrize("memory", [*(pytest.param(room, marks=pytest.mark.slow) for room in ("1GiB", "8MiB")), "1MiB"])
 def test_the_blend_is_what_fit_does_when_nothing_is_said(real, memory):
-    fitted = hubplugin.fit(real["bank_queries"], targets=real["test_targets"], memory=memory)
+    fitted = hubplugin.fit(real["test_targets"], real["bank_queries"], memory=memory)
     assert fitted.method == "blend"
     s = similarity(real["bank_queries"], real["test_targets"], "cosine")
     tau = fitted.parameters["tau"]
@@ -105,7 +105,7 @@ def test_the_blend_is_what_fit_does_when_nothing_is_said(real, memory):
 
 def test_a_later_target_is_an_answer_by_its_similarity():
     bank, targets = made()
-    fitted = hubplugin.fit(bank, "nnn", targets, k=3, alpha=0.5, answers="left out")
+    fitted = hubplugin.fit(targets, bank, "nnn", k=3, alpha=0.5, answers="left out")
     late = made(seed=3)[1][:20]
     s = similarity(bank, late, "cosine")
     nearest = similarity(bank, targets, "cosine").max(axis=1)
@@ -122,7 +122,7 @@ def test_a_target_nearest_to_much_of_the_bank_is_a_hub_not_an_answer():
     bank, targets = made()
     bank[:20] = bank[0] + 0.1 * made(seed=2)[0][:20]  # a third of the bank lies around one point
     planted = bank[:20].mean(axis=0, keepdims=True)
-    model = hubplugin.fit(bank, "is", np.concatenate([targets, planted]), tau=0.3, answers="left out")
+    model = hubplugin.fit(np.concatenate([targets, planted]), bank, "is", tau=0.3, answers="left out")
     s = similarity(bank, planted, "cosine")[:, 0]
     nearest = similarity(bank, np.concatenate([targets, planted]), "cosine").max(axis=1)
     assert (s >= nearest).mean() > MOST_ANSWERS
@@ -136,7 +136,7 @@ def test_a_hub_that_takes_every_first_place_is_sunk(real):
     queries, hubs = real["test_queries"].astype(np.float32), targets.copy()
     hubs[0] = 3 * bank.mean(axis=0) / np.linalg.norm(bank.mean(axis=0))
     before = ((queries @ hubs.T).argmax(axis=1) == np.arange(len(queries))).mean()
-    offsets = hubplugin.fit(bank, targets=hubs, metric="dot").offsets(hubs)
+    offsets = hubplugin.fit(hubs, bank, metric="dot").offsets(hubs)
     after = ((queries @ hubs.T + offsets).argmax(axis=1) == np.arange(len(queries))).mean()
     assert offsets.argmin() == 0
     assert after > before + 0.3
@@ -144,7 +144,7 @@ def test_a_hub_that_takes_every_first_place_is_sunk(real):
 
 def test_what_is_left_out_is_stored_with_the_model(tmp_path):
     bank, targets = made()
-    fitted = hubplugin.fit(bank, targets=targets, answers="left out")
+    fitted = hubplugin.fit(targets, bank, answers="left out")
     fitted.save(tmp_path / "log.hub")
     loaded = hubplugin.load(tmp_path / "log.hub")
     late = made(seed=5)[1]
@@ -157,23 +157,23 @@ def test_what_is_left_out_is_stored_with_the_model(tmp_path):
 
 def test_too_few_queries_leave_nothing_out():
     bank, targets = made(m=SMALLEST_LOG - 1)
-    kept = hubplugin.fit(bank, "nnn", targets)
+    kept = hubplugin.fit(targets, bank, "nnn")
     np.testing.assert_array_equal(
-        hubplugin.fit(bank, "nnn", targets, answers="left out").offsets(targets), kept.offsets(targets)
+        hubplugin.fit(targets, bank, "nnn", answers="left out").offsets(targets), kept.offsets(targets)
     )
 
 
 @pytest.mark.parametrize("copies", [30, 3])
 def test_a_query_that_is_there_many_times_leaves_numbers(copies):
     bank, targets = made(m=30)
-    offsets = hubplugin.fit(np.tile(bank[: 30 // copies], (copies, 1)), targets=targets).offsets(targets)
+    offsets = hubplugin.fit(targets, np.tile(bank[: 30 // copies], (copies, 1))).offsets(targets)
     assert np.isfinite(offsets).all()
     assert offsets.std() > 0
 
 
 def test_copies_of_queries_do_not_strengthen_a_correction():
     bank, targets = made(m=40)
-    fitted = hubplugin.fit(np.tile(bank, (5, 1)), targets=targets)
+    fitted = hubplugin.fit(targets, np.tile(bank, (5, 1)))
     assert fitted.parameters["strength"] == pytest.approx(40 / 140, rel=1e-3)
 
 

@@ -26,7 +26,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def a_model(folder: Path, rows: int) -> None:
     gallery = np.random.default_rng(0).normal(size=(rows, 64)).astype(np.float32)
-    hubplugin.fit(gallery, "is", gallery).save(folder / "photos.hub")
+    hubplugin.fit(gallery, gallery, "is").save(folder / "photos.hub")
 
 
 def recorded_queries(folder: Path, rows: int) -> None:

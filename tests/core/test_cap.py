@@ -31,7 +31,7 @@ def uncapped(model, targets):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_newcomer_gets_no_more_than_the_largest_offset_of_the_gallery(method, metric, sets, tmp_path):
     bank, gallery, second, newcomers = sets
-    model = hubplugin.fit(bank, method, gallery, second, metric)
+    model = hubplugin.fit(gallery, bank, method, target_bank=second, metric=metric)
     largest = model.offsets(gallery).max()
     far = uncapped(model, newcomers)
     assert (far > largest * 1.2).any()  # what there is to cap
@@ -44,7 +44,7 @@ def test_a_newcomer_gets_no_more_than_the_largest_offset_of_the_gallery(method, 
 @pytest.mark.parametrize("method", METHODS)
 def test_targets_of_the_fit_keep_their_offsets(method, memory, real):
     bank, gallery, second = real["bank_queries"][:700], real["test_targets"][:600], real["bank_targets"][:300]
-    model = hubplugin.fit(bank, method, gallery, second, memory=memory)
+    model = hubplugin.fit(gallery, bank, method, target_bank=second, memory=memory)
     for part in (gallery, gallery[:1], gallery[np.argsort(uncapped(model, gallery))[-7:]]):
         found, expected = model.offsets(part), uncapped(model, part)
         np.testing.assert_array_equal(found, np.minimum(expected, np.float32(model.gallery.largest)))
@@ -54,15 +54,15 @@ def test_targets_of_the_fit_keep_their_offsets(method, memory, real):
 def test_a_model_without_a_gallery_has_no_cap(sets):
     bank, _, _, newcomers = sets
     expected = formulas.inverted_softmax(bank, newcomers, "cosine", 0.05)
-    np.testing.assert_allclose(hubplugin.fit(bank, "is").offsets(newcomers), expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(hubplugin.fit(None, bank, "is").offsets(newcomers), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("method", ["nnn", "sn"])  # the groups of which have one set of weights, and one each
 def test_each_group_has_the_cap_of_its_own_gallery(method, sets):
     bank, gallery, _, newcomers = sets
-    single = hubplugin.fit(bank, method, gallery)
+    single = hubplugin.fit(gallery, bank, method)
     parts = {"a": gallery[:45], "b": gallery[45:] * 0.1 + newcomers.mean(axis=0) * 0.02}
-    fits = {value: hubplugin.fit(bank, method, part) for value, part in parts.items()}
+    fits = {value: hubplugin.fit(part, bank, method) for value, part in parts.items()}
     (term,) = single.terms
     groups = {
         value: hubplugin.model.Group(fit.centre, fit.gallery, getattr(fit.terms[0], "log_weights", None))

@@ -46,14 +46,14 @@ X = np.eye(4, dtype=np.float32)
 )
 def test_arguments_that_cannot_be_used_are_refused_in_one_line(arguments, says):
     with pytest.raises(hubplugin.InputError) as caught:
-        hubplugin.fit(X, **arguments)
+        hubplugin.fit(**{"targets": None, "bank": X} | arguments)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_model_is_described_by_what_was_given_and_no_longer_than_it_need_be():
-    assert "is(tau=0.04419), cosine, bank (4, 4)" in repr(hubplugin.fit(X, "is", tau=0.04419417382415922))
-    assert "dn(lam=0.5), cosine, mean of the bank, 4 dimensions" in repr(hubplugin.fit(X, "dn"))
+    assert "is(tau=0.04419), cosine, bank (4, 4)" in repr(hubplugin.fit(None, X, "is", tau=0.04419417382415922))
+    assert "dn(lam=0.5), cosine, mean of the bank, 4 dimensions" in repr(hubplugin.fit(None, X, "dn"))
 
 
 def test_numpy_torch_and_files_give_the_same_offsets(tmp_path, rng):
@@ -62,26 +62,26 @@ def test_numpy_torch_and_files_give_the_same_offsets(tmp_path, rng):
     bank, targets = rng.normal(size=(20, 6)).astype(np.float32), rng.normal(size=(30, 6)).astype(np.float32)
     np.save(tmp_path / "bank.npy", bank)
     np.savez(tmp_path / "targets.npz", x=targets)
-    expected = hubplugin.fit(bank, "dbsn", targets=targets).offsets(targets)
+    expected = hubplugin.fit(targets, bank, "dbsn").offsets(targets)
     for b, t in (
         (torch.from_numpy(bank), torch.from_numpy(targets)),
         (tmp_path / "bank.npy", tmp_path / "targets.npz"),
     ):
-        np.testing.assert_array_equal(hubplugin.fit(b, "dbsn", targets=t).offsets(t), expected)
+        np.testing.assert_array_equal(hubplugin.fit(t, b, "dbsn").offsets(t), expected)
 
 
 def test_a_fit_without_targets_is_centred_when_it_is_given_some(rng):
     bank, targets = rng.normal(size=(20, 6)).astype(np.float32), rng.normal(size=(30, 6)).astype(np.float32)
-    late = hubplugin.fit(bank, "is")
+    late = hubplugin.fit(None, bank, "is")
     assert late.gallery is None
-    early = hubplugin.fit(bank, "is", targets=targets)
+    early = hubplugin.fit(targets, bank, "is")
     np.testing.assert_array_equal(late.centred_on(targets).offsets(targets), early.offsets(targets))
 
 
 def test_progress_counts_up_to_the_whole(rng):
     seen = []
     bank, targets = rng.normal(size=(20, 6)), rng.normal(size=(30, 6))
-    hubplugin.fit(bank, "sn", targets=targets, iterations=3, progress=lambda *step: seen.append(step))
+    hubplugin.fit(targets, bank, "sn", iterations=3, progress=lambda *step: seen.append(step))
     assert [step for step in seen if step[1] == step[2] == 30]
     assert {what for what, _, _ in seen} == {
         "Sinkhorn iteration 1",
@@ -95,7 +95,7 @@ def test_offsets_raise_what_is_found_too_seldom_and_sink_the_hub():
     hub, plain = [1.0, 1.0, 1.0], np.eye(3)
     targets = np.vstack([hub, plain])
     bank = np.array([[1, 0.5, 0.5], [0.5, 1, 0.5], [0.5, 0.5, 1]])
-    offsets = hubplugin.fit(bank, "dbsn", targets=targets).offsets(targets)
+    offsets = hubplugin.fit(targets, bank, "dbsn").offsets(targets)
     assert offsets[0] < 0 < offsets[1:].min()
 
 
@@ -103,14 +103,14 @@ def test_offsets_raise_what_is_found_too_seldom_and_sink_the_hub():
 def test_a_read_only_memory_map_and_a_model_from_a_file_are_used_without_a_warning(tmp_path, rng):
     np.save(tmp_path / "x.npy", rng.normal(size=(30, 6)).astype(np.float32))
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    hubplugin.fit(mapped, "sn", targets=mapped, metric="dot").save(tmp_path / "m.hub")
+    hubplugin.fit(mapped, mapped, "sn", metric="dot").save(tmp_path / "m.hub")
     assert hubplugin.load(tmp_path / "m.hub").offsets(mapped).shape == (30,)
 
 
 def test_with_the_real_queries_as_its_bank_sn_makes_every_target_as_likely_as_any(real):
     """The query-aware case, DBSN eq. 7: sum_i exp( (s_ij + offset_j)/tau + log alpha_i ) is the same for every j."""
     queries, targets = real["test_queries"][:300].astype(np.float64), real["test_targets"][:200].astype(np.float64)
-    model = hubplugin.fit(queries, "sn", targets=targets, tau=0.05)
+    model = hubplugin.fit(targets, queries, "sn", tau=0.05)
     unit = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (queries, targets)]
     corrected = unit[0] @ unit[1].T + model.offsets(targets)
     likely = np.exp(corrected / 0.05 + model.terms[0].log_weights[:, None]).sum(axis=0)

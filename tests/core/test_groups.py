@@ -30,7 +30,7 @@ def test_each_group_is_fitted_as_if_it_were_alone(method, rng):
     common = {name: value for name, value in model.parameters.items() if name != "answers"}
     late = rng.standard_normal((40, 12)).astype(np.float32)
     for value, some in rows.items():
-        alone = hubplugin.fit(bank, method, targets[some], second, answers="left out", **common)
+        alone = hubplugin.fit(targets[some], bank, method, target_bank=second, answers="left out", **common)
         for vectors in (targets[some], late):
             found = model.offsets(vectors, groups=[value] * len(vectors))
             np.testing.assert_allclose(found, alone.offsets(vectors), atol=2e-6)

@@ -42,7 +42,7 @@ def passes(monkeypatch):
 @pytest.mark.parametrize("memory", ["1GiB", "1MiB"])
 def test_offsets_of_the_fits_gallery_are_true_and_cost_no_product(method, memory, sets, passes):
     bank, targets, second = sets
-    model = hubplugin.fit(bank, method, targets, second, memory=memory, **PARAMETERS[method])
+    model = hubplugin.fit(targets, bank, method, target_bank=second, memory=memory, **PARAMETERS[method])
     del passes[:]
     found = model.offsets(targets)
     assert passes == []
@@ -52,7 +52,7 @@ def test_offsets_of_the_fits_gallery_are_true_and_cost_no_product(method, memory
 
 def test_the_default_keeps_its_offsets_too(sets, passes):
     bank, targets, _ = sets
-    model = hubplugin.fit(bank, targets=targets)
+    model = hubplugin.fit(targets, bank)
     del passes[:]
     assert abs(float(model.offsets(targets).mean())) < 1e-6
     assert passes == []
@@ -61,7 +61,7 @@ def test_the_default_keeps_its_offsets_too(sets, passes):
 @pytest.mark.parametrize("change", ["one bit", "two rows swapped", "one more", "another shape"])
 def test_a_gallery_that_changed_gets_new_offsets(change, sets):
     bank, targets, _ = sets
-    model = hubplugin.fit(bank, "is", targets)
+    model = hubplugin.fit(targets, bank, "is")
     if change == "one bit":
         targets[7, 3] = np.nextafter(targets[7, 3], np.float32(np.inf))
         targets[8] *= -1
@@ -71,13 +71,13 @@ def test_a_gallery_that_changed_gets_new_offsets(change, sets):
         targets = np.concatenate([targets, targets[:1]])
     else:
         targets = targets[:45]
-    fresh = hubplugin.fit(bank, "is").offsets(targets)
+    fresh = hubplugin.fit(None, bank, "is").offsets(targets)
     np.testing.assert_allclose(model.offsets(targets), np.minimum(fresh - model.centre, model.gallery.cap), atol=1e-6)
 
 
 def test_another_precision_is_computed(sets, passes):
     bank, targets, _ = sets
-    model = hubplugin.fit(bank, "is", targets)
+    model = hubplugin.fit(targets, bank, "is")
     del passes[:]
     model.offsets(targets, precision="float64")
     assert passes == ["offsets"]
@@ -87,18 +87,18 @@ def test_a_model_with_other_terms_has_none_of_the_offsets(sets):
     from dataclasses import replace
 
     bank, targets, _ = sets
-    model = hubplugin.fit(bank, "is", targets)
-    other = replace(model, terms=hubplugin.fit(bank, "nnn").terms)
-    expected = hubplugin.fit(bank, "nnn", targets).offsets(targets)
+    model = hubplugin.fit(targets, bank, "is")
+    other = replace(model, terms=hubplugin.fit(None, bank, "nnn").terms)
+    expected = hubplugin.fit(targets, bank, "nnn").offsets(targets)
     np.testing.assert_allclose(other.centred_on(targets).offsets(targets), expected, atol=1e-6)
 
 
 def test_large_galleries_are_not_kept_and_files_hold_none(sets, passes, monkeypatch, tmp_path):
     bank, targets, _ = sets
-    hubplugin.fit(bank, "is", targets).save(tmp_path / "model.hub")
+    hubplugin.fit(targets, bank, "is").save(tmp_path / "model.hub")
     loaded = hubplugin.load(tmp_path / "model.hub")
     monkeypatch.setattr(kept, "KEPT_BYTES", 8 * len(targets) - 1)
-    for model in (loaded, hubplugin.fit(bank, "is", targets)):
+    for model in (loaded, hubplugin.fit(targets, bank, "is")):
         del passes[:]
         model.offsets(targets)
         assert passes == ["offsets"]
@@ -106,7 +106,7 @@ def test_large_galleries_are_not_kept_and_files_hold_none(sets, passes, monkeypa
 
 def test_who_writes_to_what_was_given_does_not_change_what_is_kept(sets):
     bank, targets, _ = sets
-    model = hubplugin.fit(bank, "nnn", targets)
+    model = hubplugin.fit(targets, bank, "nnn")
     first = model.offsets(targets)
     expected = first.copy()
     first[:] = 0

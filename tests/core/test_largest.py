@@ -101,7 +101,7 @@ METHODS = [
 def test_answers_are_left_out_in_one_pass_as_float64_does_in_two(kind, method, parameters, metric, memory, monkeypatch):
     monkeypatch.setattr(similarities, "CACHE_BYTES", 4 * 400 * 37)  # tiles of 37 targets
     bank, targets = made(kind)
-    model = hubplugin.fit(bank, method, targets, metric=metric, memory=memory, answers="left out", **parameters)
+    model = hubplugin.fit(targets, bank, method, metric=metric, memory=memory, answers="left out", **parameters)
     s, weights = expected(similarity(bank, targets, metric), len(targets))
     raw = log_of(method, s, weights, **parameters)
     scale = max(1.0, np.abs(s[np.isfinite(s)]).max())
@@ -114,7 +114,9 @@ def test_the_default_and_a_target_bank(kind, monkeypatch):
     bank, targets = made(kind)
     second = np.random.default_rng(1).standard_normal((300, 12)).astype(np.float32)
     second[:40] = bank[:40]
-    model = hubplugin.fit(bank, "blend", targets, second, tau=0.05, strength=1, iterations=5, answers="left out")
+    model = hubplugin.fit(
+        targets, bank, "blend", target_bank=second, tau=0.05, strength=1, iterations=5, answers="left out"
+    )
     s, weights = expected(similarity(bank, np.concatenate([targets, second]), "cosine"), len(targets))
     found = log_of("sn", s, weights, tau=0.05, iterations=5) + log_of("nnn", s, weights, k=16)
     raw = found[: len(targets)] / 2
@@ -132,7 +134,7 @@ def test_few_targets_are_multiplied_again(monkeypatch):
 
     monkeypatch.setattr(answers, "taken", taken)
     bank, targets = made("many")
-    hubplugin.fit(bank, "nnn", targets, answers="left out")
+    hubplugin.fit(targets, bank, "nnn", answers="left out")
     assert sum(again) < len(targets) / 50
 
 

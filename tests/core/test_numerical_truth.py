@@ -46,9 +46,7 @@ def unit(rng, rows, d):
 
 
 def assert_true(method, parameters, metric, bank, targets, target_bank, atol=1e-5, **options):
-    model = hubplugin.fit(
-        bank, method, targets=targets, target_bank=target_bank, metric=metric, **options, **parameters
-    )
+    model = hubplugin.fit(targets, bank, method, target_bank=target_bank, metric=metric, **options, **parameters)
     ours = model.offsets(targets, **options)
     assert ours.dtype == np.float32
     assert ours.shape == (len(targets),)
@@ -96,7 +94,7 @@ def test_distances_far_from_the_origin(method, parameters, rng):
 def test_offsets_that_would_be_no_numbers_are_refused(method, parameters, rng):
     bank, targets = 3 * rng.normal(size=(30, 8)), 3 * rng.normal(size=(50, 8))
     with pytest.raises(InputError, match="out of proportion to the similarities"):
-        hubplugin.fit(bank, method, targets=targets, metric="dot", **parameters)
+        hubplugin.fit(targets, bank, method, metric="dot", **parameters)
 
 
 @pytest.mark.parametrize("seed", [16, 23, 43, 59])  # whose offsets came out finite, by luck and rounding
@@ -106,7 +104,7 @@ def test_a_temperature_below_the_rounding_of_similarities_is_refused(metric, see
     bank, targets = 3 * rng.normal(size=(30, 8)), 3 * rng.normal(size=(50, 8))
     for tau in (1e-17, 1e-30):
         with pytest.raises(InputError, match=f"tau={tau:g} is out of proportion .* below their rounding"):
-            hubplugin.fit(bank, "sn", targets=targets, metric=metric, tau=tau)
+            hubplugin.fit(targets, bank, "sn", metric=metric, tau=tau)
 
 
 @pytest.mark.parametrize(("method", "parameters"), SETTINGS)
@@ -155,15 +153,15 @@ def test_float64_is_asked_of_devices_that_have_it_and_typos_are_told(monkeypatch
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
     assert Compute(precision="float64").torch_device().type == "cpu"
     with pytest.raises(InputError, match="precision='double' is unknown; use one of float32, float64"):
-        hubplugin.fit(unit(rng, 5, 4), "is", precision="double")
+        hubplugin.fit(None, unit(rng, 5, 4), "is", precision="double")
 
 
 def test_a_sample_stands_for_the_gallery(real):
     bank, targets = real["bank_queries"][:700], real["test_targets"]
-    exact = hubplugin.fit(bank, "sn", targets=targets, tau=0.1).offsets(targets)
-    everybody = hubplugin.fit(bank, "sn", targets=targets, tau=0.1, sample=10_000).offsets(targets)
+    exact = hubplugin.fit(targets, bank, "sn", tau=0.1).offsets(targets)
+    everybody = hubplugin.fit(targets, bank, "sn", tau=0.1, sample=10_000).offsets(targets)
     np.testing.assert_array_equal(everybody, exact)
-    some = hubplugin.fit(bank, "sn", targets=targets, tau=0.1, sample=400).offsets(targets)
+    some = hubplugin.fit(targets, bank, "sn", tau=0.1, sample=400).offsets(targets)
     assert abs(float(some.mean())) < 1e-6
     assert np.corrcoef(some, exact)[0, 1] > 0.98
 
@@ -183,7 +181,7 @@ def test_a_sample_counts_for_as_many_targets_as_it_stands_for():
 def test_a_target_the_fit_never_saw_gets_the_offset_of_the_fits_own_last_step(method, parameters, rng):
     bank, target_bank = unit(rng, 50, 16), unit(rng, 30, 16)
     seen, fresh = unit(rng, 80, 16), unit(rng, 25, 16)
-    model = hubplugin.fit(bank, method, targets=seen, target_bank=target_bank, **parameters)
+    model = hubplugin.fit(seen, bank, method, target_bank=target_bank, **parameters)
     if method in ("sn", "dbsn"):  # the iterations end on a step that reads the bank's weights alone
         columns = seen if method == "sn" else np.concatenate([seen, target_bank])
         raw = formulas.last_half_step(bank, columns, np.concatenate([seen, fresh]), "cosine", **parameters)
@@ -213,7 +211,7 @@ def test_sinkhorn_is_finite_and_true_at_any_size_and_temperature(m, n, d, log_ta
 
 def test_offsets_are_centred_on_the_gallery_and_described(real):
     targets = real["test_targets"][:200]
-    model = hubplugin.fit(real["bank_queries"][:300], "nnn", targets=targets)
+    model = hubplugin.fit(targets, real["bank_queries"][:300], "nnn")
     offsets = model.offsets(targets)
     assert abs(float(offsets.mean(dtype=np.float64))) < 1e-6
     assert model.gallery.count == 200
@@ -247,7 +245,7 @@ def test_no_float32_product_is_left_to_a_setting_that_reduces_its_precision(rng,
             return whole(*factors, **options)
 
         monkeypatch.setattr(torch, name, spy)
-    hubplugin.fit(unit(rng, 40, 16), "sn", targets=unit(rng, 30, 16), device="cpu")
+    hubplugin.fit(unit(rng, 30, 16), unit(rng, 40, 16), "sn", device="cpu")
     assert set(seen) == {torch.float64}
 
 
@@ -268,7 +266,7 @@ def test_the_setting_of_another_thread_is_never_changed(rng, reduced_precision, 
     monkeypatch.setattr(torch, "addmm", slow)
     watcher = threading.Thread(target=other)
     watcher.start()
-    hubplugin.fit(unit(rng, 40, 16), "is", targets=unit(rng, 30, 16))
+    hubplugin.fit(unit(rng, 30, 16), unit(rng, 40, 16), "is")
     watcher.join()
     assert seen == ["medium"]
 
@@ -283,7 +281,7 @@ def test_a_setting_that_another_thread_makes_meanwhile_is_noticed(rng, monkeypat
         return multiply(*factors, **options)
 
     monkeypatch.setattr(torch, "addmm", spy)
-    hubplugin.fit(unit(rng, 40, 16), "is", targets=unit(rng, 30, 16), device="cpu")
+    hubplugin.fit(unit(rng, 30, 16), unit(rng, 40, 16), "is", device="cpu")
     assert seen[:2] == [torch.float32, torch.float64]
 
 

@@ -16,7 +16,7 @@ BANK = GALLERY[:100] + 0.5 * np.random.default_rng(1).normal(size=(100, 16)).ast
 
 @pytest.mark.parametrize("alpha", [0.5, 5.0, 50.0])
 def test_the_reach_is_the_share_of_the_gallery_before_the_corrected_first(alpha):
-    model = fit(BANK, "nnn", targets=GALLERY, k=1, alpha=alpha)
+    model = fit(GALLERY, BANK, "nnn", k=1, alpha=alpha)
     unit, queries = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (GALLERY, BANK))
     chosen = queries[np.linspace(0, 99, 64).astype(int)].astype(np.float64)
     scores, offsets = chosen @ unit.T.astype(np.float64), model.offsets(GALLERY)
@@ -27,6 +27,6 @@ def test_the_reach_is_the_share_of_the_gallery_before_the_corrected_first(alpha)
 
 def test_offsets_that_rank_by_themselves_are_refused_with_the_reason():
     given = as_vectors(BANK, "bank"), as_vectors(GALLERY, "gallery"), Compute()
-    require_reach(fit(BANK, "nnn", targets=GALLERY, k=16, alpha=0.5), *given)
+    require_reach(fit(GALLERY, BANK, "nnn", k=16, alpha=0.5), *given)
     with pytest.raises(CorrectionRefused, match=r"far wider than the similarities.*% of the gallery nearer"):
-        require_reach(fit(BANK, "nnn", targets=GALLERY, k=1, alpha=50.0), *given)
+        require_reach(fit(GALLERY, BANK, "nnn", k=1, alpha=50.0), *given)

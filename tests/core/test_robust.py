@@ -36,8 +36,8 @@ def shares_of_lists(bank, gallery, offsets, newcomers, theirs):
 @pytest.mark.parametrize("method", METHODS)
 def test_no_newcomer_stands_in_more_than_its_share_of_the_lists(method, sets):
     bank, gallery, newcomers = sets
-    plain = hubplugin.fit(bank, method, gallery)
-    model = hubplugin.fit(bank, method, gallery, robust=True)
+    plain = hubplugin.fit(gallery, bank, method)
+    model = hubplugin.fit(gallery, bank, method, robust=True)
     assert shares_of_lists(bank, gallery, plain.offsets(gallery), newcomers, plain.offsets(newcomers)).max() > MOST
     shares = shares_of_lists(bank, gallery, model.members.offsets(gallery), newcomers, model.offsets(newcomers))
     assert shares.max() <= model.bound.share <= MOST
@@ -48,8 +48,8 @@ def test_offsets_are_lowered_as_the_formula_says(metric, sets):
     bank, gallery, newcomers = sets
     bank = unit(bank + unit(bank.mean(axis=0, keepdims=True)))  # as queries of another modality lie
     gallery = np.concatenate([gallery[1:], unit(bank.mean(axis=0, keepdims=True))])
-    model = hubplugin.fit(bank, "nnn", gallery, metric=metric, robust=True)
-    plain, bound = hubplugin.fit(bank, "nnn", gallery, metric=metric), model.bound
+    model = hubplugin.fit(gallery, bank, "nnn", metric=metric, robust=True)
+    plain, bound = hubplugin.fit(gallery, bank, "nnn", metric=metric), model.bound
     assert bound.share == max(min(10 * NEWCOMER / ROWS, MOST), FEWEST / ROWS)
     assert bound.members_share == 10 * MEMBER * NEWCOMER / ROWS
     for targets, found, share, tau in (
@@ -84,7 +84,7 @@ def test_what_lies_very_near_to_one_query_keeps_its_offset():
     rng = np.random.default_rng(0)
     bank, gallery = (unit(rng.normal(size=(ROWS, 16)) + 1.0) for _ in range(2))
     bank[0] = unit(-bank.mean(axis=0, keepdims=True))  # far from all others, and nothing in the gallery is as near
-    model, plain = (hubplugin.fit(bank, "nnn", gallery, robust=robust) for robust in (True, False))
+    model, plain = (hubplugin.fit(gallery, bank, "nnn", robust=robust) for robust in (True, False))
     few, many = bank[:1], unit(bank.mean(axis=0, keepdims=True))
     assert model.offsets(few) == plain.offsets(few)
     assert model.offsets(many) < plain.offsets(many)
@@ -94,7 +94,7 @@ def test_what_was_planted_before_the_fit_has_the_share_of_members(sets):
     bank, gallery, _ = sets
     apart = unit(bank + unit(bank.mean(axis=0, keepdims=True)))  # as queries of another modality lie
     poisoned = np.concatenate([gallery, unit(apart.mean(axis=0, keepdims=True))])
-    model, plain = (hubplugin.fit(apart, "nnn", poisoned, robust=robust) for robust in (True, False))
+    model, plain = (hubplugin.fit(poisoned, apart, "nnn", robust=robust) for robust in (True, False))
     without, bounded = (
         shares_of_lists(apart, gallery, given[:-1], poisoned[-1:], given[-1:])[0]
         for given in (plain.offsets(poisoned), model.members.offsets(poisoned))
@@ -108,8 +108,8 @@ def test_members_keep_the_ranking_of_the_plain_fit(sets, real):
     found = [
         (np.argmax(queries @ gallery.T + offsets, axis=1) == np.arange(ROWS)).mean()
         for offsets in (
-            hubplugin.fit(bank, targets=gallery).offsets(gallery),
-            hubplugin.fit(bank, targets=gallery, robust=True).members.offsets(gallery),
+            hubplugin.fit(gallery, bank).offsets(gallery),
+            hubplugin.fit(gallery, bank, robust=True).members.offsets(gallery),
         )
     ]
     assert found[1] >= found[0] - 0.01
@@ -117,10 +117,10 @@ def test_members_keep_the_ranking_of_the_plain_fit(sets, real):
 
 def test_a_robust_model_is_the_same_when_it_is_read_back(sets, tmp_path):
     bank, gallery, newcomers = sets
-    model = hubplugin.fit(bank, targets=gallery, robust=True)
+    model = hubplugin.fit(gallery, bank, robust=True)
     model.save(tmp_path / "m.hub")
     loaded = hubplugin.load(tmp_path / "m.hub")
-    assert loaded.fingerprint == model.fingerprint != hubplugin.fit(bank, targets=gallery).fingerprint
+    assert loaded.fingerprint == model.fingerprint != hubplugin.fit(gallery, bank).fingerprint
     np.testing.assert_array_equal(loaded.offsets(newcomers), model.offsets(newcomers))
     np.testing.assert_array_equal(loaded.members.offsets(newcomers), model.members.offsets(newcomers))
 
@@ -128,7 +128,7 @@ def test_a_robust_model_is_the_same_when_it_is_read_back(sets, tmp_path):
 @pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])
 def test_nothing_with_the_offset_of_the_floor_is_found(metric, sets):
     bank, gallery, newcomers = sets
-    model = hubplugin.fit(bank, "is", gallery, metric=metric, robust=True)
+    model = hubplugin.fit(gallery, bank, "is", metric=metric, robust=True)
 
     levels = np.sort(similarities(metric, bank, gallery) + model.members.offsets(gallery), axis=1)[:, -10]
     assert (similarities(metric, bank, newcomers) + floor_of(model) < levels[:, None]).all()
@@ -137,6 +137,6 @@ def test_nothing_with_the_offset_of_the_floor_is_found(metric, sets):
 def test_a_method_without_a_bank_and_groups_are_refused_in_one_line(sets):
     bank, gallery, _ = sets
     with pytest.raises(InputError, match="'dn' keeps no bank"):
-        hubplugin.fit(bank, "dn", gallery, robust=True)
+        hubplugin.fit(gallery, bank, "dn", robust=True)
     with pytest.raises(InputError, match="knows no offset"):
-        floor_of(hubplugin.fit(bank, "is", gallery, metric="euclidean"))
+        floor_of(hubplugin.fit(gallery, bank, "is", metric="euclidean"))

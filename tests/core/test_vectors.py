@@ -353,11 +353,11 @@ def test_a_gallery_for_which_the_disk_has_no_room_is_refused(monkeypatch):
 
 def test_bank_and_targets_of_different_dimensions_are_both_named():
     with pytest.raises(hubplugin.InputError, match=r"query bank has 3 dimensions, targets has 2"):
-        hubplugin.fit(X, "is", targets=np.ones((5, 2)))
+        hubplugin.fit(np.ones((5, 2)), X, "is")
     with pytest.raises(hubplugin.InputError, match=r"query bank has 3 dimensions, target bank has 2"):
-        hubplugin.fit(X, "dualis", target_bank=np.ones((5, 2)))
+        hubplugin.fit(None, X, "dualis", target_bank=np.ones((5, 2)))
     with pytest.raises(hubplugin.InputError, match=r"targets has 2 dimensions, the query bank of this model has 3"):
-        hubplugin.fit(X, "is").offsets(np.ones((5, 2)))
+        hubplugin.fit(None, X, "is").offsets(np.ones((5, 2)))
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-20, 1.0, 1e20, 1e38])

@@ -69,7 +69,7 @@ def test_every_kind_of_method_stands_in_the_result(evaluation):
 
 
 def test_a_query_dependent_rule_is_ranked_by_its_own_scores(scene, evaluation):
-    rule = fit_rule(scene["query_bank"], "dsl", scene["targets"])
+    rule = fit_rule(scene["targets"], scene["query_bank"], "dsl")
     scores = rule.rescore(similarity(scene["queries"], scene["targets"], "cosine"), rule.keep(scene["targets"]))
     assert evaluation["dsl"].recall[1].value == pytest.approx((ranks_in(scores) == 1).mean(), abs=0.007)
     assert evaluation["dsl"].hubness.skewness == pytest.approx(skewness_in(scores, 5), abs=0.02)
@@ -114,7 +114,7 @@ def test_any_two_methods_can_be_compared(evaluation):
 
 
 def test_a_fitted_model_is_evaluated_as_the_method_it_was_fitted_by(scene, evaluation):
-    model = hubplugin.fit(scene["query_bank"], "is", targets=scene["targets"])
+    model = hubplugin.fit(scene["targets"], scene["query_bank"], "is")
     found = hubplugin.evaluate(scene["queries"], scene["targets"], models={"mine": model}, k=5)
     assert found.methods[1].described == "mine (is tau=0.05)"
     assert found.methods[1].recall[1] == evaluation["is"].recall[1]

@@ -139,7 +139,7 @@ def test_an_index_on_a_gpu_is_refused_with_the_way_to_the_cpu(monkeypatch):
 
 def fitted(metric: str, d: int = 8) -> hubplugin.OffsetModel:
     rng = np.random.default_rng(2)
-    return hubplugin.fit(rng.normal(size=(30, d)), "nnn", targets=rng.normal(size=(40, d)), metric=metric, k=3)
+    return hubplugin.fit(rng.normal(size=(40, d)), rng.normal(size=(30, d)), "nnn", metric=metric, k=3)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_downgrade_and_add_need_an_upgraded_index():
         ("IDMap2,Flat", {"vectors": X, "model_or_offsets": OFFSETS, "ids": np.arange(4)}, "ids of shape (4,)"),
         ("NSG8,Flat", {"vectors": X, "model_or_offsets": OFFSETS}, "takes no more vectors once it is built"),
         ("Flat", {"vectors": 3 * X, "model_or_offsets": fitted("cosine")}, "row 0 has length 3"),
-        ("Flat", {"vectors": X, "model_or_offsets": hubplugin.fit(X, "is")}, "model = model.centred_on(targets)"),
+        ("Flat", {"vectors": X, "model_or_offsets": hubplugin.fit(None, X, "is")}, "model = model.centred_on(targets)"),
     ],
 )
 def test_what_cannot_be_added_is_refused_and_nothing_is_added(kind, arguments, says):
@@ -187,7 +187,7 @@ def test_what_cannot_be_added_is_refused_and_nothing_is_added(kind, arguments, s
 
 
 def test_a_model_fitted_without_targets_is_centred_on_the_index():
-    upgraded = hubplugin_faiss.upgrade(flat(), hubplugin.fit(X[:20], "is"))
+    upgraded = hubplugin_faiss.upgrade(flat(), hubplugin.fit(None, X[:20], "is"))
     back = handler_for(upgraded)
     offsets = np.concatenate([part for _, part in back.scan(0, 100)])
     assert abs(offsets.mean()) < 1e-6
@@ -199,7 +199,7 @@ def poor_graph() -> tuple[faiss.Index, hubplugin.OffsetModel]:
     vectors, bank = cases.unit(rng.normal(size=(2000, 16))), cases.unit(rng.normal(size=(300, 16)))
     index = faiss.index_factory(16, "HNSW4", IP)
     index.add(vectors)
-    return index, hubplugin.fit(bank, "nnn", targets=vectors, k=3, alpha=2.0)
+    return index, hubplugin.fit(vectors, bank, "nnn", k=3, alpha=2.0)
 
 
 def test_a_graph_that_finds_less_says_so_with_a_call_that_works_when_pasted():
@@ -259,7 +259,7 @@ def test_what_the_documentation_says_of_plain_faiss_works():
 
 
 def test_vectors_are_not_added_with_another_model():
-    models = [hubplugin.fit(X[rows], "nnn", targets=X, metric="dot", k=2) for rows in (slice(0, 20), slice(20, 40))]
+    models = [hubplugin.fit(X, X[rows], "nnn", metric="dot", k=2) for rows in (slice(0, 20), slice(20, 40))]
     upgraded = hubplugin_faiss.upgrade(flat(), models[0])
     with pytest.raises(hubplugin.StoreError, match="are those of another model; add with that one"):
         hubplugin_faiss.add(upgraded, X[:3], models[1])
@@ -273,7 +273,7 @@ def test_codes_of_vectors_that_were_never_unit_are_refused_for_cosine():
     index.train(5 * X)
     index.add(5 * X)
     with pytest.raises(hubplugin.InputError, match=r"its codes stand for vectors of about length 5"):
-        hubplugin_faiss.upgrade(index, hubplugin.fit(X[:20], "nnn", targets=X, k=2))
+        hubplugin_faiss.upgrade(index, hubplugin.fit(X, X[:20], "nnn", k=2))
 
 
 def test_ids_that_faiss_has_lost_are_told_in_one_line():
@@ -285,7 +285,7 @@ def test_ids_that_faiss_has_lost_are_told_in_one_line():
 
 def test_a_model_whose_bank_and_targets_were_swapped_is_noticed():
     bank = X[:20] + np.float32(0.01)
-    swapped, right = hubplugin.fit(X, "is", targets=bank), hubplugin.fit(bank, "is", targets=X)
+    swapped, right = hubplugin.fit(bank, X, "is"), hubplugin.fit(X, bank, "is")
     with pytest.warns(UserWarning, match="bank of 50 and 20 targets, and is given to a gallery of 50: if the two were"):
         hubplugin_faiss.upgrade(flat(), swapped)
     with warnings.catch_warnings():

@@ -37,7 +37,7 @@ FIT = {"force": True, "method": "csls"}
 
 
 def fitted(method: str = "csls", **parameters) -> hubplugin.OffsetModel:
-    return hubplugin.fit(BANK, method, targets=GALLERY, **parameters)
+    return hubplugin.fit(GALLERY, BANK, method, **parameters)
 
 
 def built(path: Path, vectors: np.ndarray = GALLERY, kind: str = "Flat") -> Path:
@@ -337,14 +337,14 @@ def large(tmp_path, monkeypatch) -> Callable[[str, str], Path]:
         folder.mkdir()
         monkeypatch.chdir(folder)
         np.save("../bank.npy", bank)
-        hubplugin.fit(bank, "dn", targets=gallery).save("../next.hub")
+        hubplugin.fit(gallery, bank, "dn").save("../next.hub")
         index = faiss.index_factory(16, kind.removesuffix(" on disk"), IP)
         index.train(gallery)
         index.add(gallery)
         faiss.write_index(on_disk(index) if kind.endswith("on disk") else index, "x.faiss")
         if step in ("refresh", "rollback", "remove"):
             for method in ("csls", "nnn"):
-                write(open_store("faiss:x.faiss"), hubplugin.fit(bank, method, targets=gallery))
+                write(open_store("faiss:x.faiss"), hubplugin.fit(gallery, bank, method))
         if step == "refresh":
             index = faiss.read_index("x.faiss")
             index.add(bank)

@@ -45,7 +45,7 @@ def test_without_a_limit_every_answer_is_certified():
 
 def test_a_model_is_taken_for_its_offsets():
     case = cases.made("Flat", IP)
-    model = hubplugin.fit(case.queries, "nnn", targets=case.vectors, k=3)
+    model = hubplugin.fit(case.vectors, case.queries, "nnn", k=3)
     found = CorrectedSearch(case.index, model, targets=case.vectors).search(case.queries, 10)
     wanted = CorrectedSearch(case.index, model.offsets(case.vectors)).search(case.queries, 10)
     np.testing.assert_array_equal(found, wanted)
@@ -93,7 +93,7 @@ def test_query_dependent_methods_rank_as_over_the_whole_gallery(method, rng):
     index = faiss.IndexFlatIP(8)
     index.add(vectors)
     second = cases.unit(rng.normal(size=(50, 8))) if method == "dualdis" else None
-    handler = fit_rule(bank, method, targets=vectors, target_bank=second)
+    handler = fit_rule(vectors, bank, method, target_bank=second)
     found = CorrectedSearch(index, handler, targets=vectors).search_certified(queries, 5)
     truth = handler.rescore(cases.similarities(queries, vectors, IP), handler.keep(vectors))
     assert found.certified.all()

@@ -28,7 +28,7 @@ BANK, GALLERY = (cases.unit(RNG.normal(size=(rows, 16)) + 0.3) for rows in (60, 
 
 @pytest.fixture
 def model() -> hubplugin.OffsetModel:
-    return hubplugin.fit(BANK, "nnn", targets=GALLERY, k=4)
+    return hubplugin.fit(GALLERY, BANK, "nnn", k=4)
 
 
 KINDS = ("Flat", "IDMap2,Flat", "IVF4,Flat", "HNSW8", "SQ8", "IVF4,SQ4", "PQ4x8np", "PQ8x4fs", "RaBitQ", "PCA8,Flat")
@@ -179,7 +179,7 @@ def test_originals_in_a_second_stage_stay_there(tmp_path, model, again):
     index = faiss.index_factory(16, "RaBitQ", IP)
     index.train(GALLERY)
     index.add(GALLERY)
-    file, other = tmp_path / "x.faiss", hubplugin.fit(BANK, "csls", targets=GALLERY, k=3)
+    file, other = tmp_path / "x.faiss", hubplugin.fit(GALLERY, BANK, "csls", k=3)
     faiss.write_index(index, str(file))
     hubplugin_faiss.upgrade_file(file, model, vectors=GALLERY)
     if again == "apply":
@@ -193,7 +193,7 @@ def test_originals_in_a_second_stage_stay_there(tmp_path, model, again):
 
 def test_a_model_that_is_missing_or_of_another_index_is_noticed(path, model):
     hubplugin_faiss.upgrade_file(path, model)
-    other = hubplugin.fit(BANK, "nnn", targets=GALLERY, k=5)
+    other = hubplugin.fit(GALLERY, BANK, "nnn", k=5)
     other.save(f"{path}.hub/model.hub")
     with pytest.raises(hubplugin.StoreError, match=r"photos\.faiss\.hub/model\.hub' is the model of another index"):
         hubplugin_faiss.read_index(path)
@@ -341,7 +341,7 @@ def test_explain_names_what_the_index_itself_appends_to_a_query(tmp_path, rng):
     vectors = rng.normal(size=(60, 4)).astype(np.float32)
     index, path = faiss.IndexFlatIP(4), tmp_path / "photos.faiss"
     index.add(vectors)
-    model = hubplugin.fit(rng.normal(size=(40, 4)), "is", vectors, metric="dot", tau=0.5)
+    model = hubplugin.fit(vectors, rng.normal(size=(40, 4)), "is", metric="dot", tau=0.5)
     upgraded = hubplugin_faiss.upgrade(index, model)
     faiss.write_index(upgraded, str(path))
     explained = open_store(f"faiss:{path}").explain(vectors[0])

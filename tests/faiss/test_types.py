@@ -596,7 +596,7 @@ def test_offsets_of_a_model_compensate_the_norm_bias_of_the_index(kind, metric):
     index.train(vectors)
     index.add(vectors)
     cases.look_everywhere(index)
-    model = hubplugin.fit(bank, "nnn", targets=vectors, k=5)
+    model = hubplugin.fit(vectors, bank, "nnn", k=5)
     upgraded = hubplugin_faiss.upgrade(index, model)
     rows = decoded(upgraded).astype(np.float64)
     lengths = np.linalg.norm(rows, axis=1)
@@ -645,7 +645,7 @@ def test_a_second_stage_ranks_by_all_that_the_codes_hold(kind, metric):
     index.train(vectors)
     index.add(vectors)
     cases.look_everywhere(index)
-    model = hubplugin.fit(bank, "csls", targets=vectors, metric=metric)
+    model = hubplugin.fit(vectors, bank, "csls", metric=metric)
     upgraded = hubplugin_faiss.upgrade(index, model)
     cases.look_everywhere(upgraded)
     raw = cases.similarities(queries, vectors, index.metric_type)
@@ -680,7 +680,7 @@ def test_a_second_stage_of_the_original_vectors_finds_more(kind, metric):
 def test_what_joins_a_second_stage_is_held_as_what_is_there(kind, metric, originals):
     """Vectors would win against what codes make of others."""
     case = cases.made(kind, metric)
-    model = hubplugin.fit(case.queries, "nnn", targets=case.vectors, k=3)
+    model = hubplugin.fit(case.vectors, case.queries, "nnn", k=3)
     upgraded = hubplugin_faiss.upgrade(case.index, model, vectors=case.vectors if originals else None)
     hubplugin_faiss.add(upgraded, case.vectors[:60], model)
     np.testing.assert_allclose(decoded(upgraded)[600:], decoded(upgraded)[:60], atol=2e-3)
@@ -693,7 +693,7 @@ def test_answers_of_the_bank_are_known_again_when_an_index_is_refreshed(kind, me
     """A blend leaves out what reaches the similarity of a query's nearest target, from which 16 bits would round it."""
     case = cases.made(kind, metric)
     bank = cases.unit(np.random.default_rng(1).normal(size=(300, 24)))
-    model = hubplugin.fit(bank, targets=hubplugin_faiss.Gallery(case.index))
+    model = hubplugin.fit(hubplugin_faiss.Gallery(case.index), bank)
     upgraded = hubplugin_faiss.upgrade(case.index, model)
     again = hubplugin_faiss.refresh(upgraded, model)
     np.testing.assert_allclose(stored(again), stored(upgraded), atol=1e-5)
@@ -815,7 +815,7 @@ def test_offsets_that_are_nothing_or_small_find_room(kind, metric, size):
 def test_what_codes_lose_shows_against_the_originals_alone():
     case = cases.made("PQ6x4np", IP)
     rng = np.random.default_rng(11)
-    model = hubplugin.fit(cases.unit(rng.normal(size=(100, 24))), "nnn", targets=case.vectors, k=5)
+    model = hubplugin.fit(case.vectors, cases.unit(rng.normal(size=(100, 24))), "nnn", k=5)
     upgraded = hubplugin_faiss.upgrade(case.index, model)
     alone = loss_of_recall(case.index, upgraded, model)
     against = loss_of_recall(case.index, upgraded, model, originals=as_vectors(case.vectors, "originals"))

@@ -36,7 +36,7 @@ def vectors(real):
 
 @pytest.fixture(scope="module")
 def model(real, vectors):
-    return hubplugin.fit(real["bank_queries"][:500], "nnn", targets=vectors[1])
+    return hubplugin.fit(vectors[1], real["bank_queries"][:500], "nnn")
 
 
 @pytest.fixture

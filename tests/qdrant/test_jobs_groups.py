@@ -44,7 +44,7 @@ class Shops(Photos):
         """The rows of a tenant, and a model fitted on nothing else."""
         rows = np.arange(TENANTS[tenant], 3 * LARGE, 3)
         metric = {models.Distance.COSINE: "cosine", models.Distance.EUCLID: "euclidean"}.get(self.distance, "dot")
-        return rows, hubplugin.fit(self.bank, method, self.gallery[rows], metric=metric)
+        return rows, hubplugin.fit(self.gallery[rows], self.bank, method, metric=metric)
 
     def offset(self, key):
         (found,) = self.stored(key).values()

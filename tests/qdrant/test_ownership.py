@@ -48,7 +48,7 @@ def test_the_gallery_is_not_read_where_the_payload_key_is_taken(cosine, monkeypa
 
 
 def test_a_model_is_not_written_where_the_payload_key_is_taken(cosine):
-    model = hubplugin.fit(cosine.bank, "is", cosine.gallery)
+    model = hubplugin.fit(cosine.gallery, cosine.bank, "is")
     cosine.plain.set_payload("photos", {"hub_offset": 5}, points=[17])
     with pytest.raises(StoreError, match="something of yours"):
         write.write(QdrantStore(cosine.plain, "photos"), model)

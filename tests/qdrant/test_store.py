@@ -142,7 +142,7 @@ def test_a_run_that_another_begins_during_its_last_step_activates_nothing(cosine
 
     def overtaken(writing):
         other = QdrantStore(cosine.plain, "photos")
-        other.begin(hubplugin.fit(cosine.bank, "nnn", cosine.gallery))
+        other.begin(hubplugin.fit(cosine.gallery, cosine.bank, "nnn"))
         activate(writing)
 
     monkeypatch.setattr(QdrantWriting, "activate", overtaken)

@@ -45,7 +45,7 @@ def test_dis_is_equation_2_of_qb_norm(sets, metric, k):
     offsets = centred(inverted_softmax(bank, targets, metric, TAU))
     expected = np.where(corrected[:, None], s + offsets, s)
     assert 0 < corrected.sum() < len(queries) or k > 1
-    rule = fit_rule(bank, "dis", targets, metric=metric, tau=TAU, k=k)
+    rule = fit_rule(targets, bank, "dis", metric=metric, tau=TAU, k=k)
     np.testing.assert_allclose(rescored(rule, queries, targets, metric), expected, rtol=0, atol=1e-5)
 
 
@@ -60,7 +60,7 @@ def test_dualdis_is_appendix_a1_of_nnn(sets, metric, rng):
         factors.append(np.exp(s / tau) / np.exp(similarity(members, targets, metric) / tau).sum(axis=0))
         active.append(active_set(members, targets, metric, 1)[s.argmax(axis=1)])
     product = np.prod([np.where(a[:, None], f, s) for a, f in zip(active, factors, strict=True)], axis=0)
-    rule = fit_rule(bank, "dualdis", targets, target_bank, metric, tau_query=TAU, tau_target=0.1)
+    rule = fit_rule(targets, bank, "dualdis", target_bank=target_bank, metric=metric, tau_query=TAU, tau_target=0.1)
     ours, seen = rescored(rule, queries, targets, metric), set()
     for row, paper in enumerate(product):
         positive = s[row] > 0
@@ -78,7 +78,9 @@ def test_dualdis_is_appendix_a1_of_nnn(sets, metric, rng):
 def test_dualdis_leaves_what_has_no_positive_similarity_to_the_other_factor(sets):
     bank, targets, queries, target_bank = sets
     s = similarity(queries, targets, "euclidean")
-    rule = fit_rule(bank, "dualdis", targets, target_bank, "euclidean", tau_query=TAU, tau_target=0.1)
+    rule = fit_rule(
+        targets, bank, "dualdis", target_bank=target_bank, metric="euclidean", tau_query=TAU, tau_target=0.1
+    )
     ours, nearest = rescored(rule, queries, targets, "euclidean"), s.argmax(axis=1)
     own, other = (active_set(members, targets, "euclidean", 1)[nearest] for members in (bank, target_bank))
     alone = own & ~other
@@ -96,7 +98,7 @@ def test_single_query_dsl_needs_one_number_a_target(sets, metric):
     s, t = similarity(queries, targets, metric), 20.0
     from_bank = np.exp(t * similarity(bank, targets, metric)).sum(axis=0)
     expected = s * np.exp(t * s) / (np.exp(t * s) + from_bank)
-    rule = fit_rule(bank, "dsl", metric=metric, temperature=t)
+    rule = fit_rule(None, bank, "dsl", metric=metric, temperature=t)
     assert rule.keep(targets).shape == (len(targets),)
     np.testing.assert_allclose(rescored(rule, queries, targets, metric), expected, rtol=0, atol=1e-5)
 
@@ -106,14 +108,14 @@ def test_gc_is_the_similarity_less_its_rank_in_the_bank(sets, metric):
     bank, targets, queries, _ = sets
     s, probe = similarity(queries, targets, metric), similarity(bank, targets, metric)
     expected = s - (probe[None, :, :] > s[:, None, :]).sum(axis=1)
-    rule = fit_rule(bank, "gc", metric=metric)
+    rule = fit_rule(None, bank, "gc", metric=metric)
     np.testing.assert_allclose(rescored(rule, queries, targets, metric), expected, rtol=0, atol=1e-5)
 
 
 def test_candidates_are_ranked_as_in_the_whole_gallery(sets):
     bank, targets, queries, target_bank = sets
     for method in ("dis", "dualdis", "dsl", "gc"):
-        rule = fit_rule(bank, method, targets, target_bank)
+        rule = fit_rule(targets, bank, method, target_bank=target_bank)
         kept, s = rule.keep(targets), similarity(queries, targets, "cosine")
         whole = rule.rescore(s, kept)
         names = [f"photo {j}" for j in range(len(targets))]
@@ -127,14 +129,14 @@ def test_candidates_are_ranked_as_in_the_whole_gallery(sets):
 
 
 def test_no_candidates_is_no_ranking(sets):
-    reranker = Reranker(fit_rule(sets[0], "dsl"), lambda ids: np.empty(0))
+    reranker = Reranker(fit_rule(None, sets[0], "dsl"), lambda ids: np.empty(0))
     order, scores = reranker.rerank(sets[2][0], [], [])
     assert len(order) == len(scores) == 0
 
 
 def test_a_later_target_is_in_the_set_exactly_if_a_bank_query_would_rank_it_k_th(sets, rng):
     bank, targets, _, _ = sets
-    model = hubplugin.fit(bank, "is", targets).with_activation(targets, k=2)
+    model = hubplugin.fit(targets, bank, "is").with_activation(targets, k=2)
     late = (targets[rng.permutation(90)[:30]] + rng.normal(size=(30, 12)) / 10).astype(np.float32)
     kth = np.sort(similarity(bank, targets, "cosine"), axis=1)[:, -2]
     expected = (similarity(bank, late, "cosine") >= kth[:, None]).any(axis=0)
@@ -144,12 +146,16 @@ def test_a_later_target_is_in_the_set_exactly_if_a_bank_query_would_rank_it_k_th
 
 def test_the_activation_set_lies_in_the_model_file(sets, tmp_path):
     bank, targets, _, target_bank = sets
-    model = hubplugin.fit(bank, "dualis", targets, target_bank).with_activation(targets, k=3)
+    model = hubplugin.fit(targets, bank, "dualis", target_bank=target_bank).with_activation(targets, k=3)
     model.save(tmp_path / "x.hub")
     loaded = hubplugin.load(tmp_path / "x.hub")
     assert loaded.activation.k == 3
     np.testing.assert_array_equal(loaded.activated(targets), model.activated(targets))
-    assert loaded.fingerprint == model.fingerprint != hubplugin.fit(bank, "dualis", targets, target_bank).fingerprint
+    assert (
+        loaded.fingerprint
+        == model.fingerprint
+        != hubplugin.fit(targets, bank, "dualis", target_bank=target_bank).fingerprint
+    )
 
 
 @given(m=st.integers(1, 30), n=st.integers(1, 30), d=st.integers(1, 8), k=st.integers(1, 40), seed=st.integers(0, 999))
@@ -158,7 +164,7 @@ def test_every_bank_query_has_its_k_nearest_in_the_set(m, n, d, k, seed):
     k = min(k, n)
     rng = np.random.default_rng(seed)
     bank, targets = rng.normal(size=(m, d)), rng.normal(size=(n, d))
-    model = hubplugin.fit(bank, "is", targets).with_activation(targets, k)
+    model = hubplugin.fit(targets, bank, "is").with_activation(targets, k)
     inside = model.activated(targets)
     assert inside[active_set(bank, targets, "cosine", k)].all()
     assert min(k, n) <= inside.sum()
@@ -167,17 +173,20 @@ def test_every_bank_query_has_its_k_nearest_in_the_set(m, n, d, k, seed):
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda b, t: fit_rule(b, "disco", t), "unknown method 'disco': use one of dis, dualdis, dsl, gc"),
-        (lambda b, t: fit_rule(b, "dbsn", t), "fit it with hubplugin.fit,"),
-        (lambda b, t: fit_rule(b, "dis", t, k=0), "k=0 is refused: Input should be greater than or equal to 1"),
-        (lambda b, t: fit_rule(b, "dis", t, k=91), "k=91 is not between 1 and the 90 targets"),
-        (lambda b, t: fit_rule(b, "dis"), "pass targets="),
-        (lambda b, t: fit_rule(b, "dualdis", t), "pass target_bank="),
-        (lambda b, t: fit_rule(b, "gc", t, tau=1), "has no parameter 'tau'; it takes none"),
-        (lambda b, t: hubplugin.fit(b, "dn", t).with_activation(t), "no activation set"),
-        (lambda b, t: hubplugin.fit(b, "is", t).activated(t), "with_activation"),
-        (lambda b, t: Reranker(fit_rule(b, "dsl"), len).rerank(b[0], [1, 2], [0.5]), "2 candidate ids came with 1"),
-        (lambda b, t: Reranker(fit_rule(b, "dsl"), len).rerank(b[0][:3], [1], [0.5]), "12 dimensions"),
+        (lambda b, t: fit_rule(t, b, "disco"), "unknown method 'disco': use one of dis, dualdis, dsl, gc"),
+        (lambda b, t: fit_rule(t, b, "dbsn"), "fit it with hubplugin.fit,"),
+        (lambda b, t: fit_rule(t, b, "dis", k=0), "k=0 is refused: Input should be greater than or equal to 1"),
+        (lambda b, t: fit_rule(t, b, "dis", k=91), "k=91 is not between 1 and the 90 targets"),
+        (lambda b, t: fit_rule(None, b, "dis"), "pass targets="),
+        (lambda b, t: fit_rule(t, b, "dualdis"), "pass target_bank="),
+        (lambda b, t: fit_rule(t, b, "gc", tau=1), "has no parameter 'tau'; it takes none"),
+        (lambda b, t: hubplugin.fit(t, b, "dn").with_activation(t), "no activation set"),
+        (lambda b, t: hubplugin.fit(t, b, "is").activated(t), "with_activation"),
+        (
+            lambda b, t: Reranker(fit_rule(None, b, "dsl"), len).rerank(b[0], [1, 2], [0.5]),
+            "2 candidate ids came with 1",
+        ),
+        (lambda b, t: Reranker(fit_rule(None, b, "dsl"), len).rerank(b[0][:3], [1], [0.5]), "12 dimensions"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(sets, call, says):
@@ -195,8 +204,8 @@ def test_dis_does_no_harm_with_an_adversarial_bank_where_is_does(real):
     bank = real["bank_queries"][np.isin(nearest, common)]
     s, own = similarity(queries, targets, "cosine"), np.arange(len(queries))
     raw = (s.argmax(axis=1) == own).mean()
-    offsets = hubplugin.fit(bank, "is", targets).offsets(targets)
+    offsets = hubplugin.fit(targets, bank, "is").offsets(targets)
     corrected = ((s + offsets).argmax(axis=1) == own).mean()
-    dynamic = (rescored(fit_rule(bank, "dis", targets), queries, targets, "cosine").argmax(axis=1) == own).mean()
+    dynamic = (rescored(fit_rule(targets, bank, "dis"), queries, targets, "cosine").argmax(axis=1) == own).mean()
     assert corrected < raw - 0.02
     assert dynamic >= raw - 0.005

@@ -59,7 +59,7 @@ def test_what_was_asked_is_read_as_a_bank_without_repetitions(folder: Path, quer
     assert rows(found.array()) == rows(queries)
     assert (found.rows, found.seen, found.different, found.texts) == (300, 350, 300, None)
     assert started <= found.first <= found.times.min() <= found.times.max() <= found.last <= time.time()
-    assert hubplugin.fit(found, "is", queries).dim == 8
+    assert hubplugin.fit(queries, found, "is").dim == 8
 
 
 @pytest.mark.parametrize("kind", [list, tuple, np.asarray, lambda query: np.asarray(query, np.float64)])

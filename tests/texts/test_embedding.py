@@ -152,8 +152,8 @@ def test_fit_apply_and_diagnose_take_texts(model, tmp_path, real):
         return [queries[text] for text in texts]
 
     targets = real["test_targets"]
-    fitted = hubplugin.fit(list(queries), targets=targets, embed=embed)
-    by_vectors = hubplugin.fit(real["bank_queries"][:200], targets=targets)
+    fitted = hubplugin.fit(targets, list(queries), embed=embed)
+    by_vectors = hubplugin.fit(targets, real["bank_queries"][:200])
     np.testing.assert_array_equal(fitted.offsets(targets), by_vectors.offsets(targets))
     found = hubplugin.diagnose(targets, list(queries), embed=embed)
     assert found.queries == 200

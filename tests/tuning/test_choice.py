@@ -87,7 +87,7 @@ def test_without_pairs_it_is_the_default_and_nothing_is_tried(small, monkeypatch
     monkeypatch.setattr("hubplugin.trial.Experiment._folds", None)  # not even begun
     choice = hubplugin.choose(small["query_bank"], small["targets"])
     assert (choice.winner, choice.candidates) == (configure("blend"), [])
-    auto, default = (hubplugin.fit(small["query_bank"], method, small["targets"]) for method in ("auto", "blend"))
+    auto, default = (hubplugin.fit(small["targets"], small["query_bank"], method) for method in ("auto", "blend"))
     assert auto.fingerprint == default.fingerprint
 
 
@@ -163,7 +163,7 @@ def test_the_same_seed_chooses_the_same(small, by_pairs):
 
 
 def test_fit_auto_is_the_fit_of_what_choose_chooses(small, by_pairs):
-    model = hubplugin.fit(small["query_bank"], "auto", small["targets"], small["target_bank"])
+    model = hubplugin.fit(small["targets"], small["query_bank"], "auto", target_bank=small["target_bank"])
     assert (model.method, model.parameters) == ("blend", by_pairs.winner.parameters)
     assert model.gallery.count == 300
 
@@ -234,7 +234,7 @@ def test_the_precision_that_a_fit_is_asked_for_is_that_of_its_choice(small, monk
         return unwatched(similarities, targets)
 
     monkeypatch.setattr(experiment, "dense", dense)
-    hubplugin.fit(small["query_bank"], "auto", small["targets"], small["target_bank"], precision="float64")
+    hubplugin.fit(small["targets"], small["query_bank"], "auto", target_bank=small["target_bank"], precision="float64")
     assert seen == {torch.float64}
 
 
@@ -279,8 +279,8 @@ def test_what_cannot_be_used_is_refused_in_one_line(small, change, says):
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda b, t: hubplugin.fit(b, "auto"), "pass targets="),
-        (lambda b, t: hubplugin.fit(b, "auto", t, tau=0.1), "takes no parameters, it chooses them: leave 'tau' out"),
+        (lambda b, t: hubplugin.fit(None, b, "auto"), "pass targets="),
+        (lambda b, t: hubplugin.fit(t, b, "auto", tau=0.1), "takes no parameters, it chooses them: leave 'tau' out"),
         (lambda b, t: judge(b, t, "sinkhorn"), "unknown method 'sinkhorn': use one of blend, is, sn, dbsn"),
         (lambda b, t: judge(b, t, "nnn", alpha=0), "alpha=0 is refused: Input should be greater than 0"),
     ],

@@ -152,7 +152,7 @@ def changes(real, bank) -> float:
     queries, targets = (real[f"test_{side}"].astype(np.float32) for side in ("queries", "targets"))
     queries, targets = (part / np.linalg.norm(part, axis=1, keepdims=True) for part in (queries, targets))
     scores, own = queries @ targets.T, np.arange(len(queries))
-    offsets = hubplugin.fit(bank, targets=targets).offsets(targets)
+    offsets = hubplugin.fit(targets, bank).offsets(targets)
     return 100 * float(((scores + offsets).argmax(axis=1) == own).mean() - (scores.argmax(axis=1) == own).mean())
 
 

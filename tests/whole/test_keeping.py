@@ -31,7 +31,7 @@ def corrected(tmp_path_factory, real):
     import hubplugin as package
 
     for method in ("nnn", "dbsn"):
-        write(store, package.fit(real["bank_queries"], method, targets=targets))
+        write(store, package.fit(targets, real["bank_queries"], method))
     return folder
 
 

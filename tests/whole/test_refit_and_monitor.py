@@ -33,7 +33,7 @@ def photos(real, tmp_path):
     """An index of real vectors, corrected by a model of half of the bank."""
     targets = write_photos(tmp_path, real)
     store = open_store(f"faiss:{tmp_path / 'photos.faiss'}")
-    write(store, hubplugin.fit(real["bank_queries"][::2], "nnn", targets=targets, k=8))
+    write(store, hubplugin.fit(targets, real["bank_queries"][::2], "nnn", k=8))
     return store
 
 
@@ -41,7 +41,7 @@ def test_a_refit_keeps_the_method_and_its_parameters_on_a_new_bank(photos, real)
     done = refit(photos, real["bank_queries"][1::2])
     found = photos.correction().model
     assert (found.method, found.parameters["k"]) == ("nnn", 8)
-    assert found.bank_fingerprint == hubplugin.fit(real["bank_queries"][1::2], "nnn").bank_fingerprint
+    assert found.bank_fingerprint == hubplugin.fit(None, real["bank_queries"][1::2], "nnn").bank_fingerprint
     assert [each.state for each in photos.versions()] == ["kept", "active"]
     assert done.versus.new.skewness < done.versus.raw.skewness
     assert done.judgement is not None
@@ -137,7 +137,7 @@ def test_missing_and_stale_offsets_of_a_collection_are_seen_on_a_random_sample(r
     points = [models.PointStruct(id=number, vector=row.tolist()) for number, row in enumerate(vectors)]
     client.upsert("photos", points)
     store = QdrantStore(client, "photos")
-    write(store, hubplugin.fit(real["bank_queries"][:300], "nnn", targets=vectors))
+    write(store, hubplugin.fit(vectors, real["bank_queries"][:300], "nnn"))
     assert hubplugin.monitor(store).attention == []
     client.delete_payload("photos", ["hub_offset"], points=list(range(300)))
     seen = hubplugin.monitor(QdrantStore(client, "photos"))
@@ -180,7 +180,7 @@ def test_planted_targets_are_named_and_hubness_is_told_beside_that_of_the_fit(tm
 
 
 def test_what_was_counted_at_the_fit_lies_in_the_model_and_makes_no_other(real):
-    model = hubplugin.fit(real["bank_queries"], "nnn", targets=real["test_targets"])
+    model = hubplugin.fit(real["test_targets"], real["bank_queries"], "nnn")
     with_finds = model.having(finds=FIT)
     assert hubplugin.OffsetModel.from_bytes(with_finds.to_bytes()).finds == FIT
     assert hubplugin.OffsetModel.from_bytes(model.to_bytes()).finds is None
