@@ -1,4 +1,5 @@
-"""What an index loses by its correction, found by searching it with queries of the bank, and when that is too much."""
+"""What an index loses by its correction, found by searching it with queries of the bank, and when that is too much; and
+the search settings that make up for it."""
 
 from __future__ import annotations
 
@@ -10,15 +11,13 @@ from typing import NamedTuple
 import faiss
 import numpy as np
 
-from hubplugin.errors import CorrectionRefused, Parameter
+from hubplugin.errors import CorrectionRefused, InputError, Parameter
 from hubplugin.metric import Metric, augment_queries, augment_targets, normalise
 from hubplugin.model import OffsetModel
 from hubplugin.vectors import Vectors
-from hubplugin_faiss.faiss_objects import block_rows, copied, name_of
+from hubplugin_faiss.encoding.codecs import upgrade_spec
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import NormBias
-from hubplugin_faiss.offsets import upgrade_spec
-from hubplugin_faiss.search_settings import holds_graph, parts, wider
+from hubplugin_faiss.handlers.base import NormBias, block_rows, copied, name_of
 
 QUERIES, K = 400, 10
 """Bank queries that are tried, and how many results of each."""
@@ -319,3 +318,65 @@ def _recall(index: faiss.Index, queries: np.ndarray, truth: np.ndarray, between:
         found.append(index.search(query[None], K)[1][0])
         between()
     return np.array([len(np.intersect1d(a, b)) / K for a, b in zip(found, truth, strict=True)])
+
+
+def tune(
+    index: faiss.Index, *, nprobe: int | None = None, ef_search: int | None = None, k_factor: float | None = None
+) -> None:
+    """Sets how wide a search looks, wherever in `index`, upgraded or not, the setting lies.
+
+    Args:
+        index: a faiss.Index; an upgraded one is an IndexPreTransform, which has no `nprobe` or `hnsw` of its own.
+        nprobe: inverted lists that a search visits.
+        ef_search: candidates that a search of an HNSW graph keeps (`hnsw.efSearch`), of an NSG graph `nsg.search_L`.
+        k_factor: candidates for each result that an IndexRefine ranks again.
+
+    Raises:
+        InputError: nothing in `index` has one of the settings that were given; none is set then.
+    """
+    given = {"nprobe": nprobe, "ef_search": ef_search, "k_factor": k_factor}
+    wanted = {name: value for name, value in given.items() if value is not None}
+    places = {name: part for part in parts(index) for name in settings(part)}
+    for name in wanted:
+        if name not in places:
+            known = ", ".join(sorted(places)) or "none"
+            raise InputError(f"nothing in this {name_of(index)} has the setting {name}; it has: {known}")
+    for name, value in wanted.items():
+        part = places[name]
+        if name != "ef_search":
+            setattr(part, name, value)
+        elif isinstance(part, faiss.IndexHNSW):
+            part.hnsw.efSearch = value
+        else:
+            part.nsg.search_L = value
+
+
+def settings(part: faiss.Index) -> dict[str, float]:
+    """The settings that `part` itself has, and their values."""
+    if isinstance(part, faiss.IndexIVF):
+        return {"nprobe": part.nprobe}
+    if isinstance(part, faiss.IndexHNSW):
+        return {"ef_search": part.hnsw.efSearch}
+    if isinstance(part, faiss.IndexNSG):
+        return {"ef_search": part.nsg.search_L}
+    return {"k_factor": part.k_factor} if isinstance(part, faiss.IndexRefine) else {}
+
+
+def parts(index: faiss.Index) -> Iterator[faiss.Index]:
+    """`index` and those inside it that find its candidates."""
+    index = faiss.downcast_index(index)
+    yield index
+    for inner in ("index", "base_index"):
+        if hasattr(index, inner):
+            yield from parts(getattr(index, inner))
+
+
+def holds_graph(index: faiss.Index) -> bool:
+    return any(isinstance(part, faiss.IndexHNSW | faiss.IndexNSG) for part in parts(index))
+
+
+def wider(index: faiss.Index) -> str:
+    """The call of `tune`, as text, that makes searches of `index` twice as wide; "" if it has no such setting."""
+    now = {name: value for part in parts(index) for name, value in settings(part).items()}
+    changed = ", ".join(f"{name}={2 * value:g}" for name, value in now.items())
+    return f"hubplugin_faiss.tune(index, {changed})" if changed else ""

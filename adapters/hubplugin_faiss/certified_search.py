@@ -12,7 +12,7 @@ from hubplugin.errors import InputError
 from hubplugin.model import OffsetModel
 from hubplugin.query_dependent import DualDynamic, DualSoftmax, Dynamic, GloballyCorrected, Reranker, Rule
 from hubplugin.vectors import OffsetsLike, VectorLike, as_vectors
-from hubplugin_faiss.checks import checked_offsets
+from hubplugin_faiss.index import checked_offsets
 
 GROWTH = 4
 

@@ -1,205 +1,217 @@
-"""Index files: upgraded and replaced so that a kill at any moment leaves the old or the new one whole.
-
-A new file is written to the folder of the index (`hub_folder`), read back and searched. Then it replaces the old one
-in one step (`Run.switch`).
-"""
+"""Index files as they lie on a disk: told apart, read by Faiss, and written piece by piece."""
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+import struct
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
-from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel
-from hubplugin.vectors import Progress, VectorLike, Vectors
-from hubplugin_faiss.calibration import is_exact, loss_of_recall, require_recall
-from hubplugin_faiss.checks import checked_originals, require_upgradable, require_upgraded
-from hubplugin_faiss.disk import room_for_offsets
-from hubplugin_faiss.encoding.extra_dimensions import Assemble
-from hubplugin_faiss.file_reader import MappedGallery, give_back_pages, read_faiss, read_file, require_unchanged
-from hubplugin_faiss.file_writer import write_index_file
-from hubplugin_faiss.gallery import Gallery
+from hubplugin.vectors import Progress
+from hubplugin_faiss.disk import making, take_room
+from hubplugin_faiss.encoding.layout import Assemble, EncodedIndex, in_memory
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.lists import free_name
-from hubplugin_faiss.hub_folder import MODEL, HubFolder
-from hubplugin_faiss.index import upgraded_by
-from hubplugin_faiss.offsets import Resources, offsets_by, upgrade_spec
-from hubplugin_faiss.run import Run
-from hubplugin_faiss.search_settings import holds_graph
+from hubplugin_faiss.handlers.base import reason
 
-SAMPLED = 16
-"""A file that was written is read back and searched with this many of its own vectors before it takes its place."""
+PAGES_KEPT = 256 << 20
+"""The pages of a mapped file are given back each time that about this much of it has been read."""
 
 
-HALF = 2.0**-10
-"""The largest error that 16 bits make in a component of a second stage, relative to the largest component."""
+ENDS = 64 << 10
+"""Bytes at the head and at the end of a file that tell it from another one of the same size and time."""
 
 
-def upgrade_file(
-    path: str | os.PathLike[str],
-    model: OffsetModel,
-    out: str | os.PathLike[str] | None = None,
-    *,
-    vectors: VectorLike | None = None,
-    rebuild: bool | None = None,
-    force: bool = False,
-    device: str = "auto",
-    memory: int | str = "1GiB",
-    progress: Progress | None = None,
-) -> None:
-    """Upgrades the index in the file `path` in place, or to the file `out`, and writes `model` beside it: for
-    photos.faiss, to photos.faiss.hub/model.hub.
+def stamp_of(path: str | os.PathLike[str]) -> str:
+    """What tells the file `path` from any other that takes its place: its number, size and time, and a hash of its head
+    and end. "" where there is none."""
+    try:
+        with open(path, "rb") as file:
+            status, ends = os.fstat(file.fileno()), hashlib.sha256(file.read(ENDS))
+            file.seek(max(status.st_size - ENDS, 0))
+            ends.update(file.read(ENDS))
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise StoreError(f"{os.fspath(path)!r} cannot be read: {error.strerror}") from None
+    return f"{status.st_ino}|{status.st_size}|{status.st_mtime_ns}|{ends.hexdigest()[:16]}"
 
-    An index that is already upgraded gets the offsets of `model` instead of its own. The new file is written beside
-    the old one, flushed, read back and searched before it replaces it. A kill at any moment leaves one of the two
-    whole, and running this again finishes. A file above 1 GiB is mapped: codes in a row or in inverted lists go from
-    it to the new one piece by piece, and offsets are held in a file meanwhile, so that memory does not grow with it.
 
-    Args:
-        path: the index file.
-        model: as in `upgrade`.
-        out: the file to write, `path` by default.
-        vectors: the originals [ntotal, d], as in `upgrade`.
-        rebuild: whether graphs are built anew, as in `upgrade`.
-        force: as in `upgrade`.
-        device: where offsets are computed, as in `hubplugin.fit`.
-        memory: how much memory that may take.
-        progress: called with a text, what is done and the total.
+def require_unchanged(path: str | os.PathLike[str], stamp: str) -> None:
+    """Raises StoreError unless the file `path` still has this `stamp`."""
+    if stamp_of(path) != stamp:
+        raise StoreError(
+            f"{os.fspath(path)!r} was changed by another program since it was read; it stays as that program left it: "
+            "run this again"
+        )
 
-    Raises:
-        StoreError: as in `upgrade`; for a file that Faiss cannot read or write, that another run of hubplugin writes,
-            or that another program changes meanwhile; and where the disk has no room.
-        InputError: as in `upgrade`.
-        CorrectionRefused: as in `upgrade`; the file is as it was.
+
+def require_file(path: str | os.PathLike[str]) -> None:
+    """Raises StoreError unless `path` is a file."""
+    if not Path(path).is_file():
+        what = "is a folder, not an index file" if Path(path).is_dir() else "does not exist"
+        raise StoreError(f"{os.fspath(path)!r} {what}")
+
+
+def read_faiss(path: str | os.PathLike[str], *, mapped: bool = False) -> faiss.Index:
+    """The index in the file `path`, in memory or mapped; raises StoreError, one line, if there is none or Faiss
+    refuses it."""
+    require_file(path)
+    try:
+        return faiss.read_index(os.fspath(path), faiss.IO_FLAG_MMAP_IFC if mapped else 0)
+    except RuntimeError as error:
+        raise StoreError(f"Faiss cannot read {os.fspath(path)!r}: {reason(error)}") from None
+
+
+def give_back_pages(*paths: Path) -> None:
+    """Lets the kernel drop pages of the mapped files `paths`, so that files larger than memory do not fill it.
+
+    Pages that are needed again are read again.
     """
-    target, resources = Path(path if out is None else out), Resources(device, memory, progress)
-    read = read_file(path)
-    index, unchanged = read.index, partial(require_unchanged, path, read.stamp)
-    with Run(HubFolder(target)) as run:
-        unchanged()
-        pending = run.begin_anew()
-        original, again, mapped = index, handler_for(index).is_upgraded(), Path(path)
-        if again:
-            if vectors is None and handler_for(index).two_stage:
-                vectors = Gallery(index)
-            run.note_lists(made=map(free_name, handler_for(index).files()))
-            write_index_file(pending / "raw.faiss", handler_for(index).downgraded, [mapped], progress)
-            mapped = pending / "raw.faiss"
-            index = read_faiss(mapped, mapped=True)
-        require_upgradable(handler_for(index))
-        room = pending / "room"
-        gallery = MappedGallery([mapped, room], index, Path(path).name, unit=model.metric is Metric.COSINE)
-        originals = checked_originals(vectors, handler_for(index))
-        into = room_for_offsets(room, gallery.rows)
-        offsets = offsets_by(model, gallery, resources, originals, into, tolerant=again)
-        replaced = handler_for(original).files() if run.folder.index == Path(os.path.realpath(path)) else []
-        new = Replacement(run, index, [mapped, room], unchanged, originals, progress)
-        put(new, model, offsets, replaced, rebuild, force)
-
-
-@dataclass(frozen=True)
-class Replacement:
-    """What replaces the index of a `run`: made of `index`, which is mapped from the first of the files `mapped`.
-
-    unchanged: called before the last step, see `Run.switch`. originals: the vectors [n, d] that a second stage is going
-    to hold.
-    """
-
-    run: Run
-    index: faiss.Index
-    mapped: Sequence[Path]
-    unchanged: Callable[[], None]
-    originals: Vectors | None = None
-    progress: Progress | None = None
-
-
-def put(
-    new: Replacement,
-    model: OffsetModel,
-    offsets: np.ndarray,
-    replaced: Sequence[str],
-    rebuild: bool | None = None,
-    force: bool = False,
-) -> None:
-    """Replaces an index file by `new.index`, upgraded with `offsets` [n] in scan order, and its model by `model`.
-
-    replaced: the files of inverted lists of the replaced index, which are deleted then. rebuild, force: as in
-    `upgrade`; raises CorrectionRefused like that, and the file is as it was.
-    """
-    handler, originals = handler_for(new.index), new.originals
-    new.run.note_lists(map(free_name, handler.files()), replaced)
-    new.run.folder.write(new.run.pending / MODEL, model.to_bytes())
-
-    if holds_graph(new.index) or handler.two_stage:  # these are made in memory, and some graphs twice
-        made = upgraded_by(new.index, offsets, model, originals, rebuild, force)
-        _replace(new, lambda _: made)
+    if not sys.platform.startswith("linux"):
         return
-
-    def make(assemble: Assemble) -> faiss.Index:
-        return handler.upgraded(offsets, upgrade_spec(offsets, model, assemble, vectors=originals))
-
-    def measured(written: faiss.Index) -> None:
-        if originals is not None or not is_exact(new.index):
-            give_back = partial(give_back_pages, *new.mapped, new.run.new_index)
-            recall = loss_of_recall(new.index, written, model, give_back, originals)
-            require_recall(recall, new.index, written, force)
-
-    _replace(new, make, measured)
+    libc, names = ctypes.CDLL(None), tuple(os.path.realpath(path) for path in paths)
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            if line.rstrip("\n").endswith(names):
+                first, _, last = line.split(maxsplit=1)[0].partition("-")
+                start = int(first, 16)
+                libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(int(last, 16) - start), 4)  # MADV_DONTNEED
 
 
-def take_out(new: Replacement) -> None:
-    """Replaces an index file, which holds the upgraded `new.index`, by the index as it was, and deletes its folder."""
-    handler = handler_for(new.index)
-    require_upgraded(handler)
-    new.run.note_lists(map(free_name, handler.files()), handler.files())
-    _replace(new, handler.downgraded, remove=True)
-
-
-def _replace(
-    new: Replacement,
-    make: Callable[[Assemble], faiss.Index],
-    check: Callable[[faiss.Index], None] = lambda written: None,
-    *,
-    remove: bool = False,
+def write_index_file(
+    path: Path, make: Callable[[Assemble], faiss.Index], mapped: Sequence[Path], progress: Progress | None
 ) -> None:
-    path = new.run.new_index
-    write_index_file(path, make, new.mapped, new.progress)
-    written = read_faiss(path, mapped=True)
-    _require_same(written, new.index, path, new.originals)
-    check(written)
-    new.run.switch(handler_for(written).files(), new.unchanged, remove=remove)
+    """Writes what `make` makes to the file `path`, and its inverted lists to their files, and flushes them.
 
-
-def _require_same(written: faiss.Index, index: faiss.Index, path: Path, originals: Vectors | None) -> None:
-    """Raises StoreError unless `written`, read back from `path`, holds the first and last vectors and finds them.
-
-    They are compared with those of `index`, or with `originals` where a second stage holds these. Only they are
-    searched, so that a large file is not read as a whole.
+    Codes are replaced by a random placeholder, Faiss serialises the rest, and the codes are streamed in at the position
+    of the placeholder. Room on the disk is taken first. Raises StoreError if the file cannot be written.
     """
-    before, after = handler_for(index), handler_for(written)
-    same = before.count == after.count
-    if same:
-        starts = (0, max(0, before.count - SAMPLED))
-        labels = [after.labels(start, min(start + SAMPLED, before.count)) for start in starts]
-        selector = faiss.IDSelectorBatch(np.concatenate(labels))
-        parameters = after.selecting(selector)
-        for start in starts:
-            (asked, _), (found, _) = next(before.scan(start, SAMPLED)), next(after.scan(start, SAMPLED))
-            if originals is not None and after.two_stage:
-                asked, found = next(originals.blocks(SAMPLED)), next(after.scan(0, SAMPLED))[0]
-            scores, names = written.search(asked, 1, params=parameters)
-            if after.two_stage:  # a second stage may hold them at unit length
-                lengths = np.linalg.norm(asked, axis=1) / np.maximum(np.linalg.norm(found, axis=1), 1e-30)
-                found = found * lengths[:, None]
-            asked, found = np.nan_to_num(asked), np.nan_to_num(found)
-            near = np.allclose(asked, found, rtol=0, atol=HALF * float(np.abs(asked).max()))
-            same &= near and bool((names >= 0).any() and np.isfinite(scores[names >= 0]).all())
-    if not same:
-        raise StoreError(f"{os.fspath(path)!r} does not read back as it was written; the disk may be failing")
+    placeholders: list[tuple[EncodedIndex, bytes]] = []
+
+    def with_placeholder(encoded: EncodedIndex) -> faiss.Index:
+        placeholder = _placeholder(encoded)
+        if placeholder is None:
+            return in_memory(encoded)
+        placeholders.append((encoded, placeholder))
+        return encoded.empty
+
+    index = make(with_placeholder)
+    if not placeholders:
+        _write_whole(index, path)
+        for name in handler_for(index).files():
+            with open(name, "rb+") as written:
+                os.fsync(written.fileno())
+        return
+    frame = faiss.serialize_index(index).tobytes()
+    places = sorted((_place(frame, placeholder), number) for number, (_, placeholder) in enumerate(placeholders))
+    done, total = 0, sum(int(encoded.empty.ntotal) for encoded, _ in placeholders)
+    needed = len(frame) + sum(_size(encoded) for encoded, _ in placeholders)
+    with making(path, needed), path.open("wb") as file:
+        take_room(file, needed)
+        position = 0
+        for place, number in places:
+            encoded, placeholder = placeholders[number]
+            file.write(frame[position:place])
+            for count in _write_codes(encoded, file):
+                done += count
+                give_back_pages(*mapped)
+                if progress is not None:
+                    progress("writing the index", done, total)
+            position = place + len(placeholder)
+        file.write(frame[position:])
+        file.truncate()
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_whole(index: faiss.Index, path: Path) -> None:
+    """Writes `index` as Faiss does: first to nowhere, to learn its size."""
+    sizes: list[int] = []
+    faiss.write_index(index, faiss.PyCallbackIOWriter(lambda content: sizes.append(len(content))))
+    with making(path, sum(sizes)), path.open("wb") as file:
+        take_room(file, sum(sizes))
+        try:
+            faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
+        except RuntimeError as error:
+            raise StoreError(f"Faiss cannot write {os.fspath(path)!r}: {reason(error)}") from None
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _placeholder(encoded: EncodedIndex) -> bytes | None:
+    """What Faiss writes in place of the codes of an empty base index; None if it writes them elsewhere."""
+    empty = encoded.empty
+    if isinstance(empty, faiss.IndexIVF):
+        if not isinstance(faiss.downcast_InvertedLists(empty.invlists), faiss.ArrayInvertedLists):
+            return None
+        return struct.pack("<4sQQ4sQ", b"ilar", empty.nlist, empty.code_size, b"sprs", 0)
+    if isinstance(empty, faiss.IndexFastScan):
+        return None
+    placeholder = os.urandom(64)
+    empty.codes.resize(len(placeholder))
+    faiss.rev_swig_ptr(empty.codes.data(), len(placeholder))[:] = np.frombuffer(placeholder, np.uint8)
+    return struct.pack("<Q", len(placeholder) // _unit(empty)) + placeholder
+
+
+def _place(frame: bytes, placeholder: bytes) -> int:
+    """Where `placeholder` is in `frame`. A short one may occur there by chance; the file then fails its check."""
+    place = frame.rfind(placeholder)
+    if place < 0:
+        raise StoreError("this version of Faiss writes indexes in another way than is known; nothing was changed")
+    return place
+
+
+def _write_codes(encoded: EncodedIndex, file: BinaryIO) -> Iterator[int]:
+    """Writes the codes of `encoded` as Faiss does, piece by piece, and yields the number of entries of each."""
+    empty = encoded.empty
+    if not isinstance(empty, faiss.IndexIVF):
+        file.write(struct.pack("<Q", int(empty.ntotal) * int(empty.code_size) // _unit(empty)))
+        for entries in encoded.entries():
+            file.write(np.ascontiguousarray(entries.codes).data)
+            yield len(entries.codes)
+        return
+    assert encoded.list_sizes is not None
+    sizes = encoded.list_sizes.astype(np.uint64)
+    file.write(struct.pack("<4sQQ", b"ilar", empty.nlist, empty.code_size))
+    filled = np.flatnonzero(sizes)
+    if len(filled) > empty.nlist // 2:
+        listed, kind = sizes, b"full"
+    else:
+        listed, kind = np.stack([filled.astype(np.uint64), sizes[filled]], axis=1).ravel(), b"sprs"
+    file.write(struct.pack("<4sQ", kind, len(listed)) + listed.tobytes())
+    held: list[np.ndarray] = []  # ids follow the codes of their whole list
+    left = 0
+    for entries in encoded.entries():
+        assert entries.lists is not None
+        assert entries.ids is not None
+        edges = np.flatnonzero(np.diff(entries.lists, prepend=-1, append=-1))
+        for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+            left = left or int(sizes[entries.lists[first]])
+            file.write(np.ascontiguousarray(entries.codes[first:last]).data)
+            held.append(entries.ids[first:last])
+            left -= last - first
+            if left == 0:
+                file.write(np.concatenate(held).tobytes())
+                held.clear()
+        yield len(entries.codes)
+
+
+def _size(encoded: EncodedIndex) -> int:
+    """Bytes that `_write_codes` writes at most."""
+    empty, codes = encoded.empty, int(encoded.empty.ntotal) * int(encoded.empty.code_size)
+    if not isinstance(empty, faiss.IndexIVF):
+        return codes + 8
+    return codes + 8 * int(empty.ntotal) + 16 * int(empty.nlist) + 64
+
+
+def _unit(empty: faiss.Index) -> int:
+    """The unit in bytes in which Faiss counts the codes of a base index: a float or a byte."""
+    return 4 if isinstance(empty, faiss.IndexFlat) else 1

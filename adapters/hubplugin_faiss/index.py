@@ -1,31 +1,26 @@
-"""The public functions on an index in memory."""
+"""An index in memory: its vectors and their offsets, what is refused, and the public functions on it."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import faiss
 import numpy as np
 
-from hubplugin.errors import InputError
+from hubplugin.compute import Compute
+from hubplugin.errors import InputError, Parameter, StoreError
+from hubplugin.jobs.write import UNIT, Unjudged, offsets_of_all
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel
+from hubplugin.model import OffsetModel, warn_if_swapped
+from hubplugin.store import Batch
 from hubplugin.vectors import OffsetsLike, Progress, VectorLike, Vectors, as_vectors
-from hubplugin_faiss.calibration import is_exact, require_recall, require_rehearsed, trial_of, widen
-from hubplugin_faiss.checks import (
-    checked_offsets,
-    checked_originals,
-    require_made_by,
-    require_unit,
-    require_upgradable,
-    require_upgraded,
-)
-from hubplugin_faiss.encoding.extra_dimensions import in_memory
-from hubplugin_faiss.gallery import Gallery
+from hubplugin_faiss.calibration import holds_graph, is_exact, require_recall, require_rehearsed, trial_of, widen
+from hubplugin_faiss.encoding.codecs import upgrade_spec
+from hubplugin_faiss.encoding.layout import in_memory
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import NormBias
-from hubplugin_faiss.offsets import Resources, offsets_by, upgrade_spec
-from hubplugin_faiss.search_settings import holds_graph
+from hubplugin_faiss.handlers.base import IndexHandler, NormBias, block_rows, name_of
 
 if TYPE_CHECKING:
     from hubplugin.admission import Admission
@@ -76,14 +71,14 @@ def upgrade(
         InputError: the offsets, the model or the vectors do not suit it.
         CorrectionRefused: the upgraded index would find much less than the raw one does.
     """
-    resources = Resources(device, memory, progress)
-    return _upgraded(index, model_or_offsets, resources, vectors=vectors, rebuild=rebuild, force=force)
+    compute = Compute(device, memory, progress)
+    return _upgraded(index, model_or_offsets, compute, vectors=vectors, rebuild=rebuild, force=force)
 
 
 def _upgraded(
     index: faiss.Index,
     model_or_offsets: OffsetModel | OffsetsLike,
-    resources: Resources,
+    compute: Compute,
     *,
     vectors: VectorLike | None = None,
     rebuild: bool | None = None,
@@ -99,7 +94,7 @@ def _upgraded(
         return handler.upgraded(offsets, upgrade_spec(offsets, None, rebuild=bool(rebuild), vectors=originals))
     model = model_or_offsets
     gallery = Gallery(index, unit=model.metric is Metric.COSINE)
-    offsets = offsets_by(model, gallery, resources, originals, tolerant=tolerant)
+    offsets = offsets_by(model, gallery, compute, originals, tolerant=tolerant)
     return upgraded_by(index, offsets, model, originals, rebuild, force)
 
 
@@ -192,10 +187,10 @@ def add(
             require_unit(block, given.name)
         coded = handler.coded(block)
         names = range(handler.count, handler.count + len(block)) if ids is None else np.asarray(ids).tolist()
-        resources = Resources(device, memory)
-        offsets = (
-            resources.offsets(model, coded) if admission is None else resources.admitted(model, coded, names, admission)
-        )
+        if admission is None:
+            offsets = model.offsets(coded, device=device, memory=memory)
+        else:
+            offsets = admission.offsets(model, coded, names, Compute(device, memory))
         offsets = (offsets - NormBias(handler, unit)(coded)).astype(np.float32)
     else:
         offsets = checked_offsets(model_or_offsets, len(block), "the batch")
@@ -265,5 +260,195 @@ def refresh(
         CorrectionRefused: as in `upgrade`.
     """
     held = Gallery(index) if handler_for(index).two_stage else None
-    resources = Resources(device, memory, progress)
-    return _upgraded(downgrade(index), model_or_offsets, resources, vectors=held, force=force, tolerant=True)
+    compute = Compute(device, memory, progress)
+    return _upgraded(downgrade(index), model_or_offsets, compute, vectors=held, force=force, tolerant=True)
+
+
+class Gallery(Vectors):
+    """The vectors [rows, dim] in an index, as the index itself reconstructs them, upgraded or not.
+
+    Args:
+        index: a faiss.Index of a type that can be upgraded.
+        name: what errors call it.
+        unit: refuse vectors that cannot be of unit length, as a model for cosine needs them.
+
+    Raises:
+        StoreError: the type of the index cannot carry offsets.
+        InputError: while it is read, at the first vector that is not of unit length.
+    """
+
+    def __init__(self, index: faiss.Index, name: str = "index", *, unit: bool = False):
+        self.handler, self._unit = handler_for(index), unit
+        super().__init__(name, self.handler.count, int(index.d))
+
+    def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
+        row = 0
+        for vectors, _ in self.handler.scan(0, size):
+            if self._unit and not self.handler.lossy:
+                require_unit(vectors, self.name, row)
+            elif self._unit and row == 0 and not self.handler.two_stage:  # a second stage gets unit vectors anyway
+                require_about_unit(vectors, self.name)
+            yield vectors
+            row += len(vectors)
+
+
+def offsets_by(
+    model: OffsetModel,
+    gallery: Gallery,
+    compute: Compute,
+    originals: Vectors | None = None,
+    into: np.ndarray | None = None,
+    tolerant: bool = False,
+) -> np.ndarray:
+    """Offsets for the entries of an index in scan order, less its norm bias: float32 [n].
+
+    Args:
+        model: its offsets are centred on the index if they are not yet centred on a gallery.
+        gallery: the index.
+        compute: with what they are computed.
+        originals: the vectors [n, d] that a second stage is going to hold; their offsets are computed instead.
+        into: float32 [n], where to write them, such as a mapped file.
+        tolerant: entries that the model cannot judge get its smallest offset, and a warning.
+
+    Raises:
+        InputError: the model does not suit the index, or cannot judge more than half of its entries.
+    """
+    handler = gallery.handler
+    require_suits(model, handler.index)
+    warn_if_swapped(model, gallery.rows)
+    offsets = np.empty(gallery.rows, np.float32) if into is None else into
+    norm_bias, row, unjudged = NormBias(handler, model.metric is Metric.COSINE), 0, Unjudged()
+    source = originals if originals is not None and handler.two_stage else gallery
+    tolerant &= source is gallery
+    computed = _tolerant(model, handler, compute, unjudged) if tolerant else _computed(model, source, compute)
+    for vectors, values in computed:
+        offsets[row : row + len(vectors)] = values - norm_bias(vectors)
+        row += len(vectors)
+        compute.report("offsets", row, gallery.rows)
+    if unjudged.count > gallery.rows / 2:
+        raise InputError(f"the model does not suit this {name_of(handler.index)}: of {gallery.rows} entries {unjudged}")
+    if unjudged.count:
+        warnings.warn(f"of {gallery.rows} entries {unjudged}", stacklevel=4)
+    if source is originals:
+        offsets[:] = offsets[handler.order()]
+    if model.gallery is None:
+        offsets -= offsets.mean(dtype=np.float64)
+    return offsets
+
+
+def _computed(model: OffsetModel, source: Vectors, compute: Compute) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Vectors [b, d] and offsets [b] of all of `source`."""
+    for vectors in source.blocks():
+        yield vectors, model.members.offsets(vectors, device=compute.device, memory=compute.memory)
+
+
+def _tolerant(
+    model: OffsetModel, handler: IndexHandler, compute: Compute, unjudged: Unjudged
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Vectors [b, d] and offsets [b] of all entries, the smallest offset for those that are then in `unjudged`."""
+    unit, row = model.metric is Metric.COSINE and not handler.lossy, 0
+    for vectors, _ in handler.scan(0, block_rows(handler.index.d)):
+        ids = handler.labels(row, row + len(vectors)).tolist()
+        batch = Batch(ids, vectors, np.full(len(ids), np.nan, np.float32))
+        yield vectors, offsets_of_all(model.members, batch, unjudged, unit=unit, compute=compute)
+        row += len(vectors)
+
+
+ABOUT = 0.3, 1.7
+"""Between these lies the median length that codes leave of unit vectors: PQ makes them shorter, down to a half."""
+
+
+def require_unit(vectors: np.ndarray, name: str, first_row: int = 0) -> None:
+    """Raises InputError at the first row of `vectors` [b, d] that is not of unit length."""
+    lengths = np.linalg.norm(vectors, axis=1)
+    bad = np.flatnonzero(np.abs(lengths - 1) > UNIT)
+    if bad.size:
+        raise InputError(
+            f"{name}: the model is for cosine, but row {first_row + int(bad[0])} has length {lengths[bad[0]]:.4g} and "
+            "Faiss does not normalise; add unit vectors (faiss.normalize_L2), or fit with ",
+            Parameter("metric", "dot"),
+            " or 'euclidean'",
+        )
+
+
+def require_about_unit(vectors: np.ndarray, name: str) -> None:
+    """Raises InputError if `vectors` [b, d], as codes have left them, cannot have been of unit length."""
+    length = float(np.median(np.linalg.norm(vectors, axis=1)))
+    if not ABOUT[0] < length < ABOUT[1]:
+        raise InputError(
+            f"{name}: the model is for cosine, but its codes stand for vectors of about length {length:.3g} and Faiss "
+            "does not normalise; build it of unit vectors (faiss.normalize_L2), or fit with ",
+            Parameter("metric", "dot"),
+            " or 'euclidean'",
+        )
+
+
+def require_upgradable(handler: IndexHandler) -> None:
+    if handler.is_upgraded():
+        raise StoreError(
+            f"this {name_of(handler.index)} is already upgraded: refresh(index, model) replaces its offsets, "
+            "downgrade(index) takes them out"
+        )
+    handler.check()
+    if handler.count == 0:
+        raise StoreError(f"{name_of(handler.index)} is empty; add vectors, then upgrade it")
+
+
+def require_upgraded(handler: IndexHandler) -> None:
+    if not handler.is_upgraded():
+        raise StoreError(f"this {name_of(handler.index)} is not upgraded; upgrade(index, model) puts offsets into it")
+
+
+def require_suits(model: OffsetModel, index: faiss.Index) -> None:
+    """Raises InputError if the offsets of `model` do not belong to the similarity of `index`."""
+    if model.dim != index.d:
+        raise InputError(f"the model has {model.dim} dimensions, the index has {index.d}; fit one on its vectors")
+    euclidean = index.metric_type == faiss.METRIC_L2
+    if model.metric is (Metric.DOT if euclidean else Metric.EUCLIDEAN):
+        raise InputError(
+            f"the model is for {model.metric.value}, the index ranks by {'L2' if euclidean else 'inner product'}; "
+            f"fit with metric={'euclidean' if euclidean else 'dot'!r}, or 'cosine' if its vectors are of unit length"
+        )
+
+
+def require_made_by(model: OffsetModel, handler: IndexHandler) -> None:
+    """Raises InputError or StoreError unless the offsets in an upgraded index are of `model`, or of no model."""
+    require_suits(model, handler.index)
+    if model.gallery is None:
+        raise InputError("the model is not centred on the index: use model = model.centred_on(targets), then refresh")
+    if not (has_fingerprint(handler, "") or has_fingerprint(handler, model.fingerprint)):
+        raise StoreError(
+            "the offsets in this index are those of another model; add with that one, or take this one for all: "
+            "index = refresh(index, model)"
+        )
+
+
+def has_fingerprint(handler: IndexHandler, fingerprint: str) -> bool:
+    """Whether the offsets in an upgraded index are those of the model called `fingerprint`, "" for none."""
+    return all(extra.has_fingerprint(fingerprint) for extra in handler.extra_dimensions())
+
+
+def checked_originals(vectors: VectorLike | None, handler: IndexHandler) -> Vectors | None:
+    """`vectors` as the originals of the entries; raises InputError unless their shape is [ntotal, d]."""
+    originals = None if vectors is None else as_vectors(vectors, "vectors")
+    if originals is not None and (originals.rows, originals.dim) != (handler.count, handler.index.d):
+        raise InputError(
+            f"{originals.name} have shape {[originals.rows, originals.dim]}, "
+            f"the index holds {[handler.count, int(handler.index.d)]}"
+        )
+    return originals
+
+
+def checked_offsets(values: OffsetsLike | None, count: int, name: str) -> np.ndarray:
+    try:
+        offsets = np.asarray([] if values is None else values, dtype=np.float32)
+    except (TypeError, ValueError):
+        raise InputError(f"expected an OffsetModel or offsets [{count}], got {type(values).__name__}") from None
+    if offsets.shape != (count,):
+        raise InputError(
+            f"offsets have shape {list(offsets.shape)}, {name} holds {count}: expected an OffsetModel, or one for each"
+        )
+    if not np.isfinite(offsets).all():
+        bad = int(np.argmin(np.isfinite(offsets)))
+        raise InputError(f"offsets: entry {bad} is NaN, infinite or too large for float32")
+    return offsets

@@ -10,7 +10,7 @@ import pytest
 
 import hubplugin
 from hubplugin.errors import InputError, StoreError
-from hubplugin_faiss.shards import _opened
+from hubplugin_faiss.store import _opened
 from hubplugin_qdrant.transport import _rank
 from tests.cluster.conftest import Serial
 

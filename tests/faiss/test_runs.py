@@ -25,7 +25,7 @@ from hubplugin.jobs.versions import quarantine, rollback
 from hubplugin.jobs.write import refresh, write
 from hubplugin.registry import open_store
 from hubplugin.store import Store
-from hubplugin_faiss import files
+from hubplugin_faiss import index_file
 from hubplugin_faiss.handlers import handler_for
 from tests.faiss import full_disk, killed_steps
 from tests.faiss.cases import IP, unit
@@ -178,7 +178,7 @@ def overwritten(new: Path, path: Path) -> None:
 @pytest.mark.parametrize("what", sorted({*WRITERS} - {"prune", "quarantine"}))
 def test_what_another_program_writes_meanwhile_stays(corrected, monkeypatch, what, way, entries, moment):
     new = built(corrected.parent / "next", np.ascontiguousarray(GALLERY[::-1][:entries]))
-    content, store, replaced, real = new.read_bytes(), opened(corrected), [], files._require_same
+    content, store, replaced, real = new.read_bytes(), opened(corrected), [], index_file._require_same
     if what == "refresh":  # which replaces the file only if an offset is wrong
         index = faiss.read_index(str(corrected))
         index.add(BANK[:1])
@@ -194,10 +194,10 @@ def test_what_another_program_writes_meanwhile_stays(corrected, monkeypatch, wha
         real(*arguments)
 
     if moment == "before the last step":
-        monkeypatch.setattr(files, "_require_same", last)
+        monkeypatch.setattr(index_file, "_require_same", last)
     elif what == "upgrade_file":  # which opens the file itself
-        read = files.read_file
-        monkeypatch.setattr(files, "read_file", lambda path: (read(path), replace())[0])
+        read = index_file.read_file
+        monkeypatch.setattr(index_file, "read_file", lambda path: (read(path), replace())[0])
     else:
         replace()
     with pytest.raises(hubplugin.StoreError, match="was changed by another program since it was read; it stays as"):

@@ -17,7 +17,7 @@ from hubplugin.abilities import Switched, able
 from hubplugin.jobs.health import inspect
 from hubplugin.jobs.write import refresh, write
 from hubplugin.registry import open_store
-from hubplugin_faiss import run as runs
+from hubplugin_faiss import folder
 from hubplugin_faiss.handlers import handler_for
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
@@ -259,7 +259,7 @@ def test_an_index_in_a_folder_that_cannot_be_flushed_is_whole(tmp_path, model, m
     on_disk(index, tmp_path) if lists == "on disk" else faiss.write_index(index, str(file))
     if step == "remove":
         hubplugin_faiss.upgrade_file(file, model)
-    monkeypatch.setattr(runs, "flush_folder", cannot_flush)
+    monkeypatch.setattr(folder, "flush_folder", cannot_flush)
     run = {
         "upgrade_file": lambda: hubplugin_faiss.upgrade_file(file, model),
         "activate": lambda: write(open_store(f"faiss:{file}"), model),

@@ -16,7 +16,7 @@ import hubplugin
 import hubplugin_faiss
 from hubplugin.vectors import as_vectors
 from hubplugin_faiss.calibration import loss_of_recall
-from hubplugin_faiss.encoding.extra_dimensions import list_ids
+from hubplugin_faiss.encoding.layout import list_ids
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import IndexHandler
 from hubplugin_faiss.handlers.lists import list_ranks

@@ -10,10 +10,17 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
-from hubplugin_faiss.encoding.codecs import Coder, codec_of
-from hubplugin_faiss.encoding.extra_dimensions import Assemble, ExtraDimensions, UpgradeSpec, codes_of, in_memory
-from hubplugin_faiss.faiss_objects import block_rows, copy_fields, handed_over, name_of
-from hubplugin_faiss.handlers.base import BaseIndexHandler, FlatCodesHandler, base_index_handler
+from hubplugin_faiss.encoding.codecs import Coder, ExtraDimensions, UpgradeSpec, codec_of
+from hubplugin_faiss.encoding.layout import Assemble, codes_of, in_memory
+from hubplugin_faiss.handlers.base import (
+    BaseIndexHandler,
+    FlatCodesHandler,
+    base_index_handler,
+    block_rows,
+    copy_fields,
+    handed_over,
+    name_of,
+)
 
 
 class GraphHandler(BaseIndexHandler):

@@ -15,32 +15,41 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
-from hubplugin_faiss.encoding.codecs import HALF, Coder, FloatCodec, ScalarCodec, codec_of, require_finite
-from hubplugin_faiss.encoding.extra_dimensions import (
+from hubplugin_faiss.encoding.codecs import (
+    HALF,
+    Coder,
+    ExtraDimensions,
+    FloatCodec,
+    ScalarCodec,
+    UpgradeSpec,
+    codec_of,
+    require_finite,
+)
+from hubplugin_faiss.encoding.layout import (
     Assemble,
     EncodedIndex,
     Entries,
-    ExtraDimensions,
-    UpgradeSpec,
-    in_memory,
-    list_ids,
-    runs,
-)
-from hubplugin_faiss.encoding.packed_codes import (
     add_codes,
     add_codes_to_list,
     codes_of_blocks,
     codes_of_list,
+    in_memory,
+    list_ids,
     remove_codes,
+    runs,
 )
-from hubplugin_faiss.faiss_objects import block_rows, copy_fields, handed_over, name_of, pretransform
 from hubplugin_faiss.handlers.base import (
     SAMPLE,
     BaseIndexHandler,
     FlatCodesHandler,
     IndexHandler,
     base_index_handler,
+    block_rows,
+    copy_fields,
+    handed_over,
     handler_for,
+    name_of,
+    pretransform,
     sample_rows,
     with_query,
 )

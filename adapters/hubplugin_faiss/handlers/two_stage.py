@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import faiss
@@ -12,24 +12,29 @@ import numpy as np
 
 from hubplugin.errors import StoreError
 from hubplugin.metric import normalise
-from hubplugin_faiss.encoding.extra_dimensions import (
+from hubplugin_faiss.encoding.codecs import ExtraDimensions, UpgradeSpec
+from hubplugin_faiss.encoding.layout import (
     Assemble,
-    ExtraDimensions,
-    UpgradeSpec,
     codes_of,
-    in_memory,
-    list_ids,
-)
-from hubplugin_faiss.encoding.packed_codes import (
-    TRIED,
-    RaBitQDecoder,
     codes_of_blocks,
     codes_of_list,
     erase_removed,
+    in_memory,
+    list_ids,
     remove_codes,
 )
-from hubplugin_faiss.faiss_objects import block_rows, copied, copy_fields, handed_over, name_of
-from hubplugin_faiss.handlers.base import IndexHandler, NormBias, base_index_handler, handler_for, norm_biases
+from hubplugin_faiss.handlers.base import (
+    IndexHandler,
+    NormBias,
+    base_index_handler,
+    block_rows,
+    copied,
+    copy_fields,
+    handed_over,
+    handler_for,
+    name_of,
+    norm_biases,
+)
 from hubplugin_faiss.handlers.lists import (
     list_ranks,
     mapped_anew,
@@ -417,3 +422,83 @@ class RefineHandler(IndexHandler):
         new.own_fields, new.own_refine_index, new.k_factor = handed_over(base), handed_over(second), k_factor
         copy_fields(new, self.index)
         return new
+
+
+TRIED, AGREES = 16, 1e-3
+"""So many codes are decoded and compared with the scores that Faiss gives them, to within this share of these."""
+
+
+@dataclass(frozen=True)
+class RaBitQDecoder:
+    """Decodes codes of `quantizer`, the RaBitQuantizer of an index of d dimensions.
+
+    A code holds the sign of each component of the residual r = t - c, about the centre c, and with b > 1 bits another
+    b - 1 of its size: a number u in 0 ... 2^b - 1 for each component. The residual is read off as f (u - 2^(b-1) + 1/2)
+    with the factor f of the code, so that its product with r is |r|^2. It is therefore longer than r, by some 25 % with
+    one bit. Under L2 that would push targets away from every query, the more the further they lie from their centre.
+    There codes hold |r|^2 as well, and the residual gets its length back; under inner product they do not.
+    """
+
+    quantizer: faiss.RaBitQuantizer
+    d: int
+
+    def decoded(self, codes: np.ndarray, centres: np.ndarray) -> np.ndarray:
+        """The vectors that `codes` [n, code_size] stand for, about `centres` [n, d] or [d]: float32 [n, d]."""
+        residuals, squares = self._residuals(codes)
+        if squares is not None:
+            lengths = np.sqrt(np.maximum(squares, 0)) / np.maximum(np.linalg.norm(residuals, axis=1), 1e-30)
+            residuals = residuals * lengths[:, None].astype(np.float32)
+        return np.asarray(residuals + centres, np.float32)
+
+    def check(self, codes: np.ndarray, centres: np.ndarray) -> None:
+        """Raises StoreError if the scores that Faiss computes from `codes` [n, code_size] are others than those of the
+        residuals that are read off them: then another version of Faiss made them."""
+        codes, centres = codes[:TRIED], np.ascontiguousarray(np.broadcast_to(centres, (len(codes), self.d))[:TRIED])
+        residuals = self._residuals(codes)[0].astype(np.float64)
+        rng = np.random.default_rng(0)
+        for code, centre, residual in zip(codes, centres, residuals, strict=True):
+            computer = self.quantizer.get_distance_computer(0, faiss.swig_ptr(centre), False)
+            away = 4 * np.linalg.norm(residual) * rng.normal(size=(2, self.d)) / np.sqrt(self.d)
+            queries, scores = np.ascontiguousarray(centre + away, np.float32), []
+            for query in queries:
+                computer.set_query(faiss.swig_ptr(query))
+                score = computer.distance_to_code(faiss.swig_ptr(code))
+                euclidean = self.quantizer.metric_type == faiss.METRIC_L2
+                scores.append((((query - centre) ** 2).sum() - score) / 2 if euclidean else score - query @ centre)
+            of_residual = (queries - centre) @ residual
+            scale = np.abs(of_residual).max() + np.linalg.norm(residual) ** 2 + 1e-30
+            if abs(np.diff(scores)[0] - np.diff(of_residual)[0]) > AGREES * scale:
+                raise StoreError(
+                    "this version of Faiss lays out the codes of RaBitQ in another way than is known, so they cannot "
+                    "be decoded; use faiss-cpu 1.15, or another type of index"
+                )
+
+    def _residuals(self, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Residuals [n, d], float32, and where the codes hold them the squared lengths [n] that they should have."""
+        more, euclidean = int(self.quantizer.nb_bits) - 1, self.quantizer.metric_type == faiss.METRIC_L2
+        size = (self.d + 7) // 8
+        signs = _unpacked(codes[:, :size], 1, self.d)
+        if more == 0:  # signs, |r|^2 under L2, factor
+            factors = _floats(codes[:, size : size + 8])
+            residuals = (signs - np.float32(0.5)) * (factors[:, 1:] * np.float32(2 / np.sqrt(self.d)))
+        else:  # signs, three floats of the one bit, the other bits, |r|^2 under L2, factor
+            first = size + 12
+            last = first + (self.d * more + 7) // 8
+            factors = _floats(codes[:, last : last + 8])
+            levels = signs * 2**more + _unpacked(codes[:, first:last], more, self.d)
+            scale = factors[:, 1:] / np.float32(-2 if euclidean else 1)
+            residuals = (levels - np.float32(2**more - 0.5)) * scale
+        return residuals, factors[:, 0] if euclidean else None
+
+
+def _unpacked(packed: np.ndarray, width: int, count: int) -> np.ndarray:
+    """The first `count` numbers of `width` bits in each row of `packed`, the lowest bit first: float32 [n, count]."""
+    bits = np.unpackbits(packed, axis=1, bitorder="little")[:, : width * count].reshape(len(packed), count, width)
+    numbers = np.zeros((len(packed), count), np.float32)
+    for place in range(width):
+        numbers += bits[:, :, place] * np.float32(2**place)
+    return numbers
+
+
+def _floats(memory: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(memory).view(np.float32)

@@ -12,9 +12,19 @@ import numpy as np
 
 from hubplugin.errors import StoreError
 from hubplugin.vectors import Vectors
-from hubplugin_faiss.encoding.extra_dimensions import Assemble, ExtraDimensions, UpgradeSpec, list_ids
-from hubplugin_faiss.faiss_objects import copy_fields, handed_over, name_of, pretransform
-from hubplugin_faiss.handlers.base import SAMPLE, BaseIndexHandler, IndexHandler, base_index_handler, handler_for
+from hubplugin_faiss.encoding.codecs import ExtraDimensions, UpgradeSpec
+from hubplugin_faiss.encoding.layout import Assemble, list_ids
+from hubplugin_faiss.handlers.base import (
+    SAMPLE,
+    BaseIndexHandler,
+    IndexHandler,
+    base_index_handler,
+    copy_fields,
+    handed_over,
+    handler_for,
+    name_of,
+    pretransform,
+)
 
 
 class WrapperHandler(IndexHandler):

@@ -1,17 +1,127 @@
-"""Codes that Faiss packs: the blocks that it scans fast, and RaBitQ with all of its bits.
-
-Faiss's own decoder of RaBitQ reads the first bit alone.
-"""
+"""Where the codes of an index lie: in a row, in inverted lists, in memory or on disk, or in the blocks that Faiss scans
+fast."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeAlias
 
 import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
+from hubplugin.vectors import one_line
+from hubplugin_faiss.disk import making, take_room
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Consecutive codes [b, code_size]; with inverted lists, also the list number and the id of each: int64 [b]."""
+
+    codes: np.ndarray
+    lists: np.ndarray | None = None
+    ids: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class EncodedIndex:
+    """A base index that lacks only its codes (`empty`), and these codes; `list_sizes` [nlist] with inverted lists."""
+
+    empty: faiss.Index
+    entries: Callable[[], Iterator[Entries]]
+    list_sizes: np.ndarray | None = None
+
+
+Assemble: TypeAlias = Callable[[EncodedIndex], faiss.Index]
+"""Puts the codes of an encoded index into it: in memory, or in a file that is written piece by piece."""
+
+
+def in_memory(encoded: EncodedIndex) -> faiss.Index:
+    """The base index of `encoded` with its codes."""
+    new = encoded.empty
+    if isinstance(new, faiss.IndexIVF):
+        return _lists_in_memory(encoded)
+    packer = new.get_CodePacker() if isinstance(new, faiss.IndexFastScan) else None
+    if packer is None:
+        new.codes.resize(int(new.ntotal) * int(new.code_size))
+    else:
+        blocks = -(-int(new.ntotal) // packer.nvec)
+        new.ntotal2 = blocks * packer.nvec
+        new.codes.resize(blocks * packer.block_size)
+    start = 0
+    for entries in encoded.entries():
+        if packer is None:
+            codes_of(new)[start : start + len(entries.codes)] = entries.codes
+        else:
+            pack(packer, entries.codes, new.codes.data(), start, int(new.ntotal))
+        start += len(entries.codes)
+    return new
+
+
+def _lists_in_memory(encoded: EncodedIndex) -> faiss.Index:
+    new = encoded.empty
+    assert encoded.list_sizes is not None
+    lists = faiss.downcast_InvertedLists(new.invlists)
+    packer, filled = getattr(lists, "packer", None), np.zeros(new.nlist, np.int64)
+    try:
+        for number, size in enumerate(encoded.list_sizes.tolist()):
+            lists.resize(number, size)  # at once: a list that grows is given room to spare
+    except RuntimeError as error:  # lists on disk lie in a file
+        raise StoreError(f"Faiss cannot write inverted lists: {one_line(error)}") from None
+    if isinstance(lists, faiss.OnDiskInvertedLists):
+        _take_room(lists)
+    for entries in encoded.entries():
+        assert entries.lists is not None
+        assert entries.ids is not None
+        for number, ids, codes in runs(entries.lists, entries.ids, entries.codes):
+            start, size = int(filled[number]), int(encoded.list_sizes[number])
+            if packer is None:
+                lists.update_entries(number, start, len(ids), faiss.swig_ptr(ids), faiss.swig_ptr(codes))
+            else:
+                list_ids(lists, number)[start : start + len(ids)] = ids
+                pack(packer, codes, lists.get_codes(number), start, size)
+            filled[number] += len(ids)
+    if isinstance(new, faiss.IndexIVFPQ | faiss.IndexIVFPQFastScan):
+        new.precompute_table()
+    return new
+
+
+def _take_room(lists: faiss.OnDiskInvertedLists) -> None:
+    """Makes room on the disk for `lists`, which Faiss writes through the map of a file with holes."""
+    slots = [lists.lists.at(number) for number in range(lists.nlist)]
+    needed = sum(slot.size for slot in slots) * (lists.code_size + 8)
+    with making(lists.filename, needed), open(lists.filename, "rb+") as file:
+        for slot in slots:  # codes, and behind the room for all of them the ids
+            take_room(file, slot.size * lists.code_size, slot.offset)
+            take_room(file, slot.size * 8, slot.offset + slot.capacity * lists.code_size)
+
+
+def codes_of(index: faiss.Index) -> np.ndarray:
+    """The codes of an index that holds them in a row: uint8 [n, code_size], the memory itself."""
+    n, size = int(index.ntotal), int(index.code_size)
+    if n == 0:
+        return np.empty((0, size), np.uint8)
+    memory: np.ndarray = faiss.rev_swig_ptr(index.codes.data(), n * size)
+    return memory.reshape(n, size)
+
+
+def list_ids(lists: faiss.InvertedLists, number: int) -> np.ndarray:
+    size = lists.list_size(number)
+    if size == 0:
+        return np.empty(0, np.int64)
+    memory: np.ndarray = faiss.rev_swig_ptr(lists.get_ids(number), size)
+    return memory
+
+
+def runs(lists: np.ndarray, ids: np.ndarray, codes: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Entries that are ordered by list, list by list: its number, the ids and the codes."""
+    ids, codes = np.ascontiguousarray(ids), np.ascontiguousarray(codes)
+    for first, last in itertools.pairwise(np.flatnonzero(np.diff(lists, prepend=-1, append=-1)).tolist()):
+        yield int(lists[first]), ids[first:last], codes[first:last]
+
 
 SCANNED = 32
 """Faiss scans this many codes at a time, which lie side by side also where a block holds several times as many. Its own
@@ -163,83 +273,3 @@ def _factors(blocks: np.ndarray, packer: faiss.CodePacker, width: int) -> np.nda
 def _group_packer(code_size: int) -> faiss.CodePacker:
     """The packer of blocks that hold one group of codes."""
     return faiss.IndexPQFastScan(2 * code_size, 2 * code_size, 4, faiss.METRIC_L2, SCANNED).get_CodePacker()
-
-
-TRIED, AGREES = 16, 1e-3
-"""So many codes are decoded and compared with the scores that Faiss gives them, to within this share of these."""
-
-
-@dataclass(frozen=True)
-class RaBitQDecoder:
-    """Decodes codes of `quantizer`, the RaBitQuantizer of an index of d dimensions.
-
-    A code holds the sign of each component of the residual r = t - c, about the centre c, and with b > 1 bits another
-    b - 1 of its size: a number u in 0 ... 2^b - 1 for each component. The residual is read off as f (u - 2^(b-1) + 1/2)
-    with the factor f of the code, so that its product with r is |r|^2. It is therefore longer than r, by some 25 % with
-    one bit. Under L2 that would push targets away from every query, the more the further they lie from their centre.
-    There codes hold |r|^2 as well, and the residual gets its length back; under inner product they do not.
-    """
-
-    quantizer: faiss.RaBitQuantizer
-    d: int
-
-    def decoded(self, codes: np.ndarray, centres: np.ndarray) -> np.ndarray:
-        """The vectors that `codes` [n, code_size] stand for, about `centres` [n, d] or [d]: float32 [n, d]."""
-        residuals, squares = self._residuals(codes)
-        if squares is not None:
-            lengths = np.sqrt(np.maximum(squares, 0)) / np.maximum(np.linalg.norm(residuals, axis=1), 1e-30)
-            residuals = residuals * lengths[:, None].astype(np.float32)
-        return np.asarray(residuals + centres, np.float32)
-
-    def check(self, codes: np.ndarray, centres: np.ndarray) -> None:
-        """Raises StoreError if the scores that Faiss computes from `codes` [n, code_size] are others than those of the
-        residuals that are read off them: then another version of Faiss made them."""
-        codes, centres = codes[:TRIED], np.ascontiguousarray(np.broadcast_to(centres, (len(codes), self.d))[:TRIED])
-        residuals = self._residuals(codes)[0].astype(np.float64)
-        rng = np.random.default_rng(0)
-        for code, centre, residual in zip(codes, centres, residuals, strict=True):
-            computer = self.quantizer.get_distance_computer(0, faiss.swig_ptr(centre), False)
-            away = 4 * np.linalg.norm(residual) * rng.normal(size=(2, self.d)) / np.sqrt(self.d)
-            queries, scores = np.ascontiguousarray(centre + away, np.float32), []
-            for query in queries:
-                computer.set_query(faiss.swig_ptr(query))
-                score = computer.distance_to_code(faiss.swig_ptr(code))
-                euclidean = self.quantizer.metric_type == faiss.METRIC_L2
-                scores.append((((query - centre) ** 2).sum() - score) / 2 if euclidean else score - query @ centre)
-            of_residual = (queries - centre) @ residual
-            scale = np.abs(of_residual).max() + np.linalg.norm(residual) ** 2 + 1e-30
-            if abs(np.diff(scores)[0] - np.diff(of_residual)[0]) > AGREES * scale:
-                raise StoreError(
-                    "this version of Faiss lays out the codes of RaBitQ in another way than is known, so they cannot "
-                    "be decoded; use faiss-cpu 1.15, or another type of index"
-                )
-
-    def _residuals(self, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Residuals [n, d], float32, and where the codes hold them the squared lengths [n] that they should have."""
-        more, euclidean = int(self.quantizer.nb_bits) - 1, self.quantizer.metric_type == faiss.METRIC_L2
-        size = (self.d + 7) // 8
-        signs = _unpacked(codes[:, :size], 1, self.d)
-        if more == 0:  # signs, |r|^2 under L2, factor
-            factors = _floats(codes[:, size : size + 8])
-            residuals = (signs - np.float32(0.5)) * (factors[:, 1:] * np.float32(2 / np.sqrt(self.d)))
-        else:  # signs, three floats of the one bit, the other bits, |r|^2 under L2, factor
-            first = size + 12
-            last = first + (self.d * more + 7) // 8
-            factors = _floats(codes[:, last : last + 8])
-            levels = signs * 2**more + _unpacked(codes[:, first:last], more, self.d)
-            scale = factors[:, 1:] / np.float32(-2 if euclidean else 1)
-            residuals = (levels - np.float32(2**more - 0.5)) * scale
-        return residuals, factors[:, 0] if euclidean else None
-
-
-def _unpacked(packed: np.ndarray, width: int, count: int) -> np.ndarray:
-    """The first `count` numbers of `width` bits in each row of `packed`, the lowest bit first: float32 [n, count]."""
-    bits = np.unpackbits(packed, axis=1, bitorder="little")[:, : width * count].reshape(len(packed), count, width)
-    numbers = np.zeros((len(packed), count), np.float32)
-    for place in range(width):
-        numbers += bits[:, :, place] * np.float32(2**place)
-    return numbers
-
-
-def _floats(memory: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(memory).view(np.float32)

@@ -20,7 +20,7 @@ from hubplugin.errors import StoreError
 from hubplugin.jobs.write import Unjudged, offsets_of_all
 from hubplugin.model import OffsetModel
 from hubplugin.store import Batch, StoredVersion
-from hubplugin_faiss.faiss_objects import block_rows
+from hubplugin_faiss.handlers.base import block_rows
 from hubplugin_faiss.index_file import IndexFile
 
 
