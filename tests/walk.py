@@ -183,7 +183,7 @@ def refit() -> Walk:
 FLOWS: dict[str, tuple[Callable[[], Walk], int]] = {
     "fit dbsn": (fit_dbsn, 28),
     "query_points, warm": (query_points, 14),
-    "upsert of one point": (upsert, 44),
+    "upsert of one point": (upsert, 41),
     "upgrade of IVF8,PQ48x4": (upgrade, 76),
     "hubplugin_qdrant.apply": (lambda: apply_to_qdrant()[1], 233),
     "refit": (refit, 248),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import faiss
 import numpy as np
@@ -21,9 +20,6 @@ from hubplugin_faiss.encoding.codecs import upgrade_spec
 from hubplugin_faiss.encoding.layout import in_memory
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import IndexHandler, NormBias, block_rows, name_of
-
-if TYPE_CHECKING:
-    from hubplugin.admission import Admission
 
 
 def upgrade(
@@ -154,7 +150,6 @@ def add(
     model_or_offsets: OffsetModel | OffsetsLike,
     ids: np.ndarray | None = None,
     *,
-    admission: Admission | None = None,
     device: str = "auto",
     memory: int | str = "1GiB",
 ) -> None:
@@ -165,7 +160,6 @@ def add(
         vectors: the new vectors [n, d]; of unit length for a model for cosine.
         model_or_offsets: the model that the index was upgraded with, or offsets [n].
         ids: int64 [n], for an index that has ids of its own.
-        admission: what becomes of vectors that look planted; needs a model. None looks at nothing.
         device: where offsets are computed, as in `hubplugin.fit`.
         memory: how much memory that may take.
 
@@ -186,11 +180,7 @@ def add(
         if unit:
             require_unit(block, given.name)
         coded = handler.coded(block)
-        names = range(handler.count, handler.count + len(block)) if ids is None else np.asarray(ids).tolist()
-        if admission is None:
-            offsets = model.offsets(coded, device=device, memory=memory)
-        else:
-            offsets = admission.offsets(model, coded, names, Compute(device, memory))
+        offsets = model.offsets(coded, device=device, memory=memory)
         offsets = (offsets - NormBias(handler, unit)(coded)).astype(np.float32)
     else:
         offsets = checked_offsets(model_or_offsets, len(block), "the batch")

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 from qdrant_client import models
 
-from hubplugin.admission import Admission
 from hubplugin.errors import HubpluginError, StoreError
 from hubplugin.model import OffsetModel
 from hubplugin.recording import Recorder
@@ -66,8 +65,8 @@ class CorrectionCache:
     """What a corrected client adds to the plain one: the manifests and models of the collections that it uses.
 
     raw: the plain client. compute: runs a function, in a thread for the async client. oversampling, hnsw_ef: take the
-    places of the calibrated ones. recorder: keeps the queries, if they are to be kept. admission: judges newcomers, if
-    they are to be judged. heeds_switch: whether a correction that is switched off is not searched.
+    places of the calibrated ones. recorder: keeps the queries, if they are to be kept. heeds_switch: whether a
+    correction that is switched off is not searched.
     """
 
     raw: Any
@@ -75,7 +74,6 @@ class CorrectionCache:
     oversampling: float | None = None
     hnsw_ef: int | None = None
     recorder: Recorder | None = None
-    admission: Admission | None = None
     heeds_switch: bool = True
     known: dict[str, CachedManifest] = field(default_factory=dict)
     fits: dict[str, OffsetModel] = field(default_factory=dict)

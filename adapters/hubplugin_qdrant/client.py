@@ -12,14 +12,12 @@ from qdrant_client import AsyncQdrantClient, QdrantClient
 from qdrant_client.client_base import QdrantBase
 from typing_extensions import Self
 
-from hubplugin.admission import Admission
 from hubplugin.errors import InputError
 from hubplugin_qdrant import collection_operations as collections
 from hubplugin_qdrant import plain_client, searches
 from hubplugin_qdrant import write_operations as writes
 from hubplugin_qdrant.cached_manifest import CorrectionCache, OfClient
-from hubplugin_qdrant.newcomers import at_once
-from hubplugin_qdrant.operations import Arguments, Operation, run, run_async
+from hubplugin_qdrant.operations import Arguments, Operation, at_once, run, run_async
 from hubplugin_qdrant.searches import Record, recorder_of
 
 Method = TypeVar("Method", bound=Callable[..., object])
@@ -90,7 +88,7 @@ def _upload_corrected(method: Method, operation: OfClient) -> Method:
             return run(_driven(operation(self._corrections, given)))
         client = QdrantClient(**self.init_options)
         try:
-            return run(operation(CorrectionCache(client, at_once, admission=self._corrections.admission), given))
+            return run(operation(CorrectionCache(client, at_once), given))
         finally:
             client.close()
 
@@ -156,12 +154,11 @@ class _Corrected:
         oversampling: float | None = None,
         hnsw_ef: int | None = None,
         record: Record = None,
-        admission: Admission | None = None,
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
         raw: Any = plain_client.over_connection_of(cast(Any, self), self._plain)
-        self._begin(raw, oversampling, hnsw_ef, record, admission)
+        self._begin(raw, oversampling, hnsw_ef, record)
 
     @classmethod
     def wrap(
@@ -171,20 +168,16 @@ class _Corrected:
         oversampling: float | None = None,
         hnsw_ef: int | None = None,
         record: Record = None,
-        admission: Admission | None = None,
     ) -> Self:
         """A corrected client over the connection of `client`; closing either closes both."""
         raw: Any = require_client(client, cast("type[QdrantClient]", cls._plain))
         wrapped: Any = plain_client.over_connection_of(raw, cast(Any, cls))
-        wrapped._begin(raw, oversampling, hnsw_ef, record, admission)
+        wrapped._begin(raw, oversampling, hnsw_ef, record)
         return cast(Self, wrapped)
 
-    def _begin(
-        self, raw: Any, oversampling: float | None, hnsw_ef: int | None, record: Record, admission: Admission | None
-    ) -> None:
+    def _begin(self, raw: Any, oversampling: float | None, hnsw_ef: int | None, record: Record) -> None:
         compute = asyncio.to_thread if self._plain is AsyncQdrantClient else at_once
-        recorder = recorder_of(record)
-        self._corrections = CorrectionCache(raw, compute, oversampling, hnsw_ef, recorder, admission)
+        self._corrections = CorrectionCache(raw, compute, oversampling, hnsw_ef, recorder_of(record))
 
 
 class HubQdrantClient(_Corrected, QdrantClient):
@@ -199,11 +192,6 @@ class HubQdrantClient(_Corrected, QdrantClient):
     record: a folder, in which a sample of the dense queries to each collection and vector is kept, for a query bank;
     nothing is kept by default. `hubplugin.Recorder(folder, collections=["photos"])` keeps those to "photos" alone, and
     has further settings. See docs/recording.md.
-
-    admission: what becomes of written vectors that look planted, a `hubplugin.admission.Admission`; None looks at
-    nothing. What its policy "quarantine" keeps out is in the quarantine list of the collection before it is written.
-    A write that is refused writes nothing, of a batch of operations too. An upload is read whole before its first point
-    is written. See docs/security.md.
     """
 
     _plain = QdrantClient

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import uuid
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, TypeAlias
 
 from qdrant_client import models
@@ -40,6 +40,11 @@ def listed_id(key: PointId) -> int | str:
         return str(uuid.UUID(str(key)))
     except ValueError:  # the server's to refuse
         return str(key)
+
+
+def at_once(function: Callable[[], Any]) -> Any:
+    """What `function` returns, computed here and now; the async client computes in a thread."""
+    return function()
 
 
 def run(steps: Operation) -> Any:

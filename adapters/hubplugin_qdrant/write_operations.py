@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,7 +15,6 @@ from hubplugin_qdrant import offsets_in_writes as writes
 from hubplugin_qdrant.cached_manifest import CachedManifest, CorrectionCache, again_if_changed
 from hubplugin_qdrant.errors import PASSING, fault_of
 from hubplugin_qdrant.manifest import Manifest
-from hubplugin_qdrant.newcomers import at_once, kept_out
 from hubplugin_qdrant.operations import Arguments, GivenVector, Operation, PointId, listed_id
 from hubplugin_qdrant.requests import filter_of, selector_fields
 from hubplugin_qdrant.stored_offsets import StoredOffsets, stored_offsets
@@ -37,10 +35,9 @@ def upsert(cache: CorrectionCache, arguments: Arguments) -> Operation:
     except plain_client.UNREADABLE:
         return (yield cache.raw.upsert(**arguments))  # which refuses it
     points = yield cache.compute(lambda: plain_client.embedded(cache.raw, given))
-    ids, vectors = writes.ids_of(points), writes.vectors_of(points)
+    vectors = writes.vectors_of(points)
     writes.require_free_points(vectors, known.augmented_vectors)
-    held = _rows(ids, (yield from kept_out(cache, known, ids, vectors)))
-    found = yield from cache.stored_offsets(known, vectors, writes.payloads_of(points), held)
+    found = yield from cache.stored_offsets(known, vectors, writes.payloads_of(points))
     if arguments.get("update_filter") is None and arguments.get("update_mode") is None:
         found, apart = writes.apart(points, found)
         if apart:
@@ -60,19 +57,14 @@ def upload_points(cache: CorrectionCache, arguments: Arguments) -> Operation:
     known = yield from cache.lookup_to_upload(arguments["collection_name"])
     if known.manifest is None:
         return (yield cache.raw.upload_points(**arguments))
-    fitted, given, out = (yield from cache.fitted(known)), arguments["points"], frozenset[PointId]()
-    if cache.admission is not None:  # which judges all before the first is written
-        given = list(given)
-        judged = plain_client.embedded(cache.raw, _structs(given))
-        out = yield from kept_out(cache, known, writes.ids_of(judged), writes.vectors_of(judged), at_once)
+    fitted = yield from cache.fitted(known)
 
     def points() -> Iterator[object]:
-        for chunk in writes.chunks(given, OFFSETS_AT_ONCE):
+        for chunk in writes.chunks(arguments["points"], OFFSETS_AT_ONCE):
             taken = _structs(chunk)
             embedded = plain_client.embedded(cache.raw, taken)
             writes.require_free_points(writes.vectors_of(embedded), known.augmented_vectors)
-            held = _rows(writes.ids_of(embedded), out)
-            found = stored_offsets(writes.vectors_of(embedded), writes.payloads_of(embedded), fitted, held)
+            found = stored_offsets(writes.vectors_of(embedded), writes.payloads_of(embedded), fitted)
             yield from writes.as_structs(writes.with_stored(embedded, found))
             yield from chunk[len(taken) :]  # the first of them is none, and the client refuses it
 
@@ -118,23 +110,16 @@ def upload_collection(cache: CorrectionCache, arguments: Arguments) -> Operation
         except plain_client.UNREADABLE:
             return (yield cache.raw.upload_collection(**arguments))  # which refuses it
     count = _length(vectors)
-    held: Collection[int] = ()
-    if cache.admission is not None:  # which judges all before the first is written
-        vectors, ids = plain_client.embedded(cache.raw, list(vectors)), arguments.get("ids")
-        ids = [str(uuid.uuid4()) for _ in vectors] if ids is None else list(itertools.islice(ids, len(vectors)))
-        held = _rows(ids, (yield from kept_out(cache, known, ids, vectors[: len(ids)], at_once)))
-        arguments = arguments | {"ids": ids}
 
     def rows() -> Iterator[tuple[GivenVector, Any]]:
         """Each vector with its offsets, and the payload beside it with its own; `_ENDED` where there is none left."""
         beside = itertools.repeat(None) if payloads is None else iter(payloads)
-        for number, chunk in enumerate(writes.chunks(vectors, OFFSETS_AT_ONCE)):
+        for chunk in writes.chunks(vectors, OFFSETS_AT_ONCE):
             embedded = plain_client.embedded(cache.raw, chunk)
             writes.require_free_points(embedded, known.augmented_vectors)
             these = list(itertools.islice(beside, len(embedded)))
             lacking = [_ENDED] * (len(embedded) - len(these))
-            out = {row - number * OFFSETS_AT_ONCE for row in held}
-            found = stored_offsets(embedded, [*these, *lacking], fitted, out)
+            found = stored_offsets(embedded, [*these, *lacking], fitted)
             for vector, payload, stored in zip(embedded, [*these, *lacking], found, strict=True):
                 yield writes.with_vectors(vector, stored), writes.with_offsets(payload, stored)
 
@@ -260,11 +245,8 @@ def _update(
     """The results of `operations`, one each, made in their order together with what must go with them."""
     for operation in operations:
         writes.check(operation, known.offset_key, known.augmented_vectors)
-    written = [points for points in map(writes.points_of, operations) if points is not None]
-    ids = [key for points in written for key in writes.ids_of(points)]
-    out = yield from kept_out(cache, known, ids, [vector for points in written for vector in writes.vectors_of(points)])
     try:
-        return (yield from _in_order(cache, known, operations, _options(arguments), out))
+        return (yield from _in_order(cache, known, operations, _options(arguments)))
     except Exception as error:
         if fault_of(error) not in PASSING:
             yield from _offsets_again(cache, known, operations)
@@ -272,11 +254,7 @@ def _update(
 
 
 def _in_order(
-    cache: CorrectionCache,
-    known: CachedManifest,
-    operations: list[models.UpdateOperation],
-    options: Arguments,
-    out: Collection[PointId],
+    cache: CorrectionCache, known: CachedManifest, operations: list[models.UpdateOperation], options: Arguments
 ) -> Operation:
     """In one request, unless only the store can tell what the operations before an operation leave."""
     manifest = known.manifest or Manifest()
@@ -300,8 +278,7 @@ def _in_order(
                 payloads = yield from _groups_of(cache, known, operation.update_vectors, flush)
             else:
                 payloads = writes.payloads_of(points)
-            rows = _rows(writes.ids_of(points), out)
-            found = yield from cache.stored_offsets(known, writes.vectors_of(points), payloads, rows)
+            found = yield from cache.stored_offsets(known, writes.vectors_of(points), payloads)
         kept: writes.Offsets = {}
         if selector is not None:
             ids = writes.ids_named(selector)
@@ -361,7 +338,7 @@ def _offsets_again(
         records = yield from _records(
             cache, known, selected, with_payload=keys, with_vectors=names if all(names) else True
         )
-        held = _rows([record.id for record in records], out)
+        held = {row for row, record in enumerate(records) if record.id in out}
         payloads = [record.payload for record in records]
         found = yield from cache.stored_offsets(known, [record.vector for record in records], payloads, held)
         mended = [
@@ -371,11 +348,6 @@ def _offsets_again(
         ]
         if mended:
             yield cache.raw.batch_update_points(known.collection, mended, wait=True)
-
-
-def _rows(ids: Sequence[PointId], out: Collection[PointId]) -> set[int]:
-    """The rows of those of `ids` that are kept out."""
-    return {row for row, key in enumerate(ids) if key in out} if out else set()
 
 
 def _options(arguments: Arguments) -> Arguments:

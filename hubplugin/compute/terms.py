@@ -180,16 +180,6 @@ def reaches(similarities: Similarities, targets: Vectors, thresholds: np.ndarray
     return result
 
 
-def count_reaching(similarities: Similarities, targets: Vectors, levels: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """For how many bank rows s(b_u, t) + offsets_t is at least `levels` [m], for every target: int64 [n]."""
-    bank, result = torch.from_numpy(np.asarray(levels, np.float64)), np.empty(targets.rows, np.int64)
-    for tile in similarities.tiles(targets, "newcomers", weights=-bank):
-        part = slice(tile.start, tile.stop)
-        needed = torch.from_numpy(-np.asarray(offsets[part], np.float64)) - tile.own
-        result[part] = (tile.s >= needed.to(tile.s)[:, None]).sum(dim=1).cpu().numpy()
-    return result
-
-
 def count_larger(similarities: Similarities, targets: Vectors, levels: np.ndarray) -> np.ndarray:
     """How many of s(b_1, t) ... s(b_m, t) are larger than `levels` [c, n], for every target: int64 [c, n]."""
     result = np.empty(levels.shape, np.int64)

@@ -12,7 +12,6 @@ from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
 from hubplugin import OffsetModel
-from hubplugin.admission import Admission
 from hubplugin.jobs.versions import quarantine
 from hubplugin.methods.robust import floor_of
 from hubplugin_qdrant import HubQdrantClient, QdrantStore
@@ -117,8 +116,7 @@ class World:
         return vector / np.linalg.norm(vector) if self.distance is models.Distance.COSINE else vector
 
     def client(self) -> HubQdrantClient:
-        admission = Admission("quarantine", share=0.05) if self.settings.get("robust") else None
-        return HubQdrantClient.wrap(self.plain, oversampling=FAR, admission=admission)
+        return HubQdrantClient.wrap(self.plain, oversampling=FAR)
 
     def write(self) -> None:
         """Something that an application, somebody with a plain client or an operator does."""
@@ -134,7 +132,7 @@ class World:
             self.put(self.plain, key, both)
         elif what == "ours":
             if self.rng.random() < 0.3:
-                middle = clustered(self.seed + 1, 150).mean(axis=0)  # which admission keeps out
+                middle = clustered(self.seed + 1, 150).mean(axis=0)  # which looks planted
                 both["image"] = middle + 0.01 * self.vector()
             self.put(self.client(), new, both)
             self.score(new, self.model)
