@@ -134,8 +134,9 @@ def main(
             client.run(_import)
             torch.set_num_threads(workers)
 
-            def fitted(**more: Any) -> hubplugin.OffsetModel:
-                return hubplugin.fit(gallery, queries, method, memory=memory, **more)
+            def fitted(steps: Steps | None = None, **more: Any) -> hubplugin.OffsetModel:
+                compute = hubplugin.Compute(memory=memory, progress=steps)
+                return hubplugin.fit(gallery, queries, method, compute=compute, **more)
 
             def by_shards(**more: Any) -> hubplugin.OffsetModel:
                 return fitted(executor=executor, shards=shards, **more)
@@ -144,7 +145,7 @@ def main(
             for _ in range(turns):
                 watched = Watched(pids)
                 steps = Steps(pids)
-                whole, together, busy = timed("in shards", pids, lambda steps=steps: by_shards(progress=steps))
+                whole, together, busy = timed("in shards", pids, lambda steps=steps: by_shards(steps=steps))
                 print(f"{watched.told()}; of processors by step: {steps.told()}", flush=True)
                 if alone:
                     one, single, alone_busy = timed("one process", [], fitted)

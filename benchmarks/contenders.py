@@ -43,6 +43,9 @@ class Operands:
         return f"bank {m:,}, targets {len(self.targets):,}, target bank {len(self.second):,}, d {d}"
 
 
+CPU = hubplugin.Compute("cpu")
+
+
 def operands(name: str) -> Operands:
     """code_search: the case that goals are for; examples: what comes with the repository; random: small, for the check
     in CI. With a number behind a colon, as in code_search:2000, so many bank queries."""
@@ -99,37 +102,42 @@ def _to_both(given: Operands) -> None:
 
 
 def _single(method: str, **parameters: float) -> Callable:
-    return lambda given: hubplugin.fit(None, given.bank, method, device="cpu", **parameters).offsets(
-        given.targets, device="cpu"
+    return lambda given: hubplugin.fit(None, given.bank, method, compute=CPU, **parameters).offsets(
+        given.targets, compute=CPU
     )
 
 
 def _dbsn(memory: str) -> Callable:
     return lambda given: hubplugin.fit(
-        given.targets, given.bank, "dbsn", target_bank=given.second, tau=TAU, device="cpu", memory=memory
+        given.targets,
+        given.bank,
+        "dbsn",
+        target_bank=given.second,
+        tau=TAU,
+        compute=hubplugin.Compute("cpu", memory),
     )
 
 
 def _log(method: str, answers: str) -> Callable:
     """A fit and the offsets of its gallery, with or without the answers of the bank."""
-    return lambda given: hubplugin.fit(given.gallery, given.bank, method, answers=answers, device="cpu").offsets(
-        given.gallery, device="cpu"
+    return lambda given: hubplugin.fit(given.gallery, given.bank, method, answers=answers, compute=CPU).offsets(
+        given.gallery, compute=CPU
     )
 
 
 def _sn(memory: str, **parameters: int) -> Callable:
     return lambda given: hubplugin.fit(
-        given.gallery, given.bank, "sn", tau=TAU, device="cpu", memory=memory, **parameters
+        given.gallery, given.bank, "sn", tau=TAU, compute=hubplugin.Compute("cpu", memory), **parameters
     )
 
 
 def _offsets(model: hubplugin.OffsetModel, given: Operands) -> np.ndarray:
-    return model.offsets(given.targets, device="cpu")
+    return model.offsets(given.targets, compute=CPU)
 
 
 def _new_targets(prepared: tuple) -> np.ndarray:
     model, targets = prepared
-    return model.offsets(targets, device="cpu")
+    return model.offsets(targets, compute=CPU)
 
 
 def _pot(given: Operands) -> np.ndarray:
@@ -163,8 +171,8 @@ def _nnn_retrieval(given: Operands) -> np.ndarray:
 CONTENDERS = {
     "is": Contender(_single("is", tau=TAU), _to_targets, 1.2),
     "is, fitted to the targets": Contender(
-        lambda given: hubplugin.fit(given.targets, given.bank, "is", device="cpu").offsets(
-            given.targets, device="cpu"
+        lambda given: hubplugin.fit(given.targets, given.bank, "is", compute=CPU).offsets(
+            given.targets, compute=CPU
         ),
         _to_targets, 1.2,
     ),
@@ -173,8 +181,8 @@ CONTENDERS = {
     "nnn k=128": Contender(_single("nnn", k=128, alpha=0.75), _to_targets, 1.2),
     "nnn k=128, nnn-retrieval": Contender(_nnn_retrieval, _to_targets, like="nnn k=128", within=1e-5, needs="nnn"),
     "dualis": Contender(
-        lambda given: hubplugin.fit(None, given.bank, "dualis", target_bank=given.second, device="cpu").offsets(
-            given.targets, device="cpu"
+        lambda given: hubplugin.fit(None, given.bank, "dualis", target_bank=given.second, compute=CPU).offsets(
+            given.targets, compute=CPU
         ),
         lambda given: bare((given.targets, given.bank), (given.targets, given.second)),
         1.2,
@@ -184,7 +192,7 @@ CONTENDERS = {
         _to_targets,
         1.2,
         prepare=lambda given: (
-            hubplugin.fit(given.second[:500], given.bank, "sn", tau=TAU, device="cpu"),
+            hubplugin.fit(given.second[:500], given.bank, "sn", tau=TAU, compute=CPU),
             given.targets,
         ),
     ),
@@ -206,13 +214,13 @@ CONTENDERS = {
         for answers in ("kept", "left out")
     },
     "blend, the default": Contender(
-        lambda given: hubplugin.fit(given.gallery, given.bank, device="cpu").offsets(
-            given.gallery, device="cpu"
+        lambda given: hubplugin.fit(given.gallery, given.bank, compute=CPU).offsets(
+            given.gallery, compute=CPU
         ),
         _to_both,
     ),
     "auto, without pairs": Contender(
-        lambda given: hubplugin.choose(given.bank, given.gallery, given.second, pairs=False, device="cpu"), _to_both,
+        lambda given: hubplugin.choose(given.bank, given.gallery, given.second, pairs=False, compute=CPU), _to_both,
         finish=lambda choice, given: np.zeros(0),
     ),
 }  # fmt: skip

@@ -27,7 +27,7 @@ FILE = """
 import hubplugin, hubplugin_faiss, torch, faiss
 torch.set_num_threads(1); faiss.omp_set_num_threads(1)
 model = hubplugin.load("model.hub")
-hubplugin_faiss.upgrade_file("big.faiss", model, "out.faiss", memory="64MiB")
+hubplugin_faiss.upgrade_file("big.faiss", model, "out.faiss", compute=hubplugin.Compute(memory="64MiB"))
 print(peak())
 """
 MEMORY = """

@@ -24,7 +24,7 @@ from rich.progress import track
 
 from benchmarks.contenders import TAU, bare
 from benchmarks.tables import RESULTS, ROOT, machine, markdown, peak, write_table
-from hubplugin import fit
+from hubplugin import Compute, fit
 from hubplugin.vectors import Vectors
 
 PAGE = ROOT / "docs" / "speed.md"
@@ -56,14 +56,14 @@ def measured(m: int, n: int, d: int) -> dict[str, float]:
     """Processor seconds of one pass and of the bare product: the fastest of up to five turns in half a minute."""
     rng = np.random.default_rng(0)
     bank, block = (rng.normal(size=(rows, d)).astype(np.float32) for rows in (m, min(n, 16_384)))
-    targets, model = Repeated(block, n), fit(None, bank, "is", tau=TAU, device="cpu")
+    targets, model = Repeated(block, n), fit(None, bank, "is", tau=TAU, compute=Compute("cpu"))
     taken: list[tuple[float, float]] = []
     while not taken or (len(taken) < 5 and sum(map(sum, taken)) < 30):
         start = time.process_time()
         for part in targets._raw_blocks(16_384):
             bare((part, bank))
         middle = time.process_time()
-        model.offsets(targets, device="cpu")
+        model.offsets(targets, compute=Compute("cpu"))
         taken.append((middle - start, time.process_time() - middle))
     floor, seconds = np.min(np.array(taken), axis=0)
     return {"m": m, "n": n, "d": d, "floor": float(floor), "seconds": float(seconds)}
@@ -110,7 +110,7 @@ def _beyond(n: int) -> int:
     bank, block = (rng.normal(size=(rows, 64)).astype(np.float32) for rows in (1_000, 16_384))
     bare((block, bank))
     before = peak()
-    fit(None, bank, "is", tau=TAU, device="cpu").offsets(Repeated(block, n), device="cpu")
+    fit(None, bank, "is", tau=TAU, compute=Compute("cpu")).offsets(Repeated(block, n), compute=Compute("cpu"))
     return (peak() - before) >> 20
 
 

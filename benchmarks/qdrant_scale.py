@@ -27,9 +27,9 @@ import qdrant_edge as edge
 from qdrant_client import QdrantClient, models
 
 from hubplugin import fit
-from hubplugin.compute import Compute
 from hubplugin.jobs.write import SpooledGallery, written
 from hubplugin.model import OffsetModel
+from hubplugin.resources import Compute
 from hubplugin.store import Store
 from hubplugin_qdrant import QdrantStore
 from hubplugin_qdrant.edge import EdgeStore

@@ -16,8 +16,8 @@ import numpy as np
 import hubplugin
 from benchmarks.bank_settings import further, seventeen
 from benchmarks.tables import SHARED, markdown
-from hubplugin.compute import Compute
 from hubplugin.jobs.correct import reach
+from hubplugin.resources import Compute
 from hubplugin.vectors import as_vectors
 
 METHODS = [("blend", {}), ("dbsn", {"tau": 0.05}), ("is", {"tau": 0.02}), ("nnn", {})]

@@ -38,7 +38,7 @@ def main() -> None:
                 np.save(folder / f"part-{number}.npy", part)
             parts, bank = str(folder / "part-*.npy"), str(DATA / "bank_queries.npy")
         progress = held.enter_context(bars())
-        model = hubplugin.fit(parts, bank, executor=executor, progress=progress)
+        model = hubplugin.fit(parts, bank, executor=executor, compute=hubplugin.Compute(progress=progress))
     print(model)
     if len(sys.argv) == 1:
         gallery = DATA / "test_targets.npy"

@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from hubplugin.query_dependent import Reranker, fit_rule
     from hubplugin.recording import Recorder
     from hubplugin.registry import open_store
+    from hubplugin.resources import Compute
     from hubplugin.trial import Choice, Judgement, check, choose, judge
 
 # Looked up on first use, so that `import hubplugin` costs milliseconds and imports no torch.
 _HOMES = {
     "Choice": "trial",
+    "Compute": "resources",
     "CorrectionRefused": "errors",
     "Diagnosis": "jobs.diagnose",
     "Evaluation": "evaluation.report",
@@ -63,6 +65,7 @@ _HOMES = {
 __all__ = [
     "METHODS",
     "Choice",
+    "Compute",
     "CorrectionRefused",
     "Diagnosis",
     "Evaluation",

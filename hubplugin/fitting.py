@@ -10,14 +10,14 @@ from typing import cast
 
 from hubplugin.bank import Banks, Embed, Pairs, vectors_of
 from hubplugin.cluster import ShardedGallery, Workspace
-from hubplugin.compute import Compute, Precision
 from hubplugin.errors import InputError, Parameter
 from hubplugin.methods import FitInput, asked_for
 from hubplugin.methods.robust import bounded
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
+from hubplugin.resources import Compute
 from hubplugin.trial import Experiment, choose_by
-from hubplugin.vectors import GalleryLike, Progress, VectorLike, shards_of
+from hubplugin.vectors import GalleryLike, VectorLike, shards_of
 
 
 def fit(
@@ -27,11 +27,8 @@ def fit(
     *,
     target_bank: VectorLike | None = None,
     metric: Metric | str = "cosine",
-    device: str = "auto",
-    memory: int | str = "1GiB",
-    progress: Progress | None = None,
+    compute: Compute = Compute(),
     pairs: Pairs = None,
-    precision: Precision = "float32",
     robust: bool = False,
     embed: Embed = None,
     executor: Executor | None = None,
@@ -49,14 +46,10 @@ def fit(
         Or auto: the default, unless pairs speak clearly for another, see `hubplugin.choose`; it takes no parameters.
     target_bank: [p, d]; needed by dualis, used by dbsn, ignored by the others.
     metric: cosine | dot | euclidean. Temperatures are in the units of the similarity.
-    device: "auto" is cuda, then mps, then cpu. memory: bounds the similarities held at one time;
-        a Sinkhorn fit that finds room for m x n in float16 takes the time of one product, else of `iterations`.
-    progress: called as progress(what, done, total).
+    compute: device, memory, progress and precision, see `hubplugin.Compute`.
     pairs: for auto, which target belongs to each bank query, see `hubplugin.trial.Pairs`: of the target bank, or,
         without one, of the gallery, as clicks say.
 
-    precision: "float32", within 1e-5 of exact arithmetic (or of 1e-4 of the temperature, where that is more), or
-        "float64", at twice the time.
     robust: bound in how many of the bank's lists of the 10 nearest a target may stand that arrives after the fit,
         against vectors that somebody planted; needs targets, works with every method but dn, and takes three passes
         more, at least. docs/security.md says what is promised and what honest newcomers pay.
@@ -71,8 +64,7 @@ def fit(
 
     Raises InputError, one line, for anything that cannot be used as given; ClusterError for workers that are lost.
     """
-    compute = Compute(device, memory, progress, precision)
-    query_bank = vectors_of(bank, embed, progress=progress)
+    query_bank = vectors_of(bank, embed, progress=compute.progress)
     require_executor(executor, shards, workspace)
     configuration = asked_for(method, parameters, fit)
     if targets is None and (executor is not None or configuration is None):

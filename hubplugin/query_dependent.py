@@ -16,18 +16,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from hubplugin.compute import Compute, Similarities, count_larger, log_sum_exp
+from hubplugin.compute import Similarities, count_larger, log_sum_exp
 from hubplugin.errors import InputError
 from hubplugin.methods import FitInput, configured
 from hubplugin.methods.inverted_softmax import DualInvertedSoftmax, InvertedSoftmax
 from hubplugin.metric import Metric
 from hubplugin.model import LogSumExp, OffsetModel, Setting
-from hubplugin.vectors import Progress, VectorLike, as_vectors
+from hubplugin.resources import Compute
+from hubplugin.vectors import VectorLike, as_vectors
 
 NO_SIMILARITY = 1e-7
 """What `DualDynamic` takes for a similarity that is not positive: the float32 rounding of 1."""
@@ -240,7 +241,7 @@ class DynamicInvertedSoftmax(QueryMethod):
     def rule(self, given: FitInput) -> Rule:
         targets, compute = given.require_targets(self.name), given.compute
         model = InvertedSoftmax(tau=self.tau).fit(given)
-        return Dynamic(model.with_activation(targets, self.k, device=compute.device, memory=compute.memory))
+        return Dynamic(model.with_activation(targets, self.k, compute=compute.quiet))
 
 
 class DualDynamicInvertedSoftmax(QueryMethod):
@@ -258,9 +259,10 @@ class DualDynamicInvertedSoftmax(QueryMethod):
     def rule(self, given: FitInput) -> Rule:
         targets, compute = given.require_targets(self.name), given.compute
         model = DualInvertedSoftmax(tau_query=self.tau_query, tau_target=self.tau_target).model(given)
-        options: dict[str, Any] = {"device": compute.device, "memory": compute.memory}
         of_queries, of_targets = (
-            replace(model, terms=(term,)).centred_on(targets, **options).with_activation(targets, self.k, **options)
+            replace(model, terms=(term,))
+            .centred_on(targets, compute=compute.quiet)
+            .with_activation(targets, self.k, compute=compute.quiet)
             for term in model.terms
         )
         return DualDynamic((of_queries, of_targets))
@@ -307,9 +309,7 @@ def fit_rule(
     *,
     target_bank: VectorLike | None = None,
     metric: Metric | str = "cosine",
-    device: str = "auto",
-    memory: int | str = "1GiB",
-    progress: Progress | None = None,
+    compute: Compute = Compute(),
     **parameters: Setting,
 ) -> Rule:
     """Fits a correction that depends on the query; arguments as in `hubplugin.fit`.
@@ -320,5 +320,4 @@ def fit_rule(
     Raises InputError, one line, for anything that cannot be used as given.
     """
     configuration = configured(QUERY_METHODS, method, parameters, fit_rule)
-    compute = Compute(device, memory, progress)
     return configuration.rule(FitInput.read(bank, targets, target_bank, Metric.parse(metric), compute))

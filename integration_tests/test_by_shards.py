@@ -48,7 +48,9 @@ def test_a_worker_that_dies_while_it_writes_costs_its_shard(fill, tmp_path):
 
     work = tmp_path / "work"
     with pool() as executor, pytest.raises(ClusterError, match="the executor has lost its workers"):
-        hubplugin.apply(shared, BANK, executor=executor, shards=6, workspace=work, progress=kill, **APPLY)
+        hubplugin.apply(
+            shared, BANK, executor=executor, shards=6, workspace=work, compute=hubplugin.Compute(progress=kill), **APPLY
+        )
     assert not hubplugin.open_store(shared.url).correction().active
     with pool() as executor:
         hubplugin.apply(shared, BANK, executor=executor, shards=6, workspace=work, **APPLY)

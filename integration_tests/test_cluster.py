@@ -11,6 +11,7 @@ from qdrant_client import models
 
 import hubplugin_qdrant
 import hubplugin_qdrant.transport
+from hubplugin import Compute
 from hubplugin.jobs.correct import apply
 from hubplugin.jobs.health import inspect
 from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, TARGETS, K
@@ -41,7 +42,7 @@ def test_a_node_that_stops_and_comes_back_during_apply_loses_nothing(backend, ga
             back.start()
 
     try:
-        model = apply(gallery.store(), BANK, progress=stop_and_start, **APPLY).model
+        model = apply(gallery.store(), BANK, compute=Compute(progress=stop_and_start), **APPLY).model
     finally:
         if back.ident is None:
             back.start()
@@ -113,7 +114,7 @@ def test_shards_that_move_to_another_node_during_apply_keep_every_offset(backend
             asked.append({"shard_id": shard["shard_id"], "from_peer_id": found["peer_id"], "to_peer_id": away})
             placement.ask(move_shard=asked[0])
 
-    model = apply(gallery.store(), BANK, progress=moving, **APPLY).model
+    model = apply(gallery.store(), BANK, compute=Compute(progress=moving), **APPLY).model
     wait_until(placement.at_rest)
     (moved,) = asked
     assert placement.replicas()[moved["shard_id"]][0] == moved["to_peer_id"]
@@ -158,7 +159,7 @@ def test_a_collection_that_gets_another_shard_during_apply_keeps_every_offset(ba
             phases.append(what)
 
     model = hubplugin_qdrant.apply(
-        backend.client(), gallery.name, query_bank=BANK, storage=storage, progress=stepping, **APPLY
+        backend.client(), gallery.name, query_bank=BANK, storage=storage, compute=Compute(progress=stepping), **APPLY
     ).model
     assert next(steps, "ended") == "ended"
     assert set(phases) == {"writing offsets", "closing"}

@@ -9,6 +9,7 @@ import pytest
 
 import hubplugin_qdrant.edge.shard
 import hubplugin_qdrant.transport
+from hubplugin import Compute
 from hubplugin.jobs.correct import apply
 from hubplugin.jobs.health import inspect
 from hubplugin.jobs.write import refresh
@@ -113,7 +114,7 @@ def test_answers_are_entirely_old_or_entirely_new_while_the_bank_changes(backend
     if "threads" in backend.can:
         beside.start()
     try:
-        apply(gallery.store(), OTHER_BANK, progress=search, **APPLY)
+        apply(gallery.store(), OTHER_BANK, compute=Compute(progress=search), **APPLY)
     finally:
         done.set()
         if beside.ident is not None:

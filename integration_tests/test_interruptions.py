@@ -14,6 +14,7 @@ from qdrant_client import models
 
 import hubplugin_qdrant
 import hubplugin_qdrant.transport
+from hubplugin import Compute
 from hubplugin.jobs.correct import apply
 from hubplugin.jobs.health import inspect
 from hubplugin_qdrant import HubQdrantClient
@@ -175,7 +176,7 @@ def test_a_server_restarted_in_mid_apply_is_waited_for(backend, fill, storage, m
             back.start()
 
     try:
-        model = apply(gallery.store(storage), BANK, progress=restart_once, **APPLY).model
+        model = apply(gallery.store(storage), BANK, compute=Compute(progress=restart_once), **APPLY).model
     finally:
         if back.ident is not None:
             back.join()

@@ -69,7 +69,9 @@ def test_points_deleted_while_offsets_are_written_do_no_harm(backend, gallery, m
         if what == "writing offsets" and (key := next(left, None)) is not None:
             backend.client().delete(gallery.name, [key], wait=True)
 
-    hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, progress=delete, **APPLY)
+    hubplugin_qdrant.apply(
+        backend.client(), gallery.name, query_bank=BANK, compute=hubplugin.Compute(progress=delete), **APPLY
+    )
     assert health(backend.client(), gallery) == (0, 0)
 
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import faiss
 import numpy as np
 
-from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.jobs.write import UNIT, Unjudged, offsets_of_all
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, warn_if_swapped
+from hubplugin.resources import Compute
 from hubplugin.store import Batch
-from hubplugin.vectors import OffsetsLike, Progress, VectorLike, Vectors, as_vectors
+from hubplugin.vectors import OffsetsLike, VectorLike, Vectors, as_vectors
 from hubplugin_faiss.calibration import holds_graph, is_exact, require_recall, require_rehearsed, trial_of, widen
 from hubplugin_faiss.encoding.codecs import upgrade_spec
 from hubplugin_faiss.encoding.layout import in_memory
@@ -29,9 +29,7 @@ def upgrade(
     vectors: VectorLike | None = None,
     rebuild: bool | None = None,
     force: bool = False,
-    device: str = "auto",
-    memory: int | str = "1GiB",
-    progress: Progress | None = None,
+    compute: Compute = Compute(),
 ) -> faiss.Index:
     """A stock Faiss index of the same d that ranks by similarity + offset.
 
@@ -55,9 +53,7 @@ def upgrade(
             links lose more than 0.01 of recall is built anew, and taken if it finds more. That takes about as long as
             the graph took at first.
         force: upgrade it even if recall falls by more than is promised for its type.
-        device: where offsets are computed, as in `hubplugin.fit`.
-        memory: how much memory that may take.
-        progress: called with a text, what is done and the total.
+        compute: where offsets are computed, and within what memory.
 
     Returns:
         The upgraded index.
@@ -67,7 +63,6 @@ def upgrade(
         InputError: the offsets, the model or the vectors do not suit it.
         CorrectionRefused: the upgraded index would find much less than the raw one does.
     """
-    compute = Compute(device, memory, progress)
     return _upgraded(index, model_or_offsets, compute, vectors=vectors, rebuild=rebuild, force=force)
 
 
@@ -150,8 +145,7 @@ def add(
     model_or_offsets: OffsetModel | OffsetsLike,
     ids: np.ndarray | None = None,
     *,
-    device: str = "auto",
-    memory: int | str = "1GiB",
+    compute: Compute = Compute(),
 ) -> None:
     """Adds `vectors` [n, d] to an upgraded index, each with its offset.
 
@@ -160,8 +154,7 @@ def add(
         vectors: the new vectors [n, d]; of unit length for a model for cosine.
         model_or_offsets: the model that the index was upgraded with, or offsets [n].
         ids: int64 [n], for an index that has ids of its own.
-        device: where offsets are computed, as in `hubplugin.fit`.
-        memory: how much memory that may take.
+        compute: where offsets are computed, and within what memory.
 
     Raises:
         StoreError: the index is not upgraded, has offsets of another model, or its codes have no room for these.
@@ -180,7 +173,7 @@ def add(
         if unit:
             require_unit(block, given.name)
         coded = handler.coded(block)
-        offsets = model.offsets(coded, device=device, memory=memory)
+        offsets = model.offsets(coded, compute=compute.quiet)
         offsets = (offsets - NormBias(handler, unit)(coded)).astype(np.float32)
     else:
         offsets = checked_offsets(model_or_offsets, len(block), "the batch")
@@ -222,9 +215,7 @@ def refresh(
     model_or_offsets: OffsetModel | OffsetsLike,
     *,
     force: bool = False,
-    device: str = "auto",
-    memory: int | str = "1GiB",
-    progress: Progress | None = None,
+    compute: Compute = Compute(),
 ) -> faiss.Index:
     """An upgraded index with all its offsets replaced, as by `upgrade(downgrade(index), model)`: by a robust model,
     too, every entry counts as a member of the gallery then. (`hubplugin.refresh` of a file keeps newcomers apart.)
@@ -237,9 +228,7 @@ def refresh(
         index: an upgraded index. It is not changed.
         model_or_offsets: as in `upgrade`.
         force: as in `upgrade`.
-        device: where offsets are computed, as in `hubplugin.fit`.
-        memory: how much memory that may take.
-        progress: called with a text, what is done and the total.
+        compute: where offsets are computed, and within what memory.
 
     Returns:
         The new index.
@@ -250,7 +239,6 @@ def refresh(
         CorrectionRefused: as in `upgrade`.
     """
     held = Gallery(index) if handler_for(index).two_stage else None
-    compute = Compute(device, memory, progress)
     return _upgraded(downgrade(index), model_or_offsets, compute, vectors=held, force=force, tolerant=True)
 
 
@@ -329,7 +317,7 @@ def offsets_by(
 def _computed(model: OffsetModel, source: Vectors, compute: Compute) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Vectors [b, d] and offsets [b] of all of `source`."""
     for vectors in source.blocks():
-        yield vectors, model.members.offsets(vectors, device=compute.device, memory=compute.memory)
+        yield vectors, model.members.offsets(vectors, compute=compute.quiet)
 
 
 def _tolerant(

@@ -16,11 +16,11 @@ from pathlib import Path
 import faiss
 import numpy as np
 
-from hubplugin.compute import Compute
 from hubplugin.errors import ModelFileError, StoreError
 from hubplugin.jobs.write import UNIT
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
+from hubplugin.resources import Compute
 from hubplugin.store import Batch
 from hubplugin.vectors import Progress, VectorLike, Vectors
 from hubplugin_faiss.calibration import holds_graph, is_exact, loss_of_recall, require_recall
@@ -308,9 +308,7 @@ def upgrade_file(
     vectors: VectorLike | None = None,
     rebuild: bool | None = None,
     force: bool = False,
-    device: str = "auto",
-    memory: int | str = "1GiB",
-    progress: Progress | None = None,
+    compute: Compute = Compute(),
 ) -> None:
     """Upgrades the index in the file `path` in place, or to the file `out`, and writes `model` beside it: for
     photos.faiss, to photos.faiss.hub/model.hub.
@@ -327,9 +325,7 @@ def upgrade_file(
         vectors: the originals [ntotal, d], as in `upgrade`.
         rebuild: whether graphs are built anew, as in `upgrade`.
         force: as in `upgrade`.
-        device: where offsets are computed, as in `hubplugin.fit`.
-        memory: how much memory that may take.
-        progress: called with a text, what is done and the total.
+        compute: where offsets are computed, and within what memory.
 
     Raises:
         StoreError: as in `upgrade`; for a file that Faiss cannot read or write, that another run of hubplugin writes,
@@ -337,7 +333,7 @@ def upgrade_file(
         InputError: as in `upgrade`.
         CorrectionRefused: as in `upgrade`; the file is as it was.
     """
-    target, compute = Path(path if out is None else out), Compute(device, memory, progress)
+    target = Path(path if out is None else out)
     read = read_file(path)
     index, unchanged = read.index, partial(require_unchanged, path, read.stamp)
     with Run(HubFolder(target)) as run:
@@ -348,7 +344,7 @@ def upgrade_file(
             if vectors is None and handler_for(index).two_stage:
                 vectors = Gallery(index)
             run.note_lists(made=map(free_name, handler_for(index).files()))
-            write_index_file(pending / "raw.faiss", handler_for(index).downgraded, [mapped], progress)
+            write_index_file(pending / "raw.faiss", handler_for(index).downgraded, [mapped], compute.progress)
             mapped = pending / "raw.faiss"
             index = read_faiss(mapped, mapped=True)
         require_upgradable(handler_for(index))
@@ -358,7 +354,7 @@ def upgrade_file(
         into = room_for_offsets(room, gallery.rows)
         offsets = offsets_by(model, gallery, compute, originals, into, tolerant=again)
         replaced = handler_for(original).files() if run.folder.index == Path(os.path.realpath(path)) else []
-        new = Replacement(run, index, [mapped, room], unchanged, originals, progress)
+        new = Replacement(run, index, [mapped, room], unchanged, originals, compute.progress)
         put(new, model, offsets, replaced, rebuild, force)
 
 

@@ -12,6 +12,7 @@ from hubplugin.jobs import correct, health, write
 from hubplugin.methods import asked_for
 from hubplugin.methods.robust import PROBES
 from hubplugin.model import Setting
+from hubplugin.resources import Compute
 from hubplugin.store import KEEP
 from hubplugin.vectors import Progress, VectorLike
 from hubplugin_qdrant.schema import Storage
@@ -36,9 +37,7 @@ def apply(
     force: bool = False,
     dry_run: bool = False,
     keep: int = KEEP,
-    device: str = "auto",
-    memory: int | str = "1GiB",
-    progress: Progress | None = None,
+    compute: Compute = Compute(),
     embed: Embed = None,
     **parameters: Setting,
 ) -> write.Applied:
@@ -69,7 +68,7 @@ def apply(
     return correct.apply(
         store, query_bank, method, target_bank,
         pairs=pairs, same_kind=same_kind, group_by=group_by, robust=robust, force=force, dry_run=dry_run, keep=keep,
-        device=device, memory=memory, progress=progress, embed=embed,
+        compute=compute, embed=embed,
         executor=None, shards=None, workspace=None, **parameters,
     )  # fmt: skip
 
@@ -79,13 +78,11 @@ def refresh(
     collection: str,
     *,
     using: str = "",
-    device: str = "auto",
-    memory: int | str = "1GiB",
-    progress: Progress | None = None,
+    compute: Compute = Compute(),
 ) -> write.Applied:
     """Writes the offsets of points that came or changed without the wrapper, and no others; says how many."""
     store = QdrantStore(client, collection, using)
-    return write.refresh(store, device=device, memory=memory, progress=progress)
+    return write.refresh(store, compute=compute)
 
 
 def inspect(
@@ -94,14 +91,12 @@ def inspect(
     *,
     using: str = "",
     probes: int = PROBES,
-    device: str = "auto",
-    memory: int | str = "1GiB",
-    progress: Progress | None = None,
+    compute: Compute = Compute(),
 ) -> health.Inspection:
     """What correction lies in the collection, whether every point has the offset that its vector gives, and what the
     correction does to hubness now, seen by searching for `probes` queries of the bank; 0 searches for none."""
     store = QdrantStore(client, collection, using)
-    return health.inspect(store, probes=probes, device=device, memory=memory, progress=progress)
+    return health.inspect(store, probes=probes, compute=compute)
 
 
 def remove(client: QdrantClient, collection: str, *, using: str = "", progress: Progress | None = None) -> None:

@@ -9,10 +9,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from hubplugin.compute import Compute, Similarities, dense
+from hubplugin.compute import Similarities, dense
 from hubplugin.errors import InputError, Parameter
 from hubplugin.methods import FitInput
 from hubplugin.metric import Metric
+from hubplugin.resources import Compute
 from hubplugin.vectors import Scannable, VectorLike, Vectors, as_vectors, spool
 
 Pairs: TypeAlias = bool | Sequence[int | str] | np.ndarray | None

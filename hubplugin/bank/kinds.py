@@ -13,9 +13,10 @@ from typing import Literal, TypeAlias
 import numpy as np
 import torch
 
-from hubplugin.compute import SURVEYED, Compute, Nearest, Similarities, dense, look, spacing_ratio
+from hubplugin.compute import SURVEYED, Nearest, Similarities, dense, look, spacing_ratio
 from hubplugin.methods import FitInput
 from hubplugin.metric import Metric
+from hubplugin.resources import Compute
 from hubplugin.vectors import as_vectors
 
 Kind: TypeAlias = Literal[
@@ -190,10 +191,10 @@ def _spacing(given: FitInput, queries: np.ndarray) -> float:
         return ratio
     gallery, seen = given.require_targets("blend"), queries[:SURVEYED]
     found = Nearest(len(seen))
-    for tile in given.compute.similarities(seen, given.metric).tiles(gallery, "answers of the bank"):
+    for tile in Similarities.of(seen, given.metric, given.compute).tiles(gallery, "answers of the bank"):
         found.see(tile, 0)
     once = np.unique(found.rows, return_index=True)[1]
-    return spacing_ratio(look(given.compute.similarities(seen[once], given.metric), gallery))
+    return spacing_ratio(look(Similarities.of(seen[once], given.metric, given.compute), gallery))
 
 
 def own_share(first: np.ndarray, second: np.ndarray, compute: Compute, rng: np.random.Generator) -> float:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hubplugin import Compute
 from hubplugin.abilities import Versioned, able, versions_of
 from hubplugin.cli.frame import Answer, command, progress_shown
 from hubplugin.cli.options import (
@@ -93,8 +94,8 @@ def apply(
         applied = apply(
             opened, bank, method, second,
             pairs=given.pairs(bank, answers.pairs, banks.target_bank), same_kind=answers.same_kind, group_by=group_by,
-            robust=robust, force=force, dry_run=dry_run, keep=keep, device=computing.device, memory=computing.memory,
-            progress=progress, embed=None, executor=engine, shards=shards, workspace=workspace, **parameters,
+            robust=robust, force=force, dry_run=dry_run, keep=keep, compute=computing.compute(progress),
+            embed=None, executor=engine, shards=shards, workspace=workspace, **parameters,
         )  # fmt: skip
     _report(applied, opened, called, shown.report)
     return Answer(f"{opened.url}: {applied}", told(opened, applied))
@@ -108,7 +109,7 @@ def _report(applied: Applied, store: Store, names: Naming | None, path: Path | N
     from hubplugin.jobs.health import inspect
 
     with progress_shown() as progress:
-        found = inspect(store, progress=progress) if applied.written else None
+        found = inspect(store, compute=Compute(progress=progress)) if applied.written else None
     write_report(page_of_applied(applied, found, store.url, names), path)
 
 
@@ -129,7 +130,7 @@ def refresh(
     from hubplugin.jobs.write import refresh
 
     with progress_shown() as progress:
-        applied = refresh(opened, dry_run=dry_run, progress=progress, **vars(computing))
+        applied = refresh(opened, dry_run=dry_run, compute=computing.compute(progress))
     return Answer(f"{opened.url}: {applied}", told(opened, applied))
 
 
@@ -239,7 +240,7 @@ def refit(
         done = refit(
             opened, bank, method, second,
             pairs=given.pairs(bank, answers.pairs, banks.target_bank), same_kind=answers.same_kind, force=force,
-            dry_run=dry_run, keep=keep, device=computing.device, memory=computing.memory, progress=progress,
+            dry_run=dry_run, keep=keep, compute=computing.compute(progress),
             **parameters,
         )  # fmt: skip
     return Answer(f"{opened.url}: {done}", told(opened, done))
@@ -275,7 +276,7 @@ def monitor(
     with progress_shown() as progress:
         live = None if queries is None else given.bank(opened, progress)
         known = None if live is None else given.pairs(live, None, None)
-        seen = monitor(opened, live, known, progress=progress, **vars(computing))
+        seen = monitor(opened, live, known, compute=computing.compute(progress))
     if prometheus is not None:
         from hubplugin.cli.prometheus import write
 

@@ -23,6 +23,7 @@ from hubplugin.jobs.correct import apply
 from hubplugin.measures.hubness import k_occurrence, skewness
 from hubplugin.progress import bars
 from hubplugin.registry import open_store
+from hubplugin.resources import Compute
 from hubplugin.store import Store
 from hubplugin.vectors import Progress
 
@@ -152,7 +153,7 @@ def run(folder: Path, console: Console | None = None) -> dict[str, tuple[Run, Ru
     with bars(console) as progress:
         for name, store in stores.items():
             console.print(f"Correcting {name} ...")
-            applied = apply(store, data.bank_queries, target_bank=data.bank_targets, progress=progress)
+            applied = apply(store, data.bank_queries, target_bank=data.bank_targets, compute=Compute(progress=progress))
         corrected = {
             name: search_all(store, data, f"searching corrected {name}", progress) for name, store in stores.items()
         }

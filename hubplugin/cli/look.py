@@ -53,7 +53,7 @@ def diagnose(
         known = given.pairs(bank, answers.pairs, banks.target_bank)
         found = diagnose(
             opened, bank, second, pairs=known, same_kind=answers.same_kind, names=called, texts=worded,
-            progress=progress, **vars(computing),
+            compute=computing.compute(progress),
         )  # fmt: skip
     if shown.report is not None:
         from hubplugin.evaluation.report import page_of_diagnosis
@@ -80,7 +80,7 @@ def inspect(
     from hubplugin.jobs.health import inspect
 
     with progress_shown() as progress:
-        found = inspect(opened, progress=progress, **vars(computing))
+        found = inspect(opened, compute=computing.compute(progress))
     if shown.report is not None:
         from hubplugin.evaluation.report import page_of_inspection
 
@@ -148,8 +148,8 @@ def evaluate(
     if condition is not None:
         raise InputError("--filter is for a STORE; files are searched whole")
     require_files(read=(truth, shown.names, query_names), written=(shown.report,))
-    given = {"k": k, "names": shown.names, "query_names": query_names, "seed": seed, "metric": metric}
-    given |= vars(computing)
+    given: dict[str, Any] = {"k": k, "names": shown.names, "query_names": query_names, "seed": seed, "metric": metric}
+    given["computing"] = computing
     return _on_files(*_both(queries, banks), (targets, banks.target_bank), truth, method, shown.report, given)
 
 
@@ -185,14 +185,14 @@ def _on_files(
 
     with progress_shown() as progress:
         bank, models = query_bank.given(gallery.dim, progress), dict[str, Any]()
-        computing = {name: given[name] for name in ("metric", "device", "memory")} | {"progress": progress}
+        compute = given.pop("computing").compute(progress)
         if "auto" in (methods or []):
             if bank is None:
                 raise InputError("method 'auto' chooses on example queries: pass ", Parameter("query_bank"))
-            models["auto"] = fit(gallery, bank, "auto", target_bank=second, **computing)
+            models["auto"] = fit(gallery, bank, "auto", target_bank=second, metric=given["metric"], compute=compute)
         asked = queries.each_row(gallery.dim, progress)
         named = [name for name in methods if name not in models] if methods else None
-        found = evaluate(asked, gallery, truth, bank, second, named, models, progress=progress, **given)
+        found = evaluate(asked, gallery, truth, bank, second, named, models, compute=compute, **given)
     if report is not None:
         found.to_html(report, typed())
     return Answer(found, found.model_dump(mode="json"))

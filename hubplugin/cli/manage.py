@@ -14,6 +14,7 @@ from hubplugin.cli.frame import Answer, command, progress_shown
 from hubplugin.cli.options import StoreUrl, require_files, told, vectors
 from hubplugin.errors import InputError, Parameter, install
 from hubplugin.recording import Recorded, clear, thin
+from hubplugin.resources import Compute
 from hubplugin.store import Store, recorded_of
 
 
@@ -39,7 +40,6 @@ def quarantine(
     opened = open_store(store)
     lines, listed = [], None
     if what != "list":
-        from hubplugin.compute import Compute
         from hubplugin.jobs.versions import planned, quarantine
 
         if dry_run:

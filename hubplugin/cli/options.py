@@ -16,6 +16,7 @@ from hubplugin.bank import Texts as ReadTexts
 from hubplugin.bank import embedded, holds_texts, read_clicks, read_texts
 from hubplugin.errors import InputError, Parameter
 from hubplugin.model import Setting
+from hubplugin.resources import Compute
 from hubplugin.store import Store, recorded_of
 from hubplugin.vectors import Progress, Vectors, as_vectors, require_file
 
@@ -134,6 +135,9 @@ class ComputeOptions:
 
     device: Device = "auto"
     memory: Memory = "1GiB"
+
+    def compute(self, progress: Progress | None) -> Compute:
+        return Compute(self.device, self.memory, progress)
 
 
 # Files are looked at, and stores opened, before anything is imported that computes: torch takes seconds.

@@ -14,8 +14,9 @@ import numpy as np
 
 from hubplugin.cluster.work import Bank, Order, Reading, opened, work
 from hubplugin.cluster.workspace import Workspace, step_name
-from hubplugin.compute import Compute, ShardResult, Similarities, Task
+from hubplugin.compute import ShardResult, Similarities, Task
 from hubplugin.errors import ClusterError, EmptyInput, HubpluginError, InputError, Parameter
+from hubplugin.resources import Compute
 from hubplugin.vectors import Shard, Spread, fingerprint, one_line
 
 logger = logging.getLogger(__name__)
@@ -153,7 +154,7 @@ class ShardedGallery(Spread):
         super().__init__(name, self._starts[-1], dim)
 
     def each(self, task: Task, similarities: Similarities) -> list[tuple[int, ShardResult]]:
-        compute = replace(similarities.compute, progress=None)
+        compute = similarities.compute.quiet
         bank = Bank(fingerprint(similarities.bank), similarities.metric, compute)
         orders = [Order(shard, task, bank, self._run) for shard in self.shards]
         step = Step(self._executor, self._workspace, step_name(task.what, task, bank), similarities.bank)

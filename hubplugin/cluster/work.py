@@ -11,9 +11,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from hubplugin.compute import Compute, ShardResult, Similarities, Task
+from hubplugin.compute import ShardResult, Similarities, Task
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
+from hubplugin.resources import Compute
 from hubplugin.vectors import Shard, Vectors
 
 KEPT_SHARDS = 64
@@ -93,7 +94,7 @@ def _readable(order: Order) -> Vectors | None:
 
 def _known(bank: Bank) -> Similarities | None:
     rows = bank.rows
-    make = None if rows is None else lambda: bank.compute.similarities(rows, bank.metric)
+    make = None if rows is None else lambda: Similarities.of(rows, bank.metric, bank.compute)
     return _BANKS.get(repr((bank.key, bank.metric, bank.compute)), make)
 
 

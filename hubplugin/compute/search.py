@@ -7,14 +7,15 @@ number of candidate corrections are looked at together.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from hubplugin.compute.similarities import Compute, Similarities, prepared_blocks
+from hubplugin.compute.similarities import Similarities, prepared_blocks
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
+from hubplugin.resources import Compute
 from hubplugin.vectors import BLOCK_ROWS, Vectors, as_vectors
 
 TIE = 8
@@ -139,7 +140,7 @@ def search(
     for collector in collectors:
         collector.begin(len(offsets), queries, targets, metric)
     largest = np.abs(offsets).max()
-    quiet, asked, start = replace(compute, progress=None), as_vectors(queries, "queries"), 0
+    quiet, asked, start = compute.quiet, as_vectors(queries, "queries"), 0
     for block in prepared_blocks(targets, metric):
         similarities = Similarities(block, metric, quiet)
         shifts = torch.from_numpy(offsets[:, start : start + len(block)]).to(similarities.device)

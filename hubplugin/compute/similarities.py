@@ -10,19 +10,16 @@ budget has room for it. Products have the full precision of their type, whatever
 from __future__ import annotations
 
 import math
-import os
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
-from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from hubplugin.errors import InputError, Parameter
+from hubplugin.errors import InputError
 from hubplugin.metric import Metric, normalise
-from hubplugin.vectors import BLOCK_ROWS, Progress, Vectors
+from hubplugin.resources import Compute
+from hubplugin.vectors import BLOCK_ROWS, Vectors
 
 
 def prepared_blocks(vectors: Vectors, metric: Metric, size: int = BLOCK_ROWS) -> Iterator[np.ndarray]:
@@ -177,84 +174,6 @@ SAFE_EXPONENT = 60.0
 """exp(+-60) summed over a bank of any size stays inside float32, so no maximum need be taken out first."""
 
 
-_SIZE = TypeAdapter(ByteSize)
-
-LEAST, SAFE = 1 << 20, 1 << 30
-"""Bytes: what any work needs, and the default, which is a bound on a small machine, too."""
-
-
-Precision: TypeAlias = Literal["float32", "float64"]
-
-
-@dataclass(frozen=True)
-class Compute:
-    """Where and within what memory to compute.
-
-    device: "auto" (cuda, then mps, then cpu) or any torch device name. memory: bytes, or text such as
-    "512MiB", from 1MiB to what the machine has, or `SAFE` where that is more; bounds what is held of similarities
-    beyond the bank itself. progress: see `vectors.Progress`.
-    precision: "float32", which goes over to float64 by itself where similarities are large, or "float64" throughout.
-    """
-
-    device: str = "auto"
-    memory: int | str = "1GiB"
-    progress: Progress | None = None
-    precision: Precision = "float32"
-
-    def __post_init__(self) -> None:
-        if self.precision not in get_args(Precision):
-            raise InputError(f"precision={self.precision!r} is unknown; use one of {', '.join(get_args(Precision))}")
-        self.bytes()
-
-    def torch_device(self) -> torch.device:
-        double = self.precision == "float64"
-        if self.device == "auto":
-            if torch.cuda.is_available():
-                return torch.device("cuda")
-            return torch.device("mps" if torch.backends.mps.is_available() and not double else "cpu")
-        try:
-            device = torch.device(self.device)
-            torch.empty(1, device=device).cpu()
-        except (RuntimeError, AssertionError, TypeError) as error:
-            reason = str(error).splitlines()[0].partition(". ")[0]
-            if "device type" in reason:  # torch lists all it has ever heard of
-                reason = "known are cuda, mps and cpu"
-            raise InputError(f"device {self.device!r} is not usable here ({reason}); use 'auto' or 'cpu'") from None
-        if double and device.type == "mps":
-            raise InputError("precision='float64' is not to be had on mps; use device='cpu'")
-        return device
-
-    def bytes(self) -> int:
-        """`memory` as a number; raises InputError for what is no size, and for one that is no bound here."""
-        given = Parameter("memory", self.memory)
-        try:
-            size = int(_SIZE.validate_python(self.memory))
-        except ValidationError:
-            raise InputError(given, " is not a size; write it like '512MiB' or '2GiB'") from None
-        if size < LEAST:
-            raise InputError(given, f" is too little; expected {LEAST >> 20}MiB or more")
-        if size > SAFE and size > (most := self._installed()):
-            raise InputError(given, f" is more than this machine has; expected {max(most, SAFE) >> 30}GiB or less")
-        return size
-
-    def _installed(self) -> int:
-        """The bytes of memory that this machine has, or its device if that has more."""
-        own = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else sys.maxsize
-        device = self.torch_device()
-        return own if device.type != "cuda" else max(own, torch.cuda.get_device_properties(device).total_memory)
-
-    def dtypes(self) -> tuple[torch.dtype, ...]:
-        """What exponentials may be held in between iterations, the best first."""
-        return (torch.float64,) if self.precision == "float64" else (torch.float32, torch.float16)
-
-    def report(self, what: str, done: int, total: int) -> None:
-        if self.progress is not None:
-            self.progress(what, done, total)
-
-    def similarities(self, bank: np.ndarray, metric: Metric) -> Similarities:
-        return Similarities(bank, metric, self)
-
-
 MOST_ANSWERS = 0.1
 """A target may be the answer of this share of the bank's queries. One that is nearest to more of them is a hub, however
 it came to be one, and keeps all its entries."""
@@ -313,6 +232,11 @@ class Similarities:
         self._norm = math.sqrt(squares.max())
         self._own = torch.from_numpy(-squares / 2 if metric is Metric.EUCLIDEAN else np.zeros(self.m))
         self._banks: dict[torch.dtype, torch.Tensor] = {}
+
+    @classmethod
+    def of(cls, bank: np.ndarray, metric: Metric, compute: Compute) -> Similarities:
+        """Those that `compute` holds, where it holds any."""
+        return compute.held(bank, metric) if isinstance(compute, HoldingCompute) else cls(bank, metric, compute)
 
     def tiles(
         self,
@@ -419,7 +343,7 @@ class HoldingCompute(Compute):
         """Lets go of all that is held, which otherwise stays until the garbage collector comes by."""
         self._banks.clear()
 
-    def similarities(self, bank: np.ndarray, metric: Metric) -> Similarities:
+    def held(self, bank: np.ndarray, metric: Metric) -> Similarities:
         if id(bank) not in self._banks:
             self._banks[id(bank)] = (bank, HeldSimilarities(bank, metric, self))
         return self._banks[id(bank)][1]

@@ -101,7 +101,9 @@ class Kernel:
         size, room = self._rows * similarities.m, similarities.compute.bytes()
         # Below so many targets, or bank rows, what float16 rounds off does not average out.
         enough = min(self._rows, similarities.m) >= HALF_TERMS
-        dtypes = [dtype for dtype in similarities.compute.dtypes() if dtype is not torch.float16 or enough]
+        dtypes = [torch.float64]
+        if similarities.compute.precision != "float64":
+            dtypes = [torch.float32, torch.float16] if enough else [torch.float32]
         self._dtype = next((dtype for dtype in dtypes if size * dtype.itemsize <= room), None)
         self._held: list[Exponentials] = []
         self._reference = torch.zeros(0)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 
 import numpy as np
 
-from hubplugin.compute import Compute, Similarities, dense
+from hubplugin.compute import Similarities, dense
 from hubplugin.errors import InputError, Parameter, install
 from hubplugin.evaluation.result import RAW
 from hubplugin.measures.retrieval import Truth
@@ -17,6 +17,7 @@ from hubplugin.methods import METHODS, FitInput, configured
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
 from hubplugin.query_dependent import QUERY_METHODS
+from hubplugin.resources import Compute
 from hubplugin.vectors import Vectors
 
 
@@ -126,9 +127,7 @@ def fitted(label: str, model: OffsetModel, scene: Scene) -> Candidate:
     if model.metric is not scene.metric:
         raise InputError(f"model {label!r} is for {model.metric.value}, the evaluation for {scene.metric.value}")
     compute = scene.compute
-    offsets = model.members.offsets(
-        scene.targets, device=compute.device, memory=compute.memory, progress=compute.progress
-    )
+    offsets = model.members.offsets(scene.targets, compute=compute)
     return Candidate(label, model.method, model.parameters, offsets)
 
 
@@ -169,7 +168,7 @@ def candidate_of(method: str, scene: Scene) -> Candidate:
 
 
 def similarities(rows: slice, scene: Scene) -> np.ndarray:
-    product = Similarities(scene.queries[rows], scene.metric, replace(scene.compute, progress=None))
+    product = Similarities(scene.queries[rows], scene.metric, scene.compute.quiet)
     scores: np.ndarray = dense(product, scene.targets).numpy()
     return scores
 

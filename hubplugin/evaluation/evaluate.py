@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 
-from hubplugin.compute import TIE, Compute, TopK, TruthCounts, prepared, search
+from hubplugin.compute import TIE, TopK, TruthCounts, prepared, search
 from hubplugin.errors import InputError, Parameter
 from hubplugin.evaluation.candidates import PLANS, Candidate, Scene, candidates_of
 from hubplugin.evaluation.report import Evaluation
@@ -32,7 +32,8 @@ from hubplugin.measures.significance import adjusted, compare, hubness_interval,
 from hubplugin.methods import FitInput
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
+from hubplugin.resources import Compute
+from hubplugin.vectors import VectorLike, Vectors, as_vectors
 
 
 def coverage(bank: np.ndarray, targets: Vectors, metric: Metric, compute: Compute) -> float:
@@ -255,9 +256,7 @@ def evaluate(
     query_names: Names = None,
     metric: Metric | str = "cosine",
     seed: int = 0,
-    device: str = "auto",
-    memory: int | str = "1GiB",
-    progress: Progress | None = None,
+    compute: Compute = Compute(),
 ) -> Evaluation:
     """Ranks all targets for all queries, raw and under each method, and measures recall and hubness.
 
@@ -270,14 +269,14 @@ def evaluate(
     k: of the k-occurrence, mAP@k and nDCG@k; 10 as in the papers. R@k is given beside R@1, R@5 and R@10.
     names, query_names: what reports and a qrels file call the targets and the queries; a sequence, or a text file with
         one a line.
-    seed: of the bootstrap and of samples. device, memory, progress: as in `hubplugin.fit`.
+    seed: of the bootstrap and of samples. compute: as in `hubplugin.fit`.
 
     All additive methods share one product of queries and targets. Memory holds the queries, one block of targets, and
     k rows a query and one offset a target for each method.
 
     Raises InputError, one line, for anything that cannot be used as given.
     """
-    metric, compute = Metric.parse(metric), Compute(device, memory, progress)
+    metric = Metric.parse(metric)
     asked, gallery = as_vectors(queries, "queries"), as_vectors(targets, "targets")
     _require_usable(asked, gallery, k, seed, models or {})
     if target_bank is not None and query_bank is None:

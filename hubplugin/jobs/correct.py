@@ -23,7 +23,7 @@ from pydantic import Field
 from hubplugin.abilities import Preflight
 from hubplugin.bank import Banks, Embed, Pairs, vectors_of
 from hubplugin.cluster import Workspace
-from hubplugin.compute import Compute, Similarities, dense
+from hubplugin.compute import Similarities, dense
 from hubplugin.errors import CorrectionRefused, InputError, Parameter, StoreError
 from hubplugin.fitting import require_executor
 from hubplugin.jobs.facts import ToldCandidate
@@ -34,6 +34,7 @@ from hubplugin.methods import METHODS, FitInput, Method, asked_for
 from hubplugin.methods.robust import bounded
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import Dot, GalleryStatistics, Group, GroupedModel, LogSumExp, OffsetModel, Setting, Value
+from hubplugin.resources import Compute
 from hubplugin.store import KEEP, Store, recorded_of
 from hubplugin.trial import (
     Candidate,
@@ -64,9 +65,7 @@ def apply(
     force: bool = False,
     dry_run: bool = False,
     keep: int = KEEP,
-    device: str = "auto",
-    memory: int | str = "1GiB",
-    progress: Progress | None = None,
+    compute: Compute = Compute(),
     embed: Embed = None,
     executor: Executor | None = None,
     shards: int | None = None,
@@ -88,8 +87,8 @@ def apply(
     executor, shards, workspace: as in `hubplugin.fit`; the workers of the executor write, too (docs/scale.md).
     Raises InputError for banks or parameters, StoreError for the store; searches are unchanged in every case.
     """
-    bank = bank_for(store, query_bank, embed, progress, group_by if robust else None)
-    compute = usable(device, memory, progress, keep)
+    bank = bank_for(store, query_bank, embed, compute.progress, group_by if robust else None)
+    compute = usable(compute, keep)
     configuration = asked_for(method, parameters, apply)
     banks = Banks.read(bank, target_bank, pairs, store.metric, compute, same_kind)
     if require_executor(executor, shards, workspace):
@@ -101,7 +100,7 @@ def apply(
         if executor is not None:
             gallery = ShardedStore(store, shards, executor, held.enter_context(Workspace(workspace)), compute)
         elif cut_off is None:
-            gallery = SpooledGallery(store, progress, group_by, banks.clicks)
+            gallery = SpooledGallery(store, compute.progress, group_by, banks.clicks)
         if cut_off is not None:
             return written(store, cut_off, None if executor is None else gallery, compute, keep)
         asked = Asked(configuration, group_by, robust, force)
@@ -119,9 +118,7 @@ def refit(
     force: bool = False,
     dry_run: bool = False,
     keep: int = KEEP,
-    device: str = "auto",
-    memory: int | str = "1GiB",
-    progress: Progress | None = None,
+    compute: Compute = Compute(),
     **parameters: Setting,
 ) -> Refitted:
     """Fits the active correction of `store` anew on a newer bank, and activates it if it is not worse than the old one.
@@ -143,11 +140,11 @@ def refit(
     """
     old = _active(store)
     bank = bank_for(store, _recorded(store) if query_bank is None else query_bank)
-    compute = usable(device, memory, progress, keep)
+    compute = usable(compute, keep)
     configuration = _same(old, parameters) if method is None else asked_for(method, parameters, refit)
     banks = Banks.read(bank, target_bank, pairs, store.metric, compute, same_kind)
     _require_usable(store, banks, configuration, force, dry_run)
-    gallery = SpooledGallery(store, progress, group_key(old), banks.clicks)
+    gallery = SpooledGallery(store, compute.progress, group_key(old), banks.clicks)
     asked = Asked(configuration, group_key(old), old.bound is not None, force, old)
     done, versus = _corrected(store, banks.against(gallery.vectors, gallery.rows), gallery, asked, dry_run, keep)
     assert versus is not None

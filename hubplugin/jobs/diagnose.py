@@ -17,7 +17,7 @@ from typing_extensions import TypedDict  # that of `typing` has no schema before
 
 from hubplugin.bank import Banks, Embed, Pairs, vectors_of
 from hubplugin.causes import HUBBY, Finding, collapsed, copies, cut_off, lengths, other_model, shifted, short_texts
-from hubplugin.compute import Compute, Similarities, TopK, dense, sampled, search, taken
+from hubplugin.compute import Similarities, TopK, dense, sampled, search, taken
 from hubplugin.errors import InputError
 from hubplugin.jobs.facts import ToldChoice, ToldJudgement
 from hubplugin.jobs.naming import Naming
@@ -33,10 +33,11 @@ from hubplugin.measures.hubness import (
 )
 from hubplugin.methods import FitInput
 from hubplugin.metric import Metric
+from hubplugin.resources import Compute
 from hubplugin.store import Id
 from hubplugin.trial import OCCURRENCE, Experiment, choose_by, judge_by
 from hubplugin.trial.experiment import require_enough
-from hubplugin.vectors import Progress, Scannable, VectorLike, Vectors, as_vectors
+from hubplugin.vectors import Scannable, VectorLike, Vectors, as_vectors
 
 if TYPE_CHECKING:
     from hubplugin.store import Store
@@ -55,7 +56,7 @@ def findings(
     """All causes, looked for. found [m, DEEP]: the rows that each bank query finds in the gallery, best first. ids_of:
     the ids of some rows, by which `texts` knows them."""
     given, rng = banks.given, np.random.default_rng(seed)
-    quiet = replace(given, compute=replace(given.compute, progress=None))
+    quiet = replace(given, compute=given.compute.quiet)
     asking = np.sort(rng.permutation(len(found))[:QUERIES])
     targets = sampled(given.require_targets("auto"), TARGETS, given.metric, rng)
     lists = found[asking, :OCCURRENCE]
@@ -259,9 +260,7 @@ def diagnose(
     pairs: Pairs = None,
     same_kind: bool = False,
     metric: Metric | str | None = None,
-    device: str = "auto",
-    memory: int | str = "1GiB",
-    progress: Progress | None = None,
+    compute: Compute = Compute(),
     seed: int = 0,
     names: Naming | None = None,
     texts: Naming | None = None,
@@ -279,8 +278,7 @@ def diagnose(
     a fraction of its interval. Raises InputError for anything that cannot be used.
     """
     chosen = Metric.parse(metric if metric is not None else getattr(targets, "metric", Metric.COSINE))
-    compute = Compute(device, memory, progress)
-    bank = vectors_of(queries, embed, progress=progress)
+    bank = vectors_of(queries, embed, progress=compute.progress)
     _require_dim(bank, targets)
     banks = Banks.read(bank, target_bank, pairs, chosen, compute, same_kind)
     require_enough(len(banks.given.distinct))  # before the gallery is read

@@ -14,7 +14,6 @@ from typing_extensions import TypedDict  # that of `typing` has no schema before
 
 from hubplugin.abilities import versions_of
 from hubplugin.bank import SEEN, own_share
-from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.jobs.correct import bank_for
 from hubplugin.jobs.facts import ToldCorrection, ToldVersion
@@ -40,9 +39,10 @@ from hubplugin.measures.hubness import skewness_by_chance
 from hubplugin.methods.robust import PROBES
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import FindsAtFit, GroupedModel, OffsetModel
+from hubplugin.resources import Compute
 from hubplugin.store import Hits, Id, Store, recorded_of
 from hubplugin.trial import OCCURRENCE, standard_error
-from hubplugin.vectors import Progress, VectorLike, Vectors
+from hubplugin.vectors import VectorLike, Vectors
 
 logger = logging.getLogger(__name__)
 
@@ -125,15 +125,12 @@ def inspect(
     store: Store,
     *,
     probes: int = PROBES,
-    device: str = "auto",
-    memory: int | str = "1GiB",
-    progress: Progress | None = None,
+    compute: Compute = Compute(),
 ) -> Inspection:
     """What correction lies in `store`, whether every target has the offset that its vector gives, and what it does to
     hubness now, seen by searching for `probes` queries of the bank; 0 searches for none."""
     found = store.correction()
     logger.info("%s: inspecting", store.url)
-    compute = Compute(device, memory, progress)
     health: dict[str, Any] = {}
     if found is not None and found.active and probes and has_bank(found.model):
         named, beside = examined(store, found.model, compute, probes)
@@ -330,9 +327,7 @@ def monitor(
     queries: VectorLike | None = None,
     clicks: Sequence[Id] | np.ndarray | None = None,
     *,
-    device: str = "auto",
-    memory: int | str = "1GiB",
-    progress: Progress | None = None,
+    compute: Compute = Compute(),
 ) -> Monitored:
     """Whether the active correction of `store` is whole and still helps.
 
@@ -349,7 +344,7 @@ def monitor(
         raise StoreError(f"{store.url} has no active correction; apply one first")
     if clicks is not None and queries is None:
         raise InputError("clicks belong to queries, row by row: pass ", Parameter("queries"))
-    compute, rng = Compute(device, memory, progress), np.random.default_rng()
+    compute, rng = compute, np.random.default_rng()
     given = recorded_of(store, _seconds(version.made)) if queries is None else bank_for(store, queries)
     known = None if clicks is None or given is None else _clicks(clicks, given)
     live, bank = _live(given, found.model, rng), _bank(found.model)

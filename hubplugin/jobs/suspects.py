@@ -11,16 +11,17 @@ from typing import Annotated, TypeAlias
 import numpy as np
 from pydantic import Field
 
-from hubplugin.compute import Compute, MeanOfLargest, TopK, clusters, reduce, search
+from hubplugin.compute import MeanOfLargest, Similarities, TopK, clusters, reduce, search
 from hubplugin.errors import StoreError
 from hubplugin.jobs.write import Comparison, group_key
 from hubplugin.measures.hubness import k_occurrence, skewness, skewness_by_chance, skewness_of_finds
 from hubplugin.methods import FitInput
 from hubplugin.methods.robust import CLUSTERS, PROBES, probes
 from hubplugin.model import Bound, FindsAtFit, OffsetModel
+from hubplugin.resources import Compute
 from hubplugin.store import Batch, Hits, Id, Store
 from hubplugin.trial import OCCURRENCE
-from hubplugin.vectors import Progress, as_vectors
+from hubplugin.vectors import as_vectors
 
 QUERIES = 200
 """Queries that are counted, at the fit and by `monitor`. Skewness depends on how many they are."""
@@ -38,7 +39,7 @@ def counted(model: OffsetModel, given: FitInput) -> OffsetModel:
     targets, queries, nearest = given.require_targets(model.method), asked(model), TopK(OCCURRENCE)
     if len(queries) < 2 or targets.rows <= OCCURRENCE:
         return model
-    offsets = model.members.offsets(targets, device=given.compute.device, memory=given.compute.memory)
+    offsets = model.members.offsets(targets, compute=given.compute.quiet)
     both = np.stack([np.zeros_like(offsets), offsets])
     search(queries, targets, model.metric, given.compute, nearest, offsets=both, what="counting hubs")
     raw, corrected = (k_occurrence(rows, targets.rows) for rows in nearest.rows)
@@ -110,9 +111,7 @@ class Suspects:
 def suspects(
     store: Store,
     *,
-    device: str = "auto",
-    memory: int | str = "1GiB",
-    progress: Progress | None = None,
+    compute: Compute = Compute(),
 ) -> Suspects:
     """The targets of `store` that a planted one would be among; see `Suspects`. Nothing is changed.
 
@@ -127,7 +126,7 @@ def suspects(
     model = found.model
     if not has_bank(model):
         raise StoreError(f"{store.url}: method {model.method!r} keeps no bank to search with; apply another one")
-    return examined(store, model, Compute(device, memory, progress))[0]
+    return examined(store, model, compute)[0]
 
 
 def has_bank(model: OffsetModel) -> bool:
@@ -241,7 +240,7 @@ def _nearness(store: Store, model: OffsetModel, sample: np.ndarray, compute: Com
     """The mean similarity of every target to its nearest in `sample`, the nearest of all left out, which is itself
     where it is in the sample: float64 [n]."""
     usable = np.isfinite(sample).all(axis=1) & sample.any(axis=1)
-    similarities, k = compute.similarities(sample[usable], model.metric), min(NEIGHBOURS, int(usable.sum()) - 1)
+    similarities, k = Similarities.of(sample[usable], model.metric, compute), min(NEIGHBOURS, int(usable.sum()) - 1)
     parts = []
     for batch in store.scan(group_key(model)):
         whole = np.isfinite(batch.vectors).all(axis=1) & batch.vectors.any(axis=1)

@@ -10,12 +10,12 @@ from datetime import datetime
 from typing import Literal
 
 from hubplugin.abilities import Quarantining, Versioned, able, quarantined_in, versions_of
-from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.jobs.facts import ToldVersion
 from hubplugin.jobs.write import Applied, refresh
 from hubplugin.methods.robust import floor_of
 from hubplugin.quarantine import Quarantine
+from hubplugin.resources import Compute
 from hubplugin.store import Id, Store, StoredVersion
 
 logger = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ def quarantine(
     able(store, Quarantining).write_quarantine(planned(store, what, ids, why, who))
     logger.info("%s: quarantine list written, %s of %d targets", store.url, what, len(ids))
     compute = compute or Compute()
-    return refresh(store, device=compute.device, memory=compute.memory, progress=compute.progress)
+    return refresh(store, compute=compute)
 
 
 def planned(store: Store, what: Literal["add", "remove"], ids: Sequence[Id], why: str, who: str | None) -> Quarantine:

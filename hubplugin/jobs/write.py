@@ -13,8 +13,8 @@ import uuid
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
+from dataclasses import dataclass, field
+from typing import Annotated, TypeAlias, cast
 
 import numpy as np
 from pydantic import Field, PlainSerializer
@@ -22,18 +22,15 @@ from pydantic import Field, PlainSerializer
 from hubplugin.abilities import Sharded, Share, SharedWriting, StoreShard, Versioned, able, quarantined_in, versions_of
 from hubplugin.bank import places
 from hubplugin.cluster import Order, Reading, ShardedGallery, Workspace
-from hubplugin.compute import Compute, ShardResult
+from hubplugin.compute import ShardResult
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.jobs.facts import ToldJudgement, ToldModel
 from hubplugin.methods.robust import floor_of
 from hubplugin.metric import Metric
 from hubplugin.model import GroupedModel, OffsetModel, Value, warn_if_swapped
+from hubplugin.resources import Compute
 from hubplugin.store import KEEP, Batch, Store, Writing
 from hubplugin.vectors import Progress, Sliceable, Vectors, cannot_keep, spool
-
-if TYPE_CHECKING:
-    from hubplugin.compute import Compute
-
 
 UNIT = 1e-2
 """How far from 1 the length of a vector may lie that counts as normalised; float16 keeps it within 1e-3."""
@@ -71,7 +68,7 @@ def offsets_of_all(model: OffsetModel, batch: Batch, unjudged: Unjudged, *, unit
     """
 
     def judged_by_model(batch: Batch) -> np.ndarray:
-        return model.offsets(batch.vectors, groups=batch.groups, device=compute.device, memory=compute.memory)
+        return model.offsets(batch.vectors, groups=batch.groups, compute=compute.quiet)
 
     with np.errstate(over="ignore", invalid="ignore"):
         lengths = np.linalg.norm(batch.vectors.astype(np.float64), axis=1)
@@ -289,7 +286,7 @@ class ShardedStore:
         """What one pass over all shards wrote. closing: it looks at what came meanwhile, so none has done it before."""
         key = f"{share.key} {uuid.uuid4()}" if closing else share.key
         what = "closing" if closing else "writing offsets"
-        task = _WriteShard(share, key, replace(compute, progress=None), what, is_new)
+        task = _WriteShard(share, key, compute.quiet, what, is_new)
         found = self.vectors.each_once([task] * len(self.vectors.shards))
         return WrittenByShards.of([json.loads(bytes(part["told"])) for part in found])
 
@@ -402,9 +399,7 @@ def refresh(
     store: Store,
     *,
     dry_run: bool = False,
-    device: str = "auto",
-    memory: int | str = "1GiB",
-    progress: Progress | None = None,
+    compute: Compute = Compute(),
 ) -> Applied:
     """Writes the offsets that are missing or stale under the active model, and no others. dry_run: only counts them."""
     found = store.correction()
@@ -412,17 +407,15 @@ def refresh(
         state = "a half-written correction; run apply again to finish it" if found else "no correction; apply one first"
         raise StoreError(f"{store.url} has {state}")
     if dry_run:
-        return unwritten(store, found.model, Compute(device, memory, progress))
-    return write(store, found.model, device=device, memory=memory, progress=progress)
+        return unwritten(store, found.model, compute)
+    return write(store, found.model, compute=compute)
 
 
 def write(
     store: Store,
     model: OffsetModel,
     *,
-    device: str = "auto",
-    memory: int | str = "1GiB",
-    progress: Progress | None = None,
+    compute: Compute = Compute(),
     keep: int = KEEP,
 ) -> Applied:
     """Writes the offsets of a fitted `model` to everything in `store` and activates them.
@@ -434,9 +427,9 @@ def write(
     warn_if_swapped(model, store.count())
     gallery = None
     if model.gallery is None:
-        gallery = SpooledGallery(store, progress)
-        model = model.centred_on(gallery.vectors, device=device, memory=memory, progress=progress)
-    return written(store, model, gallery, Compute(device, memory, progress), keep)
+        gallery = SpooledGallery(store, compute.progress)
+        model = model.centred_on(gallery.vectors, compute=compute)
+    return written(store, model, gallery, compute, keep)
 
 
 def written(
@@ -479,11 +472,10 @@ def unwritten(store: Store, model: OffsetModel, compute: Compute) -> Applied:
     return Applied(model, found.scanned, found.missing, found.stale, False, unjudged=found.unjudged)
 
 
-def usable(device: str, memory: int | str, progress: Progress | None, keep: int) -> Compute:
+def usable(compute: Compute, keep: int) -> Compute:
     """With what offsets are computed; raises InputError for what cannot be used, before a gallery is read."""
     if keep < 0:
         raise InputError(Parameter("keep", keep), ": expected 0 or more")
-    compute = Compute(device, memory, progress)
     compute.torch_device()
     return compute
 

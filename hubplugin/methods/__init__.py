@@ -18,6 +18,7 @@ from hubplugin.methods.inverted_softmax import DualInvertedSoftmax, InvertedSoft
 from hubplugin.methods.nearest import CrossDomainLocalScaling, NearestNeighbourNormalisation
 from hubplugin.methods.sinkhorn import DualBankSinkhorn, SinkhornNormalisation
 from hubplugin.model import Setting
+from hubplugin.resources import Compute
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
@@ -110,6 +111,8 @@ def _unknown(
     said: list[str | Parameter] = [
         f"method {method!r} has no parameter {name!r}; it takes {', '.join(taken) or 'none'}"
     ]
+    if name in Compute.__dataclass_fields__:
+        return [*said, f"; pass it as compute=hubplugin.Compute({name}=...)"]
     near = get_close_matches(name, [*taken, *own], n=1)
     takers = [other for other, of in METHODS.items() if name in of.model_fields]
     if near:

@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict
 from hubplugin.compute import (
     SURVEYED,
     Answers,
-    Compute,
     Similarities,
     Survey,
     distinct_rows,
@@ -26,6 +25,7 @@ from hubplugin.compute import (
 from hubplugin.errors import InputError, Parameter
 from hubplugin.metric import Metric
 from hubplugin.model import LogSumExp, OffsetModel, Setting, Term, TopKMean, reduction_of
+from hubplugin.resources import Compute
 from hubplugin.vectors import VectorLike, Vectors, as_vectors, fingerprint
 
 AnswersRule: TypeAlias = Literal["auto", "kept", "left out"]
@@ -93,7 +93,7 @@ class FitInput:
     def _surveying(self) -> Similarities:
         rows = np.sort(np.random.default_rng(0).permutation(len(self.query_bank))[:SURVEYED])
         bank = self.query_bank if len(rows) == len(self.query_bank) else self.query_bank[rows]
-        return self.compute.similarities(bank, self.metric)
+        return Similarities.of(bank, self.metric, self.compute)
 
     @cached_property
     def survey(self) -> Survey:
@@ -114,7 +114,7 @@ class FitInput:
     def answers(self) -> Answers | None:
         """The answers of the bank in gallery and target bank."""
         columns = [self.require_targets("blend")] + ([] if self.target_bank is None else [self.target_bank_vectors])
-        return find_answers(self.compute.similarities(self.query_bank, self.metric), columns)
+        return find_answers(Similarities.of(self.query_bank, self.metric, self.compute), columns)
 
     def require_targets(self, method: str) -> Vectors:
         if self.targets is None:
@@ -237,7 +237,7 @@ class OnePassMethod(Method):
         if not all(isinstance(term, (LogSumExp, TopKMean)) and term.answers is not None for term in terms):
             return Solution(self.terms(given, None if given.answers is None else given.answers.levels))
         values, answers = reduce_and_seek(
-            given.compute.similarities(given.query_bank, given.metric),
+            Similarities.of(given.query_bank, given.metric, given.compute),
             given.require_targets(self.name),
             [reduction_of(term) for term in terms],
             [] if given.target_bank is None else [given.target_bank_vectors],

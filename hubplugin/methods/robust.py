@@ -44,7 +44,7 @@ def bounded(model: OffsetModel, given: FitInput) -> OffsetModel:
     targets = given.require_targets(model.method)
     if isinstance(model.terms[0], Dot):
         raise InputError(f"method {model.method!r} keeps no bank to bound offsets by; leave out ", Parameter("robust"))
-    plain = model.offsets(targets, memory=given.compute.memory, device=given.compute.device)
+    plain = model.offsets(targets, compute=given.compute.quiet)
     # What is bounded leaves its places to others, so that levels are taken again.
     first = replace(_bound(given, plain), for_members=True)
     offsets = first.lowered(plain, model.terms[0], given.metric, targets, given.compute)

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 import numpy as np
 from pydantic import BeforeValidator, Field
 
-from hubplugin.compute import Answers, Columns, Scaling, sampled, sinkhorn
+from hubplugin.compute import Answers, Columns, Scaling, Similarities, sampled, sinkhorn
 from hubplugin.methods.base import FitInput, Method, Solution
 from hubplugin.model import LogSumExp, Setting
 from hubplugin.vectors import Spread, Vectors, as_vectors, spool
@@ -62,7 +62,7 @@ class SinkhornNormalisation(Method):
     def scaled(self, given: FitInput, k: int | None = None) -> tuple[LogSumExp, np.ndarray | None, Scaling]:
         """The term, its values on the targets [n] where they came along the way, and what Sinkhorn found. k: with the
         mean of the k largest similarities of each target."""
-        similarities = given.compute.similarities(given.query_bank, given.metric)
+        similarities = Similarities.of(given.query_bank, given.metric, given.compute)
         targets = given.require_targets(self.name)
         answers: Answers | Literal["seek"] | None = "seek" if self.answers == "left out" else None
         sample = resolved_sample(self.sample, targets)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from hubplugin.errors import InputError
 from hubplugin.model.file import Header
 from hubplugin.model.offset_model import Dot, GalleryStatistics, LogSumExp, OffsetModel, Term, Value, capped
-from hubplugin.vectors import Progress, VectorLike, as_vectors
-
-if TYPE_CHECKING:
-    from hubplugin.compute import Precision
+from hubplugin.resources import Compute
+from hubplugin.vectors import VectorLike, as_vectors
 
 
 @dataclass(frozen=True)
@@ -67,14 +65,10 @@ class GroupedModel(OffsetModel):
         targets: VectorLike,
         *,
         groups: Sequence[Value] | None = None,
-        device: str = "auto",
-        memory: int | str = "1GiB",
-        progress: Progress | None = None,
-        precision: Precision = "float32",
+        compute: Compute = Compute(),
     ) -> np.ndarray:
         """Offsets of `targets` [n, d]; target i belongs to group groups[i]: float32 [n]. The cap is that of the
         target's own group."""
-        from hubplugin.compute import Compute
 
         if groups is None:
             raise InputError(f"the model has offsets within each {self.key!r}: pass groups=, the value of each target")
@@ -85,14 +79,12 @@ class GroupedModel(OffsetModel):
                 rows.setdefault(value, []).append(row)
         offsets = np.zeros(len(vectors), np.float32)
         if rows and all(self.groups[value].shares_terms for value in rows):
-            raw = self.raw_offsets(vectors, Compute(device, memory, progress, precision))
+            raw = self.raw_offsets(vectors, compute)
             for value, some in rows.items():
                 offsets[some] = capped(raw[some] - self.groups[value].centre, self.groups[value].gallery)
         else:
             for value, some in rows.items():
-                offsets[some] = self.within(value).offsets(
-                    vectors[some], device=device, memory=memory, precision=precision
-                )
+                offsets[some] = self.within(value).offsets(vectors[some], compute=compute)
         return offsets
 
     def _content(self) -> tuple[Header, dict[str, np.ndarray]]:

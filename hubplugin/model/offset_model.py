@@ -15,10 +15,11 @@ from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin.model import file
 from hubplugin.model.file import Header
-from hubplugin.vectors import Progress, Spread, VectorLike, Vectors, as_vectors
+from hubplugin.resources import Compute, Precision
+from hubplugin.vectors import Spread, VectorLike, Vectors, as_vectors
 
 if TYPE_CHECKING:
-    from hubplugin.compute import Compute, LogSum, MeanOfLargest, Precision
+    from hubplugin.compute import LogSum, MeanOfLargest
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ class Bound:
         self, offsets: np.ndarray, first: Term, metric: Metric, targets: Vectors, compute: Compute
     ) -> np.ndarray:
         """`offsets` [n] of `targets`, within the bound: float32 [n]. first: a term over the bank."""
-        from hubplugin.compute import LeftOut, Limit
+        from hubplugin.compute import LeftOut, Limit, Similarities
 
         share, tau, left_out = self.share, WIDER * self.tau, None
         if self.for_members:
@@ -164,7 +165,7 @@ class Bound:
             answers = None if isinstance(first, Dot) else first.answers
             left_out = None if answers is None else LeftOut(answers)
         limit = Limit(self.levels, tau, share * len(self.levels) / 2, left_out)
-        return limit.lowered(compute.similarities(first.bank, metric), targets, offsets).astype(np.float32)
+        return limit.lowered(Similarities.of(first.bank, metric, compute), targets, offsets).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -292,10 +293,7 @@ class OffsetModel:
         targets: VectorLike,
         *,
         groups: Sequence[Value] | None = None,
-        device: str = "auto",
-        memory: int | str = "1GiB",
-        progress: Progress | None = None,
-        precision: Precision = "float32",
+        compute: Compute = Compute(),
     ) -> np.ndarray:
         """Offsets of `targets` [n, d] (or a store or file of them), seen by the fit or not: float32 [n].
 
@@ -307,9 +305,8 @@ class OffsetModel:
         groups: what a `GroupedModel` must know of each target; others do not look at it.
         Raises InputError where `targets` cannot be used or have other dimensions than the bank.
         """
-        from hubplugin.compute import Compute
 
-        vectors, compute = as_vectors(targets, "targets"), Compute(device, memory, progress, precision)
+        vectors, compute = as_vectors(targets, "targets"), compute
         offsets = capped(self.raw_offsets(vectors, compute) - self.centre, self.gallery)
         if self.bound is None:
             return offsets
@@ -330,14 +327,11 @@ class OffsetModel:
         self,
         targets: VectorLike,
         *,
-        device: str = "auto",
-        memory: int | str = "1GiB",
-        progress: Progress | None = None,
+        compute: Compute = Compute(),
     ) -> OffsetModel:
         """This model with offsets of mean 0 over `targets` [n, d], and their statistics."""
-        from hubplugin.compute import Compute
 
-        vectors, compute = as_vectors(targets, "targets"), Compute(device, memory, progress)
+        vectors, compute = as_vectors(targets, "targets"), compute
         return self.centred_by(self.raw_offsets(vectors, compute), vectors, compute.precision)
 
     def centred_by(self, raw: np.ndarray, targets: Vectors, precision: Precision = "float32") -> OffsetModel:
@@ -354,22 +348,19 @@ class OffsetModel:
         targets: VectorLike,
         k: int = 1,
         *,
-        device: str = "auto",
-        memory: int | str = "1GiB",
-        progress: Progress | None = None,
+        compute: Compute = Compute(),
     ) -> OffsetModel:
         """This model with the activation set of the gallery `targets` [n, d]: QB-Norm eq. 2, whose k is 1.
 
         Raises InputError if k is not in 1 ... n, or a term has no bank of examples (`dn`).
         """
-        from hubplugin.compute import Compute, Similarities, kth_largest
+        from hubplugin.compute import Similarities, kth_largest
 
         vectors = as_vectors(targets, "targets")
         if not 1 <= k <= vectors.rows:
             raise InputError(f"activation set: k={k} is not between 1 and the {vectors.rows} targets of the gallery")
         if any(isinstance(term, Dot) for term in self.terms):
             raise InputError(f"method {self.method!r} keeps the mean of its bank only, so it has no activation set")
-        compute = Compute(device, memory, progress)
         thresholds = [kth_largest(Similarities(term.bank, self.metric, compute), vectors, k) for term in self.terms]
         return replace(self, activation=Activation(k, tuple(thresholds)))
 
@@ -377,16 +368,14 @@ class OffsetModel:
         self,
         targets: VectorLike,
         *,
-        device: str = "auto",
-        memory: int | str = "1GiB",
-        progress: Progress | None = None,
+        compute: Compute = Compute(),
     ) -> np.ndarray:
         """Which of `targets` [n, d] are in the activation set, seen by the fit or not: bool [n]."""
-        from hubplugin.compute import Compute, Similarities, reaches
+        from hubplugin.compute import Similarities, reaches
 
         if self.activation is None:
             raise InputError("this model has no activation set; give it one with model.with_activation(targets)")
-        vectors, compute = as_vectors(targets, "targets"), Compute(device, memory, progress)
+        vectors, compute = as_vectors(targets, "targets"), compute
         inside = np.zeros(vectors.rows, bool)
         for term, thresholds in zip(self.terms, self.activation.thresholds, strict=True):
             inside |= reaches(Similarities(term.bank, self.metric, compute), vectors, thresholds)
@@ -394,7 +383,7 @@ class OffsetModel:
 
     def raw_offsets(self, targets: VectorLike, compute: Compute) -> np.ndarray:
         """The sum of the terms, not centred, not capped: float64 [n]. Raises InputError where it is beyond float32."""
-        from hubplugin.compute import LeftOut, dot, reduce
+        from hubplugin.compute import LeftOut, Similarities, dot, reduce
 
         vectors = as_vectors(targets, "targets")
         if vectors.dim != self.dim:
@@ -407,7 +396,7 @@ class OffsetModel:
             return kept
         total = np.zeros(vectors.rows)
         for terms in of_one_bank(self.terms):
-            similarities = compute.similarities(terms[0].bank, self.metric)
+            similarities = Similarities.of(terms[0].bank, self.metric, compute)
             if isinstance(terms[0], Dot):
                 values = [dot(similarities, vectors, "offsets")]
             else:

@@ -10,12 +10,12 @@ from itertools import product
 import numpy as np
 
 from hubplugin.bank import Banks, Pairs
-from hubplugin.compute import Compute, Precision
 from hubplugin.methods import Method
 from hubplugin.methods.blend import Blend
 from hubplugin.metric import Metric
+from hubplugin.resources import Compute
 from hubplugin.trial.experiment import Experiment, configuration_name, standard_error
-from hubplugin.vectors import Progress, VectorLike
+from hubplugin.vectors import VectorLike
 
 TEMPERATURES, STRENGTHS = (0.7, 1.0, 1.4), (0.6, 1.0, 1.4)
 """Multiples of the default's temperature and strength that are tried."""
@@ -79,10 +79,7 @@ def choose(
     *,
     pairs: Pairs = None,
     metric: Metric | str = "cosine",
-    device: str = "auto",
-    memory: int | str = "1GiB",
-    progress: Progress | None = None,
-    precision: Precision = "float32",
+    compute: Compute = Compute(),
     seed: int = 0,
 ) -> Choice:
     """The configuration that `fit(method="auto")` fits: the default, `blend`, unless pairs speak clearly for another.
@@ -100,7 +97,6 @@ def choose(
 
     Raises InputError for anything that cannot be used, and for pairs of less than two held-out queries a fold.
     """
-    compute = Compute(device, memory, progress, precision)
     banks = Banks.read(query_bank, target_bank, pairs, metric, compute).against(targets)
     with closing(Experiment(banks, seed)) as experiment:
         return choose_by(experiment)

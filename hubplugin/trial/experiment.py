@@ -399,7 +399,7 @@ def _offsets(configuration: Method | OffsetModel, given: FitInput, robust: bool)
     targets, compute = given.require_targets(configuration.method), given.compute
     if configuration.bound is None:
         return configuration.raw_offsets(targets, compute)
-    return configuration.members.offsets(targets, device=compute.device, memory=compute.memory)
+    return configuration.members.offsets(targets, compute=compute.quiet)
 
 
 class TooSmall(InputError):

@@ -23,12 +23,13 @@ import numpy as np
 import torch
 
 from hubplugin.bank import BankProfile, Banks, Pairs
-from hubplugin.compute import MOST_ANSWERS, Compute, Nearest, Precision, Similarities, dense, taken
+from hubplugin.compute import MOST_ANSWERS, Nearest, Similarities, dense, taken
 from hubplugin.errors import CorrectionRefused, Parameter
 from hubplugin.methods import METHODS, FitInput, Method, configured
 from hubplugin.methods.blend import Blend
 from hubplugin.metric import Metric
 from hubplugin.model import Setting
+from hubplugin.resources import Compute
 from hubplugin.trial.experiment import (
     FOLDS,
     Candidate,
@@ -39,7 +40,7 @@ from hubplugin.trial.experiment import (
     standard_error,
     with_rows,
 )
-from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
+from hubplugin.vectors import VectorLike, Vectors, as_vectors
 
 FOUND = 0.9
 """Share of the stand-ins that find their target in the raw search. With fewer, all corrections look better than they
@@ -177,7 +178,7 @@ def _look(experiment: Experiment) -> _Log:
 def _nearest_of(given: FitInput, queries: np.ndarray) -> np.ndarray:
     """The nearest target of each of `queries` [m, d] in the whole gallery: [m, d]."""
     gallery, nearest = given.require_targets("auto"), Nearest(len(queries))
-    for tile in given.compute.similarities(queries, given.metric).tiles(gallery, "answers of the bank"):
+    for tile in Similarities.of(queries, given.metric, given.compute).tiles(gallery, "answers of the bank"):
         nearest.see(tile, 0)
     rows, place = np.unique(nearest.rows, return_inverse=True)
     found: np.ndarray = taken(gallery, rows, given.metric)[place.reshape(-1)]
@@ -186,8 +187,7 @@ def _nearest_of(given: FitInput, queries: np.ndarray) -> np.ndarray:
 
 def _offsets(log: _Log, method: Method, kept: np.ndarray) -> np.ndarray:
     """Raw offsets [n] of a fit on the queries `kept` [m]."""
-    compute = Compute(log.given.compute.device, log.given.compute.memory, precision=log.given.compute.precision)
-    return method.raw_offsets(FitInput(log.queries[kept], log.gallery, None, log.given.metric, compute))
+    return method.raw_offsets(FitInput(log.queries[kept], log.gallery, None, log.given.metric, log.given.compute.quiet))
 
 
 def _held_out(
@@ -277,10 +277,7 @@ def judge(
     pairs: Pairs = None,
     same_kind: bool = False,
     metric: Metric | str = "cosine",
-    device: str = "auto",
-    memory: int | str = "1GiB",
-    progress: Progress | None = None,
-    precision: Precision = "float32",
+    compute: Compute = Compute(),
     seed: int = 0,
     **parameters: Setting,
 ) -> Judgement:
@@ -296,7 +293,6 @@ def judge(
     answers, or, without pairs or clicks, if hubness does not fall. Raises InputError for anything that cannot be used.
     """
     configuration = configured(METHODS, method, parameters, judge)
-    compute = Compute(device, memory, progress, precision)
     banks = Banks.read(query_bank, target_bank, pairs, metric, compute, same_kind).against(targets)
     with closing(Experiment(banks, seed)) as experiment:
         return judge_by(experiment, [configuration])[0]

@@ -51,7 +51,7 @@ def test_a_run_cut_off_is_finished_with_its_own_model_though_the_gallery_grew(tm
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        apply(store, **asked, progress=cut_off)
+        apply(store, **asked, compute=hubplugin.Compute(progress=cut_off))
     begun = open_store(store.url).correction()
     assert not begun.active
     lancedb.connect(tmp_path).open_table("photos").add(table(list(range(50, 60)), vectors[50:]))

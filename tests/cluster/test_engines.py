@@ -138,7 +138,7 @@ import hubplugin
 
 if __name__ == "__main__":
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
-        hubplugin.fit(np.load(sys.argv[1]), "sn", targets=sys.argv[2], iterations=30, executor=executor,
+        hubplugin.fit(sys.argv[2], np.load(sys.argv[1]), "sn", iterations=30, executor=executor,
                       workspace=sys.argv[3])
 """
 

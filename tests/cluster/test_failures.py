@@ -292,7 +292,7 @@ def test_ctrl_c_cancels_what_was_sent(folder):
 
 def test_progress_tells_shards_and_targets(folder):
     told: list[tuple[str, int, int]] = []
-    fit(folder, progress=lambda *each: told.append(each))
+    fit(folder, compute=hubplugin.Compute(progress=lambda *each: told.append(each)))
     whole = [(what, done, total) for what, done, total in told if what == "offsets, 4 shards"]
     assert whole == [("offsets, 4 shards", done, 200) for done in (50, 100, 150, 200)]
 
@@ -309,5 +309,5 @@ def test_what_has_come_is_kept_where_the_caller_stops(folder, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fit(folder, progress=stop, workspace=tmp_path / "work")
+        fit(folder, compute=hubplugin.Compute(progress=stop), workspace=tmp_path / "work")
     assert len(list((tmp_path / "work").glob("offsets-*/*.npz"))) == 4

@@ -12,7 +12,6 @@ from hubplugin.compute import (
     MOST_ANSWERS,
     SMALLEST_LOG,
     Answers,
-    Compute,
     LeftOut,
     MeanOfLargest,
     Similarities,
@@ -24,6 +23,7 @@ from hubplugin.compute import (
     survey,
 )
 from hubplugin.metric import Metric, normalise
+from hubplugin.resources import Compute
 from hubplugin.vectors import as_vectors
 from tests.core.formulas import blend, log_of, similarity, without_answers
 
@@ -56,7 +56,9 @@ def centred(offsets):
 @pytest.mark.parametrize("memory", ["1GiB", "1MiB"])
 def test_methods_leave_answers_out_as_float64_does(metric, method, parameters, memory):
     bank, targets = made()
-    fitted = hubplugin.fit(targets, bank, method, metric=metric, memory=memory, answers="left out", **parameters)
+    fitted = hubplugin.fit(
+        targets, bank, method, metric=metric, compute=hubplugin.Compute(memory=memory), answers="left out", **parameters
+    )
     s, weights = without_answers(similarity(bank, targets, metric))
     expected = centred(log_of(method, s, weights, **parameters))
     np.testing.assert_allclose(fitted.offsets(targets), expected, atol=3e-5 * max(1, np.abs(s[np.isfinite(s)]).max()))
@@ -92,7 +94,7 @@ def test_answers_in_a_target_bank_are_kept_and_others_left_out(real):
 # Exponentials held in float32, in float16, not at all.
 @pytest.mark.parametrize("memory", [*(pytest.param(room, marks=pytest.mark.slow) for room in ("1GiB", "8MiB")), "1MiB"])
 def test_the_blend_is_what_fit_does_when_nothing_is_said(real, memory):
-    fitted = hubplugin.fit(real["test_targets"], real["bank_queries"], memory=memory)
+    fitted = hubplugin.fit(real["test_targets"], real["bank_queries"], compute=hubplugin.Compute(memory=memory))
     assert fitted.method == "blend"
     s = similarity(real["bank_queries"], real["test_targets"], "cosine")
     tau = fitted.parameters["tau"]

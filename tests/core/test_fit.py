@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import hubplugin
+from hubplugin import Compute
 
 X = np.eye(4, dtype=np.float32)
 
@@ -32,21 +33,32 @@ X = np.eye(4, dtype=np.float32)
         ({"method": X}, "method must be a name, not ndarray; a gallery is given as targets="),
         ({"method": "dis"}, "fit it with hubplugin.fit_rule"),
         ({"method": "is", "metric": "manhattan"}, "use one of cosine, dot, euclidean"),
-        ({"method": "is", "targets": X, "memory": "much"}, "memory='much' is not a size"),
-        (
-            {"method": "is", "targets": X, "memory": "99999999GiB"},
-            "memory='99999999GiB' is more than this machine has; ",
-        ),
-        ({"method": "is", "targets": X, "memory": 1000}, "memory=1000 is too little; expected 1MiB or more"),
-        ({"method": "is", "targets": X, "device": "abacus"}, "device 'abacus' is not usable here"),
-        ({"method": "is", "targets": X, "device": "meta"}, "device 'meta' is not usable here"),
-        ({"method": "is", "targets": X, "device": "gpu"}, "not usable here (known are cuda, mps and cpu)"),
-        ({"method": "is", "targets": X, "device": None}, "device None is not usable here"),
+        ({"method": "is", "targets": X, "compute": Compute("abacus")}, "device 'abacus' is not usable here"),
+        ({"method": "is", "targets": X, "compute": Compute("meta")}, "device 'meta' is not usable here"),
+        ({"method": "is", "targets": X, "compute": Compute("gpu")}, "not usable here (known are cuda, mps and cpu)"),
+        ({"method": "is", "targets": X, "compute": Compute(None)}, "device None is not usable here"),
+        ({"method": "is", "device": "cuda"}, "pass it as compute=hubplugin.Compute(device=...)"),
     ],
 )
 def test_arguments_that_cannot_be_used_are_refused_in_one_line(arguments, says):
     with pytest.raises(hubplugin.InputError) as caught:
         hubplugin.fit(**{"targets": None, "bank": X} | arguments)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"memory": "much"}, "memory='much' is not a size"),
+        ({"memory": "99999999GiB"}, "memory='99999999GiB' is more than this machine has; "),
+        ({"memory": 1000}, "memory=1000 is too little; expected 1MiB or more"),
+        ({"precision": "double"}, "precision='double' is unknown; use one of float32, float64"),
+    ],
+)
+def test_what_cannot_be_computed_with_is_refused_in_one_line(arguments, says):
+    with pytest.raises(hubplugin.InputError) as caught:
+        Compute(**arguments)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -81,7 +93,9 @@ def test_a_fit_without_targets_is_centred_when_it_is_given_some(rng):
 def test_progress_counts_up_to_the_whole(rng):
     seen = []
     bank, targets = rng.normal(size=(20, 6)), rng.normal(size=(30, 6))
-    hubplugin.fit(targets, bank, "sn", iterations=3, progress=lambda *step: seen.append(step))
+    hubplugin.fit(
+        targets, bank, "sn", iterations=3, compute=hubplugin.Compute(progress=lambda *step: seen.append(step))
+    )
     assert [step for step in seen if step[1] == step[2] == 30]
     assert {what for what, _, _ in seen} == {
         "Sinkhorn iteration 1",

@@ -42,7 +42,9 @@ def passes(monkeypatch):
 @pytest.mark.parametrize("memory", ["1GiB", "1MiB"])
 def test_offsets_of_the_fits_gallery_are_true_and_cost_no_product(method, memory, sets, passes):
     bank, targets, second = sets
-    model = hubplugin.fit(targets, bank, method, target_bank=second, memory=memory, **PARAMETERS[method])
+    model = hubplugin.fit(
+        targets, bank, method, target_bank=second, compute=hubplugin.Compute(memory=memory), **PARAMETERS[method]
+    )
     del passes[:]
     found = model.offsets(targets)
     assert passes == []
@@ -79,7 +81,7 @@ def test_another_precision_is_computed(sets, passes):
     bank, targets, _ = sets
     model = hubplugin.fit(targets, bank, "is")
     del passes[:]
-    model.offsets(targets, precision="float64")
+    model.offsets(targets, compute=hubplugin.Compute(precision="float64"))
     assert passes == ["offsets"]
 
 

@@ -101,7 +101,9 @@ METHODS = [
 def test_answers_are_left_out_in_one_pass_as_float64_does_in_two(kind, method, parameters, metric, memory, monkeypatch):
     monkeypatch.setattr(similarities, "CACHE_BYTES", 4 * 400 * 37)  # tiles of 37 targets
     bank, targets = made(kind)
-    model = hubplugin.fit(targets, bank, method, metric=metric, memory=memory, answers="left out", **parameters)
+    model = hubplugin.fit(
+        targets, bank, method, metric=metric, compute=hubplugin.Compute(memory=memory), answers="left out", **parameters
+    )
     s, weights = expected(similarity(bank, targets, metric), len(targets))
     raw = log_of(method, s, weights, **parameters)
     scale = max(1.0, np.abs(s[np.isfinite(s)]).max())

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hubplugin
-from hubplugin.compute import Columns, Compute, Similarities, reduces_precision, sinkhorn
+from hubplugin.compute import Columns, Similarities, reduces_precision, sinkhorn
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
+from hubplugin.resources import Compute
 from hubplugin.vectors import as_vectors
 from tests.core import formulas
 
@@ -63,7 +64,7 @@ def test_every_method_is_compared_with_its_formula():
 @pytest.mark.parametrize(("method", "parameters"), SETTINGS)
 def test_random_vectors(method, parameters, metric, device, rng):
     bank, targets, target_bank = unit(rng, 70, 24), unit(rng, 150, 24), unit(rng, 40, 24)
-    assert_true(method, parameters, metric, bank, targets, target_bank, device=device)
+    assert_true(method, parameters, metric, bank, targets, target_bank, compute=Compute(device))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -71,7 +72,15 @@ def test_random_vectors(method, parameters, metric, device, rng):
 @pytest.mark.parametrize(("method", "parameters"), SETTINGS)
 def test_real_vectors(method, parameters, metric, device, real):
     bank, target_bank = real["bank_queries"][:200], real["bank_targets"][:150]
-    assert_true(method, parameters, metric, bank, real["test_targets"][:220], target_bank, device=device)
+    assert_true(
+        method,
+        parameters,
+        metric,
+        bank,
+        real["test_targets"][:220],
+        target_bank,
+        compute=Compute(device),
+    )
 
 
 @pytest.mark.parametrize("metric", ["dot", "euclidean"])
@@ -127,25 +136,42 @@ def test_many_tiles_and_blocks_equal_one(method, parameters, rng, monkeypatch):
     # A bank of 5,000 leaves 26 targets to a tile at 1 MiB, and blocks of 60 end in the middle of one.
     monkeypatch.setattr("hubplugin.compute.similarities.BLOCK_ROWS", 60)
     bank, targets, target_bank = unit(rng, 5_000, 4), unit(rng, 137, 4), unit(rng, 50, 4)
-    assert_true(method, parameters, "cosine", bank, targets, target_bank, memory="1MiB")
+    assert_true(method, parameters, "cosine", bank, targets, target_bank, compute=Compute(memory="1MiB"))
 
 
 @pytest.mark.parametrize("tau", [0.001, 0.005, 0.05, 0.2, 1.0])
 @pytest.mark.parametrize("memory", ["4MiB", "2MiB", "1MiB"])  # exponentials held in float32, in float16, not at all
 def test_sinkhorn_is_true_whatever_room_there_is(memory, tau, real):
     bank, targets, second = real["bank_queries"][:700], real["test_targets"][:600], real["bank_targets"][:240]
-    assert_true("dbsn", {"tau": tau, "iterations": 10}, "cosine", bank, targets, second, memory=memory)
+    assert_true(
+        "dbsn",
+        {"tau": tau, "iterations": 10},
+        "cosine",
+        bank,
+        targets,
+        second,
+        compute=Compute(memory=memory),
+    )
 
 
 @pytest.mark.parametrize("metric", ["dot", "euclidean"])
 def test_large_similarities_are_not_held_in_float16(metric, rng):
     bank, targets = (3 * rng.normal(size=(650, 4)).astype(np.float32) for _ in range(2))
-    assert_true("sn", {"tau": 10, "iterations": 4}, metric, bank, targets, None, memory="1MiB")
+    assert_true("sn", {"tau": 10, "iterations": 4}, metric, bank, targets, None, compute=Compute(memory="1MiB"))
 
 
 def test_float64_is_exact_to_the_float32_that_offsets_come_in(real):
     bank, targets = real["bank_queries"][:200], real["test_targets"][:300]
-    assert_true("sn", {"tau": 0.01, "iterations": 10}, "cosine", bank, targets, None, atol=3e-7, precision="float64")
+    assert_true(
+        "sn",
+        {"tau": 0.01, "iterations": 10},
+        "cosine",
+        bank,
+        targets,
+        None,
+        atol=3e-7,
+        compute=Compute(precision="float64"),
+    )
 
 
 def test_float64_is_asked_of_devices_that_have_it_and_typos_are_told(monkeypatch, rng):
@@ -153,7 +179,7 @@ def test_float64_is_asked_of_devices_that_have_it_and_typos_are_told(monkeypatch
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
     assert Compute(precision="float64").torch_device().type == "cpu"
     with pytest.raises(InputError, match="precision='double' is unknown; use one of float32, float64"):
-        hubplugin.fit(None, unit(rng, 5, 4), "is", precision="double")
+        hubplugin.fit(None, unit(rng, 5, 4), "is", compute=Compute(precision="double"))
 
 
 def test_a_sample_stands_for_the_gallery(real):
@@ -245,7 +271,7 @@ def test_no_float32_product_is_left_to_a_setting_that_reduces_its_precision(rng,
             return whole(*factors, **options)
 
         monkeypatch.setattr(torch, name, spy)
-    hubplugin.fit(unit(rng, 30, 16), unit(rng, 40, 16), "sn", device="cpu")
+    hubplugin.fit(unit(rng, 30, 16), unit(rng, 40, 16), "sn", compute=Compute("cpu"))
     assert set(seen) == {torch.float64}
 
 
@@ -281,7 +307,7 @@ def test_a_setting_that_another_thread_makes_meanwhile_is_noticed(rng, monkeypat
         return multiply(*factors, **options)
 
     monkeypatch.setattr(torch, "addmm", spy)
-    hubplugin.fit(unit(rng, 30, 16), unit(rng, 40, 16), "is", device="cpu")
+    hubplugin.fit(unit(rng, 30, 16), unit(rng, 40, 16), "is", compute=Compute("cpu"))
     assert seen[:2] == [torch.float32, torch.float64]
 
 
@@ -305,7 +331,8 @@ def test_memory_does_not_grow_with_the_gallery(tmp_path):
 
     program = (
         "import resource, sys, numpy as np, hubplugin\n"
-        "hubplugin.fit(np.load('bank.npy'), 'dbsn', targets=sys.argv[1], iterations=2, memory='64MiB')\n"
+        "compute = hubplugin.Compute(memory='64MiB')\n"
+        "hubplugin.fit(sys.argv[1], np.load('bank.npy'), 'dbsn', iterations=2, compute=compute)\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
     )
     rng = np.random.default_rng(0)

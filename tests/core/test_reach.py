@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hubplugin import CorrectionRefused, fit
-from hubplugin.compute import Compute
 from hubplugin.jobs.correct import reach, require_reach
+from hubplugin.resources import Compute
 from hubplugin.vectors import as_vectors
 
 GALLERY = np.random.default_rng(0).normal(size=(400, 16)).astype(np.float32)

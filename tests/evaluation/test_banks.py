@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from hubplugin import Metric
-from hubplugin.compute import Compute, sampled
+from hubplugin.compute import sampled
 from hubplugin.evaluation.evaluate import coverage
+from hubplugin.resources import Compute
 from hubplugin.vectors import as_vectors
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from hubplugin import InputError, Metric
-from hubplugin.compute import Compute, TopK, TruthCounts, prepared, search
+from hubplugin.compute import TopK, TruthCounts, prepared, search
+from hubplugin.resources import Compute
 from hubplugin.vectors import as_vectors
 from tests.core.formulas import similarity
 
@@ -91,7 +92,6 @@ def test_memory_is_bounded_whatever_the_number_of_similarities():
 import resource
 import numpy as np
 from hubplugin import Metric
-from hubplugin.compute import Compute
 from hubplugin.compute import TopK, TruthCounts, search
 from hubplugin.vectors import as_vectors
 rng = np.random.default_rng(0)

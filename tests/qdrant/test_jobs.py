@@ -16,7 +16,7 @@ from qdrant_client.http.exceptions import UnexpectedResponse
 from tenacity import wait_fixed, wait_none
 
 import hubplugin_qdrant
-from hubplugin import StoreError
+from hubplugin import Compute, StoreError
 from hubplugin_qdrant import HubQdrantClient, QdrantStore
 from hubplugin_qdrant.streams import Writers, read_ahead
 from hubplugin_qdrant.transport import Transport
@@ -40,7 +40,7 @@ def test_points_that_come_change_and_go_during_a_run_are_right_afterwards(storag
             photos.plain.update_vectors("photos", [models.PointVectors(id=4, vector={"image": fresh[2].tolist()})]),
         ),
     }
-    photos.apply(progress=lambda what, done, total: events.pop(what, lambda: None)())
+    photos.apply(compute=Compute(progress=lambda what, done, total: events.pop(what, lambda: None)()))
     assert not events
     report = hubplugin_qdrant.inspect(photos.plain, "photos")
     assert (report.count, report.missing, report.stale) == (ROWS - 1, 0, 0)
@@ -200,7 +200,7 @@ def test_an_interrupted_run_does_not_wait_for_a_server_that_is_away(cosine, monk
     monkeypatch.setattr(cosine.plain, "batch_update_points", away)
     monkeypatch.setattr("hubplugin_qdrant.transport.RETRY_WAIT", wait_fixed(600))
     with pytest.raises(KeyboardInterrupt):
-        cosine.apply(progress=interrupt)
+        cosine.apply(compute=Compute(progress=interrupt))
 
 
 def test_an_interrupted_reading_does_not_wait_for_a_server_that_is_away(cosine, monkeypatch):
@@ -253,7 +253,7 @@ def test_a_run_that_was_cut_off_writes_only_what_lacks_its_offset(cosine, monkey
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        cosine.apply(progress=stop)
+        cosine.apply(compute=Compute(progress=stop))
     applied = hubplugin_qdrant.apply(cosine.plain, "photos", cosine.bank, **cosine.settings())
     assert (applied.scanned, applied.missing) == (ROWS, ROWS // 2)
     found = [record.payload["hub_offset"]["v1"] for record in cosine.plain.scroll("photos", limit=1000)[0]]

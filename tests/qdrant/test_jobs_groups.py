@@ -11,11 +11,11 @@ import hubplugin_qdrant
 from hubplugin import CorrectionRefused, InputError, StoreError
 from hubplugin.bank import Banks
 from hubplugin.cli import app
-from hubplugin.compute import Compute
 from hubplugin.jobs.correct import apply, refit
 from hubplugin.measures.hubness import skewness
 from hubplugin.methods import METHODS
 from hubplugin.model import GroupedModel, OffsetModel
+from hubplugin.resources import Compute
 from hubplugin.trial import Experiment
 from hubplugin_qdrant import HubQdrantClient, QdrantStore
 from tests.qdrant.conftest import DIM, Photos, clustered
@@ -147,7 +147,7 @@ def test_a_run_that_was_cut_off_goes_on_by_the_same_key_and_not_by_another(shops
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        shops.apply(progress=stop)
+        shops.apply(compute=hubplugin.Compute(progress=stop))
     begun = QdrantStore(shops.plain, "photos").correction().model
     assert hubplugin_qdrant.inspect(shops.plain, "photos").missing == len(shops.gallery)
     resumed = hubplugin_qdrant.apply(shops.plain, "photos", shops.bank, **shops.settings())

@@ -8,7 +8,7 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
-from hubplugin import InputError
+from hubplugin import Compute, InputError
 from hubplugin.registry import open_store
 from hubplugin_qdrant import QdrantStore
 from hubplugin_qdrant.schema import _bytes
@@ -75,7 +75,7 @@ def test_the_storage_of_a_run_that_was_cut_off_stays():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        apply(client, storage="payload", progress=stop)
+        apply(client, storage="payload", compute=Compute(progress=stop))
     apply(client)
     assert (QdrantStore(client, "photos").storage, "hub_v1" in str(client.get_collection("photos"))) == (
         "payload",

@@ -128,7 +128,7 @@ def test_of_two_runs_at_once_the_later_one_wins_and_the_earlier_one_stops(storag
             photos.apply(method="nnn")
 
     with pytest.raises(StoreError, match="another run has begun since, and this one stops"):
-        photos.apply(progress=meanwhile)
+        photos.apply(compute=hubplugin.Compute(progress=meanwhile))
     assert photos.model.method == "nnn"
     client, query = photos.wrapped(), photos.queries[0]
     assert [p.id for p in client.query_points("photos", query, "image").points] == photos.best(query)
@@ -164,7 +164,7 @@ def test_a_refresh_during_which_another_correction_became_active_stops(cosine):
             cosine.apply(method="nnn")
 
     with pytest.raises(StoreError, match="another run has begun since"):
-        hubplugin_qdrant.refresh(cosine.plain, "photos", progress=meanwhile)
+        hubplugin_qdrant.refresh(cosine.plain, "photos", compute=hubplugin.Compute(progress=meanwhile))
     assert cosine.model.method == "nnn"
 
 
@@ -181,7 +181,7 @@ def test_a_run_whose_collection_is_cleared_meanwhile_leaves_nothing(storage):
                 photos.plain.set_payload("photos", {"v1": 0.5}, [7], key="hub_offset")
 
     with pytest.raises(StoreError, match="another run has begun since"):
-        photos.apply(progress=meanwhile)
+        photos.apply(compute=hubplugin.Compute(progress=meanwhile))
     assert [found.name for found in photos.plain.get_collections().collections] == ["photos"]
     assert not photos.stored(7)
 
@@ -192,7 +192,7 @@ def test_a_run_that_ended_in_an_error_lets_the_next_one_in(cosine):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        cosine.apply(progress=stop)
+        cosine.apply(compute=hubplugin.Compute(progress=stop))
     raw = cosine.plain.query_points("photos", cosine.queries[0]).points
     shown = HubQdrantClient.wrap(cosine.plain).query_points("photos", cosine.queries[0]).points
     assert [point.id for point in shown] == [point.id for point in raw]
@@ -225,7 +225,7 @@ def test_what_a_run_on_another_vector_has_left_half_written_is_taken_out():
 
     given = {"query_bank": clustered(4, 50), "method": "is", "force": True, "storage": "payload"}
     with pytest.raises(KeyboardInterrupt):
-        hubplugin_qdrant.apply(client, "photos", using="image", progress=stop, **given)
+        hubplugin_qdrant.apply(client, "photos", using="image", compute=hubplugin.Compute(progress=stop), **given)
     hubplugin_qdrant.apply(client, "photos", using="text", **given)
     hubplugin_qdrant.apply(client, "photos", using="text", **(given | {"method": "nnn"}))
     assert {key for point in contents(client) for key in point.payload["hub_offset"]} == {"v2", "v3"}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
-from hubplugin import InputError
+from hubplugin import Compute, InputError
 from hubplugin_qdrant.offsets_in_writes import require_free
 from hubplugin_qdrant.requests import lacking_augmented_vector
 from tests.qdrant.conftest import DIM, ROWS, Photos, clustered
@@ -284,7 +284,7 @@ def test_points_written_while_a_new_fit_is_under_way_are_right_afterwards(photos
             photos.plain.delete("photos", [4])
             client.upsert("photos", [photos.point(501, NEW[2])])
 
-    photos.apply(method="nnn", progress=meanwhile)
+    photos.apply(method="nnn", compute=Compute(progress=meanwhile))
     assert seen
     assert photos.model.method == "nnn"
     assert whole(photos)

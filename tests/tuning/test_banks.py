@@ -7,9 +7,9 @@ import pytest
 
 import hubplugin
 from hubplugin.bank import Banks
-from hubplugin.compute import Compute
 from hubplugin.methods import configure
 from hubplugin.metric import Metric
+from hubplugin.resources import Compute
 from hubplugin.trial import Experiment, choose_by, judge, judge_by
 from hubplugin.vectors import Sliceable
 
@@ -51,7 +51,7 @@ def test_the_guard_says_the_same_after_a_choice_on_the_same_experiment(read, mem
     experiment = Experiment(banks)
     choose_by(experiment)
     (judgement,) = judge_by(experiment, [configure("nnn")])
-    assert judgement == judge(queries, targets, "nnn", second, pairs=True, memory=memory)
+    assert judgement == judge(queries, targets, "nnn", second, pairs=True, compute=hubplugin.Compute(memory=memory))
 
 
 def test_the_experiment_of_a_large_gallery_reads_its_sample_alone(read, monkeypatch):

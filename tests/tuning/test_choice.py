@@ -8,9 +8,9 @@ import torch
 from scipy import stats
 
 import hubplugin
-from hubplugin.compute import Compute
 from hubplugin.methods import FitInput, configure
 from hubplugin.metric import Metric
+from hubplugin.resources import Compute
 from hubplugin.trial import experiment, judge
 from hubplugin.trial.choice import EDGE
 from hubplugin.trial.experiment import FOLDS
@@ -234,7 +234,13 @@ def test_the_precision_that_a_fit_is_asked_for_is_that_of_its_choice(small, monk
         return unwatched(similarities, targets)
 
     monkeypatch.setattr(experiment, "dense", dense)
-    hubplugin.fit(small["targets"], small["query_bank"], "auto", target_bank=small["target_bank"], precision="float64")
+    hubplugin.fit(
+        small["targets"],
+        small["query_bank"],
+        "auto",
+        target_bank=small["target_bank"],
+        compute=hubplugin.Compute(precision="float64"),
+    )
     assert seen == {torch.float64}
 
 
@@ -247,7 +253,12 @@ def test_a_gallery_of_two_and_a_gallery_of_copies_are_judged_and_not_helped(smal
 
 def test_progress_reaches_the_whole(small):
     seen = []
-    judge(small["query_bank"][:50], small["targets"], "is", progress=lambda *step: seen.append(step))
+    judge(
+        small["query_bank"][:50],
+        small["targets"],
+        "is",
+        compute=hubplugin.Compute(progress=lambda *step: seen.append(step)),
+    )
     assert ("trying candidates", 2 * FOLDS, 2 * FOLDS) in seen
 
 
