@@ -1,8 +1,9 @@
-"""How much memory `upgrade` and `upgrade_file` take: peak resident set of a process that does nothing else.
+"""How much memory `upgrade` and `apply` take: peak resident set of a process that does nothing else.
 
     python -m benchmarks.faiss_memory [--gigabytes 2.5] [--folder FOLDER]
 
-`upgrade` in memory is compared with the size of its index, `upgrade_file` runs on Flat and IVF files of the given size.
+`upgrade` in memory is compared with the size of its index, `apply` writes a model into files of the given
+size, Flat and IVF.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ FILE = """
 import hubplugin, hubplugin_faiss, torch, faiss
 torch.set_num_threads(1); faiss.omp_set_num_threads(1)
 model = hubplugin.load("model.hub")
-hubplugin_faiss.upgrade_file("big.faiss", model, "out.faiss", compute=hubplugin.Compute(memory="64MiB"))
+hubplugin.apply(hubplugin_faiss.open_store("big.faiss"), model, compute=hubplugin.Compute(memory="64MiB"))
 print(peak())
 """
 MEMORY = """
@@ -65,7 +66,7 @@ def write(kind: str, rows: int, path: Path) -> None:
 
 
 def main(
-    gigabytes: Annotated[float, typer.Option(help="Size of the files for upgrade_file.")] = 2.5,
+    gigabytes: Annotated[float, typer.Option(help="Size of the files for apply.")] = 2.5,
     folder: Annotated[Path | None, typer.Option(help="Where the files are written, and deleted again.")] = None,
 ) -> None:
     import hubplugin
@@ -80,7 +81,7 @@ def main(
         for kind in ("Flat", "IVF1024,Flat"):
             write(kind, int(gigabytes * 2**30 / 4 / D), place / "big.faiss")
             size, peak = (place / "big.faiss").stat().st_size, run(FILE, place)
-            print(f"upgrade_file  {kind:12} {size / 2**20:8.0f} MiB file,  peak {peak / 2**20:.0f} MiB", flush=True)
+            print(f"apply  {kind:12} {size / 2**20:8.0f} MiB file,  peak {peak / 2**20:.0f} MiB", flush=True)
             (place / "out.faiss").unlink()
 
 

@@ -117,6 +117,9 @@ class Writing(ABC):
     found: Found = "nothing"
     """What of this very model (`model.fingerprint`) lay in the store before. An active one is amended in place."""
 
+    forced: bool = False
+    """Whether it is activated even if the store's own searches would lose too much by it."""
+
     @abstractmethod
     def scan(self) -> Iterator[Batch]:
         """The targets that may lack an offset of this version: all, or those behind which a run was cut off.

@@ -57,7 +57,7 @@ def test_upgrading_a_faiss_index_in_place(tmp_path):
 
     # It is upgraded in place ...
     model = hubplugin.fit(TARGETS, BANK, **FIT)
-    hubplugin_faiss.upgrade_file(file, model)
+    hubplugin.apply(hubplugin_faiss.open_store(file), model)
 
     # ... and searched by an interpreter that has Faiss, what Faiss depends on, and no hubplugin.
     program = (

@@ -24,7 +24,7 @@ def vectors() -> None:
     as_vectors((numbers, [np.float32(1)]))
     as_vectors([array[0], array[1]])
     as_vectors([tensor[0], tensor[1]])
-    as_vectors(hubplugin_faiss.Gallery(None))
+    as_vectors(hubplugin_faiss.open_store("photos.faiss"))
     # refused
     as_vectors(42)  # type: ignore[arg-type]
     as_vectors(None)  # type: ignore[arg-type]

@@ -2,18 +2,11 @@
 
 from hubplugin_faiss.calibration import tune
 from hubplugin_faiss.certified_search import CorrectedSearch
-from hubplugin_faiss.index import Gallery, add, downgrade, refresh, remove_ids, upgrade
-from hubplugin_faiss.index_file import read_index, upgrade_file
+from hubplugin_faiss.index import Gallery, add, downgrade, remove_ids, upgrade
+from hubplugin_faiss.index_file import read_index
+from hubplugin_faiss.store import open_store
 
-__all__ = [
-    "CorrectedSearch",
-    "Gallery",
-    "add",
-    "downgrade",
-    "read_index",
-    "refresh",
-    "remove_ids",
-    "tune",
-    "upgrade",
-    "upgrade_file",
-]
+__all__ = ["CorrectedSearch", "add", "downgrade", "open_store", "read_index", "remove_ids", "tune", "upgrade"]
+
+vectors_in = Gallery
+"""What `hubplugin.vectors.as_vectors` reads an index by: so one may be passed wherever vectors are."""

@@ -42,8 +42,13 @@ def upgrade(
     refused. Recall is measured over what the index reconstructs, so a loss in the codes themselves shows only where
     `vectors` are given. An index that needs a second stage is tried with vectors that are known, too.
 
+    Of an index that is upgraded already all offsets are replaced, and every entry counts as a member of the gallery,
+    for a robust model, too. A second stage that an upgrade made keeps the vectors that it holds. Entries that the model
+    cannot judge get its smallest offset, and a warning names them: such as vectors that plain Faiss added and that are
+    not of unit length, where the model is for cosine.
+
     Args:
-        index: a trained, filled faiss.Index with inner product or L2. It is not changed.
+        index: a trained, filled faiss.Index with inner product or L2, upgraded or not. It is not changed.
         model_or_offsets: an `OffsetModel` for the metric of the index (cosine if its vectors are of unit length); its
             offsets are centred on the index if it was fitted without targets. Or offsets [ntotal] in the order of the
             ids 0, 1, 2, ... that a search returns, for `IndexIDMap` in the order in which vectors were added.
@@ -59,25 +64,16 @@ def upgrade(
         The upgraded index.
 
     Raises:
-        StoreError: the index is untrained, empty, already upgraded or of a type that cannot carry offsets.
-        InputError: the offsets, the model or the vectors do not suit it.
+        StoreError: the index is untrained, empty or of a type that cannot carry offsets.
+        InputError: the offsets, the model or the vectors do not suit it, or the model cannot judge more than half of
+            the entries of an upgraded one.
         CorrectionRefused: the upgraded index would find much less than the raw one does.
     """
-    return _upgraded(index, model_or_offsets, compute, vectors=vectors, rebuild=rebuild, force=force)
-
-
-def _upgraded(
-    index: faiss.Index,
-    model_or_offsets: OffsetModel | OffsetsLike,
-    compute: Compute,
-    *,
-    vectors: VectorLike | None = None,
-    rebuild: bool | None = None,
-    force: bool = False,
-    tolerant: bool = False,
-) -> faiss.Index:
-    """`upgrade`; tolerant: entries that the model cannot judge are no error."""
-    handler = handler_for(index)
+    handler, again = handler_for(index), False
+    if handler.is_upgraded():
+        vectors = Gallery(index) if vectors is None and handler.two_stage else vectors
+        index, again = downgrade(index), True
+        handler = handler_for(index)
     require_upgradable(handler)
     originals = checked_originals(vectors, handler)
     if not isinstance(model_or_offsets, OffsetModel):
@@ -85,7 +81,7 @@ def _upgraded(
         return handler.upgraded(offsets, upgrade_spec(offsets, None, rebuild=bool(rebuild), vectors=originals))
     model = model_or_offsets
     gallery = Gallery(index, unit=model.metric is Metric.COSINE)
-    offsets = offsets_by(model, gallery, compute, originals, tolerant=tolerant)
+    offsets = offsets_by(model, gallery, compute, originals, tolerant=again)
     return upgraded_by(index, offsets, model, originals, rebuild, force)
 
 
@@ -210,38 +206,6 @@ def remove_ids(index: faiss.Index, ids: np.ndarray) -> int:
     return before - handler.count
 
 
-def refresh(
-    index: faiss.Index,
-    model_or_offsets: OffsetModel | OffsetsLike,
-    *,
-    force: bool = False,
-    compute: Compute = Compute(),
-) -> faiss.Index:
-    """An upgraded index with all its offsets replaced, as by `upgrade(downgrade(index), model)`: by a robust model,
-    too, every entry counts as a member of the gallery then. (`hubplugin.refresh` of a file keeps newcomers apart.)
-
-    A second stage that an upgrade made keeps the vectors that it holds. Entries that the model cannot judge get its
-    smallest offset, and a warning names them: such as vectors that plain Faiss added and that are not of unit length,
-    where the model is for cosine.
-
-    Args:
-        index: an upgraded index. It is not changed.
-        model_or_offsets: as in `upgrade`.
-        force: as in `upgrade`.
-        compute: where offsets are computed, and within what memory.
-
-    Returns:
-        The new index.
-
-    Raises:
-        StoreError: `index` is not upgraded.
-        InputError: the model or the offsets do not suit it, or the model cannot judge more than half of its entries.
-        CorrectionRefused: as in `upgrade`.
-    """
-    held = Gallery(index) if handler_for(index).two_stage else None
-    return _upgraded(downgrade(index), model_or_offsets, compute, vectors=held, force=force, tolerant=True)
-
-
 class Gallery(Vectors):
     """The vectors [rows, dim] in an index, as the index itself reconstructs them, upgraded or not.
 
@@ -362,11 +326,6 @@ def require_about_unit(vectors: np.ndarray, name: str) -> None:
 
 
 def require_upgradable(handler: IndexHandler) -> None:
-    if handler.is_upgraded():
-        raise StoreError(
-            f"this {name_of(handler.index)} is already upgraded: refresh(index, model) replaces its offsets, "
-            "downgrade(index) takes them out"
-        )
     handler.check()
     if handler.count == 0:
         raise StoreError(f"{name_of(handler.index)} is empty; add vectors, then upgrade it")
@@ -393,11 +352,11 @@ def require_made_by(model: OffsetModel, handler: IndexHandler) -> None:
     """Raises InputError or StoreError unless the offsets in an upgraded index are of `model`, or of no model."""
     require_suits(model, handler.index)
     if model.gallery is None:
-        raise InputError("the model is not centred on the index: use model = model.centred_on(targets), then refresh")
+        raise InputError("the model is not centred on the index: use model = model.centred_on(targets), then upgrade")
     if not (has_fingerprint(handler, "") or has_fingerprint(handler, model.fingerprint)):
         raise StoreError(
             "the offsets in this index are those of another model; add with that one, or take this one for all: "
-            "index = refresh(index, model)"
+            "index = upgrade(index, model)"
         )
 
 

@@ -20,11 +20,9 @@ from hubplugin.errors import ModelFileError, StoreError
 from hubplugin.jobs.write import UNIT
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
-from hubplugin.resources import Compute
 from hubplugin.store import Batch
 from hubplugin.vectors import Progress, VectorLike, Vectors
 from hubplugin_faiss.calibration import holds_graph, is_exact, loss_of_recall, require_recall
-from hubplugin_faiss.disk import room_for_offsets
 from hubplugin_faiss.encoding.codecs import upgrade_spec
 from hubplugin_faiss.encoding.layout import Assemble
 from hubplugin_faiss.files import (
@@ -45,9 +43,7 @@ from hubplugin_faiss.index import (
     checked_originals,
     downgrade,
     has_fingerprint,
-    offsets_by,
     require_unit,
-    require_upgradable,
     require_upgraded,
     upgraded_by,
 )
@@ -130,23 +126,6 @@ def _model_of(path: str | os.PathLike[str], index: faiss.Index) -> OffsetModel |
     )
 
 
-class MappedGallery(Gallery):
-    """The vectors of an index that is mapped from a file. Pages of the files `mapped` are given back as it is read."""
-
-    def __init__(self, mapped: Sequence[Path], index: faiss.Index, name: str, *, unit: bool):
-        super().__init__(index, name, unit=unit)
-        self._mapped = mapped
-
-    def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
-        read = 0
-        for block in super()._raw_blocks(size):
-            yield block
-            read += block.nbytes
-            if read > PAGES_KEPT:
-                give_back_pages(*self._mapped)
-                read = 0
-
-
 RUNS = 50
 """How many runs of entries make a sample."""
 
@@ -158,13 +137,15 @@ class Entry(int):
 
 
 class IndexFile:
-    """The index in the file `path`. metric: overrules what it looks like. `index`, `handler`: as the file was when it
-    was read; a `run` begins only if it is still so."""
+    """The index in the file `path`. metric: overrules what it looks like. vectors: the originals [n, d] of its entries,
+    in the order of their ids. `index`, `handler`: as the file was when it was read; a `run` begins only if it is still
+    so."""
 
-    def __init__(self, path: str | os.PathLike[str], metric: Metric | None = None):
+    def __init__(self, path: str | os.PathLike[str], metric: Metric | None = None, vectors: VectorLike | None = None):
         self.path, self.url, self.folder = Path(path), f"faiss:{os.fspath(path)}", HubFolder(path)
         self._given_metric = metric
         self._load()
+        self._originals = checked_originals(vectors, self.handler)
 
     def _load(self) -> None:
         self._read = read_file(self.path)
@@ -235,27 +216,45 @@ class IndexFile:
     @cached_property
     def content(self) -> str:
         """Names what is in the index, to the last bit: ids and vectors, in their order."""
-        digest, row = hashlib.sha256(), 0
-        for vectors, _ in self.handler.scan(0, block_rows(int(self.index.d))):
-            digest.update(np.ascontiguousarray(self.handler.labels(row, row + len(vectors)), np.int64).data)
+        digest = hashlib.sha256(b"" if self._originals is None else self._originals.fingerprint().encode())
+        for rows, vectors, _ in self.blocks():
+            digest.update(np.ascontiguousarray(self.handler.labels(rows.start, rows.stop), np.int64).data)
             digest.update(np.ascontiguousarray(vectors, np.float32).data)
-            row += len(vectors)
         return digest.hexdigest()
+
+    def blocks(self, first: int = 0) -> Iterator[tuple[slice, np.ndarray, np.ndarray | None]]:
+        """The entries from row `first` on: rows, vectors [b, d] as the index reconstructs them, and offsets [b] as
+        they are stored, None without. Pages of the mapped file are given back as they are read."""
+        row, read = first, 0
+        for vectors, offsets in self.handler.scan(first, block_rows(int(self.index.d))):
+            rows = slice(row, row + len(vectors))
+            yield rows, vectors, offsets
+            row, read = rows.stop, read + vectors.nbytes
+            if read > PAGES_KEPT:
+                give_back_pages(self.path)
+                read = 0
+
+    @cached_property
+    def _held(self) -> np.ndarray | None:
+        """The originals [n, d] in scan order, where a second stage is going to hold them."""
+        if self._originals is None or not self.handler.two_stage:
+            return None
+        return self._originals.array()[self.handler.order()]
 
     def scan(self, first: int = 0, stop: int | None = None) -> Iterator[Batch]:
         """The entries from row `first` on, or up to `stop`, each id an `Entry`, with the offsets in the index."""
-        row, end = first, self.handler.count if stop is None else stop
-        for vectors, offsets in self.handler.scan(row, block_rows(int(self.index.d))):
-            if row >= end:
+        end = self.handler.count if stop is None else stop
+        for rows, vectors, offsets in self.blocks(first):
+            if rows.start >= end:
                 return
-            vectors, offsets = vectors[: end - row], None if offsets is None else offsets[: end - row]
+            rows = slice(rows.start, min(rows.stop, end))
+            vectors = (vectors if self._held is None else self._held[rows])[: end - rows.start]
+            offsets = None if offsets is None else offsets[: end - rows.start]
             if self.unit and not self.handler.is_upgraded():
-                require_unit(vectors, self.url, row)
-            ids = []
-            for label in self.handler.labels(row, row + len(vectors)).tolist():
-                ids.append(Entry(label))
-                ids[-1].row = row
-                row += 1
+                require_unit(vectors, self.url, rows.start)
+            ids = [Entry(label) for label in self.handler.labels(rows.start, rows.stop).tolist()]
+            for row, entry in enumerate(ids, rows.start):
+                entry.row = row
             known = np.full(len(vectors), np.nan, np.float32) if offsets is None else offsets
             yield Batch(ids, vectors, (known + self.norm_bias(vectors)).astype(np.float32))
 
@@ -274,15 +273,32 @@ class IndexFile:
 
     def stored_offsets(self) -> np.ndarray:
         """The offsets in an upgraded index, as they are stored: float32 [n]."""
-        blocks = self.handler.scan(0, block_rows(int(self.index.d)))
-        return np.concatenate([offsets for _, offsets in blocks if offsets is not None])
+        return np.concatenate([offsets for _, _, offsets in self.blocks() if offsets is not None])
 
-    def upgrade(self, run: Run, model: OffsetModel, offsets: np.ndarray, mapped: Sequence[Path] = ()) -> None:
-        """Puts the index with the `offsets` [n] of `model` in the place of the file. mapped: the files they lie in."""
-        held = Gallery(self.index) if self.handler.is_upgraded() and self.handler.two_stage else None
+    def upgrade(
+        self,
+        run: Run,
+        model: OffsetModel,
+        offsets: np.ndarray,
+        mapped: Sequence[Path] = (),
+        *,
+        force: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        """Puts the index with the `offsets` [n] of `model` in the place of the file. mapped: the files they lie in.
+        force: even if it finds much less; else CorrectionRefused is raised, and the file is as it was."""
+        again, originals = self.handler.is_upgraded(), self._originals
+        if originals is None and again and self.handler.two_stage:
+            originals = Gallery(self.index)
         run.note_lists(made=[free_name(name) for name in self.handler.files()])
-        new = Replacement(run, self.raw, [self.path, *mapped], self.require_unchanged, held)
-        put(new, model, offsets, self.handler.files())
+        if again and os.path.getsize(self.path) > MAPPED:
+            raw = run.pending / "raw.faiss"
+            write_index_file(raw, self.handler.downgraded, [self.path], progress)
+            index, mapped = read_faiss(raw, mapped=True), [raw, *mapped]
+        else:
+            index, mapped = self.raw, [self.path, *mapped]
+        new = Replacement(run, index, mapped, self.require_unchanged, originals, progress)
+        put(new, model, offsets, self.handler.files(), force)
         self._load()
 
     def downgrade(self, run: Run) -> None:
@@ -298,64 +314,6 @@ SAMPLED = 16
 
 HALF = 2.0**-10
 """The largest error that 16 bits make in a component of a second stage, relative to the largest component."""
-
-
-def upgrade_file(
-    path: str | os.PathLike[str],
-    model: OffsetModel,
-    out: str | os.PathLike[str] | None = None,
-    *,
-    vectors: VectorLike | None = None,
-    rebuild: bool | None = None,
-    force: bool = False,
-    compute: Compute = Compute(),
-) -> None:
-    """Upgrades the index in the file `path` in place, or to the file `out`, and writes `model` beside it: for
-    photos.faiss, to photos.faiss.hub/model.hub.
-
-    An index that is already upgraded gets the offsets of `model` instead of its own. The new file is written beside
-    the old one, flushed, read back and searched before it replaces it. A kill at any moment leaves one of the two
-    whole, and running this again finishes. A file above 1 GiB is mapped: codes in a row or in inverted lists go from
-    it to the new one piece by piece, and offsets are held in a file meanwhile, so that memory does not grow with it.
-
-    Args:
-        path: the index file.
-        model: as in `upgrade`.
-        out: the file to write, `path` by default.
-        vectors: the originals [ntotal, d], as in `upgrade`.
-        rebuild: whether graphs are built anew, as in `upgrade`.
-        force: as in `upgrade`.
-        compute: where offsets are computed, and within what memory.
-
-    Raises:
-        StoreError: as in `upgrade`; for a file that Faiss cannot read or write, that another run of hubplugin writes,
-            or that another program changes meanwhile; and where the disk has no room.
-        InputError: as in `upgrade`.
-        CorrectionRefused: as in `upgrade`; the file is as it was.
-    """
-    target = Path(path if out is None else out)
-    read = read_file(path)
-    index, unchanged = read.index, partial(require_unchanged, path, read.stamp)
-    with Run(HubFolder(target)) as run:
-        unchanged()
-        pending = run.begin_anew()
-        original, again, mapped = index, handler_for(index).is_upgraded(), Path(path)
-        if again:
-            if vectors is None and handler_for(index).two_stage:
-                vectors = Gallery(index)
-            run.note_lists(made=map(free_name, handler_for(index).files()))
-            write_index_file(pending / "raw.faiss", handler_for(index).downgraded, [mapped], compute.progress)
-            mapped = pending / "raw.faiss"
-            index = read_faiss(mapped, mapped=True)
-        require_upgradable(handler_for(index))
-        room = pending / "room"
-        gallery = MappedGallery([mapped, room], index, Path(path).name, unit=model.metric is Metric.COSINE)
-        originals = checked_originals(vectors, handler_for(index))
-        into = room_for_offsets(room, gallery.rows)
-        offsets = offsets_by(model, gallery, compute, originals, into, tolerant=again)
-        replaced = handler_for(original).files() if run.folder.index == Path(os.path.realpath(path)) else []
-        new = Replacement(run, index, [mapped, room], unchanged, originals, compute.progress)
-        put(new, model, offsets, replaced, rebuild, force)
 
 
 @dataclass(frozen=True)
@@ -379,20 +337,19 @@ def put(
     model: OffsetModel,
     offsets: np.ndarray,
     replaced: Sequence[str],
-    rebuild: bool | None = None,
     force: bool = False,
 ) -> None:
     """Replaces an index file by `new.index`, upgraded with `offsets` [n] in scan order, and its model by `model`.
 
-    replaced: the files of inverted lists of the replaced index, which are deleted then. rebuild, force: as in
-    `upgrade`; raises CorrectionRefused like that, and the file is as it was.
+    replaced: the files of inverted lists of the replaced index, which are deleted then. force: as in `upgrade`; raises
+    CorrectionRefused like that, and the file is as it was.
     """
     handler, originals = handler_for(new.index), new.originals
     new.run.note_lists(map(free_name, handler.files()), replaced)
     new.run.folder.write(new.run.pending / MODEL, model.to_bytes())
 
     if holds_graph(new.index) or handler.two_stage:  # these are made in memory, and some graphs twice
-        made = upgraded_by(new.index, offsets, model, originals, rebuild, force)
+        made = upgraded_by(new.index, offsets, model, originals, None, force)
         _replace(new, lambda _: made)
         return
 

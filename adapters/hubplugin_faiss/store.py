@@ -29,7 +29,7 @@ from hubplugin.store import (
     now,
     require_ungrouped,
 )
-from hubplugin.vectors import Progress, even_ranges
+from hubplugin.vectors import Progress, VectorLike, even_ranges
 from hubplugin_faiss.disk import room_for_offsets
 from hubplugin_faiss.folder import CLAIM, MODEL, OFFSETS, Run
 from hubplugin_faiss.index import require_upgradable
@@ -40,8 +40,8 @@ from hubplugin_faiss.versions import KeptVersions
 class FaissStore(Store):
     """One index file. Its queries are recorded beside it: photos.faiss.queries."""
 
-    def __init__(self, path: str | os.PathLike[str], metric: Metric | None = None):
-        self._file = IndexFile(path, metric)
+    def __init__(self, path: str | os.PathLike[str], metric: Metric | None = None, vectors: VectorLike | None = None):
+        self._file = IndexFile(path, metric, vectors)
         self.url, self.dim = self._file.url, int(self._file.index.d)
         self.record = Path(f"{os.fspath(path)}.queries")
         self.how_to_record = f"hubplugin.Recorder({str(self.record)!r}).add(queries) beside each search"
@@ -99,7 +99,7 @@ class FaissStore(Store):
         return None if pending is None else Correction(pending[0], False)
 
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> FaissWriting:
-        return FaissWriting.begun(self._file, model)
+        return FaissWriting.begun(self._file, model, progress)
 
     def versions(self) -> Sequence[StoredVersion]:
         return KeptVersions(self._file).listed(Pending(self._file).found())
@@ -156,6 +156,28 @@ class FaissStore(Store):
             run.delete_folder()
 
 
+def open_store(
+    path: str | os.PathLike[str], *, metric: str | Metric | None = None, vectors: VectorLike | None = None
+) -> FaissStore:
+    """An index file as a store, for every job: `hubplugin.apply(store, bank)`, or a fitted model in place of the bank.
+
+    A job replaces the file in one step. A kill at any moment leaves the old or the new one whole, and running the job
+    again finishes. A file above 1 GiB is mapped: codes in a row or in inverted lists go from it to the new one piece by
+    piece, so that memory does not grow with it.
+
+    Args:
+        path: the index file; what belongs to it lies beside it, for photos.faiss in the folder photos.faiss.hub.
+        metric: overrules what the index looks like: "euclidean" for L2, else "cosine" if its vectors are of unit
+            length, and "dot" if not.
+        vectors: the originals [ntotal, d], as in `upgrade`.
+
+    Raises:
+        StoreError: there is no such file, or Faiss cannot read it, or its type cannot carry offsets.
+        InputError: the metric or the vectors do not suit it.
+    """
+    return FaissStore(path, None if metric is None else Metric.parse(metric), vectors)
+
+
 def open_url(url: str) -> FaissStore:
     """The store behind `faiss:PATH`, or `faiss:PATH?metric=dot`, which overrules what the index looks like.
 
@@ -168,7 +190,7 @@ def open_url(url: str) -> FaissStore:
     metric = options.pop("metric", [None])[0]
     if options:
         raise InputError(f"{url!r}: unknown option {next(iter(options))!r}; the only one is metric")
-    return FaissStore(path, None if metric is None else Metric.parse(metric))
+    return open_store(path, metric=metric)
 
 
 class Claim(BaseModel):
@@ -238,19 +260,20 @@ class FaissWriting(Writing):
         offsets: np.memmap,
         rows: range | None = None,
         run: Run | None = None,
+        progress: Progress | None = None,
     ):
-        self._file, self._model, self._offsets, self._run = file, model, offsets, run
+        self._file, self._model, self._offsets, self._run, self._progress = file, model, offsets, run, progress
         self._rows = range(file.handler.count) if rows is None else rows
         active = file.model()
         self.found = "active" if active is not None and active.fingerprint == model.fingerprint else "nothing"
 
     @classmethod
-    def begun(cls, file: IndexFile, model: OffsetModel) -> FaissWriting:
+    def begun(cls, file: IndexFile, model: OffsetModel, progress: Progress | None = None) -> FaissWriting:
         """Raises StoreError if another run writes the file, or another program has changed it since it was read."""
         run, pending = file.run(), Pending(file)
         try:
             active = file.model()
-            if active is None:
+            if not file.handler.is_upgraded():
                 require_upgradable(file.handler)
             if not file.handler.count:
                 raise StoreError(f"{file.url} is empty; add vectors, then correct it")
@@ -259,7 +282,7 @@ class FaissWriting(Writing):
             again = not amended and half is not None and half[0].fingerprint == model.fingerprint
             if not again:  # an amendment finds out anew which offsets are wrong
                 pending.begin(run, model, "" if amended else file.content)
-            writing = cls(file, model, pending.offsets(), run=run)
+            writing = cls(file, model, pending.offsets(), run=run, progress=progress)
         except BaseException:
             run.close()
             raise
@@ -315,7 +338,10 @@ class FaissWriting(Writing):
             if self.found != "active":
                 versions.begin(self._model, claim.made)
             if not missing.all():  # else all were right as they were
-                self._file.upgrade(self._run, self._model, offsets, [pending.path])
+                force = self.forced or self.found == "active"
+                self._file.upgrade(
+                    self._run, self._model, offsets, [pending.path], force=force, progress=self._progress
+                )
             self._run.forget()
         except HubpluginError:
             self._run.forget()  # nothing of it would serve a later run, and the disk may be full

@@ -20,7 +20,6 @@ from hubplugin.jobs.write import Unjudged, offsets_of_all
 from hubplugin.model import OffsetModel
 from hubplugin.resources import Compute
 from hubplugin.store import Batch, StoredVersion
-from hubplugin_faiss.handlers.base import block_rows
 from hubplugin_faiss.index_file import IndexFile
 
 
@@ -103,7 +102,7 @@ class KeptVersions:
             run.begin_anew()
             try:
                 self._keep_active()
-                self._file.upgrade(run, kept.model, offsets)
+                self._file.upgrade(run, kept.model, offsets, force=True)  # it was active before
             finally:
                 self.settle()
 
@@ -124,15 +123,14 @@ class KeptVersions:
     def _offsets_now(self, kept: Offsets) -> np.ndarray:
         """The offsets under a kept version of the entries that are there now, as they are stored: float32 [n]."""
         labels, names, _ = self._entries()
-        offsets, row = kept.of(labels, names), 0
+        offsets = kept.of(labels, names)
         if np.isnan(offsets).any():
-            for vectors, _ in self._file.handler.scan(0, block_rows(int(self._file.index.d))):
-                new = np.flatnonzero(np.isnan(offsets[row : row + len(vectors)]))
+            for rows, vectors, _ in self._file.blocks():
+                new = np.flatnonzero(np.isnan(offsets[rows]))
                 if len(new):
-                    batch = Batch(labels[row + new].tolist(), vectors[new], offsets[row + new])
+                    batch = Batch(labels[rows][new].tolist(), vectors[new], offsets[rows][new])
                     given = offsets_of_all(kept.model, batch, Unjudged(), unit=self._file.unit, compute=Compute())
-                    offsets[row + new] = given - self._file.norm_bias(vectors[new])
-                row += len(vectors)
+                    offsets[rows.start + new] = given - self._file.norm_bias(vectors[new])
         return offsets
 
     def _keep_active(self) -> None:
@@ -149,15 +147,13 @@ class KeptVersions:
 
     def _entries(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Labels int64, names uint64 and stored offsets float32 of the entries, NaN in an index without: [n] each."""
-        handler, row = self._file.handler, 0
+        handler = self._file.handler
         labels, names = np.empty(handler.count, np.int64), np.empty(handler.count, np.uint64)
         offsets = np.full(handler.count, np.nan, np.float32)
-        for vectors, own in handler.scan(0, block_rows(int(self._file.index.d))):
-            rows = slice(row, row + len(vectors))
+        for rows, vectors, own in self._file.blocks():
             labels[rows], names[rows] = handler.labels(rows.start, rows.stop), _names(vectors)
             if own is not None:
                 offsets[rows] = own
-            row = rows.stop
         return labels, names, offsets
 
     def _active(self) -> StoredVersion | None:

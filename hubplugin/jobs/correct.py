@@ -28,7 +28,18 @@ from hubplugin.errors import CorrectionRefused, InputError, Parameter, StoreErro
 from hubplugin.fitting import require_executor
 from hubplugin.jobs.facts import ToldCandidate
 from hubplugin.jobs.suspects import counted
-from hubplugin.jobs.write import Applied, Members, ShardedStore, SpooledGallery, group_key, unwritten, usable, written
+from hubplugin.jobs.write import (
+    Applied,
+    Members,
+    ShardedStore,
+    SpooledGallery,
+    group_key,
+    require_match,
+    unwritten,
+    usable,
+    write,
+    written,
+)
 from hubplugin.measures.hubness import skewness
 from hubplugin.methods import METHODS, FitInput, Method, asked_for
 from hubplugin.methods.robust import bounded
@@ -54,7 +65,7 @@ logger = logging.getLogger(__name__)
 
 def apply(
     store: Store,
-    query_bank: VectorLike | Sequence[str],
+    query_bank: VectorLike | Sequence[str] | OffsetModel,
     method: str = "blend",
     target_bank: VectorLike | None = None,
     *,
@@ -74,7 +85,8 @@ def apply(
 ) -> Applied:
     """Fits offsets on everything in `store`, writes them, and activates them in one step.
 
-    query_bank, target_bank, method, robust, parameters, embed: as in `hubplugin.fit`; robust not with group_by.
+    query_bank, target_bank, method, robust, parameters, embed: as in `hubplugin.fit`; robust not with group_by. A
+    fitted model in the place of the bank is written as it is, and not tried.
 
     The correction is first tried on held-out bank queries (`hubplugin.check`), which raises CorrectionRefused if it
     would do harm; force=True applies it untried. pairs: see `Pairs`. same_kind: documents are asked by
@@ -87,6 +99,16 @@ def apply(
     executor, shards, workspace: as in `hubplugin.fit`; the workers of the executor write, too (docs/scale.md).
     Raises InputError for banks or parameters, StoreError for the store; searches are unchanged in every case.
     """
+    if isinstance(query_bank, OffsetModel):
+        compute = usable(compute, keep)
+        _require_none(
+            method=method != "blend", target_bank=target_bank, pairs=pairs, same_kind=same_kind, group_by=group_by,
+            robust=robust, embed=embed, executor=executor, **parameters,
+        )  # fmt: skip
+        require_match(query_bank, store)
+        if dry_run:
+            return replace(unwritten(store, query_bank, compute), notes=store.plan())
+        return write(store, query_bank, keep=keep, force=force, compute=compute)
     bank = bank_for(store, query_bank, embed, compute.progress, group_by if robust else None)
     compute = usable(compute, keep)
     configuration = asked_for(method, parameters, apply)
@@ -102,7 +124,7 @@ def apply(
         elif cut_off is None:
             gallery = SpooledGallery(store, compute.progress, group_by, banks.clicks)
         if cut_off is not None:
-            return written(store, cut_off, None if executor is None else gallery, compute, keep)
+            return written(store, cut_off, None if executor is None else gallery, compute, keep, force)
         asked = Asked(configuration, group_by, robust, force)
         return _corrected(store, banks.against(gallery.vectors, gallery.rows), gallery, asked, dry_run, keep)[0]
 
@@ -199,10 +221,17 @@ def _corrected(
     if dry_run:
         done = replace(unwritten(store, model, compute), notes=store.plan())
     else:
-        done = written(store, model, gallery, compute, keep)
+        done = written(store, model, gallery, compute, keep, asked.force)
     # Where nothing was tried, what to expect of the bank is still worth a line.
     notes = [*(small_bank(len(given.distinct)) if judgement is None else []), *done.notes]
     return replace(done, neutral=neutral, judgement=judgement, notes=notes), versus
+
+
+def _require_none(**given: object) -> None:
+    """Raises InputError for the first of the arguments `given` beside a fitted model that is there."""
+    for name, value in given.items():
+        if value is not None and value is not False:
+            raise InputError("a fitted model has its bank and its method already: leave out ", Parameter(name))
 
 
 def _require_by_shards(banks: Banks, group_by: str | None, robust: bool) -> None:

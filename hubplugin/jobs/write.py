@@ -417,11 +417,12 @@ def write(
     *,
     compute: Compute = Compute(),
     keep: int = KEEP,
+    force: bool = False,
 ) -> Applied:
     """Writes the offsets of a fitted `model` to everything in `store` and activates them.
 
     keep: how many versions stay beside it, to return to by `rollback`. So that a store never holds more than these, the
-    version being written included, the oldest goes before a new one is begun.
+    version being written included, the oldest goes before a new one is begun. force: see `Writing.forced`.
     """
     require_match(model, store)
     warn_if_swapped(model, store.count())
@@ -429,11 +430,16 @@ def write(
     if model.gallery is None:
         gallery = SpooledGallery(store, compute.progress)
         model = model.centred_on(gallery.vectors, compute=compute)
-    return written(store, model, gallery, compute, keep)
+    return written(store, model, gallery, compute, keep, force)
 
 
 def written(
-    store: Store, model: OffsetModel, gallery: SpooledGallery | ShardedStore | None, compute: Compute, keep: int = KEEP
+    store: Store,
+    model: OffsetModel,
+    gallery: SpooledGallery | ShardedStore | None,
+    compute: Compute,
+    keep: int = KEEP,
+    force: bool = False,
 ) -> Applied:
     """`write`, of what was just read from the store, the `gallery`, where there is one; by its workers, where it has
     some."""
@@ -453,6 +459,7 @@ def written(
     if replaces and isinstance(store, Versioned):
         store.prune(max(keep - 1, 0), compute.progress)
     with store.begin(model, compute.progress) as writing:
+        writing.forced = force
         first = once(closing=False)
         for _ in range(CLOSING_PASSES if store.shared and writing.found != "active" else 0):
             again = once(closing=True)

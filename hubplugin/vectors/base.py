@@ -15,9 +15,10 @@ import weakref
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
 
@@ -237,7 +238,8 @@ VectorLike: TypeAlias = (
     SupportsArray | Sequence[SupportsArray | Sequence[Number]] | Vectors | Scannable | str | os.PathLike[str]
 )
 """numpy array, torch tensor, memory map, nested lists, a table's column with one vector a row, `Vectors`, a store with
-`scan()`, or a path (.npy, .npz, .safetensors, .parquet; `file#name` names one array or column of several)."""
+`scan()`, or a path (.npy, .npz, .safetensors, .parquet; `file#name` names one array or column of several). And what
+belongs to a package X, such as a Faiss index, if `hubplugin_X.vectors_in(source, name)` reads it."""
 
 OffsetsLike: TypeAlias = SupportsArray | Sequence[Number]
 """One number a target [n], in an array, a tensor or a list."""
@@ -270,8 +272,10 @@ def as_vectors(source: VectorLike, name: str = "vectors") -> Vectors:
         raise InputError(f"{name}: {type(source).__name__} is no matrix [rows, d]: {one_line(error)}") from None
     if array.ndim == 0 and array.dtype.kind == "O":
         adapter = f"hubplugin_{type(source).__module__.partition('.')[0]}"
-        mend = f"; {adapter} can read its vectors" if find_spec(adapter) else ""
-        raise InputError(f"{name}: {type(source).__name__} is no matrix [rows, d]{mend}")
+        reader = getattr(import_module(adapter), "vectors_in", None) if find_spec(adapter) else None
+        if reader is None:
+            raise InputError(f"{name}: {type(source).__name__} is no matrix [rows, d]")
+        return cast(Vectors, reader(source, name))
     return from_array(array, name)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 STEPS = {
     "apply": "hubplugin.apply(hubplugin.open_store('faiss:x.faiss'), BANK, 'csls', force=True)",
-    "upgrade_file": "hubplugin_faiss.upgrade_file('x.faiss', hubplugin.fit(BANK, 'csls'))",
+    "model": "hubplugin.apply(hubplugin_faiss.open_store('x.faiss'), hubplugin.fit(None, BANK, 'csls'))",
     "rollback": "rollback(hubplugin.open_store('faiss:x.faiss'))",
     "remove": "hubplugin.open_store('faiss:x.faiss').remove()",
 }

@@ -24,19 +24,16 @@ import torch
 
 import hubplugin
 import hubplugin_faiss
-from hubplugin.jobs.versions import rollback
-from hubplugin.jobs.write import refresh, write
 
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
 faiss.omp_set_num_threads(1)
 
 STEPS: dict[str, Callable[[], object]] = {
-    "write": lambda: write(hubplugin.open_store("faiss:x.faiss"), hubplugin.load("next.hub")),
-    "upgrade_file": lambda: hubplugin_faiss.upgrade_file("x.faiss", hubplugin.load("next.hub")),
-    "refresh": lambda: refresh(hubplugin.open_store("faiss:x.faiss")),
-    "rollback": lambda: rollback(hubplugin.open_store("faiss:x.faiss")),
-    "remove": lambda: hubplugin.open_store("faiss:x.faiss").remove(),
+    "apply": lambda: hubplugin.apply(hubplugin_faiss.open_store("x.faiss"), hubplugin.load("next.hub")),
+    "refresh": lambda: hubplugin.refresh(hubplugin_faiss.open_store("x.faiss")),
+    "rollback": lambda: hubplugin.rollback(hubplugin_faiss.open_store("x.faiss")),
+    "remove": lambda: hubplugin_faiss.open_store("x.faiss").remove(),
 }
 
 

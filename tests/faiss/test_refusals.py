@@ -10,8 +10,6 @@ import pytest
 
 import hubplugin
 import hubplugin_faiss
-from hubplugin.jobs.write import write
-from hubplugin.registry import open_store
 from hubplugin_faiss.calibration import loss_of_recall
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import FlatCodesHandler
@@ -71,7 +69,6 @@ def put_together(kind: str) -> faiss.Index:
 REFUSED = {
     "empty": (lambda: faiss.IndexFlatIP(8), OFFSETS[:0], "IndexFlatIP is empty; add vectors, then upgrade it"),
     "untrained": (lambda: faiss.index_factory(8, "IVF4,Flat"), OFFSETS, "IndexIVFFlat is not trained"),
-    "upgraded": (lambda: hubplugin_faiss.upgrade(flat(), OFFSETS), OFFSETS, "is already upgraded: refresh(index"),
     "count": (flat, OFFSETS[:7], "have shape [7], the index holds 50: expected an OffsetModel, or one for each"),
     "nan": (flat, np.where(np.arange(50) == 3, np.nan, OFFSETS), "offsets: entry 3 is NaN"),
     "metric": (other_metric, OFFSETS, "has metric 2, neither inner product nor L2"),
@@ -124,8 +121,7 @@ def test_codes_without_room_are_refused_in_one_line_by_every_way_in(kind, tmp_pa
     for way in (
         lambda: hubplugin_faiss.upgrade(index, OFFSETS),
         lambda: hubplugin_faiss.upgrade(index, fitted("dot")),
-        lambda: hubplugin_faiss.upgrade_file(tmp_path / "x.faiss", fitted("dot")),
-        lambda: write(open_store(f"faiss:{tmp_path}/x.faiss?metric=dot"), fitted("dot")),
+        lambda: hubplugin.apply(hubplugin_faiss.open_store(tmp_path / "x.faiss", metric="dot"), fitted("dot")),
     ):
         with pytest.raises(hubplugin.StoreError, match=r"codes of type QT_0bit in this Index\w+ cannot carry offsets"):
             way()
@@ -223,7 +219,8 @@ def test_a_graph_whose_links_lose_too_much_is_built_anew(tmp_path, in_a_file):
     kept = hubplugin_faiss.upgrade(index, model, rebuild=False, force=True)
     if in_a_file:
         faiss.write_index(index, str(tmp_path / "x.faiss"))
-        hubplugin_faiss.upgrade_file(tmp_path / "x.faiss", model, force=True)
+        store = hubplugin_faiss.open_store(tmp_path / "x.faiss")
+        hubplugin.apply(store, model, force=True)
         upgraded = faiss.read_index(str(tmp_path / "x.faiss"))
     else:
         upgraded = hubplugin_faiss.upgrade(index, model, force=True)

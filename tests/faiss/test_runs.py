@@ -19,11 +19,8 @@ import pytest
 
 import hubplugin
 import hubplugin_faiss
-from hubplugin.jobs.correct import apply, refit
-from hubplugin.jobs.health import inspect
-from hubplugin.jobs.versions import quarantine, rollback
-from hubplugin.jobs.write import refresh, write
-from hubplugin.registry import open_store
+from hubplugin import apply, inspect, open_store, refit, refresh, rollback
+from hubplugin.jobs.versions import quarantine
 from hubplugin.store import Store
 from hubplugin_faiss import index_file
 from hubplugin_faiss.handlers import handler_for
@@ -67,8 +64,8 @@ def photos(tmp_path) -> Path:
 @pytest.fixture
 def corrected(photos) -> Path:
     """With two versions: by csls, which is kept, and by nnn, which is active."""
-    write(opened(photos), fitted())
-    write(opened(photos), fitted("nnn", k=4))
+    apply(opened(photos), fitted())
+    apply(opened(photos), fitted("nnn", k=4))
     return photos
 
 
@@ -80,7 +77,7 @@ WRITERS: dict[str, Callable[[Store], object]] = {
     "prune": lambda store: store.prune(0),
     "quarantine": lambda store: quarantine(store, "add", [3], "planted"),
     "remove": lambda store: store.remove(),
-    "upgrade_file": lambda store: hubplugin_faiss.upgrade_file(store.url.removeprefix("faiss:"), fitted("is")),
+    "model": lambda store: apply(store, fitted("is")),
 }
 """Everything that writes beside an index."""
 
@@ -94,12 +91,12 @@ def test_a_second_run_on_one_file_is_refused_and_the_first_keeps_its_own_offsets
             part = batch.some(rows)
             writing.write(part, first.offsets(part.vectors))
             with pytest.raises(hubplugin.StoreError, match="is being written by another run"):
-                write(two, second)
+                apply(two, second)
         writing.activate()
     np.testing.assert_allclose(stored(photos), first.offsets(GALLERY), atol=1e-5)
     with pytest.raises(hubplugin.StoreError, match="changed by another program since it was read"):
-        write(two, second)
-    write(opened(photos), second)
+        apply(two, second)
+    apply(opened(photos), second)
     np.testing.assert_allclose(stored(photos), second.offsets(GALLERY), atol=1e-5)
 
 
@@ -129,10 +126,10 @@ def test_a_run_in_another_process_keeps_this_one_out_until_it_is_killed(photos):
     assert other.stdout is not None
     other.stdout.readline()
     with pytest.raises(hubplugin.StoreError, match=f"written by another run .process {other.pid} on "):
-        write(opened(photos), fitted())
+        apply(opened(photos), fitted())
     other.kill()
     other.wait()
-    write(opened(photos), fitted())
+    apply(opened(photos), fitted())
 
 
 @pytest.mark.slow
@@ -195,9 +192,6 @@ def test_what_another_program_writes_meanwhile_stays(corrected, monkeypatch, wha
 
     if moment == "before the last step":
         monkeypatch.setattr(index_file, "_require_same", last)
-    elif what == "upgrade_file":  # which opens the file itself
-        read = index_file.read_file
-        monkeypatch.setattr(index_file, "read_file", lambda path: (read(path), replace())[0])
     else:
         replace()
     with pytest.raises(hubplugin.StoreError, match="was changed by another program since it was read; it stays as"):
@@ -250,20 +244,20 @@ def test_offsets_that_a_killed_run_left_are_taken_for_the_same_index_in_a_new_fi
 
 def test_offsets_that_were_left_for_another_model_are_not_taken(photos):
     killed_at(photos, fitted("dn"), 800)
-    assert write(opened(photos), fitted()).missing == 900
+    assert apply(opened(photos), fitted()).missing == 900
     np.testing.assert_allclose(stored(photos), fitted().offsets(GALLERY), atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["Flat", "IVF4,SQ8", "RaBitQ"])
 def test_a_rollback_after_removals_gives_each_vector_its_own_offset(tmp_path, kind):
     photos = built(tmp_path / "photos.faiss", kind=kind)
-    write(opened(photos), fitted())
+    apply(opened(photos), fitted())
     before = {
         batch.vectors[row].tobytes(): value
         for batch in opened(photos).scan()
         for row, value in enumerate(batch.offsets)
     }
-    write(opened(photos), fitted("nnn", k=4))
+    apply(opened(photos), fitted("nnn", k=4))
     index, _ = hubplugin_faiss.read_index(photos)
     hubplugin_faiss.remove_ids(index, np.arange(5, 60, 7))
     hubplugin_faiss.add(index, BANK[:8], opened(photos).correction().model)
@@ -296,8 +290,8 @@ def lying_in(folder: Path) -> dict[str, bytes]:
 
 
 NEEDING_ROOM = {
-    **{what: WRITERS[what] for what in ("quarantine", "refresh", "remove", "rollback", "upgrade_file")},
-    "write": lambda store: write(store, fitted("is"), keep=2),
+    **{what: WRITERS[what] for what in ("quarantine", "refresh", "remove", "rollback")},
+    "model": lambda store: apply(store, fitted("is"), keep=2),
 }
 
 
@@ -344,7 +338,7 @@ def large(tmp_path, monkeypatch) -> Callable[[str, str], Path]:
         faiss.write_index(on_disk(index) if kind.endswith("on disk") else index, "x.faiss")
         if step in ("refresh", "rollback", "remove"):
             for method in ("csls", "nnn"):
-                write(open_store("faiss:x.faiss"), hubplugin.fit(gallery, bank, method))
+                apply(open_store("faiss:x.faiss"), hubplugin.fit(gallery, bank, method))
         if step == "refresh":
             index = faiss.read_index("x.faiss")
             index.add(bank)
@@ -355,10 +349,10 @@ def large(tmp_path, monkeypatch) -> Callable[[str, str], Path]:
 
 
 FULL = [
-    ("Flat", "apply", 40), ("Flat", "apply", 600), ("Flat", "upgrade_file", 100), ("Flat", "rollback", 500),
-    ("IVF16,Flat on disk", "apply", 700), ("IVF16,Flat on disk", "upgrade_file", 1200),
+    ("Flat", "apply", 40), ("Flat", "apply", 600), ("Flat", "model", 100), ("Flat", "rollback", 500),
+    ("IVF16,Flat on disk", "apply", 700), ("IVF16,Flat on disk", "model", 1200),
     ("IVF16,Flat on disk", "rollback", 1800), ("IVF16,Flat on disk", "remove", 500),
-    ("HNSW8", "upgrade_file", 900), ("HNSW8", "remove", 140),
+    ("HNSW8", "model", 900), ("HNSW8", "remove", 140),
 ]  # fmt: skip
 
 
@@ -382,10 +376,10 @@ def test_a_full_disk_ends_in_one_line_and_stays_as_it_was(large, kind, step, fre
 
 
 KILLED = [
-    *((kind, "upgrade_file", 25) for kind in ("Flat", "IVF64,Flat", "HNSW4")),
-    *(("HNSW8", step, 4) for step in ("write", "refresh", "rollback", "remove")),
-    *(("IVF16,Flat on disk", step, 4) for step in ("upgrade_file", "write", "rollback", "remove")),
-    *(("RaBitQ", step, 4) for step in ("write", "remove")),
+    *((kind, "apply", 25) for kind in ("Flat", "IVF64,Flat", "HNSW4")),
+    *(("HNSW8", step, 4) for step in ("apply", "refresh", "rollback", "remove")),
+    *(("IVF16,Flat on disk", step, 4) for step in ("apply", "rollback", "remove")),
+    *(("RaBitQ", step, 4) for step in ("apply", "remove")),
 ]
 
 
@@ -451,15 +445,15 @@ def test_an_index_and_the_links_to_it_are_one(photos, tmp_path):
     (tmp_path / "elsewhere/first").symlink_to("../photos.faiss")
     link = tmp_path / "elsewhere/second.faiss"
     link.symlink_to("first")
-    write(opened(link), fitted())
+    apply(opened(link), fitted())
     for path in (photos, link):
         model = hubplugin_faiss.read_index(path)[1]
         assert model is not None
         assert model.fingerprint == fitted().fingerprint
         assert refresh(opened(path)).stale == 0
     with opened(photos).begin(fitted("dn")), pytest.raises(hubplugin.StoreError, match="written by another run"):
-        write(opened(link), fitted("dn"))
-    hubplugin_faiss.upgrade_file(photos, fitted("nnn", k=4), link)
+        apply(opened(link), fitted("dn"))
+    apply(hubplugin_faiss.open_store(link), fitted("nnn", k=4))
     assert opened(link).correction().model.method == "nnn"
     opened(link).remove()
     assert link.is_symlink()
@@ -483,11 +477,8 @@ def test_a_damaged_quarantine_list_ends_in_one_line(corrected, content):
 def test_a_model_file_of_an_earlier_version_in_the_place_of_the_folder_is_named(photos):
     model, content = Path(f"{photos}.hub"), photos.read_bytes()
     fitted().save(model)
-    for asked in (lambda: write(opened(photos), fitted()), lambda: hubplugin_faiss.upgrade_file(photos, fitted())):
-        with pytest.raises(
-            hubplugin.StoreError, match=r"photos\.faiss\.hub' is a file, where hubplugin keeps a folder"
-        ):
-            asked()
+    with pytest.raises(hubplugin.StoreError, match=r"photos\.faiss\.hub' is a file, where hubplugin keeps a folder"):
+        apply(opened(photos), fitted())
     assert photos.read_bytes() == content
     model.rename(photos.parent / "old.hub")
     model.mkdir()
@@ -501,15 +492,14 @@ def test_what_somebody_else_has_put_into_the_folder_stays_when_the_correction_go
     note.write_text("ours")
     opened(corrected).remove()
     assert lying_in(note.parent) == {"note.txt": b"ours"}
-    write(opened(corrected), fitted())
+    apply(opened(corrected), fitted())
     assert opened(corrected).correction().active
 
 
 def test_a_run_that_is_refused_leaves_no_folder(photos):
     with pytest.raises(hubplugin.InputError, match="vectors have shape"):
-        hubplugin_faiss.upgrade_file(photos, fitted(), photos.parent / "out.faiss", vectors=np.ones((7, 16)))
+        hubplugin_faiss.open_store(photos, vectors=np.ones((7, 16)))
     faiss.write_index(faiss.IndexFlatIP(16), str(photos))  # empty
-    for refused in (lambda: opened(photos).begin(fitted()), lambda: hubplugin_faiss.upgrade_file(photos, fitted())):
-        with pytest.raises(hubplugin.HubpluginError, match="is empty"):
-            refused()
+    with pytest.raises(hubplugin.HubpluginError, match="is empty"):
+        opened(photos).begin(fitted())
     assert os.listdir(photos.parent) == ["photos.faiss"]

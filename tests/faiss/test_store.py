@@ -13,11 +13,11 @@ import pytest
 
 import hubplugin
 import hubplugin_faiss
+from hubplugin import inspect, open_store, refresh
 from hubplugin.abilities import Switched, able
-from hubplugin.jobs.health import inspect
-from hubplugin.jobs.write import refresh, write
-from hubplugin.registry import open_store
-from hubplugin_faiss import folder
+from hubplugin.jobs.write import Applied
+from hubplugin.vectors import as_vectors
+from hubplugin_faiss import folder, index_file
 from hubplugin_faiss.handlers import handler_for
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
@@ -29,6 +29,16 @@ BANK, GALLERY = (cases.unit(RNG.normal(size=(rows, 16)) + 0.3) for rows in (60, 
 @pytest.fixture
 def model() -> hubplugin.OffsetModel:
     return hubplugin.fit(GALLERY, BANK, "nnn", k=4)
+
+
+def applied(path: Path, model: hubplugin.OffsetModel, **options) -> Applied:
+    return hubplugin.apply(hubplugin_faiss.open_store(path), model, **options)
+
+
+def stored_in(path: Path) -> np.ndarray:
+    """The offsets in an upgraded file, in scan order."""
+    handler = handler_for(faiss.read_index(str(path)))
+    return np.concatenate([offsets for _, offsets in handler.scan(0, 1000)])
 
 
 KINDS = ("Flat", "IDMap2,Flat", "IVF4,Flat", "HNSW8", "SQ8", "IVF4,SQ4", "PQ4x8np", "PQ8x4fs", "RaBitQ", "PCA8,Flat")
@@ -52,8 +62,8 @@ def test_apply_inspect_refresh_and_remove(path, model):
     before = path.read_bytes()
     store = open_store(f"faiss:{path}")
     raw = store.search(BANK[:5], 10)
-    applied = write(store, model)
-    assert (applied.scanned, applied.missing) == (500, 500)
+    done = hubplugin.apply(store, model)
+    assert (done.scanned, done.missing) == (500, 500)
     assert "every target has its offset" in str(inspect(open_store(f"faiss:{path}")))
     assert refresh(open_store(f"faiss:{path}")).stale == 0
     assert open_store(f"faiss:{path}").search(BANK[:5], 10).ids == store.search(BANK[:5], 10).ids != raw.ids
@@ -78,7 +88,7 @@ def test_what_plain_faiss_adds_is_stale_until_it_is_refreshed(tmp_path, model):
     index = faiss.IndexFlatIP(16)
     index.add(GALLERY)
     faiss.write_index(index, str(file))
-    hubplugin_faiss.upgrade_file(file, model)
+    applied(file, model)
     index, _ = hubplugin_faiss.read_index(file)
     index.add(BANK)
     faiss.write_index(index, str(file))
@@ -114,9 +124,7 @@ def test_foreign_vectors_do_not_keep_a_refresh_from_the_others(tmp_path, model, 
     expected = np.array([model.gallery.smallest] * 2 + [model.offsets(BANK[:1])[0], model.gallery.smallest])
 
     with pytest.warns(UserWarning, match=r"of 504 entries 3 with vectors that the model cannot judge"):
-        in_memory = hubplugin_faiss.refresh(index, model)
-    with pytest.warns(UserWarning, match=r"of 504 entries 3 with vectors that the model cannot judge"):
-        hubplugin_faiss.upgrade_file(file, model)
+        in_memory = hubplugin_faiss.upgrade(index, model)
     for upgraded in (hubplugin_faiss.read_index(file)[0], in_memory):
         stored = np.concatenate([offsets for _, offsets in handler_for(upgraded).scan(0, 1000)])
         np.testing.assert_allclose(stored[500:], expected, atol=1e-5)
@@ -129,7 +137,7 @@ def test_a_model_of_cosine_for_vectors_of_all_lengths_is_refused_on_refresh(mode
     index.add(3 * GALLERY)
     upgraded = hubplugin_faiss.upgrade(index, np.zeros(500, np.float32))
     with pytest.raises(hubplugin.InputError, match="the model does not suit this IndexFlatIP: of 500 entries 500 with"):
-        hubplugin_faiss.refresh(upgraded, model)
+        hubplugin_faiss.upgrade(upgraded, model)
 
 
 def test_a_half_written_correction_is_taken_up_where_it_stopped(path, model):
@@ -145,18 +153,46 @@ def test_a_half_written_correction_is_taken_up_where_it_stopped(path, model):
     assert sum(len(part.ids) for part in again.begin(model).scan()) == 300
 
 
-def test_upgrade_file_leaves_the_model_beside_and_reads_both_back(path, model, tmp_path):
-    out = tmp_path / "out.faiss"
-    before = path.read_bytes()
-    hubplugin_faiss.upgrade_file(path, model, out)
-    assert path.read_bytes() == before
-    index, beside = hubplugin_faiss.read_index(out)
+def test_a_fitted_model_is_applied_as_it_is_and_both_are_read_back(path, model):
+    raw = faiss.read_index(str(path))
+    assert hubplugin_faiss.read_index(path)[1] is None
+    before, counted = path.read_bytes(), applied(path, model, dry_run=True)
+    assert (counted.written, counted.missing, path.read_bytes()) == (False, 500, before)
+    assert applied(path, model).missing == 500
+    index, beside = hubplugin_faiss.read_index(path)
     assert beside is not None
     assert beside.fingerprint == model.fingerprint
-    assert hubplugin_faiss.read_index(path)[1] is None
-    np.testing.assert_array_equal(
-        index.search(BANK, 5)[1], hubplugin_faiss.upgrade(faiss.read_index(str(path)), model).search(BANK, 5)[1]
-    )
+    np.testing.assert_array_equal(index.search(BANK, 5)[1], hubplugin_faiss.upgrade(raw, model).search(BANK, 5)[1])
+
+
+@pytest.mark.parametrize("given", [{"method": "nnn"}, {"tau": 0.1}, {"robust": True}, {"target_bank": GALLERY}])
+def test_a_fitted_model_takes_no_second_method_and_no_bank(tmp_path, model, given):
+    faiss.write_index(filled(), str(tmp_path / "x.faiss"))
+    with pytest.raises(hubplugin.InputError, match=f"its method already: leave out {next(iter(given))}=$"):
+        applied(tmp_path / "x.faiss", model, **given)
+
+
+@pytest.mark.parametrize("of", ["no model", "another model"])
+def test_an_index_that_was_upgraded_in_memory_gets_other_offsets(tmp_path, model, of):
+    file, other = tmp_path / "x.faiss", hubplugin.fit(GALLERY, BANK, "csls", k=3)
+    upgraded = hubplugin_faiss.upgrade(filled(), np.zeros(500) if of == "no model" else other)
+    faiss.write_index(upgraded, str(file))
+    if of == "another model":
+        Path(f"{file}.hub").mkdir()
+        other.save(f"{file}.hub/model.hub")
+    assert applied(file, model).scanned == 500
+    np.testing.assert_allclose(np.sort(stored_in(file)), np.sort(model.offsets(GALLERY)), atol=1e-5)
+
+
+def test_the_offsets_of_a_large_index_are_replaced_from_file_to_file(tmp_path, model, monkeypatch):
+    file, other = tmp_path / "x.faiss", hubplugin.fit(GALLERY, BANK, "csls", k=3)
+    faiss.write_index(filled(), str(file))
+    monkeypatch.setattr(index_file, "MAPPED", 0)
+    for each in (other, model):
+        applied(file, each)
+    expected = hubplugin_faiss.upgrade(filled(), model)
+    np.testing.assert_array_equal(faiss.read_index(str(file)).search(BANK, 5)[1], expected.search(BANK, 5)[1])
+    assert sorted(os.listdir(f"{file}.hub")) == ["1.offsets", "lock", "model.hub", "versions.json"]
 
 
 def test_a_link_stays_a_link_and_a_private_file_private(tmp_path, model):
@@ -166,7 +202,7 @@ def test_a_link_stays_a_link_and_a_private_file_private(tmp_path, model):
     faiss.write_index(index, str(real))
     real.chmod(0o640)
     link.symlink_to(real)
-    hubplugin_faiss.upgrade_file(link, model)
+    applied(link, model)
     assert link.is_symlink()
     assert hubplugin_faiss.read_index(link)[1] is not None
     assert real.stat().st_mode & 0o777 == Path(f"{real}.hub/model.hub").stat().st_mode & 0o777 == 0o640
@@ -174,25 +210,23 @@ def test_a_link_stays_a_link_and_a_private_file_private(tmp_path, model):
     assert sorted(os.listdir(tmp_path)) == ["link.faiss", "real.faiss", "real.faiss.hub"]
 
 
-@pytest.mark.parametrize("again", ["upgrade_file", "apply"])
-def test_originals_in_a_second_stage_stay_there(tmp_path, model, again):
+def test_originals_in_a_second_stage_stay_there(tmp_path, model):
     index = faiss.index_factory(16, "RaBitQ", IP)
     index.train(GALLERY)
     index.add(GALLERY)
     file, other = tmp_path / "x.faiss", hubplugin.fit(GALLERY, BANK, "csls", k=3)
     faiss.write_index(index, str(file))
-    hubplugin_faiss.upgrade_file(file, model, vectors=GALLERY)
-    if again == "apply":
-        write(open_store(f"faiss:{file}"), other)
-    else:
-        hubplugin_faiss.upgrade_file(file, other)
+    store = hubplugin_faiss.open_store(file, vectors=GALLERY)
+    hubplugin.apply(store, model)
+    np.testing.assert_allclose(stored_in(file), model.offsets(GALLERY), atol=1e-5)
+    applied(file, other)
     upgraded, _ = hubplugin_faiss.read_index(file)
-    np.testing.assert_allclose(np.concatenate(list(hubplugin_faiss.Gallery(upgraded).blocks())), GALLERY, atol=1e-3)
+    np.testing.assert_allclose(as_vectors(upgraded).array(), GALLERY, atol=1e-3)
     assert inspect(open_store(f"faiss:{file}")).stale == 0
 
 
 def test_a_model_that_is_missing_or_of_another_index_is_noticed(path, model):
-    hubplugin_faiss.upgrade_file(path, model)
+    applied(path, model)
     other = hubplugin.fit(GALLERY, BANK, "nnn", k=5)
     other.save(f"{path}.hub/model.hub")
     with pytest.raises(hubplugin.StoreError, match=r"photos\.faiss\.hub/model\.hub' is the model of another index"):
@@ -252,19 +286,15 @@ def cannot_flush(folder):
     raise OSError(22, "Invalid argument")
 
 
-@pytest.mark.parametrize("step", ["upgrade_file", "activate", "remove"])
+@pytest.mark.parametrize("step", ["apply", "remove"])
 @pytest.mark.parametrize("lists", ["in the file", "on disk"])
 def test_an_index_in_a_folder_that_cannot_be_flushed_is_whole(tmp_path, model, monkeypatch, step, lists):
     file, index = tmp_path / "x.faiss", filled()
     on_disk(index, tmp_path) if lists == "on disk" else faiss.write_index(index, str(file))
     if step == "remove":
-        hubplugin_faiss.upgrade_file(file, model)
+        applied(file, model)
     monkeypatch.setattr(folder, "flush_folder", cannot_flush)
-    run = {
-        "upgrade_file": lambda: hubplugin_faiss.upgrade_file(file, model),
-        "activate": lambda: write(open_store(f"faiss:{file}"), model),
-        "remove": lambda: open_store(f"faiss:{file}").remove(),
-    }[step]
+    run = {"apply": lambda: applied(file, model), "remove": lambda: hubplugin_faiss.open_store(file).remove()}[step]
     with pytest.warns(UserWarning, match=r"x\.faiss' is written; the folder could not be flushed: Invalid argument"):
         run()
     found, beside = hubplugin_faiss.read_index(file)
@@ -272,33 +302,27 @@ def test_an_index_in_a_folder_that_cannot_be_flushed_is_whole(tmp_path, model, m
     expected = index if step == "remove" else hubplugin_faiss.upgrade(filled(), model)
     np.testing.assert_array_equal(found.search(BANK, 5)[1], expected.search(BANK, 5)[1])
     assert len(os.listdir(tmp_path)) == 1 + (step != "remove") + (lists == "on disk")
-    kept = {"upgrade_file": ["lock", "model.hub"], "activate": ["lock", "model.hub", "versions.json"], "remove": None}
-    assert kept[step] is None or sorted(os.listdir(f"{file}.hub")) == kept[step]
+    assert step == "remove" or sorted(os.listdir(f"{file}.hub")) == ["lock", "model.hub", "versions.json"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["before the switch", "behind the switch"])
-@pytest.mark.parametrize("run", ["upgrade_file", "activate"])
-def test_lists_that_a_kill_leaves_behind_are_removed_by_the_next_run(tmp_path, model, moment, run):
+def test_lists_that_a_kill_leaves_behind_are_removed_by_the_next_run(tmp_path, model, moment):
     on_disk(filled(), tmp_path)
     model.save(tmp_path / "model.hub")
     program = (
-        "import os, sys, hubplugin, hubplugin_faiss\n"
-        "from hubplugin import open_store\n"
-        "from hubplugin.jobs.write import write\n"
+        "import os, hubplugin, hubplugin_faiss\n"
         "model, replace = hubplugin.load('model.hub'), os.replace\n"
         "def replace_and_die(made, path):\n"
         f"    {moment == 'before the switch'} or replace(made, path)\n"
         "    os._exit(9) if str(path).endswith('x.faiss') else os.path.exists(made) and replace(made, path)\n"
         "os.replace = replace_and_die\n"
-        "if sys.argv[1] == 'activate':\n"
-        "    write(open_store('faiss:x.faiss'), model)\n"
-        "hubplugin_faiss.upgrade_file('x.faiss', model)\n"
+        "hubplugin.apply(hubplugin_faiss.open_store('x.faiss'), model)\n"
     )
-    killed = subprocess.run([sys.executable, "-c", program, run], cwd=tmp_path)
+    killed = subprocess.run([sys.executable, "-c", program], cwd=tmp_path)
     assert killed.returncode == 9
     assert len(list(tmp_path.glob("x.ivfdata*"))) == 2
-    hubplugin_faiss.upgrade_file(tmp_path / "x.faiss", model)
+    applied(tmp_path / "x.faiss", model)
     assert len(list(tmp_path.glob("x.ivfdata*"))) == 1
     assert not (tmp_path / "x.faiss.hub/pending").exists()
     index, _ = hubplugin_faiss.read_index(tmp_path / "x.faiss")
@@ -316,11 +340,12 @@ def test_lists_on_disk_are_written_beside_the_old_and_swapped_last(tmp_path, mod
     expected = hubplugin_faiss.upgrade(faiss.read_index(str(tmp_path / "x.faiss")), model).search(BANK, 10)[1]
     (tmp_path / "x.ivfdata.hub0").unlink()
 
-    hubplugin_faiss.upgrade_file(tmp_path / "x.faiss", model)
+    applied(tmp_path / "x.faiss", model)
     assert sorted(os.listdir(tmp_path)) == ["x.faiss", "x.faiss.hub", "x.ivfdata.hub0"]
     np.testing.assert_array_equal(hubplugin_faiss.read_index(tmp_path / "x.faiss")[0].search(BANK, 10)[1], expected)
 
-    hubplugin_faiss.upgrade_file(tmp_path / "x.faiss", model)
+    for each in (hubplugin.fit(GALLERY, BANK, "csls", k=3), model):
+        applied(tmp_path / "x.faiss", each)
     assert len(os.listdir(tmp_path)) == 3
     np.testing.assert_array_equal(hubplugin_faiss.read_index(tmp_path / "x.faiss")[0].search(BANK, 10)[1], expected)
 

@@ -390,7 +390,7 @@ def test_what_removes_nothing_says_so():
 def test_ids_over_inverted_lists_stay_with_their_vectors_when_others_are_removed(kind, metric):
     """Faiss's own remove_ids mixes them up: the lists keep the numbers that they had."""
     case, upgraded = fresh(kind, metric)
-    upgraded = hubplugin_faiss.refresh(upgraded, np.zeros(600, np.float32))
+    upgraded = hubplugin_faiss.upgrade(upgraded, np.zeros(600, np.float32))
     assert hubplugin_faiss.remove_ids(upgraded, case.ids[:200]) == 200
     np.testing.assert_array_equal(upgraded.search(case.vectors[200:], 1)[1][:, 0], case.ids[200:])
 
@@ -455,11 +455,11 @@ def test_id_selectors_select_by_the_ids_of_the_user(kind):
 
 @kinds("Flat", "IVF8,SQ8", "IVF8,PQ6x8np", "HNSW16,Flat", "PQ6x4fs", "OPQ6,PQ6x8np", "IVF8,PQ6x8np,RFlat")
 @both
-def test_refresh_replaces_every_offset(kind, metric):
+def test_an_upgrade_of_an_upgraded_index_replaces_every_offset(kind, metric):
     case, upgraded = pair(kind, metric)
     other = case.offsets[::-1].copy()
     np.testing.assert_allclose(
-        stored(hubplugin_faiss.refresh(upgraded, other)), other, rtol=0, atol=cases.tolerance(kind)
+        stored(hubplugin_faiss.upgrade(upgraded, other)), other, rtol=0, atol=cases.tolerance(kind)
     )
 
 
@@ -669,7 +669,7 @@ def test_a_second_stage_of_the_original_vectors_finds_more(kind, metric):
         labels = upgraded.search(case.queries, 10)[1]
         found.append(np.mean([len(np.intersect1d(a, b)) for a, b in zip(labels, case.ids[best], strict=True)]))
     assert found[1] > found[0]
-    again = hubplugin_faiss.refresh(upgraded, case.offsets[::-1])
+    again = hubplugin_faiss.upgrade(upgraded, case.offsets[::-1])
     np.testing.assert_allclose(decoded(again), case.vectors, atol=1e-3)
     np.testing.assert_allclose(stored(again), case.offsets[::-1], atol=1e-5)
 
@@ -693,9 +693,9 @@ def test_answers_of_the_bank_are_known_again_when_an_index_is_refreshed(kind, me
     """A blend leaves out what reaches the similarity of a query's nearest target, from which 16 bits would round it."""
     case = cases.made(kind, metric)
     bank = cases.unit(np.random.default_rng(1).normal(size=(300, 24)))
-    model = hubplugin.fit(hubplugin_faiss.Gallery(case.index), bank)
+    model = hubplugin.fit(case.index, bank)
     upgraded = hubplugin_faiss.upgrade(case.index, model)
-    again = hubplugin_faiss.refresh(upgraded, model)
+    again = hubplugin_faiss.upgrade(upgraded, model)
     np.testing.assert_allclose(stored(again), stored(upgraded), atol=1e-5)
 
 
@@ -703,7 +703,7 @@ def test_answers_of_the_bank_are_known_again_when_an_index_is_refreshed(kind, me
 def test_offsets_that_find_no_room_are_refused(kind):
     case = cases.made(kind, L2)
     upgraded = hubplugin_faiss.upgrade(case.index, case.offsets / 20)
-    with pytest.raises(hubplugin.StoreError, match=r"find no room in the codes of this .*refresh\(index, model\)"):
+    with pytest.raises(hubplugin.StoreError, match=r"find no room in the codes of this .*upgrade\(index, model\)"):
         hubplugin_faiss.add(upgraded, case.vectors[:50], case.offsets[:50])
     assert upgraded.ntotal == 600
     hubplugin_faiss.add(upgraded, case.vectors[:50], case.offsets[:50] / 20)

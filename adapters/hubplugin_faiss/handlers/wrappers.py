@@ -213,7 +213,7 @@ class PreTransformHandler(WrapperHandler):
         if len(offsets) and self.rounding(offsets, vectors) > max(largest / 4, 1e-6):
             raise StoreError(
                 f"offsets from {offsets.min():.4g} to {offsets.max():.4g} find no room in the codes of this "
-                f"{name_of(self._inner.index)}, which were made for others: replace all, index = refresh(index, model)"
+                f"{name_of(self._inner.index)}, which were made for others: replace all, index = upgrade(index, model)"
             )
 
     def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False) -> None:
