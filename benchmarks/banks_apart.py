@@ -15,7 +15,7 @@ import hubplugin
 from benchmarks.tables import EXAMPLES, markdown
 from hubplugin import Metric
 from hubplugin.compute import sampled
-from hubplugin.evaluation.report import Evaluation
+from hubplugin.evaluation.results import Results
 from hubplugin.metric import normalise
 from hubplugin.vectors import as_vectors
 
@@ -45,10 +45,10 @@ def sweep(
     query_bank: np.ndarray,
     target_bank: np.ndarray,
     temperatures: tuple[float, ...] = TEMPERATURES,
-) -> Evaluation:
+) -> Results:
     """Each of the `SWEPT` at each temperature, labelled as in "is tau=0.05", on pairs row by row."""
     methods = [f"{method} tau={tau:g}" for method in SWEPT for tau in temperatures]
-    return hubplugin.evaluate(queries, targets, None, query_bank, target_bank, methods)
+    return hubplugin.evaluate(targets, query_bank, queries=queries, target_bank=target_bank, methods=methods)
 
 
 def main() -> None:

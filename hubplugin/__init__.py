@@ -10,11 +10,9 @@ from hubplugin._version import __version__
 if TYPE_CHECKING:
     from hubplugin.errors import CorrectionRefused, HubpluginError, InputError, ModelFileError, StoreError
     from hubplugin.evaluation.evaluate import evaluate
-    from hubplugin.evaluation.in_store import evaluate_store
-    from hubplugin.evaluation.report import Evaluation
     from hubplugin.fitting import fit
     from hubplugin.jobs.correct import apply, refit
-    from hubplugin.jobs.diagnose import Diagnosis, diagnose
+    from hubplugin.jobs.diagnose import diagnose
     from hubplugin.jobs.health import inspect, monitor
     from hubplugin.jobs.versions import rollback
     from hubplugin.jobs.write import refresh
@@ -32,8 +30,6 @@ _HOMES = {
     "Choice": "trial",
     "Compute": "resources",
     "CorrectionRefused": "errors",
-    "Diagnosis": "jobs.diagnose",
-    "Evaluation": "evaluation.report",
     "HubpluginError": "errors",
     "InputError": "errors",
     "Judgement": "trial",
@@ -49,7 +45,6 @@ _HOMES = {
     "choose": "trial",
     "diagnose": "jobs.diagnose",
     "evaluate": "evaluation.evaluate",
-    "evaluate_store": "evaluation.in_store",
     "fit": "fitting",
     "fit_rule": "query_dependent",
     "inspect": "jobs.health",
@@ -67,8 +62,6 @@ __all__ = [
     "Choice",
     "Compute",
     "CorrectionRefused",
-    "Diagnosis",
-    "Evaluation",
     "HubpluginError",
     "InputError",
     "Judgement",
@@ -84,7 +77,6 @@ __all__ = [
     "choose",
     "diagnose",
     "evaluate",
-    "evaluate_store",
     "fit",
     "fit_rule",
     "inspect",

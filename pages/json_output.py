@@ -22,7 +22,7 @@ What these pages call None is null; so are numbers that are none, as a skewness 
 """
 
 
-FILES = "`Evaluation.to_json` writes the same to a file."
+FILES = "`Results.to_json` writes the same to a file."
 
 
 def reference() -> str:

@@ -34,14 +34,13 @@ def vectors() -> None:
 
 
 def truth() -> None:
-    hubplugin.evaluate(array, array, "pairs.qrels")
-    hubplugin.evaluate(array, array, np.arange(3))
-    hubplugin.evaluate(array, array, [0, 1, 2])
-    hubplugin.evaluate(array, array, [[0], [1, 2], []])
-    hubplugin.evaluate(array, array, [np.array([0]), np.array([1, 2]), np.array([2])])
+    hubplugin.evaluate(array, queries=array, truth="pairs.qrels")
+    hubplugin.evaluate(array, queries=array, truth=np.arange(3))
+    hubplugin.evaluate(array, queries=array, truth=[0, 1, 2])
+    hubplugin.evaluate(array, queries=array, truth=[[0], [1, 2], []])
+    hubplugin.evaluate(array, queries=array, truth=[np.array([0]), np.array([1, 2]), np.array([2])])
     # refused
-    hubplugin.evaluate(array, array, 3.5)  # type: ignore[arg-type]
-    hubplugin.evaluate(array, array, [["a name"]])  # type: ignore[list-item]
+    hubplugin.evaluate(array, queries=array, truth=3.5)  # type: ignore[arg-type]
 
 
 def offsets() -> None:

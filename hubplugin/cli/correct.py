@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,23 +27,19 @@ from hubplugin.cli.options import (
     Shards,
     StoreUrl,
     Workspace,
+    answer,
     given_by,
     parameters_of,
     require_files,
     told,
     vectors,
     workers,
-    write_report,
 )
 from hubplugin.errors import InputError
 from hubplugin.store import KEEP
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hubplugin.jobs.naming import Naming
-    from hubplugin.jobs.write import Applied
-    from hubplugin.store import Store, StoredVersion
+    from hubplugin.store import StoredVersion
 
 
 LiveQueries = Annotated[
@@ -97,20 +94,14 @@ def apply(
             robust=robust, force=force, dry_run=dry_run, keep=keep, compute=computing.compute(progress),
             embed=None, executor=engine, shards=shards, workspace=workspace, **parameters,
         )  # fmt: skip
-    _report(applied, opened, called, shown.report)
-    return Answer(f"{opened.url}: {applied}", told(opened, applied))
+    report = applied.report()
+    if shown.report is not None and applied.written:
+        from hubplugin.jobs.health import inspect
 
-
-def _report(applied: Applied, store: Store, names: Naming | None, path: Path | None) -> None:
-    """What was applied, and the store as it is then, to the file `path` where one was asked for."""
-    if path is None:
-        return
-    from hubplugin.evaluation.report import page_of_applied
-    from hubplugin.jobs.health import inspect
-
-    with progress_shown() as progress:
-        found = inspect(store, compute=Compute(progress=progress)) if applied.written else None
-    write_report(page_of_applied(applied, found, store.url, names), path)
+        with progress_shown() as progress:
+            seen = inspect(opened, compute=Compute(progress=progress)).report(called)
+        report = replace(report, tiles=report.tiles or seen.tiles, hubs=seen.hubs, plots=seen.plots)
+    return replace(answer(report, applied, shown.report, opened), text=f"{opened.url}: {applied}")
 
 
 @command
@@ -154,7 +145,8 @@ def remove(
 
 
 def _told(versions: Sequence[StoredVersion]) -> list[dict[str, object]]:
-    from hubplugin.jobs.facts import VersionFacts, facts_of
+    from hubplugin.jobs.facts import VersionFacts
+    from hubplugin.report import facts_of
 
     return [facts_of(VersionFacts.model_validate(version)) for version in versions]
 
@@ -281,6 +273,4 @@ def monitor(
         from hubplugin.cli.prometheus import write
 
         write(prometheus, seen)
-    from hubplugin.jobs.facts import facts_of
-
-    return Answer(str(seen), facts_of(seen), bool(seen.attention))
+    return replace(answer(seen.report(), seen), attention=bool(seen.attention))

@@ -67,7 +67,7 @@ class QuarantineFigures(Quarantine):
 
 def figures_of_commands() -> dict[str, type]:
     """What each command prints, beside its name, the version and the `store`."""
-    from hubplugin.evaluation.result import Results, StoreEvaluation
+    from hubplugin.evaluation.results import Results
     from hubplugin.jobs.correct import Refitted
     from hubplugin.jobs.diagnose import Diagnosis
     from hubplugin.jobs.health import Inspection, Monitored
@@ -76,7 +76,6 @@ def figures_of_commands() -> dict[str, type]:
 
     return {
         "evaluate": Results,
-        "evaluate STORE": StoreEvaluation,
         "diagnose": Diagnosis,
         "inspect": Inspection,
         "apply": Applied,

@@ -10,7 +10,6 @@ import functools
 import inspect
 import json
 import logging
-import math
 import os
 import sys
 import warnings
@@ -20,11 +19,12 @@ from dataclasses import dataclass, field, is_dataclass
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, ConsoleRenderable
+from rich.console import Console
 from typer.core import TyperGroup
 
 from hubplugin._version import __version__
 from hubplugin.errors import CorrectionRefused, HubpluginError, Parameter
+from hubplugin.report import Report, as_text
 from hubplugin.vectors import Progress
 
 OF_A_URL = ("metric", "offset_key", "storage", "using")
@@ -63,12 +63,16 @@ JSON_VERSION = 1
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command found: `text` for people, `figures` for programs as plain JSON. attention: whether somebody
-    should look at it, which is the command's exit status."""
+    """What a command answers: `text` for people, or a report that becomes text, and `figures` for programs as plain
+    JSON. attention: whether somebody should look at it, which is the command's exit status."""
 
-    text: str | ConsoleRenderable
+    text: str | Report
     figures: Mapping[str, object] = field(default_factory=dict)
     attention: bool = False
+
+    def as_text(self, width: int) -> str:
+        """`text`, for so many columns."""
+        return self.text if isinstance(self.text, str) else as_text(self.text, width)
 
 
 class Commands(TyperGroup):
@@ -212,21 +216,9 @@ def _loudness(quiet: bool, verbose: bool) -> Iterator[None]:
 
 def _show(answer: Answer, name: str, as_json: bool, quiet: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(plain({"command": name, "version": JSON_VERSION, **answer.figures}), allow_nan=False))
-    elif isinstance(answer.text, str):
-        if answer.text and (not quiet or answer.attention):
-            typer.echo(answer.text)
-    elif not quiet:
-        Console().print(answer.text)
-
-
-def plain(value: object) -> object:
-    """`value` with null for numbers that are none, which JSON has no word for."""
-    if isinstance(value, Mapping):
-        return {key: plain(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        typer.echo(json.dumps({"command": name, "version": JSON_VERSION, **answer.figures}, allow_nan=False))
+    elif answer.text and (not quiet or answer.attention):
+        typer.echo(answer.as_text(Console().width))
 
 
 def main() -> None:

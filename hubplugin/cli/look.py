@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,12 +18,10 @@ from hubplugin.cli.options import (
     ReportOptions,
     StoreUrl,
     Texts,
+    answer,
     given_by,
     require_files,
-    told,
-    typed,
     vectors,
-    write_report,
 )
 from hubplugin.errors import InputError, Parameter
 
@@ -55,11 +54,7 @@ def diagnose(
             opened, bank, second, pairs=known, same_kind=answers.same_kind, names=called, texts=worded,
             compute=computing.compute(progress),
         )  # fmt: skip
-    if shown.report is not None:
-        from hubplugin.evaluation.report import page_of_diagnosis
-
-        write_report(page_of_diagnosis(found, opened.url), shown.report)
-    return Answer(str(found), told(opened, found))
+    return answer(found.report(), found, shown.report, opened)
 
 
 @command
@@ -81,13 +76,8 @@ def inspect(
 
     with progress_shown() as progress:
         found = inspect(opened, compute=computing.compute(progress))
-    if shown.report is not None:
-        from hubplugin.evaluation.report import page_of_inspection
-
-        write_report(page_of_inspection(found, called), shown.report)
-    from hubplugin.jobs.facts import facts_of
-
-    return Answer(str(found), facts_of(found), attention=bool(found.alarms))
+    answered = answer(found.report(called), found, shown.report, opened)
+    return replace(answered, attention=bool(found.alarms))
 
 
 TrueTargets = Annotated[
@@ -136,7 +126,7 @@ def evaluate(
 ) -> Answer:
     """Queries whose true targets are known: a corrected store beside its raw search, or every method side by side."""
     for_files = {
-        "--targets": targets, "--bank": banks.query_bank, "--target-bank": banks.target_bank, "--method": method,
+        "--targets": targets, "--bank": banks.bank, "--target-bank": banks.target_bank, "--method": method,
     }  # fmt: skip
     if store is not None:
         for option in (name for name, given in for_files.items() if given):
@@ -148,9 +138,10 @@ def evaluate(
     if condition is not None:
         raise InputError("--filter is for a STORE; files are searched whole")
     require_files(read=(truth, shown.names, query_names), written=(shown.report,))
-    given: dict[str, Any] = {"k": k, "names": shown.names, "query_names": query_names, "seed": seed, "metric": metric}
-    given["computing"] = computing
-    return _on_files(*_both(queries, banks), (targets, banks.target_bank), truth, method, shown.report, given)
+    return _on_files(
+        *_both(queries, banks), (targets, banks.target_bank), method, shown.report,
+        truth=truth, k=k, names=shown.names, query_names=query_names, seed=seed, metric=metric, computing=computing,
+    )  # fmt: skip
 
 
 def _asked(queries: str, embed: str | None, field: str | None) -> GivenQueries:
@@ -162,20 +153,22 @@ def _both(queries: str, banks: BankOptions) -> tuple[GivenQueries, GivenQueries]
     """Test queries and query bank; either may be texts and the other vectors."""
     texts, nothing = (banks.embed, banks.field), (None, None)
     in_queries, in_bank = (
-        path is not None and holds_texts(path, banks.embed is not None) for path in (queries, banks.query_bank)
+        path is not None and holds_texts(path, banks.embed is not None) for path in (queries, banks.bank)
     )
     asked = _asked(queries, *(texts if in_queries or not in_bank else nothing))
-    return asked, GivenQueries.of(banks.query_bank, *(texts if in_bank else nothing))
+    return asked, GivenQueries.of(banks.bank, *(texts if in_bank else nothing))
 
 
 def _on_files(
     queries: GivenQueries,
-    query_bank: GivenQueries,
+    bank: GivenQueries,
     files: tuple[str, str | None],
-    truth: str | None,
     methods: list[str] | None,
     report: Path | None,
-    given: dict[str, Any],
+    *,
+    metric: str,
+    computing: ComputeOptions,
+    **given: Any,
 ) -> Answer:
     """Every method side by side. files: of targets and target bank."""
     gallery, second = vectors(files[0], "targets"), vectors(files[1], "target bank")
@@ -184,18 +177,17 @@ def _on_files(
     from hubplugin.fitting import fit
 
     with progress_shown() as progress:
-        bank, models = query_bank.given(gallery.dim, progress), dict[str, Any]()
-        compute = given.pop("computing").compute(progress)
+        known, models, compute = bank.given(gallery.dim, progress), dict[str, Any](), computing.compute(progress)
         if "auto" in (methods or []):
-            if bank is None:
-                raise InputError("method 'auto' chooses on example queries: pass ", Parameter("query_bank"))
-            models["auto"] = fit(gallery, bank, "auto", target_bank=second, metric=given["metric"], compute=compute)
-        asked = queries.each_row(gallery.dim, progress)
-        named = [name for name in methods if name not in models] if methods else None
-        found = evaluate(asked, gallery, truth, bank, second, named, models, compute=compute, **given)
-    if report is not None:
-        found.to_html(report, typed())
-    return Answer(found, found.model_dump(mode="json"))
+            if known is None:
+                raise InputError("method 'auto' chooses on example queries: pass ", Parameter("bank"))
+            models["auto"] = fit(gallery, known, "auto", target_bank=second, metric=metric, compute=compute)
+        found = evaluate(
+            gallery, known, queries=queries.each_row(gallery.dim, progress), target_bank=second,
+            methods=[name for name in methods if name not in models] if methods else None, models=models,
+            metric=metric, compute=compute, **given,
+        )  # fmt: skip
+    return answer(found.report(), found, report)
 
 
 def _in_store(
@@ -210,16 +202,15 @@ def _in_store(
 
     opened = open_store(store)
     called = naming(shown.names, opened, "--names")
-    from hubplugin.evaluation.in_store import evaluate_store
+    from hubplugin.evaluation.evaluate import evaluate
+    from hubplugin.resources import Compute
 
     with progress_shown() as progress:
-        asked = queries.each_row(opened.dim, progress)
-        found = evaluate_store(opened, asked, truth, names=called, progress=progress, **given)
-    if shown.report is not None:
-        from hubplugin.evaluation.report import page_of_evaluation
-
-        write_report(page_of_evaluation(found), shown.report)
-    return Answer(str(found), found.model_dump(mode="json"))
+        found = evaluate(
+            opened, queries=queries.each_row(opened.dim, progress), truth=truth, names=called,
+            compute=Compute(progress=progress), **given,
+        )  # fmt: skip
+    return answer(found.report(), found, shown.report)
 
 
 @command

@@ -8,7 +8,6 @@ import inspect
 import json
 import threading
 from collections.abc import Callable
-from io import StringIO
 from typing import Annotated, Any, get_args, get_origin
 
 from mcp.server import MCPServer
@@ -16,17 +15,16 @@ from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp_types import CallToolResult, InputRequiredResult, TextContent, Tool, ToolAnnotations
 from pydantic import Field
-from rich.console import Console
 from typer.models import ParameterInfo
 
 from hubplugin._version import __version__
 from hubplugin.cli import look
-from hubplugin.cli.frame import Answer, answer_of, options_of, plain
+from hubplugin.cli.frame import Answer, answer_of, options_of
 from hubplugin.errors import HubpluginError
 
 COMMANDS = (look.diagnose, look.inspect, look.evaluate)
 
-FILES = ("store", "queries", "targets", "target_bank", "query_bank", "truth", "clicks", "names", "texts", "query_names")
+FILES = ("store", "queries", "targets", "target_bank", "bank", "truth", "clicks", "names", "texts", "query_names")
 SETTINGS = (
     "pairs",
     "same_kind",
@@ -116,10 +114,6 @@ def _described(annotation: Any) -> Any:
 
 def _result(answer: Answer) -> CallToolResult:
     """What people would read, and the figures beside it."""
-    text = answer.text
-    if not isinstance(text, str):
-        console = Console(file=StringIO(), width=120, color_system=None)
-        console.print(text)
-        text = console.file.getvalue()  # type: ignore[attr-defined]
-    figures = json.loads(json.dumps(plain(answer.figures), allow_nan=False)) or None
+    text = answer.as_text(120)
+    figures = json.loads(json.dumps(answer.figures, allow_nan=False)) or None
     return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=figures)

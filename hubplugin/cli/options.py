@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,8 +14,10 @@ import typer
 
 from hubplugin.bank import Texts as ReadTexts
 from hubplugin.bank import embedded, holds_texts, read_clicks, read_texts
+from hubplugin.cli.frame import Answer
 from hubplugin.errors import InputError, Parameter
 from hubplugin.model import Setting
+from hubplugin.report import Report, facts_of
 from hubplugin.resources import Compute
 from hubplugin.store import Store, recorded_of
 from hubplugin.vectors import Progress, Vectors, as_vectors, require_file
@@ -76,7 +78,6 @@ Memory = Annotated[str, typer.Option(help="Bounds the similarities held at one t
 QueryBank = Annotated[
     str | None,
     typer.Option(
-        "--bank",
         help="The query bank: .npy, .npz, .safetensors or .parquet; file#name picks one. With --embed, texts: .txt, "
         ".jsonl, .csv, .tsv or .parquet. By default what is recorded of the store (see the command bank); in evaluate "
         "none.",
@@ -106,7 +107,7 @@ Clicks = Annotated[
 class BankOptions:
     """a bank"""
 
-    query_bank: QueryBank = None
+    bank: QueryBank = None
     target_bank: TargetBank = None
     embed: Embed = None
     field: Field = None
@@ -152,7 +153,7 @@ def vectors(path: str | None, name: str) -> Any:
 
 def given_by(banks: BankOptions, answers: AnswerOptions) -> GivenQueries:
     """The query bank as it was typed."""
-    return GivenQueries.of(banks.query_bank, banks.embed, banks.field, answers.clicks)
+    return GivenQueries.of(banks.bank, banks.embed, banks.field, answers.clicks)
 
 
 def require_files(read: Sequence[str | None], written: Sequence[Path | None]) -> None:
@@ -193,18 +194,20 @@ def parameters_of(method: str, settings: list[str] | None) -> dict[str, Setting]
     return parameters
 
 
-def write_report(page: Any, path: Path) -> None:
-    """Writes `page`, with the command that was typed on it: no URL or option holds a secret."""
-    from hubplugin.evaluation.report import write
+def answer(report: Report, result: object, path: Path | None = None, store: Store | None = None) -> Answer:
+    """What a command answers by the `report` of a `result`, which is also written to `path` where one was given. Its
+    page names the command that was typed: no URL or option holds a secret."""
+    if path is not None:
+        from hubplugin.report.html import write
 
-    write(page, path, typed())
+        named = {} if store is None else {"store": store.url}
+        write(replace(report, facts={**named, **report.facts}), path, typed())
+    return Answer(report, told(store, result))
 
 
-def told(store: Store, result: object) -> dict[str, object]:
-    """The figures of `result`, a job's, and of which store they are."""
-    from hubplugin.jobs.facts import facts_of
-
-    return {"store": store.url, **facts_of(result)}
+def told(store: Store | None, result: object) -> dict[str, object]:
+    """The figures of `result`, a job's, and of which store they are where it does not say so."""
+    return facts_of(result) if store is None else {"store": store.url, **facts_of(result)}
 
 
 def typed() -> str:
@@ -231,7 +234,7 @@ class GivenQueries:
         field: str | None,
         clicks: str | None = None,
         name: str = "query bank",
-        parameter: str = "query_bank",
+        parameter: str = "bank",
     ) -> GivenQueries:
         if clicks is not None:
             require_file(Path(clicks), "--clicks")
@@ -276,7 +279,7 @@ class GivenQueries:
         if recorded is None:
             place = "" if store.record is None else f" in {store.record}"
             raise InputError(
-                f"{store.url}: no queries are recorded{place}; pass ", Parameter("query_bank"),
+                f"{store.url}: no queries are recorded{place}; pass ", Parameter("bank"),
                 f", vectors or a log's texts with their model, or collect queries: {store.how_to_record}",
             )  # fmt: skip
         return recorded

@@ -45,6 +45,7 @@ from hubplugin.methods import METHODS, FitInput, Method, asked_for
 from hubplugin.methods.robust import bounded
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import Dot, GalleryStatistics, Group, GroupedModel, LogSumExp, OffsetModel, Setting, Value
+from hubplugin.report import Report
 from hubplugin.resources import Compute
 from hubplugin.store import KEEP, Store, recorded_of
 from hubplugin.trial import (
@@ -300,7 +301,7 @@ def _recorded(store: Store) -> Vectors:
     if found is None:
         raise InputError(
             f"no queries to {store.url} are recorded; pass ",
-            Parameter("query_bank"),
+            Parameter("bank"),
             f", or collect queries: {store.how_to_record}",
         )
     return found
@@ -360,8 +361,9 @@ class Refitted(Applied):
 
     versus: Annotated[OldVersusNew, Field(serialization_alias="beside")] = field(kw_only=True)
 
-    def __str__(self) -> str:
-        return f"{super().__str__()}\n{self.versus}"
+    def report(self) -> Report:
+        applied = super().report()
+        return replace(applied, sentences=[*applied.sentences, str(self.versus)])
 
 
 def _require_not_worse(versus: OldVersusNew, force: bool) -> None:

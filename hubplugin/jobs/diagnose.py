@@ -19,7 +19,7 @@ from hubplugin.bank import Banks, Embed, Pairs, vectors_of
 from hubplugin.causes import HUBBY, Finding, collapsed, copies, cut_off, lengths, other_model, shifted, short_texts
 from hubplugin.compute import Similarities, TopK, dense, sampled, search, taken
 from hubplugin.errors import InputError
-from hubplugin.jobs.facts import ToldChoice, ToldJudgement
+from hubplugin.jobs.facts import ToldChoice, ToldJudgement, tiles_of
 from hubplugin.jobs.naming import Naming
 from hubplugin.measures.hubness import (
     Hubness,
@@ -31,8 +31,10 @@ from hubplugin.measures.hubness import (
     share_of_most_found_by_chance,
     skewness_by_chance,
 )
+from hubplugin.measures.significance import Figure
 from hubplugin.methods import FitInput
 from hubplugin.metric import Metric
+from hubplugin.report import Hub, Plot, Report, Reported, Verdict, percent, plots, points
 from hubplugin.resources import Compute
 from hubplugin.store import Id
 from hubplugin.trial import OCCURRENCE, Experiment, choose_by, judge_by
@@ -149,7 +151,7 @@ class NamedHub(NamedTarget):
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Reported):
     """What `diagnose` found.
 
     targets, queries: how many. hubness: of the raw search, over all targets and queries. most_found, never_found: the
@@ -199,12 +201,12 @@ class Diagnosis:
         usual = k * self.queries / self.targets
         return [
             f"{self.targets:,} documents, {self.queries:,} queries",
-            f"{_percent(most / self.targets)} of your documents ({most:,}) take {_percent(self.most_found.share)} of "
-            f"all places in the top {k}; by chance it would be {_percent(self.most_found.by_chance)}",
-            f"{never:,} documents ({_percent(self.never_found.share)}) are found by no query; by chance it would be "
-            f"{_percent(self.never_found.by_chance)}",
+            f"{percent(most / self.targets)} of your documents ({most:,}) take {percent(self.most_found.share)} of "
+            f"all places in the top {k}; by chance it would be {percent(self.most_found.by_chance)}",
+            f"{never:,} documents ({percent(self.never_found.share)}) are found by no query; by chance it would be "
+            f"{percent(self.never_found.by_chance)}",
             f"the document that is found most often comes back for {self.hubness.largest:,} queries "
-            f"({_percent(self.hubness.largest / self.queries)}), where {usual:.1f} are usual",
+            f"({percent(self.hubness.largest / self.queries)}), where {usual:.1f} are usual",
         ]
 
     @field_serializer("hubs")
@@ -225,31 +227,48 @@ class Diagnosis:
             return f"there is hubness{also}"
         return f"this is not hubness, but: {listed}" if listed else "there is no hubness, and no other cause was found"
 
-    def __str__(self) -> str:
+    def report(self) -> Report:
+        """The tiles are of held-out queries, raw and with the correction that would be fitted."""
         raw, after, hubness = self.judgement.uncorrected, self.judgement.candidate, self.hubness
         chance = skewness_by_chance(self.queries, hubness.k, self.targets)
-        listed = ", ".join(f"{self.called(key)} by {count}" for key, count in self.hubs[:10])
-        never = ", ".join(self.called(key) for key in self.anti_hubs[:10])
-        lines = [
-            *self.sentences(),
-            f"hubs: {listed}",
-            *([f"never found, for instance: {never}"] if never else []),
-            f"hubness: {'YES' if self.hubby else 'no'}. skewness {hubness.skewness:.2f} ({chance:.2f} by chance)",
-            *(str(finding) for finding in self.findings),
-            f"in short: {self.verdict}",
-            f"{self.judgement.bank}",
-            f"candidate: {after.name}, {self.choice.reason}",
+        expected = (
             f"expected on {self.judgement.probes:,} held-out queries: skewness from {raw.skewness:.2f} to "
-            f"{after.skewness:.2f}",
-        ]
+            f"{after.skewness:.2f}"
+        )
         if after.gain is not None and after.error is not None:
-            low, high = 100 * (after.gain - 1.96 * after.error), 100 * (after.gain + 1.96 * after.error)
-            lines[-1] += f", R@1 {100 * after.gain:+.1f} points (95 % interval {low:+.1f} to {high:+.1f})"
-        lines += self.judgement.notes
-        verdict = "it would help" if self.helps else "it would be applied, and no effect can be measured"
+            low, high = (after.gain + side * 1.96 * after.error for side in (-1, 1))
+            expected += f", R@1 {points(Figure(value=after.gain, low=low, high=high))}"
+        would = "help" if self.helps else "be applied, and no effect can be measured"
         if self.judgement.objections:
-            verdict = "it would be refused: " + "; ".join(self.judgement.objections)
-        return "\n".join([*lines, f"verdict: {verdict}"])
+            would = "be refused: " + "; ".join(self.judgement.objections)
+        candidate = f"{after.name}, {self.choice.reason}"
+        occurrences = plots.occurrences({"raw": self.occurrences}, hubness.k * self.queries / self.targets, hubness.k)
+        return Report(
+            title="What is wrong with these searches",
+            subtitle=f"{self.targets:,} targets, {self.queries:,} queries; nothing was changed",
+            tiles=tiles_of(self.judgement),
+            k=hubness.k,
+            verdict=Verdict(
+                not (self.hubby or self.causes),
+                self.verdict,
+                [
+                    str(self.judgement.bank),
+                    f"candidate: {candidate}",
+                    expected,
+                    *self.judgement.notes,
+                    f"it would {would}",
+                ],
+            ),
+            sentences=[
+                *self.sentences(),
+                f"hubness: {'YES' if self.hubby else 'no'}. skewness {hubness.skewness:.2f} ({chance:.2f} by chance)",
+            ],
+            causes=self.findings,
+            hubs=[Hub(id=key, name=self.called(key), found_by={"raw": count}) for key, count in self.hubs],
+            anti_hubs=[self.called(key) for key in self.anti_hubs],
+            plots=[Plot("How often targets are found", occurrences)],
+            facts={"candidate": candidate},
+        )
 
 
 def diagnose(
@@ -327,10 +346,6 @@ def _told(targets: object, occurrence: np.ndarray, queries: int, names: Naming |
         "names": {key: name for key, name in called.items() if name},
         "occurrences": dict(zip(values.tolist(), times.tolist(), strict=True)),
     }
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
 
 
 def _ids_of(targets: object, rows: np.ndarray) -> list[Id]:

@@ -1,32 +1,24 @@
-"""What is told in JSON of values that hold more than facts: models, versions, what was tried.
+"""What reports and JSON say of values that hold more than facts: models, versions, what was tried.
 
-The results of jobs are told as they are, field by field: `facts_of` makes JSON of them, and docs/reference/json.md is
-made from their types.
+The results of jobs are told as they are, field by field: `hubplugin.report.facts_of` makes JSON of them, and
+docs/reference/json.md is made from their types.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import AliasPath, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, computed_field
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, computed_field
 from pydantic_core import CoreSchema, core_schema
 
+from hubplugin.measures.significance import Figure
 from hubplugin.model import OffsetModel
+from hubplugin.report import Share, Tile, share_tile, shares_tile
+from hubplugin.report.sections import NEVER, RECALL, WORST
 from hubplugin.store import Correction, StoredVersion
 from hubplugin.trial import Candidate, Choice, Judgement
 from hubplugin.trial.guard import Sides
-
-
-def facts_of(result: object) -> dict[str, Any]:
-    """`result`, a dataclass or a pydantic model, as plain JSON under the names that its type gives."""
-    kind: Any = type(result)
-    facts: dict[str, Any] = _adapter(kind).dump_python(result, mode="json", by_alias=True)
-    return facts
-
-
-_adapter = cache(TypeAdapter)
 
 
 class Facts(BaseModel):
@@ -129,3 +121,45 @@ ToldVersion: TypeAlias = Annotated[StoredVersion, ToldAs(VersionFacts)]
 ToldCandidate: TypeAlias = Annotated[Candidate, ToldAs(CandidateFacts)]
 ToldChoice: TypeAlias = Annotated[Choice, ToldAs(ChoiceFacts)]
 ToldJudgement: TypeAlias = Annotated[Judgement, ToldAs(JudgementFacts)]
+
+
+def tiles_of(judgement: Judgement) -> list[Tile]:
+    """What the guard saw on held-out queries of the bank; of a log by clicks and pairs, or by a guess."""
+    before, after, sides = judgement.uncorrected, judgement.candidate, judgement.sides
+    held_out = f"expected with the correction, on {judgement.probes:,} held-out bank queries"
+    guess = "" if sides is None or sides.known else ", by a guess"
+    known = {} if sides is None else {"asked before": sides.asked, "not asked": sides.other}
+    shares = {
+        name: Share(
+            queries=side.probes,
+            before=side.before,
+            after=side.after,
+            change=Figure(value=side.after - side.before, low=side.interval[0], high=side.interval[1]),
+        )
+        for name, side in known.items()
+    }
+    unknown = "the bank is no log of this gallery, or too small to tell"
+    return [
+        share_tile(
+            RECALL, before.recall, after.recall, more_is_better=True, note=held_out,
+            unknown="--clicks says what queries ask for",
+        ),
+        share_tile(WORST, before.largest, after.largest, more_is_better=False, note=held_out),
+        share_tile(NEVER, before.never, after.never, more_is_better=False, note=held_out),
+        shares_tile(f"R@1, asked before / not asked{guess}", shares, unknown),
+    ]  # fmt: skip
+
+
+def tried(judgement: Judgement) -> list[str]:
+    """Both sides of the experiment."""
+    return [
+        f"tried on {judgement.probes} held-out bank queries:",
+        f"  {judgement.uncorrected}",
+        f"  {judgement.candidate}",
+    ]
+
+
+def guard_says(judgement: Judgement) -> list[str]:
+    objections = "; ".join(judgement.objections)
+    said = f"would refuse it: {objections}" if objections else f"lets {judgement.candidate.name} pass; {judgement.bank}"
+    return [f"the guard {said}", *(f"note: {note}" for note in judgement.notes)]

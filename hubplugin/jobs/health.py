@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -17,6 +18,7 @@ from hubplugin.bank import SEEN, own_share
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.jobs.correct import bank_for
 from hubplugin.jobs.facts import ToldCorrection, ToldVersion
+from hubplugin.jobs.naming import Naming
 from hubplugin.jobs.suspects import (
     NAMED,
     QUERIES,
@@ -39,6 +41,8 @@ from hubplugin.measures.hubness import skewness_by_chance
 from hubplugin.methods.robust import PROBES
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import FindsAtFit, GroupedModel, OffsetModel
+from hubplugin.report import Hub, Plot, Report, Reported, Tile, Verdict, bank_tile, plots, share_tile
+from hubplugin.report.sections import NEVER, RECALL, WORST
 from hubplugin.resources import Compute
 from hubplugin.store import Hits, Id, Store, recorded_of
 from hubplugin.trial import OCCURRENCE, standard_error
@@ -58,8 +62,12 @@ def _skewness(both: tuple[float, float] | None) -> SkewnessFacts | None:
     return None if both is None else {"raw": both[0], "corrected": both[1]}
 
 
+HUBS = 20
+"""Hubs that a page names."""
+
+
 @dataclass(frozen=True)
-class Inspection:
+class Inspection(Reported):
     """What `inspect` found: the correction, if any, and of `count` targets how many lack an offset, how many have one
     that their vector no longer gives, and how many carry something else in its place. skewness: of the 10-occurrence
     of `probes` bank queries over the targets as they are now, searched raw and corrected; None where it was not
@@ -94,18 +102,21 @@ class Inspection:
         """What somebody should look at now, a line each."""
         return [] if self.suspects is None else self.suspects.alarms
 
-    def __str__(self) -> str:
-        text = f"{self.url}: {self.count} targets, {self.dim} dimensions, {self.metric.value}"
-        if self.correction is None:
-            return f"{text}\nno correction"
-        model, state = self.correction.model, "active" if self.correction.active else "half-written, searches are raw"
-        text += f"\n{model}, {state}\nfingerprint {model.fingerprint}, query bank {model.bank_fingerprint}"
-        if model.gallery is not None:
-            text += (
-                f"\noffsets from {model.gallery.smallest:+.4f} to {model.gallery.largest:+.4f}, "
-                f"standard deviation {model.gallery.deviation:.4f}"
-            )
-        lines = [text, *self.notes, *([str(self.unjudged)] if self.unjudged.count else [])]
+    def report(self, names: Naming | None = None) -> Report:
+        """names: what hubs are called. The searches are for queries of the store's own bank."""
+        found, lines = (
+            self.correction,
+            [f"{self.url}: {self.count} targets, {self.dim} dimensions, {self.metric.value}"],
+        )
+        if found is not None:
+            model, state = found.model, "active" if found.active else "half-written, searches are raw"
+            lines += [f"{model}, {state}", f"fingerprint {model.fingerprint}, query bank {model.bank_fingerprint}"]
+            if model.gallery is not None:
+                lines.append(
+                    f"offsets from {model.gallery.smallest:+.4f} to {model.gallery.largest:+.4f}, "
+                    f"standard deviation {model.gallery.deviation:.4f}"
+                )
+            lines += [*self.notes, *([str(self.unjudged)] if self.unjudged.count else [])]
         if self.skewness is not None:
             raw, corrected = self.skewness
             chance = skewness_by_chance(self.probes, OCCURRENCE, self.count)
@@ -113,12 +124,66 @@ class Inspection:
                 f"hubness now: skewness of the {OCCURRENCE}-occurrence of {self.probes} queries {raw:.2f} raw, "
                 f"{corrected:.2f} corrected; by chance it would be {chance:.2f}"
             )
-        health = "every target has its offset" if not self.missing + self.stale else "run refresh"
-        lines.append(f"{self.missing} missing, {self.stale} stale: {health}")
         if self.foreign:
             lines.append(f"{self.foreign} with something in the place of offsets that this correction did not write")
-        lines += [] if self.suspects is None else [str(self.suspects)]
-        return "\n".join(lines)
+        lines += [] if self.suspects is None else self.suspects.lines
+        whole = found is not None and not self.missing + self.stale
+        health = (
+            f"{self.missing} missing, {self.stale} stale: {'every target has its offset' if whole else 'run refresh'}"
+        )
+        return Report(
+            title="The correction",
+            subtitle=f"{self.count:,} targets, {self.dim} dimensions, {self.metric.value}",
+            tiles=self._tiles(),
+            verdict=Verdict(
+                whole and not self.alarms,
+                "no correction" if found is None else health,
+                [f"ALARM: {alarm}" for alarm in self.alarms],
+            ),
+            sentences=lines,
+            hubs=self._hubs(names),
+            plots=self._plots(),
+        )
+
+    def _tiles(self) -> list[Tile]:
+        note, unknown = f"of {self.probes} queries of its own bank", "there is no active correction"
+        needs_truth = "hubplugin evaluate STORE --queries --truth measures it"
+        parts = self.finds or ({}, {})
+        worst = [max(part.values(), default=0) / self.probes if part else None for part in parts]
+        never = [1 - len(part) / self.count if part else None for part in parts]
+        return [
+            Tile(RECALL, "not measured", note=needs_truth),
+            share_tile(WORST, *worst, more_is_better=False, note=note, unknown=unknown),
+            share_tile(NEVER, *never, more_is_better=False, note=note, unknown=unknown),
+            bank_tile(None, None, needs_truth),
+        ]
+
+    def _hubs(self, names: Naming | None) -> list[Hub]:
+        raw, corrected = self.finds or ({}, {})
+        worst = sorted(raw, key=lambda key: -raw[key])[:HUBS]
+        called = names(worst) if names is not None else [None] * len(worst)
+        return [
+            Hub(
+                id=key,
+                name=str(key) if name is None else f"{name} [{key}]",
+                found_by={"raw": raw[key], "corrected": corrected.get(key, 0)},
+            )
+            for key, name in zip(worst, called, strict=True)
+        ]
+
+    def _plots(self) -> list[Plot]:
+        shown = []
+        if self.finds is not None and self.finds[0]:
+            parts = {
+                label: {0: self.count - len(part)} | Counter(part.values())
+                for label, part in zip(("raw", "corrected"), self.finds, strict=True)
+            }
+            even = OCCURRENCE * self.probes / self.count
+            shown.append(Plot("How often targets are found", plots.occurrences(parts, even, OCCURRENCE)))
+        return [
+            *shown,
+            *([Plot("Offsets", plots.offsets(*self.offsets), "As they are stored.")] if self.offsets else []),
+        ]
 
 
 def inspect(
@@ -269,7 +334,7 @@ class HubnessNow:
 
 
 @dataclass(frozen=True)
-class Monitored:
+class Monitored(Reported):
     """What `monitor` saw of the active `version` of a store with `count` targets.
 
     hubness: None where a model keeps no queries and there are no live ones. drift: own share of live queries and bank,
@@ -304,7 +369,7 @@ class Monitored:
             found.append(f"the correction does harm: {self.gain}: run rollback or refit")
         return found if self.hubness is None else [*found, *self.hubness.attention]
 
-    def __str__(self) -> str:
+    def report(self) -> Report:
         seen = self.offsets
         lines = [
             f"{self.url}: {self.count} targets, version {self.version}",
@@ -319,7 +384,8 @@ class Monitored:
         drift = "too few live queries" if self.drift is None else f"{self.drift:.2f} (0.5: as the bank; 1: apart)"
         lines.append(f"drift of live queries: {drift}")
         lines += [] if self.gain is None else [f"gain: {self.gain}"]
-        return "\n".join([*lines, *(f"attention: {each}" for each in self.attention or ["nothing"])])
+        lines += [f"attention: {each}" for each in self.attention or ["nothing"]]
+        return Report(title="The correction, by samples", sentences=lines)
 
 
 def monitor(

@@ -92,7 +92,9 @@ class Suspects:
         default=({}, {}), repr=False
     )
 
-    def __str__(self) -> str:
+    @property
+    def lines(self) -> list[str]:
+        """What was seen, but for the alarms."""
         raw, corrected, within = map(shares_as_text, (self.raw_hubs, self.corrected_hubs, self.cluster_hubs))
         lines = [
             f"top hubs of {self.probes} bank queries: {raw} raw; {corrected} corrected; "
@@ -105,7 +107,10 @@ class Suspects:
                 f"{self.outstanding} with a penalty beyond median + {MADS:.0f} MAD: {penalties_as_text(self.penalised)}"
             )
         listed = ", ".join(f"{name!r} {similarity:.3f}" for name, similarity in self.far)
-        return "\n".join([*lines, f"farthest from the gallery: {listed}", *(f"ALARM: {each}" for each in self.alarms)])
+        return [*lines, f"farthest from the gallery: {listed}"]
+
+    def __str__(self) -> str:
+        return "\n".join([*self.lines, *(f"ALARM: {each}" for each in self.alarms)])
 
 
 def suspects(

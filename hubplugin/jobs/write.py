@@ -24,10 +24,11 @@ from hubplugin.bank import places
 from hubplugin.cluster import Order, Reading, ShardedGallery, Workspace
 from hubplugin.compute import ShardResult
 from hubplugin.errors import InputError, Parameter, StoreError
-from hubplugin.jobs.facts import ToldJudgement, ToldModel
+from hubplugin.jobs.facts import ToldJudgement, ToldModel, guard_says, tiles_of, tried
 from hubplugin.methods.robust import floor_of
 from hubplugin.metric import Metric
 from hubplugin.model import GroupedModel, OffsetModel, Value, warn_if_swapped
+from hubplugin.report import Report, Reported, Verdict
 from hubplugin.resources import Compute
 from hubplugin.store import KEEP, Batch, Store, Writing
 from hubplugin.vectors import Progress, Sliceable, Vectors, cannot_keep, spool
@@ -353,7 +354,7 @@ ToldUnjudged: TypeAlias = Annotated[Unjudged, PlainSerializer(lambda unjudged: u
 
 
 @dataclass(frozen=True)
-class Applied:
+class Applied(Reported):
     """What `apply` or `refresh` did: the model, and of `scanned` targets how many had no offset by it before, and how
     many a different one. `written` is False after a dry run, which only counted them. neutral: the groups that have
     the offset 0, and why. notes: what was done to the store or, after a dry run, would be, and what to expect of a
@@ -375,24 +376,24 @@ class Applied:
     judgement: Annotated[ToldJudgement | None, Field(serialization_alias="tried")] = None
     unjudged: ToldUnjudged = field(default_factory=Unjudged)
 
-    def __str__(self) -> str:
-        text = (
-            f"{self.scanned} targets, of which {self.missing} had no offset and {self.stale} another one; "
-            f"{'active' if self.written else 'nothing was written; would be active'}: {self.model}"
-        )
-        if self.judgement is not None:
-            tried, before, after = self.judgement.probes, self.judgement.uncorrected, self.judgement.candidate
-            text += f"\ntried on {tried} held-out bank queries:\n  {before}\n  {after}"
-            text += "".join(f"\nnote: {note}" for note in self.judgement.notes)
+    def report(self) -> Report:
+        tested = self.judgement
+        lines = [f"{self.scanned} targets, of which {self.missing} had no offset and {self.stale} another one"]
+        lines += [] if tested is None else tried(tested)
         if self.neutral:
-            named = "; ".join(
-                f"{value!r}: {why}" for value, why in itertools.islice(self.neutral.items(), NAMED_GROUPS)
-            )
+            some = itertools.islice(self.neutral.items(), NAMED_GROUPS)
             more = f"; and {len(self.neutral) - NAMED_GROUPS} more" if len(self.neutral) > NAMED_GROUPS else ""
-            text += f"\nkept at offset 0: {named}{more}"
-        if self.unjudged.count:
-            text += f"\n{self.unjudged}"
-        return "\n".join((text, *self.notes))
+            lines.append(f"kept at offset 0: {'; '.join(f'{value!r}: {why}' for value, why in some)}{more}")
+        lines += [str(self.unjudged)] if self.unjudged.count else []
+        state = "active" if self.written else "nothing was written; would be active"
+        return Report(
+            title="The correction",
+            subtitle=str(self.model),
+            tiles=[] if tested is None else tiles_of(tested),
+            verdict=Verdict(True, f"{state}: {self.model}", [] if tested is None else guard_says(tested)),
+            sentences=[*lines, *self.notes],
+            facts={"fingerprint": self.model.fingerprint},
+        )
 
 
 def refresh(

@@ -19,13 +19,14 @@ def k_occurrence(found: np.ndarray, targets: int) -> np.ndarray:
     return np.bincount(np.asarray(found).reshape(-1), minlength=targets)
 
 
-def skewness(occurrence: np.ndarray) -> float:
+def skewness(occurrence: np.ndarray, times: np.ndarray | None = None) -> float:
     """Third standardised moment, mean((N - mean)^3) / std^3 with the population's std; 0 where all N are equal.
 
     The definition of Radovanovic et al. 2010, and of QB-Norm table 3 and DBSN table 5, which use it; it is
-    scipy.stats.skew with its default bias=True. 0 is symmetric; what users call hubness is above 1.
+    scipy.stats.skew with its default bias=True. 0 is symmetric; what users call hubness is above 1. times: how many
+    targets have each of the N, here and below; one each by default.
     """
-    return _standardised_moment(occurrence, 3)
+    return _standardised_moment(occurrence, 3, times)
 
 
 def skewness_by_chance(queries: int, k: int, targets: int) -> float:
@@ -41,33 +42,31 @@ def skewness_of_finds(finds: np.ndarray, targets: int) -> float:
     found takes no memory."""
     values, times = np.unique(np.append(finds, 0), return_counts=True)
     times[0] += targets - len(finds) - 1
-    centred = values - np.average(values, weights=times)
-    variance = np.average(centred**2, weights=times)
-    return float(np.average(centred**3, weights=times) / variance**1.5) if variance else 0.0
+    return skewness(values[times > 0], times[times > 0])
 
 
-def kurtosis(occurrence: np.ndarray) -> float:
+def kurtosis(occurrence: np.ndarray, times: np.ndarray | None = None) -> float:
     """Fourth standardised moment less 3, so that a normal distribution has 0 (Fisher): NNN table 3."""
-    return _standardised_moment(occurrence, 4) - 3.0 if np.ptp(occurrence) else 0.0
+    return _standardised_moment(occurrence, 4, times) - 3.0 if np.ptp(occurrence) else 0.0
 
 
-def mean_absolute_error(occurrence: np.ndarray) -> float:
+def mean_absolute_error(occurrence: np.ndarray, times: np.ndarray | None = None) -> float:
     """mean |N - mean(N)|, in queries: NNN table 3, where N should be the same for every target."""
-    return float(np.abs(occurrence - occurrence.mean()).mean())
+    return float(np.average(np.abs(occurrence - np.average(occurrence, weights=times)), weights=times))
 
 
-def robin_hood(occurrence: np.ndarray) -> float:
+def robin_hood(occurrence: np.ndarray, times: np.ndarray | None = None) -> float:
     """Share of all finds that would have to move for every target to be found equally often, 0 to 1.
 
     sum |N - mean(N)| / (2 sum N), the Hoover index (Feldbauer et al. 2018).
     """
-    total = occurrence.sum()
-    return float(np.abs(occurrence - occurrence.mean()).sum() / (2 * total)) if total else 0.0
+    mean = float(np.average(occurrence, weights=times))
+    return mean_absolute_error(occurrence, times) / (2 * mean) if mean else 0.0
 
 
-def anti_hub_share(occurrence: np.ndarray) -> float:
+def anti_hub_share(occurrence: np.ndarray, times: np.ndarray | None = None) -> float:
     """Share of the targets that no query finds, 0 to 1."""
-    return float((occurrence == 0).mean())
+    return float(np.average(occurrence == 0, weights=times))
 
 
 def hubs(occurrence: np.ndarray, count: int = 20) -> np.ndarray:
@@ -88,26 +87,27 @@ class Hubness:
     anti_hub_share: float
 
     @classmethod
-    def of(cls, occurrence: np.ndarray, k: int) -> Hubness:
-        """The statistics of `occurrence` [n], counted among the k nearest. Raises InputError where it is empty."""
+    def of(cls, occurrence: np.ndarray, k: int, times: np.ndarray | None = None) -> Hubness:
+        """The statistics of `occurrence`, counted among the k nearest. Raises InputError where it is empty."""
         if not occurrence.size:
             raise InputError("hubness of no targets is not defined; expected a k-occurrence [n], n at least 1")
         return cls(
             k,
-            skewness(occurrence),
-            kurtosis(occurrence),
-            mean_absolute_error(occurrence),
+            skewness(occurrence, times),
+            kurtosis(occurrence, times),
+            mean_absolute_error(occurrence, times),
             int(occurrence.max()),
-            robin_hood(occurrence),
-            anti_hub_share(occurrence),
+            robin_hood(occurrence, times),
+            anti_hub_share(occurrence, times),
         )
 
 
-def _standardised_moment(occurrence: np.ndarray, order: int) -> float:
+def _standardised_moment(occurrence: np.ndarray, order: int, times: np.ndarray | None) -> float:
     if not np.ptp(occurrence):
         return 0.0
-    centred = occurrence - occurrence.mean()
-    return float((centred**order).mean() / (centred**2).mean() ** (order / 2))
+    centred = occurrence - np.average(occurrence, weights=times)
+    variance = np.average(centred**2, weights=times)
+    return float(np.average(centred**order, weights=times) / variance ** (order / 2))
 
 
 MOST = 0.01
@@ -119,9 +119,10 @@ def most_found(targets: int) -> int:
     return max(1, round(MOST * targets))
 
 
-def share_of_most_found(occurrence: np.ndarray) -> float:
-    """The share of all places that the most found `MOST` of the targets take, 0 to 1."""
-    total, count = occurrence.sum(), most_found(len(occurrence))
+def share_of_most_found(occurrence: np.ndarray, targets: int | None = None) -> float:
+    """The share of all places that the most found `MOST` of the targets take, 0 to 1. targets: how many there are,
+    where `occurrence` has no more than those that are found."""
+    total, count = occurrence.sum(), min(most_found(targets or len(occurrence)), len(occurrence))
     largest = np.partition(occurrence, len(occurrence) - count)[len(occurrence) - count :]
     return float(largest.sum() / total) if total else 0.0
 

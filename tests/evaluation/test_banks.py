@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+import hubplugin
 from hubplugin import Metric
 from hubplugin.compute import sampled
-from hubplugin.evaluation.evaluate import coverage
-from hubplugin.resources import Compute
 from hubplugin.vectors import as_vectors
 
 
@@ -21,4 +20,5 @@ def test_a_sample_is_of_rows_that_are_there_each_at_most_once(rng):
 def test_coverage_is_the_share_of_targets_that_some_bank_row_finds_first():
     targets = np.eye(8)
     bank = np.array([[1, 0.1, 0, 0, 0, 0, 0, 0], [1, 0, 0.2, 0, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0, 0, 0]], np.float32)
-    assert coverage(bank, as_vectors(targets, "targets"), Metric.DOT, Compute("cpu")) == 2 / 8
+    found = hubplugin.evaluate(targets, bank, queries=targets, metric="dot", methods=[], k=1)
+    assert found.coverage == 2 / 8

@@ -16,13 +16,12 @@ from typer.testing import CliRunner
 import hubplugin
 from hubplugin import InputError
 from hubplugin.cli import app
-from hubplugin.evaluation.report import page_of_evaluation
-from hubplugin.evaluation.result import Share
 from hubplugin.evaluation.truth import as_true_ids
 from hubplugin.jobs.write import write
 from hubplugin.measures.hubness import skewness
 from hubplugin.measures.significance import Figure
 from hubplugin.registry import open_store
+from hubplugin.report import Share
 from hubplugin_qdrant import QdrantStore
 
 ROWS, QUERIES, FIRST = 400, 150, 1_000
@@ -57,21 +56,22 @@ TRUE = FIRST + np.arange(QUERIES)
 
 def test_figures_are_those_of_the_whole_matrix(store, vectors, model):
     write(store, model)
-    found = hubplugin.evaluate_store(store, vectors[0], TRUE)
+    found = hubplugin.evaluate(store, queries=vectors[0], truth=TRUE)
     queries, targets = (part.astype(np.float64) for part in vectors)
-    for ranking, offsets in ((found.raw, 0.0), (found.corrected, model.offsets(targets).astype(np.float64))):
+    for ranking, offsets in ((found.raw, 0.0), (found["corrected"], model.offsets(targets).astype(np.float64))):
         scores = queries @ targets.T + offsets
         ranks = (scores > scores[np.arange(QUERIES), np.arange(QUERIES)][:, None]).sum(axis=1) + 1
         occurrence = np.bincount(np.argsort(-scores, axis=1)[:, :10].ravel(), minlength=ROWS)
         assert ranking.recall[1].value == pytest.approx((ranks <= 1).mean())
         assert ranking.recall[10].value == pytest.approx((ranks <= 10).mean())
         assert ranking.worst == occurrence.max() / QUERIES
-        assert ranking.never == pytest.approx((occurrence == 0).mean())
-        assert ranking.skewness == pytest.approx(skewness(occurrence))
+        assert ranking.hubness.anti_hub_share == pytest.approx((occurrence == 0).mean())
+        assert ranking.hubness.skewness == pytest.approx(skewness(occurrence))
         assert ranking.most_found == pytest.approx(np.sort(occurrence)[-4:].sum() / occurrence.sum())
         values, times = np.unique(occurrence, return_counts=True)
         assert ranking.occurrences == dict(zip(values.tolist(), times.tolist(), strict=True))
-    assert found.versus.won - found.versus.lost == pytest.approx(QUERIES * found.versus.difference.value)
+    versus = found["corrected"].versus_raw
+    assert versus.won - versus.lost == pytest.approx(QUERIES * versus.difference.value)
     bank = model.terms[0].bank.astype(np.float64)
     first = np.isin(np.arange(QUERIES), (bank @ targets.T).argmax(axis=1))
     assert (found.found_first.queries, found.not_found_first.queries) == (first.sum(), (~first).sum())
@@ -82,7 +82,7 @@ def test_figures_are_those_of_the_whole_matrix(store, vectors, model):
 def test_what_the_bank_finds_first_is_told_by_its_name_and_beyond_chance_alone(store, vectors, model):
     """A bank query that finds a target first need not have asked for it, so nothing is said of what was asked."""
     write(store, model)
-    found = hubplugin.evaluate_store(store, vectors[0], TRUE)
+    found = hubplugin.evaluate(store, queries=vectors[0], truth=TRUE)
     assert "asked" not in str(found)
     noise = Share(queries=141, before=0.539, after=0.489, change=Figure(value=-0.05, low=-0.11, high=0.01))
     harm = noise.model_copy(update={"change": Figure(value=-0.05, low=-0.09, high=-0.01)})
@@ -91,7 +91,7 @@ def test_what_the_bank_finds_first_is_told_by_its_name_and_beyond_chance_alone(s
         "141 queries whose target some bank query finds first changes by -5.0 points (95 % interval -9.0 to -1" in said
     )
     assert "no bank query finds first" not in said
-    shown = page_of_evaluation(found.model_copy(update={"found_first": harm, "not_found_first": noise})).tiles[-1]
+    shown = found.model_copy(update={"found_first": harm, "not_found_first": noise}).report().tiles[-1]
     assert (shown.title, shown.shown) == ("R@1 of targets that the bank finds first / of others", "-5.0 / same")
     assert shown.direction == "worse"
 
@@ -99,11 +99,16 @@ def test_what_the_bank_finds_first_is_told_by_its_name_and_beyond_chance_alone(s
 def test_examples_show_queries_won_and_lost_with_both_answers(store, vectors, model):
     write(store, model)
     called = [f"what is {row}" for row in range(QUERIES)]
-    found = hubplugin.evaluate_store(
-        store, vectors[0], TRUE, query_names=called, names=lambda ids: [f"photo {key}" for key in ids]
+    found = hubplugin.evaluate(
+        store,
+        queries=vectors[0],
+        truth=TRUE,
+        query_names=called,
+        names=lambda ids: [f"photo {key}" for key in ids],
     )
     outcomes = [example.outcome for example in found.examples]
-    assert outcomes == ["won"] * min(3, found.versus.won) + ["lost"] * min(3, found.versus.lost)
+    versus = found["corrected"].versus_raw
+    assert outcomes == ["won"] * min(3, versus.won) + ["lost"] * min(3, versus.lost)
     for example in found.examples:
         row = called.index(example.query)
         assert example.truth == [f"photo {FIRST + row} [{FIRST + row}]"]
@@ -114,8 +119,9 @@ def test_examples_show_queries_won_and_lost_with_both_answers(store, vectors, mo
 
 
 def test_a_store_without_a_correction_is_searched_raw(store, vectors):
-    found = hubplugin.evaluate_store(store, vectors[0], TRUE, k=5)
-    assert found.corrected is found.versus is None
+    found = hubplugin.evaluate(store, queries=vectors[0], truth=TRUE, k=5)
+    assert [method.label for method in found.methods] == ["raw"]
+    assert found.shown is None
     assert set(found.raw.recall) == {1, 5}
     assert "no active correction" in str(found)
 
@@ -132,12 +138,12 @@ def test_a_filter_is_part_of_the_search(vectors, model):
     )
     condition = '{"must": [{"key": "even", "match": {"value": true}}]}'
     truth = [[row] if row % 2 == 0 else [] for row in range(QUERIES)]
-    found = hubplugin.evaluate_store(QdrantStore(client, "photos"), vectors[0], truth, condition=condition)
+    found = hubplugin.evaluate(QdrantStore(client, "photos"), queries=vectors[0], truth=truth, condition=condition)
     scores = vectors[0].astype(np.float64) @ vectors[1][::2].astype(np.float64).T
     right = scores[::2].argmax(axis=1) == np.arange(QUERIES // 2)
     assert found.judged == QUERIES // 2
     assert found.raw.recall[1].value == pytest.approx(right.mean())
-    assert found.raw.never is None  # nobody knows how many meet the condition
+    assert found.raw.hubness is None  # nobody knows how many meet the condition
 
 
 def test_true_ids_come_as_arrays_lists_and_files(tmp_path):
@@ -162,7 +168,7 @@ def test_true_ids_come_as_arrays_lists_and_files(tmp_path):
 )
 def test_truth_that_cannot_be_used_is_told_in_one_line(store, vectors, truth, says):
     with pytest.raises(InputError, match=says):
-        hubplugin.evaluate_store(store, vectors[0], list(truth) if isinstance(truth, range) else truth)
+        hubplugin.evaluate(store, queries=vectors[0], truth=list(truth) if isinstance(truth, range) else truth)
 
 
 def test_the_command_prints_both_rankings_and_their_figures(store, vectors, model, tmp_path):
@@ -175,8 +181,9 @@ def test_the_command_prints_both_rankings_and_their_figures(store, vectors, mode
     for part in ("R@1: ", "R@10: ", "queries won", "hubs: "):
         assert part in done.output
     printed = json.loads(CliRunner().invoke(app, [*typed, "--json"]).stdout)
-    assert printed["raw"]["recall"]["1"]["value"] > 0
-    assert printed["corrected"]["worst"] > 0
+    raw, corrected = printed["methods"]
+    assert raw["recall"]["1"]["value"] > 0
+    assert corrected["worst"] > 0
 
 
 MODEL = """
@@ -236,10 +243,10 @@ def test_a_store_and_files_are_evaluated_without_the_extra_but_for_plans(store, 
     for name in [*sys.modules, "scipy", "ot", "matplotlib", "jinja2", "ir_measures"]:
         if name.partition(".")[0] in ("scipy", "ot", "matplotlib", "jinja2", "ir_measures"):
             monkeypatch.setitem(sys.modules, name, None)
-    assert hubplugin.evaluate_store(store, vectors[0], TRUE).versus is not None
-    assert hubplugin.evaluate(vectors[0], vectors[1], TRUE - FIRST).raw.recall[1].value > 0
+    assert hubplugin.evaluate(store, queries=vectors[0], truth=TRUE).shown is not None
+    assert hubplugin.evaluate(vectors[1], queries=vectors[0], truth=TRUE - FIRST).raw.recall[1].value > 0
     with pytest.raises(InputError, match=r"'hn' needs scipy; in a clone of hubplugin: pip install '\.\[evaluation\]'$"):
-        hubplugin.evaluate(vectors[0], vectors[1], TRUE - FIRST, methods=["hn"])
+        hubplugin.evaluate(vectors[1], queries=vectors[0], truth=TRUE - FIRST, methods=["hn"])
 
 
 @pytest.mark.parametrize(

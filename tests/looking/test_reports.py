@@ -10,8 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from hubplugin.cli import app
-from hubplugin.evaluation.plots import VARIABLES
-from hubplugin.evaluation.report import Page, SideChange, Tile, Verdict, percent, render, share_tile, sides_tile
+from hubplugin.measures.significance import Figure
+from hubplugin.report import Report, Share, Tile, Verdict, percent, share_tile, shares_tile
+from hubplugin.report.html import as_html
+from hubplugin.report.plots import VARIABLES
 
 
 class Parsed(HTMLParser):
@@ -97,10 +99,14 @@ def test_a_tile_says_which_way_a_figure_went(before, after, more_is_better, dire
     assert percent(after).split() == [f"{100 * after:.1f}", "%"]
 
 
+def share(before, after, low, high):
+    return Share(queries=100, before=before, after=after, change=Figure(value=after - before, low=low, high=high))
+
+
 def test_both_sides_are_as_bad_as_the_worse_of_them_beyond_chance():
-    worse, better = SideChange("one", 0.7, 0.5, (-0.3, -0.1)), SideChange("other", 0.4, 0.6, (0.1, 0.3))
-    noise = SideChange("one", 0.54, 0.49, (-0.11, 0.01))
-    tiles = [sides_tile("R@1", sides, "no log") for sides in ([worse, better], [noise, better], [None, noise], [None])]
+    worse, better, noise = share(0.7, 0.5, -0.3, -0.1), share(0.4, 0.6, 0.1, 0.3), share(0.54, 0.49, -0.11, 0.01)
+    pairs = ({"one": worse, "other": better}, {"one": noise, "other": better}, {"one": None, "other": noise}, {})
+    tiles = [shares_tile("R@1", each, "no log") for each in pairs]
     assert [tile.direction for tile in tiles] == ["worse", "better", "same", "unknown"]
     assert [tile.shown for tile in tiles] == ["-20.0 / +20.0", "same / +20.0", "? / same", "not measured"]
     assert "(-11.0 to +1.0)" in tiles[1].note
@@ -109,7 +115,7 @@ def test_both_sides_are_as_bad_as_the_worse_of_them_beyond_chance():
 
 def test_bad_news_have_a_word_a_sign_and_a_colour_as_good_ones_do():
     tiles = [Tile("one", "1 %", "better", "2 %"), Tile("other", "3 %", "worse", "2 %")]
-    text = render(Page("page", "", tiles, verdict=Verdict(False, "It does harm")))
+    text = as_html(Report("page", "", tiles, verdict=Verdict(False, "It does harm")))
     assert Parsed(text).tiles == ["better", "worse"]
     assert "▲ better (was 2 %)" in text
     assert "▼ worse (was 2 %)" in text

@@ -75,6 +75,6 @@ def test_sets_of_different_size_are_compared_on_equal_samples(rng):
 def test_a_sweep_over_temperatures_meets_the_method_at_its_own(rng):
     queries, targets, bank, asked_for = (rng.normal(size=(rows, 8)) + 0.5 for rows in (60, 60, 200, 200))
     found = sweep(queries, targets, bank, asked_for, (0.02, 0.05))
-    own = hubplugin.evaluate(queries, targets, query_bank=bank, methods=["is"])["is"]
+    own = hubplugin.evaluate(targets, bank, queries=queries, methods=["is"])["is"]
     point = found["is tau=0.05"]
     assert (point.recall[1], point.hubness.skewness) == (own.recall[1], own.hubness.skewness)

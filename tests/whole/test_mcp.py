@@ -44,17 +44,17 @@ def test_an_agent_inspects_diagnoses_and_evaluates_and_nothing_changes(made):
     bank = str(DATA / "bank_queries.npy")
     tools, (inspected, diagnosed, evaluated, wrong) = asked(
         ("inspect", {"store": store}),
-        ("diagnose", {"store": store, "query_bank": bank}),
+        ("diagnose", {"store": store, "bank": bank}),
         (
             "evaluate",
             {
                 "queries": str(DATA / "test_queries.npy"),
                 "targets": str(DATA / "test_targets.npy"),
-                "query_bank": bank,
+                "bank": bank,
                 "method": ["nnn k=16"],
             },
         ),
-        ("diagnose", {"store": store, "query_bank": "none.npy"}),
+        ("diagnose", {"store": store, "bank": "none.npy"}),
     )
     assert sorted(tools) == ["diagnose", "evaluate", "inspect"]
     for tool in tools.values():
@@ -74,7 +74,7 @@ def test_an_argument_that_a_tool_does_not_take_is_an_error_and_no_silence(made):
     bank = str(DATA / "bank_queries.npy")
     tools, answers = asked(
         ("inspect", {"store": store, "report": "page.html"}),
-        ("diagnose", {"store": store, "query_bank": bank, "embed": "os:system"}),
+        ("diagnose", {"store": store, "bank": bank, "embed": "os:system"}),
         ("diagnose", {"store": store, "querys": bank}),
     )
     assert all(tool.input_schema["additionalProperties"] is False for tool in tools.values())
@@ -92,7 +92,7 @@ def test_an_error_shows_nothing_of_the_file_that_it_is_about(made, tmp_path):
         (tmp_path / name).write_text("hunter2 is the password\n")
     store, bank = f"faiss:{made / 'photos.faiss'}", str(DATA / "bank_queries.npy")
     calls = [("inspect", {"store": f"faiss:{tmp_path / name}"}) for name in names]
-    calls += [("diagnose", {"store": store, "query_bank": str(tmp_path / name)}) for name in names]
+    calls += [("diagnose", {"store": store, "bank": str(tmp_path / name)}) for name in names]
     calls += [("evaluate", {"store": store, "queries": bank, "truth": str(tmp_path / name)}) for name in names]
     _, answers = asked(*calls)
     for call, answer in zip(calls, answers, strict=True):

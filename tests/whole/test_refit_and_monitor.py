@@ -75,7 +75,7 @@ def test_a_dry_run_compares_and_writes_nothing(photos, real):
 
 
 def test_a_refit_without_queries_or_without_a_correction_says_what_is_missing(photos, real):
-    with pytest.raises(hubplugin.InputError, match=r"no queries to .* are recorded; pass query_bank="):
+    with pytest.raises(hubplugin.InputError, match=r"no queries to .* are recorded; pass bank="):
         refit(photos)
     photos.remove()
     with pytest.raises(hubplugin.StoreError, match="no active correction"):

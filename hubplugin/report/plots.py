@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from hubplugin.errors import InputError, install
-from hubplugin.evaluation.result import MethodResult
+from hubplugin.measures.significance import Figure
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Canvas
 
 INK, LINE, RAW, AFTER = "#010203", "#020304", "#030405", "#040506"
 """What matplotlib is told; the page's own colours take their place, which change with the reader's scheme."""
@@ -20,11 +21,14 @@ INK, LINE, RAW, AFTER = "#010203", "#020304", "#030405", "#040506"
 VARIABLES = {INK: "ink", LINE: "line", RAW: "raw", AFTER: "after"}
 
 
-def svg(draw: Callable[[Figure], None]) -> str:
+Draw: TypeAlias = "Callable[[Canvas], None]"
+
+
+def svg(draw: Draw) -> str:
     """What `draw` draws. Raises InputError where matplotlib is missing."""
     try:
         import matplotlib
-        from matplotlib.figure import Figure as Canvas
+        from matplotlib.figure import Figure as Drawing
     except ImportError as error:
         raise InputError(f"the report needs {error.name}; {install('evaluation')}") from None
     settings: dict[Any, Any] = {
@@ -34,7 +38,7 @@ def svg(draw: Callable[[Figure], None]) -> str:
         "ytick.color": INK,
     }  # fmt: skip
     with matplotlib.rc_context(settings):
-        canvas = Canvas(figsize=(5.2, 3.4), layout="constrained")
+        canvas = Drawing(figsize=(5.2, 3.4), layout="constrained")
         draw(canvas)
         content = io.StringIO()
         canvas.savefig(
@@ -49,34 +53,44 @@ def svg(draw: Callable[[Figure], None]) -> str:
     return text[text.index("<svg") :].replace('width="', 'data-width="', 1).replace('height="', 'data-height="', 1)
 
 
-def recall(methods: Sequence[MethodResult], best: str | None) -> str:
-    """R@1 of each method with its interval; the first is the raw search."""
+@dataclass(frozen=True)
+class Bar:
+    """A share with its interval. quiet: drawn as the raw search is. square: and as a square; marked: larger."""
 
-    def draw(canvas: Figure) -> None:
-        canvas.set_size_inches(5.2, 0.9 + 0.26 * len(methods))
+    label: str
+    share: Figure
+    quiet: bool = False
+    square: bool = False
+    marked: bool = False
+
+
+def recall(bars: Sequence[Bar]) -> Draw:
+    """R@1 of each method; the first is the raw search."""
+
+    def draw(canvas: Canvas) -> None:
+        canvas.set_size_inches(5.2, 0.9 + 0.26 * len(bars))
         axes = canvas.add_subplot()
-        for row, method in enumerate(methods[::-1]):
-            figure = method.recall[1]
+        for row, bar in enumerate(bars[::-1]):
+            figure = bar.share
             value = 100 * figure.value
             error = [[value - 100 * figure.low], [100 * figure.high - value]]
             axes.errorbar(
-                [value], [row], xerr=error, fmt="s" if method.transductive else "o", capsize=3,
-                color=RAW if method is methods[0] or method.transductive else AFTER,
-                markersize=7 if method.label == best else 5,
+                [value], [row], xerr=error, fmt="s" if bar.square else "o", capsize=3,
+                color=RAW if bar.quiet else AFTER, markersize=7 if bar.marked else 5,
             )  # fmt: skip
-        axes.axvline(100 * methods[0].recall[1].value, color=RAW, linestyle="--", linewidth=1)
-        axes.set_yticks(range(len(methods)), [method.label for method in methods[::-1]])
-        axes.set_ylim(-0.6, len(methods) - 0.4)
+        axes.axvline(100 * bars[0].share.value, color=RAW, linestyle="--", linewidth=1)
+        axes.set_yticks(range(len(bars)), [bar.label for bar in bars[::-1]])
+        axes.set_ylim(-0.6, len(bars) - 0.4)
         axes.set_xlabel("R@1, per cent of the queries")
         axes.grid(axis="y", visible=False)
 
-    return svg(draw)
+    return draw
 
 
-def occurrences(parts: Mapping[str, Mapping[int, int]], even: float, k: int) -> str:
+def occurrences(parts: Mapping[str, Mapping[int, int]], even: float, k: int) -> Draw:
     """How many targets have the k-occurrence N, by N, of the raw search first. even: N if all were found alike."""
 
-    def draw(canvas: Figure) -> None:
+    def draw(canvas: Canvas) -> None:
         axes = canvas.add_subplot()
         largest = max(max(part, default=0) for part in parts.values())
         width = 1 + largest // 40
@@ -92,17 +106,17 @@ def occurrences(parts: Mapping[str, Mapping[int, int]], even: float, k: int) -> 
         axes.set_ylabel("targets")
         axes.legend(frameon=False)
 
-    return svg(draw)
+    return draw
 
 
-def offsets(edges: Sequence[float], counts: Sequence[int]) -> str:
+def offsets(edges: Sequence[float], counts: Sequence[int]) -> Draw:
     """How many targets have which offset."""
 
-    def draw(canvas: Figure) -> None:
+    def draw(canvas: Canvas) -> None:
         axes = canvas.add_subplot()
         axes.stairs(counts, edges, color=AFTER, fill=True, alpha=0.6)
         axes.axvline(0, color=INK, linestyle=":", linewidth=1)
         axes.set_xlabel("offset: what is added to the similarity of a target")
         axes.set_ylabel("targets")
 
-    return svg(draw)
+    return draw

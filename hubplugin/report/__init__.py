@@ -1,0 +1,42 @@
+"""What a result shows, as values, and the one way in which they become text, HTML and JSON."""
+
+from hubplugin.report.facts import facts_of
+from hubplugin.report.sections import (
+    Answer,
+    Example,
+    Histogram,
+    Hub,
+    Plot,
+    Report,
+    Share,
+    Table,
+    Tile,
+    Verdict,
+    bank_tile,
+    percent,
+    points,
+    share_tile,
+    shares_tile,
+)
+from hubplugin.report.text import Reported, as_text
+
+__all__ = [
+    "Answer",
+    "Example",
+    "Histogram",
+    "Hub",
+    "Plot",
+    "Report",
+    "Reported",
+    "Share",
+    "Table",
+    "Tile",
+    "Verdict",
+    "as_text",
+    "bank_tile",
+    "facts_of",
+    "percent",
+    "points",
+    "share_tile",
+    "shares_tile",
+]

@@ -1,0 +1,197 @@
+"""A report and its sections, as values: what a result shows, whoever draws it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from hubplugin.measures.significance import Figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+Direction = Literal["better", "worse", "same", "unknown"]
+
+SAME = 5e-4
+"""Shares that differ by less look the same on a page."""
+
+RECALL, WORST, NEVER = "True target first (R@1)", "Queries that find the worst hub", "Targets that are never found"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def points(change: Figure) -> str:
+    """A change of a share, with its interval."""
+    value, low, high = (f"{100 * part:+.1f}" for part in (change.value, change.low, change.high))
+    return f"{value} points (95 % interval {low} to {high})"
+
+
+class Answer(BaseModel):
+    """One place of an answer: what the target is called, and whether it is a true one."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    true: bool
+
+
+class Example(BaseModel):
+    """A query whose true target came first by one search only, and what both found."""
+
+    model_config = ConfigDict(frozen=True)
+
+    outcome: Literal["won", "lost"]
+    query: str
+    truth: list[str]
+    raw: list[Answer]
+    corrected: list[Answer]
+
+
+class Hub(BaseModel):
+    """A target that the raw search finds for too many queries: its id in a store, or its row, and how many find it by
+    each search: raw, and by a method's label, in a store corrected."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: int | str
+    name: str
+    found_by: dict[str, int]
+
+
+class Share(BaseModel):
+    """R@1, 0 to 1, of some of the queries, raw (before) and corrected (after), and by how much it changes."""
+
+    model_config = ConfigDict(frozen=True)
+
+    queries: int
+    before: float
+    after: float
+    change: Figure
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether the change is none beyond chance."""
+        return self.change.low <= 0 <= self.change.high
+
+
+class Histogram(BaseModel):
+    """How many targets have an offset between one edge and the next. label: of the method."""
+
+    model_config = ConfigDict(frozen=True)
+
+    label: str
+    edges: list[float]
+    counts: list[int]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One figure of the first screen. shown: as it is now; before: what it was, where there is a before."""
+
+    title: str
+    shown: str
+    direction: Direction = "unknown"
+    before: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """draw: onto a canvas of matplotlib, see `plots`."""
+
+    title: str
+    draw: Callable[[Canvas], None]
+    note: str = ""
+
+
+Cell = str | tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """rows: the cells of each, a text or (text, small text). marked: the rows that stand out. brief: the columns that a
+    narrow terminal has room for; a table without them is for pages alone."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    marked: Sequence[int] = ()
+    note: str = ""
+    brief: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What it comes to: one line, and what else."""
+
+    good: bool
+    line: str
+    more: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a result shows; what is empty is left out. k: of the k-occurrence. after: the label of the search that is
+    shown beside the raw one. causes: each with cause, found, says and advice. facts: how it was made, by name."""
+
+    title: str
+    subtitle: str = ""
+    tiles: Sequence[Tile] = ()
+    k: int = 10
+    verdict: Verdict | None = None
+    sentences: Sequence[str] = ()
+    causes: Sequence[Any] = ()
+    examples: Sequence[Example] = ()
+    hubs: Sequence[Hub] = ()
+    after: str = "corrected"
+    anti_hubs: Sequence[str] = ()
+    plots: Sequence[Plot] = ()
+    tables: Sequence[Table] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+def share_tile(
+    title: str, before: float | None, after: float | None, *, more_is_better: bool, note: str = "", unknown: str = ""
+) -> Tile:
+    """A tile of a share, 0 to 1. before: of the raw search; after: None where there is no correction. unknown: what is
+    said where it was not measured."""
+    if before is None:
+        return Tile(title, "not measured", note=unknown)
+    if after is None:
+        return Tile(title, percent(before), note=note)
+    gained = after - before if more_is_better else before - after
+    direction: Direction = "same" if abs(gained) < SAME else "better" if gained > 0 else "worse"
+    return Tile(title, percent(after), direction, percent(before), note)
+
+
+def shares_tile(title: str, shares: Mapping[str, Share | None], unknown: str) -> Tile:
+    """The change of R@1 of parts of the queries, by name. What is none beyond chance has no direction."""
+    known = {name: share for name, share in shares.items() if share is not None}
+    if not known:
+        return Tile(title, "not measured", note=unknown)
+
+    def shown(share: Share | None) -> str:
+        if share is None:
+            return "?"
+        return "same" if share.is_noise else f"{100 * (share.after - share.before):+.1f}"
+
+    def told(name: str, share: Share) -> str:
+        low, high = (f"{100 * end:+.1f}" for end in (share.change.low, share.change.high))
+        return f"{name}: {percent(share.before)} → {percent(share.after)} ({low} to {high})"
+
+    worse = any(share.change.high < 0 for share in known.values())
+    better = any(share.change.low > 0 for share in known.values())
+    direction: Direction = "worse" if worse else "better" if better else "same"
+    note = "; ".join(told(name, share) for name, share in known.items())
+    return Tile(title, " / ".join(map(shown, shares.values())), direction, note=note)
+
+
+def bank_tile(found_first: Share | None, others: Share | None, unknown: str) -> Tile:
+    """Of queries whose true target some bank query finds first, and of the others."""
+    shares = {"found first by the bank": found_first, "others": others}
+    return shares_tile("R@1 of targets that the bank finds first / of others", shares, unknown)
