@@ -91,7 +91,7 @@ def test_memory_is_bounded_whatever_the_number_of_similarities():
     program = """
 import resource
 import numpy as np
-from hubplugin import Metric
+from hubplugin import Compute, Metric
 from hubplugin.compute import TopK, TruthCounts, search
 from hubplugin.vectors import as_vectors
 rng = np.random.default_rng(0)

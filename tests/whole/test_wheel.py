@@ -93,7 +93,7 @@ def test_the_wheel_in_an_empty_environment_runs_the_demo(wheel, tmp_path):
     pip = (python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt")
 
     run(*pip, wheel, cwd=tmp_path)
-    program = "import hubplugin, numpy as np; x = np.eye(4); print(hubplugin.fit(x, targets=x).offsets(x).shape)"
+    program = "import hubplugin, numpy as np; x = np.eye(4); print(hubplugin.fit(x, x).offsets(x).shape)"
     assert run(python, "-c", program, cwd=tmp_path).stdout == "(4,)\n"
     without_stores = run(command, "demo", cwd=tmp_path, check=False)
     assert without_stores.returncode == 1
