@@ -19,6 +19,7 @@ import numpy as np
 from scipy import stats
 
 from benchmarks.tables import CODE_SEARCH, EXAMPLES, pairs, write_table
+from hubplugin import Bank
 from hubplugin.compute import HoldingCompute, Similarities, dense
 from hubplugin.methods import FitInput
 from hubplugin.methods.blend import Blend
@@ -82,7 +83,7 @@ def measure(split: Split, seed: int) -> dict[str, float]:
     """R@1 in per cent: raw, of the default, of the choice, of the best candidate in hindsight; and seconds."""
     gallery, compute = as_vectors(split.targets, "targets"), HoldingCompute(memory="2GiB")
     start = time.perf_counter()
-    choice = choose(split.bank, gallery, split.second, pairs=True, seed=seed)
+    choice = choose(gallery, Bank(split.bank, split.second, pairs=True), seed=seed)
     seconds = time.perf_counter() - start
     given = FitInput.read(split.bank, gallery, split.second, Metric.COSINE, compute)
     scores = dense(Similarities(split.queries, Metric.COSINE, compute), gallery).numpy()

@@ -48,7 +48,7 @@ def sweep(
 ) -> Results:
     """Each of the `SWEPT` at each temperature, labelled as in "is tau=0.05", on pairs row by row."""
     methods = [f"{method} tau={tau:g}" for method in SWEPT for tau in temperatures]
-    return hubplugin.evaluate(targets, query_bank, queries=queries, target_bank=target_bank, methods=methods)
+    return hubplugin.evaluate(targets, hubplugin.Bank(query_bank, target_bank), queries=queries, methods=methods)
 
 
 def main() -> None:

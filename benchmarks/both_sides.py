@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.bank_settings import Family, Setting, few_hot, package_log, popular, wordings_log
 from benchmarks.tables import SHARED, markdown, write_table
-from hubplugin.bank import Banks
+from hubplugin.bank import Bank
 from hubplugin.methods import FitInput, Method, configure
 from hubplugin.metric import Metric
 from hubplugin.resources import Compute
@@ -60,12 +60,12 @@ def rows_of(family: Family, splits: int) -> list[list[str]]:
     tried: dict[tuple[str, int], str] = {}
     for seed in range(min(splits, family.splits)):
         setting = family.draw(seed)
-        banks = Banks.read(setting.bank, None, None, Metric.COSINE, Compute("cpu", "2GiB")).against(setting.targets)
+        banks = Bank(setting.bank).prepare(Metric.COSINE, Compute("cpu", "2GiB")).against(setting.targets)
         for method in METHODS:
-            changes = [truth(setting, banks.given, method)]
+            changes = [truth(setting, banks, method)]
             for number, clicks in enumerate((None, setting.clicks)):
                 with closing(Experiment(replace(banks, clicks=clicks), seed)) as experiment:
-                    sides = both_sides(experiment, method.resolved(banks.given))
+                    sides = both_sides(experiment, method.resolved(banks))
                 assert sides is not None
                 changes.append([100 * (side.after - side.before) for side in (sides.asked, sides.other)])
                 for name, side in (("asked", sides.asked), ("not asked", sides.other)):

@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.bank_settings import further, seventeen
 from benchmarks.tables import EXAMPLES, SHARED, markdown
 from hubplugin import Metric
-from hubplugin.bank import Banks
+from hubplugin.bank import Bank
 from hubplugin.compute import TopK, search
 from hubplugin.jobs.diagnose import DEEP, findings
 from hubplugin.resources import Compute
@@ -38,10 +38,10 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 def told(queries: np.ndarray, targets: np.ndarray, metric: str = "cosine") -> list[str]:
     """The figures of each cause, with a mark where it is found or in doubt."""
-    banks = Banks.read(queries, None, None, metric, Compute()).against(targets)
+    banks = Bank(queries).prepare(metric, Compute()).against(targets)
     nearest = TopK(DEEP)
-    gallery = banks.given.require_targets("auto")
-    search(banks.given.query_bank, gallery, Metric(metric), banks.given.compute, nearest)
+    gallery = banks.require_targets("auto")
+    search(banks.query_bank, gallery, Metric(metric), banks.compute, nearest)
     seen = {each.cause: each for each in findings(banks, nearest.rows[0], None, lambda rows: rows.tolist(), 0)}
     cells = []
     for cause in CAUSES:

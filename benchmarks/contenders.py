@@ -110,11 +110,10 @@ def _single(method: str, **parameters: float) -> Callable:
 def _dbsn(memory: str) -> Callable:
     return lambda given: hubplugin.fit(
         given.targets,
-        given.bank,
+        hubplugin.Bank(given.bank, given.second),
         "dbsn",
-        target_bank=given.second,
         tau=TAU,
-        compute=hubplugin.Compute("cpu", memory),
+        compute=hubplugin.Compute(device="cpu", memory=memory),
     )
 
 
@@ -181,7 +180,7 @@ CONTENDERS = {
     "nnn k=128": Contender(_single("nnn", k=128, alpha=0.75), _to_targets, 1.2),
     "nnn k=128, nnn-retrieval": Contender(_nnn_retrieval, _to_targets, like="nnn k=128", within=1e-5, needs="nnn"),
     "dualis": Contender(
-        lambda given: hubplugin.fit(None, given.bank, "dualis", target_bank=given.second, compute=CPU).offsets(
+        lambda given: hubplugin.fit(None, hubplugin.Bank(given.bank, given.second), "dualis", compute=CPU).offsets(
             given.targets, compute=CPU
         ),
         lambda given: bare((given.targets, given.bank), (given.targets, given.second)),
@@ -220,7 +219,7 @@ CONTENDERS = {
         _to_both,
     ),
     "auto, without pairs": Contender(
-        lambda given: hubplugin.choose(given.bank, given.gallery, given.second, pairs=False, compute=CPU), _to_both,
+        lambda given: hubplugin.choose(given.gallery, hubplugin.Bank(given.bank), compute=CPU), _to_both,
         finish=lambda choice, given: np.zeros(0),
     ),
 }  # fmt: skip

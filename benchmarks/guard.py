@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.banks import Case, cases
 from benchmarks.tables import write_table
-from hubplugin.bank import Banks
+from hubplugin.bank import Bank, PreparedBank
 from hubplugin.compute import HoldingCompute
 from hubplugin.methods import FitInput, Method, configure
 from hubplugin.metric import Metric
@@ -52,9 +52,11 @@ def judged(case: Case, split: int, candidates: list[Method]) -> list[dict[str, A
     bases = {"queries alone": None} | ({} if case.target_bank is None else {"pairs": case.target_bank})
     for basis, second in bases.items():
         compute = HoldingCompute("cpu", "2GiB")
-        given = FitInput.read(case.bank, as_vectors(case.gallery, "targets"), second, Metric.COSINE, compute)
+        kind = "documents" if case.same_kind else "queries"
+        bank = Bank(case.bank, second, pairs=None if second is None else True, kind=kind)
+        given = bank.prepare(Metric.COSINE, compute).against(as_vectors(case.gallery, "targets"))
         changes = [truth(case, given, method) for method in candidates]
-        found = _judge(case, given, split, candidates)
+        found = _judge(given, split, candidates)
         for method, change, (kind, objections) in zip(candidates, changes, found, strict=True):
             rows.append(
                 {
@@ -72,11 +74,10 @@ def judged(case: Case, split: int, candidates: list[Method]) -> list[dict[str, A
     return rows
 
 
-def _judge(case: Case, given: FitInput, split: int, candidates: list[Method]) -> list[tuple[str, list[str]]]:
+def _judge(given: PreparedBank, split: int, candidates: list[Method]) -> list[tuple[str, list[str]]]:
     """The kind of bank that the guard sees, and its objections."""
-    pairs = None if given.target_bank is None else np.arange(len(given.query_bank))
-    with closing(Experiment(Banks(given, pairs, same_kind=case.same_kind), split)) as experiment:
-        if pairs is None and candidates == CANDIDATES[:1]:
+    with closing(Experiment(given, split)) as experiment:
+        if given.pairs is None and candidates == CANDIDATES[:1]:
             bank = experiment.profile  # the default is judged by nothing else then
             return [(bank.kind, [bank.objection] if bank.objection else [])]
         found = judge_by(experiment, candidates)

@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.banks import Source, sources
 from benchmarks.tables import markdown, write_table
-from hubplugin.bank import Banks, own_share
+from hubplugin.bank import Bank, own_share
 from hubplugin.fitting import fit
 from hubplugin.measures.hubness import k_occurrence, skewness, skewness_by_chance
 from hubplugin.methods import METHODS
@@ -159,7 +159,7 @@ def _corner(vectors: np.ndarray) -> np.ndarray:
 
 
 def _rise(bank: np.ndarray, setting: Setting) -> float:
-    banks = Banks.read(bank, None, None, Metric.COSINE, Compute("cpu")).against(setting.gallery)
+    banks = Bank(bank).prepare(Metric.COSINE, Compute("cpu")).against(setting.gallery)
     with closing(Experiment(banks)) as experiment:
         trials = experiment.run([None, setting.old, METHODS["blend"]()])
     raw, before, after = (trial.candidate(trials[0]).skewness for trial in trials)

@@ -74,17 +74,18 @@ def ours(given):
     """The rankings of hubplugin: the default with one bank and with both, and the paper's `nnn`."""
     import hubplugin
 
+    both = hubplugin.Bank(given["bank"], given["target_bank"])
     asked = {
         "blend, the default": {},
-        "blend, with a target bank": {"target_bank": given["target_bank"]},
-        "dbsn, with a target bank": {"method": "dbsn", "target_bank": given["target_bank"]},
+        "blend, with a target bank": {"bank": both},
+        "dbsn, with a target bank": {"bank": both, "method": "dbsn"},
         "nnn k=16 alpha=0.5": {"method": "nnn", "k": 16, "alpha": 0.5},
         "nnn k=128 alpha=0.75": {"method": "nnn", "k": 128, "alpha": 0.75},
     }
     similarities = given["queries"] @ given["targets"].T
     for name, arguments in asked.items():
         started = time.perf_counter()
-        offsets = hubplugin.fit(given["targets"], given["bank"], **arguments).offsets(given["targets"])
+        offsets = hubplugin.fit(given["targets"], **({"bank": given["bank"]} | arguments)).offsets(given["targets"])
         yield name, np.argsort(-(similarities + offsets), axis=1)[:, :K], time.perf_counter() - started
 
 

@@ -68,10 +68,10 @@ def tried(case: Case, folder: Path) -> list[str]:
     store = hubplugin.open_store(f"faiss:{file}")
     said = "passed"
     try:
-        hubplugin.apply(store, case.bank, target_bank=case.target_bank, **case.options)
+        hubplugin.apply(store, hubplugin.Bank(case.bank, case.target_bank), **case.options)
     except hubplugin.CorrectionRefused as error:
         said = f"`CorrectionRefused: {str(error).partition('; nothing was changed')[0]}` ..."
-        hubplugin.apply(store, case.bank, target_bank=case.target_bank, force=True, **case.options)
+        hubplugin.apply(store, hubplugin.Bank(case.bank, case.target_bank), force=True, **case.options)
     except hubplugin.InputError as error:
         return [case.given, f"`InputError: {error}`".replace(file, "photos.faiss"), ""]
     return [case.given, said, f"{recall(store):.1f}"]

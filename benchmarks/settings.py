@@ -64,20 +64,17 @@ def variants(m: int, tau: float) -> dict[str, dict[str, Any]]:
 
 def offsets(setting: Setting, columns: set[str], variants_too: bool) -> Iterator[tuple[str, np.ndarray]]:
     """The offsets [n] of every correction asked for, by name."""
-    banks = {"target_bank": setting.target_bank}
-    model = hubplugin.fit(setting.targets, setting.bank, **banks)
+    bank = hubplugin.Bank(setting.bank, setting.target_bank)
+    model = hubplugin.fit(setting.targets, bank)
     yield "default", model.offsets(setting.targets)
     if "auto" in columns:
-        pairs = setting.target_bank is not None
-        yield (
-            "auto",
-            hubplugin.fit(setting.targets, setting.bank, "auto", **banks, pairs=pairs).offsets(setting.targets),
-        )
+        paired = hubplugin.Bank(setting.bank, setting.target_bank, pairs=setting.target_bank is not None or None)
+        yield "auto", hubplugin.fit(setting.targets, paired, "auto").offsets(setting.targets)
     for name, (method, parameters) in OTHERS.items() if "others" in columns else ():
-        yield name, hubplugin.fit(setting.targets, setting.bank, method, **banks, **parameters).offsets(setting.targets)
+        yield name, hubplugin.fit(setting.targets, bank, method, **parameters).offsets(setting.targets)
     if variants_too and "variants" in columns:
         for name, parameters in variants(len(setting.bank), model.parameters["tau"]).items():
-            yield name, hubplugin.fit(setting.targets, setting.bank, **banks, **parameters).offsets(setting.targets)
+            yield name, hubplugin.fit(setting.targets, bank, **parameters).offsets(setting.targets)
 
 
 def recalls(scores: torch.Tensor, truth: np.ndarray) -> tuple[float, float]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hubplugin._version import __version__
 
 if TYPE_CHECKING:
+    from hubplugin.bank import Bank
     from hubplugin.errors import CorrectionRefused, HubpluginError, InputError, ModelFileError, StoreError
     from hubplugin.evaluation.evaluate import evaluate
     from hubplugin.fitting import fit
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 # Looked up on first use, so that `import hubplugin` costs milliseconds and imports no torch.
 _HOMES = {
+    "Bank": "bank",
     "Choice": "trial",
     "Compute": "resources",
     "CorrectionRefused": "errors",
@@ -59,6 +61,7 @@ _HOMES = {
 
 __all__ = [
     "METHODS",
+    "Bank",
     "Choice",
     "Compute",
     "CorrectionRefused",

@@ -34,7 +34,7 @@ class HubpluginError(Exception):
 
     Its args are the parts of its text, str and `Parameter`:
 
-        raise InputError("method 'dualis' needs a second bank: pass ", Parameter("target_bank"))
+        raise InputError("method 'dualis' needs the vectors of answers in the bank: pass ", Parameter("answers"))
     """
 
     def __str__(self) -> str:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from typing import cast
 
-from hubplugin.bank import Banks, Embed, Pairs, vectors_of
+from hubplugin.bank import Bank, BankLike
 from hubplugin.cluster import ShardedGallery, Workspace
 from hubplugin.errors import InputError, Parameter
-from hubplugin.methods import FitInput, asked_for
+from hubplugin.methods import asked_for
 from hubplugin.methods.robust import bounded
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
@@ -22,15 +21,12 @@ from hubplugin.vectors import GalleryLike, VectorLike, shards_of
 
 def fit(
     targets: GalleryLike | None,
-    bank: VectorLike | Sequence[str],
+    bank: BankLike,
     method: str = "blend",
     *,
-    target_bank: VectorLike | None = None,
     metric: Metric | str = "cosine",
     compute: Compute = Compute(),
-    pairs: Pairs = None,
     robust: bool = False,
-    embed: Embed = None,
     executor: Executor | None = None,
     shards: int | None = None,
     workspace: str | os.PathLike[str] | None = None,
@@ -40,23 +36,21 @@ def fit(
 
     targets: the gallery [n, d]; numpy, torch, memory map, nested lists, a path (.npy, .npz, .safetensors, .parquet), or
         a store. Needed by blend, sn, dbsn, auto; offsets are centred on it. None where it is not known yet.
-    bank: the example queries [m, d], likewise.
+    bank: the example queries [m, d], likewise, or a `hubplugin.Bank`: texts, or queries and what is known of their
+        answers. dualis needs vectors of answers, blend and dbsn use them; auto chooses by any answers.
     method: blend | is | sn | dbsn | dualis | nnn | csls | dn; `hubplugin.METHODS` has each one's parameters, equation
         and defaults, which are given here as `parameters`. The default, blend, is made for banks of any kind and size.
-        Or auto: the default, unless pairs speak clearly for another, see `hubplugin.choose`; it takes no parameters.
-    target_bank: [p, d]; needed by dualis, used by dbsn, ignored by the others.
+        Or auto: the default, unless known answers speak clearly for another, see `hubplugin.choose`; it takes no
+        parameters.
     metric: cosine | dot | euclidean. Temperatures are in the units of the similarity.
-    compute: device, memory, progress and precision, see `hubplugin.Compute`.
-    pairs: for auto, which target belongs to each bank query, see `hubplugin.trial.Pairs`: of the target bank, or,
-        without one, of the gallery, as clicks say.
-
+    device: "auto" is cuda, then mps, then cpu. memory: bounds the similarities held at one time;
+        a Sinkhorn fit that finds room for m x n in float16 takes the time of one product, else of `iterations`.
+    progress: called as progress(what, done, total).
+    precision: "float32", within 1e-5 of exact arithmetic (or of 1e-4 of the temperature, where that is more), or
+        "float64", at twice the time.
     robust: bound in how many of the bank's lists of the 10 nearest a target may stand that arrives after the fit,
         against vectors that somebody planted; needs targets, works with every method but dn, and takes three passes
         more, at least. docs/security.md says what is promised and what honest newcomers pay.
-    embed: for a `bank` of texts, or a file of them (.txt, .jsonl, .csv, .tsv, .parquet): the model that embeds
-        queries, as a function from texts [b] to vectors [b, d], or as its name, sentence-transformers:NAME,
-        fastembed:NAME or module:function. What is embedded by name is kept on disk, see docs/recording.md.
-
     executor: any `concurrent.futures.Executor`, whose workers read the gallery in shards, see docs/scale.md. targets
         are then files (a list, a pattern such as "parts/*.npy", fsspec URLs), or a store that workers can open.
     shards: into how many parts one file, or a store, is divided; by default one for 250,000 rows.
@@ -64,7 +58,6 @@ def fit(
 
     Raises InputError, one line, for anything that cannot be used as given; ClusterError for workers that are lost.
     """
-    query_bank = vectors_of(bank, embed, progress=compute.progress)
     require_executor(executor, shards, workspace)
     configuration = asked_for(method, parameters, fit)
     if targets is None and (executor is not None or configuration is None):
@@ -78,13 +71,10 @@ def fit(
             targets = ShardedGallery("targets", planned, executor, held.enter_context(Workspace(workspace)), compute)
         gallery = cast("VectorLike | None", targets)
         if configuration is not None:
-            given = FitInput.read(query_bank, gallery, target_bank, Metric.parse(metric), compute)
+            given = Bank.of(bank).read(metric, compute, targets=gallery)
         else:
-            banks = Banks.read(query_bank, target_bank, pairs, metric, compute).against(cast(VectorLike, gallery))
-            configuration, given = (
-                choose_by(held.enter_context(closing(Experiment(banks, robust=robust)))).winner,
-                banks.given,
-            )
+            given = Bank.of(bank).prepare(metric, compute).against(cast(VectorLike, gallery))
+            configuration = choose_by(held.enter_context(closing(Experiment(given, robust=robust)))).winner
         model = configuration.fit(given)
         return bounded(model, given) if robust else model
 

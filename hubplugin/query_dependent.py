@@ -21,6 +21,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from hubplugin.bank import Bank, BankLike
 from hubplugin.compute import Similarities, count_larger, log_sum_exp
 from hubplugin.errors import InputError
 from hubplugin.methods import FitInput, configured
@@ -304,10 +305,9 @@ QUERY_METHODS: dict[str, type[QueryMethod]] = {
 
 def fit_rule(
     targets: VectorLike | None,
-    bank: VectorLike,
+    bank: BankLike,
     method: str,
     *,
-    target_bank: VectorLike | None = None,
     metric: Metric | str = "cosine",
     compute: Compute = Compute(),
     **parameters: Setting,
@@ -315,9 +315,9 @@ def fit_rule(
     """Fits a correction that depends on the query; arguments as in `hubplugin.fit`.
 
     method: dis | dualdis | dsl | gc; `QUERY_METHODS` has each one's parameters, equation and defaults.
-    targets: the gallery [n, d]; needed by dis and dualdis, else None. target_bank: [p, d]; needed by dualdis.
+    targets: the gallery [n, d]; needed by dis and dualdis, else None. dualdis needs a bank with the vectors of answers.
 
     Raises InputError, one line, for anything that cannot be used as given.
     """
     configuration = configured(QUERY_METHODS, method, parameters, fit_rule)
-    return configuration.rule(FitInput.read(bank, targets, target_bank, Metric.parse(metric), compute))
+    return configuration.rule(Bank.of(bank).read(metric, compute, targets=targets))

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.needs("cluster")
 
 def test_many_shards_answer_as_one(backend, fill):
     gallery = fill(shard_number=12, replication_factor=2)
-    model = hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **APPLY).model
+    model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **APPLY).model
     hub = backend.wrapped()
     found = [hub.query_points(gallery.name, query=query, limit=K).points for query in QUERIES]
     assert all(len(points) == K for points in found)
@@ -54,7 +54,7 @@ def test_a_node_that_stops_and_comes_back_during_apply_loses_nothing(backend, ga
 
 
 def test_searches_go_on_while_a_node_is_away(backend, gallery):
-    model = hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **APPLY).model
+    model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **APPLY).model
     hub = backend.wrapped()
     backend.stop("node2")
     try:
@@ -159,7 +159,7 @@ def test_a_collection_that_gets_another_shard_during_apply_keeps_every_offset(ba
             phases.append(what)
 
     model = hubplugin_qdrant.apply(
-        backend.client(), gallery.name, query_bank=BANK, storage=storage, compute=Compute(progress=stepping), **APPLY
+        backend.client(), gallery.name, BANK, storage=storage, compute=Compute(progress=stepping), **APPLY
     ).model
     assert next(steps, "ended") == "ended"
     assert set(phases) == {"writing offsets", "closing"}
@@ -179,7 +179,7 @@ def test_custom_shard_keys_are_corrected_each_and_together(backend, fill):
             wait=True,
         )
     gallery.ids, gallery.vectors = list(range(len(TARGETS))), TARGETS
-    model = hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, **APPLY).model
+    model = hubplugin_qdrant.apply(client, gallery.name, BANK, **APPLY).model
     hub = backend.wrapped()
     found = [hub.query_points(gallery.name, query=query, limit=K).points for query in QUERIES]
     assert gallery.agreement([[point.id for point in points] for points in found], model) >= AGREED

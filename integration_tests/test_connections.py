@@ -48,7 +48,7 @@ def last_line(ran):
 @pytest.mark.parametrize("prefer_grpc", [False, True], ids=["rest", "grpc"])
 def test_both_transports_apply_search_and_remove(backend, gallery, prefer_grpc):
     options = replace(backend.address, prefer_grpc=prefer_grpc).options()
-    model = hubplugin_qdrant.apply(HubQdrantClient(**options), gallery.name, query_bank=BANK, **APPLY).model
+    model = hubplugin_qdrant.apply(HubQdrantClient(**options), gallery.name, BANK, **APPLY).model
     hub = HubQdrantClient(**options)
     found = [hub.query_points(gallery.name, query=query, limit=K).points for query in QUERIES]
     assert gallery.agreement([[point.id for point in points] for points in found], model) >= AGREED
@@ -60,7 +60,7 @@ def test_both_transports_apply_search_and_remove(backend, gallery, prefer_grpc):
 def test_a_server_that_stops_answering_is_the_clients_own_error_for_that_time(backend, fill, storage):
     gallery = fill(using="code")
     given = {"using": "code", "storage": storage}
-    model = hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **given, **APPLY).model
+    model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **given, **APPLY).model
     between = Stalling(backend.address.http, backend.address.grpc)
     ports = dict(zip(("port", "grpc_port"), between.ports, strict=True))
     options = backend.address.options() | {"host": "127.0.0.1", "timeout": 2} | ports

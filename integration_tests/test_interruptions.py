@@ -190,7 +190,7 @@ def test_a_server_restarted_in_mid_apply_is_waited_for(backend, fill, storage, m
 @pytest.mark.needs("restart")
 def test_a_restarted_server_still_corrects(backend, fill, storage):
     gallery = fill(using="code")
-    model = hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, storage=storage, **APPLY).model
+    model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, storage=storage, **APPLY).model
     before = answers(backend.wrapped(), gallery)
     assert gallery.agreement([[key for key, _ in found] for found in before], model) >= AGREED
     backend.stop()
@@ -216,7 +216,7 @@ def keyed(address):
 @pytest.mark.parametrize("using", ["", "code"], ids=["unnamed", "named"])
 def test_snapshots_restored_into_a_fresh_server_are_still_corrected(backend, fill, using, storage):
     gallery, client, fresh = fill(using=using), backend.client(), backend.fresh()
-    hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, storage=storage, **APPLY)
+    hubplugin_qdrant.apply(client, gallery.name, BANK, storage=storage, **APPLY)
     before = answers(backend.wrapped(), gallery)
     there = f"http://{backend.address.host}:{backend.address.http}/collections"
     here = f"http://{fresh.host}:{fresh.http}/collections"
@@ -253,7 +253,7 @@ def test_a_collection_restored_alone_is_searched_raw_with_a_warning_until_a_refr
     snapshot = client.create_snapshot(gallery.name, wait=True).name
     content = httpx.get(f"{at}/{snapshot}", headers=key, timeout=60).raise_for_status().content
     given = {"using": "code", "storage": storage}
-    model = hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, **given, **APPLY).model
+    model = hubplugin_qdrant.apply(client, gallery.name, BANK, **given, **APPLY).model
     client.delete_collection(gallery.name)  # a server restores over no other set of vectors
     upload = {"files": {"snapshot": (snapshot, content)}, "params": {"priority": "snapshot", "wait": "true"}}
     httpx.post(f"{at}/upload", headers=key, timeout=60, **upload).raise_for_status()
@@ -270,14 +270,14 @@ def test_a_collection_restored_alone_is_searched_raw_with_a_warning_until_a_refr
         hubplugin_qdrant.refresh(client, gallery.name, using="code")
     else:
         hubplugin_qdrant.remove(client, gallery.name, using="code")
-        hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, **given, **APPLY)
+        hubplugin_qdrant.apply(client, gallery.name, BANK, **given, **APPLY)
     assert gallery.agreement(found(backend.wrapped()), model) >= AGREED
 
 
 @pytest.mark.needs("storage-snapshot")
 def test_a_snapshot_of_a_whole_storage_is_still_corrected(backend, fill, storage):
     gallery, client = fill(using="code"), backend.client()
-    hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, storage=storage, **APPLY)
+    hubplugin_qdrant.apply(client, gallery.name, BANK, storage=storage, **APPLY)
     snapshot = client.create_full_snapshot(wait=True).name
     there = f"http://{backend.address.host}:{backend.address.http}/snapshots/{snapshot}"
     content = httpx.get(there, headers=keyed(backend.address), timeout=60).raise_for_status().content

@@ -34,7 +34,7 @@ def agreement(hub, gallery, model, name=None, **given):
 def test_an_alias_that_is_switched_is_followed(backend, fill, through, monkeypatch):
     old, new, client, hub = fill(using="code"), fill(using="code"), backend.client(), backend.wrapped()
     models_of = [
-        hubplugin_qdrant.apply(client, gallery.name, query_bank=bank, **APPLY).model
+        hubplugin_qdrant.apply(client, gallery.name, bank, **APPLY).model
         for gallery, bank in ((old, BANK), (new, OTHER_BANK))
     ]
     alias = f"{old.name}-alias"
@@ -86,7 +86,7 @@ def test_a_collection_under_constant_writes_is_corrected_and_nothing_is_lost(bac
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **APPLY)
+        hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **APPLY)
     finally:
         stop.set()
         writer.join()
@@ -129,7 +129,7 @@ def test_tenants_of_one_collection_are_corrected_each(backend, fill, storage):
 def test_vectors_on_disk_are_corrected(backend, fill, storage):
     gallery = fill(using="code", graph=True, vector={"on_disk": True}, on_disk_payload=True)
     client = backend.client()
-    model = hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, storage=storage, **APPLY).model
+    model = hubplugin_qdrant.apply(client, gallery.name, BANK, storage=storage, **APPLY).model
     vectors = client.get_collection(gallery.name).config.params.vectors
     assert all(parameters.on_disk for parameters in vectors.values())
     assert agreement(backend.wrapped(), gallery, model) >= AGREED - 0.02
@@ -138,7 +138,7 @@ def test_vectors_on_disk_are_corrected(backend, fill, storage):
 def test_a_strict_limit_on_candidates_is_kept_by_every_search(backend, fill, storage):
     limits = models.StrictModeConfig(enabled=True, max_query_limit=60, search_allow_exact=False)
     gallery, client = fill(using="code", strict_mode_config=limits), backend.client()
-    applied = hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, storage=storage, agreement=1.0, **APPLY)
+    applied = hubplugin_qdrant.apply(client, gallery.name, BANK, storage=storage, agreement=1.0, **APPLY)
     hub = backend.wrapped(oversampling=1000)
     assert agreement(hub, gallery, applied.model) >= 0.9
     assert len(hub.query_points(gallery.name, QUERIES[0], "code", limit=60).points) == 60
@@ -171,8 +171,8 @@ def test_keys_of_single_collections_do_what_they_allow(backend, using):
     try:
         # Who may write the points, but make no collection, cannot begin ...
         with pytest.raises(hubplugin.StoreError, match="the api key may not do this"):
-            hubplugin_qdrant.apply(client(QdrantClient, both, "rw"), gallery.name, query_bank=BANK, **APPLY)
-        model = hubplugin_qdrant.apply(there.client(), gallery.name, query_bank=BANK, **APPLY).model
+            hubplugin_qdrant.apply(client(QdrantClient, both, "rw"), gallery.name, BANK, **APPLY)
+        model = hubplugin_qdrant.apply(there.client(), gallery.name, BANK, **APPLY).model
         # ... but refreshes, who may read both searches corrected, and who may read the points alone is told.
         assert hubplugin_qdrant.refresh(client(QdrantClient, both, "rw"), gallery.name).stale == 0
         assert agreement(client(HubQdrantClient, both, "r"), gallery, model) >= AGREED

@@ -21,7 +21,7 @@ EXACT = models.SearchParams(exact=True)
 @pytest.fixture
 def corrected(backend, gallery):
     """A gallery with a correction, its exact corrected scores, and the client that an application has."""
-    model = hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **APPLY).model
+    model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **APPLY).model
     gallery.scores = exact_scores(QUERIES, gallery.vectors, model)
     gallery.unit, gallery.offsets = normalise(gallery.vectors, "targets"), model.offsets(gallery.vectors)
     gallery.every = {"oversampling": len(gallery.ids) / K}  # every point is a candidate
@@ -91,7 +91,7 @@ def test_groups_hold_the_corrected_best_of_each(backend, corrected):
 
 def test_a_hybrid_search_fuses_the_corrected_ranking(backend, fill):
     gallery = fill(using="code", sparse=True)
-    hubplugin_qdrant.apply(backend.client(), gallery.name, using="code", query_bank=BANK, **APPLY)
+    hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, using="code", **APPLY)
     hub = backend.wrapped()
     words = models.SparseVector(indices=list(range(0, 384, 3)), values=[1.0] * 128)
     dense = hub.query_points(gallery.name, query=QUERIES[0], using="code", limit=20, search_params=EXACT).points
@@ -193,7 +193,7 @@ KINDS = {
 def test_a_collection_of_any_kind_is_wrapped(backend, fill, kind):
     gallery = fill(**KINDS[kind])
     before = gallery.content()
-    model = hubplugin_qdrant.apply(backend.client(), gallery.name, using=gallery.using, query_bank=BANK, **APPLY).model
+    model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, using=gallery.using, **APPLY).model
     # What is calibrated follows the index, which may be coarse; these searches are exact.
     hub = backend.wrapped(oversampling=10)
     found = [

@@ -33,7 +33,7 @@ def agreement(hub, gallery, model):
 def test_an_upsert_without_a_payload_leaves_what_a_plain_one_leaves(backend, gallery, given):
     """A server 1.14 keeps the payload of a point that was there, by gRPC also if an empty one is given; from 1.15 on it
     is cleared."""
-    hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **APPLY)
+    hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **APPLY)
     hub, keys = backend.wrapped(), gallery.ids[:3]
     for client, key in ((backend.client(), keys[0]), (hub, keys[1])):
         point = models.PointStruct(id=key, vector=TARGETS[0].tolist(), payload=given)
@@ -48,7 +48,7 @@ def test_an_upsert_without_a_payload_leaves_what_a_plain_one_leaves(backend, gal
 
 
 def test_a_payload_that_is_overwritten_right_after_its_vector_keeps_the_new_offset(backend, gallery):
-    hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **APPLY)
+    hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **APPLY)
     key = gallery.ids[0]
     vectors = models.UpdateVectors(points=[models.PointVectors(id=key, vector=TARGETS[7].tolist())])
     payload = models.SetPayload(payload={"row": "new"}, points=[key])
@@ -69,16 +69,14 @@ def test_points_deleted_while_offsets_are_written_do_no_harm(backend, gallery, m
         if what == "writing offsets" and (key := next(left, None)) is not None:
             backend.client().delete(gallery.name, [key], wait=True)
 
-    hubplugin_qdrant.apply(
-        backend.client(), gallery.name, query_bank=BANK, compute=hubplugin.Compute(progress=delete), **APPLY
-    )
+    hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, compute=hubplugin.Compute(progress=delete), **APPLY)
     assert health(backend.client(), gallery) == (0, 0)
 
 
 @pytest.mark.needs("client", "threads")
 def test_points_deleted_while_offsets_are_taken_out_do_no_harm(backend, gallery, monkeypatch):
     monkeypatch.setattr(hubplugin_qdrant.transport, "BATCH", 25)
-    hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **APPLY)
+    hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **APPLY)
 
     def delete():
         for key in gallery.ids[::-3]:
@@ -110,7 +108,7 @@ def test_a_strict_server_is_searched_written_and_left_within_its_limits(backend,
     gallery = fill(strict_mode_config=models.StrictModeConfig(**known))
     # Groups are by a key with an index only: beside it there is room for one more.
     backend.client().create_payload_index(gallery.name, "row", models.PayloadSchemaType.INTEGER, wait=True)
-    model = hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **APPLY).model
+    model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **APPLY).model
     hub = backend.wrapped()
     assert agreement(hub, gallery, model) >= 0.9  # among 100 candidates, which is all that it allows
     hub.query_points_groups(gallery.name, group_by="row", query=QUERIES[0], limit=3, group_size=2)
@@ -127,7 +125,7 @@ def test_rates_that_are_limited_are_waited_for(backend, fill):
     # A minute's worth of either is less than what making the gallery and correcting it takes.
     limits = models.StrictModeConfig(enabled=True, read_rate_limit=150, write_rate_limit=90)
     gallery = fill(rows=60, strict_mode_config=limits)
-    model = hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, **APPLY).model
+    model = hubplugin_qdrant.apply(client, gallery.name, BANK, **APPLY).model
     client.update_collection(gallery.name, strict_mode_config=models.StrictModeConfig(enabled=False))
     assert health(client, gallery) == (0, 0)
     assert agreement(backend.wrapped(), gallery, model) >= AGREED
@@ -136,7 +134,7 @@ def test_rates_that_are_limited_are_waited_for(backend, fill):
 @pytest.mark.needs("client", "server")
 def test_a_client_with_the_default_patience_is_enough(backend, gallery):
     options = {name: value for name, value in backend.address.options().items() if name != "timeout"}
-    model = hubplugin_qdrant.apply(QdrantClient(**options), gallery.name, query_bank=BANK, **APPLY).model
+    model = hubplugin_qdrant.apply(QdrantClient(**options), gallery.name, BANK, **APPLY).model
     assert agreement(HubQdrantClient(**options), gallery, model) >= AGREED
     hubplugin_qdrant.remove(QdrantClient(**options), gallery.name)
 
@@ -144,7 +142,7 @@ def test_a_client_with_the_default_patience_is_enough(backend, gallery):
 @pytest.mark.needs("client", "server", "graph")
 def test_the_graph_is_whole_again_after_a_correction(backend, fill):
     gallery = fill(graph=True)
-    model = hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **APPLY).model
+    model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **APPLY).model
     wait_until(gallery.indexed)
     found = [backend.client().query_points(gallery.name, query, limit=K).points for query in QUERIES]
     raw = gallery.agreement([[point.id for point in points] for points in found], None)
@@ -156,7 +154,7 @@ def test_a_key_that_may_only_read_searches_corrected_and_is_told_the_rest(backen
     there = There(backend.keyed())
     gallery = there.gallery()
     try:
-        model = hubplugin_qdrant.apply(there.client(), gallery.name, query_bank=BANK, **APPLY).model
+        model = hubplugin_qdrant.apply(there.client(), gallery.name, BANK, **APPLY).model
         options = there.address.options() | {"api_key": backend.read_only_key}
         assert agreement(HubQdrantClient(**options), gallery, model) >= AGREED
         told: list[str] = []
@@ -172,7 +170,7 @@ def test_a_key_that_may_only_read_searches_corrected_and_is_told_the_rest(backen
 
 def test_a_collection_that_a_plain_client_makes_anew_is_searched(backend, fill):
     gallery = fill(using="code")
-    hubplugin_qdrant.apply(backend.client(), gallery.name, using="code", query_bank=BANK, **APPLY)
+    hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, using="code", **APPLY)
     client = backend.client()
     client.delete_collection(gallery.name)
     parameters = models.VectorParams(size=TARGETS.shape[1], distance=models.Distance.COSINE)

@@ -25,7 +25,7 @@ def test_either_storage_corrects_is_kept_up_and_is_removed_without_a_trace(backe
     gallery = fill(using="code")
     before, client = gallery.content(), backend.client()
     given = {"using": "code", "storage": storage}
-    model = hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, **given, **APPLY).model
+    model = hubplugin_qdrant.apply(client, gallery.name, BANK, **given, **APPLY).model
     assert gallery.agreement(search(backend, gallery), model) >= AGREED
 
     ids, vectors = gallery.ids, gallery.vectors
@@ -48,7 +48,7 @@ def test_either_storage_corrects_is_kept_up_and_is_removed_without_a_trace(backe
 def test_points_that_come_where_others_were_deleted_are_found(backend, fill, storage):
     gallery = fill(using="code")
     client = backend.client()
-    hubplugin_qdrant.apply(client, gallery.name, using="code", query_bank=BANK, storage=storage, **APPLY)
+    hubplugin_qdrant.apply(client, gallery.name, BANK, using="code", storage=storage, **APPLY)
     client.delete(gallery.name, gallery.ids[:30], wait=True)  # whose vectors a server may go on counting
     fresh = [point_id(len(gallery.ids) + row) for row in range(10)]
     gallery.insert(fresh, LATER[:10])
@@ -59,7 +59,7 @@ def test_points_that_come_where_others_were_deleted_are_found(backend, fill, sto
 
 def test_a_collection_of_float16_is_corrected_and_stays_so(backend, fill, storage):
     gallery, client = fill(using="code", vector={"datatype": models.Datatype.FLOAT16}), backend.client()
-    model = hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, storage=storage, **APPLY).model
+    model = hubplugin_qdrant.apply(client, gallery.name, BANK, storage=storage, **APPLY).model
     report = hubplugin_qdrant.inspect(client, gallery.name, probes=0)
     assert (report.missing, report.stale) == (0, 0)
     assert gallery.agreement(search(backend, gallery), model) >= AGREED - 0.01
@@ -78,7 +78,7 @@ QUANTISED = {
 def test_the_offsets_of_a_quantised_collection_keep_their_weight(backend, fill, storage, kind):
     gallery = fill(using="code", graph="graph" in backend.can, quantization_config=QUANTISED[kind])
     given = {"using": "code", "storage": storage}
-    model = hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **given, **APPLY).model
+    model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **given, **APPLY).model
     hub, exact = backend.wrapped(), models.SearchParams(exact=True)
     found = [hub.query_points(gallery.name, query, "code", limit=K, search_params=exact).points for query in QUERIES]
     assert (
@@ -92,7 +92,7 @@ def test_the_offsets_of_a_quantised_collection_keep_their_weight(backend, fill, 
 def test_either_storage_reaches_the_recall_of_the_raw_graph(backend, fill, storage):
     gallery = fill(using="code", graph=True)
     given = {"using": "code", "storage": storage}
-    model = hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **given, **APPLY).model
+    model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **given, **APPLY).model
     raw = gallery.agreement(QdrantStore(backend.client(), gallery.name, "code").search(QUERIES, K, raw=True).ids, None)
     assert gallery.agreement(search(backend, gallery), model) >= raw - 0.02
 
@@ -102,7 +102,7 @@ def test_a_second_vector_beside_an_unnamed_one_disturbs_no_plain_client(backend,
     backend.require((1, 18), "a second vector in place")
     gallery = fill(graph="graph" in backend.can)
     client, before = backend.client(), gallery.content()
-    model = hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, storage="vector", **APPLY).model
+    model = hubplugin_qdrant.apply(client, gallery.name, BANK, storage="vector", **APPLY).model
     assert gallery.agreement(search(backend, gallery), model) >= 0.97
     assert gallery.agreement(QdrantStore(client, gallery.name).search(QUERIES, K, raw=True).ids, None) >= 0.97
     fresh = point_id(len(gallery.ids))

@@ -28,7 +28,7 @@ def test_wrapping_an_existing_qdrant_collection(backend, gallery):
     before = search(client)
 
     # One call corrects it in place ...
-    hubplugin_qdrant.apply(client, gallery.name, query_bank=BANK, **FIT)
+    hubplugin_qdrant.apply(client, gallery.name, BANK, **FIT)
 
     # ... and the application swaps its client for ours. It knows the server's address and nothing else.
     after = search(backend.wrapped())

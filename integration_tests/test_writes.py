@@ -19,7 +19,7 @@ pytestmark = pytest.mark.needs("client")
 
 @pytest.fixture
 def corrected(backend, gallery):
-    gallery.model = hubplugin_qdrant.apply(backend.client(), gallery.name, query_bank=BANK, **APPLY).model
+    gallery.model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **APPLY).model
     return gallery
 
 

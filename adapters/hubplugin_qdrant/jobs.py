@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 from qdrant_client import QdrantClient
 
-from hubplugin.bank import Embed, Pairs
+from hubplugin.bank import BankLike
 from hubplugin.jobs import correct, health, write
 from hubplugin.methods import asked_for
 from hubplugin.methods.robust import PROBES
 from hubplugin.model import Setting
 from hubplugin.resources import Compute
 from hubplugin.store import KEEP
-from hubplugin.vectors import Progress, VectorLike
+from hubplugin.vectors import Progress
 from hubplugin_qdrant.schema import Storage
 from hubplugin_qdrant.store import QdrantStore
 
@@ -22,30 +21,25 @@ from hubplugin_qdrant.store import QdrantStore
 def apply(
     client: QdrantClient,
     collection: str,
-    query_bank: VectorLike | Sequence[str],
+    bank: BankLike,
     *,
     using: str = "",
     storage: Storage | Literal["auto"] = "auto",
     agreement: float | None = None,
     offset_key: str | None = None,
     method: str = "blend",
-    target_bank: VectorLike | None = None,
-    pairs: Pairs = None,
-    same_kind: bool = False,
     group_by: str | None = None,
     robust: bool = False,
     force: bool = False,
     dry_run: bool = False,
     keep: int = KEEP,
     compute: Compute = Compute(),
-    embed: Embed = None,
     **parameters: Setting,
 ) -> write.Applied:
     """Corrects the vector `using` of `collection` in place; a `HubQdrantClient` then searches it corrected.
 
-    query_bank: [m, d] example queries, as for `hubplugin.fit`, which also has `method`, its `parameters`,
-    `target_bank`, `pairs`, `device`, `memory`, `progress` and `embed`. same_kind: documents are asked by documents, see
-    `hubplugin.judge`. force: apply it even if it does not help on held-out
+    bank: example queries, as for `hubplugin.fit`, which also has `method`, its `parameters`, `device`, `memory` and
+    `progress`. force: apply it even if it does not help on held-out
     bank queries. dry_run: write nothing. keep: how many versions stay to return to, see `hubplugin.apply`.
     group_by: a payload key that searches are filtered by, such as "tenant": offsets are fitted within
     each of its values; see `hubplugin.apply`, which also has `robust`. using: "" is the unnamed vector, or the only
@@ -66,10 +60,8 @@ def apply(
     asked_for(method, parameters, apply)  # a misspelt argument of this function lies among them
     store = QdrantStore(client, collection, using, storage, agreement=agreement, offset_key=offset_key)
     return correct.apply(
-        store, query_bank, method, target_bank,
-        pairs=pairs, same_kind=same_kind, group_by=group_by, robust=robust, force=force, dry_run=dry_run, keep=keep,
-        compute=compute, embed=embed,
-        executor=None, shards=None, workspace=None, **parameters,
+        store, bank, method, group_by=group_by, robust=robust, force=force, dry_run=dry_run, keep=keep,
+        compute=compute, executor=None, shards=None, workspace=None, **parameters,
     )  # fmt: skip
 
 

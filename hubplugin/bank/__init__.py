@@ -5,39 +5,33 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from hubplugin.bank.embedding import Embed, embedded, vectors_of
-from hubplugin.bank.texts import Texts, holds_texts, read_clicks, read_texts
+from hubplugin.bank.bank import Bank, BankLike
+from hubplugin.bank.texts import holds_texts
 
 if TYPE_CHECKING:
-    from hubplugin.bank.banks import Banks, Pairs, places
     from hubplugin.bank.kinds import SEEN, BankProfile, own_share, profile
+    from hubplugin.bank.prepared import PreparedBank, places
 
 # Looked up on first use, since a command line that reads texts needs no torch.
 _HOMES = {
     "BankProfile": "kinds",
-    "Banks": "banks",
-    "Pairs": "banks",
+    "PreparedBank": "prepared",
     "SEEN": "kinds",
     "own_share": "kinds",
-    "places": "banks",
+    "places": "prepared",
     "profile": "kinds",
 }
 
 __all__ = [
     "SEEN",
+    "Bank",
+    "BankLike",
     "BankProfile",
-    "Banks",
-    "Embed",
-    "Pairs",
-    "Texts",
-    "embedded",
+    "PreparedBank",
     "holds_texts",
     "own_share",
     "places",
     "profile",
-    "read_clicks",
-    "read_texts",
-    "vectors_of",
 ]
 
 

@@ -19,9 +19,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from hubplugin.bank.texts import read_texts
 from hubplugin.errors import InputError
-from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
+from hubplugin.vectors import Progress, as_vectors
 
 Embedder: TypeAlias = Callable[[Sequence[str]], Any]
 """Texts [b] in, their vectors [b, d] out: an array, a tensor or lists."""
@@ -169,23 +168,6 @@ Embed: TypeAlias = Embedder | str | None
 
 BATCH = 256
 """Texts embedded at a time: progress is told after each, and what was embedded by then is kept."""
-
-
-def vectors_of(
-    bank: VectorLike | Sequence[str], embed: Embed, name: str = "query bank", progress: Progress | None = None
-) -> Vectors:
-    """`bank` as vectors; with `embed`, it is texts or a file of texts.
-
-    Raises InputError as `embedded`, `read_texts` and `as_vectors` do.
-    """
-    if embed is None:
-        return as_vectors(bank, name)  # type: ignore[arg-type]
-    if isinstance(bank, (str, os.PathLike)):
-        bank = read_texts(os.fspath(bank)).texts
-    texts = list(bank)  # type: ignore[arg-type]
-    if not texts or not all(isinstance(text, str) for text in texts):
-        raise InputError(f"{name}: embed= is for texts; vectors are passed without it")
-    return as_vectors(embedded(texts, embed, name, progress), name)  # type: ignore[arg-type]
 
 
 def embedded(

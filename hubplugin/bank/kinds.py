@@ -68,8 +68,8 @@ class BankProfile:
     between: share of the variance of the similarities that lies between queries. reach: how many targets are the
     nearest of a bank query, as a share of how many are nearest to as many of the gallery's own vectors. clustered:
     correlation between whether a target is found by the bank and the share of its neighbours that are. agreement:
-    correlation, over targets, between how near the bank and how near the gallery itself comes. same_kind: documents are
-    meant to be asked by documents.
+    correlation, over targets, between how near the bank and how near the gallery itself comes. of_documents: documents
+    are meant to be asked by documents.
     """
 
     distinct: int
@@ -80,7 +80,7 @@ class BankProfile:
     reach: float = 1.0
     clustered: float = 0.0
     agreement: float = 1.0
-    same_kind: bool = False
+    of_documents: bool = False
     answered: bool | None = None
     told: bool = field(default=True, repr=False)
 
@@ -90,7 +90,7 @@ class BankProfile:
             return "too small to tell"
         if self.own_share < OWN_SHARE <= self.target_share:
             return "swapped"
-        if self.own_share < OWN_SHARE and not self.same_kind:
+        if self.own_share < OWN_SHARE and not self.of_documents:
             return "documents"
         if self.between > BETWEEN:
             return "mixture"
@@ -149,13 +149,13 @@ class BankProfile:
 
 
 def profile(
-    given: FitInput, queries: np.ndarray, targets: np.ndarray, same_kind: bool, answered: bool, seed: int
+    given: FitInput, queries: np.ndarray, targets: np.ndarray, of_documents: bool, answered: bool, seed: int
 ) -> BankProfile:
     """Of the bank of `given`, seen on samples: `queries` [m, d], all distinct, and `targets` [n, d] of its gallery.
     answered: whether clicks or pairs say that the answers are in the gallery."""
     distinct = len(given.distinct)
     if min(len(queries), len(targets)) < FEWEST:
-        return BankProfile(distinct, same_kind=same_kind, told=False)
+        return BankProfile(distinct, of_documents=of_documents, told=False)
     rng = np.random.default_rng(seed)
     seen, targets = (rng.permutation(part)[:SEEN] for part in (queries, targets))
     asking, own = _as_queries(seen, targets, given.metric)
@@ -176,7 +176,7 @@ def profile(
         reach=_reach(from_bank, from_gallery),
         clustered=_clustered(from_bank, targets, given),
         agreement=_agreement(from_bank, from_gallery),
-        same_kind=same_kind,
+        of_documents=of_documents,
         answered=True if answered else False if given.answers_are_elsewhere else None,
     )
 

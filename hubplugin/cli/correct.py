@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hubplugin import Compute
 from hubplugin.abilities import Versioned, able, versions_of
+from hubplugin.bank import Bank
 from hubplugin.cli.frame import Answer, command, progress_shown
 from hubplugin.cli.options import (
     AnswerOptions,
+    Answers,
     BankOptions,
-    Clicks,
     ComputeOptions,
     Dask,
     Embed,
     Field,
-    GivenQueries,
     Keep,
     ReportOptions,
     Settings,
@@ -28,14 +27,14 @@ from hubplugin.cli.options import (
     StoreUrl,
     Workspace,
     answer,
-    given_by,
+    bank_of,
     parameters_of,
     require_files,
     told,
-    vectors,
     workers,
 )
 from hubplugin.errors import InputError
+from hubplugin.resources import Compute
 from hubplugin.store import KEEP
 
 if TYPE_CHECKING:
@@ -79,20 +78,17 @@ def apply(
     from hubplugin.registry import open_store
 
     require_files(read=(), written=(shown.report,))
-    given, second = given_by(banks, answers), vectors(banks.target_bank, "target bank")
-    opened = open_store(store)
+    bank, opened = bank_of(banks, answers), open_store(store)
     called = naming(shown.names, opened, "--names")
 
     from hubplugin.jobs.correct import apply
 
     parameters = parameters_of(method, settings)
     with workers(executor) as engine, progress_shown() as progress:
-        bank = given.bank(opened, progress)
         applied = apply(
-            opened, bank, method, second,
-            pairs=given.pairs(bank, answers.pairs, banks.target_bank), same_kind=answers.same_kind, group_by=group_by,
-            robust=robust, force=force, dry_run=dry_run, keep=keep, compute=computing.compute(progress),
-            embed=None, executor=engine, shards=shards, workspace=workspace, **parameters,
+            opened, bank, method, group_by=group_by, robust=robust, force=force, dry_run=dry_run, keep=keep,
+            compute=computing.compute(progress), executor=engine, shards=shards,
+            workspace=workspace, **parameters,
         )  # fmt: skip
     report = applied.report()
     if shown.report is not None and applied.written:
@@ -221,18 +217,14 @@ def refit(
 
     if settings and method is None:
         raise InputError("--set is for a method that is named; add --method")
-    given, second = given_by(banks, answers), vectors(banks.target_bank, "target bank")
-    opened = open_store(store)
+    bank, opened = bank_of(banks, answers), open_store(store)
 
     from hubplugin.jobs.correct import refit
 
     parameters = {} if method is None else parameters_of(method, settings)
     with progress_shown() as progress:
-        bank = given.bank(opened, progress)
         done = refit(
-            opened, bank, method, second,
-            pairs=given.pairs(bank, answers.pairs, banks.target_bank), same_kind=answers.same_kind, force=force,
-            dry_run=dry_run, keep=keep, compute=computing.compute(progress),
+            opened, bank, method, force=force, dry_run=dry_run, keep=keep, compute=computing.compute(progress),
             **parameters,
         )  # fmt: skip
     return Answer(f"{opened.url}: {done}", told(opened, done))
@@ -244,7 +236,7 @@ def monitor(
     queries: LiveQueries = None,
     embed: Embed = None,
     field: Field = None,
-    clicks: Clicks = None,
+    answers: Answers = None,
     prometheus: Annotated[
         Path | None, typer.Option(help="Write the figures to this file, as Prometheus text.", metavar="FILE")
     ] = None,
@@ -258,17 +250,15 @@ def monitor(
     from hubplugin.registry import open_store
 
     require_files([], [prometheus])
-    if clicks is not None and queries is None:
-        raise InputError("--clicks belong to queries; add --queries")
-    given = GivenQueries.of(queries, embed, field, clicks, "queries", "queries")
+    if answers is not None and queries is None:
+        raise InputError("--answers belong to queries; add --queries")
+    live = Bank(queries, answers, embed=embed, field=field, name="queries").look()
     opened = open_store(store)
 
     from hubplugin.jobs.health import monitor
 
     with progress_shown() as progress:
-        live = None if queries is None else given.bank(opened, progress)
-        known = None if live is None else given.pairs(live, None, None)
-        seen = monitor(opened, live, known, compute=computing.compute(progress))
+        seen = monitor(opened, live if queries is not None else None, compute=computing.compute(progress))
     if prometheus is not None:
         from hubplugin.cli.prometheus import write
 

@@ -18,6 +18,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from hubplugin.bank import Bank
 from hubplugin.errors import HubpluginError, install
 from hubplugin.jobs.correct import apply
 from hubplugin.measures.hubness import k_occurrence, skewness
@@ -153,7 +154,7 @@ def run(folder: Path, console: Console | None = None) -> dict[str, tuple[Run, Ru
     with bars(console) as progress:
         for name, store in stores.items():
             console.print(f"Correcting {name} ...")
-            applied = apply(store, data.bank_queries, target_bank=data.bank_targets, compute=Compute(progress=progress))
+            applied = apply(store, Bank(data.bank_queries, data.bank_targets), compute=Compute(progress=progress))
         corrected = {
             name: search_all(store, data, f"searching corrected {name}", progress) for name, store in stores.items()
         }

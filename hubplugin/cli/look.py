@@ -8,22 +8,21 @@ from typing import Annotated, Any
 
 import typer
 
-from hubplugin.bank import holds_texts
+from hubplugin.bank import Bank, holds_texts
 from hubplugin.cli.frame import Answer, command, progress_shown
 from hubplugin.cli.options import (
     AnswerOptions,
     BankOptions,
     ComputeOptions,
-    GivenQueries,
     ReportOptions,
     StoreUrl,
     Texts,
     answer,
-    given_by,
+    bank_of,
     require_files,
-    vectors,
 )
 from hubplugin.errors import InputError, Parameter
+from hubplugin.vectors import Progress, Vectors
 
 
 @command
@@ -41,19 +40,13 @@ def diagnose(
     from hubplugin.registry import open_store
 
     require_files(read=(), written=(shown.report,))
-    given, second = given_by(banks, answers), vectors(banks.target_bank, "target bank")
-    opened = open_store(store)
+    bank, opened = bank_of(banks, answers), open_store(store)
     called, worded = naming(shown.names, opened, "--names"), naming(texts, opened, "--texts")
 
     from hubplugin.jobs.diagnose import diagnose
 
     with progress_shown() as progress:
-        bank = given.bank(opened, progress)
-        known = given.pairs(bank, answers.pairs, banks.target_bank)
-        found = diagnose(
-            opened, bank, second, pairs=known, same_kind=answers.same_kind, names=called, texts=worded,
-            compute=computing.compute(progress),
-        )  # fmt: skip
+        found = diagnose(opened, bank, names=called, texts=worded, compute=computing.compute(progress))
     return answer(found.report(), found, shown.report, opened)
 
 
@@ -126,7 +119,7 @@ def evaluate(
 ) -> Answer:
     """Queries whose true targets are known: a corrected store beside its raw search, or every method side by side."""
     for_files = {
-        "--targets": targets, "--bank": banks.bank, "--target-bank": banks.target_bank, "--method": method,
+        "--targets": targets, "--bank": banks.bank, "--answers": banks.answers, "--method": method,
     }  # fmt: skip
     if store is not None:
         for option in (name for name, given in for_files.items() if given):
@@ -139,30 +132,40 @@ def evaluate(
         raise InputError("--filter is for a STORE; files are searched whole")
     require_files(read=(truth, shown.names, query_names), written=(shown.report,))
     return _on_files(
-        *_both(queries, banks), (targets, banks.target_bank), method, shown.report,
+        *_both(queries, banks), targets, method, shown.report,
         truth=truth, k=k, names=shown.names, query_names=query_names, seed=seed, metric=metric, computing=computing,
     )  # fmt: skip
 
 
-def _asked(queries: str, embed: str | None, field: str | None) -> GivenQueries:
+def _asked(queries: str, embed: str | None, field: str | None) -> Bank:
     """The test queries as they were typed."""
-    return GivenQueries.of(queries, embed, field, name="queries", parameter="queries")
+    return Bank(queries, embed=embed, field=field, name="queries").look()
 
 
-def _both(queries: str, banks: BankOptions) -> tuple[GivenQueries, GivenQueries]:
-    """Test queries and query bank; either may be texts and the other vectors."""
-    texts, nothing = (banks.embed, banks.field), (None, None)
+def _both(queries: str, banks: BankOptions) -> tuple[Bank, Bank | None]:
+    """Test queries and bank; either may be texts and the other vectors."""
     in_queries, in_bank = (
         path is not None and holds_texts(path, banks.embed is not None) for path in (queries, banks.bank)
     )
-    asked = _asked(queries, *(texts if in_queries or not in_bank else nothing))
-    return asked, GivenQueries.of(banks.bank, *(texts if in_bank else nothing))
+    asked = _asked(queries, *((banks.embed, banks.field) if in_queries or not in_bank else (None, None)))
+    if banks.bank is None:
+        return asked, None
+    return asked, bank_of(banks if in_bank else replace(banks, embed=None, field=None))
+
+
+def _each_row(queries: Bank, gallery: object, progress: Progress | None) -> Vectors:
+    """The vectors, where row i of the file belongs to row i of another; raises InputError where a text is missing."""
+    texts = queries.texts
+    if texts is not None and texts.rows[-1] >= len(texts.rows):
+        lacking = next(row for row, number in enumerate(texts.rows) if row != number)
+        raise InputError(f"{texts.name}: row {lacking}, counted from 0, has no text; take it out here and in the truth")
+    return queries.vectors(gallery, progress)
 
 
 def _on_files(
-    queries: GivenQueries,
-    bank: GivenQueries,
-    files: tuple[str, str | None],
+    queries: Bank,
+    bank: Bank | None,
+    targets: str,
     methods: list[str] | None,
     report: Path | None,
     *,
@@ -170,29 +173,29 @@ def _on_files(
     computing: ComputeOptions,
     **given: Any,
 ) -> Answer:
-    """Every method side by side. files: of targets and target bank."""
-    gallery, second = vectors(files[0], "targets"), vectors(files[1], "target bank")
-
+    """Every method side by side."""
     from hubplugin.evaluation.evaluate import evaluate
     from hubplugin.fitting import fit
+    from hubplugin.vectors import as_vectors
 
+    gallery = as_vectors(targets, "targets")
     with progress_shown() as progress:
-        known, models, compute = bank.given(gallery.dim, progress), dict[str, Any](), computing.compute(progress)
+        models, compute = dict[str, Any](), computing.compute(progress)
+        if bank is not None:
+            bank = replace(bank, queries=bank.vectors(gallery, progress), embed=None, field=None)
         if "auto" in (methods or []):
-            if known is None:
+            if bank is None:
                 raise InputError("method 'auto' chooses on example queries: pass ", Parameter("bank"))
-            models["auto"] = fit(gallery, known, "auto", target_bank=second, metric=metric, compute=compute)
+            models["auto"] = fit(gallery, bank, "auto", metric=metric, compute=compute)
         found = evaluate(
-            gallery, known, queries=queries.each_row(gallery.dim, progress), target_bank=second,
+            gallery, bank, queries=_each_row(queries, gallery, progress),
             methods=[name for name in methods if name not in models] if methods else None, models=models,
             metric=metric, compute=compute, **given,
         )  # fmt: skip
     return answer(found.report(), found, report)
 
 
-def _in_store(
-    store: str, queries: GivenQueries, truth: str | None, shown: ReportOptions, given: dict[str, Any]
-) -> Answer:
+def _in_store(store: str, queries: Bank, truth: str | None, shown: ReportOptions, given: dict[str, Any]) -> Answer:
     """A store beside its raw search."""
     if truth is None:
         raise InputError("a STORE needs --truth: for each query the id of its true target")
@@ -207,7 +210,7 @@ def _in_store(
 
     with progress_shown() as progress:
         found = evaluate(
-            opened, queries=queries.each_row(opened.dim, progress), truth=truth, names=called,
+            opened, queries=_each_row(queries, opened, progress), truth=truth, names=called,
             compute=Compute(progress=progress), **given,
         )  # fmt: skip
     return answer(found.report(), found, shown.report)

@@ -24,10 +24,10 @@ from hubplugin.errors import HubpluginError
 
 COMMANDS = (look.diagnose, look.inspect, look.evaluate)
 
-FILES = ("store", "queries", "targets", "target_bank", "bank", "truth", "clicks", "names", "texts", "query_names")
+FILES = ("store", "queries", "targets", "bank", "answers", "truth", "names", "texts", "query_names")
 SETTINGS = (
     "pairs",
-    "same_kind",
+    "kind",
     "condition",
     "method",
     "k",

@@ -12,15 +12,14 @@ from typing import Annotated, Any
 
 import typer
 
-from hubplugin.bank import Texts as ReadTexts
-from hubplugin.bank import embedded, holds_texts, read_clicks, read_texts
+from hubplugin.bank import Bank
 from hubplugin.cli.frame import Answer
-from hubplugin.errors import InputError, Parameter
+from hubplugin.errors import InputError
 from hubplugin.model import Setting
 from hubplugin.report import Report, facts_of
 from hubplugin.resources import Compute
-from hubplugin.store import Store, recorded_of
-from hubplugin.vectors import Progress, Vectors, as_vectors, require_file
+from hubplugin.store import Store
+from hubplugin.vectors import Progress, require_file
 
 StoreUrl = Annotated[
     str,
@@ -33,13 +32,12 @@ StoreUrl = Annotated[
         "'...?grpc=6334': the port for gRPC, which is faster; '...?record=FOLDER': where a client records queries.",
     ),
 ]
-TargetBank = Annotated[str | None, typer.Option(help="A second bank, of example targets.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A parameter, as --set tau=0.05")
 ]
 Paired = Annotated[
     bool | None,
-    typer.Option("--pairs/--no-pairs", help="Row i of both banks is a pair; detected by default."),
+    typer.Option("--pairs/--no-pairs", help="Row i of vectors of answers answers query i; detected by default."),
 ]
 TargetNames = Annotated[
     str | None,
@@ -57,8 +55,8 @@ Texts = Annotated[
 ReportFile = Annotated[
     Path | None, typer.Option("--report", metavar="FILE.html", help="Also write a report: one HTML file to look at.")
 ]
-SameKind = Annotated[
-    bool, typer.Option("--same-kind", help="Documents are asked by documents: a bank of documents is no objection.")
+Kind = Annotated[
+    str, typer.Option(metavar="KIND", help="documents: they are asked by documents, so a bank of them is no objection.")
 ]
 Keep = Annotated[
     int, typer.Option(min=0, help="How many versions stay beside the new one, for rollback; each takes as much space.")
@@ -75,7 +73,7 @@ Workspace = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto is cuda, then mps, then cpu.")]
 Memory = Annotated[str, typer.Option(help="Bounds the similarities held at one time.")]
-QueryBank = Annotated[
+BankFile = Annotated[
     str | None,
     typer.Option(
         help="The query bank: .npy, .npz, .safetensors or .parquet; file#name picks one. With --embed, texts: .txt, "
@@ -94,11 +92,13 @@ Embed = Annotated[
 Field = Annotated[
     str | None, typer.Option(help="The column or JSON key of the texts; query, text or question by default.")
 ]
-Clicks = Annotated[
+Answers = Annotated[
     str | None,
     typer.Option(
-        help="A log's clicks: .csv with the columns query (its text, or its row from 0) and target (an id in the "
-        "store), or .npy of one id for each bank query, -1 for none."
+        metavar="FILE",
+        help="What the bank asks for. Vectors of such targets: a file, as for a bank. Or clicks: .csv with the columns "
+        "query (its text, or its row from 0) and target (an id in the store), or .npy of one id for each query, -1 for "
+        "none.",
     ),
 ]
 
@@ -107,8 +107,8 @@ Clicks = Annotated[
 class BankOptions:
     """a bank"""
 
-    bank: QueryBank = None
-    target_bank: TargetBank = None
+    bank: BankFile = None
+    answers: Answers = None
     embed: Embed = None
     field: Field = None
 
@@ -118,8 +118,7 @@ class AnswerOptions:
     """what a bank asks for"""
 
     pairs: Paired = None
-    clicks: Clicks = None
-    same_kind: SameKind = False
+    kind: Kind = "queries"
 
 
 @dataclass(frozen=True)
@@ -144,16 +143,18 @@ class ComputeOptions:
 # Files are looked at, and stores opened, before anything is imported that computes: torch takes seconds.
 
 
+def bank_of(banks: BankOptions, answers: AnswerOptions | None = None) -> Bank:
+    """The bank as it was typed, whose files were looked at; without queries where none are named."""
+    answers = AnswerOptions() if answers is None else answers
+    known: Any = {"pairs": answers.pairs, "kind": answers.kind, "embed": banks.embed, "field": banks.field}
+    return Bank(banks.bank, banks.answers, **known).look()
+
+
 def vectors(path: str | None, name: str) -> Any:
     """The vectors in the file `path`; `name` is what errors call them."""
     from hubplugin.vectors import as_vectors
 
     return None if path is None else as_vectors(path, name)
-
-
-def given_by(banks: BankOptions, answers: AnswerOptions) -> GivenQueries:
-    """The query bank as it was typed."""
-    return GivenQueries.of(banks.bank, banks.embed, banks.field, answers.clicks)
 
 
 def require_files(read: Sequence[str | None], written: Sequence[Path | None]) -> None:
@@ -213,86 +214,3 @@ def told(store: Store | None, result: object) -> dict[str, object]:
 def typed() -> str:
     """The command line as it was typed."""
     return shlex.join(["hubplugin", *sys.argv[1:]])
-
-
-@dataclass(frozen=True)
-class GivenQueries:
-    """What was typed, looked at before a store is opened. vectors, texts: one of them, or neither for the record.
-    name: what errors call them."""
-
-    vectors: Vectors | None
-    texts: ReadTexts | None
-    embed: str | None
-    clicks: str | None
-    name: str
-
-    @classmethod
-    def of(
-        cls,
-        queries: str | None,
-        embed: str | None,
-        field: str | None,
-        clicks: str | None = None,
-        name: str = "query bank",
-        parameter: str = "bank",
-    ) -> GivenQueries:
-        if clicks is not None:
-            require_file(Path(clicks), "--clicks")
-        if queries is None or (embed is None and not holds_texts(queries)):
-            for option, value in (("embed", embed), ("field", field)):
-                if value is not None:
-                    raise InputError(Parameter(option, value), " is for texts; pass them as ", Parameter(parameter))
-            return cls(None if queries is None else as_vectors(queries, name), None, None, clicks, name)
-        texts = read_texts(queries, field, name)
-        if embed is None:
-            raise InputError(
-                f"{texts.name} has texts; name the model that embeds queries: ",
-                Parameter("embed", "sentence-transformers:NAME"),
-                ", fastembed:NAME or module:function",
-            )
-        return cls(None, texts, embed, clicks, name)
-
-    def given(self, dim: int, progress: Progress | None) -> Vectors | None:
-        """The vectors of what was typed, None where nothing was. dim: how many dimensions the gallery has."""
-        if self.texts is None or self.embed is None:
-            return self.vectors
-        name = self.texts.name
-        return as_vectors(embedded(self.texts.texts, self.embed, name, progress, dim), name)
-
-    def each_row(self, dim: int, progress: Progress | None) -> Vectors:
-        """`given`, where row i of the file belongs to row i of another; raises InputError where a text is missing."""
-        if self.texts is not None and self.texts.rows[-1] >= len(self.texts.rows):
-            lacking = next(row for row, number in enumerate(self.texts.rows) if row != number)
-            raise InputError(
-                f"{self.texts.name}: row {lacking}, counted from 0, has no text; take it out here and in the truth"
-            )
-        found = self.given(dim, progress)
-        assert found is not None
-        return found
-
-    def bank(self, store: Store, progress: Progress | None) -> Vectors:
-        """The bank for `store`; raises InputError if nothing was given and nothing is recorded."""
-        given = self.given(store.dim, progress)
-        if given is not None:
-            return given
-        recorded = recorded_of(store)
-        if recorded is None:
-            place = "" if store.record is None else f" in {store.record}"
-            raise InputError(
-                f"{store.url}: no queries are recorded{place}; pass ", Parameter("bank"),
-                f", vectors or a log's texts with their model, or collect queries: {store.how_to_record}",
-            )  # fmt: skip
-        return recorded
-
-    def pairs(self, bank: Vectors, pairs: bool | None, target_bank: str | None) -> Any:
-        """`pairs` as the API takes them, from either option."""
-        if self.clicks is None:
-            return pairs
-        if target_bank is not None:
-            raise InputError(
-                "clicks name targets of the store, a target bank is outside of it; pass ", Parameter("clicks"),
-                " or ", Parameter("target_bank"),
-            )  # fmt: skip
-        if self.texts is not None:
-            return read_clicks(self.clicks, bank.rows, self.texts.texts, self.texts.rows)
-        return read_clicks(self.clicks, bank.rows, getattr(bank, "texts", None))

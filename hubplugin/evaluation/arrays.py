@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hubplugin.bank import Bank, BankLike
 from hubplugin.compute import TIE, Similarities, TopK, TruthCounts, dense, prepared, search
 from hubplugin.errors import InputError, Parameter
 from hubplugin.evaluation.plans import PLANS, require_solvable
@@ -27,12 +28,12 @@ from hubplugin.vectors import VectorLike, Vectors, as_vectors
 
 @dataclass(frozen=True)
 class Scene:
-    """queries [q, d] are prepared; banks: None without example queries; k: how many targets are found for a query."""
+    """queries [q, d] are prepared; bank: None without example queries; k: how many targets are found for a query."""
 
     queries: np.ndarray
     targets: Vectors
     truth: Truth
-    banks: FitInput | None
+    bank: FitInput | None
     metric: Metric
     compute: Compute
     k: int
@@ -47,11 +48,10 @@ class RankedArrays:
     def __init__(
         self,
         targets: VectorLike,
-        bank: VectorLike | None,
+        bank: BankLike | None,
         queries: Vectors,
         truth: TruthLike,
         *,
-        target_bank: VectorLike | None,
         methods: Sequence[str] | None,
         models: Mapping[str, OffsetModel],
         k: int,
@@ -63,12 +63,10 @@ class RankedArrays:
     ):
         metric, gallery = Metric.parse(metric), as_vectors(targets, "targets")
         _require_usable(queries, gallery, k, models)
-        if target_bank is not None and bank is None:
-            raise InputError("a target bank was given without example queries: pass ", Parameter("bank"))
         self._names = as_names(names, gallery.rows, "names")
-        banks = None if bank is None else FitInput.read(bank, gallery, target_bank, metric, compute)
+        given = None if bank is None else Bank.of(bank).read(metric, compute, targets=gallery)
         pairs = as_truth(truth, queries.rows, gallery.rows, query_names, self._names)
-        self._scene = Scene(prepared(queries, metric), gallery, pairs, banks, metric, compute, k, seed)
+        self._scene = Scene(prepared(queries, metric), gallery, pairs, given, metric, compute, k, seed)
         self._candidates = candidates_of(methods, models, self._scene)
         self.ids: Sequence[Id] = range(gallery.rows)
         self.count: int | None = gallery.rows
@@ -110,19 +108,19 @@ class RankedArrays:
         """The targets that are the nearest of some bank query. What no bank query comes near, no bank query can tell
         to be a hub; m bank rows cover at most m / n of the gallery."""
         scene, nearest = self._scene, TopK(1)
-        if scene.banks is None:
+        if scene.bank is None:
             return None
-        bank = scene.banks.query_bank
+        bank = scene.bank.query_bank
         search(bank, scene.targets, scene.metric, scene.compute, nearest, what="coverage of the gallery")
         return np.unique(nearest.rows)
 
     def facts(self) -> dict[str, Any]:
-        banks, nearest = self._scene.banks, self._nearest_to_bank
-        second = None if banks is None else banks.target_bank
+        bank, nearest = self._scene.bank, self._nearest_to_bank
+        second = None if bank is None else bank.target_bank
         return {
             "metric": self._scene.metric.value,
             "targets": self.count,
-            "query_bank": None if banks is None else len(banks.query_bank),
+            "query_bank": None if bank is None else len(bank.query_bank),
             "target_bank": None if second is None else len(second),
             "coverage": None if nearest is None else len(nearest) / len(self.ids),
         }
@@ -180,11 +178,11 @@ def _scored(candidate: Candidate, scene: Scene) -> tuple[np.ndarray, np.ndarray,
 
 
 def candidates_of(methods: Sequence[str] | None, models: Mapping[str, OffsetModel], scene: Scene) -> list[Candidate]:
-    """The raw search, the methods (None: every additive one that the banks allow) and the models, once each."""
-    banks = scene.banks
+    """The raw search, the methods (None: every additive one that the bank allows) and the models, once each."""
+    bank = scene.bank
     if methods is None:
-        dual = banks is not None and banks.target_bank is not None
-        methods = [] if banks is None else [name for name in METHODS if name != "dualis" or dual]
+        dual = bank is not None and bank.target_bank is not None
+        methods = [] if bank is None else [name for name in METHODS if name != "dualis" or dual]
     raw = Candidate(RAW, RAW, {}, np.zeros(scene.targets.rows, np.float32))
     of_methods = [candidate_of(method, scene) for method in ([methods] if isinstance(methods, str) else methods)]
     of_models = [fitted(label, model, scene) for label, model in models.items()]
@@ -219,13 +217,13 @@ def candidate_of(method: str, scene: Scene) -> Candidate:
     known = {**METHODS, **QUERY_METHODS}
     if name not in known:
         raise InputError(f"unknown method {name!r}: use one of {', '.join([*known, *PLANS])}")
-    if scene.banks is None:
+    if scene.bank is None:
         raise InputError(f"method {name!r} needs example queries: pass ", Parameter("bank"))
     if name in METHODS:
         configuration = configured(METHODS, name, parameters)
-        return fitted(method, configuration.fit(scene.banks), scene)
+        return fitted(method, configuration.fit(scene.bank), scene)
     query_dependent = configured(QUERY_METHODS, name, parameters)
-    rule = query_dependent.rule(scene.banks)
+    rule = query_dependent.rule(scene.bank)
     kept = rule.keep(scene.targets)
 
     def scores(rows: slice) -> np.ndarray:

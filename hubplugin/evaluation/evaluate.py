@@ -7,6 +7,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
+from hubplugin.bank import BankLike
 from hubplugin.errors import InputError, Parameter
 from hubplugin.evaluation.arrays import RankedArrays
 from hubplugin.evaluation.ranking import Ranked, Ranking
@@ -27,11 +28,10 @@ from hubplugin.vectors import VectorLike, as_vectors
 
 def evaluate(
     targets: VectorLike | Store,
-    bank: VectorLike | None = None,
+    bank: BankLike | None = None,
     *,
     queries: VectorLike,
     truth: TruthLike | TrueIds = None,
-    target_bank: VectorLike | None = None,
     methods: Sequence[str] | None = None,
     models: Mapping[str, OffsetModel] | None = None,
     k: int = 10,
@@ -53,10 +53,10 @@ def evaluate(
         line. Of a store names is a function of ids, as `hubplugin.jobs.naming` gives it.
     seed: of the bootstrap and of samples.
 
-    Of arrays only: bank [m, d], target_bank [p, d], metric: as in `hubplugin.fit`.
+    Of arrays only: bank, metric: as in `hubplugin.fit`.
     methods: names, with parameters where they differ from the defaults ("is", "nnn k=128 alpha=0.75"): the additive
         methods, the query-dependent ones (dis, dualdis, dsl, gc), and otn, l2n and hn, which need no bank and compare
-        up to 25 million pairs. By default every additive method that the given banks allow.
+        up to 25 million pairs. By default every additive method that the given bank allows.
     models: fitted models besides, by the label that they get, as {"auto": hubplugin.fit(..., method="auto")}.
     Of a store only: condition, a filter, see `Store.filtered`.
 
@@ -76,7 +76,7 @@ def evaluate(
         )
     ranked: Ranked
     if isinstance(targets, Store):
-        for_arrays = {"bank": bank, "target_bank": target_bank, "methods": methods, "models": models, "metric": metric}
+        for_arrays = {"bank": bank, "methods": methods, "models": models, "metric": metric}
         for name, value in for_arrays.items():
             if value is not None:
                 raise InputError(Parameter(name), " is for arrays and files; a store is searched as it is")
@@ -96,9 +96,8 @@ def evaluate(
         if condition is not None:
             raise InputError("a filter is for a store; arrays and files are searched whole")
         ranked = RankedArrays(
-            targets, bank, asking, cast(TruthLike, truth), target_bank=target_bank, methods=methods,
-            models=models or {}, k=k, names=cast(Names, names), query_names=called, metric=metric or Metric.COSINE,
-            seed=seed, compute=compute,
+            targets, bank, asking, cast(TruthLike, truth), methods=methods, models=models or {}, k=k,
+            names=cast(Names, names), query_names=called, metric=metric or Metric.COSINE, seed=seed, compute=compute,
         )  # fmt: skip
     return results_of(ranked, asking.rows, called, k, seed, compute)
 

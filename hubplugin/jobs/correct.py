@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import Field
 
 from hubplugin.abilities import Preflight
-from hubplugin.bank import Banks, Embed, Pairs, vectors_of
+from hubplugin.bank import Bank, BankLike, PreparedBank
 from hubplugin.cluster import Workspace
 from hubplugin.compute import Similarities, dense
 from hubplugin.errors import CorrectionRefused, InputError, Parameter, StoreError
@@ -59,26 +59,22 @@ from hubplugin.trial import (
     require_size,
     small_bank,
 )
-from hubplugin.vectors import Progress, VectorLike, Vectors, as_vectors
+from hubplugin.vectors import Vectors, as_vectors
 
 logger = logging.getLogger(__name__)
 
 
 def apply(
     store: Store,
-    query_bank: VectorLike | Sequence[str] | OffsetModel,
+    bank: BankLike | OffsetModel,
     method: str = "blend",
-    target_bank: VectorLike | None = None,
     *,
-    pairs: Pairs = None,
-    same_kind: bool = False,
     group_by: str | None = None,
     robust: bool = False,
     force: bool = False,
     dry_run: bool = False,
     keep: int = KEEP,
     compute: Compute = Compute(),
-    embed: Embed = None,
     executor: Executor | None = None,
     shards: int | None = None,
     workspace: str | os.PathLike[str] | None = None,
@@ -86,58 +82,56 @@ def apply(
 ) -> Applied:
     """Fits offsets on everything in `store`, writes them, and activates them in one step.
 
-    query_bank, target_bank, method, robust, parameters, embed: as in `hubplugin.fit`; robust not with group_by. A
-    fitted model in the place of the bank is written as it is, and not tried.
+    bank, method, robust, parameters: as in `hubplugin.fit`; robust not with group_by. A `hubplugin.Bank` without
+    queries is of those that were recorded of the store. A fitted model in the place of the bank is written as it is,
+    and not tried.
 
     The correction is first tried on held-out bank queries (`hubplugin.check`), which raises CorrectionRefused if it
-    would do harm; force=True applies it untried. pairs: see `Pairs`. same_kind: documents are asked by
-    documents, see `hubplugin.judge`. group_by: a key of the targets, where searches are filtered by its value: offsets
-    are fitted, centred and tried within each value's own targets, by one method for all; targets of a value that is
-    refused or has too few of them keep the offset 0. A run that was cut off while writing is taken up where it stopped,
-    with its own model, if it is started again with the same banks, method and parameters; method="auto" chooses again
-    first. dry_run=True does all of it but the writing, and counts what would be written. keep: how many versions stay
-    beside the new one, for `rollback`: one, because each takes as much space as the first and is kept up by writes.
+    would do harm; force=True applies it untried. group_by: a key of the targets, where searches are filtered by its
+    value. Offsets are then fitted, centred and tried within each value's own targets, by one method for all. Targets of
+    a value that is refused or has too few of them keep the offset 0. A run that was cut off while writing is taken up
+    where it stopped, with its own model, if it is started again with the same bank, method and parameters; "auto"
+    chooses again first. dry_run=True does all of it but the writing, and counts what would be written. keep: how many
+    versions stay beside the new one, for `rollback`: one, because each takes as much space as the first and is kept up
+    by writes.
     executor, shards, workspace: as in `hubplugin.fit`; the workers of the executor write, too (docs/scale.md).
-    Raises InputError for banks or parameters, StoreError for the store; searches are unchanged in every case.
+    Raises InputError for the bank or a parameter, StoreError for the store; searches are unchanged in every case.
     """
-    if isinstance(query_bank, OffsetModel):
+    if isinstance(bank, OffsetModel):
         compute = usable(compute, keep)
-        _require_none(
-            method=method != "blend", target_bank=target_bank, pairs=pairs, same_kind=same_kind, group_by=group_by,
-            robust=robust, embed=embed, executor=executor, **parameters,
-        )  # fmt: skip
-        require_match(query_bank, store)
+        _require_none(method=method != "blend", group_by=group_by, robust=robust, executor=executor, **parameters)
+        require_match(bank, store)
         if dry_run:
-            return replace(unwritten(store, query_bank, compute), notes=store.plan())
-        return write(store, query_bank, keep=keep, force=force, compute=compute)
-    bank = bank_for(store, query_bank, embed, compute.progress, group_by if robust else None)
+            return replace(unwritten(store, bank, compute), notes=store.plan())
+        return write(store, bank, keep=keep, force=force, compute=compute)
+    if robust and group_by is not None:
+        raise InputError(
+            Parameter("robust", True), " bounds offsets over a whole gallery: leave out ", Parameter("group_by")
+        )
     compute = usable(compute, keep)
     configuration = asked_for(method, parameters, apply)
-    banks = Banks.read(bank, target_bank, pairs, store.metric, compute, same_kind)
+    prepared = bank_for(store, bank).prepare(store.metric, compute, store)
     if require_executor(executor, shards, workspace):
-        _require_by_shards(banks, group_by, robust)
-    _require_usable(store, banks, configuration, force, dry_run)
-    cut_off = None if dry_run else _cut_off(store, configuration, banks.given, group_by, robust)
+        _require_by_shards(prepared, group_by, robust)
+    _require_usable(store, prepared, configuration, force, dry_run)
+    cut_off = None if dry_run else _cut_off(store, configuration, prepared, group_by, robust)
     with ExitStack() as held:
         gallery: SpooledGallery | ShardedStore
         if executor is not None:
             gallery = ShardedStore(store, shards, executor, held.enter_context(Workspace(workspace)), compute)
         elif cut_off is None:
-            gallery = SpooledGallery(store, compute.progress, group_by, banks.clicks)
+            gallery = SpooledGallery(store, compute.progress, group_by, prepared.clicks)
         if cut_off is not None:
             return written(store, cut_off, None if executor is None else gallery, compute, keep, force)
         asked = Asked(configuration, group_by, robust, force)
-        return _corrected(store, banks.against(gallery.vectors, gallery.rows), gallery, asked, dry_run, keep)[0]
+        return _corrected(store, prepared.against(gallery.vectors, gallery.rows), gallery, asked, dry_run, keep)[0]
 
 
 def refit(
     store: Store,
-    query_bank: VectorLike | None = None,
+    bank: BankLike | None = None,
     method: str | None = None,
-    target_bank: VectorLike | None = None,
     *,
-    pairs: Pairs = None,
-    same_kind: bool = False,
     force: bool = False,
     dry_run: bool = False,
     keep: int = KEEP,
@@ -146,13 +140,13 @@ def refit(
 ) -> Refitted:
     """Fits the active correction of `store` anew on a newer bank, and activates it if it is not worse than the old one.
 
-    query_bank: as for `hubplugin.apply`; by default the queries that were recorded. method: by default that of the
+    bank: as for `hubplugin.apply`; by default the queries that were recorded. method: by default that of the
     active correction with its parameters, but for those that a method finds in bank and gallery; "auto" chooses.
     A robust correction stays one.
-    target_bank, pairs, same_kind, dry_run, keep: as for `hubplugin.apply`. force: activates it though it is worse.
+    dry_run, keep: as for `hubplugin.apply`. force: activates it though it is worse.
 
     The guard tries the new correction as it does in `apply`. Then old and new rank held-out queries of the new bank.
-    With pairs or clicks the new one is worse if R@1 falls by more than two standard errors, otherwise if hubness rises
+    With known answers the new one is worse if R@1 falls by more than two standard errors, otherwise if hubness rises
     by more than `WORSE`. The old model may have been fitted on some of these queries, which speaks for it.
     Offsets within groups stay so. Each group is fitted and tried among its own targets, and old and new are compared
     over all groups: their queries together, and their hubness on average, by the number of targets.
@@ -162,14 +156,13 @@ def refit(
     kept; see `hubplugin.rollback`.
     """
     old = _active(store)
-    bank = bank_for(store, _recorded(store) if query_bank is None else query_bank)
     compute = usable(compute, keep)
     configuration = _same(old, parameters) if method is None else asked_for(method, parameters, refit)
-    banks = Banks.read(bank, target_bank, pairs, store.metric, compute, same_kind)
-    _require_usable(store, banks, configuration, force, dry_run)
-    gallery = SpooledGallery(store, compute.progress, group_key(old), banks.clicks)
+    prepared = bank_for(store, Bank() if bank is None else bank).prepare(store.metric, compute, store)
+    _require_usable(store, prepared, configuration, force, dry_run)
+    gallery = SpooledGallery(store, compute.progress, group_key(old), prepared.clicks)
     asked = Asked(configuration, group_key(old), old.bound is not None, force, old)
-    done, versus = _corrected(store, banks.against(gallery.vectors, gallery.rows), gallery, asked, dry_run, keep)
+    done, versus = _corrected(store, prepared.against(gallery.vectors, gallery.rows), gallery, asked, dry_run, keep)
     assert versus is not None
     return Refitted(**vars(done), versus=versus)
 
@@ -187,35 +180,35 @@ class Asked:
 
 
 def _corrected(
-    store: Store, banks: Banks, gallery: SpooledGallery | ShardedStore, asked: Asked, dry_run: bool, keep: int
+    store: Store, bank: PreparedBank, gallery: SpooledGallery | ShardedStore, asked: Asked, dry_run: bool, keep: int
 ) -> tuple[Applied, OldVersusNew | None]:
     """Tries, fits and writes, or only counts what would be written. Raises CorrectionRefused where that would do harm,
     or the new correction is worse than the old one; nothing is written then."""
-    configuration, given, compute = asked.configuration, banks.given, banks.given.compute
+    configuration, compute = asked.configuration, bank.compute
     logger.info("%s: trying %s", store.url, "auto" if configuration is None else configuration.name)
     judgement, versus, neutral = None, None, dict[Value, str]()
-    with closing(Experiment(banks, robust=asked.robust)) as experiment:
+    with closing(Experiment(bank, robust=asked.robust)) as experiment:
         if not asked.force and (asked.group_by is None or asked.old is not None):
             require_kind(experiment)  # before the search for a method
         if configuration is None:
             configuration = choose_by(experiment).winner
-        configuration = configuration.resolved(given)
+        configuration = configuration.resolved(bank)
         if asked.group_by is None:
             judgement = None if asked.force else check_by(experiment, configuration)
             if asked.old is not None:
                 versus = _versus([tuple(experiment.run([None, asked.old, configuration]))])
                 _require_not_worse(versus, asked.force)
-    logger.info("%s: fitting %s on %d bank queries", store.url, configuration.name, len(given.query_bank))
+    logger.info("%s: fitting %s on %d bank queries", store.url, configuration.name, len(bank.query_bank))
     if asked.group_by is None:
-        model = configuration.fit(given)
-        model = bounded(model, given) if asked.robust else model
-        model = counted(model, given) if isinstance(gallery, SpooledGallery) else model
+        model = configuration.fit(bank)
+        model = bounded(model, bank) if asked.robust else model
+        model = counted(model, bank) if isinstance(gallery, SpooledGallery) else model
         if not asked.force:
-            require_reach(model, as_vectors(given.query_bank, "query bank"), gallery.vectors, compute)
+            require_reach(model, as_vectors(bank.query_bank, "query bank"), gallery.vectors, compute)
     else:
         assert isinstance(gallery, SpooledGallery)
         old = asked.old if isinstance(asked.old, GroupedModel) else None
-        model, neutral, trials = fit_within(banks, configuration, asked.group_by, gallery.groups(), asked.force, old)
+        model, neutral, trials = fit_within(bank, configuration, asked.group_by, gallery.groups(), asked.force, old)
         if old is not None:
             versus = _versus(trials)
             _require_not_worse(versus, asked.force)
@@ -224,7 +217,7 @@ def _corrected(
     else:
         done = written(store, model, gallery, compute, keep, asked.force)
     # Where nothing was tried, what to expect of the bank is still worth a line.
-    notes = [*(small_bank(len(given.distinct)) if judgement is None else []), *done.notes]
+    notes = [*(small_bank(len(bank.distinct)) if judgement is None else []), *done.notes]
     return replace(done, neutral=neutral, judgement=judgement, notes=notes), versus
 
 
@@ -235,45 +228,41 @@ def _require_none(**given: object) -> None:
             raise InputError("a fitted model has its bank and its method already: leave out ", Parameter(name))
 
 
-def _require_by_shards(banks: Banks, group_by: str | None, robust: bool) -> None:
+def _require_by_shards(bank: PreparedBank, group_by: str | None, robust: bool) -> None:
     """Raises InputError for what needs all targets in one place."""
-    if group_by is not None or banks.clicks is not None or robust:
-        what = "clicks" if banks.clicks is not None else "groups" if group_by is not None else "a bound"
+    if group_by is not None or bank.clicks is not None or robust:
+        what = "clicks" if bank.clicks is not None else "groups" if group_by is not None else "a bound"
         raise InputError(f"{what} need all targets in one process: leave ", Parameter("executor"), " out")
 
 
-def _require_usable(store: Store, banks: Banks, configuration: Method | None, force: bool, dry_run: bool) -> None:
+def _require_usable(store: Store, bank: PreparedBank, configuration: Method | None, force: bool, dry_run: bool) -> None:
     """Raises what can be told before the gallery is read."""
     if configuration is not None:
-        configuration.require_banks(banks.given)
+        configuration.require_banks(bank)
     if not store.count():
         raise InputError(f"{store.url} is empty; add vectors, then correct it")
     if isinstance(store, Preflight):
         store.require_writable(dry_run=dry_run)
     if not force:
-        require_size(banks, configuration)
+        require_size(bank, configuration)
 
 
-def bank_for(
-    store: Store,
-    query_bank: VectorLike | Sequence[str],
-    embed: Embed = None,
-    progress: Progress | None = None,
-    grouped_and_robust: str | None = None,
-) -> Vectors:
-    """`query_bank` as a bank for `store`; raises InputError if it cannot be one."""
+def bank_for(store: Store, bank: BankLike) -> Bank:
+    """`bank` as one for `store`, whose recorded queries take the place of none; raises InputError if there are none."""
     if not isinstance(store, Store):
         raise InputError(f"expected a store, got {type(store).__name__}; open one: hubplugin.open_store(URL)")
-    if grouped_and_robust is not None:
+    given = Bank.of(bank)
+    if given.queries is not None:
+        return given
+    recorded = recorded_of(store)
+    if recorded is None:
+        place = "" if store.record is None else f" in {store.record}"
         raise InputError(
-            Parameter("robust", True), " bounds offsets over a whole gallery: leave out ", Parameter("group_by")
+            f"{store.url}: no queries are recorded{place}; pass ",
+            Parameter("bank"),
+            f", vectors or a log's texts with their model, or collect queries: {store.how_to_record}",
         )
-    bank = vectors_of(query_bank, embed, progress=progress)
-    if bank.dim != store.dim:
-        raise InputError(
-            f"{bank.name} has {bank.dim} dimensions, {store.url} has {store.dim}; embed the queries with its model"
-        )
-    return bank
+    return replace(given, queries=recorded)
 
 
 def _cut_off(
@@ -294,17 +283,6 @@ def _active(store: Store) -> OffsetModel:
     if found is None or not found.active:
         raise StoreError(f"{store.url} has no active correction to fit anew; apply one first")
     return found.model
-
-
-def _recorded(store: Store) -> Vectors:
-    found = recorded_of(store)
-    if found is None:
-        raise InputError(
-            f"no queries to {store.url} are recorded; pass ",
-            Parameter("bank"),
-            f", or collect queries: {store.how_to_record}",
-        )
-    return found
 
 
 def _same(model: OffsetModel, changes: dict[str, Setting]) -> Method:
@@ -395,7 +373,7 @@ SMALLEST_GROUP = 100
 
 
 def fit_within(
-    banks: Banks,
+    bank: PreparedBank,
     configuration: Method,
     key: str,
     groups: Sequence[tuple[Value, Members]],
@@ -404,12 +382,12 @@ def fit_within(
 ) -> tuple[GroupedModel, dict[Value, str], list[tuple[Trial, ...]]]:
     """A fit on each of `groups` that has `SMALLEST_GROUP` targets and that the guard lets pass on its own gallery,
     and why the others, whose targets stay neutral, have none. What the method takes from the gallery, such as the
-    temperature of `blend`, it takes from the whole gallery of `banks`, and has it in common for all groups.
+    temperature of `blend`, it takes from the whole gallery of `bank`, and has it in common for all groups.
 
     With an `old` model also raw, old and new beside each other in each group that is large enough; one that either
     model leaves neutral is tried without a correction there. Raises CorrectionRefused if no group is left.
     """
-    given, method = banks.given, configuration.resolved(banks.given)
+    method = configuration.resolved(bank)
     fitted: dict[Value, OffsetModel] = {}
     neutral: dict[Value, str] = {}
     tried: dict[Value, list[Trial]] = {}
@@ -417,17 +395,17 @@ def fit_within(
         try:
             if members.rows < SMALLEST_GROUP:
                 raise CorrectionRefused(f"{members.rows} targets, {SMALLEST_GROUP} are needed")
-            among = banks.among(members, members.numbers)
+            among = bank.among(members, members.numbers)
             with closing(Experiment(among)) as experiment:  # computes nothing until it is asked
                 if old is not None:
                     before = old.within(value) if value in old.groups else None
                     tried[value] = experiment.run([None, before, method])
                 if not force:
                     check_by(experiment, method)
-            fitted[value] = method.fit(among.given)
+            fitted[value] = method.fit(among)
         except CorrectionRefused as refusal:
             neutral[value] = str(refusal).partition("; nothing was changed")[0]  # which holds for all of it or none
-        given.compute.report(f"fitting within each {key!r}", number + 1, len(groups))
+        bank.compute.report(f"fitting within each {key!r}", number + 1, len(groups))
     if not fitted:
         first = "; ".join(f"{value!r}: {reason}" for value, reason in list(neutral.items())[:1])
         raise CorrectionRefused(
@@ -437,7 +415,7 @@ def fit_within(
         (raw, replace(before, configuration=old), replace(after if value in fitted else raw, configuration=method))
         for value, (raw, before, after) in tried.items()
     ]
-    return _one_model(key, fitted, given.require_targets(method.name).rows), neutral, trials
+    return _one_model(key, fitted, bank.require_targets(method.name).rows), neutral, trials
 
 
 def _one_model(key: str, models: Mapping[Value, OffsetModel], count: int) -> GroupedModel:

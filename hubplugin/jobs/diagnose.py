@@ -9,16 +9,16 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field, computed_field, field_serializer
 from typing_extensions import TypedDict  # that of `typing` has no schema before Python 3.12
 
-from hubplugin.bank import Banks, Embed, Pairs, vectors_of
+from hubplugin.bank import Bank, BankLike, PreparedBank
 from hubplugin.causes import HUBBY, Finding, collapsed, copies, cut_off, lengths, other_model, shifted, short_texts
 from hubplugin.compute import Similarities, TopK, dense, sampled, search, taken
-from hubplugin.errors import InputError
+from hubplugin.jobs.correct import bank_for
 from hubplugin.jobs.facts import ToldChoice, ToldJudgement, tiles_of
 from hubplugin.jobs.naming import Naming
 from hubplugin.measures.hubness import (
@@ -36,14 +36,10 @@ from hubplugin.methods import FitInput
 from hubplugin.metric import Metric
 from hubplugin.report import Hub, Plot, Report, Reported, Verdict, percent, plots, points
 from hubplugin.resources import Compute
-from hubplugin.store import Id
+from hubplugin.store import Id, Store
 from hubplugin.trial import OCCURRENCE, Experiment, choose_by, judge_by
 from hubplugin.trial.experiment import require_enough
-from hubplugin.vectors import Scannable, VectorLike, Vectors, as_vectors
-
-if TYPE_CHECKING:
-    from hubplugin.store import Store
-
+from hubplugin.vectors import Scannable, VectorLike, as_vectors
 
 DEEP = 50
 """How many of the nearest are looked at for each query: five answers of ten."""
@@ -53,29 +49,28 @@ QUERIES, TARGETS, TEXTS = 500, 2_000, 1_000
 
 
 def findings(
-    banks: Banks, found: np.ndarray, texts: Naming | None, ids_of: Callable[[np.ndarray], Sequence[Id]], seed: int
+    bank: PreparedBank, found: np.ndarray, texts: Naming | None, ids_of: Callable[[np.ndarray], Sequence[Id]], seed: int
 ) -> list[Finding]:
     """All causes, looked for. found [m, DEEP]: the rows that each bank query finds in the gallery, best first. ids_of:
     the ids of some rows, by which `texts` knows them."""
-    given, rng = banks.given, np.random.default_rng(seed)
-    quiet = replace(given, compute=given.compute.quiet)
+    rng, quiet = np.random.default_rng(seed), replace(bank, compute=bank.compute.quiet)
     asking = np.sort(rng.permutation(len(found))[:QUERIES])
-    targets = sampled(given.require_targets("auto"), TARGETS, given.metric, rng)
+    targets = sampled(bank.require_targets("auto"), TARGETS, bank.metric, rng)
     lists = found[asking, :OCCURRENCE]
     rows, place = np.unique(lists, return_inverse=True)
     place = place.reshape(lists.shape)
-    vectors = taken(given.require_targets("auto"), rows, given.metric)
-    queries = given.query_bank[asking]
+    vectors = taken(bank.require_targets("auto"), rows, bank.metric)
+    queries = bank.query_bank[asking]
     spread = float(targets.var(axis=0, dtype=np.float64).sum())  # half the mean squared distance of any two
     long = [np.linalg.norm(part, axis=1) for part in (vectors, targets)]
     return [
         other_model(_dense(queries, targets, quiet.metric, quiet.compute), queries, targets),
         shifted(queries, targets),
         copies(place, vectors, _spacing(targets[: len(targets) // 4 + 1], quiet), spread),
-        collapsed(targets / np.maximum(long[1], 1e-30)[:, None] if given.metric is Metric.DOT else targets),
-        lengths(long[0][place.reshape(-1)], long[1], given.metric),
-        _short(lists, given, texts, ids_of, rng),
-        cut_off(_ranks(banks, found), OCCURRENCE, found.shape[1]),
+        collapsed(targets / np.maximum(long[1], 1e-30)[:, None] if bank.metric is Metric.DOT else targets),
+        lengths(long[0][place.reshape(-1)], long[1], bank.metric),
+        _short(lists, bank, texts, ids_of, rng),
+        cut_off(_ranks(bank, found), OCCURRENCE, found.shape[1]),
     ]
 
 
@@ -112,13 +107,13 @@ def _dense(queries: np.ndarray, targets: np.ndarray, metric: Metric, compute: Co
     return found
 
 
-def _ranks(banks: Banks, found: np.ndarray) -> np.ndarray | None:
+def _ranks(bank: PreparedBank, found: np.ndarray) -> np.ndarray | None:
     """The rank of what each query clicked, from 1; one more than are looked at where it is not among them. None where
     nothing was clicked: the targets of pairs are outside of the gallery."""
-    if banks.clicks is None:
+    if bank.clicks is None:
         return None
-    known = np.flatnonzero(banks.clicks >= 0)
-    hit = found[known] == banks.clicks[known, None]
+    known = np.flatnonzero(bank.clicks >= 0)
+    hit = found[known] == bank.clicks[known, None]
     ranks: np.ndarray = np.where(hit.any(axis=1), hit.argmax(axis=1) + 1, found.shape[1] + 1)
     return ranks
 
@@ -273,60 +268,48 @@ class Diagnosis(Reported):
 
 def diagnose(
     targets: VectorLike | Store,
-    queries: VectorLike | Sequence[str],
-    target_bank: VectorLike | None = None,
+    bank: BankLike,
     *,
-    pairs: Pairs = None,
-    same_kind: bool = False,
     metric: Metric | str | None = None,
     compute: Compute = Compute(),
     seed: int = 0,
     names: Naming | None = None,
     texts: Naming | None = None,
-    embed: Embed = None,
 ) -> Diagnosis:
     """How hubby a gallery is for some queries, who the hubs are, and whether these queries as a bank would mend it.
 
-    targets: [n, d], or a store, whose metric is then the default; otherwise that is cosine. queries: [m, d], example
-    queries as for `hubplugin.fit`, which also has `embed`. target_bank, pairs: as for `hubplugin.choose`; same_kind: as
-    for `hubplugin.judge`. Nothing is changed. names, texts: functions from ids (rows where `targets` is no store) to
-    what hubs are called, and to the texts of documents, by which short ones are found; `hubplugin.jobs.naming` makes
-    them.
+    targets: [n, d], or a store, whose metric is then the default; otherwise that is cosine. bank: example
+    queries, as for `hubplugin.fit`, or for `hubplugin.apply` of a store. Nothing is changed. names, texts: functions
+    from ids (rows where `targets` is no store) to what hubs are called, and to the texts of documents, by which short
+    ones are found; `hubplugin.jobs.naming` makes them.
 
     The expected gain is measured on held-out queries that also chose the candidate, so it leans to the bright side by
     a fraction of its interval. Raises InputError for anything that cannot be used.
     """
     chosen = Metric.parse(metric if metric is not None else getattr(targets, "metric", Metric.COSINE))
-    bank = vectors_of(queries, embed, progress=compute.progress)
-    _require_dim(bank, targets)
-    banks = Banks.read(bank, target_bank, pairs, chosen, compute, same_kind)
-    require_enough(len(banks.given.distinct))  # before the gallery is read
-    banks = banks.against(targets)
-    given, gallery = banks.given, banks.given.require_targets("auto")
-    logger.info("diagnosing %d targets by %d queries", gallery.rows, len(given.query_bank))
+    given = bank_for(targets, bank) if isinstance(targets, Store) else Bank.of(bank)
+    prepared = given.prepare(chosen, compute, targets)
+    require_enough(len(prepared.distinct))  # before the gallery is read
+    prepared = prepared.against(targets)
+    gallery = prepared.require_targets("auto")
+    logger.info("diagnosing %d targets by %d queries", gallery.rows, len(prepared.query_bank))
     nearest = TopK(DEEP)
-    search(given.query_bank, gallery, chosen, compute, nearest, what="finding the hubs")
+    search(prepared.query_bank, gallery, chosen, compute, nearest, what="finding the hubs")
     found = nearest.rows[0]
     occurrence = k_occurrence(found[:, :OCCURRENCE], gallery.rows)
-    causes = findings(banks, found, texts, lambda rows: _ids_of(targets, rows), seed)
-    with closing(Experiment(banks, seed)) as experiment:
+    causes = findings(prepared, found, texts, lambda rows: _ids_of(targets, rows), seed)
+    with closing(Experiment(prepared, seed)) as experiment:
         choice = choose_by(experiment)
         (judgement,) = judge_by(experiment, [choice.winner])
     logger.info("diagnosed")
     return Diagnosis(
         targets=gallery.rows,
-        queries=len(given.query_bank),
+        queries=len(prepared.query_bank),
         findings=causes,
         choice=choice,
         judgement=judgement,
-        **_told(targets, occurrence, len(given.query_bank), names),
+        **_told(targets, occurrence, len(prepared.query_bank), names),
     )
-
-
-def _require_dim(bank: Vectors, targets: object) -> None:
-    dim = getattr(targets, "dim", bank.dim)  # which a store knows without being read
-    if dim != bank.dim:
-        raise InputError(f"{bank.name} has {bank.dim} dimensions, {getattr(targets, 'url', 'targets')} has {dim}")
 
 
 def _told(targets: object, occurrence: np.ndarray, queries: int, names: Naming | None) -> dict[str, Any]:

@@ -14,9 +14,8 @@ from pydantic import Field, PlainSerializer, computed_field
 from typing_extensions import TypedDict  # that of `typing` has no schema before Python 3.12
 
 from hubplugin.abilities import versions_of
-from hubplugin.bank import SEEN, own_share
-from hubplugin.errors import InputError, Parameter, StoreError
-from hubplugin.jobs.correct import bank_for
+from hubplugin.bank import SEEN, Bank, BankLike, own_share
+from hubplugin.errors import StoreError
 from hubplugin.jobs.facts import ToldCorrection, ToldVersion
 from hubplugin.jobs.naming import Naming
 from hubplugin.jobs.suspects import (
@@ -46,7 +45,7 @@ from hubplugin.report.sections import NEVER, RECALL, WORST
 from hubplugin.resources import Compute
 from hubplugin.store import Hits, Id, Store, recorded_of
 from hubplugin.trial import OCCURRENCE, standard_error
-from hubplugin.vectors import VectorLike, Vectors
+from hubplugin.vectors import Vectors
 
 logger = logging.getLogger(__name__)
 
@@ -390,31 +389,29 @@ class Monitored(Reported):
 
 def monitor(
     store: Store,
-    queries: VectorLike | None = None,
-    clicks: Sequence[Id] | np.ndarray | None = None,
+    queries: BankLike | None = None,
     *,
     compute: Compute = Compute(),
 ) -> Monitored:
     """Whether the active correction of `store` is whole and still helps.
 
-    queries: live queries [m, d]; by default those that were recorded since the version was made. clicks: the id in the
-    store that each of `queries` led to, -1 for none. Looks at 2,000 targets and searches for 200 queries, drawn at
-    random, whatever the size of the store. Changes nothing.
+    queries: live queries [m, d]; by default those that were recorded since the version was made. A
+    `hubplugin.Bank` also says which id in the store each of them led to. Looks at 2,000 targets and searches for 200
+    queries, drawn at random, whatever the size of the store. Changes nothing.
     It names targets of those it looked at and found: `inspect` reads the whole store, and names what looks planted.
 
-    Raises StoreError for a store without an active correction, InputError for queries or clicks that cannot be used.
+    Raises StoreError for a store without an active correction, InputError for queries that cannot be used.
     """
     version = next((each for each in versions_of(store) if each.state == "active"), None)
     found = store.correction()
     if version is None or found is None or not found.active:
         raise StoreError(f"{store.url} has no active correction; apply one first")
-    if clicks is not None and queries is None:
-        raise InputError("clicks belong to queries, row by row: pass ", Parameter("queries"))
-    compute, rng = compute, np.random.default_rng()
-    given = recorded_of(store, _seconds(version.made)) if queries is None else bank_for(store, queries)
-    known = None if clicks is None or given is None else _clicks(clicks, given)
-    live, bank = _live(given, found.model, rng), _bank(found.model)
-    logger.info("%s: looking at samples, with %d live queries and %d of the bank", store.url, len(live), len(bank))
+    rng = np.random.default_rng()
+    bank = None if queries is None else Bank.of(queries, "queries")
+    given = recorded_of(store, _seconds(version.made)) if bank is None else bank.vectors(store, compute.progress)
+    clicks = None if bank is None or given is None else bank.clicks(given.rows)
+    live, at_fit = _live(given, found.model, rng), _bank(found.model)
+    logger.info("%s: looking at samples, with %d live queries and %d of the bank", store.url, len(live), len(at_fit))
     is_live = len(live) >= FEWEST_LIVE
     queries_now = rng.permutation(live)[:QUERIES] if is_live else asked(found.model)
     return Monitored(
@@ -423,24 +420,13 @@ def monitor(
         store.count(),
         offsets=_offsets(store, found.model, compute),
         hubness=_hubness(store, queries_now, is_live, found.model.finds) if len(queries_now) > 1 else None,
-        drift=own_share(live, bank, compute, rng) if min(len(live), len(bank)) >= FEWEST_LIVE else None,
-        gain=None if known is None or given is None else _gain(store, given, known, rng),
+        drift=own_share(live, at_fit, compute, rng) if min(len(live), len(at_fit)) >= FEWEST_LIVE else None,
+        gain=None if clicks is None or given is None else _gain(store, given, clicks.tolist(), rng),
     )
 
 
 def _seconds(made: str | None) -> float | None:
     return None if made is None else datetime.fromisoformat(made).timestamp()
-
-
-def _clicks(clicks: Sequence[Id] | np.ndarray, queries: Vectors) -> list[Id]:
-    known = np.asarray(clicks)
-    if known.shape != (queries.rows,) or known.dtype.kind not in "iuU":
-        raise InputError(
-            f"clicks have shape {list(known.shape)} and type {known.dtype}; expected one id for each of the "
-            f"{queries.rows} queries, -1 for none"
-        )
-    listed: list[Id] = known.tolist()
-    return listed
 
 
 def _bank(model: OffsetModel) -> np.ndarray:

@@ -123,7 +123,7 @@ class FitInput:
 
     def require_target_bank(self, method: str) -> np.ndarray:
         if self.target_bank is None:
-            raise InputError(f"method {method!r} needs a second bank: pass ", Parameter("target_bank"))
+            raise InputError(f"method {method!r} needs the vectors of answers in the bank: pass ", Parameter("answers"))
         return self.target_bank
 
 

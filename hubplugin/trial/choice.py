@@ -9,7 +9,7 @@ from itertools import product
 
 import numpy as np
 
-from hubplugin.bank import Banks, Pairs
+from hubplugin.bank import Bank, BankLike
 from hubplugin.methods import Method
 from hubplugin.methods.blend import Blend
 from hubplugin.metric import Metric
@@ -73,18 +73,16 @@ class Choice:
 
 
 def choose(
-    query_bank: VectorLike,
     targets: VectorLike,
-    target_bank: VectorLike | None = None,
+    bank: BankLike,
     *,
-    pairs: Pairs = None,
     metric: Metric | str = "cosine",
     compute: Compute = Compute(),
     seed: int = 0,
 ) -> Choice:
     """The configuration that `fit(method="auto")` fits: the default, `blend`, unless pairs speak clearly for another.
 
-    query_bank [m, d], targets [n, d], target_bank [p, d], precision: as in `hubplugin.fit`. pairs: see `Pairs`.
+    targets [n, d], bank, precision: as in `hubplugin.fit`.
 
     With pairs, blends of other temperature, strength and share (dbsn alone and nnn alone among them) are tried on
     held-out bank queries. The best is chosen if it is ahead of the default by more than `CLEAR` standard errors. What
@@ -97,22 +95,22 @@ def choose(
 
     Raises InputError for anything that cannot be used, and for pairs of less than two held-out queries a fold.
     """
-    banks = Banks.read(query_bank, target_bank, pairs, metric, compute).against(targets)
-    with closing(Experiment(banks, seed)) as experiment:
+    prepared = Bank.of(bank).prepare(metric, compute).against(targets)
+    with closing(Experiment(prepared, seed)) as experiment:
         return choose_by(experiment)
 
 
 def choose_by(experiment: Experiment) -> Choice:
     """`choose`, by an experiment that others ask too."""
     default = Blend.model_validate({})
-    if experiment.banks.known is None:
+    if experiment.bank.known is None:
         return Choice(default, "the default, since nothing says what the queries ask for", [], 0)
     if experiment.answered <= 0.5:
-        return _compare([experiment], default.resolved(experiment.given))
+        return _compare([experiment], default.resolved(experiment.bank))
     log = Blend.model_validate({"answers": "left out"})
     if experiment.again.probes < FEWEST_AGAIN:
         return Choice(log, "the default for a log, since it has too few other wordings to tell both sides", [], 0)
-    return _compare([experiment, experiment.again], log.resolved(experiment.given))
+    return _compare([experiment, experiment.again], log.resolved(experiment.bank))
 
 
 def _compare(sides: Sequence[Experiment], default: Blend) -> Choice:

@@ -18,7 +18,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from hubplugin.bank import BankProfile, Banks, profile
+from hubplugin.bank import BankProfile, PreparedBank, profile
 from hubplugin.compute import HoldingCompute, Similarities, dense, sampled, taken
 from hubplugin.errors import InputError, Parameter
 from hubplugin.measures.hubness import Hubness, k_occurrence, skewness
@@ -191,7 +191,7 @@ class Split:
 
 
 class Experiment:
-    """Of some banks and their gallery: choice and guard ask the same one. Nothing is computed until it is asked for;
+    """Of a bank and its gallery: choice and guard ask the same one. Nothing is computed until it is asked for;
     what is asked for then raises InputError for banks of which nothing can be held out.
 
     again: of a log whose answers are known, hold out single wordings, so that their targets stay asked for by others;
@@ -200,31 +200,27 @@ class Experiment:
     Folds are held from one run to the next where half of the memory is enough, so `close` it behind the last.
     """
 
-    def __init__(self, banks: Banks, seed: int = 0, again: bool = False, robust: bool = False):
+    def __init__(self, bank: PreparedBank, seed: int = 0, again: bool = False, robust: bool = False):
         if seed < 0:
             raise InputError(Parameter("seed", seed), ": expected 0 or more")
-        self.banks, self.seed, self._again, self._robust = banks, seed, again, robust
+        self.bank, self.seed, self._again, self._robust = bank, seed, again, robust
         self._held: dict[int, Fold] = {}
         # Held at one time: fit x (targets + target bank), target bank x targets, and a Sinkhorn fit's exponentials.
-        self._fit_rows = min(FIT_ROWS, max(math.isqrt(self.given.compute.bytes() // 32), 2 * FOLDS))
-
-    @property
-    def given(self) -> FitInput:
-        return self.banks.given
+        self._fit_rows = min(FIT_ROWS, max(math.isqrt(self.bank.compute.bytes() // 32), 2 * FOLDS))
 
     @property
     def distinct(self) -> int:
-        return len(self.given.distinct)
+        return len(self.bank.distinct)
 
     @cached_property
     def again(self) -> Experiment:
         """The same experiment, in which the targets of the probes stay asked for."""
-        return Experiment(self.banks, self.seed, again=True, robust=self._robust)
+        return Experiment(self.bank, self.seed, again=True, robust=self._robust)
 
     @cached_property
     def split(self) -> Split:
         # A text that is there twice would probe the fit that saw it.
-        distinct, known = self.given.distinct, self.banks.known
+        distinct, known = self.bank.distinct, self.bank.known
         require_enough(len(distinct))
         rng = np.random.default_rng(self.seed)
         if known is None:
@@ -238,7 +234,7 @@ class Experiment:
         groups = np.unique(known[asked], return_inverse=True)[1].reshape(-1)
         count = int(groups.max()) + 1 if len(groups) else 0
         if count < 2 * FOLDS:
-            raise InputError(f"pairs name {count} targets; holding some of them out needs at least {2 * FOLDS}")
+            raise InputError(f"answers name {count} targets; holding some of them out needs at least {2 * FOLDS}")
         place = np.argsort(rng.permutation(count))[groups]
         rows, fold_of = asked[np.argsort(place, kind="stable")], np.sort(place) % FOLDS
         others = np.setdiff1d(distinct, asked)
@@ -247,19 +243,19 @@ class Experiment:
     @cached_property
     def targets(self) -> np.ndarray:
         """A sample of the gallery: [n, d]."""
-        gallery = self.given.require_targets("auto")
+        gallery = self.bank.require_targets("auto")
         if gallery.rows < 2:
             raise InputError(f"{gallery.name} has one row; hubness needs at least 2 targets")
-        return sampled(gallery, 2 * self._fit_rows, self.given.metric, np.random.default_rng([self.seed, 1]))
+        return sampled(gallery, 2 * self._fit_rows, self.bank.metric, np.random.default_rng([self.seed, 1]))
 
     def answers(self, rows: np.ndarray) -> np.ndarray:
         """The targets that bank queries `rows` [p], all of which are known, ask for: [p, d]."""
-        if self.banks.pairs is not None:
-            own: np.ndarray = self.given.require_target_bank("auto")[self.banks.pairs[rows]]
+        if self.bank.pairs is not None:
+            own: np.ndarray = self.bank.require_target_bank("auto")[self.bank.pairs[rows]]
             return own
-        assert self.banks.clicks is not None
-        clicked, place = np.unique(self.banks.clicks[rows], return_inverse=True)
-        vectors = taken(self.given.require_targets("auto"), clicked, self.given.metric)
+        assert self.bank.clicks is not None
+        clicked, place = np.unique(self.bank.clicks[rows], return_inverse=True)
+        vectors = taken(self.bank.require_targets("auto"), clicked, self.bank.metric)
         return vectors[place.reshape(-1)]
 
     @property
@@ -269,9 +265,9 @@ class Experiment:
     @cached_property
     def profile(self) -> BankProfile:
         """What kind of bank it is. Pairs and clicks tell what each query asks for, so documents may ask by them."""
-        queries = self.given.query_bank[self.split.rows[: 2 * self._fit_rows]]
-        same_kind = self.banks.same_kind or self.banks.known is not None
-        return profile(self.given, queries, self.targets, same_kind, self.answered > 0.5, self.seed)
+        queries = self.bank.query_bank[self.split.rows[: 2 * self._fit_rows]]
+        of_documents = self.bank.of_documents or self.bank.known is not None
+        return profile(self.bank, queries, self.targets, of_documents, self.answered > 0.5, self.seed)
 
     def close(self) -> None:
         """Lets go of what is held."""
@@ -293,21 +289,21 @@ class Experiment:
                     fold.release()
 
     def _fold(self, number: int) -> Fold:
-        given, banks = self.given, self.banks
+        bank = self.bank
         probes, fitted = self.split.probes(number), self.split.fitted(number, self._fit_rows)
-        targets, second, own = self.targets, given.target_bank, None
-        if banks.known is not None:
+        targets, second, own = self.targets, bank.target_bank, None
+        if bank.known is not None:
             targets, columns = with_rows(targets, self.answers(probes))
             own = torch.from_numpy(columns)
-        if second is not None and banks.pairs is not None:
-            second = second[np.unique(banks.pairs[fitted])]
+        if second is not None and bank.pairs is not None:
+            second = second[np.unique(bank.pairs[fitted])]
         elif second is not None:
             second = second[np.random.default_rng(number).permutation(len(second))[: self._fit_rows]]
-        compute = HoldingCompute(given.compute.device, given.compute.memory, precision=given.compute.precision)
+        compute = HoldingCompute(bank.compute.device, bank.compute.memory, precision=bank.compute.precision)
         vectors = as_vectors(targets, "targets")
         return Fold(
-            FitInput(given.query_bank[fitted], vectors, second, given.metric, compute),
-            dense(Similarities(given.query_bank[probes], given.metric, compute), vectors),
+            FitInput(bank.query_bank[fitted], vectors, second, bank.metric, compute),
+            dense(Similarities(bank.query_bank[probes], bank.metric, compute), vectors),
             own,
         )
 
@@ -315,7 +311,7 @@ class Experiment:
         """Whether all folds and the products of their fits take half of the memory at most."""
         second = 0 if fold.given.target_bank is None else len(fold.given.target_bank)
         products = len(fold.given.query_bank) * (fold.given.require_targets("auto").rows + second)
-        return FOLDS * (4 * products + 8 * fold.similarities.numel()) <= self.given.compute.bytes() // 2
+        return FOLDS * (4 * products + 8 * fold.similarities.numel()) <= self.bank.compute.bytes() // 2
 
     def run(self, configurations: Sequence[Method | OffsetModel | None]) -> list[Trial]:
         """Each configuration over all folds; the folds are the outer loop, so that each is multiplied once. A model
@@ -330,7 +326,7 @@ class Experiment:
             gaps.append(float((nearest[:, 0] - nearest[:, -1]).mean()))
             for place, configuration in enumerate(configurations):
                 found[place].append(self._probe(fold, configuration, nearest[:, 0]))
-                self.given.compute.report("trying candidates", number * len(configurations) + place + 1, total)
+                self.bank.compute.report("trying candidates", number * len(configurations) + place + 1, total)
         gap = max(float(np.mean(gaps)), 1e-12)
         trials = []
         for configuration, parts in zip(configurations, found, strict=True):
@@ -360,11 +356,11 @@ class Experiment:
     def answered(self) -> float:
         """Share of the bank queries whose own target is in the gallery, seen on its sample: 1 with clicks, 0 where
         nothing says."""
-        if self.banks.pairs is None:
-            return 0.0 if self.banks.clicks is None else 1.0
+        if self.bank.pairs is None:
+            return 0.0 if self.bank.clicks is None else 1.0
         _, columns = with_rows(self.targets, self.answers(self.split.rows))
         share = float((columns < len(self.targets)).mean())
-        return min(share * self.given.require_targets("auto").rows / len(self.targets), 1.0)
+        return min(share * self.bank.require_targets("auto").rows / len(self.targets), 1.0)
 
     def margins(self, blends: Sequence[Blend]) -> np.ndarray:
         """How far the own target of each held-out query is ahead of the next one: [configurations, queries]. With pairs
@@ -384,7 +380,7 @@ class Experiment:
                         fitted[part] = torch.from_numpy(raw - raw.mean()).float()
                     offsets += weight * fitted[part]
                 rows.append((own + offsets[fold.own] - (others + offsets).max(dim=1).values).numpy())
-                self.given.compute.report("trying candidates", number * len(blends) + len(rows), FOLDS * len(blends))
+                self.bank.compute.report("trying candidates", number * len(blends) + len(rows), FOLDS * len(blends))
             columns.append(np.stack(rows))
         return np.concatenate(columns, axis=1).astype(np.float64)
 

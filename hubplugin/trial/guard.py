@@ -22,7 +22,7 @@ from typing import ParamSpec
 import numpy as np
 import torch
 
-from hubplugin.bank import BankProfile, Banks, Pairs
+from hubplugin.bank import Bank, BankLike, BankProfile, PreparedBank
 from hubplugin.compute import MOST_ANSWERS, Nearest, Similarities, dense, taken
 from hubplugin.errors import CorrectionRefused, Parameter
 from hubplugin.methods import METHODS, FitInput, Method, configured
@@ -157,22 +157,22 @@ def both_sides(experiment: Experiment, method: Method) -> Sides | None:
 
 
 def _look(experiment: Experiment) -> _Log:
-    given, rows = experiment.given, np.sort(experiment.split.rows[:ROWS])
-    queries, known = given.query_bank[rows], experiment.banks.known
+    bank, rows = experiment.bank, np.sort(experiment.split.rows[:ROWS])
+    queries, known = bank.query_bank[rows], bank.known
     targets, answer = experiment.targets, np.full(len(rows), -1)
     if known is not None:
         asking = np.flatnonzero(known[rows] >= 0)
         targets, answer[asking] = with_rows(targets, experiment.answers(rows[asking]))
     else:
-        targets, answer = with_rows(targets, _nearest_of(given, queries))
+        targets, answer = with_rows(targets, _nearest_of(bank, queries))
     gallery = as_vectors(targets, "targets")
-    scores = dense(Similarities(queries, given.metric, given.compute), gallery)
+    scores = dense(Similarities(queries, bank.metric, bank.compute), gallery)
     first, second = scores.topk(2, dim=1).values.numpy().T
     own = scores.numpy()[np.arange(len(rows)), answer]
     hubs = np.bincount(answer[answer >= 0], minlength=len(targets)) > MOST_ANSWERS * len(rows)
     found = (answer >= 0) & (own >= first) & (first - second >= np.median(first - second)) & ~hubs[answer]
     clear = found if known is None else answer >= 0
-    return _Log(given, queries, gallery, answer, clear, found, scores, known is not None)
+    return _Log(bank, queries, gallery, answer, clear, found, scores, known is not None)
 
 
 def _nearest_of(given: FitInput, queries: np.ndarray) -> np.ndarray:
@@ -269,22 +269,16 @@ class Judgement:
 
 
 def judge(
-    query_bank: VectorLike,
     targets: VectorLike,
+    bank: BankLike,
     method: str = "blend",
-    target_bank: VectorLike | None = None,
     *,
-    pairs: Pairs = None,
-    same_kind: bool = False,
     metric: Metric | str = "cosine",
     compute: Compute = Compute(),
     seed: int = 0,
     **parameters: Setting,
 ) -> Judgement:
-    """Whether a correction would help, tried on held-out bank queries; arguments as in `choose` and `hubplugin.fit`.
-
-    same_kind: documents are meant to be asked by documents, such as duplicates; a bank that looks like documents is
-    then no objection. Pairs say so too, since they tell what each bank query asks for.
+    """Whether a correction would help, tried on held-out bank queries; arguments as in `hubplugin.fit`.
 
     There is an objection if the bank is of the wrong kind (see `BankProfile`). With pairs or clicks, if R@1 of held-out
     queries falls by more than two standard errors, or, with 200 of them, neither it nor the mean rank of their targets
@@ -293,15 +287,15 @@ def judge(
     answers, or, without pairs or clicks, if hubness does not fall. Raises InputError for anything that cannot be used.
     """
     configuration = configured(METHODS, method, parameters, judge)
-    banks = Banks.read(query_bank, target_bank, pairs, metric, compute, same_kind).against(targets)
-    with closing(Experiment(banks, seed)) as experiment:
+    prepared = Bank.of(bank).prepare(metric, compute).against(targets)
+    with closing(Experiment(prepared, seed)) as experiment:
         return judge_by(experiment, [configuration])[0]
 
 
 def judge_by(experiment: Experiment, configurations: Sequence[Method]) -> list[Judgement]:
     """`judge` for several configurations, by an experiment that others ask too."""
     uncorrected, *trials = experiment.run([None, *configurations])
-    before, bank, given = uncorrected.candidate(uncorrected), experiment.profile, experiment.given
+    before, bank = uncorrected.candidate(uncorrected), experiment.profile
     judgements = []
     for trial in trials:
         after = trial.candidate(uncorrected)
@@ -311,8 +305,8 @@ def judge_by(experiment: Experiment, configurations: Sequence[Method]) -> list[J
             *_objections_to_recall(before, after, experiment.probes),
         ]
         sides = None
-        if experiment.answered > 0.5 or (bank.kind == "log" and experiment.banks.known is None):
-            sides = both_sides(experiment, trial.method.resolved(given))
+        if experiment.answered > 0.5 or (bank.kind == "log" and experiment.bank.known is None):
+            sides = both_sides(experiment, trial.method.resolved(experiment.bank))
             objections += _objections_to_sides(sides)
         notes = [*small_bank(bank.distinct), *_notes(before, after, bank, sides, experiment.probes)]
         judgements.append(Judgement(after, before, bank, experiment.probes, objections, notes, sides))
@@ -390,13 +384,13 @@ def _objection_to_size(method: Method | None, distinct: int, paired: bool) -> st
     return f"{method.name!r} needs {smallest} distinct queries, the bank has {distinct}"
 
 
-def require_size(banks: Banks, method: Method | None) -> None:
+def require_size(bank: PreparedBank, method: Method | None) -> None:
     """Raises CorrectionRefused for a bank that is too small, which is seen without the gallery. method: None where it
     is still looked for."""
-    distinct = len(banks.given.distinct)
+    distinct = len(bank.distinct)
     with _too_small_is_refused():
         require_enough(distinct)
-    objection = _objection_to_size(method, distinct, banks.known is not None)
+    objection = _objection_to_size(method, distinct, bank.known is not None)
     if objection:
         raise CorrectionRefused(objection, *_ways_out(USE_BLEND))
 
@@ -450,9 +444,9 @@ USE_BLEND: Parts = ("use ", Parameter("method", "blend"), ", which is made for b
 
 def _remedy(bank: BankProfile, method: str = "blend") -> Parts:
     if bank.kind == "documents":
-        return (*COLLECT, ", pass ", Parameter("same_kind", True), " if documents are to be asked by documents")
+        return (*COLLECT, ", pass ", Parameter("kind", "documents"), " if documents are to be asked by documents")
     if bank.kind == "swapped":
-        return ("pass the queries as the query bank and their answers as ", Parameter("target_bank"))
+        return ("pass the queries as the bank and the documents that answer them as ", Parameter("answers"))
     return COLLECT if bank.objection or method == "blend" else USE_BLEND
 
 

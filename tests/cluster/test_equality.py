@@ -32,7 +32,7 @@ SETTINGS = [
 
 def offsets(bank, method, gallery, second, metric="cosine", **more):
     """Of the gallery, by a fit on one machine; by one in shards where they are given."""
-    model = hubplugin.fit(more.pop("shards_at", gallery), bank, method, target_bank=second, metric=metric, **more)
+    model = hubplugin.fit(more.pop("shards_at", gallery), hubplugin.Bank(bank, second), method, metric=metric, **more)
     return model, model.offsets(gallery)
 
 
@@ -72,8 +72,8 @@ def test_other_metrics(method, metric, gallery, parts, real, serial):
 
 def test_auto_is_chosen_on_the_shards(real, gallery, parts, serial):
     bank, second = real["bank_queries"][:200], real["bank_targets"][:200]
-    one = hubplugin.fit(gallery, bank, "auto", target_bank=second)
-    other = hubplugin.fit(parts[3], bank, "auto", target_bank=second, executor=serial)
+    one = hubplugin.fit(gallery, hubplugin.Bank(bank, second), "auto")
+    other = hubplugin.fit(parts[3], hubplugin.Bank(bank, second), "auto", executor=serial)
     assert (other.method, other.parameters) == (one.method, one.parameters)
     np.testing.assert_allclose(other.offsets(gallery), one.offsets(gallery), rtol=0, atol=1e-5)
 

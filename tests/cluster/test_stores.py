@@ -95,7 +95,7 @@ def test_a_fit_on_a_store_in_shards(index_file, bank, serial):
 def test_what_is_for_one_process_alone(index_file, bank, serial):
     store = hubplugin.open_store(index_file("a.faiss"))
     with pytest.raises(InputError, match="clicks need all targets in one process: leave executor= out"):
-        hubplugin.apply(store, bank, pairs=list(range(len(bank))), executor=serial)
+        hubplugin.apply(store, hubplugin.Bank(bank, list(range(len(bank)))), executor=serial)
 
 
 def test_a_local_collection_is_for_one_process(tmp_path, bank, gallery, serial):

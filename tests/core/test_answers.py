@@ -67,7 +67,7 @@ def test_methods_leave_answers_out_as_float64_does(metric, method, parameters, m
 def test_dbsn_seeks_answers_in_the_target_bank_too():
     bank, targets = made()
     second = made(seed=1)[1]
-    fitted = hubplugin.fit(targets, bank, "dbsn", target_bank=second, tau=0.3, iterations=5, answers="left out")
+    fitted = hubplugin.fit(targets, hubplugin.Bank(bank, second), "dbsn", tau=0.3, iterations=5, answers="left out")
     both = similarity(bank, np.concatenate([targets, second]), "cosine")
     s, weights = without_answers(both, gallery=len(targets))
     expected = centred(log_of("sn", s, weights, tau=0.3, iterations=5)[: len(targets)])
@@ -84,11 +84,11 @@ def test_the_blend_is_the_mean_of_both_centred_and_weakened(answers):
 
 def test_answers_in_a_target_bank_are_kept_and_others_left_out(real):
     bank, targets = real["bank_queries"], real["test_targets"]
-    clean = hubplugin.fit(targets, bank, target_bank=real["bank_targets"])
+    clean = hubplugin.fit(targets, hubplugin.Bank(bank, real["bank_targets"]))
     assert "answers" not in clean.parameters
     log = np.concatenate([targets, real["bank_targets"][:500]])
     for size, second in ((2_000, None), (500, real["bank_targets"][500:])):
-        assert hubplugin.fit(log, bank[:size], target_bank=second).parameters["answers"] == "left out"
+        assert hubplugin.fit(log, hubplugin.Bank(bank[:size], second)).parameters["answers"] == "left out"
 
 
 # Exponentials held in float32, in float16, not at all.

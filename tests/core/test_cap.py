@@ -31,7 +31,7 @@ def uncapped(model, targets):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_newcomer_gets_no_more_than_the_largest_offset_of_the_gallery(method, metric, sets, tmp_path):
     bank, gallery, second, newcomers = sets
-    model = hubplugin.fit(gallery, bank, method, target_bank=second, metric=metric)
+    model = hubplugin.fit(gallery, hubplugin.Bank(bank, second), method, metric=metric)
     largest = model.offsets(gallery).max()
     far = uncapped(model, newcomers)
     assert (far > largest * 1.2).any()  # what there is to cap
@@ -44,7 +44,7 @@ def test_a_newcomer_gets_no_more_than_the_largest_offset_of_the_gallery(method, 
 @pytest.mark.parametrize("method", METHODS)
 def test_targets_of_the_fit_keep_their_offsets(method, memory, real):
     bank, gallery, second = real["bank_queries"][:700], real["test_targets"][:600], real["bank_targets"][:300]
-    model = hubplugin.fit(gallery, bank, method, target_bank=second, compute=hubplugin.Compute(memory=memory))
+    model = hubplugin.fit(gallery, hubplugin.Bank(bank, second), method, compute=hubplugin.Compute(memory=memory))
     for part in (gallery, gallery[:1], gallery[np.argsort(uncapped(model, gallery))[-7:]]):
         found, expected = model.offsets(part), uncapped(model, part)
         np.testing.assert_array_equal(found, np.minimum(expected, np.float32(model.gallery.largest)))

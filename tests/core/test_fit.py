@@ -29,7 +29,7 @@ X = np.eye(4, dtype=np.float32)
             "methods that take it (blend, is, sn, dbsn), as in method='blend'",
         ),
         ({"method": "sn"}, "method 'sn' is fitted against the gallery: pass targets="),
-        ({"method": "dualis"}, "method 'dualis' needs a second bank: pass target_bank="),
+        ({"method": "dualis"}, "method 'dualis' needs the vectors of answers in the bank: pass answers="),
         ({"method": X}, "method must be a name, not ndarray; a gallery is given as targets="),
         ({"method": "dis"}, "fit it with hubplugin.fit_rule"),
         ({"method": "is", "metric": "manhattan"}, "use one of cosine, dot, euclidean"),

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import hubplugin
-from hubplugin.bank import Banks
+from hubplugin.bank import Bank
 from hubplugin.jobs.correct import fit_within
 from hubplugin.jobs.write import Members
-from hubplugin.methods import FitInput, configure
+from hubplugin.methods import configure
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.resources import Compute
@@ -20,17 +20,17 @@ def test_each_group_is_fitted_as_if_it_were_alone(method, rng):
     targets = rng.standard_normal((300, 12)).astype(np.float32)
     bank = (targets[rng.integers(0, 300, 80)] + 0.3 * rng.standard_normal((80, 12))).astype(np.float32)
     second = rng.standard_normal((50, 12)).astype(np.float32) if method == "dualis" else None
-    given = FitInput.read(bank, targets, second, Metric.COSINE, Compute())
+    given = Bank(bank, second).prepare(Metric.COSINE, Compute()).against(targets)
     rows = {"a": np.arange(0, 130), "b": np.arange(130, 300)}
     members = [(value, Members(value, given.targets, some)) for value, some in rows.items()]
     configuration = configure(method, answers="left out")
-    model, neutral, _ = fit_within(Banks(given), configuration, "kind", members, force=True)
+    model, neutral, _ = fit_within(given, configuration, "kind", members, force=True)
     assert not neutral
     # The temperature and the strength of blend are those of the whole gallery.
     common = {name: value for name, value in model.parameters.items() if name != "answers"}
     late = rng.standard_normal((40, 12)).astype(np.float32)
     for value, some in rows.items():
-        alone = hubplugin.fit(targets[some], bank, method, target_bank=second, answers="left out", **common)
+        alone = hubplugin.fit(targets[some], hubplugin.Bank(bank, second), method, answers="left out", **common)
         for vectors in (targets[some], late):
             found = model.offsets(vectors, groups=[value] * len(vectors))
             np.testing.assert_allclose(found, alone.offsets(vectors), atol=2e-6)

@@ -43,7 +43,7 @@ def passes(monkeypatch):
 def test_offsets_of_the_fits_gallery_are_true_and_cost_no_product(method, memory, sets, passes):
     bank, targets, second = sets
     model = hubplugin.fit(
-        targets, bank, method, target_bank=second, compute=hubplugin.Compute(memory=memory), **PARAMETERS[method]
+        targets, hubplugin.Bank(bank, second), method, compute=hubplugin.Compute(memory=memory), **PARAMETERS[method]
     )
     del passes[:]
     found = model.offsets(targets)

@@ -117,7 +117,7 @@ def test_the_default_and_a_target_bank(kind, monkeypatch):
     second = np.random.default_rng(1).standard_normal((300, 12)).astype(np.float32)
     second[:40] = bank[:40]
     model = hubplugin.fit(
-        targets, bank, "blend", target_bank=second, tau=0.05, strength=1, iterations=5, answers="left out"
+        targets, hubplugin.Bank(bank, second), "blend", tau=0.05, strength=1, iterations=5, answers="left out"
     )
     s, weights = expected(similarity(bank, np.concatenate([targets, second]), "cosine"), len(targets))
     found = log_of("sn", s, weights, tau=0.05, iterations=5) + log_of("nnn", s, weights, k=16)

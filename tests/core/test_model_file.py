@@ -22,7 +22,7 @@ METHODS = ["is", "sn", "dbsn", "dualis", "nnn", "csls", "dn"]
 def fitted(rng):
     def fit(method, **arguments):
         bank, targets, second = (rng.normal(size=(rows, 6)).astype(np.float32) for rows in (20, 30, 10))
-        return hubplugin.fit(targets, bank, method, target_bank=second, **arguments), targets
+        return hubplugin.fit(targets, hubplugin.Bank(bank, second), method, **arguments), targets
 
     return fit
 

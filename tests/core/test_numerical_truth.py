@@ -47,7 +47,7 @@ def unit(rng, rows, d):
 
 
 def assert_true(method, parameters, metric, bank, targets, target_bank, atol=1e-5, **options):
-    model = hubplugin.fit(targets, bank, method, target_bank=target_bank, metric=metric, **options, **parameters)
+    model = hubplugin.fit(targets, hubplugin.Bank(bank, target_bank), method, metric=metric, **options, **parameters)
     ours = model.offsets(targets, **options)
     assert ours.dtype == np.float32
     assert ours.shape == (len(targets),)
@@ -207,7 +207,7 @@ def test_a_sample_counts_for_as_many_targets_as_it_stands_for():
 def test_a_target_the_fit_never_saw_gets_the_offset_of_the_fits_own_last_step(method, parameters, rng):
     bank, target_bank = unit(rng, 50, 16), unit(rng, 30, 16)
     seen, fresh = unit(rng, 80, 16), unit(rng, 25, 16)
-    model = hubplugin.fit(seen, bank, method, target_bank=target_bank, **parameters)
+    model = hubplugin.fit(seen, hubplugin.Bank(bank, target_bank), method, **parameters)
     if method in ("sn", "dbsn"):  # the iterations end on a step that reads the bank's weights alone
         columns = seen if method == "sn" else np.concatenate([seen, target_bank])
         raw = formulas.last_half_step(bank, columns, np.concatenate([seen, fresh]), "cosine", **parameters)

@@ -353,7 +353,7 @@ def test_bank_and_targets_of_different_dimensions_are_both_named():
     with pytest.raises(hubplugin.InputError, match=r"query bank has 3 dimensions, targets has 2"):
         hubplugin.fit(np.ones((5, 2)), X, "is")
     with pytest.raises(hubplugin.InputError, match=r"query bank has 3 dimensions, target bank has 2"):
-        hubplugin.fit(None, X, "dualis", target_bank=np.ones((5, 2)))
+        hubplugin.fit(None, hubplugin.Bank(X, np.ones((5, 2))), "dualis")
     with pytest.raises(hubplugin.InputError, match=r"targets has 2 dimensions, the query bank of this model has 3"):
         hubplugin.fit(None, X, "is").offsets(np.ones((5, 2)))
 

@@ -29,7 +29,7 @@ def scene():
         return meaning + 0.5 * pull + 0.35 * rng.normal(size=(rows, 12)), meaning + hubness * pull
 
     (queries, targets), (query_bank, target_bank) = pairs(150), pairs(400)
-    return {"queries": queries, "targets": targets, "bank": query_bank, "target_bank": target_bank}
+    return {"queries": queries, "targets": targets, "bank": hubplugin.Bank(query_bank, target_bank)}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def skewness_in(scores, k):
 def test_raw_and_corrected_figures_are_those_of_the_whole_matrix(scene, metric):
     found = hubplugin.evaluate(**scene, methods=["is tau=0.5"], metric=metric)
     raw = similarity(scene["queries"], scene["targets"], metric)
-    corrected = raw + inverted_softmax(scene["bank"], scene["targets"], metric, 0.5)
+    corrected = raw + inverted_softmax(scene["bank"].queries, scene["targets"], metric, 0.5)
     for result, scores in zip(found.methods, (raw, corrected), strict=True):
         ranks = ranks_in(scores)
         for k in (1, 5, 10):
@@ -89,7 +89,7 @@ def test_a_transductive_plan_is_never_recommended(evaluation):
 
 def test_on_real_pairs_the_helpful_method_is_chosen_and_the_harmful_one_named(real):
     found = hubplugin.evaluate(
-        real["test_targets"], real["bank_queries"], queries=real["test_queries"], target_bank=real["bank_targets"],
+        real["test_targets"], hubplugin.Bank(real["bank_queries"], real["bank_targets"]), queries=real["test_queries"],
         methods=["is tau=0.02", "dbsn"],
     )  # fmt: skip
     told = " ".join(str(found).split())
@@ -190,14 +190,14 @@ def test_the_report_refers_to_nothing_outside_itself_and_shows_names(scene, tmp_
         ({"methods": ["is tau=-1"]}, "tau='-1' is refused: Input should be greater than 0"),
         ({"methods": ["is tau"]}, "'tau' is no parameter; expected NAME=VALUE"),
         ({"methods": ["otn tau=1"]}, "takes no parameters"),
-        ({"methods": ["is"], "bank": None, "target_bank": None}, "needs example queries"),
-        ({"methods": [], "bank": None}, "a target bank was given without example queries"),
+        ({"methods": ["is"], "bank": None}, "needs example queries"),
+        ({"methods": [], "bank": hubplugin.Bank(None, np.eye(12))}, "no queries were given"),
         ({"methods": [" "]}, "unknown method ''"),
         ({"models": {"raw": None}}, "cannot be labelled 'raw'"),
         ({"seed": -1}, "seed=-1: expected 0 or more"),
         ({"names": ["a"]}, "names has 1 entries for 150 vectors"),
         ({"queries": np.ones((150, 3))}, "3 dimensions"),
-        ({"methods": ["dualis"], "target_bank": None}, "target_bank="),
+        ({"methods": ["dualis"], "bank": np.eye(12)}, "answers="),
     ],
 )
 def test_bad_input_is_one_line_that_says_what_to_do(scene, change, said):

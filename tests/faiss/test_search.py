@@ -93,7 +93,7 @@ def test_query_dependent_methods_rank_as_over_the_whole_gallery(method, rng):
     index = faiss.IndexFlatIP(8)
     index.add(vectors)
     second = cases.unit(rng.normal(size=(50, 8))) if method == "dualdis" else None
-    handler = fit_rule(vectors, bank, method, target_bank=second)
+    handler = fit_rule(vectors, hubplugin.Bank(bank, second), method)
     found = CorrectedSearch(index, handler, targets=vectors).search_certified(queries, 5)
     truth = handler.rescore(cases.similarities(queries, vectors, IP), handler.keep(vectors))
     assert found.certified.all()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hubplugin import Metric
-from hubplugin.bank import Banks
+from hubplugin.bank import Bank
 from hubplugin.causes import (
     Finding,
     collapsed,
@@ -68,9 +68,9 @@ def axis(dimensions):
 
 def found(queries, targets, metric="cosine", clicks=None, texts=None):
     """The causes that are there, by name; and all findings."""
-    banks = Banks.read(queries, None, clicks, metric, Compute("cpu")).against(targets)
+    banks = Bank(queries, clicks).prepare(metric, Compute("cpu")).against(targets)
     nearest = TopK(DEEP)
-    search(banks.given.query_bank, banks.given.targets, Metric(metric), banks.given.compute, nearest)
+    search(banks.query_bank, banks.targets, Metric(metric), banks.compute, nearest)
     told = findings(banks, nearest.rows[0], texts, lambda rows: rows.tolist(), seed=0)
     return {finding.cause for finding in told if finding.found}, told
 
@@ -153,7 +153,7 @@ def test_answers_just_behind_the_first_ten_are_seen(example):
 
 def test_what_cannot_be_told_says_what_is_needed():
     assert "pass --texts" in str(short_texts([], []))
-    assert "--clicks" in str(cut_off(None, 10, 50))
+    assert "--answers" in str(cut_off(None, 10, 50))
     assert collapsed(np.eye(20)).found is None
     assert other_model(np.ones((10, 1000)), np.eye(10), np.eye(1000)).found is None
 

@@ -9,7 +9,7 @@ from qdrant_client import QdrantClient, models
 import hubplugin
 import hubplugin_qdrant
 from hubplugin import CorrectionRefused, InputError, StoreError
-from hubplugin.bank import Banks
+from hubplugin.bank import Bank
 from hubplugin.cli import app
 from hubplugin.jobs.correct import apply, refit
 from hubplugin.measures.hubness import skewness
@@ -197,7 +197,7 @@ def test_a_refit_that_is_worse_over_the_groups_is_refused_with_both_figures(shop
     with pytest.raises(
         CorrectionRefused, match=r"goes from -?\d+\.\d+ to \d+\.\d+, where it is .* nothing was changed"
     ):
-        refit(store, clustered(21, 160), "nnn", same_kind=True, k=1, alpha=8.0)
+        refit(store, hubplugin.Bank(clustered(21, 160), kind="documents"), "nnn", k=1, alpha=8.0)
     assert QdrantStore(shops.plain, "photos").correction().model.fingerprint == before
 
 
@@ -209,15 +209,15 @@ def test_clicks_decide_over_the_groups_together(shops, monkeypatch):
     queries = shops.gallery[clicked] + 0.05 * clustered(31, len(clicked))
     store = QdrantStore(shops.plain, "photos")
     with pytest.raises(CorrectionRefused, match=r"R@1 of held-out queries goes from \d+\.\d to \d+\.\d"):
-        refit(store, queries, "nnn", pairs=clicked, k=1, alpha=8.0)
-    done = refit(store, queries, pairs=clicked, force=True, dry_run=True)
+        refit(store, hubplugin.Bank(queries, clicked), "nnn", k=1, alpha=8.0)
+    done = refit(store, hubplugin.Bank(queries, clicked), force=True, dry_run=True)
     assert done.versus.raw.recall > 0.9
     assert done.versus.gain == pytest.approx(done.versus.new.recall - done.versus.old.recall)
 
 
 def test_the_groups_count_by_their_targets_and_a_neutral_one_as_not_corrected(shops, monkeypatch):
     def check(experiment, method):
-        if experiment.given.targets.name.endswith("'acme'"):
+        if experiment.bank.targets.name.endswith("'acme'"):
             raise CorrectionRefused("it would not help")
 
     monkeypatch.setattr("hubplugin.trial.guard.SMALLEST", 100)
@@ -226,10 +226,10 @@ def test_the_groups_count_by_their_targets_and_a_neutral_one_as_not_corrected(sh
     all_new = refit(store, fresh, force=True, dry_run=True).versus
     monkeypatch.setattr("hubplugin.jobs.correct.check_by", check)
     monkeypatch.setattr("hubplugin.jobs.correct.WORSE", 10.0)
-    without = refit(store, fresh, same_kind=True, dry_run=True)
+    without = refit(store, hubplugin.Bank(fresh, kind="documents"), dry_run=True)
     assert without.neutral["acme"] == "it would not help"
     (rows, _), metric = shops.alone("acme"), "cosine"
-    banks = Banks.read(fresh, None, None, metric, Compute("cpu")).against(shops.gallery[rows])
+    banks = Bank(fresh).prepare(metric, Compute("cpu")).against(shops.gallery[rows])
     raw, new = Experiment(banks).run([None, METHODS["sn"]()])
     less = (skewness(raw.occurrence) - skewness(new.occurrence)) / 3
     assert without.versus.new.skewness - all_new.new.skewness == pytest.approx(less, abs=1e-6)
@@ -237,7 +237,7 @@ def test_the_groups_count_by_their_targets_and_a_neutral_one_as_not_corrected(sh
 
 def test_a_tenant_that_is_refused_stays_neutral_and_is_named(shops, monkeypatch):
     def check(experiment, method):
-        if experiment.given.targets.name.endswith("'acme'"):
+        if experiment.bank.targets.name.endswith("'acme'"):
             raise CorrectionRefused("it would not help")
 
     monkeypatch.setattr("hubplugin.jobs.correct.check_by", check)

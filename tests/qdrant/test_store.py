@@ -223,7 +223,7 @@ def test_what_a_run_on_another_vector_has_left_half_written_is_taken_out():
         if what == "writing offsets":
             raise KeyboardInterrupt
 
-    given = {"query_bank": clustered(4, 50), "method": "is", "force": True, "storage": "payload"}
+    given = {"bank": clustered(4, 50), "method": "is", "force": True, "storage": "payload"}
     with pytest.raises(KeyboardInterrupt):
         hubplugin_qdrant.apply(client, "photos", using="image", compute=hubplugin.Compute(progress=stop), **given)
     hubplugin_qdrant.apply(client, "photos", using="text", **given)
@@ -421,7 +421,7 @@ def test_a_server_without_formulas_is_refused_in_one_line(cosine, monkeypatch):
 
 def test_a_misspelt_argument_is_told_with_those_that_there_are():
     client = QdrantClient(":memory:")
-    with pytest.raises(InputError, match=r"parameter 'vector_name'; .*takes client, collection, query_bank, using, "):
+    with pytest.raises(InputError, match=r"parameter 'vector_name'; .*takes client, collection, bank, using, "):
         hubplugin_qdrant.apply(client, "photos", clustered(1, 5), vector_name="image")
     with pytest.raises(InputError, match=r"did you mean storage=\?"):
         hubplugin_qdrant.apply(client, "photos", clustered(1, 5), storge="vector")

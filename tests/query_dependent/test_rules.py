@@ -60,7 +60,7 @@ def test_dualdis_is_appendix_a1_of_nnn(sets, metric, rng):
         factors.append(np.exp(s / tau) / np.exp(similarity(members, targets, metric) / tau).sum(axis=0))
         active.append(active_set(members, targets, metric, 1)[s.argmax(axis=1)])
     product = np.prod([np.where(a[:, None], f, s) for a, f in zip(active, factors, strict=True)], axis=0)
-    rule = fit_rule(targets, bank, "dualdis", target_bank=target_bank, metric=metric, tau_query=TAU, tau_target=0.1)
+    rule = fit_rule(targets, hubplugin.Bank(bank, target_bank), "dualdis", metric=metric, tau_query=TAU, tau_target=0.1)
     ours, seen = rescored(rule, queries, targets, metric), set()
     for row, paper in enumerate(product):
         positive = s[row] > 0
@@ -79,7 +79,7 @@ def test_dualdis_leaves_what_has_no_positive_similarity_to_the_other_factor(sets
     bank, targets, queries, target_bank = sets
     s = similarity(queries, targets, "euclidean")
     rule = fit_rule(
-        targets, bank, "dualdis", target_bank=target_bank, metric="euclidean", tau_query=TAU, tau_target=0.1
+        targets, hubplugin.Bank(bank, target_bank), "dualdis", metric="euclidean", tau_query=TAU, tau_target=0.1
     )
     ours, nearest = rescored(rule, queries, targets, "euclidean"), s.argmax(axis=1)
     own, other = (active_set(members, targets, "euclidean", 1)[nearest] for members in (bank, target_bank))
@@ -115,7 +115,7 @@ def test_gc_is_the_similarity_less_its_rank_in_the_bank(sets, metric):
 def test_candidates_are_ranked_as_in_the_whole_gallery(sets):
     bank, targets, queries, target_bank = sets
     for method in ("dis", "dualdis", "dsl", "gc"):
-        rule = fit_rule(targets, bank, method, target_bank=target_bank)
+        rule = fit_rule(targets, hubplugin.Bank(bank, target_bank), method)
         kept, s = rule.keep(targets), similarity(queries, targets, "cosine")
         whole = rule.rescore(s, kept)
         names = [f"photo {j}" for j in range(len(targets))]
@@ -146,7 +146,7 @@ def test_a_later_target_is_in_the_set_exactly_if_a_bank_query_would_rank_it_k_th
 
 def test_the_activation_set_lies_in_the_model_file(sets, tmp_path):
     bank, targets, _, target_bank = sets
-    model = hubplugin.fit(targets, bank, "dualis", target_bank=target_bank).with_activation(targets, k=3)
+    model = hubplugin.fit(targets, hubplugin.Bank(bank, target_bank), "dualis").with_activation(targets, k=3)
     model.save(tmp_path / "x.hub")
     loaded = hubplugin.load(tmp_path / "x.hub")
     assert loaded.activation.k == 3
@@ -154,7 +154,7 @@ def test_the_activation_set_lies_in_the_model_file(sets, tmp_path):
     assert (
         loaded.fingerprint
         == model.fingerprint
-        != hubplugin.fit(targets, bank, "dualis", target_bank=target_bank).fingerprint
+        != hubplugin.fit(targets, hubplugin.Bank(bank, target_bank), "dualis").fingerprint
     )
 
 
@@ -178,7 +178,7 @@ def test_every_bank_query_has_its_k_nearest_in_the_set(m, n, d, k, seed):
         (lambda b, t: fit_rule(t, b, "dis", k=0), "k=0 is refused: Input should be greater than or equal to 1"),
         (lambda b, t: fit_rule(t, b, "dis", k=91), "k=91 is not between 1 and the 90 targets"),
         (lambda b, t: fit_rule(None, b, "dis"), "pass targets="),
-        (lambda b, t: fit_rule(t, b, "dualdis"), "pass target_bank="),
+        (lambda b, t: fit_rule(t, b, "dualdis"), "pass answers="),
         (lambda b, t: fit_rule(t, b, "gc", tau=1), "has no parameter 'tau'; it takes none"),
         (lambda b, t: hubplugin.fit(t, b, "dn").with_activation(t), "no activation set"),
         (lambda b, t: hubplugin.fit(t, b, "is").activated(t), "with_activation"),

@@ -13,7 +13,8 @@ import pytest
 
 import hubplugin
 from hubplugin import InputError
-from hubplugin.bank import embedded, vectors_of
+from hubplugin.bank import Bank
+from hubplugin.bank.embedding import embedded
 
 MODULE = """
 import numpy as np
@@ -134,15 +135,15 @@ def test_a_model_of_other_dimensions_is_refused_after_one_batch(model, monkeypat
 
 def test_a_function_embeds_and_nothing_is_kept(model, tmp_path):
     before = set((tmp_path / "cache").iterdir())
-    bank = vectors_of(["red", "green"], model.lengths)
+    bank = Bank(["red", "green"], embed=model.lengths).vectors()
     np.testing.assert_array_equal(bank.array(), [[3, 1, 1], [5, 2, 1]])
     assert set((tmp_path / "cache").iterdir()) == before
     Path("log.txt").write_text("red\ngreen\n")
-    np.testing.assert_array_equal(vectors_of("log.txt", "my_model:lengths").array(), bank.array())
+    np.testing.assert_array_equal(Bank("log.txt", embed="my_model:lengths").vectors().array(), bank.array())
     with pytest.raises(InputError, match=r"embed= is for texts"):
-        vectors_of(np.ones((2, 3)), model.lengths)
+        Bank(np.ones((2, 3)), embed=model.lengths).vectors()
     with pytest.raises(InputError, match=r"embed= for a query bank"):
-        vectors_of(["red"], None)
+        Bank(["red"]).vectors()
 
 
 def test_fit_apply_and_diagnose_take_texts(model, tmp_path, real):
@@ -152,10 +153,10 @@ def test_fit_apply_and_diagnose_take_texts(model, tmp_path, real):
         return [queries[text] for text in texts]
 
     targets = real["test_targets"]
-    fitted = hubplugin.fit(targets, list(queries), embed=embed)
+    fitted = hubplugin.fit(targets, hubplugin.Bank(list(queries), embed=embed))
     by_vectors = hubplugin.fit(targets, real["bank_queries"][:200])
     np.testing.assert_array_equal(fitted.offsets(targets), by_vectors.offsets(targets))
-    found = hubplugin.diagnose(targets, list(queries), embed=embed)
+    found = hubplugin.diagnose(targets, hubplugin.Bank(list(queries), embed=embed))
     assert found.queries == 200
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hubplugin import InputError
-from hubplugin.bank import read_clicks, read_texts
+from hubplugin.bank.texts import read_clicks, read_texts
 
 TEXTS = ["red shoes", "blue, with laces", 'a "quoted" one', "ÄÖÜ"]
 

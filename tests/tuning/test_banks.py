@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import hubplugin
-from hubplugin.bank import Banks
+from hubplugin.bank import Bank
 from hubplugin.methods import configure
 from hubplugin.metric import Metric
 from hubplugin.resources import Compute
@@ -39,7 +39,7 @@ def test_a_store_is_corrected_with_each_bank_read_once(read, tmp_path, method):
     index.add(targets.array())
     faiss.write_index(index, str(tmp_path / "photos.faiss"))
     counts.clear()
-    hubplugin.apply(hubplugin.open_store(f"faiss:{tmp_path / 'photos.faiss'}"), queries, method, second)
+    hubplugin.apply(hubplugin.open_store(f"faiss:{tmp_path / 'photos.faiss'}"), hubplugin.Bank(queries, second), method)
     assert counts == {"bank_queries": 1, "bank_targets": 1}
 
 
@@ -47,17 +47,17 @@ def test_a_store_is_corrected_with_each_bank_read_once(read, tmp_path, method):
 def test_the_guard_says_the_same_after_a_choice_on_the_same_experiment(read, memory):
     """With the folds of the choice, where memory holds them, or with the same ones made anew."""
     (queries, targets, second), _ = read
-    banks = Banks.read(queries, second, True, Metric.COSINE, Compute(memory=memory)).against(targets)
-    experiment = Experiment(banks)
+    bank = Bank(queries, second, pairs=True)
+    experiment = Experiment(bank.prepare(Metric.COSINE, Compute(memory=memory)).against(targets))
     choose_by(experiment)
     (judgement,) = judge_by(experiment, [configure("nnn")])
-    assert judgement == judge(queries, targets, "nnn", second, pairs=True, compute=hubplugin.Compute(memory=memory))
+    assert judgement == judge(targets, bank, "nnn", compute=hubplugin.Compute(memory=memory))
 
 
 def test_the_experiment_of_a_large_gallery_reads_its_sample_alone(read, monkeypatch):
     monkeypatch.setattr("hubplugin.trial.experiment.FIT_ROWS", 50)
     (queries, targets, _), counts = read
-    banks = Banks.read(queries, None, None, Metric.COSINE, Compute()).against(targets)
+    banks = Bank(queries).prepare(Metric.COSINE, Compute()).against(targets)
     assert len(Experiment(banks).targets) == 100
     assert "test_targets" not in counts
 
@@ -67,6 +67,6 @@ def test_the_experiment_of_a_robust_correction_tries_what_is_bounded(real):
     bank, gallery = (real[name][:600].astype(np.float32) for name in ("bank_queries", "test_targets"))
     middle = bank.mean(axis=0, keepdims=True) / np.linalg.norm(bank.mean(axis=0))
     bank = bank + middle  # as queries of another modality lie
-    banks = Banks.read(bank, None, None, Metric.COSINE, Compute()).against(np.concatenate([gallery, middle]))
+    banks = Bank(bank).prepare(Metric.COSINE, Compute()).against(np.concatenate([gallery, middle]))
     largest = [Experiment(banks, robust=robust).run([configure("nnn")])[0].occurrence.max() for robust in (False, True)]
     assert largest[1] < largest[0] / 2

@@ -30,7 +30,7 @@ def small(real):
 
 @pytest.fixture(scope="session")
 def by_pairs(small):
-    return hubplugin.choose(small["query_bank"], small["targets"], small["target_bank"], pairs=True)
+    return hubplugin.choose(small["targets"], hubplugin.Bank(small["query_bank"], small["target_bank"], pairs=True))
 
 
 def given(small):
@@ -70,7 +70,7 @@ def test_recall_and_hubness_are_those_of_an_independent_cross_validation(small, 
         near = np.sort(raw[:, : len(targets)], axis=1)[:, ::-1]
         costs.append(near[:, 0] - raw[np.arange(len(probes)), corrected.argmax(axis=1)])
         gaps.append((near[:, 0] - near[:, 1]).mean())
-    found = judge(bank, targets, method, second, pairs=True, **parameters).candidate
+    found = judge(targets, hubplugin.Bank(bank, second, pairs=True), method, **parameters).candidate
     assert found.recall == pytest.approx(np.concatenate(hits).mean(), abs=1e-9)
     assert found.rank == pytest.approx(np.exp(np.concatenate(log_ranks).mean()), rel=1e-6)
     assert found.skewness == pytest.approx(stats.skew(occurrence), abs=1e-6)
@@ -85,7 +85,7 @@ def test_what_is_chosen_by_pairs_raises_recall_on_queries_it_never_saw(small, by
 
 def test_without_pairs_it_is_the_default_and_nothing_is_tried(small, monkeypatch):
     monkeypatch.setattr("hubplugin.trial.Experiment._folds", None)  # not even begun
-    choice = hubplugin.choose(small["query_bank"], small["targets"])
+    choice = hubplugin.choose(small["targets"], small["query_bank"])
     assert (choice.winner, choice.candidates) == (configure("blend"), [])
     auto, default = (hubplugin.fit(small["targets"], small["query_bank"], method) for method in ("auto", "blend"))
     assert auto.fingerprint == default.fingerprint
@@ -144,7 +144,7 @@ def test_the_default_is_left_only_for_a_candidate_that_is_clearly_ahead(small, m
         return found * tried[0].tau
 
     monkeypatch.setattr("hubplugin.trial.Experiment.margins", margins)
-    choice = hubplugin.choose(small["query_bank"], small["targets"], small["target_bank"], pairs=True)
+    choice = hubplugin.choose(small["targets"], hubplugin.Bank(small["query_bank"], small["target_bank"], pairs=True))
     default = configure("blend").resolved(given(small))
     assert choice.candidates[0].configuration != default  # ahead in either case
     assert (choice.winner == choice.candidates[0].configuration) is wins
@@ -153,17 +153,17 @@ def test_the_default_is_left_only_for_a_candidate_that_is_clearly_ahead(small, m
 
 def test_pairs_with_targets_in_the_gallery_make_a_log_whose_answers_are_left_out(small):
     held = np.concatenate([small["targets"], small["target_bank"]])
-    choice = hubplugin.choose(small["query_bank"], held, small["target_bank"], pairs=True)
+    choice = hubplugin.choose(held, hubplugin.Bank(small["query_bank"], small["target_bank"], pairs=True))
     assert (choice.winner, choice.candidates) == (configure("blend", answers="left out"), [])
 
 
 def test_the_same_seed_chooses_the_same(small, by_pairs):
-    again = hubplugin.choose(small["query_bank"], small["targets"], small["target_bank"], pairs=True)
+    again = hubplugin.choose(small["targets"], hubplugin.Bank(small["query_bank"], small["target_bank"], pairs=True))
     assert again == by_pairs
 
 
 def test_fit_auto_is_the_fit_of_what_choose_chooses(small, by_pairs):
-    model = hubplugin.fit(small["targets"], small["query_bank"], "auto", target_bank=small["target_bank"])
+    model = hubplugin.fit(small["targets"], hubplugin.Bank(small["query_bank"], small["target_bank"]), "auto")
     assert (model.method, model.parameters) == ("blend", by_pairs.winner.parameters)
     assert model.gallery.count == 300
 
@@ -173,7 +173,7 @@ def test_temperatures_follow_the_scale_of_the_similarity(small, by_pairs):
         4 * x / np.linalg.norm(x.astype(float), axis=1, keepdims=True)
         for x in (small["query_bank"], small["targets"], small["target_bank"])
     )
-    choice = hubplugin.choose(bank, targets, second, pairs=True, metric="dot")
+    choice = hubplugin.choose(targets, hubplugin.Bank(bank, second, pairs=True), metric="dot")
     assert choice.winner.share == by_pairs.winner.share
     assert choice.winner.tau == pytest.approx(16 * by_pairs.winner.tau, rel=1e-3)
 
@@ -181,14 +181,16 @@ def test_temperatures_follow_the_scale_of_the_similarity(small, by_pairs):
 def test_pairs_may_be_a_mapping_in_any_order(small):
     order = np.random.default_rng(3).permutation(400)
     place = np.argsort(order)
-    shuffled = judge(small["query_bank"], small["targets"], "nnn", small["target_bank"][order], pairs=place)
-    straight = judge(small["query_bank"], small["targets"], "nnn", small["target_bank"], pairs=True)
+    shuffled = judge(
+        small["targets"], hubplugin.Bank(small["query_bank"], small["target_bank"][order], pairs=place), "nnn"
+    )
+    straight = judge(small["targets"], hubplugin.Bank(small["query_bank"], small["target_bank"], pairs=True), "nnn")
     assert shuffled.candidate.recall == straight.candidate.recall
 
 
 def test_targets_that_the_gallery_holds_already_are_not_there_twice(small):
     held = np.concatenate([small["targets"], small["target_bank"]])
-    found = judge(small["query_bank"], held, "nnn", small["target_bank"])
+    found = judge(held, hubplugin.Bank(small["query_bank"], small["target_bank"]), "nnn")
     scores = formulas.similarity(small["query_bank"], held, "cosine")
     own = 300 + np.arange(400)
     assert found.uncorrected.recall == pytest.approx((scores.argmax(axis=1) == own).mean(), abs=1e-9)
@@ -200,8 +202,8 @@ def test_queries_of_one_target_never_give_it_away_to_each_other(small):
     bank = small["query_bank"].astype(np.float32)
     twice = np.concatenate([bank, bank + rng.normal(size=bank.shape).astype(np.float32) * 1e-6])
     given = {"targets": small["targets"], "method": "is", "tau": 0.05}
-    once = judge(bank, target_bank=small["target_bank"], pairs=True, **given)
-    both = judge(twice, target_bank=small["target_bank"], pairs=np.tile(np.arange(400), 2), **given)
+    once = judge(bank=hubplugin.Bank(bank, small["target_bank"], pairs=True), **given)
+    both = judge(bank=hubplugin.Bank(twice, small["target_bank"], pairs=np.tile(np.arange(400), 2)), **given)
     assert both.probes == 2 * once.probes
     assert both.candidate.recall == pytest.approx(once.candidate.recall, abs=0.004)
 
@@ -209,20 +211,20 @@ def test_queries_of_one_target_never_give_it_away_to_each_other(small):
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_banks_of_equal_length_are_pairs_only_if_they_look_like_it(small, shuffled):
     second = small["target_bank"][np.random.default_rng(1).permutation(400)] if shuffled else small["target_bank"]
-    judgement = judge(small["query_bank"], small["targets"], "nnn", second)
+    judgement = judge(small["targets"], hubplugin.Bank(small["query_bank"], second), "nnn")
     assert (judgement.candidate.recall is None) is shuffled
 
 
 def test_a_text_that_is_there_twice_never_probes_the_fit_that_saw_it(small):
-    once = judge(small["query_bank"][:200], small["targets"], "is", pairs=False)
-    twice = judge(np.repeat(small["query_bank"][:200], 2, axis=0), small["targets"], "is")
+    once = judge(small["targets"], small["query_bank"][:200], "is")
+    twice = judge(small["targets"], np.repeat(small["query_bank"][:200], 2, axis=0), "is")
     assert twice.bank.distinct == once.bank.distinct == twice.probes == 200
 
 
 def test_the_choice_does_not_grow_with_bank_and_gallery(small, monkeypatch):
     monkeypatch.setattr("hubplugin.trial.experiment.FIT_ROWS", 50)
     monkeypatch.setattr("hubplugin.trial.experiment.PROBES", 20)
-    choice = hubplugin.choose(small["query_bank"], small["targets"], small["target_bank"], pairs=True)
+    choice = hubplugin.choose(small["targets"], hubplugin.Bank(small["query_bank"], small["target_bank"], pairs=True))
     assert choice.probes == FOLDS * 20
 
 
@@ -236,9 +238,8 @@ def test_the_precision_that_a_fit_is_asked_for_is_that_of_its_choice(small, monk
     monkeypatch.setattr(experiment, "dense", dense)
     hubplugin.fit(
         small["targets"],
-        small["query_bank"],
+        hubplugin.Bank(small["query_bank"], small["target_bank"]),
         "auto",
-        target_bank=small["target_bank"],
         compute=hubplugin.Compute(precision="float64"),
     )
     assert seen == {torch.float64}
@@ -248,14 +249,14 @@ def test_the_precision_that_a_fit_is_asked_for_is_that_of_its_choice(small, monk
 def test_a_gallery_of_two_and_a_gallery_of_copies_are_judged_and_not_helped(small, metric):
     bank = small["query_bank"][:60]
     for gallery in (small["targets"][:2], np.repeat(small["targets"][:1], 40, axis=0)):
-        assert judge(bank, gallery, "is", metric=metric).objections
+        assert judge(gallery, bank, "is", metric=metric).objections
 
 
 def test_progress_reaches_the_whole(small):
     seen = []
     judge(
-        small["query_bank"][:50],
         small["targets"],
+        small["query_bank"][:50],
         "is",
         compute=hubplugin.Compute(progress=lambda *step: seen.append(step)),
     )
@@ -266,23 +267,24 @@ def test_progress_reaches_the_whole(small):
     ("change", "says"),
     [
         (
-            {"query_bank": np.eye(9, 384), "target_bank": np.eye(9, 384), "pairs": True},
+            {"queries": np.eye(9, 384), "answers": np.eye(9, 384), "pairs": True},
             "9 distinct queries; holding some of them out needs at least 10",
         ),
         ({"targets": np.eye(1, 384), "pairs": True}, "has one row; hubness needs at least 2 targets"),
         ({"targets": np.eye(5, 7)}, "has 7"),
-        ({"pairs": True, "target_bank": None}, "without a target bank"),
-        ({"pairs": True, "target_bank": np.eye(30, 384)}, "400 bank queries and 30 bank targets"),
+        ({"pairs": True, "answers": None}, "without answers"),
+        ({"pairs": True, "answers": np.eye(30, 384)}, "400 bank queries and 30 bank targets"),
         ({"pairs": [0] * 399 + [400]}, "bank query 399 belongs to row 400, which is outside the target bank of 400"),
         ({"pairs": [0.5] * 400}, "one row of the target bank for each of the 400 bank queries"),
-        ({"pairs": [3] * 400}, "pairs name 1 targets; holding some of them out needs at least 10"),
+        ({"pairs": [3] * 400}, "answers name 1 targets; holding some of them out needs at least 10"),
         ({"metric": "manhattan"}, "use one of cosine"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(small, change, says):
-    given = {name: small[name] for name in ("query_bank", "targets", "target_bank")} | change
+    given = {"queries": small["query_bank"], "answers": small["target_bank"], "targets": small["targets"]} | change
+    bank = hubplugin.Bank(given["queries"], given["answers"], pairs=given.get("pairs"))
     with pytest.raises(hubplugin.InputError) as caught:
-        hubplugin.choose(**given)
+        hubplugin.choose(given["targets"], bank, metric=given.get("metric", "cosine"))
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -292,8 +294,8 @@ def test_what_cannot_be_used_is_refused_in_one_line(small, change, says):
     [
         (lambda b, t: hubplugin.fit(None, b, "auto"), "pass targets="),
         (lambda b, t: hubplugin.fit(t, b, "auto", tau=0.1), "takes no parameters, it chooses them: leave 'tau' out"),
-        (lambda b, t: judge(b, t, "sinkhorn"), "unknown method 'sinkhorn': use one of blend, is, sn, dbsn"),
-        (lambda b, t: judge(b, t, "nnn", alpha=0), "alpha=0 is refused: Input should be greater than 0"),
+        (lambda b, t: judge(t, b, "sinkhorn"), "unknown method 'sinkhorn': use one of blend, is, sn, dbsn"),
+        (lambda b, t: judge(t, b, "nnn", alpha=0), "alpha=0 is refused: Input should be greater than 0"),
     ],
 )
 def test_methods_and_parameters_that_cannot_be_used_are_refused(small, call, says):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import hubplugin
-from hubplugin.bank import Banks
+from hubplugin.bank import Bank
 from hubplugin.cli import app
 from hubplugin.methods import configure
 from hubplugin.metric import Metric
@@ -27,7 +27,7 @@ from tests.core import formulas
 def log(real):
     """300 queries of one wording each, and a gallery of their answers and 300 targets more."""
     targets = np.concatenate([real["bank_targets"][:300], real["test_targets"][:300]])
-    return Banks.read(real["bank_queries"][:300], None, None, Metric.COSINE, Compute()).against(targets)
+    return Bank(real["bank_queries"][:300]).prepare(Metric.COSINE, Compute()).against(targets)
 
 
 @pytest.fixture(scope="session")
@@ -44,8 +44,8 @@ def wordings(real):
 
 def sides_of(wordings, method, clicks=True, seed=0):
     queries, targets, rows = wordings
-    banks = Banks.read(queries, None, rows if clicks else None, Metric.COSINE, Compute()).against(targets)
-    return both_sides(Experiment(banks, seed), method.resolved(banks.given))
+    banks = Bank(queries, rows if clicks else None).prepare(Metric.COSINE, Compute()).against(targets)
+    return both_sides(Experiment(banks, seed), method.resolved(banks))
 
 
 def test_clicks_say_what_each_query_asks_for_and_all_wordings_are_tried(wordings):
@@ -88,13 +88,13 @@ def test_a_method_that_takes_answers_for_hubs_harms_what_was_asked_for_alone(wor
 
 def test_with_clicks_a_correction_that_harms_what_was_asked_before_is_refused(wordings):
     queries, targets, clicks = wordings
-    judgement = judge(queries, targets, "dbsn", pairs=clicks, tau=0.02, answers="left out")
+    judgement = judge(targets, hubplugin.Bank(queries, clicks), "dbsn", tau=0.02, answers="left out")
     assert judgement.candidate.recall is not None
-    harmful = judge(queries, targets, "dbsn", pairs=clicks, tau=0.02)
+    harmful = judge(targets, hubplugin.Bank(queries, clicks), "dbsn", tau=0.02)
     (objection,) = (each for each in harmful.objections if each.startswith("what was asked before is harmed: R@1 "))
     assert ", 300 other wordings)" in objection
     assert "note: asked before: R@1 " in str(harmful)
-    assert judge(queries, targets, pairs=clicks).objections == []
+    assert judge(targets, hubplugin.Bank(queries, clicks)).objections == []
 
 
 def test_without_clicks_queries_that_share_a_clear_target_are_taken_for_wordings(wordings):
@@ -115,7 +115,7 @@ def test_a_log_of_one_wording_each_is_tried_with_stand_ins(log):
 
 def test_the_default_harms_neither_side(log, wordings):
     for sides in (
-        both_sides(Experiment(log), configure("blend").resolved(log.given)),
+        both_sides(Experiment(log), configure("blend").resolved(log)),
         sides_of(wordings, configure("blend")),
     ):
         for side in (sides.asked, sides.other):
@@ -124,9 +124,9 @@ def test_the_default_harms_neither_side(log, wordings):
 
 @pytest.mark.parametrize("metric", ["dot", "euclidean"])
 def test_the_sides_are_those_of_cosine_where_all_vectors_have_length_one(log, metric):
-    gallery = log.given.targets.take(np.arange(600))
+    gallery = log.targets.take(np.arange(600))
     unit = gallery / np.linalg.norm(gallery.astype(float), axis=1, keepdims=True)
-    same = Banks.read(log.given.query_bank, None, None, metric, Compute()).against(unit.astype(np.float32))
+    same = Bank(log.query_bank).prepare(metric, Compute()).against(unit.astype(np.float32))
     here, there = (both_sides(Experiment(banks), configure("dbsn", tau=0.02)) for banks in (log, same))
     found = [(sides.asked.after, sides.other.after) for sides in (here, there)]
     assert found[1] == pytest.approx(found[0], abs=0.03)
@@ -139,23 +139,23 @@ def test_a_sample_of_the_gallery_has_the_answers_added(monkeypatch, wordings):
     queries = targets.astype(np.float32)[clicks] + np.random.default_rng(0).normal(size=(400, 384)) * 1e-3
     for known in (True, False):
         assert sides_of((queries, targets, clicks), configure("is"), known).asked.before == 1
-    assert judge(queries, targets, "is", pairs=clicks).uncorrected.recall == 1
+    assert judge(targets, hubplugin.Bank(queries, clicks), "is").uncorrected.recall == 1
 
 
 def test_small_banks_have_no_sides(log):
-    few = replace(log, given=replace(log.given, query_bank=log.given.query_bank[:99]))
+    few = replace(log, query_bank=log.query_bank[:99])
     assert both_sides(Experiment(few), configure("dbsn")) is None
 
 
 def test_the_guard_reports_both_sides_of_a_log_and_of_nothing_else(real, log):
-    seen = judge(log.given.query_bank, log.given.targets)
+    seen = judge(log.targets, log.query_bank)
     assert seen.bank.kind == "log"
     assert seen.sides is not None
     assert "asked before" not in str(seen)  # the default changes neither side beyond chance
-    harmful = judge(log.given.query_bank, log.given.targets, "dbsn", tau=0.02)
+    harmful = judge(log.targets, log.query_bank, "dbsn", tau=0.02)
     assert "note: asked before, by a guess: R@1 90.0 -> " in str(harmful)  # no clicks say what was asked
     assert "no effect can be measured" not in str(harmful)
-    clean = judge(log.given.query_bank, real["test_targets"][:300])
+    clean = judge(real["test_targets"][:300], log.query_bank)
     assert clean.bank.kind == "clean or log"
     assert clean.sides is None
 
@@ -170,7 +170,7 @@ def test_a_change_of_a_side_within_chance_is_not_told():
 
 def test_with_clicks_auto_is_chosen_on_both_sides(wordings):
     queries, targets, clicks = wordings
-    choice = hubplugin.choose(queries, targets, pairs=clicks)
+    choice = hubplugin.choose(targets, hubplugin.Bank(queries, clicks))
     assert choice.probes == 700
     assert {candidate.configuration.answers for candidate in choice.candidates} == {"left out"}
     default = configure("blend", answers="left out")
@@ -179,7 +179,7 @@ def test_with_clicks_auto_is_chosen_on_both_sides(wordings):
 
 
 def test_with_clicks_on_one_wording_each_auto_is_the_default_for_a_log(log):
-    choice = hubplugin.choose(log.given.query_bank, log.given.targets, pairs=np.arange(300))
+    choice = hubplugin.choose(log.targets, hubplugin.Bank(log.query_bank, np.arange(300)))
     assert choice.winner == configure("blend", answers="left out")
     assert "too few other wordings" in choice.reason
 
@@ -192,31 +192,35 @@ def test_clicks_name_the_ids_of_a_store(wordings, tmp_path):
     index.add_with_ids(unit, 1_000 + np.arange(len(unit)))
     faiss.write_index(index, str(tmp_path / "photos.faiss"))
     store = open_store(f"faiss:{tmp_path / 'photos.faiss'}")
-    by_row = judge(queries, unit, pairs=clicks)
-    assert hubplugin.diagnose(store, queries, pairs=1_000 + clicks).judgement.uncorrected == by_row.uncorrected
-    applied = hubplugin.apply(store, queries, pairs=np.where(clicks < 190, 1_000 + clicks, 7))  # 7: gone since
+    by_row = judge(unit, hubplugin.Bank(queries, clicks))
+    assert (
+        hubplugin.diagnose(store, hubplugin.Bank(queries, 1_000 + clicks)).judgement.uncorrected == by_row.uncorrected
+    )
+    applied = hubplugin.apply(
+        store, hubplugin.Bank(queries, np.where(clicks < 190, 1_000 + clicks, 7))
+    )  # 7: gone since
     assert applied.judgement.probes == (clicks < 190).sum()
     assert applied.judgement.sides.known
     with pytest.raises(hubplugin.InputError, match="none of what they name is in"):
-        hubplugin.apply(store, queries, pairs=clicks)
+        hubplugin.apply(store, hubplugin.Bank(queries, clicks))
     np.save(tmp_path / "queries.npy", queries)
     np.save(tmp_path / "clicks.npy", 1_000 + clicks)
     typed = ["diagnose", store.url, "--bank", str(tmp_path / "queries.npy")]
-    assert CliRunner().invoke(app, [*typed, "--clicks", str(tmp_path / "clicks.npy")]).exit_code == 0
-    missing = CliRunner().invoke(app, [*typed, "--clicks", str(tmp_path / "none.npy")])
-    assert (missing.exit_code, "--clicks: there is no file" in missing.output) == (1, True)
+    assert CliRunner().invoke(app, [*typed, "--answers", str(tmp_path / "clicks.npy")]).exit_code == 0
+    missing = CliRunner().invoke(app, [*typed, "--answers", str(tmp_path / "none.npy")])
+    assert (missing.exit_code, "answers: there is no file" in missing.output) == (1, True)
 
 
 @pytest.mark.parametrize(
     ("clicks", "says"),
     [
         (np.arange(399), "one id or row of the gallery for each of the 400 bank queries"),
-        (np.full(400, 500), "bank query 0 belongs to row 500, which is outside the gallery of 500 rows"),
+        (np.full(400, 500), "answers: bank query 0 belongs to row 500, which is outside the gallery of 500 rows"),
         (np.full(400, -1), "none of what they name is in targets"),
-        (np.full(400, 3), "pairs name 1 targets; holding some of them out needs at least 10"),
+        (np.full(400, 3), "answers name 1 targets; holding some of them out needs at least 10"),
         (["a"] * 400, "must be rows of the gallery, which are numbers"),
     ],
 )
 def test_clicks_that_cannot_be_used_are_refused_in_one_line(wordings, clicks, says):
     with pytest.raises(hubplugin.InputError, match=says):
-        judge(wordings[0], wordings[1], pairs=clicks)
+        judge(wordings[1], hubplugin.Bank(wordings[0], clicks))

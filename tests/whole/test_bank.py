@@ -128,17 +128,17 @@ def test_a_log_of_texts_is_embedded_and_its_clicks_are_used(bank):
     np.save("first.npy", bank[:300])
     without = typed("diagnose", "faiss:photos.faiss", *by_texts).stdout
     assert without == typed("diagnose", "faiss:photos.faiss", "--bank", "first.npy").stdout
-    clicked = typed("diagnose", "faiss:photos.faiss", *by_texts, "--clicks", "clicks.csv")
+    clicked = typed("diagnose", "faiss:photos.faiss", *by_texts, "--answers", "clicks.csv")
     assert "R@1" in clicked.stdout
     np.save("clicks.npy", nearest)
-    by_array = typed("diagnose", "faiss:photos.faiss", "--bank", "first.npy", "--clicks", "clicks.npy").stdout
+    by_array = typed("diagnose", "faiss:photos.faiss", "--bank", "first.npy", "--answers", "clicks.npy").stdout
     assert clicked.stdout == by_array
 
 
 def test_clicked_ids_that_the_store_lacks_are_counted_and_named(bank, caplog):
     np.save("first.npy", bank[:300])
     Path("clicks.csv").write_text("query,target\n" + "\n".join(f"{n},{n if n != 5 else 99999}" for n in range(300)))
-    typed("diagnose", "faiss:photos.faiss", "--bank", "first.npy", "--clicks", "clicks.csv")
+    typed("diagnose", "faiss:photos.faiss", "--bank", "first.npy", "--answers", "clicks.csv")
     assert "1 of 300 clicked ids are not in the store, and are left out: 99999" in caplog.text
 
 
@@ -151,8 +151,8 @@ def test_clicked_ids_that_the_store_lacks_are_counted_and_named(bank, caplog):
         (("--embed", "bank_model:embed"), "--embed bank_model:embed is for texts; pass them as --bank"),
         (("--bank", "bank.npy", "--field", "query"), "--field query is for texts"),
         (("--bank", "log.jsonl", "--embed", "bank_model:embed"), "there are: 'a', 'b'; name one by --field"),
-        (("--bank", "bank.npy", "--clicks", "no.csv"), "there is no file 'no.csv'"),
-        (("--bank", "bank.npy", "--clicks", "log.txt"), "expected .csv, .tsv or .npy"),
+        (("--bank", "bank.npy", "--answers", "no.csv"), "there is no file 'no.csv'"),
+        (("--bank", "bank.npy", "--answers", "log.txt"), "expected .csv, .tsv or .npy"),
     ],
 )
 def test_what_goes_wrong_is_one_line_in_the_words_that_were_typed(bank, arguments, said):

@@ -43,7 +43,7 @@ def test_both_stores_give_the_same_answers(shown):
 def test_the_corrected_ranking_is_the_exact_one(shown, real):
     targets, queries = (real[name].astype(np.float64) for name in ("test_targets", "test_queries"))
     targets, queries = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (targets, queries))
-    model = hubplugin.fit(real["test_targets"], real["bank_queries"], target_bank=real["bank_targets"])
+    model = hubplugin.fit(real["test_targets"], hubplugin.Bank(real["bank_queries"], real["bank_targets"]))
     expected = np.argsort(-(queries @ targets.T + model.offsets(targets)), axis=1)[:, :10]
     assert (shown[0]["Faiss"][1].hits == expected).mean() > 0.999  # near-ties may swap in a float32's last bit
     assert (shown[0]["Qdrant"][1].hits == expected).mean() > 0.99

@@ -75,7 +75,7 @@ def test_a_dry_run_compares_and_writes_nothing(photos, real):
 
 
 def test_a_refit_without_queries_or_without_a_correction_says_what_is_missing(photos, real):
-    with pytest.raises(hubplugin.InputError, match=r"no queries to .* are recorded; pass bank="):
+    with pytest.raises(hubplugin.InputError, match=r"no queries are recorded.*; pass bank="):
         refit(photos)
     photos.remove()
     with pytest.raises(hubplugin.StoreError, match="no active correction"):
@@ -122,12 +122,12 @@ def test_queries_of_another_kind_are_drift_and_those_of_the_bank_are_no_live_one
 
 def test_clicks_say_what_the_correction_gains_in_the_store(photos, real):
     queries = real["test_queries"][:150]
-    seen = hubplugin.monitor(photos, queries, np.arange(150))
+    seen = hubplugin.monitor(photos, hubplugin.Bank(queries, np.arange(150)))
     raw = photos.search(queries, 1, raw=True).ids
     assert seen.gain.raw[0] == pytest.approx(np.mean([[row] == ids for row, ids in enumerate(raw)]))
     assert (seen.gain.queries, seen.gain.raw[1] >= seen.gain.raw[0]) == (150, True)
-    with pytest.raises(hubplugin.InputError, match="one id for each of the 150 queries"):
-        hubplugin.monitor(photos, queries, np.arange(7))
+    with pytest.raises(hubplugin.InputError, match="must hold one id or row of the gallery for each of the 150"):
+        hubplugin.monitor(photos, hubplugin.Bank(queries, np.arange(7)))
 
 
 def test_missing_and_stale_offsets_of_a_collection_are_seen_on_a_random_sample(real, monkeypatch):

@@ -1,25 +1,17 @@
-"""Banks, read and checked once, for all that is chosen, tried and fitted on them."""
+"""A bank as it is tried and fitted on: read once, checked, at unit length, and against a gallery."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from hubplugin.compute import Similarities, dense
 from hubplugin.errors import InputError, Parameter
 from hubplugin.methods import FitInput
-from hubplugin.metric import Metric
-from hubplugin.resources import Compute
 from hubplugin.vectors import Scannable, VectorLike, Vectors, as_vectors, spool
-
-Pairs: TypeAlias = bool | Sequence[int | str] | np.ndarray | None
-"""Which target belongs to each bank query. With a target bank: True for row i to row i, an array of its rows [m], False
-for none; None looks: banks of equal length are pairs if their own targets are nearer than others'. Without a target
-bank, *clicks*: an array [m] of rows of the gallery, or of ids where the gallery is a store; -1 for none."""
 
 logger = logging.getLogger(__name__)
 
@@ -31,71 +23,53 @@ LOOKED_AT, FEWEST = 1_000, 10
 
 
 @dataclass(frozen=True)
-class Banks:
-    """What a correction is chosen, tried and fitted on.
+class PreparedBank(FitInput):
+    """A bank, and the gallery once it is known, on which a correction is chosen, tried and fitted.
 
-    given: the banks, and the gallery once it is known. pairs: the row of the target bank that belongs to each bank
-    query, int [m], or None. clicks: the row of the gallery, likewise, or the id in a store; -1 for none. same_kind:
-    documents are meant to be asked by documents.
+    pairs: the row of the target bank that belongs to each bank query, int [m], or None. clicks: the row of the gallery,
+    likewise, or the id in a store; -1 for none. of_documents: documents are meant to be asked by documents.
     """
 
-    given: FitInput
     pairs: np.ndarray | None = None
     clicks: np.ndarray | None = None
-    same_kind: bool = False
+    of_documents: bool = False
 
     @classmethod
-    def read(
-        cls,
-        query_bank: VectorLike,
-        target_bank: VectorLike | None,
-        pairs: Pairs,
-        metric: Metric | str,
-        compute: Compute,
-        same_kind: bool = False,
-    ) -> Banks:
-        """The banks as a user gave them; raises InputError where they cannot be used."""
-        given = FitInput.read(query_bank, None, target_bank, Metric.parse(metric), compute)
-        if given.target_bank is None and not (pairs is None or isinstance(pairs, bool)):
-            return cls(given, clicks=_one_each(pairs, given, "id or row of the gallery"), same_kind=same_kind)
-        return cls(given, _mapping(pairs, given), same_kind=same_kind)
+    def of(
+        cls, given: FitInput, clicks: np.ndarray | None, pairs: bool | np.ndarray | None, of_documents: bool
+    ) -> PreparedBank:
+        """pairs: as of `Bank`; raises InputError where they cannot be used."""
+        read = {each.name: getattr(given, each.name) for each in fields(given)}
+        return cls(**read, pairs=_mapping(pairs, given), clicks=clicks, of_documents=of_documents)
 
-    def against(self, targets: VectorLike, ids: Mapping[int | str, int] | None = None) -> Banks:
-        """These banks with a gallery; raises InputError where it has other dimensions, or lacks what was clicked.
+    def against(self, targets: VectorLike, ids: Mapping[int | str, int] | None = None) -> PreparedBank:
+        """This bank with a gallery; raises InputError where it has other dimensions, or lacks what was clicked.
 
         ids: the rows of what was clicked, by its id, where `targets` were read from a store.
         """
-        if self.clicks is None:
-            return replace(self, given=self.given.against(targets))
-        if ids is None and isinstance(targets, Scannable):
+        if self.clicks is not None and ids is None and isinstance(targets, Scannable):
             targets, ids = _spooled(targets, self.clicks)
-        given = self.given.against(targets)
-        gallery = given.require_targets("auto")
+        gallery = super().against(targets).targets
+        if self.clicks is None or gallery is None:
+            return replace(self, targets=gallery)
         clicks = _rows_of(self.clicks, gallery.rows, ids)
         if not (clicks >= 0).any():
-            raise InputError(f"pairs: none of what they name is in {gallery.name}; without a target bank they name ids")
-        return replace(self, given=given, clicks=clicks)
+            raise InputError(f"answers: none of what they name is in {gallery.name}; one for each query, they are ids")
+        return replace(self, targets=gallery, clicks=clicks)
 
-    def among(self, members: Vectors, numbers: np.ndarray) -> Banks:
-        """These banks with a part of their gallery: its rows `numbers`, which ascend."""
+    def among(self, members: Vectors, numbers: np.ndarray) -> PreparedBank:
+        """This bank with a part of its gallery: the rows `numbers`, which ascend."""
         clicks = self.clicks
         if clicks is not None:
             place = np.minimum(np.searchsorted(numbers, clicks), len(numbers) - 1)
             clicks = np.where(numbers[place] == clicks, place, -1)
             clicks = clicks if len(np.unique(clicks)) > FEWEST else None  # too few to hold any out
-        return replace(self, given=self.given.against(members), clicks=clicks)
+        return replace(self, targets=super().against(members).targets, clicks=clicks)
 
     @property
     def known(self) -> np.ndarray | None:
-        """What each bank query asks for, as far as pairs or clicks say: a row of target bank or gallery, or -1."""
+        """What each bank query asks for, as far as it is known: a row of target bank or gallery, or -1."""
         return self.clicks if self.pairs is None else self.pairs
-
-
-def _one_each(pairs: Sequence[int | str] | np.ndarray, given: FitInput, what: str) -> np.ndarray:
-    found = np.asarray(pairs)
-    if found.shape != (len(given.query_bank),) or found.dtype.kind not in "iuUO":
-        raise InputError(f"pairs must hold one {what} for each of the {len(given.query_bank)} bank queries")
-    return found
 
 
 def _rows_of(clicks: np.ndarray, count: int, ids: Mapping[int | str, int] | None) -> np.ndarray:
@@ -105,11 +79,11 @@ def _rows_of(clicks: np.ndarray, count: int, ids: Mapping[int | str, int] | None
         _tell_of_unknown(clicks, found)
         return found
     if clicks.dtype.kind not in "iu":
-        raise InputError("pairs without a target bank must be rows of the gallery, which are numbers; -1 for none")
+        raise InputError("answers must be rows of the gallery, which are numbers, or vectors; -1 for none")
     outside = np.flatnonzero((clicks < -1) | (clicks >= count))
     if outside.size:
         raise InputError(
-            f"pairs: bank query {outside[0]} belongs to row {clicks[outside[0]]}, which is outside the gallery of "
+            f"answers: bank query {outside[0]} belongs to row {clicks[outside[0]]}, which is outside the gallery of "
             f"{count} rows"
         )
     return clicks.astype(np.int64)
@@ -127,7 +101,7 @@ def _tell_of_unknown(clicks: np.ndarray, rows: np.ndarray) -> None:
         logger.warning("%d of %d clicked ids are not in the store, and are left out: %s", lost, len(asked), named)
 
 
-def _mapping(pairs: Pairs, given: FitInput) -> np.ndarray | None:
+def _mapping(pairs: bool | np.ndarray | None, given: FitInput) -> np.ndarray | None:
     """The row of the target bank that belongs to each bank query, or None."""
     queries, second = given.query_bank, given.target_bank
     if pairs is None:
@@ -137,25 +111,23 @@ def _mapping(pairs: Pairs, given: FitInput) -> np.ndarray | None:
     if pairs is False:
         return None
     if second is None:
-        raise InputError("pairs were given without a target bank; pass ", Parameter("target_bank"))
+        raise InputError("pairs were given without answers; pass ", Parameter("answers"))
     if pairs is True:
         if len(second) != len(queries):
             raise InputError(
-                Parameter("pairs", True),
-                f" needs banks of equal length, row i to row i; there are {len(queries)} bank queries and "
+                f"pairs=True needs banks of equal length, row i to row i; there are {len(queries)} bank queries and "
                 f"{len(second)} bank targets",
             )
         return np.arange(len(queries))
-    mapping = _one_each(pairs, given, "row of the target bank")
-    if mapping.dtype.kind not in "iu":
+    if pairs.dtype.kind not in "iu":
         raise InputError(f"pairs must hold one row of the target bank for each of the {len(queries)} bank queries")
-    outside = np.flatnonzero((mapping < 0) | (mapping >= len(second)))
+    outside = np.flatnonzero((pairs < 0) | (pairs >= len(second)))
     if outside.size:
         raise InputError(
-            f"pairs: bank query {outside[0]} belongs to row {mapping[outside[0]]}, which is outside the target bank "
+            f"pairs: bank query {outside[0]} belongs to row {pairs[outside[0]]}, which is outside the target bank "
             f"of {len(second)} rows"
         )
-    return mapping
+    return pairs
 
 
 def places(ids: Sequence[int | str], first: int, wanted: Container[int | str]) -> dict[int | str, int]:

@@ -1,0 +1,211 @@
+"""`Bank`: example queries, and what is known of their answers, as a user has them: arrays, files, texts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+
+from hubplugin.bank.embedding import Embed, embedded
+from hubplugin.bank.texts import Texts, holds_texts, read_clicks, read_texts
+from hubplugin.errors import InputError, Parameter
+from hubplugin.metric import Metric
+from hubplugin.resources import Compute
+from hubplugin.vectors import Progress, Scannable, VectorLike, Vectors, as_vectors, opened_npy, require_file
+
+if TYPE_CHECKING:
+    from hubplugin.bank.prepared import PreparedBank
+    from hubplugin.methods import FitInput
+
+Answers: TypeAlias = VectorLike | Sequence[int | str] | None
+"""What queries ask for, see `Bank`."""
+
+Pairs: TypeAlias = bool | Sequence[int] | np.ndarray | None
+"""Which vector among the answers belongs to each query, see `Bank`."""
+
+KINDS = ("queries", "documents")
+
+
+@dataclass(frozen=True, eq=False)
+class Bank:
+    """Example queries, and what is known of their answers. Wherever a bank is taken, the queries alone will do.
+
+    queries: [m, d]; numpy, torch, memory map, nested lists, or a path (.npy, .npz, .safetensors, .parquet). With
+        `embed`, texts or a file of texts (.txt, .jsonl, .csv, .tsv, .parquet). None: those recorded of a store.
+    answers: what is known of what they ask for, in one of two forms, each as a value or as a file.
+        Vectors [p, d], the *target bank*: examples of what such queries ask for, which need not be in the gallery.
+        dualis needs it, blend and dbsn use it. A file is one of vectors, as above.
+        Ids in a store or rows of a gallery, one for each query, -1 for none: *clicks*. A file is .npy [m], or .csv or
+        .tsv with the columns query (its text, or its row from 0) and target.
+    pairs: which of the answers' vectors belongs to each query: True for row i to row i, False for none, or an array of
+        rows [m]. None looks: banks of equal length are pairs if their own targets are nearer than others'.
+    kind: "documents" where documents are asked by documents, such as duplicates. The guard then takes a bank that looks
+        like documents. Known answers say so too, since they tell what each query asks for.
+    embed: the model that embeds texts, as a function from texts [b] to vectors [b, d], or as its name,
+        sentence-transformers:NAME, fastembed:NAME or module:function. What is embedded by name is kept on disk, see
+        docs/recording.md.
+    field: the column or JSON key of the texts in a file; query, text or question by default.
+    name: what errors call the queries.
+
+    Files are read, and texts embedded, where the bank is used; InputError says there what cannot be.
+    """
+
+    queries: VectorLike | Sequence[str] | None = None
+    answers: Answers = None
+    _: KW_ONLY
+    pairs: Pairs = None
+    kind: Literal["queries", "documents"] = "queries"
+    embed: Embed = None
+    field: str | None = None
+    name: str = "query bank"
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise InputError(f"bank: kind={self.kind!r}: expected {' or '.join(map(repr, KINDS))}")
+
+    @classmethod
+    def of(cls, given: BankLike, name: str = "query bank") -> Bank:
+        """`given` as a bank."""
+        return given if isinstance(given, Bank) else cls(given, name=name)
+
+    @cached_property
+    def texts(self) -> Texts | None:
+        """The queries as texts, None where they are vectors."""
+        path = self.queries if isinstance(self.queries, (str, os.PathLike)) else None
+        if path is not None and (self.embed is not None or holds_texts(os.fspath(path))):
+            found = read_texts(os.fspath(path), self.field, self.name)
+            if self.embed is None:
+                raise InputError(
+                    f"{found.name} has texts; name the model that embeds queries: ",
+                    Parameter("embed", "sentence-transformers:NAME"),
+                    ", fastembed:NAME or module:function",
+                )
+            return found
+        if path is None and self.embed is not None and self.queries is not None:
+            texts: list[Any] = list(self.queries)  # type: ignore[arg-type]
+            if not texts or not all(isinstance(text, str) for text in texts):
+                raise InputError(f"{self.name}: embed= is for texts; vectors are passed without it")
+            return Texts(texts, list(range(len(texts))), self.name)
+        for name, value in (("embed", self.embed), ("field", self.field)):
+            if value is not None:
+                where = "bank" if self.name == "query bank" else self.name
+                raise InputError(Parameter(name, value), " is for texts; pass them as ", Parameter(where))
+        return None
+
+    @cached_property
+    def _given_vectors(self) -> Vectors:
+        if self.queries is None:
+            raise InputError(f"{self.name}: no queries were given, and recorded ones are those of a store")
+        return as_vectors(self.queries, self.name)  # type: ignore[arg-type]
+
+    def look(self) -> Bank:
+        """This bank, whose files are there and of a kind that can be read; nothing is computed."""
+        if self.texts is None and self.queries is not None:
+            _ = self._given_vectors
+        _ = self._known
+        return self
+
+    def vectors(self, gallery: object = None, progress: Progress | None = None) -> Vectors:
+        """The queries [m, d]. gallery: what they ask, whose dimensions they must have where it tells them."""
+        dim, name = getattr(gallery, "dim", None), getattr(gallery, "url", "targets")
+        if self.texts is None or self.embed is None:
+            found = self._given_vectors
+        else:
+            texts = self.texts
+            found = as_vectors(embedded(texts.texts, self.embed, texts.name, progress, dim), texts.name)
+        if dim is not None and found.dim != dim:
+            raise InputError(
+                f"{found.name} has {found.dim} dimensions, {name} has {dim}; embed the queries with its model"
+            )
+        return found
+
+    def read(
+        self, metric: Metric | str, compute: Compute, gallery: object = None, targets: VectorLike | None = None
+    ) -> FitInput:
+        """The vectors, checked, and `targets` where a fit needs them. gallery: as for `vectors`."""
+        from hubplugin.methods import FitInput
+
+        second = self.target_bank
+        return FitInput.read(self.vectors(gallery, compute.progress), targets, second, Metric.parse(metric), compute)
+
+    def prepare(self, metric: Metric | str, compute: Compute, gallery: object = None) -> PreparedBank:
+        """This bank as corrections are tried and fitted on it; raises InputError where it cannot be used."""
+        from hubplugin.bank.prepared import PreparedBank
+
+        given = self.read(metric, compute, gallery)
+        count, pairs = len(given.query_bank), self.pairs
+        if pairs is not None and not isinstance(pairs, bool):
+            pairs = one_each(pairs, count, "row of the target bank", "pairs")
+        clicks = None if self.answers is None else self.clicks(count)
+        return PreparedBank.of(given, clicks, pairs, self.kind == "documents")
+
+    @cached_property
+    def _known(self) -> Vectors | np.ndarray | Path | None:
+        """The answers as vectors, as ids, or as a file of clicks."""
+        if self.answers is None:
+            return None
+        found: Vectors | np.ndarray | Path | None = None
+        if isinstance(self.answers, (str, os.PathLike)):
+            path = Path(self.answers)
+            if path.suffix in (".csv", ".tsv"):
+                require_file(path, "answers")
+                found = path
+            elif path.suffix in (".json", ".jsonl", ".md", ".txt"):
+                require_file(path, "answers")
+                raise InputError(
+                    f"answers: {path.name!r} is of an unknown kind; expected .csv, .tsv or .npy, or vectors"
+                )
+            elif path.suffix == ".npy" and (ids := opened_npy(path, "answers")).ndim == 1:
+                found = np.array(ids)
+        else:
+            found = _one_dimensional(self.answers)
+        if found is None:
+            return as_vectors(self.answers, "target bank")  # type: ignore[arg-type]
+        if self.pairs is not None:
+            raise InputError("pairs are of answers that are vectors; ids and rows belong to the queries one by one")
+        return found
+
+    @property
+    def target_bank(self) -> Vectors | None:
+        """The answers where they are vectors [p, d]."""
+        return self._known if isinstance(self._known, Vectors) else None
+
+    def clicks(self, count: int) -> np.ndarray | None:
+        """The answers where they are ids or rows, one for each of the `count` queries: [m], -1 for none."""
+        known = self._known
+        if known is None or isinstance(known, Vectors):
+            return None
+        if isinstance(known, Path):
+            if self.texts is not None:
+                return read_clicks(known, count, self.texts.texts, self.texts.rows)
+            return read_clicks(known, count, getattr(self.queries, "texts", None))
+        return one_each(known, count, "id or row of the gallery", "answers")
+
+
+BankLike: TypeAlias = Bank | VectorLike | Sequence[str]
+"""A bank, or its queries alone."""
+
+
+def _one_dimensional(answers: Any) -> np.ndarray | None:
+    """`answers` as an array [m], None where they are no numbers and texts one by one but vectors."""
+    if isinstance(answers, (Vectors, Scannable)) or getattr(answers, "ndim", 1) != 1:
+        return None
+    try:
+        array = np.asarray(answers)
+    except Exception:  # whatever a foreign object raises: `as_vectors` tells of it
+        return None
+    of_vectors = array.dtype.kind == "O" and len(array) and not isinstance(array[0], (int, str, np.integer))
+    return array if array.ndim == 1 and not of_vectors else None
+
+
+def one_each(known: Sequence[Any] | np.ndarray, count: int, what: str, name: str) -> np.ndarray:
+    """`known` as an array [count] of numbers or texts; raises InputError where it is none."""
+    array = np.asarray(known)
+    if array.shape != (count,) or array.dtype.kind not in "iuUO":
+        raise InputError(f"{name} must hold one {what} for each of the {count} bank queries")
+    return array
