@@ -109,8 +109,8 @@ the means tells these: 0.31 and more beside -0.06 to 0.11."""
 
 APART = 0.25
 """Squared distance of the means of queries and documents, beside the variance of the documents, from which on the
-queries are moved as a whole: 0.07 to 0.25 for texts of one kind (0.28 in a small log of twelve languages), 0.28 for E5
-with the wrong prefix, 0.6 for Korean queries to English documents, 1.5 for captions to images."""
+queries are moved as a whole. Seen were 0.07 to 0.25 for texts of one kind (0.28 in a small log of twelve languages),
+0.28 for E5 with the wrong prefix, 0.6 for Korean queries to English documents, 1.5 for captions to images."""
 
 HUBBY = 0.35
 """Skewness above that of chance, from which on a search is called hubby."""

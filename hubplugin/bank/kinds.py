@@ -42,7 +42,8 @@ BETWEEN = 0.75
 
 REACH = 0.25
 """How many different targets the bank's queries find, as a share of how many the same number of the gallery's own
-vectors finds: 0.1 for another model's vectors, 0.45 and more for queries, even if half of them ask for 60 targets."""
+vectors finds. It is 0.1 for another model's vectors, 0.45 and more for queries, even if half of them ask for 60
+targets."""
 
 CLUSTERED, AGREEMENT = 0.16, 0.64
 """Banks from elsewhere: what they find lies together, *and* they disagree with the gallery on the hubs. Banks of the

@@ -6,9 +6,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,62 +25,6 @@ from hubplugin.registry import open_store
 from hubplugin.resources import Compute
 from hubplugin.store import Store
 from hubplugin.vectors import Progress
-
-INK, QUIET, RAW, CORRECTED = "#1f2933", "#616e7c", "#d64545", "#0f8b8d"
-FONT = "font-family='system-ui, sans-serif'"
-WIDTH, LEFT, RIGHT, ROW, TOP = 760, 280, 50, 34, 112
-
-
-@dataclass(frozen=True)
-class Hub:
-    """One target: its name, and how many queries find it before and after."""
-
-    name: str
-    before: int
-    after: int
-
-
-def picture(title: str, before: str, after: str, hubs: Sequence[Hub], usual: float) -> str:
-    """Two bars for each hub, on a scale that starts at 0; a line at `usual`, where all would be if all were found
-    alike. before, after: what the bars of each colour mean."""
-    height = TOP + ROW * len(hubs) + 40
-    scale = (WIDTH - LEFT - RIGHT) / max(max(hub.before, hub.after) for hub in hubs)
-    at_usual = LEFT + usual * scale
-    bottom = TOP + ROW * len(hubs)
-    parts = [
-        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {height}' role='img' {FONT}>",
-        f"<title>{escape(title)}</title>",
-        f"<rect width='{WIDTH}' height='{height}' rx='8' fill='#ffffff'/>",
-        _text(24, 34, title, 18, INK, "font-weight='600'"),
-        _text(24, 60, before, 13, RAW),
-        _text(24, 80, after, 13, CORRECTED),
-    ]
-    for place, hub in enumerate(hubs):
-        parts += _bars(hub, TOP + ROW * place, scale)
-    parts += [
-        f"<line x1='{at_usual:.1f}' x2='{at_usual:.1f}' y1='{TOP - 4}' y2='{bottom}' stroke='{QUIET}' "
-        "stroke-dasharray='3 3'/>",
-        _text(at_usual, bottom + 18, f"{usual:g}, if all were found alike", 12, QUIET, "text-anchor='middle'"),
-        "</svg>",
-    ]
-    return "\n".join(parts) + "\n"
-
-
-def _bars(hub: Hub, y: float, scale: float) -> list[str]:
-    """A hub's name at the left, and beside it its bar before above its bar after, each with its count."""
-    parts = [_text(LEFT - 12, y + 18, hub.name, 13, INK, "text-anchor='end'")]
-    for count, colour, down in ((hub.before, RAW, 2), (hub.after, CORRECTED, 15)):
-        width = count * scale
-        parts.append(
-            f"<rect x='{LEFT}' y='{y + down}' width='{width:.1f}' height='11' rx='2' fill='{colour}'/>"
-            + _text(LEFT + width + 6, y + down + 10, str(count), 12, colour)
-        )
-    return parts
-
-
-def _text(x: float, y: float, text: str, size: int, colour: str, further: str = "") -> str:
-    return f"<text x='{x:.1f}' y='{y:.1f}' font-size='{size}' fill='{colour}' {further}>{escape(text)}</text>"
-
 
 K = 10
 
@@ -166,12 +108,10 @@ def run(folder: Path, console: Console | None = None) -> dict[str, tuple[Run, Ru
         console.print(answer_table(query, data, runs))
     for name, pair in runs.items():
         console.print(f"{name}: {won_and_lost(*pair)}")
-    (folder / "before-and-after.svg").write_text(hub_picture(*runs["Faiss"], data), encoding="utf-8")
     console.print(f"\nFitted: {applied.model}\n{time.perf_counter() - started:.0f} seconds. Look at the stores with")
     command = "hubplugin" if shutil.which("hubplugin") else sys.argv[0]  # which `make demo` has not put on PATH
     for url in urls.values():
         console.print(f"  {command} inspect {url}", soft_wrap=True)
-    console.print(f"A picture of the worst hubs: {folder}/before-and-after.svg", soft_wrap=True)
     return runs
 
 
@@ -247,20 +187,6 @@ def hub_table(before: Run, data: ExampleData) -> Table:
         f"Were all found alike, each would be found by {K}; {int((occurrence == 0).sum())} are found by none."
     )
     return table
-
-
-def hub_picture(before: Run, after: Run, data: ExampleData, count: int = 8) -> str:
-    """The worst hubs of the raw index, before and after, as SVG."""
-    raw, corrected = (k_occurrence(run.hits, len(data.names)) for run in (before, after))
-    worst = np.argsort(-raw, kind="stable")[:count]
-    first, then = (f"{100 * (run.ranks() == 1).mean():.1f} %" for run in (before, after))
-    return picture(
-        f"How many of {len(data.texts):,} queries find it among their first {K}",
-        f"before: {first} of the queries have the right answer first",
-        f"after: {then} of the queries have the right answer first",
-        [Hub(shortened(data.names[row], 34), int(raw[row]), int(corrected[row])) for row in worst],
-        K * len(data.texts) / len(data.names),
-    )
 
 
 def gain_table(runs: dict[str, tuple[Run, Run]]) -> Table:

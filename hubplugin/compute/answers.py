@@ -195,8 +195,8 @@ def listed(m: int, k: int | None) -> int | None:
 
 @dataclass(frozen=True)
 class AnswersFound:
-    """rows [r]: targets of the gallery with answers, and of each, from the largest on,
-    values [r, l] (float64) and columns [r, l] of its largest similarities, what of them is left out [r, l], and what
+    """rows [r]: targets of the gallery with answers. Of each, from the largest on, values
+    [r, l] (float64) and columns [r, l] of its largest similarities, what of them is left out [r, l], and what
     else was kept of them. again: targets of which the list does not tell enough, of all sets. elsewhere: targets and
     columns of the answers in other sets, numbered after the gallery."""
 
@@ -424,7 +424,7 @@ def spacing_ratio(seen: Survey) -> float:
     """How far the nearest target stands out: about 1 and below where answers are elsewhere, above 1 in a log.
 
     With s_1 >= s_2 >= ... the similarities of one query, the gaps j (s_j - s_j+1) have one mean for all j if the upper
-    end of their distribution is exponential (Renyi's representation of order statistics), and it is less for small j if
+    end of their distribution is exponential (Renyi's representation of order statistics). It is less for small j if
     the end is shorter. The ratio is the mean of the first gap over the mean of the others, over all queries: it knows
     neither scale nor metric. An answer makes the first gap larger. 1 where there are fewer than 3 targets.
 

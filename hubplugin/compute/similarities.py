@@ -1,8 +1,8 @@
 """Similarities of a bank and targets, tile by tile, on a device; and what is large in a tile.
 
 Vectors come in blocks as the metric wants them, at unit length for cosine. Every similarity is an inner product plus
-one number a bank row plus one number a target (the last two are zero but for Euclidean, where
-s = b.t - |b|^2/2 - |t|^2/2), so a tile [targets, bank] is one `addmm` and every reduction runs along its contiguous
+one number a bank row plus one number a target. The last two are zero but for Euclidean, where
+s = b.t - |b|^2/2 - |t|^2/2. So a tile [targets, bank] is one `addmm` and every reduction runs along its contiguous
 rows. A tile is as large as the memory budget and the cache allow; nothing of size bank x targets is held unless the
 budget has room for it. Products have the full precision of their type, whatever a program has allowed for its training.
 """

@@ -87,7 +87,7 @@ class Kernel:
     """exp( s(b_u, t_j)/tau + log alpha_u ), tile by tile.
 
     Where the memory budget has room for all of it, the tiles of one iteration serve the next ones too, with
-    weights exp(change of log alpha); so an iteration costs two products with a vector instead of one with a matrix.
+    weights exp(change of log alpha). So an iteration costs two products with a vector instead of one with a matrix.
     They are held in float32 or, where that has no room and similarities are not large, in float16: see `HALF_PEAK`.
 
     left_out: the entries that are left out, once they are known; the largest of a target in the first columns alone.
@@ -376,7 +376,7 @@ def sinkhorn(
 
 
 def _finite(log_alpha: torch.Tensor) -> torch.Tensor:
-    """`log_alpha` [m] with the smallest in the place of what is infinite: a bank row has no share where all its entries
+    """`log_alpha` [m] with the smallest in the place of what is infinite. A bank row has no share where all its entries
     are left out, as those of a query that is there many times, and then no sum reads its weight."""
     finite = torch.isfinite(log_alpha)
     smallest = log_alpha[finite].min() if finite.any() else torch.zeros((), dtype=log_alpha.dtype)

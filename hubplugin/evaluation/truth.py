@@ -23,9 +23,10 @@ Row: TypeAlias = int | np.integer[Any]
 TruthLike: TypeAlias = (
     Truth | SupportsArray | Sequence[Row | SupportsArray | Sequence[Row]] | str | os.PathLike[str] | None
 )
-"""Index array [q] or [q, r], list of lists of rows, `Truth`, or a path: to an .npy file of the first, a .json file of
-the first two, or a qrels file, of TREC (lines of 'query 0 target relevance') or of BEIR (tabs between query, target and
-relevance, under a header), also as .gz. None: row i of the targets belongs to row i of the queries."""
+"""Index array [q] or [q, r], list of lists of rows, `Truth`, or a path. That is an .npy file of the first, a .json file
+of the first two, or a qrels file. Qrels are of TREC (lines of 'query 0 target relevance') or of BEIR (tabs between
+query, target and relevance, under a header), also as .gz. None: row i of the targets belongs to row i of the
+queries."""
 
 Names: TypeAlias = Sequence[object] | str | os.PathLike[str] | None
 """One a vector, in their order: a sequence, or a text file with one a line."""

@@ -221,19 +221,19 @@ what the correction gains, up to 0.8 points of R@1 (benchmarks/keeping.py)."""
 
 DRIFTED, FEWEST_LIVE = 0.57, 100
 """Own share of live queries and bank from which on they are no longer of one kind, and how many of them it takes
-to see it: queries of one kind have 0.44 to 0.53, other wordings 0.60 and more (benchmarks/keeping.py)."""
+to see it. Queries of one kind have 0.44 to 0.53, other wordings 0.60 and more (benchmarks/keeping.py)."""
 
 SHIFTED = 0.5
 """How far the mean offset may move from 0, where the fit put it, in standard deviations of the offsets. Of
 other targets of the same kind it moves by 0.15, of another kind mostly by 0.7 and more (benchmarks/keeping.py)."""
 
 LEFT = 1.2
-"""The hubness that a correction leaves, as a share of the raw one, both beyond chance, above which it no longer helps:
-banks of the gallery's own queries leave up to 1.12 where there is little of it, those that cost more than 8 points of
+"""The hubness that a correction leaves, as a share of the raw one, both beyond chance, above which it no longer helps.
+Banks of the gallery's own queries leave up to 1.12 where there is little of it, those that cost more than 8 points of
 R@1 leave 2.8 to 5.4 (benchmarks/keeping.py)."""
 
 GROWN = 1.0
-"""The rise of the corrected skewness since the fit, beyond chance, from which on somebody should look: by other queries
+"""The rise of the corrected skewness since the fit, beyond chance, from which on somebody should look. By other queries
 or other targets of the same kind it is 0.5 at most, by one planted target 10 and more, by ten 3 and more
 (benchmarks/keeping.py)."""
 

@@ -121,8 +121,8 @@ def suspects(
     """The targets of `store` that a planted one would be among; see `Suspects`. Nothing is changed.
 
     It reads the store twice and searches for up to 400 queries of the model's bank, raw and corrected. There is an
-    alarm if the correction makes skewness worse, and, of a robust model, which has counted at the fit, if one target is
-    found by more than four times the share that any had then, over the whole bank or within a cluster of it.
+    alarm if the correction makes skewness worse. Of a robust model, which has counted at the fit, there is one if a
+    target is found by more than four times the share that any had then, over the whole bank or within a cluster of it.
     Raises StoreError where no correction is active, or where its model keeps no bank.
     """
     found = store.correction()

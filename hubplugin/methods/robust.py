@@ -17,8 +17,8 @@ NEAREST = 10
 """How many targets of a query's list count."""
 
 NEWCOMER, MOST, FEWEST = 2.0, 0.015, 2
-"""A newcomer's share of the bank's lists is bounded by so many times the share that a target has on average, by 1.5 %
-in a small gallery, where that is much, and by two lists in a large one, where it is less than one. The bound is not
+"""A newcomer's share of the bank's lists is bounded by so many times the share that a target has on average. It is 1.5
+% in a small gallery, where that is much, and two lists in a large one, where it is less than one. The bound is not
 sharp: a vector made to reach it stands in a tenth to a quarter of that (benchmarks/planted.py)."""
 
 MEMBER = 7.5

@@ -1,8 +1,8 @@
 """A uniform sample of the different queries that were asked, which processes can keep without knowing of each other.
 
 Each query has a digest: a number that its content alone decides, and as evenly spread as a random one. A sample keeps
-the queries of the smallest digests. So a query that is asked a thousand times counts once, any two different queries
-are equally likely to be kept, whenever and by whichever process they were asked, and the smallest digests of several
+the queries of the smallest digests. So a query that is asked a thousand times counts once. Any two different queries
+are equally likely to be kept, whenever and by whichever process they were asked. The smallest digests of several
 samples are the sample of all. It is the bottom-k sketch of Cohen and Kaplan (PODC 2007).
 """
 
