@@ -80,8 +80,15 @@ def fit(
 
 
 def require_executor(executor: object, shards: int | None, workspace: object) -> bool:
-    """Whether there is an executor; raises InputError for arguments that say nothing without one."""
+    """Whether there is an executor; raises InputError for arguments that say nothing without one, and for a pool that
+    forks: a child of a process that has used torch waits for threads that it does not have."""
     if executor is None and (shards is not None or workspace is not None):
         name = "workspace" if shards is None else "shards"
         raise InputError(Parameter(name), " is for the workers of an executor: pass ", Parameter("executor"), ", too")
+    context = getattr(executor, "_mp_context", None)  # of a ProcessPoolExecutor, which has no public name for it
+    if context is not None and context.get_start_method() == "fork":
+        raise InputError(
+            "the processes of this executor are forks, which do not survive that torch has been used; make it with "
+            'mp_context=multiprocessing.get_context("spawn")'
+        )
     return executor is not None

@@ -27,6 +27,9 @@ ATTEMPTS = 5
 SILENT_SECONDS = 30.0
 """After so long without any result an executor that can tell is asked whether it has workers at all."""
 
+LONG_SECONDS = 600.0
+"""After so long without any result it is told what the run waits for."""
+
 
 @dataclass
 class Step:
@@ -66,9 +69,10 @@ class Step:
             self._pending.clear()
 
     def _ended(self) -> set[Future[ShardResult | None]]:
-        """Those that have ended, at least one. Waits for it, and tells once where there is nobody to wait for."""
+        """Those that have ended, at least one. Waits for it, and tells once where there is nobody to wait for, and what
+        it waits for where that takes long."""
         ended = wait(self._pending, SILENT_SECONDS, FIRST_COMPLETED).done
-        has_workers = getattr(self.executor, "has_workers", None)
+        has_workers, silent = getattr(self.executor, "has_workers", None), SILENT_SECONDS
         while not ended:
             if has_workers is not None and not has_workers():
                 logger.warning(
@@ -77,6 +81,14 @@ class Step:
                     SILENT_SECONDS,
                 )
                 has_workers = None
+            elif silent < LONG_SECONDS <= silent + SILENT_SECONDS:
+                _, order = next(iter(self._pending.values()))
+                logger.warning(
+                    "nothing has come for %g s; this run goes on waiting for %d shards, such as %s: %s. If the workers "
+                    "hang, stop it: with workspace= what is done is not lost",
+                    LONG_SECONDS, len(self._pending), order.shard.name, order.task.what,
+                )  # fmt: skip
+            silent += SILENT_SECONDS
             ended = wait(self._pending, SILENT_SECONDS, FIRST_COMPLETED).done
         return ended
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
-from concurrent.futures import BrokenExecutor, Executor, Future
+import threading
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_all_start_methods, get_context
 from pathlib import Path
 
+import faiss
 import numpy as np
 import pytest
+import torch
 
 import hubplugin
 from hubplugin.cluster import Workspace
@@ -202,6 +207,41 @@ def test_a_cluster_without_workers_is_told_once_and_the_run_goes_on_with_new_one
     told = [record.getMessage() for record in caplog.records if "has no worker" in record.getMessage()]
     assert (abandoned.asked, len(told)) == (1, 1)
     assert "start some" in told[0]
+
+
+@pytest.mark.skipif("fork" not in get_all_start_methods(), reason="no fork")
+@pytest.mark.parametrize("job", ["fit", "apply"])
+def test_processes_that_are_forks_are_refused_in_one_line(folder, job):
+    torch.ones(300, 300) @ torch.ones(300, 300)  # starts threads, which a fork does not have
+    index = faiss.IndexFlatIP(8)
+    index.add(np.load(folder / "0.npy"))
+    faiss.write_index(index, str(folder / "photos.faiss"))
+    store = hubplugin.open_store(f"faiss:{folder}/photos.faiss")
+    with (
+        ProcessPoolExecutor(2, mp_context=get_context("fork")) as executor,
+        pytest.raises(InputError, match=r'^the processes .* with mp_context=multiprocessing\.get_context\("spawn"\)$'),
+    ):
+        fit(folder, executor) if job == "fit" else hubplugin.apply(store, BANK, executor=executor)
+
+
+class Slow(Serial):
+    """Answers only when it has been asked for long."""
+
+    def submit(self, fn, /, order):
+        future = Future()
+        threading.Timer(0.5, lambda: future.set_result(fn(order))).start()
+        return future
+
+
+def test_a_long_wait_says_once_what_it_waits_for(folder, monkeypatch, caplog):
+    monkeypatch.setattr(run, "SILENT_SECONDS", 0.02)
+    monkeypatch.setattr(run, "LONG_SECONDS", 0.1)
+    assert fit(folder, Slow()).fingerprint == fit(folder).fingerprint
+    told = [record.getMessage() for record in caplog.records if "goes on waiting" in record.getMessage()]
+    assert told
+    assert re.match(
+        r"nothing has come for 0\.1 s; .* for \d+ shards, such as targets, shard 0 \(0\.npy\): read", told[0]
+    )
 
 
 def test_a_task_that_fails_again_and_again_is_told_with_its_shard(folder):

@@ -13,6 +13,7 @@ import hubplugin_faiss
 from hubplugin_faiss.calibration import loss_of_recall
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import FlatCodesHandler
+from hubplugin_faiss.handlers.two_stage import RaBitQDecoder
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
 
@@ -190,6 +191,9 @@ def test_a_model_fitted_without_targets_is_centred_on_the_index():
     assert offsets.std() > 1e-4
 
 
+BANK = cases.unit(np.random.default_rng(5).normal(size=(300, 16)))
+
+
 def poor_graph() -> tuple[faiss.Index, hubplugin.OffsetModel]:
     rng = np.random.default_rng(4)
     vectors, bank = cases.unit(rng.normal(size=(2000, 16))), cases.unit(rng.normal(size=(300, 16)))
@@ -228,6 +232,47 @@ def test_a_graph_whose_links_lose_too_much_is_built_anew(tmp_path, in_a_file):
     assert losses[0] is not None
     assert losses[1] is not None
     assert losses[1][1] > losses[0][1] + 0.01
+
+
+@pytest.mark.filterwarnings("ignore:recall@10")
+def test_an_upgrade_that_would_find_less_than_is_promised_is_refused_unless_it_is_forced(tmp_path):
+    index, model = poor_graph()
+    file, before = tmp_path / "x.faiss", faiss.serialize_index(index)
+    faiss.write_index(index, str(file))
+    content = file.read_bytes()
+    for way in (
+        lambda: hubplugin_faiss.upgrade(index, model, rebuild=False),
+        lambda: hubplugin.apply(hubplugin_faiss.open_store(file), model),
+    ):
+        with pytest.raises(hubplugin.CorrectionRefused, match=r"take recall@10 of bank queries from .*, and 0\.05 "):
+            way()
+    np.testing.assert_array_equal(faiss.serialize_index(index), before)
+    assert file.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [file]
+    hubplugin.apply(hubplugin_faiss.open_store(file), model, force=True)
+    hubplugin.apply(hubplugin_faiss.open_store(file), hubplugin.fit(BANK, BANK, "nnn", k=3), force=True)
+    assert hubplugin.rollback(hubplugin_faiss.open_store(file)).written
+    assert hubplugin.refresh(hubplugin_faiss.open_store(file)).stale == 0
+
+
+@pytest.mark.parametrize("kind", ["RaBitQ4", "IVF4,RaBitQ4"])
+def test_codes_that_are_decoded_worse_than_they_are_searched_are_refused(monkeypatch, kind):
+    """As the first bit alone is by Faiss's own decoder: exact rankings over that find no loss."""
+    index = faiss.index_factory(16, kind, IP)
+    vectors = cases.unit(np.random.default_rng(4).normal(size=(2000, 16)))
+    index.train(vectors)
+    index.add(vectors)
+    cases.look_everywhere(index)
+    model, decoded = hubplugin.fit(vectors, BANK, "nnn", k=3), RaBitQDecoder.decoded
+
+    def first_bit(self: RaBitQDecoder, codes: np.ndarray, centres: np.ndarray) -> np.ndarray:
+        residuals = decoded(self, codes, np.zeros_like(centres))
+        return np.sign(residuals) * np.abs(residuals).mean(axis=1, keepdims=True) + centres
+
+    hubplugin_faiss.upgrade(index, model)
+    monkeypatch.setattr(RaBitQDecoder, "decoded", first_bit)
+    with pytest.raises(hubplugin.CorrectionRefused, match="ranks by more than it reconstructs: with 600 known vectors"):
+        hubplugin_faiss.upgrade(index, model)
 
 
 def test_search_settings_are_set_wherever_they_lie():
