@@ -65,9 +65,68 @@ def read_faiss(path: str | os.PathLike[str], *, mapped: bool = False) -> faiss.I
     refuses it."""
     require_file(path)
     try:
-        return faiss.read_index(os.fspath(path), faiss.IO_FLAG_MMAP_IFC if mapped else 0)
-    except RuntimeError as error:
+        index = faiss.read_index(os.fspath(path), faiss.IO_FLAG_MMAP_IFC if mapped else 0)
+    except (RuntimeError, MemoryError) as error:
         raise StoreError(f"Faiss cannot read {os.fspath(path)!r}: {reason(error)}") from None
+    for what, found, expected in sizes(index):
+        if found != expected:
+            raise StoreError(f"{os.fspath(path)!r} is damaged: {what} {found}, expected {expected}; restore it")
+    return index
+
+
+def sizes(given: faiss.Index) -> Iterator[tuple[str, int, int]]:
+    """What in an index has a size, that size, and the one that it must have. Faiss reads a file whose parts do not fit,
+    and then reads memory that is none of theirs."""
+    index = faiss.downcast_index(given)
+    name, d, n = type(index).__name__, int(index.d), int(index.ntotal)
+    for part in ("index", "base_index", "refine_index", "storage"):
+        if hasattr(index, part):
+            inner = faiss.downcast_index(getattr(index, part))
+            yield f"entries within its {name}:", int(inner.ntotal), n
+            if not isinstance(index, faiss.IndexPreTransform):
+                yield f"dimensions within its {name}:", int(inner.d), d
+            yield from sizes(inner)
+    if isinstance(index, faiss.IndexPreTransform):
+        for number in range(index.chain.size()):
+            link = faiss.downcast_VectorTransform(index.chain.at(number))
+            yield f"dimensions before its {type(link).__name__}:", link.d_in, d
+            yield from sizes_of_transform(link)
+            d = link.d_out
+        yield f"dimensions behind the transforms of its {name}:", int(index.index.d), d
+    if isinstance(index, faiss.IndexIDMap):
+        yield f"ids of its {name}:", index.id_map.size(), n
+    if isinstance(index, faiss.IndexIVF):
+        quantizer, lists = faiss.downcast_index(index.quantizer), index.invlists
+        yield f"centroids of its {name}:", int(quantizer.ntotal), int(index.nlist)
+        yield f"dimensions of the centroids of its {name}:", int(quantizer.d), d
+        yield f"inverted lists of its {name}:", int(lists.nlist), int(index.nlist)
+        yield f"entries in the lists of its {name}:", int(lists.compute_ntotal()), n
+        yield from sizes(quantizer)
+    elif isinstance(index, faiss.IndexFastScan):
+        packer = index.get_CodePacker()
+        yield f"bytes of codes of its {name}:", index.codes.size(), -(-n // packer.nvec) * packer.block_size
+    elif isinstance(index, faiss.IndexFlatCodes):
+        yield f"bytes of codes of its {name}:", index.codes.size(), n * int(index.code_size)
+    if isinstance(index, faiss.IndexHNSW):
+        yield f"nodes of its {name}:", index.hnsw.levels.size(), n
+    for quantiser in (getattr(index, part) for part in ("sq", "pq", "rabitq") if hasattr(index, part)):
+        yield f"dimensions of the quantiser of its {name}:", int(quantiser.d), d
+    if hasattr(index, "pq"):
+        yield f"codebooks of its {name}:", index.pq.centroids.size(), d * int(index.pq.ksub)
+
+
+def sizes_of_transform(link: faiss.VectorTransform) -> Iterator[tuple[str, int, int]]:
+    """The same of a transform."""
+    name = type(link).__name__
+    if isinstance(link, faiss.RemapDimensionsTransform):
+        kept = faiss.vector_to_array(link.map)
+        yield f"dimensions of its {name}:", len(kept), link.d_out
+        yield f"unknown dimensions in its {name}:", int((kept >= link.d_in).sum()), 0
+    elif isinstance(link, faiss.CenteringTransform):
+        yield f"dimensions of its {name}:", link.mean.size(), link.d_in
+    elif isinstance(link, faiss.LinearTransform):
+        yield f"numbers in its {name}:", link.A.size(), link.d_in * link.d_out
+        yield f"numbers in the shift of its {name}:", link.b.size(), link.d_out if link.have_bias else link.b.size()
 
 
 def give_back_pages(*paths: Path) -> None:

@@ -32,6 +32,7 @@ from hubplugin.store import (
 from hubplugin.vectors import Progress, VectorLike, even_ranges
 from hubplugin_faiss.disk import room_for_offsets
 from hubplugin_faiss.folder import CLAIM, MODEL, OFFSETS, Run
+from hubplugin_faiss.handlers.base import reason
 from hubplugin_faiss.index import require_upgradable
 from hubplugin_faiss.index_file import HALF, Entry, IndexFile
 from hubplugin_faiss.versions import KeptVersions
@@ -125,7 +126,10 @@ class FaissStore(Store):
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         index = self._file.raw if raw else self._file.index
-        scores, ids = index.search(np.ascontiguousarray(queries, np.float32), k)
+        try:
+            scores, ids = index.search(np.ascontiguousarray(queries, np.float32), k)
+        except (RuntimeError, MemoryError) as error:
+            raise StoreError(f"{self.url}: Faiss cannot search it: {reason(error)}") from None
         found = ids >= 0
         return Hits(
             [row[keep].tolist() for row, keep in zip(ids, found, strict=True)],

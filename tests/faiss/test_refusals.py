@@ -235,7 +235,7 @@ def test_a_graph_whose_links_lose_too_much_is_built_anew(tmp_path, in_a_file):
 
 
 @pytest.mark.filterwarnings("ignore:recall@10")
-def test_an_upgrade_that_would_find_less_than_is_promised_is_refused_unless_it_is_forced(tmp_path):
+def test_an_upgrade_that_finds_less_than_is_promised_is_refused_unless_forced(tmp_path):
     index, model = poor_graph()
     file, before = tmp_path / "x.faiss", faiss.serialize_index(index)
     faiss.write_index(index, str(file))

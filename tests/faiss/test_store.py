@@ -255,6 +255,18 @@ def test_a_truncated_file_comes_back_as_one_line(path):
         open_store(f"faiss:{path}")
 
 
+@pytest.mark.parametrize("kind", ["IVF4,SQ8", "IVF4,PQ4x4fs", "IDMap2,Flat", "HNSW8", "PCA8,Flat", "PQ4x8np,RFlat"])
+def test_an_index_whose_parts_do_not_fit_is_refused_before_it_is_looked_into(tmp_path, kind):
+    index, file = faiss.index_factory(16, kind, IP), tmp_path / "x.faiss"
+    index.train(GALLERY)
+    index.add_with_ids(GALLERY, np.arange(500)) if "IDMap" in kind else index.add(GALLERY)
+    index.ntotal += 1
+    faiss.write_index(index, str(file))
+    for way in (hubplugin_faiss.read_index, hubplugin_faiss.open_store):
+        with pytest.raises(hubplugin.StoreError, match=r"Faiss cannot read|is damaged: .*, expected 501; restore it"):
+            way(file)
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(hubplugin.StoreError, match=r"nowhere\.faiss' does not exist"):
         open_store(f"faiss:{tmp_path}/nowhere.faiss")

@@ -24,7 +24,7 @@ def name_of(index: faiss.Index) -> str:
     return type(faiss.downcast_index(index)).__name__
 
 
-def reason(error: RuntimeError) -> str:
+def reason(error: RuntimeError | MemoryError) -> str:
     """The message of an error of Faiss, without the signature of the function that raised it, and without the first
     bytes of a file that is no index: it may be any file."""
     text = " ".join(re.sub(r"^Error in .+? at \S+:\d+: (Error: )?", "", str(error), flags=re.DOTALL).split())
