@@ -16,7 +16,7 @@ import numpy as np
 import hubplugin
 from benchmarks.bank_settings import further, seventeen
 from benchmarks.tables import SHARED, markdown
-from hubplugin.jobs.correct import reach
+from hubplugin.jobs.correct import displacement
 from hubplugin.resources import Compute
 from hubplugin.vectors import as_vectors
 
@@ -39,7 +39,7 @@ def main() -> None:
         found = []
         for bank, name, parameters in tried:
             model = hubplugin.fit(targets, bank, name, **parameters)
-            share = reach(model, as_vectors(bank, "bank"), as_vectors(targets, "gallery"), Compute())
+            share = displacement(model, as_vectors(bank, "bank"), as_vectors(targets, "gallery"), Compute())
             found.append(f"{share:.4f}")
         lines.append([family.name, str(len(targets)), *found])
         print(lines[-1], flush=True)

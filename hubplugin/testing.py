@@ -95,7 +95,7 @@ class StoreUnderTest(ABC):
         return vectors.astype(np.float32)
 
     def _assert_whole(self, store: Store, model: OffsetModel) -> None:
-        found, report = store.correction(), inspect(store, probes=0)
+        found, report = store.correction(), inspect(store, queries=0)
         assert found is not None
         assert found.active
         assert found.model.fingerprint == model.fingerprint
@@ -202,7 +202,7 @@ class VersionConformance(StoreUnderTest):
         refresh(store)
         rollback(store)
         refresh(store)
-        report, found = inspect(store, probes=0), store.correction()
+        report, found = inspect(store, queries=0), store.correction()
         assert (report.count, report.missing, report.stale) == (self.rows + 5, 0, 0)
         assert found is not None
         assert found.model.fingerprint == first.fingerprint
@@ -340,12 +340,12 @@ class StoreConformance(VersionConformance):
         store = self.insert_plain(store, ids, fresh)
         top = store.search(fresh, K)
         assert all(key in found for key, found in zip(ids, top.ids, strict=True))
-        report = inspect(store, probes=0)
+        report = inspect(store, queries=0)
         # A store whose neutral offset is a number like any other cannot tell that it is missing.
         assert (report.count, report.missing + report.stale) == (self.rows + 5, 5)
         applied = refresh(store)
         assert applied.missing + applied.stale == 5
-        assert (inspect(store, probes=0).missing, inspect(store, probes=0).stale) == (0, 0)
+        assert (inspect(store, queries=0).missing, inspect(store, queries=0).stale) == (0, 0)
 
     def test_a_target_without_an_offset_is_neither_lifted_nor_sunk(self, store: Store) -> None:
         model, fresh = self._model(), self.queries(seed=3, count=5)

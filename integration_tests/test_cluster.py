@@ -48,7 +48,7 @@ def test_a_node_that_stops_and_comes_back_during_apply_loses_nothing(backend, ga
             back.start()
         back.join()
     store = gallery.store()
-    report = inspect(store, probes=0)
+    report = inspect(store, queries=0)
     assert (report.count, report.missing, report.stale) == (len(gallery.ids), 0, 0)
     assert gallery.agreement(store.search(QUERIES, K).ids, model) >= AGREED
 
@@ -97,7 +97,7 @@ class Placement:
 
 def require_whole(gallery, model) -> None:
     store = gallery.store()
-    report = inspect(store, probes=0)
+    report = inspect(store, queries=0)
     assert (report.count, report.missing, report.stale) == (len(gallery.ids), 0, 0)
     assert gallery.agreement(store.search(QUERIES, K).ids, model) >= AGREED
 

@@ -82,7 +82,7 @@ def test_a_server_that_stops_answering_is_the_clients_own_error_for_that_time(ba
         assert refused(lambda: hub.upsert(gallery.name, [point])) is expected
     wait_until(lambda: _answers(hub, gallery))
     assert gallery.agreement([[point.id for point in points] for points in found()], model) >= AGREED
-    report = hubplugin_qdrant.inspect(backend.client(), gallery.name, using="code", probes=0)
+    report = hubplugin_qdrant.inspect(backend.client(), gallery.name, using="code", queries=0)
     assert (report.missing, report.stale) == (0, 0)
     between.close()
 

@@ -55,7 +55,7 @@ def test_what_another_program_adds_and_changes_is_refreshed(gallery):
     gallery.insert(gallery.ids[:20], gallery.vectors[20:40])
     gallery.vectors = np.concatenate([gallery.vectors[20:40], gallery.vectors[20:], LATER])
     gallery.ids = gallery.ids + fresh
-    before = inspect(store, probes=0)
+    before = inspect(store, queries=0)
     assert (before.count, before.missing + before.stale) == (len(gallery.ids), len(fresh) + 20)
     applied = refresh(store)
     assert (applied.scanned, applied.missing + applied.stale) == (len(gallery.ids), len(fresh) + 20)
@@ -73,7 +73,7 @@ def test_an_inspection_tells_hubness_as_it_is_now(gallery):
     for each in (None, model):
         found = np.argsort(-exact_scores(probes, gallery.vectors, each), axis=1)[:, :10]
         expected.append(skewness(np.bincount(found.ravel(), minlength=len(gallery.ids))))
-    report = inspect(store, probes=50)
+    report = inspect(store, queries=50)
     # Candidates are chosen for 0.99 of the exact corrected ranking, and it is hubs that they lack.
     assert report.skewness == pytest.approx(expected, abs=0.15)
     assert report.skewness[1] < report.skewness[0]
@@ -137,6 +137,6 @@ def test_what_is_closed_and_opened_again_is_still_corrected(gallery):
         pass
     after = gallery.store()
     assert after.search(QUERIES, K).ids == corrected
-    report = inspect(after, probes=0)
+    report = inspect(after, queries=0)
     assert report.correction is not None
     assert (report.correction.model.fingerprint, report.missing, report.stale) == (model.fingerprint, 0, 0)

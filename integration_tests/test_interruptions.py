@@ -52,7 +52,7 @@ def test_a_process_killed_at_any_moment_leaves_searches_whole_and_the_next_goes_
             del store
     _finish(gallery, bank)
     store = gallery.store()
-    report = inspect(store, probes=0)
+    report = inspect(store, queries=0)
     assert report.correction is not None
     assert (report.correction.active, report.missing, report.stale) == (True, 0, 0)
     store.remove()
@@ -145,7 +145,7 @@ def test_a_process_killed_while_a_stranger_writes_loses_nothing_of_either(backen
     _finish(gallery, bank)
     store, expected = gallery.store(), stranger.expected
     hubplugin_qdrant.refresh(store.client, gallery.name)
-    report = inspect(store, probes=0)
+    report = inspect(store, queries=0)
     assert (report.count, report.missing, report.stale, report.foreign) == (len(expected), 0, 0, 0)
     gallery.ids, gallery.vectors = list(expected), np.array([vector for vector, _ in expected.values()])
     assert gallery.agreement(store.search(QUERIES, K).ids, report.correction.model) >= AGREED
@@ -182,7 +182,7 @@ def test_a_server_restarted_in_mid_apply_is_waited_for(backend, fill, storage, m
             back.join()
     store = gallery.store()
     assert store.storage == storage
-    report = inspect(store, probes=0)
+    report = inspect(store, queries=0)
     assert (report.missing, report.stale) == (0, 0)
     assert gallery.agreement(store.search(QUERIES, K).ids, model) >= AGREED
 
@@ -196,7 +196,7 @@ def test_a_restarted_server_still_corrects(backend, fill, storage):
     backend.stop()
     backend.start()
     assert answers(backend.wrapped(), gallery) == before
-    report = hubplugin_qdrant.inspect(backend.client(), gallery.name, probes=0)
+    report = hubplugin_qdrant.inspect(backend.client(), gallery.name, queries=0)
     assert (report.missing, report.stale) == (0, 0)
 
 
@@ -235,7 +235,7 @@ def test_snapshots_restored_into_a_fresh_server_are_still_corrected(backend, fil
     restored = HubQdrantClient(**replace(fresh, prefer_grpc=backend.address.prefer_grpc).options())
     try:
         assert answers(restored, gallery) == before
-        report = hubplugin_qdrant.inspect(restored.raw, gallery.name, probes=0)
+        report = hubplugin_qdrant.inspect(restored.raw, gallery.name, queries=0)
         assert (report.count, report.missing, report.stale) == (len(gallery.ids), 0, 0)
         hubplugin_qdrant.remove(restored.raw, gallery.name)
         assert [each.name for each in restored.raw.get_collections().collections] == [gallery.name]
@@ -283,5 +283,5 @@ def test_a_snapshot_of_a_whole_storage_is_still_corrected(backend, fill, storage
     content = httpx.get(there, headers=keyed(backend.address), timeout=60).raise_for_status().content
     address = replace(backend.restored(content), prefer_grpc=backend.address.prefer_grpc)
     assert answers(HubQdrantClient(**address.options()), gallery) == answers(backend.wrapped(), gallery)
-    report = hubplugin_qdrant.inspect(address.client(), gallery.name, probes=0)
+    report = hubplugin_qdrant.inspect(address.client(), gallery.name, queries=0)
     assert (report.count, report.missing, report.stale) == (len(gallery.ids), 0, 0)

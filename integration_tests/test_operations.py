@@ -91,12 +91,12 @@ def test_a_collection_under_constant_writes_is_corrected_and_nothing_is_lost(bac
         stop.set()
         writer.join()
     client = backend.client()
-    report = hubplugin_qdrant.inspect(client, gallery.name, probes=0)
+    report = hubplugin_qdrant.inspect(client, gallery.name, queries=0)
     assert report.count == len(gallery.ids) + len(written)
     assert report.missing + report.stale <= len(written) + len(set(changed))
     refreshed = hubplugin_qdrant.refresh(client, gallery.name)
     assert refreshed.missing + refreshed.stale == report.missing + report.stale
-    healed = hubplugin_qdrant.inspect(client, gallery.name, probes=0)
+    healed = hubplugin_qdrant.inspect(client, gallery.name, queries=0)
     assert (healed.missing, healed.stale) == (0, 0)
     assert {beside["row"] for key, (_, beside) in gallery.content().items() if key in set(written)} == set(written)
 

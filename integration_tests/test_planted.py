@@ -37,7 +37,7 @@ def reach(client, gallery, key):
 
 
 def inspected(backend, gallery):
-    return hubplugin_qdrant.inspect(backend.client(), gallery.name, using="code", probes=20)
+    return hubplugin_qdrant.inspect(backend.client(), gallery.name, using="code", queries=20)
 
 
 def test_a_planted_vector_is_bounded_whoever_writes_it(backend, gallery):

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.needs("client")
 
 
 def health(client, gallery):
-    report = hubplugin_qdrant.inspect(client, gallery.name, probes=0)
+    report = hubplugin_qdrant.inspect(client, gallery.name, queries=0)
     return report.missing, report.stale
 
 

@@ -34,7 +34,7 @@ def test_either_storage_corrects_is_kept_up_and_is_removed_without_a_trace(backe
     gallery.ids, gallery.vectors = ids + fresh, np.concatenate([vectors, LATER])
     found = search(backend, gallery)
     assert set(fresh) & {key for line in found for key in line}
-    assert hubplugin_qdrant.inspect(client, gallery.name, using="code", probes=0).missing == len(LATER)
+    assert hubplugin_qdrant.inspect(client, gallery.name, using="code", queries=0).missing == len(LATER)
     hubplugin_qdrant.refresh(client, gallery.name, using="code")
     assert gallery.agreement(search(backend, gallery), model) >= AGREED
 
@@ -60,7 +60,7 @@ def test_points_that_come_where_others_were_deleted_are_found(backend, fill, sto
 def test_a_collection_of_float16_is_corrected_and_stays_so(backend, fill, storage):
     gallery, client = fill(using="code", vector={"datatype": models.Datatype.FLOAT16}), backend.client()
     model = hubplugin_qdrant.apply(client, gallery.name, BANK, storage=storage, **APPLY).model
-    report = hubplugin_qdrant.inspect(client, gallery.name, probes=0)
+    report = hubplugin_qdrant.inspect(client, gallery.name, queries=0)
     assert (report.missing, report.stale) == (0, 0)
     assert gallery.agreement(search(backend, gallery), model) >= AGREED - 0.01
 
@@ -107,9 +107,9 @@ def test_a_second_vector_beside_an_unnamed_one_disturbs_no_plain_client(backend,
     assert gallery.agreement(QdrantStore(client, gallery.name).search(QUERIES, K, raw=True).ids, None) >= 0.97
     fresh = point_id(len(gallery.ids))
     client.upsert(gallery.name, [models.PointStruct(id=fresh, vector=LATER[0].tolist())], wait=True)
-    assert hubplugin_qdrant.inspect(client, gallery.name, probes=0).missing == 1
+    assert hubplugin_qdrant.inspect(client, gallery.name, queries=0).missing == 1
     backend.wrapped().upsert(gallery.name, [models.PointStruct(id=fresh, vector=LATER[1].tolist())], wait=True)
-    assert hubplugin_qdrant.inspect(client, gallery.name, probes=0).missing == 0
+    assert hubplugin_qdrant.inspect(client, gallery.name, queries=0).missing == 0
     client.delete(gallery.name, [fresh], wait=True)
     hubplugin_qdrant.remove(client, gallery.name)
     assert_same(gallery.content(), before)

@@ -28,7 +28,7 @@ def search(hub, gallery):
 
 
 def health(backend, gallery):
-    report = hubplugin_qdrant.inspect(backend.client(), gallery.name, probes=0)
+    report = hubplugin_qdrant.inspect(backend.client(), gallery.name, queries=0)
     return report.count, report.missing, report.stale
 
 
@@ -155,7 +155,7 @@ def test_a_conditional_upsert_brings_offsets_for_what_it_writes(backend, correct
 def test_what_others_wrote_in_the_place_of_offsets_is_told_and_left(backend, corrected):
     client, theirs = backend.client(), set(corrected.ids[:3])
     client.set_payload(corrected.name, {"hub_offset": {"v77": 1.5}}, points=corrected.ids[:3], wait=True)
-    assert hubplugin_qdrant.inspect(client, corrected.name, probes=0).foreign == 3
+    assert hubplugin_qdrant.inspect(client, corrected.name, queries=0).foreign == 3
     hubplugin_qdrant.remove(client, corrected.name)
     left = {key: beside.get("hub_offset") for key, (_, beside) in corrected.content().items()}
     assert left == {key: {"v77": 1.5} if key in theirs else None for key in corrected.ids}
@@ -177,7 +177,7 @@ def test_a_payload_key_that_the_user_has_is_refused_and_another_one_taken(backen
     content = gallery.content()
     model = hubplugin_qdrant.apply(client, gallery.name, offset_key="nudge", **given).model
     assert gallery.agreement(search(backend.wrapped(), gallery), model) >= AGREED
-    assert hubplugin_qdrant.inspect(client, gallery.name, probes=0).missing == 0
+    assert hubplugin_qdrant.inspect(client, gallery.name, queries=0).missing == 0
     hubplugin_qdrant.remove(client, gallery.name)
     assert_same(gallery.content(), content)
 

@@ -8,7 +8,7 @@ from typing import Any
 from typer.main import get_command
 
 from hubplugin.cli import app
-from hubplugin.cli.frame import FUNCTIONS, groups_of
+from hubplugin.cli.application import FUNCTIONS, groups_of
 from hubplugin.cli.options import AnswerOptions, BankOptions, ComputeOptions, ReportOptions
 
 GROUPS = (BankOptions, AnswerOptions, ReportOptions, ComputeOptions)

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from hubplugin.cli.figures import figures_of_commands
+from hubplugin.cli.json_types import figures_of_commands
 
 START = """# JSON
 

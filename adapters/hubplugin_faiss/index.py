@@ -9,7 +9,7 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import InputError, Parameter, StoreError
-from hubplugin.jobs.write import UNIT, Unjudged, offsets_of_all
+from hubplugin.jobs.write import UNIT, InvalidVectors, offsets_of_all
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, warn_if_swapped
 from hubplugin.resources import Compute
@@ -259,18 +259,20 @@ def offsets_by(
     require_suits(model, handler.index)
     warn_if_swapped(model, gallery.rows)
     offsets = np.empty(gallery.rows, np.float32) if into is None else into
-    norm_bias, row, unjudged = NormBias(handler, model.metric is Metric.COSINE), 0, Unjudged()
+    norm_bias, row, invalid_vectors = NormBias(handler, model.metric is Metric.COSINE), 0, InvalidVectors()
     source = originals if originals is not None and handler.two_stage else gallery
     tolerant &= source is gallery
-    computed = _tolerant(model, handler, compute, unjudged) if tolerant else _computed(model, source, compute)
+    computed = _tolerant(model, handler, compute, invalid_vectors) if tolerant else _computed(model, source, compute)
     for vectors, values in computed:
         offsets[row : row + len(vectors)] = values - norm_bias(vectors)
         row += len(vectors)
         compute.report("offsets", row, gallery.rows)
-    if unjudged.count > gallery.rows / 2:
-        raise InputError(f"the model does not suit this {name_of(handler.index)}: of {gallery.rows} entries {unjudged}")
-    if unjudged.count:
-        warnings.warn(f"of {gallery.rows} entries {unjudged}", stacklevel=4)
+    if invalid_vectors.count > gallery.rows / 2:
+        raise InputError(
+            f"the model does not suit this {name_of(handler.index)}: of {gallery.rows} entries {invalid_vectors}"
+        )
+    if invalid_vectors.count:
+        warnings.warn(f"of {gallery.rows} entries {invalid_vectors}", stacklevel=4)
     if source is originals:
         offsets[:] = offsets[handler.order()]
     if model.gallery is None:
@@ -285,14 +287,14 @@ def _computed(model: OffsetModel, source: Vectors, compute: Compute) -> Iterator
 
 
 def _tolerant(
-    model: OffsetModel, handler: IndexHandler, compute: Compute, unjudged: Unjudged
+    model: OffsetModel, handler: IndexHandler, compute: Compute, invalid_vectors: InvalidVectors
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Vectors [b, d] and offsets [b] of all entries, the smallest offset for those that are then in `unjudged`."""
+    """Vectors [b, d] and offsets [b] of all entries, the smallest offset for those then in `invalid_vectors`."""
     unit, row = model.metric is Metric.COSINE and not handler.lossy, 0
     for vectors, _ in handler.scan(0, block_rows(handler.index.d)):
         ids = handler.labels(row, row + len(vectors)).tolist()
         batch = Batch(ids, vectors, np.full(len(ids), np.nan, np.float32))
-        yield vectors, offsets_of_all(model.members, batch, unjudged, unit=unit, compute=compute)
+        yield vectors, offsets_of_all(model.members, batch, invalid_vectors, unit=unit, compute=compute)
         row += len(vectors)
 
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from hubplugin.errors import StoreError
-from hubplugin.jobs.write import Unjudged, offsets_of_all
+from hubplugin.jobs.write import InvalidVectors, offsets_of_all
 from hubplugin.model import OffsetModel
 from hubplugin.resources import Compute
 from hubplugin.store import Batch, StoredVersion
@@ -129,7 +129,7 @@ class KeptVersions:
                 new = np.flatnonzero(np.isnan(offsets[rows]))
                 if len(new):
                     batch = Batch(labels[rows][new].tolist(), vectors[new], offsets[rows][new])
-                    given = offsets_of_all(kept.model, batch, Unjudged(), unit=self._file.unit, compute=Compute())
+                    given = offsets_of_all(kept.model, batch, InvalidVectors(), unit=self._file.unit, compute=Compute())
                     offsets[rows.start + new] = given - self._file.norm_bias(vectors[new])
         return offsets
 

@@ -9,7 +9,7 @@ from qdrant_client import QdrantClient
 from hubplugin.bank import BankLike
 from hubplugin.jobs import correct, health, write
 from hubplugin.methods import asked_for
-from hubplugin.methods.robust import PROBES
+from hubplugin.methods.robust import BANK_QUERIES
 from hubplugin.model import Setting
 from hubplugin.resources import Compute
 from hubplugin.store import KEEP
@@ -82,13 +82,13 @@ def inspect(
     collection: str,
     *,
     using: str = "",
-    probes: int = PROBES,
+    queries: int = BANK_QUERIES,
     compute: Compute = Compute(),
 ) -> health.Inspection:
     """What correction lies in the collection, whether every point has the offset that its vector gives, and what the
-    correction does to hubness now, seen by searching for `probes` queries of the bank; 0 searches for none."""
+    correction does to hubness now, seen by searching for `queries` queries of the bank; 0 searches for none."""
     store = QdrantStore(client, collection, using)
-    return health.inspect(store, probes=probes, compute=compute)
+    return health.inspect(store, queries=queries, compute=compute)
 
 
 def remove(client: QdrantClient, collection: str, *, using: str = "", progress: Progress | None = None) -> None:

@@ -1,6 +1,6 @@
 """The command line: each module registers its commands with the frame."""
 
-from hubplugin.cli import correct, look, manage
-from hubplugin.cli.frame import app, main
+from hubplugin.cli import correct, manage, measure
+from hubplugin.cli.application import app, main
 
-__all__ = ["app", "correct", "look", "main", "manage"]
+__all__ = ["app", "correct", "main", "manage", "measure"]

@@ -11,7 +11,7 @@ import typer
 
 from hubplugin.abilities import Versioned, able, versions_of
 from hubplugin.bank import Bank
-from hubplugin.cli.frame import Answer, command, progress_shown
+from hubplugin.cli.application import Answer, command, progress_shown
 from hubplugin.cli.options import (
     AnswerOptions,
     Answers,

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from hubplugin.abilities import Explaining, Quarantining, Switched, able
-from hubplugin.cli.frame import Answer, command, progress_shown
+from hubplugin.cli.application import Answer, command, progress_shown
 from hubplugin.cli.options import StoreUrl, require_files, told, vectors
 from hubplugin.errors import InputError, Parameter, install
 from hubplugin.recording import Recorded, clear, thin

@@ -18,11 +18,11 @@ from pydantic import Field
 from typer.models import ParameterInfo
 
 from hubplugin._version import __version__
-from hubplugin.cli import look
-from hubplugin.cli.frame import Answer, answer_of, options_of
+from hubplugin.cli import measure
+from hubplugin.cli.application import Answer, answer_of, options_of
 from hubplugin.errors import HubpluginError
 
-COMMANDS = (look.diagnose, look.inspect, look.evaluate)
+COMMANDS = (measure.diagnose, measure.inspect, measure.evaluate)
 
 FILES = ("store", "queries", "targets", "bank", "answers", "truth", "names", "texts", "query_names")
 SETTINGS = (

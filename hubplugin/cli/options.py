@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from hubplugin.bank import Bank
-from hubplugin.cli.frame import Answer
+from hubplugin.cli.application import Answer
 from hubplugin.errors import InputError
 from hubplugin.model import Setting
 from hubplugin.report import Report, facts_of

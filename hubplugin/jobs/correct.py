@@ -204,7 +204,7 @@ def _corrected(
         model = bounded(model, bank) if asked.robust else model
         model = counted(model, bank) if isinstance(gallery, SpooledGallery) else model
         if not asked.force:
-            require_reach(model, as_vectors(bank.query_bank, "query bank"), gallery.vectors, compute)
+            require_displacement(model, as_vectors(bank.query_bank, "query bank"), gallery.vectors, compute)
     else:
         assert isinstance(gallery, SpooledGallery)
         old = asked.old if isinstance(asked.old, GroupedModel) else None
@@ -460,7 +460,7 @@ banks of text and code, text and image, two languages and query logs it is at mo
 `nnn`; on the same banks as if another model had embedded them, 0.11 to 0.47 (benchmarks/reach.py)."""
 
 
-def reach(model: OffsetModel, bank: Vectors, gallery: Vectors, compute: Compute) -> float:
+def displacement(model: OffsetModel, bank: Vectors, gallery: Vectors, compute: Compute) -> float:
     """The share of the gallery that is nearer to a bank query than its corrected nearest target, on average."""
     queries, targets = _evenly(bank, QUERIES), _evenly(gallery, TARGETS)
     offsets = model.members.offsets(targets)
@@ -471,9 +471,9 @@ def reach(model: OffsetModel, bank: Vectors, gallery: Vectors, compute: Compute)
     return float((raw > np.take_along_axis(raw, best[:, None], axis=1)).mean())
 
 
-def require_reach(model: OffsetModel, bank: Vectors, gallery: Vectors, compute: Compute) -> None:
+def require_displacement(model: OffsetModel, bank: Vectors, gallery: Vectors, compute: Compute) -> None:
     """Raises CorrectionRefused if the offsets reach too far to be found among the candidates of a search."""
-    share = reach(model, bank, gallery, compute)
+    share = displacement(model, bank, gallery, compute)
     if share > FARTHEST:
         raise CorrectionRefused(
             "the offsets are far wider than the similarities to the bank: what comes first would have "

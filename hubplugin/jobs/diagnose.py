@@ -125,7 +125,7 @@ LISTED = 20
 
 
 @dataclass(frozen=True)
-class BesideChance:
+class ShareAndChance:
     """A share from 0 to 1, and what it would be without hubness."""
 
     share: float
@@ -160,8 +160,8 @@ class Diagnosis(Reported):
     targets: int
     queries: int
     hubness: Hubness
-    most_found: BesideChance
-    never_found: BesideChance
+    most_found: ShareAndChance
+    never_found: ShareAndChance
     hubs: list[tuple[Id, int]]
     anti_hubs: list[Id]
     names: Annotated[Mapping[Id, str], Field(exclude=True)]
@@ -322,8 +322,8 @@ def _told(targets: object, occurrence: np.ndarray, queries: int, names: Naming |
     values, times = np.unique(occurrence, return_counts=True)
     return {
         "hubness": Hubness.of(occurrence, k),
-        "most_found": BesideChance(share_of_most_found(occurrence), share_of_most_found_by_chance(queries, k, count)),
-        "never_found": BesideChance(len(never) / count, never_found_by_chance(queries, k, count)),
+        "most_found": ShareAndChance(share_of_most_found(occurrence), share_of_most_found_by_chance(queries, k, count)),
+        "never_found": ShareAndChance(len(never) / count, never_found_by_chance(queries, k, count)),
         "hubs": list(zip(ids[: len(hub_rows)], occurrence[hub_rows].tolist(), strict=True)),
         "anti_hubs": ids[len(hub_rows) :],
         "names": {key: name for key, name in called.items() if name},

@@ -23,7 +23,7 @@ from hubplugin.jobs.suspects import (
     QUERIES,
     Named,
     Suspects,
-    asked,
+    counted_queries,
     examined,
     has_bank,
     ids_as_text,
@@ -35,11 +35,11 @@ from hubplugin.jobs.suspects import (
     skewness_of_lists,
     too_much,
 )
-from hubplugin.jobs.write import Comparison, ToldUnjudged, Unjudged, compared
+from hubplugin.jobs.write import Comparison, InvalidVectors, ToldInvalidVectors, compared
 from hubplugin.measures.hubness import skewness_by_chance
-from hubplugin.methods.robust import PROBES
+from hubplugin.methods.robust import BANK_QUERIES
 from hubplugin.metric import Metric, normalise
-from hubplugin.model import FindsAtFit, GroupedModel, OffsetModel
+from hubplugin.model import GroupedModel, HubnessAtFit, OffsetModel
 from hubplugin.report import Hub, Plot, Report, Reported, Tile, Verdict, bank_tile, plots, share_tile
 from hubplugin.report.sections import NEVER, RECALL, WORST
 from hubplugin.resources import Compute
@@ -69,11 +69,11 @@ HUBS = 20
 class Inspection(Reported):
     """What `inspect` found: the correction, if any, and of `count` targets how many lack an offset, how many have one
     that their vector no longer gives, and how many carry something else in its place. skewness: of the 10-occurrence
-    of `probes` bank queries over the targets as they are now, searched raw and corrected; None where it was not
-    measured. suspects: which targets look planted, measured likewise. finds: by id, how many of these queries find a
+    of `queries` bank queries over the targets as they are now, searched raw and corrected; None where it was not
+    measured. suspects: which targets look planted, measured likewise. found_by: by id, how many of these queries find a
     target, raw and corrected. offsets: edges, and how many stored offsets lie between one and the next.
 
-    In JSON `url` is called store, `dim` dimensions, `count` targets, and `probes` queries.
+    In JSON `url` is called store, `dim` dimensions, `count` targets, and `queries` queries.
     """
 
     url: Annotated[str, Field(serialization_alias="store")]
@@ -85,11 +85,11 @@ class Inspection(Reported):
     stale: int = 0
     foreign: int = 0
     skewness: Annotated[tuple[float, float] | None, PlainSerializer(_skewness, return_type=SkewnessFacts | None)] = None
-    probes: Annotated[int, Field(serialization_alias="queries")] = 0
+    queries: Annotated[int, Field(serialization_alias="queries")] = 0
     notes: Sequence[str] = ()
-    unjudged: ToldUnjudged = field(default_factory=Unjudged)
+    invalid_vectors: ToldInvalidVectors = field(default_factory=InvalidVectors)
     suspects: Suspects | None = None
-    finds: Annotated[tuple[Mapping[Id, int], Mapping[Id, int]] | None, Field(exclude=True)] = field(
+    found_by: Annotated[tuple[Mapping[Id, int], Mapping[Id, int]] | None, Field(exclude=True)] = field(
         default=None, repr=False
     )
     offsets: Annotated[tuple[Sequence[float], Sequence[int]] | None, Field(exclude=True)] = field(
@@ -115,12 +115,12 @@ class Inspection(Reported):
                     f"offsets from {model.gallery.smallest:+.4f} to {model.gallery.largest:+.4f}, "
                     f"standard deviation {model.gallery.deviation:.4f}"
                 )
-            lines += [*self.notes, *([str(self.unjudged)] if self.unjudged.count else [])]
+            lines += [*self.notes, *([str(self.invalid_vectors)] if self.invalid_vectors.count else [])]
         if self.skewness is not None:
             raw, corrected = self.skewness
-            chance = skewness_by_chance(self.probes, OCCURRENCE, self.count)
+            chance = skewness_by_chance(self.queries, OCCURRENCE, self.count)
             lines.append(
-                f"hubness now: skewness of the {OCCURRENCE}-occurrence of {self.probes} queries {raw:.2f} raw, "
+                f"hubness now: skewness of the {OCCURRENCE}-occurrence of {self.queries} queries {raw:.2f} raw, "
                 f"{corrected:.2f} corrected; by chance it would be {chance:.2f}"
             )
         if self.foreign:
@@ -145,10 +145,10 @@ class Inspection(Reported):
         )
 
     def _tiles(self) -> list[Tile]:
-        note, unknown = f"of {self.probes} queries of its own bank", "there is no active correction"
+        note, unknown = f"of {self.queries} queries of its own bank", "there is no active correction"
         needs_truth = "hubplugin evaluate STORE --queries --truth measures it"
-        parts = self.finds or ({}, {})
-        worst = [max(part.values(), default=0) / self.probes if part else None for part in parts]
+        parts = self.found_by or ({}, {})
+        worst = [max(part.values(), default=0) / self.queries if part else None for part in parts]
         never = [1 - len(part) / self.count if part else None for part in parts]
         return [
             Tile(RECALL, "not measured", note=needs_truth),
@@ -158,7 +158,7 @@ class Inspection(Reported):
         ]
 
     def _hubs(self, names: Naming | None) -> list[Hub]:
-        raw, corrected = self.finds or ({}, {})
+        raw, corrected = self.found_by or ({}, {})
         worst = sorted(raw, key=lambda key: -raw[key])[:HUBS]
         called = names(worst) if names is not None else [None] * len(worst)
         return [
@@ -172,12 +172,12 @@ class Inspection(Reported):
 
     def _plots(self) -> list[Plot]:
         shown = []
-        if self.finds is not None and self.finds[0]:
+        if self.found_by is not None and self.found_by[0]:
             parts = {
                 label: {0: self.count - len(part)} | Counter(part.values())
-                for label, part in zip(("raw", "corrected"), self.finds, strict=True)
+                for label, part in zip(("raw", "corrected"), self.found_by, strict=True)
             }
-            even = OCCURRENCE * self.probes / self.count
+            even = OCCURRENCE * self.queries / self.count
             shown.append(Plot("How often targets are found", plots.occurrences(parts, even, OCCURRENCE)))
         return [
             *shown,
@@ -188,21 +188,21 @@ class Inspection(Reported):
 def inspect(
     store: Store,
     *,
-    probes: int = PROBES,
+    queries: int = BANK_QUERIES,
     compute: Compute = Compute(),
 ) -> Inspection:
     """What correction lies in `store`, whether every target has the offset that its vector gives, and what it does to
-    hubness now, seen by searching for `probes` queries of the bank; 0 searches for none."""
+    hubness now, seen by searching for `queries` queries of the bank; 0 searches for none."""
     found = store.correction()
     logger.info("%s: inspecting", store.url)
     health: dict[str, Any] = {}
-    if found is not None and found.active and probes and has_bank(found.model):
-        named, beside = examined(store, found.model, compute, probes)
-        health = {"skewness": named.skewness, "probes": named.probes, "suspects": named, "finds": named.finds}
+    if found is not None and found.active and queries and has_bank(found.model):
+        named, beside = examined(store, found.model, compute, queries)
+        health = {"skewness": named.skewness, "queries": named.queries, "suspects": named, "found_by": named.found_by}
     elif found is not None:
         beside = compared(store, found.model, compute, "checking offsets")
     if found is not None:
-        health |= {name: getattr(beside, name) for name in ("missing", "stale", "foreign", "unjudged")}
+        health |= {name: getattr(beside, name) for name in ("missing", "stale", "foreign", "invalid_vectors")}
         if beside.edges is not None and beside.counts is not None:
             health["offsets"] = (beside.edges.tolist(), beside.counts.tolist())
     logger.info("%s: inspected", store.url)
@@ -279,7 +279,7 @@ class Offsets:
     missing: int
     stale: int
     foreign: int
-    unjudged: int
+    invalid_vectors: int
     shift: float | None = None
     spread: float | None = None
     missing_ids: Sequence[Id] = ()
@@ -299,7 +299,7 @@ class HubnessNow:
     raw: float
     corrected: float
     chance: float
-    fit: FindsAtFit | None = None
+    fit: HubnessAtFit | None = None
     raw_hubs: Named = field(default_factory=list)
     corrected_hubs: Named = field(default_factory=list)
 
@@ -413,13 +413,13 @@ def monitor(
     live, at_fit = _live(given, found.model, rng), _bank(found.model)
     logger.info("%s: looking at samples, with %d live queries and %d of the bank", store.url, len(live), len(at_fit))
     is_live = len(live) >= FEWEST_LIVE
-    queries_now = rng.permutation(live)[:QUERIES] if is_live else asked(found.model)
+    queries_now = rng.permutation(live)[:QUERIES] if is_live else counted_queries(found.model)
     return Monitored(
         store.url,
         version,
         store.count(),
         offsets=_offsets(store, found.model, compute),
-        hubness=_hubness(store, queries_now, is_live, found.model.finds) if len(queries_now) > 1 else None,
+        hubness=_hubness(store, queries_now, is_live, found.model.hubness_at_fit) if len(queries_now) > 1 else None,
         drift=own_share(live, at_fit, compute, rng) if min(len(live), len(at_fit)) >= FEWEST_LIVE else None,
         gain=None if clicks is None or given is None else _gain(store, given, clicks.tolist(), rng),
     )
@@ -461,13 +461,19 @@ def _offsets(store: Store, model: OffsetModel, compute: Compute) -> Offsets:
     shift = spread = None
     if gallery is not None and gallery.deviation > 0 and len(offsets) > 1 and not isinstance(model, GroupedModel):
         shift, spread = float(offsets.mean() / gallery.deviation), float(offsets.std() / gallery.deviation)
-    counted = (comparison.scanned, comparison.missing, comparison.stale, comparison.foreign, comparison.unjudged.count)
+    counted = (
+        comparison.scanned,
+        comparison.missing,
+        comparison.stale,
+        comparison.foreign,
+        comparison.invalid_vectors.count,
+    )
     rows = outstanding(-offsets) if len(offsets) else np.zeros(0, np.int64)
     worst = rows[np.argsort(offsets[rows], kind="stable")][:NAMED].tolist()
     return Offsets(*counted, shift, spread, missing, stale, [(all_ids[row], float(-offsets[row])) for row in worst])
 
 
-def _hubness(store: Store, queries: np.ndarray, live: bool, fit: FindsAtFit | None) -> HubnessNow:
+def _hubness(store: Store, queries: np.ndarray, live: bool, fit: HubnessAtFit | None) -> HubnessNow:
     count = store.count()
     raw, corrected = (store.search(queries, OCCURRENCE, raw=which).ids for which in (True, False))
     chance = skewness_by_chance(len(queries), OCCURRENCE, count)

@@ -14,10 +14,10 @@ from pydantic import Field
 from hubplugin.compute import MeanOfLargest, Similarities, TopK, clusters, reduce, search
 from hubplugin.errors import StoreError
 from hubplugin.jobs.write import Comparison, group_key
-from hubplugin.measures.hubness import k_occurrence, skewness, skewness_by_chance, skewness_of_finds
+from hubplugin.measures.hubness import k_occurrence, skewness, skewness_by_chance, skewness_of_found
 from hubplugin.methods import FitInput
-from hubplugin.methods.robust import CLUSTERS, PROBES, probes
-from hubplugin.model import Bound, FindsAtFit, OffsetModel
+from hubplugin.methods.robust import BANK_QUERIES, CLUSTERS, rows_of_sample
+from hubplugin.model import Bound, HubnessAtFit, OffsetModel
 from hubplugin.resources import Compute
 from hubplugin.store import Batch, Hits, Id, Store
 from hubplugin.trial import OCCURRENCE
@@ -27,16 +27,16 @@ QUERIES = 200
 """Queries that are counted, at the fit and by `monitor`. Skewness depends on how many they are."""
 
 
-def asked(model: OffsetModel) -> np.ndarray:
+def counted_queries(model: OffsetModel) -> np.ndarray:
     """The queries of the bank of `model` that are counted, the same ones each time: [q, d]."""
     bank = model.terms[0].bank
-    queries: np.ndarray = bank[probes(len(bank), QUERIES)]
+    queries: np.ndarray = bank[rows_of_sample(len(bank), QUERIES)]
     return queries
 
 
 def counted(model: OffsetModel, given: FitInput) -> OffsetModel:
     """`model`, fitted on the banks and targets of `given`, with what its bank found in them."""
-    targets, queries, nearest = given.require_targets(model.method), asked(model), TopK(OCCURRENCE)
+    targets, queries, nearest = given.require_targets(model.method), counted_queries(model), TopK(OCCURRENCE)
     if len(queries) < 2 or targets.rows <= OCCURRENCE:
         return model
     offsets = model.members.offsets(targets, compute=given.compute.quiet)
@@ -45,7 +45,7 @@ def counted(model: OffsetModel, given: FitInput) -> OffsetModel:
     raw, corrected = (k_occurrence(rows, targets.rows) for rows in nearest.rows)
     chance = skewness_by_chance(len(queries), OCCURRENCE, targets.rows)
     largest = float(corrected.max() / len(queries))
-    return model.having(finds=FindsAtFit(len(queries), skewness(raw), skewness(corrected), chance, largest))
+    return model.having(hubness_at_fit=HubnessAtFit(len(queries), skewness(raw), skewness(corrected), chance, largest))
 
 
 NAMED = 10
@@ -69,15 +69,15 @@ Named: TypeAlias = list[tuple[Id, float]]
 class Suspects:
     """What `suspects` found, ten of each kind at most.
 
-    raw_hubs, corrected_hubs: the targets found most often, with the share of `probes` bank queries that have them among
-    their 10 nearest. cluster_hubs: the one found most often in each cluster of the bank, corrected, with its share of
-    the cluster. missing, stale: without an offset, and with one that its vector does not give. penalised: whose penalty
-    stands out, with the penalty, `outstanding` in all. far: farthest from the gallery, with the mean similarity to its
-    nearest. skewness: of the 10-occurrence, raw and corrected. alarms: what somebody should look at now, a line each.
-    finds: by id, how many of the queries find a target, raw and corrected: of all that are found.
+    raw_hubs, corrected_hubs: the targets found most often, with the share of `queries` bank queries that have them
+    among their 10 nearest. cluster_hubs: the one found most often in each cluster of the bank, corrected, with its
+    share of the cluster. missing, stale: without an offset, and with one that its vector does not give. penalised:
+    whose penalty stands out, with the penalty, `outstanding` in all. far: farthest from the gallery, with the mean
+    similarity to its nearest. skewness: of the 10-occurrence, raw and corrected. alarms: what somebody should look at
+    now, a line each. found_by: by id, how many of the queries find a target, raw and corrected: of all that are found.
     """
 
-    probes: int
+    queries: int
     skewness: tuple[float, float]
     raw_hubs: Named
     corrected_hubs: Named
@@ -88,7 +88,7 @@ class Suspects:
     outstanding: int
     far: Named
     alarms: list[str]
-    finds: Annotated[tuple[Mapping[Id, int], Mapping[Id, int]], Field(exclude=True)] = field(
+    found_by: Annotated[tuple[Mapping[Id, int], Mapping[Id, int]], Field(exclude=True)] = field(
         default=({}, {}), repr=False
     )
 
@@ -97,7 +97,7 @@ class Suspects:
         """What was seen, but for the alarms."""
         raw, corrected, within = map(shares_as_text, (self.raw_hubs, self.corrected_hubs, self.cluster_hubs))
         lines = [
-            f"top hubs of {self.probes} bank queries: {raw} raw; {corrected} corrected; "
+            f"top hubs of {self.queries} bank queries: {raw} raw; {corrected} corrected; "
             f"within clusters of them: {within}"
         ]
         lines += [f"missing: {ids_as_text(self.missing)}"] if self.missing else []
@@ -139,34 +139,36 @@ def has_bank(model: OffsetModel) -> bool:
     return len(model.terms[0].bank) > 1
 
 
-def examined(store: Store, model: OffsetModel, compute: Compute, most: int = PROBES) -> tuple[Suspects, Comparison]:
+def examined(
+    store: Store, model: OffsetModel, compute: Compute, most: int = BANK_QUERIES
+) -> tuple[Suspects, Comparison]:
     """`suspects` by the active `model`, with `most` queries of its bank, and what lies in the store beside it."""
     bank = model.terms[0].bank
-    queries = bank[probes(len(bank), most)]
+    queries = bank[rows_of_sample(len(bank), most)]
     hubs = _Hubs(queries, store.search(queries, OCCURRENCE, raw=True), store.search(queries, OCCURRENCE))
     held = _Held(store, model, compute)
     skewness = hubs.skewness(store.count())
     found = Suspects(
         len(queries), skewness, most_found(hubs.raw.ids), most_found(hubs.corrected.ids), hubs.within(),
         held.missing, held.stale, held.penalised(), len(held.outstanding), held.far(),
-        _alarms(hubs, skewness, model.bound), (finds(hubs.raw.ids), finds(hubs.corrected.ids)),
+        _alarms(hubs, skewness, model.bound), (counts_of(hubs.raw.ids), counts_of(hubs.corrected.ids)),
     )  # fmt: skip
     return found, held.comparison
 
 
-def finds(lists: Sequence[Sequence[Id]]) -> Counter[Id]:
+def counts_of(lists: Sequence[Sequence[Id]]) -> Counter[Id]:
     """In how many of `lists` each target stands that stands in any."""
     return Counter(itertools.chain.from_iterable(lists))
 
 
 def most_found(lists: Sequence[Sequence[Id]], named: int = NAMED) -> Named:
     """The targets that stand in most of `lists`, each with the share of them."""
-    return [(name, count / len(lists)) for name, count in finds(lists).most_common(named)]
+    return [(name, count / len(lists)) for name, count in counts_of(lists).most_common(named)]
 
 
 def skewness_of_lists(lists: Sequence[Sequence[Id]], targets: int) -> float:
     """Skewness of the occurrence of all `targets` in `lists`."""
-    return skewness_of_finds(np.array([*finds(lists).values()]), targets)
+    return skewness_of_found(np.array([*counts_of(lists).values()]), targets)
 
 
 def outstanding(penalties: np.ndarray) -> np.ndarray:

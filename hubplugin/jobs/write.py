@@ -41,7 +41,7 @@ NAMED = 10
 
 
 @dataclass
-class Unjudged:
+class InvalidVectors:
     """The targets that a model could not judge: how many, and what is wrong with the first of them, by id."""
 
     count: int = 0
@@ -59,8 +59,10 @@ class Unjudged:
         return f"{self.count} with vectors that the model cannot judge have its smallest offset: {which}{more}"
 
 
-def offsets_of_all(model: OffsetModel, batch: Batch, unjudged: Unjudged, *, unit: bool, compute: Compute) -> np.ndarray:
-    """Offsets of the vectors of `batch` by `model`, float32 [b]; the ones it cannot judge are added to `unjudged`.
+def offsets_of_all(
+    model: OffsetModel, batch: Batch, invalid_vectors: InvalidVectors, *, unit: bool, compute: Compute
+) -> np.ndarray:
+    """Offsets of the vectors of `batch` by `model`, float32 [b]; those it cannot judge are added to `invalid_vectors`.
 
     Those are vectors that are not finite, and for a model of cosine vectors of length 0 and, where `unit` says that the
     store does not normalise, of another length than 1. They get the smallest offset of the model's gallery. A neutral
@@ -79,7 +81,7 @@ def offsets_of_all(model: OffsetModel, batch: Batch, unjudged: Unjudged, *, unit
     if judged.all():
         return judged_by_model(batch)
     rows = np.flatnonzero(judged)
-    unjudged.note(batch.ids, batch.vectors, np.flatnonzero(~judged))
+    invalid_vectors.note(batch.ids, batch.vectors, np.flatnonzero(~judged))
     offsets = np.full(len(batch.vectors), 0.0 if model.gallery is None else model.gallery.smallest, np.float32)
     if len(rows):
         offsets[rows] = judged_by_model(batch.some(rows))
@@ -111,7 +113,7 @@ class Comparison:
     missing: int = 0
     stale: int = 0
     foreign: int = 0
-    unjudged: Unjudged = field(default_factory=Unjudged)
+    invalid_vectors: InvalidVectors = field(default_factory=InvalidVectors)
     edges: np.ndarray | None = None
     counts: np.ndarray | None = None
 
@@ -128,12 +130,12 @@ class Comparison:
     def offsets(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """What the model gives to the targets of `batch`, float32 [b], and whose stored offset differs, bool [b]."""
         absent = np.isnan(batch.offsets)
-        offsets = self._offsets(self.model.members, batch, self.unjudged)
+        offsets = self._offsets(self.model.members, batch, self.invalid_vectors)
         differs = self._differs(batch, offsets)
         rows = np.flatnonzero(absent | differs)
         if self.model.bound is not None and len(rows):
             some = batch.some(rows)
-            of_newcomers = self._offsets(self.model, some, Unjudged())
+            of_newcomers = self._offsets(self.model, some, InvalidVectors())
             newcomers = ~absent[rows] & ~self._differs(some, of_newcomers)
             differs[rows[newcomers]] = False
             given = newcomers | (not self.first)
@@ -154,8 +156,8 @@ class Comparison:
             offsets[held] = self._floor
             differs[held] = self._differs(batch, offsets)[held]
 
-    def _offsets(self, model: OffsetModel, batch: Batch, unjudged: Unjudged) -> np.ndarray:
-        return offsets_of_all(model, batch, unjudged, unit=self.store.unit, compute=self.compute)
+    def _offsets(self, model: OffsetModel, batch: Batch, invalid_vectors: InvalidVectors) -> np.ndarray:
+        return offsets_of_all(model, batch, invalid_vectors, unit=self.store.unit, compute=self.compute)
 
     def _differs(self, batch: Batch, offsets: np.ndarray) -> np.ndarray:
         """Whose stored offset is another one than `offsets` [b], bool [b]."""
@@ -299,15 +301,15 @@ class WrittenByShards:
     scanned: int
     missing: int
     stale: int
-    unjudged: Unjudged
+    invalid_vectors: InvalidVectors
 
     @classmethod
     def of(cls, told: Sequence[Mapping[str, object]]) -> WrittenByShards:
         scanned, missing, stale, count = (
-            sum(cast(int, each[name]) for each in told) for name in ("scanned", "missing", "stale", "unjudged")
+            sum(cast(int, each[name]) for each in told) for name in ("scanned", "missing", "stale", "invalid_vectors")
         )
         named = [pair for each in told for pair in cast("list[tuple[int | str, str]]", each["named"])]
-        return cls(scanned, missing, stale, Unjudged(count, dict(named)))
+        return cls(scanned, missing, stale, InvalidVectors(count, dict(named)))
 
 
 @dataclass(frozen=True)
@@ -328,12 +330,12 @@ class _WriteShard(Reading):
                 Comparison(store, model, self.compute, self.what, first=self.is_new), writing, writing.scan()
             )
             writing.settle()
-        named = list(found.unjudged.named.items())
+        named = list(found.invalid_vectors.named.items())
         told = {
             "scanned": found.scanned,
             "missing": found.missing,
             "stale": found.stale,
-            "unjudged": found.unjudged.count,
+            "invalid_vectors": found.invalid_vectors.count,
             "named": named,
         }
         return {"told": np.frombuffer(json.dumps(told).encode(), np.uint8)}
@@ -349,7 +351,9 @@ NAMED_GROUPS = 10
 """How many of the groups that stay neutral are named."""
 
 
-ToldUnjudged: TypeAlias = Annotated[Unjudged, PlainSerializer(lambda unjudged: unjudged.count, return_type=int)]
+ToldInvalidVectors: TypeAlias = Annotated[
+    InvalidVectors, PlainSerializer(lambda invalid_vectors: invalid_vectors.count, return_type=int)
+]
 """In JSON their number."""
 
 
@@ -359,7 +363,7 @@ class Applied(Reported):
     many a different one. `written` is False after a dry run, which only counted them. neutral: the groups that have
     the offset 0, and why. notes: what was done to the store or, after a dry run, would be, and what to expect of a
     small bank that was not tried. judgement: what the guard saw before `apply`; None where it was not asked, or each
-    group on its own. unjudged: the targets whose vector cannot be judged.
+    group on its own. invalid_vectors: the targets whose vector cannot be judged.
 
     In JSON `scanned` is called targets, `judgement` tried, and `neutral` neutral_groups, which is their number.
     """
@@ -374,7 +378,7 @@ class Applied(Reported):
     ] = field(default_factory=dict)
     notes: Sequence[str] = ()
     judgement: Annotated[ToldJudgement | None, Field(serialization_alias="tried")] = None
-    unjudged: ToldUnjudged = field(default_factory=Unjudged)
+    invalid_vectors: ToldInvalidVectors = field(default_factory=InvalidVectors)
 
     def report(self) -> Report:
         tested = self.judgement
@@ -384,7 +388,7 @@ class Applied(Reported):
             some = itertools.islice(self.neutral.items(), NAMED_GROUPS)
             more = f"; and {len(self.neutral) - NAMED_GROUPS} more" if len(self.neutral) > NAMED_GROUPS else ""
             lines.append(f"kept at offset 0: {'; '.join(f'{value!r}: {why}' for value, why in some)}{more}")
-        lines += [str(self.unjudged)] if self.unjudged.count else []
+        lines += [str(self.invalid_vectors)] if self.invalid_vectors.count else []
         state = "active" if self.written else "nothing was written; would be active"
         return Report(
             title="The correction",
@@ -471,13 +475,15 @@ def written(
     logger.info("%s: active is %s", store.url, model)
     if replaces and keep == 0 and isinstance(store, Versioned):
         store.prune(0, compute.progress)
-    return Applied(model, first.scanned, first.missing, first.stale, notes=store.notes(), unjudged=first.unjudged)
+    return Applied(
+        model, first.scanned, first.missing, first.stale, notes=store.notes(), invalid_vectors=first.invalid_vectors
+    )
 
 
 def unwritten(store: Store, model: OffsetModel, compute: Compute) -> Applied:
     """`model` compared with what `store` has, and nothing written."""
     found = compared(store, model, compute, "comparing offsets")
-    return Applied(model, found.scanned, found.missing, found.stale, False, unjudged=found.unjudged)
+    return Applied(model, found.scanned, found.missing, found.stale, False, invalid_vectors=found.invalid_vectors)
 
 
 def usable(compute: Compute, keep: int) -> Compute:

@@ -37,11 +37,11 @@ def skewness_by_chance(queries: int, k: int, targets: int) -> float:
     return float((1 - 2 * p) / spread**0.5) if spread else 0.0
 
 
-def skewness_of_finds(finds: np.ndarray, targets: int) -> float:
-    """`skewness` of the k-occurrence over `targets`, from that of the targets found at all, `finds`: what is never
+def skewness_of_found(found: np.ndarray, targets: int) -> float:
+    """`skewness` of the k-occurrence over `targets`, from that of the targets found at all, `found`: what is never
     found takes no memory."""
-    values, times = np.unique(np.append(finds, 0), return_counts=True)
-    times[0] += targets - len(finds) - 1
+    values, times = np.unique(np.append(found, 0), return_counts=True)
+    times[0] += targets - len(found) - 1
     return skewness(values[times > 0], times[times > 0])
 
 

@@ -32,7 +32,7 @@ below the levels of a bank that is known; a higher one costs newcomers R@1 (benc
 
 COSINE_WIDTH = 2.0
 
-PROBES, CLUSTERS = 400, 8
+BANK_QUERIES, CLUSTERS = 400, 8
 """Bank queries among which hubs are counted, at the fit and later, and into how many clusters they fall."""
 
 
@@ -55,7 +55,7 @@ def _bound(given: FitInput, offsets: np.ndarray) -> Bound:
     """The bound beside the targets of `given` with these `offsets` [n]."""
     targets, bank, nearest = given.require_targets("robust"), given.query_bank, TopK(NEAREST)
     search(bank, targets, given.metric, given.compute, nearest, offsets=offsets[None], what="bounding")
-    levels, chosen = nearest.scores[0][:, -1].astype(np.float32), probes(len(bank))
+    levels, chosen = nearest.scores[0][:, -1].astype(np.float32), rows_of_sample(len(bank))
     found, within = largest_shares(nearest.rows[0][chosen], bank[chosen])
     average, fewest = NEWCOMER * NEAREST / targets.rows, FEWEST / len(bank)
     return Bound(
@@ -69,7 +69,7 @@ def _bound(given: FitInput, offsets: np.ndarray) -> Bound:
     )
 
 
-def probes(m: int, most: int = PROBES) -> np.ndarray:
+def rows_of_sample(m: int, most: int = BANK_QUERIES) -> np.ndarray:
     """The rows of a bank of `m` queries among which hubs are counted."""
     return np.linspace(0, m - 1, min(most, m)).astype(int)
 

@@ -169,7 +169,7 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class FindsAtFit:
+class HubnessAtFit:
     """The 10-occurrence of the gallery of the fit over `queries` queries of the bank: its skewness raw, corrected and
     by chance; largest: the share of the queries that found the target found most often, corrected."""
 
@@ -258,8 +258,8 @@ class OffsetModel:
     method, parameters: as given to `fit`. metric: the similarity the offsets belong to. bank_fingerprint: names the
     query bank and the target bank. centre: mean of the raw offsets over the gallery of the fit (0 without one), so
     that 0 is the neutral offset. gallery: None where the fit was given no targets. activation: the activation set,
-    which `query_dependent.Dynamic` and `DualDynamic` ask; offsets do not depend on it. bound: of a robust model. finds:
-    counted by `apply` and `refit`, for `monitor` to compare with; it makes no other model.
+    which `query_dependent.Dynamic` and `DualDynamic` ask; offsets do not depend on it. bound: of a robust model.
+    hubness_at_fit: counted by `apply` and `refit`, for `monitor` to compare with; it makes no other model.
     """
 
     method: str
@@ -271,7 +271,7 @@ class OffsetModel:
     gallery: GalleryStatistics | None = None
     activation: Activation | None = None
     bound: Bound | None = None
-    finds: FindsAtFit | None = None
+    hubness_at_fit: HubnessAtFit | None = None
     # Of no other model: `replace` does not carry what is not given, so other terms never have these numbers.
     _kept: KeptOffsets | None = field(default=None, init=False, compare=False, repr=False)
 
@@ -285,8 +285,8 @@ class OffsetModel:
     @cached_property
     def fingerprint(self) -> str:
         """Names this very model, its centre included, whatever version of hubplugin wrote it: the first 16 hex digits
-        of the SHA-256 of what its file holds, but for `finds`."""
-        return file.digest(*replace(self, finds=None)._content())[:16]
+        of the SHA-256 of what its file holds, but for `hubness_at_fit`."""
+        return file.digest(*replace(self, hubness_at_fit=None)._content())[:16]
 
     def offsets(
         self,
@@ -318,7 +318,7 @@ class OffsetModel:
         return self if self.bound is None else self.having(bound=replace(self.bound, for_members=True))
 
     def having(self, **changes: Any) -> OffsetModel:
-        """This model with another `bound` or `finds`, which its raw offsets do not depend on."""
+        """This model with another `bound` or `hubness_at_fit`, which its raw offsets do not depend on."""
         model = replace(self, **changes)
         object.__setattr__(model, "_kept", self._kept)
         return model
@@ -455,8 +455,8 @@ class OffsetModel:
             names = ("share", "members_share", "tau", "floor", "largest", "largest_within")
             header["bound"] = {name: getattr(self.bound, name) for name in names}
             tensors["bound.levels"] = self.bound.levels
-        if self.finds is not None:
-            header["finds"] = asdict(self.finds)
+        if self.hubness_at_fit is not None:
+            header["finds"] = asdict(self.hubness_at_fit)
         return header, tensors
 
     @classmethod
@@ -474,7 +474,7 @@ class OffsetModel:
             "gallery": GalleryStatistics(**gallery) if gallery else None,
             "activation": Activation(k, tuple(tensors[f"activation.{i}"] for i in range(len(terms)))) if k else None,
             "bound": Bound(**bound, levels=tensors["bound.levels"]) if bound else None,
-            "finds": FindsAtFit(**finds) if finds else None,
+            "hubness_at_fit": HubnessAtFit(**finds) if finds else None,
         }
 
     @property

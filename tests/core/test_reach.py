@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hubplugin import CorrectionRefused, fit
-from hubplugin.jobs.correct import reach, require_reach
+from hubplugin.jobs.correct import displacement, require_displacement
 from hubplugin.resources import Compute
 from hubplugin.vectors import as_vectors
 
@@ -21,12 +21,12 @@ def test_the_reach_is_the_share_of_the_gallery_before_the_corrected_first(alpha)
     chosen = queries[np.linspace(0, 99, 64).astype(int)].astype(np.float64)
     scores, offsets = chosen @ unit.T.astype(np.float64), model.offsets(GALLERY)
     shares = [(row > row[np.argmax(row + offsets)]).mean() for row in scores]
-    found = reach(model, as_vectors(BANK, "bank"), as_vectors(GALLERY, "gallery"), Compute())
+    found = displacement(model, as_vectors(BANK, "bank"), as_vectors(GALLERY, "gallery"), Compute())
     assert found == pytest.approx(np.mean(shares), abs=1e-3)
 
 
 def test_offsets_that_rank_by_themselves_are_refused_with_the_reason():
     given = as_vectors(BANK, "bank"), as_vectors(GALLERY, "gallery"), Compute()
-    require_reach(fit(GALLERY, BANK, "nnn", k=16, alpha=0.5), *given)
+    require_displacement(fit(GALLERY, BANK, "nnn", k=16, alpha=0.5), *given)
     with pytest.raises(CorrectionRefused, match=r"far wider than the similarities.*% of the gallery nearer"):
-        require_reach(fit(GALLERY, BANK, "nnn", k=1, alpha=50.0), *given)
+        require_displacement(fit(GALLERY, BANK, "nnn", k=1, alpha=50.0), *given)

@@ -158,7 +158,7 @@ def test_two_applies_at_once_leave_the_offsets_of_one_model(tmp_path):
     assert all(any(why in text for why in refusals) for text, run in zip(said, started, strict=True) if run.returncode)
     model = opened(photos).correction().model
     np.testing.assert_allclose(stored(photos), model.offsets(gallery), atol=1e-5)
-    assert inspect(opened(photos), probes=0).stale == 0
+    assert inspect(opened(photos), queries=0).stale == 0
 
 
 def renamed(new: Path, path: Path) -> None:
@@ -270,7 +270,7 @@ def test_a_rollback_after_removals_gives_each_vector_its_own_offset(tmp_path, ki
     known = np.array([before.get(vector.tobytes(), np.nan) for vector in vectors])
     assert np.isnan(known).sum() <= 8
     np.testing.assert_allclose(offsets[~np.isnan(known)], known[~np.isnan(known)], atol=opened(photos).precision)
-    assert inspect(opened(photos), probes=0).stale == 0
+    assert inspect(opened(photos), queries=0).stale == 0
 
 
 @contextmanager

@@ -116,10 +116,10 @@ def test_foreign_vectors_do_not_keep_a_refresh_from_the_others(tmp_path, model, 
     index.add_with_ids(foreign_rows(), ids) if "IDMap" in kind else index.add(foreign_rows())
     faiss.write_index(index, str(file))
 
-    assert inspect(open_store(f"faiss:{file}")).unjudged.count == 3
+    assert inspect(open_store(f"faiss:{file}")).invalid_vectors.count == 3
     done = refresh(open_store(f"faiss:{file}"))
     assert done.stale == 4
-    assert done.unjudged.named == {500: "length 0.5", 501: "length 0", 503: "not finite"}
+    assert done.invalid_vectors.named == {500: "length 0.5", 501: "length 0", 503: "not finite"}
     assert "3 with vectors that the model cannot judge have its smallest offset: 500 (length 0.5), " in str(done)
     expected = np.array([model.gallery.smallest] * 2 + [model.offsets(BANK[:1])[0], model.gallery.smallest])
 

@@ -136,7 +136,7 @@ def test_the_share_that_is_asked_for_is_stored_told_and_kept_by_a_refresh(cosine
     first = cosine.version
     assert (first.agreement, first.raw_recall) == (0.8, 1.0)
     assert first.recall >= 0.8
-    told = str(hubplugin_qdrant.inspect(cosine.plain, "photos", probes=0))
+    told = str(hubplugin_qdrant.inspect(cosine.plain, "photos", queries=0))
     assert f"recall {first.recall:.3f} of the exact corrected top 10, where the raw index has 1.000" in told
     hubplugin_qdrant.refresh(cosine.plain, "photos")
     assert cosine.version.agreement == 0.8

@@ -66,7 +66,7 @@ def test_whatever_others_write_during_a_run_has_its_offset_afterwards(photos, as
     scroll = plain.scroll
     monkeypatch.setattr(plain, "scroll", lambda *args, **named: scans.append(args[1:]) or scroll(*args, **named))
     photos.apply(compute=Compute(progress=others))
-    report = hubplugin_qdrant.inspect(plain, "photos", using=photos.using, probes=0)
+    report = hubplugin_qdrant.inspect(plain, "photos", using=photos.using, queries=0)
     assert (report.count, report.missing, report.stale) == (ROWS, 0, 0)
     before = scans.index(next(given for given in scans if given and given[0] is not None))
     assert before <= 2 * (ROWS // 50 + 2)  # the gallery, and one page for the calibration
@@ -83,7 +83,7 @@ def test_a_second_reading_is_made_where_exact_searches_are_forbidden(photos, as_
             plain.update_vectors("photos", [models.PointVectors(id=3, vector=vector_of(photos, changed))])
 
     photos.apply(compute=Compute(progress=others))
-    report = hubplugin_qdrant.inspect(plain, "photos", using=photos.using, probes=0)
+    report = hubplugin_qdrant.inspect(plain, "photos", using=photos.using, queries=0)
     assert (report.missing, report.stale) == (0, 0)
 
 

@@ -8,7 +8,7 @@ from qdrant_client import QdrantClient, models
 from scipy.stats import skew
 
 import hubplugin_qdrant
-from hubplugin.measures.hubness import skewness_of_finds
+from hubplugin.measures.hubness import skewness_of_found
 from hubplugin_qdrant import QdrantStore
 from tests.qdrant.conftest import ROWS, Photos
 
@@ -31,18 +31,18 @@ def test_hubness_is_that_of_the_bank_queries_over_the_points_as_they_are_now(pho
 def test_skewness_needs_only_what_was_found(rng, targets):
     occurrence = np.zeros(targets, int)
     occurrence[:5] = rng.integers(1, 50, 5)
-    assert skewness_of_finds(occurrence[:5], targets) == pytest.approx(skew(occurrence))
+    assert skewness_of_found(occurrence[:5], targets) == pytest.approx(skew(occurrence))
 
 
 def test_a_search_that_finds_nothing_has_no_skewness():
-    assert skewness_of_finds(np.array([], int), 7) == 0
+    assert skewness_of_found(np.array([], int), 7) == 0
 
 
 @pytest.mark.parametrize("under", ["text", {"v7": 0.1}, {"v1": "text"}, {"v1": 0.1, "else": 0.2}])
 def test_points_with_something_in_the_place_of_offsets_are_counted(cosine, under):
     cosine.apply()
     cosine.plain.set_payload("photos", {"hub_offset": under}, points=[3, 4])
-    report = hubplugin_qdrant.inspect(cosine.plain, "photos", probes=0)
+    report = hubplugin_qdrant.inspect(cosine.plain, "photos", queries=0)
     assert report.foreign == 2
     assert "2 with something in the place of offsets" in str(report)
 
@@ -51,7 +51,7 @@ def test_a_version_that_is_kept_for_others_is_not_foreign(cosine):
     cosine.apply()
     cosine.apply(method="nnn")
     assert set(cosine.stored(0)) == {"v1", "v2"}
-    assert hubplugin_qdrant.inspect(cosine.plain, "photos", probes=0).foreign == 0
+    assert hubplugin_qdrant.inspect(cosine.plain, "photos", queries=0).foreign == 0
 
 
 def test_without_a_bank_or_queries_no_search_is_made(cosine, monkeypatch):
@@ -72,12 +72,12 @@ def test_what_float32_rounds_is_not_stale_however_long_the_vectors_are(size, dis
     photos.plain.update_vectors("photos", rows)
     photos.bank = size * photos.bank
     photos.apply(method="nnn")
-    report = hubplugin_qdrant.inspect(photos.plain, "photos", probes=0)
+    report = hubplugin_qdrant.inspect(photos.plain, "photos", queries=0)
     assert (report.missing, report.stale) == (0, 0)
     photos.plain.update_vectors(
         "photos", [models.PointVectors(id=3, vector={"image": (1.01 * size * photos.gallery[3])})]
     )
-    assert hubplugin_qdrant.inspect(photos.plain, "photos", probes=0).stale == 1
+    assert hubplugin_qdrant.inspect(photos.plain, "photos", queries=0).stale == 1
 
 
 @pytest.mark.parametrize("distance", [models.Distance.EUCLID, models.Distance.DOT, models.Distance.COSINE])
@@ -92,4 +92,4 @@ def test_offsets_that_a_server_keeps_as_float16_are_not_stale(distance):
         for row, values in kept.items()
     ]
     photos.plain.update_vectors("photos", rows)
-    assert hubplugin_qdrant.inspect(photos.plain, "photos", probes=0).stale == 2
+    assert hubplugin_qdrant.inspect(photos.plain, "photos", queries=0).stale == 2

@@ -50,20 +50,20 @@ def test_a_forged_offset_counts_as_none_and_is_named_by_the_next_inspection(cosi
     assert found_by(client, cosine, PLANTED) == 0
     assert hubplugin_qdrant.inspect(cosine.plain, "photos").suspects.stale == [PLANTED]
     hubplugin_qdrant.refresh(cosine.plain, "photos")
-    assert hubplugin_qdrant.inspect(cosine.plain, "photos", probes=0).stale == 0
+    assert hubplugin_qdrant.inspect(cosine.plain, "photos", queries=0).stale == 0
 
 
 def test_a_wrapped_client_gives_a_newcomer_the_bounded_offset(photos):
     client = robust(photos)
     client.upsert("photos", [planted(photos)])
     assert found_by(client, photos, PLANTED) <= 1
-    assert hubplugin_qdrant.inspect(photos.plain, "photos", using=photos.using, probes=0).stale == 0
+    assert hubplugin_qdrant.inspect(photos.plain, "photos", using=photos.using, queries=0).stale == 0
 
 
 @pytest.mark.slow
 def test_members_are_not_stale_beside_newcomers(photos):
     robust(photos)
-    assert hubplugin_qdrant.inspect(photos.plain, "photos", using=photos.using, probes=0).stale == 0
+    assert hubplugin_qdrant.inspect(photos.plain, "photos", using=photos.using, queries=0).stale == 0
 
 
 @pytest.mark.slow
@@ -74,7 +74,7 @@ def test_what_is_in_quarantine_is_not_found_until_it_is_let_out(photos):
     assert found_by(client, photos, best) > 0
     quarantine(store, "add", [best], "looks planted", who="anna")
     assert found_by(photos.wrapped(), photos, best) == 0
-    assert hubplugin_qdrant.inspect(photos.plain, "photos", using=photos.using, probes=0).stale == 0
+    assert hubplugin_qdrant.inspect(photos.plain, "photos", using=photos.using, queries=0).stale == 0
     hubplugin_qdrant.refresh(photos.plain, "photos", using=photos.using)
     photos.apply(robust=True, tau=0.07)
     assert found_by(photos.wrapped(), photos, best) == 0

@@ -73,7 +73,7 @@ class Pair:
         ]
 
     def inspect(self) -> Any:
-        return hubplugin_qdrant.inspect(self.stores[1], "photos", using=self.using, probes=0)
+        return hubplugin_qdrant.inspect(self.stores[1], "photos", using=self.using, queries=0)
 
 
 def _of_the_user(point: models.Record) -> str:

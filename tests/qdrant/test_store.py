@@ -406,7 +406,7 @@ def test_a_second_vector_beside_an_unnamed_one_leaves_the_trace_that_was_stated(
     client.upsert("photos", [cosine.point(500, fresh)])
     (found,) = client.retrieve("photos", [500], with_vectors=True)
     np.testing.assert_allclose(found.vector, fresh / np.linalg.norm(fresh), rtol=0, atol=1e-5)
-    assert hubplugin_qdrant.inspect(cosine.plain, "photos", probes=0).missing == 0
+    assert hubplugin_qdrant.inspect(cosine.plain, "photos", queries=0).missing == 0
     client.delete("photos", [500])
     hubplugin_qdrant.remove(cosine.plain, "photos")
     assert list(cosine.plain.get_collection("photos").config.params.vectors) == [""]

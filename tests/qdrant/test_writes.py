@@ -20,7 +20,7 @@ NEW = clustered(9, 3)
 
 
 def whole(photos) -> bool:
-    found = hubplugin_qdrant.inspect(photos.plain, "photos", using=photos.using, probes=0)
+    found = hubplugin_qdrant.inspect(photos.plain, "photos", using=photos.using, queries=0)
     return (found.missing, found.stale) == (0, 0)
 
 
@@ -354,7 +354,7 @@ def test_distant_newcomers_under_euclidean_distance_are_right_and_not_stale():
     client = photos.apply()
     far = 3 * clustered(9, 40)
     client.upsert("photos", [photos.point(500 + row, vector) for row, vector in enumerate(far)])
-    report = hubplugin_qdrant.inspect(photos.plain, "photos", probes=0)
+    report = hubplugin_qdrant.inspect(photos.plain, "photos", queries=0)
     assert (report.missing, report.stale) == (0, 0)
     assert "DBSF" in str(report)
     expected = photos.model.offsets(far) - ((far - photos.queries[0]) ** 2).sum(axis=1) / 2

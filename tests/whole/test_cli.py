@@ -21,7 +21,7 @@ from typer.main import get_command
 
 from hubplugin import __version__
 from hubplugin.cli import app, main
-from hubplugin.cli.frame import as_typed
+from hubplugin.cli.application import as_typed
 from hubplugin.errors import Parameter
 from hubplugin.jobs import health
 from tests.whole.commands import hubplugin, write_photos

@@ -11,7 +11,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from hubplugin.cli.figures import figures_of_commands
+from hubplugin.cli.json_types import figures_of_commands
 from hubplugin.jobs.versions import rollback
 from hubplugin.jobs.write import write
 from hubplugin.registry import open_store

@@ -15,7 +15,7 @@ import hubplugin
 from hubplugin.jobs.correct import WORSE, OldVersusNew, refit
 from hubplugin.jobs.health import DRIFTED, Gain, HubnessNow, Monitored, Offsets
 from hubplugin.jobs.write import write
-from hubplugin.model import FindsAtFit
+from hubplugin.model import HubnessAtFit
 from hubplugin.registry import open_store
 from hubplugin.store import StoredVersion
 from hubplugin.trial import Candidate
@@ -25,7 +25,7 @@ from tests.whole.commands import write_photos
 
 pytestmark = pytest.mark.slow
 
-FIT = FindsAtFit(queries=200, raw=2.0, corrected=0.5, chance=0.3, largest=0.02)
+FIT = HubnessAtFit(queries=200, raw=2.0, corrected=0.5, chance=0.3, largest=0.02)
 
 
 @pytest.fixture
@@ -154,12 +154,12 @@ def test_planted_targets_are_named_and_hubness_is_told_beside_that_of_the_fit(tm
     model = store.correction().model
     asked = bank[np.linspace(0, len(bank) - 1, 200).astype(int)].astype(np.float64)
     scores = asked @ targets.T.astype(np.float64)
-    for expected, offsets in ((model.finds.raw, 0), (model.finds.corrected, model.offsets(targets))):
+    for expected, offsets in ((model.hubness_at_fit.raw, 0), (model.hubness_at_fit.corrected, model.offsets(targets))):
         found = np.argsort(-(scores + offsets), axis=1)[:, :10]
         occurrence = np.bincount(found.ravel(), minlength=1200)
         centred = occurrence - occurrence.mean()
         assert expected == pytest.approx((centred**3).mean() / (centred**2).mean() ** 1.5, rel=0.01)
-    assert model.finds.largest == pytest.approx(occurrence.max() / 200, abs=0.01)
+    assert model.hubness_at_fit.largest == pytest.approx(occurrence.max() / 200, abs=0.01)
     seen = hubplugin.monitor(store)
     assert (seen.attention, seen.hubness.live) == ([], False)
     assert seen.hubness.corrected == pytest.approx(seen.hubness.fit.corrected, rel=0.01)
@@ -181,10 +181,10 @@ def test_planted_targets_are_named_and_hubness_is_told_beside_that_of_the_fit(tm
 
 def test_what_was_counted_at_the_fit_lies_in_the_model_and_makes_no_other(real):
     model = hubplugin.fit(real["test_targets"], real["bank_queries"], "nnn")
-    with_finds = model.having(finds=FIT)
-    assert hubplugin.OffsetModel.from_bytes(with_finds.to_bytes()).finds == FIT
-    assert hubplugin.OffsetModel.from_bytes(model.to_bytes()).finds is None
-    assert with_finds.fingerprint == model.fingerprint
+    with_fit = model.having(hubness_at_fit=FIT)
+    assert hubplugin.OffsetModel.from_bytes(with_fit.to_bytes()).hubness_at_fit == FIT
+    assert hubplugin.OffsetModel.from_bytes(model.to_bytes()).hubness_at_fit is None
+    assert with_fit.fingerprint == model.fingerprint
 
 
 def version() -> StoredVersion:

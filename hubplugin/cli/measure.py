@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from hubplugin.bank import Bank, holds_texts
-from hubplugin.cli.frame import Answer, command, progress_shown
+from hubplugin.cli.application import Answer, command, progress_shown
 from hubplugin.cli.options import (
     AnswerOptions,
     BankOptions,
