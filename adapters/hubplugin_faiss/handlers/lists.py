@@ -58,8 +58,9 @@ from hubplugin_faiss.handlers.graph import GraphHandler
 SOFTNESS, SOFTNESS_L2 = 0.6, 0.35
 """How far, in standard deviations of all offsets, `list_ranks` looks below the largest offset of a list.
 
-The larger it is, the less recall falls at equal nprobe, and the longer are the lists that are visited: by 4 to 11 %
-as it stands, 0 to 7 % by L2, where recall does not fall anyway (20,000 and 3,700 code vectors in 32 to 512 lists).
+The larger it is, the less recall falls at equal nprobe, and the longer are the lists that are visited. As it stands they
+are longer by 4 to 11 %, and by 0 to 7 % by L2, where recall does not fall anyway (20,000 and 3,700 code vectors in 32 to
+512 lists).
 Ranks that are trained on the queries of the bank find 0.003 more of the former at equal length, none of the latter.
 """
 
