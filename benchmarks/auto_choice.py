@@ -24,7 +24,8 @@ from hubplugin.compute import HoldingCompute, Similarities, dense
 from hubplugin.methods import FitInput
 from hubplugin.methods.blend import Blend
 from hubplugin.metric import Metric
-from hubplugin.trial import choose
+from hubplugin.resources import Compute
+from hubplugin.trial import Experiment, choose_by
 from hubplugin.vectors import as_vectors
 
 SHARED = CODE_SEARCH.parent
@@ -83,7 +84,8 @@ def measure(split: Split, seed: int) -> dict[str, float]:
     """R@1 in per cent: raw, of the default, of the choice, of the best candidate in hindsight; and seconds."""
     gallery, compute = as_vectors(split.targets, "targets"), HoldingCompute(memory="2GiB")
     start = time.perf_counter()
-    choice = choose(gallery, Bank(split.bank, split.second, pairs=True), seed=seed)
+    bank = Bank(split.bank, split.second, pairs=True).prepare(Metric.COSINE, Compute())
+    choice = choose_by(Experiment(bank.against(gallery), seed))
     seconds = time.perf_counter() - start
     given = FitInput.read(split.bank, gallery, split.second, Metric.COSINE, compute)
     scores = dense(Similarities(split.queries, Metric.COSINE, compute), gallery).numpy()
@@ -100,11 +102,11 @@ def measure(split: Split, seed: int) -> dict[str, float]:
             total += weight * fitted[part]
         return recall(total)
 
-    tried = [candidate.configuration for candidate in choice.candidates]
+    tried = [trial.tried_method for trial in choice]
     return {
         "raw": recall(),
         "default": of(Blend.model_validate({}).resolved(given)),
-        "chosen": of(choice.winner),
+        "chosen": of(choice[0].tried_method),
         "best": max(of(blend) for blend in tried),
         "seconds": seconds,
     }

@@ -69,7 +69,7 @@ def rows_of(family: Family, splits: int) -> list[list[str]]:
                 assert sides is not None
                 changes.append([100 * (side.after - side.before) for side in (sides.asked, sides.other)])
                 for name, side in (("asked", sides.asked), ("not asked", sides.other)):
-                    tried[name, number] = f"{side.probes} {side.what}"
+                    tried[name, number] = f"{side.queries} {side.what}"
             for name, values in zip(("asked", "not asked"), zip(*changes, strict=True), strict=True):
                 found.setdefault((method.name, name), []).append(values)
                 print(family.name, seed, method.name, name, *np.round(values, 2), sep="\t", file=sys.stderr, flush=True)

@@ -21,6 +21,7 @@ import typer
 import hubplugin
 from benchmarks.tables import CODE_SEARCH, EXAMPLES, peak
 from hubplugin.compute import CACHE_BYTES
+from hubplugin.trial import Experiment, choose_by
 
 TAU = 0.05
 
@@ -219,7 +220,8 @@ CONTENDERS = {
         _to_both,
     ),
     "auto, without pairs": Contender(
-        lambda given: hubplugin.choose(given.gallery, hubplugin.Bank(given.bank), compute=CPU), _to_both,
+        lambda given: choose_by(Experiment(hubplugin.Bank(given.bank).prepare("cosine", CPU).against(given.gallery))),
+        _to_both,
         finish=lambda choice, given: np.zeros(0),
     ),
 }  # fmt: skip

@@ -161,8 +161,8 @@ def _corner(vectors: np.ndarray) -> np.ndarray:
 def _rise(bank: np.ndarray, setting: Setting) -> float:
     banks = Bank(bank).prepare(Metric.COSINE, Compute("cpu")).against(setting.gallery)
     with closing(Experiment(banks)) as experiment:
-        trials = experiment.run([None, setting.old, METHODS["blend"]()])
-    raw, before, after = (trial.candidate(trials[0]).skewness for trial in trials)
+        outcomes = experiment.run([None, setting.old, METHODS["blend"]()])
+    raw, before, after = (outcome.trial(outcomes[0]).skewness for outcome in outcomes)
     return (after - before) / max(raw, 1e-9)
 
 

@@ -24,17 +24,15 @@ if TYPE_CHECKING:
     from hubplugin.recording import Recorder
     from hubplugin.registry import open_store
     from hubplugin.resources import Compute
-    from hubplugin.trial import Choice, Judgement, check, choose, judge
+    from hubplugin.trial import Trial, judge
 
 # Looked up on first use, so that `import hubplugin` costs milliseconds and imports no torch.
 _HOMES = {
     "Bank": "bank",
-    "Choice": "trial",
     "Compute": "resources",
     "CorrectionRefused": "errors",
     "HubpluginError": "errors",
     "InputError": "errors",
-    "Judgement": "trial",
     "METHODS": "methods",
     "Metric": "metric",
     "ModelFileError": "errors",
@@ -42,9 +40,8 @@ _HOMES = {
     "Recorder": "recording",
     "Reranker": "query_dependent",
     "StoreError": "errors",
+    "Trial": "trial",
     "apply": "jobs.correct",
-    "check": "trial",
-    "choose": "trial",
     "diagnose": "jobs.diagnose",
     "evaluate": "evaluation.evaluate",
     "fit": "fitting",
@@ -62,22 +59,19 @@ _HOMES = {
 __all__ = [
     "METHODS",
     "Bank",
-    "Choice",
     "Compute",
     "CorrectionRefused",
     "HubpluginError",
     "InputError",
-    "Judgement",
     "Metric",
     "ModelFileError",
     "OffsetModel",
     "Recorder",
     "Reranker",
     "StoreError",
+    "Trial",
     "__version__",
     "apply",
-    "check",
-    "choose",
     "diagnose",
     "evaluate",
     "fit",

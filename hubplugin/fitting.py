@@ -15,7 +15,7 @@ from hubplugin.methods.robust import bounded
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
 from hubplugin.resources import Compute
-from hubplugin.trial import Experiment, choose_by
+from hubplugin.trial import Experiment, chosen_by
 from hubplugin.vectors import GalleryLike, VectorLike, shards_of
 
 
@@ -40,8 +40,8 @@ def fit(
         answers. dualis needs vectors of answers, blend and dbsn use them; auto chooses by any answers.
     method: blend | is | sn | dbsn | dualis | nnn | csls | dn; `hubplugin.METHODS` has each one's parameters, equation
         and defaults, which are given here as `parameters`. The default, blend, is made for banks of any kind and size.
-        Or auto: the default, unless known answers speak clearly for another, see `hubplugin.choose`; it takes no
-        parameters.
+        Or auto: the default, unless known answers speak clearly for another, as `hubplugin.diagnose` shows;
+        it takes no parameters.
     metric: cosine | dot | euclidean. Temperatures are in the units of the similarity.
     device: "auto" is cuda, then mps, then cpu. memory: bounds the similarities held at one time;
         a Sinkhorn fit that finds room for m x n in float16 takes the time of one product, else of `iterations`.
@@ -74,7 +74,7 @@ def fit(
             given = Bank.of(bank).read(metric, compute, targets=gallery)
         else:
             given = Bank.of(bank).prepare(metric, compute).against(cast(VectorLike, gallery))
-            configuration = choose_by(held.enter_context(closing(Experiment(given, robust=robust)))).winner
+            configuration = chosen_by(held.enter_context(closing(Experiment(given, robust=robust))))
         model = configuration.fit(given)
         return bounded(model, given) if robust else model
 

@@ -26,7 +26,7 @@ from hubplugin.cluster import Workspace
 from hubplugin.compute import Similarities, dense
 from hubplugin.errors import CorrectionRefused, InputError, Parameter, StoreError
 from hubplugin.fitting import require_executor
-from hubplugin.jobs.facts import ToldCandidate
+from hubplugin.jobs.facts import ToldFigures
 from hubplugin.jobs.suspects import counted
 from hubplugin.jobs.write import (
     Applied,
@@ -49,11 +49,11 @@ from hubplugin.report import Report
 from hubplugin.resources import Compute
 from hubplugin.store import KEEP, Store, recorded_of
 from hubplugin.trial import (
-    Candidate,
     Experiment,
+    Outcome,
     Trial,
     check_by,
-    choose_by,
+    chosen_by,
     pooled,
     require_kind,
     require_size,
@@ -86,7 +86,7 @@ def apply(
     queries is of those that were recorded of the store. A fitted model in the place of the bank is written as it is,
     and not tried.
 
-    The correction is first tried on held-out bank queries (`hubplugin.check`), which raises CorrectionRefused if it
+    The correction is first tried on held-out bank queries (`hubplugin.judge`), which raises CorrectionRefused if it
     would do harm; force=True applies it untried. group_by: a key of the targets, where searches are filtered by its
     value. Offsets are then fitted, centred and tried within each value's own targets, by one method for all. Targets of
     a value that is refused or has too few of them keep the offset 0. A run that was cut off while writing is taken up
@@ -186,15 +186,15 @@ def _corrected(
     or the new correction is worse than the old one; nothing is written then."""
     configuration, compute = asked.configuration, bank.compute
     logger.info("%s: trying %s", store.url, "auto" if configuration is None else configuration.name)
-    judgement, versus, neutral = None, None, dict[Value, str]()
+    trial, versus, neutral = None, None, dict[Value, str]()
     with closing(Experiment(bank, robust=asked.robust)) as experiment:
         if not asked.force and (asked.group_by is None or asked.old is not None):
             require_kind(experiment)  # before the search for a method
         if configuration is None:
-            configuration = choose_by(experiment).winner
+            configuration = chosen_by(experiment)
         configuration = configuration.resolved(bank)
         if asked.group_by is None:
-            judgement = None if asked.force else check_by(experiment, configuration)
+            trial = None if asked.force else check_by(experiment, configuration)
             if asked.old is not None:
                 versus = _versus([tuple(experiment.run([None, asked.old, configuration]))])
                 _require_not_worse(versus, asked.force)
@@ -217,8 +217,8 @@ def _corrected(
     else:
         done = written(store, model, gallery, compute, keep, asked.force)
     # Where nothing was tried, what to expect of the bank is still worth a line.
-    notes = [*(small_bank(len(bank.distinct)) if judgement is None else []), *done.notes]
-    return replace(done, neutral=neutral, judgement=judgement, notes=notes), versus
+    notes = [*(small_bank(len(bank.distinct)) if trial is None else []), *done.notes]
+    return replace(done, neutral=neutral, trial=trial, notes=notes), versus
 
 
 def _require_none(**given: object) -> None:
@@ -307,9 +307,9 @@ class OldVersusNew:
     gain, error: of R@1 of the new one over the old one, 0 to 1, and its standard error; None without pairs or clicks.
     """
 
-    raw: ToldCandidate
-    old: ToldCandidate
-    new: ToldCandidate
+    raw: ToldFigures
+    old: ToldFigures
+    new: ToldFigures
     gain: float | None
     error: float | None
 
@@ -354,18 +354,18 @@ def _require_not_worse(versus: OldVersusNew, force: bool) -> None:
         )
 
 
-def _versus(trials: Sequence[tuple[Trial, ...]]) -> OldVersusNew:
+def _versus(trials: Sequence[tuple[Outcome, ...]]) -> OldVersusNew:
     """From raw, old and new of each group, or of the whole gallery."""
     raw, old, new = (list(each) for each in zip(*trials, strict=True))
     after = _pooled(new, old)
     return OldVersusNew(_pooled(raw, raw), _pooled(old, raw), _pooled(new, raw), after.gain, after.error)
 
 
-def _pooled(trials: list[Trial], uncorrected: list[Trial]) -> Candidate:
+def _pooled(outcomes: list[Outcome], raw: list[Outcome]) -> Trial:
     """All groups as one: their queries together, and their hubness on average, by the number of targets."""
-    found = pooled(trials).candidate(pooled(uncorrected))
-    skewnesses = [skewness(each.occurrence) for each in trials]
-    return replace(found, skewness=float(np.average(skewnesses, weights=[len(each.occurrence) for each in trials])))
+    found = pooled(outcomes).trial(pooled(raw))
+    skewnesses = [skewness(each.occurrence) for each in outcomes]
+    return replace(found, skewness=float(np.average(skewnesses, weights=[len(each.occurrence) for each in outcomes])))
 
 
 SMALLEST_GROUP = 100
@@ -379,7 +379,7 @@ def fit_within(
     groups: Sequence[tuple[Value, Members]],
     force: bool,
     old: GroupedModel | None = None,
-) -> tuple[GroupedModel, dict[Value, str], list[tuple[Trial, ...]]]:
+) -> tuple[GroupedModel, dict[Value, str], list[tuple[Outcome, ...]]]:
     """A fit on each of `groups` that has `SMALLEST_GROUP` targets and that the guard lets pass on its own gallery,
     and why the others, whose targets stay neutral, have none. What the method takes from the gallery, such as the
     temperature of `blend`, it takes from the whole gallery of `bank`, and has it in common for all groups.
@@ -390,7 +390,7 @@ def fit_within(
     method = configuration.resolved(bank)
     fitted: dict[Value, OffsetModel] = {}
     neutral: dict[Value, str] = {}
-    tried: dict[Value, list[Trial]] = {}
+    tried: dict[Value, list[Outcome]] = {}
     for number, (value, members) in enumerate(groups):
         try:
             if members.rows < SMALLEST_GROUP:
@@ -411,7 +411,7 @@ def fit_within(
         raise CorrectionRefused(
             f"no value of {key!r} can be corrected by itself ({len(neutral)} tried; {first or 'no target has one'})"
         )
-    trials: list[tuple[Trial, ...]] = [
+    trials: list[tuple[Outcome, ...]] = [
         (raw, replace(before, configuration=old), replace(after if value in fitted else raw, configuration=method))
         for value, (raw, before, after) in tried.items()
     ]

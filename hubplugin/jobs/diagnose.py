@@ -1,4 +1,4 @@
-"""The judgement before anything is fitted: what is wrong with a search, who the hubs are, could a bank mend it.
+"""The trial before anything is fitted: what is wrong with a search, who the hubs are, could a bank mend it.
 
 The causes are told apart by samples of what the search found, and of the gallery.
 """
@@ -19,7 +19,7 @@ from hubplugin.bank import Bank, BankLike, PreparedBank
 from hubplugin.causes import HUBBY, Finding, collapsed, copies, cut_off, lengths, other_model, shifted, short_texts
 from hubplugin.compute import Similarities, TopK, dense, sampled, search, taken
 from hubplugin.jobs.correct import bank_for
-from hubplugin.jobs.facts import ToldChoice, ToldJudgement, tiles_of
+from hubplugin.jobs.facts import ToldChoice, ToldTrial, tiles_of
 from hubplugin.jobs.naming import Naming
 from hubplugin.measures.hubness import (
     Hubness,
@@ -154,7 +154,8 @@ class Diagnosis(Reported):
     hubs: the targets found most often, as (id in the store or row,
     queries that found it among their k nearest). anti_hubs: ids of some that no query found. names: of hubs and
     anti-hubs, where they have one. findings: the causes looked for, in JSON called causes. choice: what would be
-    fitted. judgement: whether it would help, with the expected gain of R@1 where there are pairs.
+    fitted, and what was tried besides. trial: whether it would help, with the expected gain of R@1 where answers are
+    known; in JSON called judgement.
     """
 
     targets: int
@@ -167,13 +168,13 @@ class Diagnosis(Reported):
     names: Annotated[Mapping[Id, str], Field(exclude=True)]
     findings: Annotated[list[Finding], Field(serialization_alias="causes")]
     choice: ToldChoice
-    judgement: ToldJudgement
+    trial: Annotated[ToldTrial, Field(serialization_alias="judgement")]
     occurrences: Annotated[Mapping[int, int], Field(exclude=True)] = field(default_factory=dict, repr=False)
 
     @property
     def helps(self) -> bool:
         """Whether the guard would let a correction pass, and its effect can be measured."""
-        return self.judgement.measurable and not self.judgement.objections
+        return self.trial.measurable and not self.trial.objections
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -224,33 +225,33 @@ class Diagnosis(Reported):
 
     def report(self) -> Report:
         """The tiles are of held-out queries, raw and with the correction that would be fitted."""
-        raw, after, hubness = self.judgement.uncorrected, self.judgement.candidate, self.hubness
+        raw, after, hubness = self.trial.raw, self.trial, self.hubness
+        assert raw is not None
         chance = skewness_by_chance(self.queries, hubness.k, self.targets)
         expected = (
-            f"expected on {self.judgement.probes:,} held-out queries: skewness from {raw.skewness:.2f} to "
-            f"{after.skewness:.2f}"
+            f"expected on {after.queries:,} held-out queries: skewness from {raw.skewness:.2f} to {after.skewness:.2f}"
         )
         if after.gain is not None and after.error is not None:
             low, high = (after.gain + side * 1.96 * after.error for side in (-1, 1))
             expected += f", R@1 {points(Figure(value=after.gain, low=low, high=high))}"
         would = "help" if self.helps else "be applied, and no effect can be measured"
-        if self.judgement.objections:
-            would = "be refused: " + "; ".join(self.judgement.objections)
-        candidate = f"{after.name}, {self.choice.reason}"
+        if self.trial.objections:
+            would = "be refused: " + "; ".join(self.trial.objections)
+        candidate = f"{after.name}, {self.choice[0].reason}"
         occurrences = plots.occurrences({"raw": self.occurrences}, hubness.k * self.queries / self.targets, hubness.k)
         return Report(
             title="What is wrong with these searches",
             subtitle=f"{self.targets:,} targets, {self.queries:,} queries; nothing was changed",
-            tiles=tiles_of(self.judgement),
+            tiles=tiles_of(self.trial),
             k=hubness.k,
             verdict=Verdict(
                 not (self.hubby or self.causes),
                 self.verdict,
                 [
-                    str(self.judgement.bank),
+                    str(self.trial.bank),
                     f"candidate: {candidate}",
                     expected,
-                    *self.judgement.notes,
+                    *self.trial.notes,
                     f"it would {would}",
                 ],
             ),
@@ -300,14 +301,14 @@ def diagnose(
     causes = findings(prepared, found, texts, lambda rows: _ids_of(targets, rows), seed)
     with closing(Experiment(prepared, seed)) as experiment:
         choice = choose_by(experiment)
-        (judgement,) = judge_by(experiment, [choice.winner])
+        (trial,) = judge_by(experiment, [choice[0].tried_method])
     logger.info("diagnosed")
     return Diagnosis(
         targets=gallery.rows,
         queries=len(prepared.query_bank),
         findings=causes,
         choice=choice,
-        judgement=judgement,
+        trial=trial,
         **_told(targets, occurrence, len(prepared.query_bank), names),
     )
 

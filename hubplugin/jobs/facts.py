@@ -6,10 +6,11 @@ docs/reference/json.md is made from their types.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AliasPath, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, computed_field
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, computed_field, model_validator
 from pydantic_core import CoreSchema, core_schema
 
 from hubplugin.measures.significance import Figure
@@ -17,8 +18,7 @@ from hubplugin.model import OffsetModel
 from hubplugin.report import Share, Tile, share_tile, shares_tile
 from hubplugin.report.sections import NEVER, RECALL, WORST
 from hubplugin.store import Correction, StoredVersion
-from hubplugin.trial import Candidate, Choice, Judgement
-from hubplugin.trial.guard import Sides
+from hubplugin.trial import Sides, Trial
 
 
 class Facts(BaseModel):
@@ -75,7 +75,7 @@ class VersionFacts(Facts):
 
 class CandidateFacts(Facts):
     """A configuration on held-out bank queries: skewness of the 10-occurrence, its cost in similarity, R@1 from 0 to 1
-    and the geometric mean rank of the queries' own targets, null without pairs or clicks."""
+    and the geometric mean rank of the queries' own targets, null without known answers."""
 
     method: str
     parameters: Parameters
@@ -88,26 +88,39 @@ class CandidateFacts(Facts):
 class ChoiceFacts(Facts):
     """The method that would be fitted."""
 
-    method: str = Field(validation_alias=AliasPath("winner", "name"))
-    parameters: Parameters = Field(validation_alias=AliasPath("winner", "parameters"))
+    method: str
+    parameters: Parameters
+
+    @model_validator(mode="before")
+    @classmethod
+    def _first(cls, trials: Sequence[Trial]) -> Trial:
+        return trials[0]
 
 
-class JudgementFacts(Facts):
+class TrialFacts(Facts):
     """What the guard saw on held-out queries, without and with the correction. would_help: whether there is no
     objection, and the effect is measurable, which is a change of hubness, R@1 or a side of a log by more than chance.
     notes: what is worth knowing, such as that the bank is small. bank: of what kind it is. gain: of R@1, and its
-    standard error; null without pairs or clicks. sides: null of a bank that is no log."""
+    standard error; null without known answers. sides: null of a bank that is no log."""
 
     measurable: bool
     objections: list[str]
     notes: list[str]
-    bank: str = Field(validation_alias=AliasPath("bank", "kind"))
-    held_out_queries: int = Field(validation_alias="probes")
+    bank: str
+    held_out_queries: int
     uncorrected: CandidateFacts
-    corrected: CandidateFacts = Field(validation_alias="candidate")
-    gain: float | None = Field(validation_alias=AliasPath("candidate", "gain"))
-    gain_error: float | None = Field(validation_alias=AliasPath("candidate", "error"))
+    corrected: CandidateFacts
+    gain: float | None
+    gain_error: float | None
     sides: Sides | None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of(cls, trial: Trial) -> dict[str, Any]:
+        own = {name: getattr(trial, name) for name in ("measurable", "objections", "notes", "gain", "sides")}
+        kind = None if trial.bank is None else trial.bank.kind
+        both = {"uncorrected": trial.raw, "corrected": trial}
+        return own | both | {"bank": kind, "held_out_queries": trial.queries, "gain_error": trial.error}
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -118,20 +131,21 @@ class JudgementFacts(Facts):
 ToldModel: TypeAlias = Annotated[OffsetModel, ToldAs(ModelFacts)]
 ToldCorrection: TypeAlias = Annotated[Correction, ToldAs(CorrectionFacts)]
 ToldVersion: TypeAlias = Annotated[StoredVersion, ToldAs(VersionFacts)]
-ToldCandidate: TypeAlias = Annotated[Candidate, ToldAs(CandidateFacts)]
-ToldChoice: TypeAlias = Annotated[Choice, ToldAs(ChoiceFacts)]
-ToldJudgement: TypeAlias = Annotated[Judgement, ToldAs(JudgementFacts)]
+ToldFigures: TypeAlias = Annotated[Trial, ToldAs(CandidateFacts)]
+ToldChoice: TypeAlias = Annotated[list[Trial], ToldAs(ChoiceFacts)]
+ToldTrial: TypeAlias = Annotated[Trial, ToldAs(TrialFacts)]
 
 
-def tiles_of(judgement: Judgement) -> list[Tile]:
-    """What the guard saw on held-out queries of the bank; of a log by clicks and pairs, or by a guess."""
-    before, after, sides = judgement.uncorrected, judgement.candidate, judgement.sides
-    held_out = f"expected with the correction, on {judgement.probes:,} held-out bank queries"
+def tiles_of(trial: Trial) -> list[Tile]:
+    """What the guard saw on held-out queries of the bank; of a log by known answers, or by a guess."""
+    before, sides = trial.raw, trial.sides
+    assert before is not None
+    held_out = f"expected with the correction, on {trial.queries:,} held-out bank queries"
     guess = "" if sides is None or sides.known else ", by a guess"
     known = {} if sides is None else {"asked before": sides.asked, "not asked": sides.other}
     shares = {
         name: Share(
-            queries=side.probes,
+            queries=side.queries,
             before=side.before,
             after=side.after,
             change=Figure(value=side.after - side.before, low=side.interval[0], high=side.interval[1]),
@@ -141,25 +155,25 @@ def tiles_of(judgement: Judgement) -> list[Tile]:
     unknown = "the bank is no log of this gallery, or too small to tell"
     return [
         share_tile(
-            RECALL, before.recall, after.recall, more_is_better=True, note=held_out,
-            unknown="--clicks says what queries ask for",
+            RECALL, before.recall, trial.recall, more_is_better=True, note=held_out,
+            unknown="--answers says what queries ask for",
         ),
-        share_tile(WORST, before.largest, after.largest, more_is_better=False, note=held_out),
-        share_tile(NEVER, before.never, after.never, more_is_better=False, note=held_out),
+        share_tile(WORST, before.largest, trial.largest, more_is_better=False, note=held_out),
+        share_tile(NEVER, before.never, trial.never, more_is_better=False, note=held_out),
         shares_tile(f"R@1, asked before / not asked{guess}", shares, unknown),
     ]  # fmt: skip
 
 
-def tried(judgement: Judgement) -> list[str]:
+def tried(trial: Trial) -> list[str]:
     """Both sides of the experiment."""
     return [
-        f"tried on {judgement.probes} held-out bank queries:",
-        f"  {judgement.uncorrected}",
-        f"  {judgement.candidate}",
+        f"tried on {trial.queries} held-out bank queries:",
+        f"  {trial.raw.figures() if trial.raw is not None else trial.name}",
+        f"  {trial.figures()}",
     ]
 
 
-def guard_says(judgement: Judgement) -> list[str]:
-    objections = "; ".join(judgement.objections)
-    said = f"would refuse it: {objections}" if objections else f"lets {judgement.candidate.name} pass; {judgement.bank}"
-    return [f"the guard {said}", *(f"note: {note}" for note in judgement.notes)]
+def guard_says(trial: Trial) -> list[str]:
+    objections = "; ".join(trial.objections)
+    said = f"would refuse it: {objections}" if objections else f"lets {trial.name} pass; {trial.bank}"
+    return [f"the guard {said}", *(f"note: {note}" for note in trial.notes)]

@@ -24,7 +24,7 @@ from hubplugin.bank import places
 from hubplugin.cluster import Order, Reading, ShardedGallery, Workspace
 from hubplugin.compute import ShardResult
 from hubplugin.errors import InputError, Parameter, StoreError
-from hubplugin.jobs.facts import ToldJudgement, ToldModel, guard_says, tiles_of, tried
+from hubplugin.jobs.facts import ToldModel, ToldTrial, guard_says, tiles_of, tried
 from hubplugin.methods.robust import floor_of
 from hubplugin.metric import Metric
 from hubplugin.model import GroupedModel, OffsetModel, Value, warn_if_swapped
@@ -362,10 +362,10 @@ class Applied(Reported):
     """What `apply` or `refresh` did: the model, and of `scanned` targets how many had no offset by it before, and how
     many a different one. `written` is False after a dry run, which only counted them. neutral: the groups that have
     the offset 0, and why. notes: what was done to the store or, after a dry run, would be, and what to expect of a
-    small bank that was not tried. judgement: what the guard saw before `apply`; None where it was not asked, or each
+    small bank that was not tried. trial: what the guard saw before `apply`; None where it was not asked, or each
     group on its own. invalid_vectors: the targets whose vector cannot be judged.
 
-    In JSON `scanned` is called targets, `judgement` tried, and `neutral` neutral_groups, which is their number.
+    In JSON `scanned` is called targets, `trial` tried, and `neutral` neutral_groups, which is their number.
     """
 
     model: ToldModel
@@ -377,11 +377,11 @@ class Applied(Reported):
         Mapping[Value, str], PlainSerializer(len, return_type=int), Field(serialization_alias="neutral_groups")
     ] = field(default_factory=dict)
     notes: Sequence[str] = ()
-    judgement: Annotated[ToldJudgement | None, Field(serialization_alias="tried")] = None
+    trial: Annotated[ToldTrial | None, Field(serialization_alias="tried")] = None
     invalid_vectors: ToldInvalidVectors = field(default_factory=InvalidVectors)
 
     def report(self) -> Report:
-        tested = self.judgement
+        tested = self.trial
         lines = [f"{self.scanned} targets, of which {self.missing} had no offset and {self.stale} another one"]
         lines += [] if tested is None else tried(tested)
         if self.neutral:

@@ -1,29 +1,19 @@
 """What is chosen and what is refused: the experiment on held-out queries, the choice of a method, and the guard."""
 
-from hubplugin.trial.choice import Choice, choose, choose_by
-from hubplugin.trial.experiment import OCCURRENCE, Candidate, Experiment, Trial, pooled, standard_error
-from hubplugin.trial.guard import (
-    Judgement,
-    check,
-    check_by,
-    judge,
-    judge_by,
-    require_kind,
-    require_size,
-    small_bank,
-)
+from hubplugin.trial.choice import choose_by, chosen_by
+from hubplugin.trial.experiment import OCCURRENCE, Experiment, Outcome, pooled
+from hubplugin.trial.guard import check_by, judge, judge_by, require_kind, require_size, small_bank
+from hubplugin.trial.trial import Sides, Trial, standard_error
 
 __all__ = [
     "OCCURRENCE",
-    "Candidate",
-    "Choice",
     "Experiment",
-    "Judgement",
+    "Outcome",
+    "Sides",
     "Trial",
-    "check",
     "check_by",
-    "choose",
     "choose_by",
+    "chosen_by",
     "judge",
     "judge_by",
     "pooled",

@@ -1,10 +1,10 @@
 """The experiment on which a correction is chosen or refused, and what a configuration does in it, as values.
 
-The bank is split into folds; what a fold leaves is fitted, and the fold's own queries probe the result. With pairs, a
-probe knows its target, so R@1 can be measured on a gallery that holds the probes' targets too. Without pairs, only the
-hubness of what the probes find can be.
+The bank is split into folds; what a fold leaves is fitted, and the fold's own queries are held out to try it. Where
+answers are known, R@1 can be measured, on a gallery that holds the targets of held-out queries too. Without, only the
+hubness of what these find can be.
 
-It sees at most `FIT_ROWS` of the bank, twice as many targets and `PROBES` probes a fold, drawn at random, so that it
+It sees at most `FIT_ROWS` of the bank, twice as many targets and `HELD_OUT` queries a fold, drawn at random, so that it
 costs the same whatever the size of the gallery.
 """
 
@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,8 @@ from hubplugin.measures.hubness import Hubness, k_occurrence, skewness
 from hubplugin.methods import FitInput, Method
 from hubplugin.methods.blend import Blend
 from hubplugin.methods.robust import bounded
-from hubplugin.model import OffsetModel, Setting
+from hubplugin.model import OffsetModel
+from hubplugin.trial.trial import TooSmall, Trial, standard_error
 from hubplugin.vectors import as_vectors
 
 OCCURRENCE = 10
@@ -37,45 +39,10 @@ RESAMPLES = 100
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """One configuration, tried on held-out bank queries.
-
-    skewness: of the k-occurrence. cost: mean fall of the similarity of the first target found, as a share of the mean
-    distance between the two nearest. recall: R@1, 0 to 1; rank: geometric mean rank of the probes' own targets; both
-    None without pairs. gain, error: of R@1 over no correction, and its standard error. largest, never: of the probes,
-    the share that finds the worst hub, and of the targets tried, the share that none finds. noise: the standard error
-    of the change of the skewness over no correction; None of several galleries together.
-    """
-
-    method: str
-    parameters: dict[str, Setting]
-    skewness: float
-    cost: float
-    recall: float | None = None
-    rank: float | None = None
-    gain: float | None = None
-    error: float | None = None
-    largest: float | None = None
-    never: float | None = None
-    noise: float | None = None
-
-    @property
-    def name(self) -> str:
-        return configuration_name(self.method, self.parameters)
-
-    def __str__(self) -> str:
-        text = f"{self.name:34s} skewness {self.skewness:6.2f}  cost {self.cost:5.2f}"
-        if self.recall is not None and self.gain is not None and self.error is not None:
-            text += f"  R@1 {100 * self.recall:5.1f} ({100 * self.gain:+.1f} +- {196 * self.error:.1f})"
-            text += f"  mean rank {self.rank:.2f}"
-        return text
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One configuration, or model (None: no correction), over all folds. costs [probes]; hits, log_ranks
-    [probes] or None. found: the rows that each probe found [probes, k], which `occurrence` [n] counts; None of several
-    galleries together."""
+class Outcome:
+    """What one configuration, or model (None: no correction), did over all folds. costs [queries]; hits, log_ranks
+    [queries] or None. nearest: the rows that each query found [queries, k], which `occurrence` [n] counts; None of
+    several galleries together."""
 
     configuration: Method | OffsetModel | None
     occurrence: np.ndarray
@@ -83,77 +50,63 @@ class Trial:
     gap: float
     hits: np.ndarray | None
     log_ranks: np.ndarray | None
-    found: np.ndarray | None = None
+    nearest: np.ndarray | None = None
 
-    @property
-    def method(self) -> Method:
-        assert isinstance(self.configuration, Method)
-        return self.configuration
-
-    def candidate(self, uncorrected: Trial) -> Candidate:
-        found = {}
-        if self.hits is not None and self.log_ranks is not None and uncorrected.hits is not None:
-            difference = self.hits - uncorrected.hits
-            found = {
+    def trial(self, raw: Outcome) -> Trial:
+        """These figures, beside those of no correction."""
+        paired: dict[str, Any] = {}
+        if self.hits is not None and self.log_ranks is not None and raw.hits is not None:
+            difference = self.hits - raw.hits
+            paired = {
                 "recall": float(self.hits.mean()),
                 "rank": float(np.exp(self.log_ranks.mean())),
                 "gain": float(difference.mean()),
                 "error": standard_error(difference),
             }
-        hubness, tried = Hubness.of(self.occurrence, OCCURRENCE), self.configuration
-        return Candidate(
-            method="none" if tried is None else tried.name if isinstance(tried, Method) else tried.method,
-            parameters={} if tried is None else tried.parameters,
+        hubness = Hubness.of(self.occurrence, OCCURRENCE)
+        return Trial(
+            self.configuration,
+            len(self.costs),
+            raw=None if self is raw else raw.trial(raw),
             skewness=hubness.skewness,
             cost=float(self.costs.mean()) / self.gap,
             largest=hubness.largest / len(self.costs),
             never=hubness.anti_hub_share,
-            noise=self._noise(uncorrected),
-            **found,
+            noise=self._noise(raw),
+            **paired,
         )
 
-    def _noise(self, uncorrected: Trial) -> float | None:
-        """The standard error of the change of the skewness, by a bootstrap of the probes, which are the same ones."""
-        if self.found is None or uncorrected.found is None:
+    def _noise(self, raw: Outcome) -> float | None:
+        """The standard error of the change of the skewness, by a bootstrap of the queries, which are the same ones."""
+        if self.nearest is None or raw.nearest is None:
             return None
-        if self is uncorrected:
+        if self is raw:
             return 0.0
         rng, n, changes = np.random.default_rng(0), len(self.occurrence), list[float]()
         for _ in range(RESAMPLES):
-            rows = rng.integers(0, len(self.found), len(self.found))
-            after, before = (skewness(k_occurrence(each[rows], n)) for each in (self.found, uncorrected.found))
+            rows = rng.integers(0, len(self.nearest), len(self.nearest))
+            after, before = (skewness(k_occurrence(each[rows], n)) for each in (self.nearest, raw.nearest))
             changes.append(after - before)
         return float(np.std(changes))
 
 
-def pooled(trials: Sequence[Trial]) -> Trial:
-    """One trial of the queries of all of `trials`, each on a gallery of its own."""
-    known = [each for each in trials if each.hits is not None]
+def pooled(outcomes: Sequence[Outcome]) -> Outcome:
+    """One outcome of the queries of all of `outcomes`, each on a gallery of its own."""
+    known = [each for each in outcomes if each.hits is not None]
     hits, ranks = (
         np.concatenate([getattr(each, name) for each in known]) if known else None for name in ("hits", "log_ranks")
     )
-    occurrence, costs = (np.concatenate([getattr(each, name) for each in trials]) for name in ("occurrence", "costs"))
-    gap = float(np.average([each.gap for each in trials], weights=[len(each.costs) for each in trials]))
-    return replace(trials[0], occurrence=occurrence, costs=costs, gap=gap, hits=hits, log_ranks=ranks, found=None)
-
-
-def standard_error(differences: np.ndarray) -> float:
-    return float(differences.std(ddof=1) / math.sqrt(len(differences)))
-
-
-def configuration_name(method: str, parameters: dict[str, Setting]) -> str:
-    return f"{method}({', '.join(f'{key}={_short(value)}' for key, value in parameters.items())})"
-
-
-def _short(value: Setting) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    occurrence = np.concatenate([each.occurrence for each in outcomes])
+    costs = np.concatenate([each.costs for each in outcomes])
+    gap = float(np.average([each.gap for each in outcomes], weights=[len(each.costs) for each in outcomes]))
+    return replace(outcomes[0], occurrence=occurrence, costs=costs, gap=gap, hits=hits, log_ranks=ranks, nearest=None)
 
 
 FOLDS = 5
 """Each fit keeps 4/5 of the bank, so that what is best for it is best for the whole."""
 
-PROBES = 500
-"""Probes a fold: 2,500 in all tell two candidates that differ for 3 % of the queries to 0.35 points of R@1."""
+HELD_OUT = 500
+"""Queries held out a fold: 2,500 in all tell candidates that differ for 3 % of them to 0.35 points of R@1."""
 
 FIT_ROWS = 2_048
 """Bank rows of one fit. The best temperature falls by about half a step of the search from 500 rows to 4,000."""
@@ -161,8 +114,8 @@ FIT_ROWS = 2_048
 
 @dataclass(frozen=True)
 class Fold:
-    """Fitted on `given`, whose targets are the gallery's and then those probes' own that it lacks; `similarities`
-    [p, ...] of the probes to them, and `own` [p], the column of each probe's target, or None."""
+    """Fitted on `given`, whose targets are the gallery's and then those that held-out queries ask for and it lacks.
+    similarities [p, ...] of these queries to them; own [p], the column of each one's target, or None."""
 
     given: FitInput
     similarities: torch.Tensor
@@ -175,17 +128,17 @@ class Fold:
 
 @dataclass(frozen=True)
 class Split:
-    """The distinct bank queries `rows` [m] in random order, and the fold that each of them probes, -1 for none."""
+    """The distinct bank queries `rows` [m] in random order, and the fold that holds each of them out, -1 for none."""
 
     rows: np.ndarray
     fold_of: np.ndarray
 
-    def probes(self, fold: int) -> np.ndarray:
-        found: np.ndarray = self.rows[self.fold_of == fold][:PROBES]
+    def held_out(self, fold: int) -> np.ndarray:
+        found: np.ndarray = self.rows[self.fold_of == fold][:HELD_OUT]
         return found
 
     def fitted(self, fold: int, count: int) -> np.ndarray:
-        """At most `count` of the rows that do not probe this fold, ascending."""
+        """At most `count` of the rows that this fold does not hold out, ascending."""
         rest = np.sort(self.rows[self.fold_of != fold])
         return np.sort(rest[np.random.default_rng(fold).permutation(len(rest))[:count]])
 
@@ -214,12 +167,12 @@ class Experiment:
 
     @cached_property
     def again(self) -> Experiment:
-        """The same experiment, in which the targets of the probes stay asked for."""
+        """The same experiment, in which the targets of held-out queries stay asked for."""
         return Experiment(self.bank, self.seed, again=True, robust=self._robust)
 
     @cached_property
     def split(self) -> Split:
-        # A text that is there twice would probe the fit that saw it.
+        # A text that is there twice would try the fit that saw it.
         distinct, known = self.bank.distinct, self.bank.known
         require_enough(len(distinct))
         rng = np.random.default_rng(self.seed)
@@ -259,8 +212,8 @@ class Experiment:
         return vectors[place.reshape(-1)]
 
     @property
-    def probes(self) -> int:
-        return sum(len(self.split.probes(fold)) for fold in range(FOLDS))
+    def held_out(self) -> int:
+        return sum(len(self.split.held_out(fold)) for fold in range(FOLDS))
 
     @cached_property
     def profile(self) -> BankProfile:
@@ -290,10 +243,10 @@ class Experiment:
 
     def _fold(self, number: int) -> Fold:
         bank = self.bank
-        probes, fitted = self.split.probes(number), self.split.fitted(number, self._fit_rows)
+        held_out, fitted = self.split.held_out(number), self.split.fitted(number, self._fit_rows)
         targets, second, own = self.targets, bank.target_bank, None
         if bank.known is not None:
-            targets, columns = with_rows(targets, self.answers(probes))
+            targets, columns = with_rows(targets, self.answers(held_out))
             own = torch.from_numpy(columns)
         if second is not None and bank.pairs is not None:
             second = second[np.unique(bank.pairs[fitted])]
@@ -303,7 +256,7 @@ class Experiment:
         vectors = as_vectors(targets, "targets")
         return Fold(
             FitInput(bank.query_bank[fitted], vectors, second, bank.metric, compute),
-            dense(Similarities(bank.query_bank[probes], bank.metric, compute), vectors),
+            dense(Similarities(bank.query_bank[held_out], bank.metric, compute), vectors),
             own,
         )
 
@@ -313,7 +266,7 @@ class Experiment:
         products = len(fold.given.query_bank) * (fold.given.require_targets("auto").rows + second)
         return FOLDS * (4 * products + 8 * fold.similarities.numel()) <= self.bank.compute.bytes() // 2
 
-    def run(self, configurations: Sequence[Method | OffsetModel | None]) -> list[Trial]:
+    def run(self, configurations: Sequence[Method | OffsetModel | None]) -> list[Outcome]:
         """Each configuration over all folds; the folds are the outer loop, so that each is multiplied once. A model
         is tried as it is."""
         if not configurations:
@@ -325,20 +278,20 @@ class Experiment:
             nearest = fold.similarities[:, :n].topk(min(2, n), dim=1).values
             gaps.append(float((nearest[:, 0] - nearest[:, -1]).mean()))
             for place, configuration in enumerate(configurations):
-                found[place].append(self._probe(fold, configuration, nearest[:, 0]))
+                found[place].append(self._tried(fold, configuration, nearest[:, 0]))
                 self.bank.compute.report("trying candidates", number * len(configurations) + place + 1, total)
         gap = max(float(np.mean(gaps)), 1e-12)
-        trials = []
+        outcomes = []
         for configuration, parts in zip(configurations, found, strict=True):
             rows, costs, *paired = (np.concatenate(column) for column in zip(*parts, strict=True))
             hits, log_ranks = paired or (None, None)
-            trials.append(Trial(configuration, k_occurrence(rows, n), costs, gap, hits, log_ranks, rows))
-        return trials
+            outcomes.append(Outcome(configuration, k_occurrence(rows, n), costs, gap, hits, log_ranks, rows))
+        return outcomes
 
-    def _probe(
+    def _tried(
         self, fold: Fold, configuration: Method | OffsetModel | None, nearest: torch.Tensor
     ) -> tuple[np.ndarray, ...]:
-        """The targets found [p, k], costs [p] and, with pairs, hits and log ranks [p] of one fold's probes."""
+        """The nearest targets [p, k], costs [p] and, with answers, hits and log ranks [p] of one fold's queries."""
         n, scores = len(self.targets), fold.similarities
         if configuration is not None:
             scores = scores + torch.from_numpy(_offsets(configuration, fold.given, self._robust))
@@ -396,10 +349,6 @@ def _offsets(configuration: Method | OffsetModel, given: FitInput, robust: bool)
     if configuration.bound is None:
         return configuration.raw_offsets(targets, compute)
     return configuration.members.offsets(targets, compute=compute.quiet)
-
-
-class TooSmall(InputError):
-    """A bank of which nothing can be held out."""
 
 
 def require_enough(distinct: int) -> None:

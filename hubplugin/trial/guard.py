@@ -13,33 +13,23 @@ other wordings are, they show harm three to four times too large (docs/choosing.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
-from typing import ParamSpec
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from hubplugin.bank import Bank, BankLike, BankProfile, PreparedBank
 from hubplugin.compute import MOST_ANSWERS, Nearest, Similarities, dense, taken
-from hubplugin.errors import CorrectionRefused, Parameter
+from hubplugin.errors import CorrectionRefused
 from hubplugin.methods import METHODS, FitInput, Method, configured
 from hubplugin.methods.blend import Blend
 from hubplugin.metric import Metric
 from hubplugin.model import Setting
 from hubplugin.resources import Compute
-from hubplugin.trial.experiment import (
-    FOLDS,
-    Candidate,
-    Experiment,
-    TooSmall,
-    folds_within,
-    require_enough,
-    standard_error,
-    with_rows,
-)
+from hubplugin.trial.experiment import FOLDS, Experiment, folds_within, require_enough, with_rows
+from hubplugin.trial.trial import USE_BLEND, Side, Sides, Trial, remedy, standard_error, too_small_is_refused, ways_out
 from hubplugin.vectors import VectorLike, Vectors, as_vectors
 
 FOUND = 0.9
@@ -61,54 +51,6 @@ for wordings: where each target has one, hubs alone are shared, by 0.14; in logs
 (benchmarks/both_sides.py)."""
 
 STAND_INS = "stand-ins"
-
-
-@dataclass(frozen=True)
-class Side:
-    """R@1 of `probes` queries, 0 to 1, before and after, and the standard error of the change; what the queries are."""
-
-    before: float
-    after: float
-    error: float
-    probes: int
-    what: str
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the change."""
-        change = self.after - self.before
-        return change - 1.96 * self.error, change + 1.96 * self.error
-
-    @property
-    def is_noise(self) -> bool:
-        """Whether the change is none beyond chance."""
-        low, high = self.interval
-        return low <= 0 <= high
-
-    def __str__(self) -> str:
-        low, high = self.interval
-        return (
-            f"R@1 {100 * self.before:.1f} -> {100 * self.after:.1f} (95 % interval of the change {100 * low:+.1f} to "
-            f"{100 * high:+.1f}, {self.probes} {self.what})"
-        )
-
-
-@dataclass(frozen=True)
-class Sides:
-    """asked: targets that the bank of the fit asks for. other: what it does not ask for. offset: mean offset of the
-    bank's answers less that of the other targets, in units of the similarity; strongly negative where what was asked
-    for is taken for a hub. known: whether clicks or pairs say what the probes ask for."""
-
-    asked: Side
-    other: Side
-    offset: float
-    known: bool
-
-    def sentences(self) -> list[str]:
-        """What is seen beyond chance, a line each. Only clicks and pairs know what was asked before."""
-        guess = "" if self.known else ", by a guess"
-        named = ((f"asked before{guess}", self.asked), (f"not asked before{guess}", self.other))
-        return [f"{name}: {side}" for name, side in named if not side.is_noise]
 
 
 @dataclass(frozen=True)
@@ -230,8 +172,6 @@ def _stand_ins(log: _Log, rng: np.random.Generator) -> torch.Tensor:
     return scores
 
 
-P = ParamSpec("P")
-
 FEW = 100
 """Distinct bank queries below which little is to be expected. With 100 the default gains 1.0 points of R@1 on the logs
 of docs/banks.md, where 300 gain 1.6. Of 20 draws of 12 to 50 queries of `examples/data` one lowers hubness by more than
@@ -240,32 +180,6 @@ chance, of four draws of 100 three do, of 16 draws of 150 to 1,200 all do."""
 SMALLEST_PAIRED, SMALLEST = 200, 400
 """Distinct bank queries that a method needs whose offsets keep their full strength with a small bank: with fewer, R@1
 falls on text and code by up to 3 points. Without pairs it takes more, since only pairs show the fall."""
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """What the guard found: the correction tried, what no correction does, the bank, and the `objections`, if any.
-    notes: what is no reason to refuse, but worth knowing. sides: what it does to both sides of a log; None of others.
-    """
-
-    candidate: Candidate
-    uncorrected: Candidate
-    bank: BankProfile
-    probes: int
-    objections: list[str]
-    notes: list[str]
-    sides: Sides | None = None
-
-    @property
-    def measurable(self) -> bool:
-        """Whether the correction changes hubness, R@1 or a side of a log by more than chance."""
-        return _measurable(self.uncorrected, self.candidate, self.sides)
-
-    def __str__(self) -> str:
-        verdict = "refused: " + "; ".join(self.objections) if self.objections else "passed"
-        lines = [verdict, str(self.uncorrected), str(self.candidate)]
-        lines += [] if self.bank.objection else [str(self.bank)]  # which is among the objections
-        return "\n  ".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
 def judge(
@@ -277,8 +191,10 @@ def judge(
     compute: Compute = Compute(),
     seed: int = 0,
     **parameters: Setting,
-) -> Judgement:
+) -> Trial:
     """Whether a correction would help, tried on held-out bank queries; arguments as in `hubplugin.fit`.
+
+    `Trial.require_passed` raises CorrectionRefused where there is an objection, as `hubplugin.apply` does.
 
     There is an objection if the bank is of the wrong kind (see `BankProfile`). With pairs or clicks, if R@1 of held-out
     queries falls by more than two standard errors, or, with 200 of them, neither it nor the mean rank of their targets
@@ -292,33 +208,32 @@ def judge(
         return judge_by(experiment, [configuration])[0]
 
 
-def judge_by(experiment: Experiment, configurations: Sequence[Method]) -> list[Judgement]:
+def judge_by(experiment: Experiment, configurations: Sequence[Method]) -> list[Trial]:
     """`judge` for several configurations, by an experiment that others ask too."""
-    uncorrected, *trials = experiment.run([None, *configurations])
-    before, bank = uncorrected.candidate(uncorrected), experiment.profile
-    judgements = []
-    for trial in trials:
-        after = trial.candidate(uncorrected)
+    raw, *outcomes = experiment.run([None, *configurations])
+    bank, trials = experiment.profile, []
+    for method, outcome in zip(configurations, outcomes, strict=True):
+        trial = outcome.trial(raw)
         objections = [
             *([bank.objection] if bank.objection else []),
-            *_objections_to_method(trial.method, before, after, bank),
-            *_objections_to_recall(before, after, experiment.probes),
+            *_objections_to_method(method, trial, bank),
+            *_objections_to_recall(trial),
         ]
-        sides = None
         if experiment.answered > 0.5 or (bank.kind == "log" and experiment.bank.known is None):
-            sides = both_sides(experiment, trial.method.resolved(experiment.bank))
-            objections += _objections_to_sides(sides)
-        notes = [*small_bank(bank.distinct), *_notes(before, after, bank, sides, experiment.probes)]
-        judgements.append(Judgement(after, before, bank, experiment.probes, objections, notes, sides))
-    return judgements
+            trial = replace(trial, sides=both_sides(experiment, method.resolved(experiment.bank)))
+            objections += _objections_to_sides(trial.sides)
+        notes = [*small_bank(bank.distinct), *_notes(trial, bank)]
+        trials.append(replace(trial, bank=bank, objections=tuple(objections), notes=tuple(notes)))
+    return trials
 
 
-def _notes(before: Candidate, after: Candidate, bank: BankProfile, sides: Sides | None, probes: int) -> list[str]:
+def _notes(trial: Trial, bank: BankProfile) -> list[str]:
     notes = [bank.doubt] if bank.doubt else []
-    if not _measurable(before, after, sides):
-        return [*notes, _not_measurable(before, after, probes)]
-    notes += [_change_of_skewness(before, after)] if after.skewness > before.skewness else []
-    return notes if sides is None else [*notes, *sides.sentences()]
+    if not trial.measurable:
+        return [*notes, _not_measurable(trial)]
+    before, after = _skewnesses(trial)
+    notes += [_change_of_skewness(trial)] if after > before else []
+    return notes if trial.sides is None else [*notes, *trial.sides.sentences()]
 
 
 def small_bank(distinct: int) -> list[str]:
@@ -328,52 +243,49 @@ def small_bank(distinct: int) -> list[str]:
     return [f"the bank has {distinct} distinct queries: below {FEW} expect little; collect 300 or more"]
 
 
-def _measurable(before: Candidate, after: Candidate, sides: Sides | None) -> bool:
-    changes = [(after.skewness - before.skewness, after.noise), (after.gain, after.error)]
-    seen = any(change is not None and error is not None and abs(change) > 1.96 * error for change, error in changes)
-    return seen or (sides is not None and bool(sides.sentences()))
+def _not_measurable(trial: Trial) -> str:
+    assert trial.noise is not None
+    told = [f"{_change_of_skewness(trial)} (+- {1.96 * trial.noise:.2f})"]
+    if trial.raw is not None and trial.raw.recall is not None and trial.recall is not None and trial.error is not None:
+        told.append(f"R@1 {_change(100 * trial.raw.recall, 100 * trial.recall)} (+- {196 * trial.error:.1f})")
+    return f"no effect can be measured with {trial.queries} held-out queries: {', '.join(told)}"
 
 
-def _not_measurable(before: Candidate, after: Candidate, probes: int) -> str:
-    assert after.noise is not None
-    found = [f"{_change_of_skewness(before, after)} (+- {1.96 * after.noise:.2f})"]
-    if before.recall is not None and after.recall is not None and after.error is not None:
-        found.append(f"R@1 {_change(100 * before.recall, 100 * after.recall)} (+- {196 * after.error:.1f})")
-    return f"no effect can be measured with {probes} held-out queries: {', '.join(found)}"
-
-
-def _objections_to_recall(before: Candidate, after: Candidate, probes: int) -> list[str]:
-    """With pairs R@1 and the mean rank decide; of a few probes they say nothing."""
-    if before.recall is None or after.recall is None or after.gain is None or after.error is None:
+def _objections_to_recall(trial: Trial) -> list[str]:
+    """With known answers R@1 and the mean rank decide; of a few queries they say nothing."""
+    raw = trial.raw
+    if raw is None or raw.recall is None or trial.recall is None or trial.gain is None or trial.error is None:
         return []
-    assert before.rank is not None
-    assert after.rank is not None
-    recall = f"R@1 of held-out bank queries goes {_change(100 * before.recall, 100 * after.recall)}"
-    if after.gain < -2 * after.error:
+    assert raw.rank is not None
+    assert trial.rank is not None
+    recall = f"R@1 of held-out bank queries goes {_change(100 * raw.recall, 100 * trial.recall)}"
+    if trial.gain < -2 * trial.error:
         return [recall]
-    if after.gain <= 0 and after.rank >= before.rank and probes >= SMALLEST_PAIRED:
-        return [f"{recall}, and the mean rank of their targets {_change(before.rank, after.rank)}"]
+    if trial.gain <= 0 and trial.rank >= raw.rank and trial.queries >= SMALLEST_PAIRED:
+        return [f"{recall}, and the mean rank of their targets {_change(raw.rank, trial.rank)}"]
     return []
 
 
 def _objections_to_sides(sides: Sides | None) -> list[str]:
-    """Where clicks or pairs say what was asked for; a guess is reported and decides nothing."""
+    """Where answers say what was asked for; a guess is reported and decides nothing."""
     if sides is None or not sides.known or sides.asked.what == STAND_INS:
         return []
     fall = sides.asked.before - sides.asked.after
     return [f"what was asked before is harmed: {sides.asked}"] if fall > 2 * sides.asked.error else []
 
 
-def _objections_to_method(method: Method, before: Candidate, after: Candidate, bank: BankProfile) -> list[str]:
+def _objections_to_method(method: Method, trial: Trial, bank: BankProfile) -> list[str]:
     """Of other methods than the default, which is made for banks of any size, with or without answers."""
     if isinstance(method, Blend):
         return []
-    found = [_objection_to_size(method, bank.distinct, after.recall is not None)]
+    too_small = _objection_to_size(method, bank.distinct, trial.recall is not None)
+    objections = [] if too_small is None else [too_small]
     if bank.kind == "log" and bank.answers_stand_out and method.answers == "kept":
-        found.append(f"{bank}, and {method.name!r} would push down what it asks for; pass answers='left out'")
-    if after.recall is None and after.skewness >= before.skewness:
-        found.append(_change_of_skewness(before, after))
-    return [objection for objection in found if objection]
+        objections.append(f"{bank}, and {method.name!r} would push down what it asks for; pass answers='left out'")
+    before, after = _skewnesses(trial)
+    if trial.recall is None and after >= before:
+        objections.append(_change_of_skewness(trial))
+    return objections
 
 
 def _objection_to_size(method: Method | None, distinct: int, paired: bool) -> str | None:
@@ -388,75 +300,34 @@ def require_size(bank: PreparedBank, method: Method | None) -> None:
     """Raises CorrectionRefused for a bank that is too small, which is seen without the gallery. method: None where it
     is still looked for."""
     distinct = len(bank.distinct)
-    with _too_small_is_refused():
+    with too_small_is_refused():
         require_enough(distinct)
     objection = _objection_to_size(method, distinct, bank.known is not None)
     if objection:
-        raise CorrectionRefused(objection, *_ways_out(USE_BLEND))
+        raise CorrectionRefused(objection, *ways_out(USE_BLEND))
 
 
 def require_kind(experiment: Experiment) -> None:
     """Raises CorrectionRefused for a bank of the wrong kind, which costs a few products of samples."""
     bank = experiment.profile
     if bank.objection:
-        raise CorrectionRefused(bank.objection, *_ways_out(_remedy(bank)))
+        raise CorrectionRefused(bank.objection, *ways_out(remedy(bank)))
 
 
-def _refusing(judged: Callable[P, Judgement]) -> Callable[P, Judgement]:
-    @functools.wraps(judged, assigned=("__module__",))  # so that its arguments are those of `judge`
-    def check(*args: P.args, **options: P.kwargs) -> Judgement:
-        """The guard: `judge`, raising CorrectionRefused with the numbers and what to do if there is an objection."""
-        with _too_small_is_refused():
-            return _passed(judged(*args, **options))
-
-    return check
+def check_by(experiment: Experiment, configuration: Method) -> Trial:
+    """`judge`, by an experiment that others ask too; raises CorrectionRefused where there is an objection."""
+    with too_small_is_refused():
+        return judge_by(experiment, [configuration])[0].require_passed()
 
 
-def check_by(experiment: Experiment, configuration: Method) -> Judgement:
-    """`check`, by an experiment that others ask too."""
-    with _too_small_is_refused():
-        return _passed(judge_by(experiment, [configuration])[0])
+def _skewnesses(trial: Trial) -> tuple[float, float]:
+    """Raw, and of the correction that was tried."""
+    assert trial.raw is not None
+    return trial.raw.skewness, trial.skewness
 
 
-@contextmanager
-def _too_small_is_refused() -> Iterator[None]:
-    try:
-        yield
-    except TooSmall as error:
-        raise CorrectionRefused(*error.args, *_ways_out(COLLECT)) from None
-
-
-def _passed(judgement: Judgement) -> Judgement:
-    if judgement.objections:
-        candidate, reasons = judgement.candidate, "; ".join(judgement.objections)
-        raise CorrectionRefused(
-            f"{candidate.name} would not help: {reasons}", *_ways_out(_remedy(judgement.bank, candidate.method))
-        )
-    return judgement
-
-
-check = _refusing(judge)
-
-Parts = tuple[str | Parameter, ...]
-COLLECT: Parts = ("collect queries that people ask of this very gallery",)
-USE_BLEND: Parts = ("use ", Parameter("method", "blend"), ", which is made for banks of any kind and size")
-
-
-def _remedy(bank: BankProfile, method: str = "blend") -> Parts:
-    if bank.kind == "documents":
-        return (*COLLECT, ", pass ", Parameter("kind", "documents"), " if documents are to be asked by documents")
-    if bank.kind == "swapped":
-        return ("pass the queries as the bank and the documents that answer them as ", Parameter("answers"))
-    return COLLECT if bank.objection or method == "blend" else USE_BLEND
-
-
-def _ways_out(mend: Parts) -> Parts:
-    """The end of a refusal: parts of its text."""
-    return ("; nothing was changed: ", *mend, ", or apply it all the same with ", Parameter("force", True))
-
-
-def _change_of_skewness(before: Candidate, after: Candidate) -> str:
-    return f"hubness (skewness) goes {_change(before.skewness, after.skewness)}"
+def _change_of_skewness(trial: Trial) -> str:
+    return f"hubness (skewness) goes {_change(*_skewnesses(trial))}"
 
 
 def _change(before: float, after: float) -> str:

@@ -45,7 +45,7 @@ def test_a_faiss_file_by_shards_is_searched_as_by_one_process(factory, index_fil
     alone = hubplugin.apply(one, bank)
     shared = hubplugin.apply(other, bank, executor=serial, shards=3)
     assert (shared.scanned, shared.missing, shared.stale) == (alone.scanned, alone.missing, alone.stale)
-    assert str(shared.judgement) == str(alone.judgement)
+    assert str(shared.trial) == str(alone.trial)
     queries = real["test_queries"][:50].astype(np.float32)
     expected, found = one.search(queries, 5), other.search(queries, 5)
     np.testing.assert_allclose(found.scores, expected.scores, atol=1e-5)

@@ -11,7 +11,7 @@ import hubplugin
 from hubplugin.methods import FitInput, configure
 from hubplugin.metric import Metric
 from hubplugin.resources import Compute
-from hubplugin.trial import experiment, judge
+from hubplugin.trial import Experiment, choose_by, experiment, judge
 from hubplugin.trial.choice import EDGE
 from hubplugin.trial.experiment import FOLDS
 from tests.core import formulas
@@ -30,12 +30,16 @@ def small(real):
 
 @pytest.fixture(scope="session")
 def by_pairs(small):
-    return hubplugin.choose(small["targets"], hubplugin.Bank(small["query_bank"], small["target_bank"], pairs=True))
+    return choose(small["targets"], hubplugin.Bank(small["query_bank"], small["target_bank"], pairs=True))
 
 
 def given(small):
     compute = Compute()
     return FitInput.read(small["query_bank"], small["targets"], small["target_bank"], Metric.COSINE, compute)
+
+
+def choose(targets, bank, metric="cosine"):
+    return choose_by(Experiment(hubplugin.Bank.of(bank).prepare(metric, Compute()).against(targets)))
 
 
 def recall(queries, targets, offsets=0.0):
@@ -70,7 +74,7 @@ def test_recall_and_hubness_are_those_of_an_independent_cross_validation(small, 
         near = np.sort(raw[:, : len(targets)], axis=1)[:, ::-1]
         costs.append(near[:, 0] - raw[np.arange(len(probes)), corrected.argmax(axis=1)])
         gaps.append((near[:, 0] - near[:, 1]).mean())
-    found = judge(targets, hubplugin.Bank(bank, second, pairs=True), method, **parameters).candidate
+    found = judge(targets, hubplugin.Bank(bank, second, pairs=True), method, **parameters)
     assert found.recall == pytest.approx(np.concatenate(hits).mean(), abs=1e-9)
     assert found.rank == pytest.approx(np.exp(np.concatenate(log_ranks).mean()), rel=1e-6)
     assert found.skewness == pytest.approx(stats.skew(occurrence), abs=1e-6)
@@ -78,15 +82,15 @@ def test_recall_and_hubness_are_those_of_an_independent_cross_validation(small, 
 
 
 def test_what_is_chosen_by_pairs_raises_recall_on_queries_it_never_saw(small, by_pairs):
-    model = by_pairs.winner.fit(given(small))
+    model = by_pairs[0].configuration.fit(given(small))
     raw = recall(small["queries"], small["targets"])
     assert recall(small["queries"], small["targets"], model.offsets(small["targets"])) > raw
 
 
 def test_without_pairs_it_is_the_default_and_nothing_is_tried(small, monkeypatch):
     monkeypatch.setattr("hubplugin.trial.Experiment._folds", None)  # not even begun
-    choice = hubplugin.choose(small["targets"], small["query_bank"])
-    assert (choice.winner, choice.candidates) == (configure("blend"), [])
+    choice = choose(small["targets"], small["query_bank"])
+    assert [(trial.configuration, trial.queries) for trial in choice] == [(configure("blend"), 0)]
     auto, default = (hubplugin.fit(small["targets"], small["query_bank"], method) for method in ("auto", "blend"))
     assert auto.fingerprint == default.fingerprint
 
@@ -110,20 +114,19 @@ def test_the_scores_are_those_of_an_independent_cross_validation(small, by_pairs
         scores[place] = -np.inf
         margins.append(own - scores.max(axis=1))
     margin = np.concatenate(margins)
-    (found,) = (candidate for candidate in by_pairs.candidates if candidate.configuration == default)
+    (found,) = (candidate for candidate in by_pairs if candidate.configuration == default)
     assert found.recall == pytest.approx((margin > 0).mean(), abs=1e-9)
     assert found.score == pytest.approx((1 / (1 + np.exp(-margin / (EDGE * default.tau)))).mean(), abs=1e-4)
-    assert (found.gain, found.error) == (0, 0)
+    assert (found.ahead, found.ahead_error) == (0, 0)
 
 
 def test_every_candidate_is_a_blend_around_the_default_and_is_reported(small, by_pairs):
     default = configure("blend").resolved(given(small))
-    tried = [candidate.configuration for candidate in by_pairs.candidates]
+    tried = [candidate.configuration for candidate in by_pairs]
     assert default in tried
     assert len(set(tried)) == len(tried) == 39
     assert {blend.answers for blend in tried} == {default.answers}
-    text = str(by_pairs)
-    assert all(str(candidate) in text for candidate in by_pairs.candidates)
+    assert all("beside the default" in str(candidate) for candidate in by_pairs)
 
 
 @pytest.mark.parametrize(("share", "method", "parameters"), [(0, "nnn", {}), (1, "dbsn", {"tau": 0.05})])
@@ -144,27 +147,28 @@ def test_the_default_is_left_only_for_a_candidate_that_is_clearly_ahead(small, m
         return found * tried[0].tau
 
     monkeypatch.setattr("hubplugin.trial.Experiment.margins", margins)
-    choice = hubplugin.choose(small["targets"], hubplugin.Bank(small["query_bank"], small["target_bank"], pairs=True))
+    choice = choose(small["targets"], hubplugin.Bank(small["query_bank"], small["target_bank"], pairs=True))
     default = configure("blend").resolved(given(small))
-    assert choice.candidates[0].configuration != default  # ahead in either case
-    assert (choice.winner == choice.candidates[0].configuration) is wins
-    assert (choice.winner == default) is not wins
+    best = max(choice, key=lambda trial: trial.score).configuration
+    assert best != default  # ahead in either case
+    assert (choice[0].configuration == best) is wins
+    assert (choice[0].configuration == default) is not wins
 
 
 def test_pairs_with_targets_in_the_gallery_make_a_log_whose_answers_are_left_out(small):
     held = np.concatenate([small["targets"], small["target_bank"]])
-    choice = hubplugin.choose(held, hubplugin.Bank(small["query_bank"], small["target_bank"], pairs=True))
-    assert (choice.winner, choice.candidates) == (configure("blend", answers="left out"), [])
+    choice = choose(held, hubplugin.Bank(small["query_bank"], small["target_bank"], pairs=True))
+    assert [trial.configuration for trial in choice] == [configure("blend", answers="left out")]
 
 
 def test_the_same_seed_chooses_the_same(small, by_pairs):
-    again = hubplugin.choose(small["targets"], hubplugin.Bank(small["query_bank"], small["target_bank"], pairs=True))
+    again = choose(small["targets"], hubplugin.Bank(small["query_bank"], small["target_bank"], pairs=True))
     assert again == by_pairs
 
 
-def test_fit_auto_is_the_fit_of_what_choose_chooses(small, by_pairs):
+def test_fit_auto_is_the_fit_of_what_is_chosen(small, by_pairs):
     model = hubplugin.fit(small["targets"], hubplugin.Bank(small["query_bank"], small["target_bank"]), "auto")
-    assert (model.method, model.parameters) == ("blend", by_pairs.winner.parameters)
+    assert (model.method, model.parameters) == ("blend", by_pairs[0].configuration.parameters)
     assert model.gallery.count == 300
 
 
@@ -173,9 +177,9 @@ def test_temperatures_follow_the_scale_of_the_similarity(small, by_pairs):
         4 * x / np.linalg.norm(x.astype(float), axis=1, keepdims=True)
         for x in (small["query_bank"], small["targets"], small["target_bank"])
     )
-    choice = hubplugin.choose(targets, hubplugin.Bank(bank, second, pairs=True), metric="dot")
-    assert choice.winner.share == by_pairs.winner.share
-    assert choice.winner.tau == pytest.approx(16 * by_pairs.winner.tau, rel=1e-3)
+    choice = choose(targets, hubplugin.Bank(bank, second, pairs=True), metric="dot")
+    assert choice[0].configuration.share == by_pairs[0].configuration.share
+    assert choice[0].configuration.tau == pytest.approx(16 * by_pairs[0].configuration.tau, rel=1e-3)
 
 
 def test_pairs_may_be_a_mapping_in_any_order(small):
@@ -185,7 +189,7 @@ def test_pairs_may_be_a_mapping_in_any_order(small):
         small["targets"], hubplugin.Bank(small["query_bank"], small["target_bank"][order], pairs=place), "nnn"
     )
     straight = judge(small["targets"], hubplugin.Bank(small["query_bank"], small["target_bank"], pairs=True), "nnn")
-    assert shuffled.candidate.recall == straight.candidate.recall
+    assert shuffled.recall == straight.recall
 
 
 def test_targets_that_the_gallery_holds_already_are_not_there_twice(small):
@@ -193,7 +197,7 @@ def test_targets_that_the_gallery_holds_already_are_not_there_twice(small):
     found = judge(held, hubplugin.Bank(small["query_bank"], small["target_bank"]), "nnn")
     scores = formulas.similarity(small["query_bank"], held, "cosine")
     own = 300 + np.arange(400)
-    assert found.uncorrected.recall == pytest.approx((scores.argmax(axis=1) == own).mean(), abs=1e-9)
+    assert found.raw.recall == pytest.approx((scores.argmax(axis=1) == own).mean(), abs=1e-9)
 
 
 def test_queries_of_one_target_never_give_it_away_to_each_other(small):
@@ -204,28 +208,28 @@ def test_queries_of_one_target_never_give_it_away_to_each_other(small):
     given = {"targets": small["targets"], "method": "is", "tau": 0.05}
     once = judge(bank=hubplugin.Bank(bank, small["target_bank"], pairs=True), **given)
     both = judge(bank=hubplugin.Bank(twice, small["target_bank"], pairs=np.tile(np.arange(400), 2)), **given)
-    assert both.probes == 2 * once.probes
-    assert both.candidate.recall == pytest.approx(once.candidate.recall, abs=0.004)
+    assert both.queries == 2 * once.queries
+    assert both.recall == pytest.approx(once.recall, abs=0.004)
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_banks_of_equal_length_are_pairs_only_if_they_look_like_it(small, shuffled):
     second = small["target_bank"][np.random.default_rng(1).permutation(400)] if shuffled else small["target_bank"]
     judgement = judge(small["targets"], hubplugin.Bank(small["query_bank"], second), "nnn")
-    assert (judgement.candidate.recall is None) is shuffled
+    assert (judgement.recall is None) is shuffled
 
 
-def test_a_text_that_is_there_twice_never_probes_the_fit_that_saw_it(small):
+def test_a_text_that_is_there_twice_never_tries_the_fit_that_saw_it(small):
     once = judge(small["targets"], small["query_bank"][:200], "is")
     twice = judge(small["targets"], np.repeat(small["query_bank"][:200], 2, axis=0), "is")
-    assert twice.bank.distinct == once.bank.distinct == twice.probes == 200
+    assert twice.bank.distinct == once.bank.distinct == twice.queries == 200
 
 
 def test_the_choice_does_not_grow_with_bank_and_gallery(small, monkeypatch):
     monkeypatch.setattr("hubplugin.trial.experiment.FIT_ROWS", 50)
-    monkeypatch.setattr("hubplugin.trial.experiment.PROBES", 20)
-    choice = hubplugin.choose(small["targets"], hubplugin.Bank(small["query_bank"], small["target_bank"], pairs=True))
-    assert choice.probes == FOLDS * 20
+    monkeypatch.setattr("hubplugin.trial.experiment.HELD_OUT", 20)
+    choice = choose(small["targets"], hubplugin.Bank(small["query_bank"], small["target_bank"], pairs=True))
+    assert choice[0].queries == FOLDS * 20
 
 
 def test_the_precision_that_a_fit_is_asked_for_is_that_of_its_choice(small, monkeypatch):
@@ -284,7 +288,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(small, change, says):
     given = {"queries": small["query_bank"], "answers": small["target_bank"], "targets": small["targets"]} | change
     bank = hubplugin.Bank(given["queries"], given["answers"], pairs=given.get("pairs"))
     with pytest.raises(hubplugin.InputError) as caught:
-        hubplugin.choose(given["targets"], bank, metric=given.get("metric", "cosine"))
+        choose(given["targets"], bank, metric=given.get("metric", "cosine"))
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 

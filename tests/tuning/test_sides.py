@@ -17,9 +17,10 @@ from hubplugin.methods import configure
 from hubplugin.metric import Metric
 from hubplugin.registry import open_store
 from hubplugin.resources import Compute
-from hubplugin.trial import Experiment, judge
+from hubplugin.trial import Experiment, choose_by, judge
 from hubplugin.trial.experiment import FOLDS, folds_within
-from hubplugin.trial.guard import FOUND, STAND_INS, Side, Sides, both_sides
+from hubplugin.trial.guard import FOUND, STAND_INS, both_sides
+from hubplugin.trial.trial import Side, Sides
 from tests.core import formulas
 
 
@@ -52,7 +53,7 @@ def test_clicks_say_what_each_query_asks_for_and_all_wordings_are_tried(wordings
     queries, targets, clicks = wordings
     right = formulas.similarity(queries, targets, "cosine").argmax(axis=1) == clicks
     sides = sides_of(wordings, configure("is"))
-    assert (sides.asked.probes, sides.other.probes) == (300, 400)
+    assert (sides.asked.queries, sides.other.queries) == (300, 400)
     assert sides.asked.before == pytest.approx(right[:300].mean())
     assert sides.other.before == pytest.approx(right.mean())
 
@@ -89,12 +90,12 @@ def test_a_method_that_takes_answers_for_hubs_harms_what_was_asked_for_alone(wor
 def test_with_clicks_a_correction_that_harms_what_was_asked_before_is_refused(wordings):
     queries, targets, clicks = wordings
     judgement = judge(targets, hubplugin.Bank(queries, clicks), "dbsn", tau=0.02, answers="left out")
-    assert judgement.candidate.recall is not None
+    assert judgement.recall is not None
     harmful = judge(targets, hubplugin.Bank(queries, clicks), "dbsn", tau=0.02)
     (objection,) = (each for each in harmful.objections if each.startswith("what was asked before is harmed: R@1 "))
     assert ", 300 other wordings)" in objection
     assert "note: asked before: R@1 " in str(harmful)
-    assert judge(targets, hubplugin.Bank(queries, clicks)).objections == []
+    assert judge(targets, hubplugin.Bank(queries, clicks)).objections == ()
 
 
 def test_without_clicks_queries_that_share_a_clear_target_are_taken_for_wordings(wordings):
@@ -139,7 +140,7 @@ def test_a_sample_of_the_gallery_has_the_answers_added(monkeypatch, wordings):
     queries = targets.astype(np.float32)[clicks] + np.random.default_rng(0).normal(size=(400, 384)) * 1e-3
     for known in (True, False):
         assert sides_of((queries, targets, clicks), configure("is"), known).asked.before == 1
-    assert judge(targets, hubplugin.Bank(queries, clicks), "is").uncorrected.recall == 1
+    assert judge(targets, hubplugin.Bank(queries, clicks), "is").raw.recall == 1
 
 
 def test_small_banks_have_no_sides(log):
@@ -170,17 +171,16 @@ def test_a_change_of_a_side_within_chance_is_not_told():
 
 def test_with_clicks_auto_is_chosen_on_both_sides(wordings):
     queries, targets, clicks = wordings
-    choice = hubplugin.choose(targets, hubplugin.Bank(queries, clicks))
-    assert choice.probes == 700
-    assert {candidate.configuration.answers for candidate in choice.candidates} == {"left out"}
+    choice = hubplugin.diagnose(targets, hubplugin.Bank(queries, clicks)).choice
+    assert choice[0].queries == 700
+    assert {candidate.configuration.answers for candidate in choice} == {"left out"}
     default = configure("blend", answers="left out")
-    of_winner = next((each for each in choice.candidates if each.configuration == choice.winner), None)
-    assert choice.winner.share == default.share or of_winner.worst > 0
+    assert choice[0].configuration.share == default.share or choice[0].worst > 0
 
 
 def test_with_clicks_on_one_wording_each_auto_is_the_default_for_a_log(log):
-    choice = hubplugin.choose(log.targets, hubplugin.Bank(log.query_bank, np.arange(300)))
-    assert choice.winner == configure("blend", answers="left out")
+    (choice,) = choose_by(Experiment(replace(log, clicks=np.arange(300))))
+    assert choice.configuration == configure("blend", answers="left out")
     assert "too few other wordings" in choice.reason
 
 
@@ -193,14 +193,12 @@ def test_clicks_name_the_ids_of_a_store(wordings, tmp_path):
     faiss.write_index(index, str(tmp_path / "photos.faiss"))
     store = open_store(f"faiss:{tmp_path / 'photos.faiss'}")
     by_row = judge(unit, hubplugin.Bank(queries, clicks))
-    assert (
-        hubplugin.diagnose(store, hubplugin.Bank(queries, 1_000 + clicks)).judgement.uncorrected == by_row.uncorrected
-    )
+    assert hubplugin.diagnose(store, hubplugin.Bank(queries, 1_000 + clicks)).trial.raw == by_row.raw
     applied = hubplugin.apply(
         store, hubplugin.Bank(queries, np.where(clicks < 190, 1_000 + clicks, 7))
     )  # 7: gone since
-    assert applied.judgement.probes == (clicks < 190).sum()
-    assert applied.judgement.sides.known
+    assert applied.trial.queries == (clicks < 190).sum()
+    assert applied.trial.sides.known
     with pytest.raises(hubplugin.InputError, match="none of what they name is in"):
         hubplugin.apply(store, hubplugin.Bank(queries, clicks))
     np.save(tmp_path / "queries.npy", queries)

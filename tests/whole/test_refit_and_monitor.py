@@ -18,7 +18,7 @@ from hubplugin.jobs.write import write
 from hubplugin.model import HubnessAtFit
 from hubplugin.registry import open_store
 from hubplugin.store import StoredVersion
-from hubplugin.trial import Candidate
+from hubplugin.trial import Trial
 from hubplugin_qdrant import QdrantStore
 from tests.whole.commands import hubplugin as typed
 from tests.whole.commands import write_photos
@@ -44,7 +44,7 @@ def test_a_refit_keeps_the_method_and_its_parameters_on_a_new_bank(photos, real)
     assert found.bank_fingerprint == hubplugin.fit(None, real["bank_queries"][1::2], "nnn").bank_fingerprint
     assert [each.state for each in photos.versions()] == ["kept", "active"]
     assert done.versus.new.skewness < done.versus.raw.skewness
-    assert done.judgement is not None
+    assert done.trial is not None
 
 
 def test_the_old_model_is_tried_on_held_out_queries_as_it_is(photos, real):
@@ -82,8 +82,8 @@ def test_a_refit_without_queries_or_without_a_correction_says_what_is_missing(ph
         refit(photos, real["bank_queries"])
 
 
-def candidate(skewness: float, recall: float | None = None) -> Candidate:
-    return Candidate("nnn", {}, skewness, 0.1, recall)
+def candidate(skewness: float, recall: float | None = None) -> Trial:
+    return Trial(None, 100, skewness=skewness, cost=0.1, recall=recall)
 
 
 @pytest.mark.parametrize(
