@@ -15,7 +15,7 @@ import hubplugin
 from benchmarks.tables import EXAMPLES, markdown
 from hubplugin import Metric
 from hubplugin.compute import sampled
-from hubplugin.evaluation.results import Results
+from hubplugin.evaluation import Results
 from hubplugin.metric import normalise
 from hubplugin.vectors import as_vectors
 

@@ -143,7 +143,7 @@ class BankProfile:
             "another model": "the bank looks as if another model had embedded it: its queries find "
             f"{self.reach:.0%} of what as many of the gallery's own vectors find ({REACH:.0%} is needed)",
             "elsewhere": "the bank looks as if it came from elsewhere, or asked about one corner of the gallery: what "
-            f"it finds lies together ({self.clustered:.2f}, {CLUSTERED} is allowed) and it does not agree with the "
+            f"it finds lies together ({self.clustered:.2f}, {CLUSTERED} is allowed) and it disagrees with the "
             f"gallery on the hubs ({self.agreement:.2f}, {AGREEMENT} is needed)",
             "too small to tell": f"the bank, or the gallery, is too small to tell its kind ({FEWEST} rows are needed)",
         }[self.kind]

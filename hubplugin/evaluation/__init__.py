@@ -1,0 +1,5 @@
+"""Raw search and corrections side by side, of arrays or of a store, on queries whose true targets are known."""
+
+from hubplugin.evaluation.results import MethodResult, Results
+
+__all__ = ["MethodResult", "Results"]

@@ -457,7 +457,7 @@ QUERIES, TARGETS = 64, 2048
 FARTHEST = 0.05
 """The share of the gallery that may on average be nearer to a query than its corrected nearest target. On 27
 banks of text and code, text and image, two languages and query logs it is at most 0.017, by `blend`, `dbsn`, `is` or
-`nnn`; on the same banks as if another model had embedded them, 0.11 to 0.47 (benchmarks/reach.py)."""
+`nnn`. On the same banks as if another model had embedded them, it is 0.11 to 0.47 (benchmarks/reach.py)."""
 
 
 def displacement(model: OffsetModel, bank: Vectors, gallery: Vectors, compute: Compute) -> float:
@@ -478,7 +478,7 @@ def require_displacement(model: OffsetModel, bank: Vectors, gallery: Vectors, co
         raise CorrectionRefused(
             "the offsets are far wider than the similarities to the bank: what comes first would have "
             f"{share:.0%} of the gallery nearer to the query ({FARTHEST:.0%} at most); nothing was changed: embed the "
-            "bank with the gallery's model, or apply them all the same with ",
+            "bank with the gallery's model, or pass ",
             Parameter("force", True),
         )
 

@@ -47,7 +47,7 @@ FEWEST_WORDINGS = 50
 
 SHARED = 1 / 3
 """Share of the queries with a clear nearest target that have it in common with another, from which on these are taken
-for wordings: where each target has one, hubs alone are shared, by 0.14; in logs of several wordings it is 0.55 to 0.71
+for wordings. Where each target has one, hubs alone are shared, by 0.14; in logs of several wordings it is 0.55 to 0.71
 (benchmarks/both_sides.py)."""
 
 STAND_INS = "stand-ins"

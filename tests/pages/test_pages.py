@@ -12,6 +12,7 @@ import hubplugin
 import hubplugin_faiss
 import hubplugin_qdrant
 from hubplugin.cli import app
+from pages import architecture
 from pages.generated import outdated
 from tests.pages.blocks import NOT_RUN, PAGES, ROOT, RUNNABLE, blocks, commands
 
@@ -68,3 +69,13 @@ def test_every_page_that_the_index_for_language_models_names_is_there():
     links = re.findall(r"\]\((docs/[^)#]+)", (ROOT / "llms.txt").read_text())
     assert len(links) == len(set(links)) == len(list(ROOT.glob("docs/**/*.md")))
     assert all((ROOT / link).exists() for link in links)
+
+
+def test_every_chapter_stands_on_the_map_and_every_file_of_a_walk_is_there():
+    chapters = [path for folder in ("hubplugin", "adapters") for path in (ROOT / folder).rglob("*.py")]
+    text = architecture.page()
+    lacking = [path for path in chapters if f"`{path.name}`" not in text and f"**{path.name}**" not in text]
+    assert {path.name for path in lacking} <= {"__init__.py", "__main__.py", "_version.py"}
+    ends = [path.as_posix() for path in chapters]
+    named = re.findall(r"`([a-z_/]+\.py)`", architecture.WALKS)
+    assert [name for name in named if not any(end.endswith(f"/{name}") for end in ends)] == []

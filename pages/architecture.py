@@ -1,0 +1,113 @@
+"""docs/architecture.md: the map of the chapters, made from what each says of itself, and the six walks through them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+START = """# Architecture
+
+hubplugin gives each target of a vector store one number, its offset, and makes the store's own search rank by
+similarity plus offset. The core computes offsets and knows no store; an adapter knows one store and the core.
+
+A file is a chapter: it ends where a reader would stop reading. An import never runs up the list below, and within a
+package there is no circle; `make lint` checks both with import-linter. What each chapter says here is the first
+sentence in it (`python -m pages` makes this page).
+
+Three values go through the house. A `Bank` is example queries and what is known of their answers. An `OffsetModel` is
+what a fit returns. A `Report` is what a result shows: one function makes text of it, one HTML and one JSON.
+
+A reduction is a `Task`, a pure function of some targets, and what merges the parts. Targets in one place are one
+shard, and those of a gallery in shards as many as it has.
+"""
+
+WALKS = """## Six walks
+
+`python -m tests.walk --path` prints each of them, function by function. `make lint` holds them to a number of moves
+from file to file.
+
+1. **`fit(targets, bank, "dbsn")`.** `hubplugin/fitting.py` reads the method by its name (`methods/__init__.py`), and
+   bank and targets as checked blocks (`vectors/base.py`). `methods/base.py` brings both to unit length, and
+   `methods/sinkhorn.py` asks `compute/sinkhorn.py` for log alpha. It goes over `compute/similarities.py` tile by
+   tile, once an iteration. `model/offset_model.py` keeps the weighted bank and is what `fit` returns.
+2. **`client.query_points(...)`, corrected.** `hubplugin_qdrant/client.py` has a table of operations, and
+   `operations.py` drives one for both clients. `searches.py` asks `cached_manifest.py` whether the collection is
+   corrected, and `requests.py` makes the corrected request of the user's, with what `manifest.py` says. One request
+   is sent.
+3. **`client.upsert(...)` of one point.** `client.py` and `operations.py` again, then `write_operations.py`.
+   `offsets_in_writes.py` asks the model (`hubplugin/model/offset_model.py`, `compute/terms.py`) for the point's
+   offset, and `stored_offsets.py` says how a point holds it.
+4. **`hubplugin_faiss.upgrade(index, model)`.** `index.py` finds the handler of the index type (`handlers/base.py`,
+   `handlers/lists.py`) and asks the model for the offsets of the vectors that the index stores. `encoding/codecs.py`
+   says how extra dimensions carry them, `encoding/layout.py` where codes lie. `calibration.py` searches the new index
+   as a check.
+5. **`hubplugin_qdrant.apply(client, "photos", bank)`.** `jobs.py` opens the collection as a store (`store.py`,
+   `schema.py`) and hands it to `hubplugin/jobs/correct.py`. There the bank is read (`bank/bank.py`,
+   `bank/prepared.py`), the vectors are spooled (`jobs/write.py`), and the correction is tried (`trial/experiment.py`,
+   `trial/guard.py`). Then it is fitted as in the first walk. `jobs/write.py` writes through `writing.py`, and
+   `calibration.py` and `versions.py` end in one switch.
+6. **`refit(store, bank)`.** The same eight steps in `hubplugin/jobs/correct.py`, with the old model beside the new
+   one in `trial/experiment.py`. On a Faiss file `store.py` takes the folder's lock (`folder.py`), and `index_file.py`
+   and `versions.py` put index, model and kept offsets in their place in one step.
+
+## Decisions
+
+Five decisions shape the rest; each has a page.
+
+1. [An offset is one more dimension](decisions/1-offset-as-a-dimension.md)
+2. [Qdrant keeps offsets in the payload or in a second vector](decisions/2-payload-or-vector.md)
+3. [One generator drives the sync and the async client](decisions/3-generators-for-sync-and-async.md)
+4. [Manifest and models lie in a metadata collection](decisions/4-metadata-collection.md)
+5. [The guard refuses what does harm](decisions/5-what-the-guard-refuses.md)
+"""
+
+
+def page() -> str:
+    return "\n".join([START, *_core(), *_adapters(), WALKS])
+
+
+def layers() -> list[list[str]]:
+    """The layers of the core as import-linter has them, the highest first: packages and modules in each."""
+    text = (ROOT / "pyproject.toml").read_text()
+    listed = re.search(r"^layers = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
+    assert listed is not None
+    return [line.split(" | ") for line in re.findall(r'"([^"]+)"', listed[1])]
+
+
+def _core() -> Iterator[str]:
+    yield "## hubplugin, from the top down\n"
+    rows = [_package(ROOT / "hubplugin" / name) for layer in layers() for name in layer]
+    yield from (f"{row}\n" for row in rows if row)
+
+
+def _adapters() -> Iterator[str]:
+    for name in ("hubplugin_faiss", "hubplugin_qdrant"):
+        yield f"## {name}\n"
+        folder = ROOT / "adapters" / name
+        yield f"{_chapters(folder)}\n"
+        for inner in sorted(each.parent for each in folder.glob("*/__init__.py")):
+            yield f"{_package(inner)}\n"
+
+
+def _package(path: Path) -> str:
+    """A package with its chapters, or a module that stands alone."""
+    if path.is_dir():
+        said = said_by(path / "__init__.py")
+        return f"**{path.name}/** {said}\n\n{_chapters(path)}".rstrip()
+    module = path.with_suffix(".py")
+    return f"**{module.name}** {said_by(module)}" if module.exists() and said_by(module) else ""
+
+
+def _chapters(folder: Path) -> str:
+    found = (each for each in sorted(folder.glob("*.py")) if each.name != "__init__.py")
+    return "\n".join(f"- `{each.name}` {said_by(each)}" for each in found)
+
+
+def said_by(module: Path) -> str:
+    """The first sentence of its docstring."""
+    text = ast.get_docstring(ast.parse(module.read_text())) or ""
+    return re.split(r"(?<=[.!?])\s", " ".join(text.split("\n\n")[0].split()))[0]
