@@ -1,29 +1,58 @@
-"""With what to compute: a device, an amount of memory, and who is told how far it is. Imports no torch."""
+"""With what to compute: torch or numpy, a device, an amount of memory, and who is told how far it is."""
 
 from __future__ import annotations
 
 import os
 import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from hubplugin.errors import InputError, Parameter
 from hubplugin.vectors import Progress
 
 if TYPE_CHECKING:
-    import torch
+    import torch as torch
+else:
+
+    class _Torch:
+        """Stands for the module, which is imported when it is first used: fits need it, and a process that only serves
+        need not have it. Raises InputError, one line, where it is not installed."""
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                import torch
+            except ImportError:
+                raise InputError(
+                    "this computes with torch, which is not installed: pip install 'hubplugin[fit]'"
+                ) from None
+            return getattr(torch, name)
+
+    torch = _Torch()
 
 LEAST, SAFE = 1 << 20, 1 << 30
 """Bytes: what any work needs, and the default, which is a bound on a small machine, too."""
 
+FEW = 1e10
+"""Products of two numbers that numpy does before an import of torch is over, which takes some 3 s: an upsert of 1,000
+vectors of 384 dimensions against a bank of 15,000 takes 6e9 (benchmarks/serving.py)."""
+
 Precision: TypeAlias = Literal["float32", "float64"]
+
+
+@cache
+def has_torch() -> bool:
+    """Whether torch is installed; it is not imported."""
+    return find_spec("torch") is not None
 
 
 @dataclass(frozen=True)
 class Compute:
     """Where, within what memory and how precisely to compute. Everything that computes takes it as `compute`.
 
-    device: "auto" (cuda, then mps, then cpu) or any torch device name.
+    device: "auto" (cuda, then mps, then cpu), any torch device name, or "numpy". Where torch is not installed, and for
+        the offsets of few targets (see `FEW`), "auto" is "numpy". Fits need torch.
     memory: bytes, or text such as "512MiB", from 1MiB to what the machine has, or `SAFE` where that is more. It bounds
         what is held of similarities beyond the bank itself. A Sinkhorn fit that finds room for m x n in float16 takes
         the time of one product, else of `iterations`.
@@ -44,10 +73,19 @@ class Compute:
             raise InputError(f"precision={self.precision!r} is unknown; use one of {', '.join(get_args(Precision))}")
         self.bytes()
 
+    @property
+    def by_numpy(self) -> bool:
+        """Whether numpy computes."""
+        return self.device == "numpy" or (self.device == "auto" and not has_torch())
+
+    def for_products(self, count: float) -> Compute:
+        """The same for so many products of two numbers: by numpy where they are few."""
+        return replace(self, device="numpy") if self.device == "auto" and count <= FEW else self
+
     def torch_device(self) -> torch.device:
         """The device; raises InputError where it cannot be used here."""
-        import torch
-
+        if self.device == "numpy":
+            raise InputError("a fit computes with torch: device 'numpy' has offsets and searches; use 'auto' or 'cpu'")
         double = self.precision == "float64"
         if self.device == "auto":
             if torch.cuda.is_available():
@@ -84,11 +122,10 @@ class Compute:
 
     def _installed(self) -> int:
         """The bytes of memory that this machine has, or its device if that has more."""
-        import torch
-
         own = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else sys.maxsize
-        device = self.torch_device()
-        return own if device.type != "cuda" else max(own, torch.cuda.get_device_properties(device).total_memory)
+        if self.by_numpy or (device := self.torch_device()).type != "cuda":
+            return own
+        return max(own, torch.cuda.get_device_properties(device).total_memory)
 
     @property
     def quiet(self) -> Compute:

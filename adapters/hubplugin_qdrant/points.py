@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from qdrant_client import models
 
-from hubplugin.compute import Similarities, dense
+from hubplugin.compute import Similarities, dense_array
 from hubplugin.metric import Metric, normalise
 from hubplugin.resources import Compute
 from hubplugin.store import Batch, Id
@@ -165,8 +165,8 @@ def expected_scores(metric: Metric, vectors: np.ndarray, queries: np.ndarray) ->
     """What a server answers of `vectors` [b, d] to `queries` [m, d]: [m, b] float64."""
     if metric is Metric.COSINE:
         queries = normalise(queries, "queries")
-    similarities = Similarities(queries, metric, Compute("cpu", precision="float64"))
-    found: np.ndarray = dense(similarities, as_vectors(vectors, "vectors")).numpy()
+    similarities = Similarities(queries, metric, Compute("numpy", precision="float64"))
+    found = dense_array(similarities, as_vectors(vectors, "vectors"))
     return np.sqrt(np.maximum(-2 * found, 0)) if metric is Metric.EUCLIDEAN else found
 
 

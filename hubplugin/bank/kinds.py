@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import numpy as np
-import torch
 
 from hubplugin.compute import SURVEYED, Nearest, Similarities, dense, look, spacing_ratio
 from hubplugin.methods import FitInput
 from hubplugin.metric import Metric
-from hubplugin.resources import Compute
+from hubplugin.resources import Compute, torch
 from hubplugin.vectors import as_vectors
 
 Kind: TypeAlias = Literal[

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from hubplugin.compute.similarities import (
     MOST_ANSWERS,
@@ -27,12 +26,14 @@ from hubplugin.compute.similarities import (
     as_tensor,
     largest,
     leave_largest_out,
+    like,
     reached,
     reaching,
     taken,
     with_own,
 )
 from hubplugin.compute.terms import LogSum, MeanOfLargest, ShardResult, Task, over, reduce
+from hubplugin.resources import torch
 from hubplugin.vectors import Spread, Vectors, as_vectors
 
 SMALLEST_LOG = 20
@@ -248,7 +249,7 @@ class Seeker:
         exact = highest.cpu().double() / scale
         nearer = exact > self._levels
         self._levels = torch.where(nearer, exact, self._levels)
-        rows, columns = reaching(s, (scale * reached(self._levels)).to(s), highest)
+        rows, columns = reaching(s, like(scale * reached(self._levels.numpy()), s), highest)
         values = s[rows, columns]
         self._place(rows, columns, (values == highest[columns]).cpu() & nearer[columns.cpu()], first + tile.start)
         count = rows.bincount(minlength=len(s))
@@ -261,7 +262,8 @@ class Seeker:
         self._size += len(rows)
         if self._size > self._limit:
             self._prune()
-        return count.nonzero()[:, 0]
+        some: torch.Tensor = count.nonzero()[:, 0]
+        return some
 
     def see_and_list(
         self, tile: Tile, first: int, k: int | None, scale: float = 1.0
@@ -295,7 +297,7 @@ class Seeker:
 
     def _prune(self) -> None:
         """Lets go of the entries that their bank rows have met nearer targets than since."""
-        levels = reached(self._levels).numpy()
+        levels = reached(self._levels.numpy())
         numbers, columns, values = (np.concatenate(parts) for parts in zip(*self._entries, strict=True))
         left = values >= levels[columns]
         self._entries = [(numbers[left], columns[left], values[left])]
@@ -321,7 +323,7 @@ class Seeker:
         if levels is not None:
             self._levels = torch.from_numpy(levels)
         self._prune()
-        (numbers, columns, _), lowest = self._entries[0], reached(self._levels).numpy()
+        (numbers, columns, _), lowest = self._entries[0], reached(self._levels.numpy())
         targets, place, counts = np.unique(numbers, return_inverse=True, return_counts=True)
         answered = counts <= MOST_ANSWERS * self._m  # a target with more is a hub
         outside = answered[place] & (numbers >= gallery)
@@ -360,7 +362,7 @@ def reduce_and_seek(
         some, columns, means = seeker.see_and_list(tile, 0, largest_k)
         for reduction, result in zip(reductions, results, strict=True):
             if isinstance(reduction, LogSum):
-                result[tile.start : tile.stop] = reduction.of(tile).numpy()
+                result[tile.start : tile.stop] = reduction.of(tile)
                 seeker.add(tile.s[some[:, None], columns].double() / tile.s[some].sum(dim=1, keepdim=True))
             else:
                 result[tile.start : tile.stop] = means
@@ -394,18 +396,16 @@ def clusters(vectors: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
 
     k-means by Lloyd's algorithm from `count` rows drawn with a fixed seed; a cluster that runs empty stays empty.
     """
-    rows = torch.from_numpy(np.ascontiguousarray(vectors, np.float32))
-    drawn = np.random.default_rng(seed).permutation(len(rows))[:count]
-    centres, labels = rows[torch.from_numpy(drawn)], torch.full((len(rows),), -1)
+    drawn = np.random.default_rng(seed).permutation(len(vectors))[:count]
+    centres, labels = vectors[drawn].astype(np.float32), np.full(len(vectors), -1)
     for _ in range(ROUNDS):
-        nearest = (rows @ centres.T - centres.square().sum(dim=1) / 2).argmax(dim=1)
-        if torch.equal(nearest, labels):
+        nearest = (vectors @ centres.T - np.square(centres).sum(axis=1) / 2).argmax(axis=1)
+        if np.array_equal(nearest, labels):
             break
         labels = nearest
-        sums = torch.zeros_like(centres).index_add_(0, labels, rows)
-        sizes = torch.bincount(labels, minlength=len(centres))[:, None]
-        centres = torch.where(sizes > 0, sums / sizes.clamp(min=1), centres)
-    return labels.numpy()
+        for number in np.unique(labels):
+            centres[number] = vectors[labels == number].mean(axis=0)
+    return labels
 
 
 SURVEYED = 512

@@ -10,9 +10,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from hubplugin.compute.similarities import Similarities, prepared_blocks
+from hubplugin.compute.similarities import Array, Similarities, host, largest, like, module_of, prepared_blocks, step_of
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin.resources import Compute
@@ -31,8 +30,8 @@ class Scores:
     candidate: int
     rows: slice
     start: int
-    s: torch.Tensor
-    own: torch.Tensor
+    s: Array
+    own: np.ndarray
     tie: float
 
 
@@ -50,28 +49,21 @@ class TopK:
     def begin(self, candidates: int, queries: np.ndarray, targets: Vectors, metric: Metric) -> None:
         self.k = min(self.k, targets.rows)
         shape = (candidates, len(queries), self.k)
-        self._scores = torch.full(shape, -math.inf, dtype=torch.float64)
-        self._rows = torch.full(shape, -1, dtype=torch.int64)
+        self.scores = np.full(shape, -math.inf)
+        self.rows = np.full(shape, -1, np.int64)
 
     def take(self, part: Scores, offsets: np.ndarray) -> None:
-        known, rows = self._scores[part.candidate, part.rows], self._rows[part.candidate, part.rows]
+        known, rows = self.scores[part.candidate, part.rows], self.rows[part.candidate, part.rows]
         # Finding a row's maximum costs a tenth of finding its k best, and most later tiles hold none of them.
-        changed = (part.s.amax(dim=1).cpu().double() + part.own > known[:, -1]).nonzero()[:, 0]
+        changed = np.flatnonzero(host(module_of(part.s).amax(part.s, 1)) + part.own > known[:, -1])
         if not len(changed):
             return
-        found = torch.topk(part.s[changed.to(part.s.device)], min(self.k, part.s.shape[1]), dim=1)
-        scores = torch.cat([known[changed], found.values.cpu().double() + part.own[changed, None]], 1)
-        best = torch.topk(scores, self.k, dim=1)
-        known[changed] = best.values
-        rows[changed] = torch.cat([rows[changed], found.indices.cpu() + part.start], 1).gather(1, best.indices)
-
-    @property
-    def scores(self) -> np.ndarray:
-        return self._scores.numpy()
-
-    @property
-    def rows(self) -> np.ndarray:
-        return self._rows.numpy()
+        values, columns = largest(part.s[changed], min(self.k, part.s.shape[1]))
+        scores = np.concatenate([known[changed], host(values) + part.own[changed, None]], axis=1)
+        numbers = np.concatenate([rows[changed], host(columns).astype(np.int64) + part.start], axis=1)
+        best = np.argsort(-scores, axis=1, kind="stable")[:, : self.k]
+        known[changed] = np.take_along_axis(scores, best, axis=1)
+        rows[changed] = np.take_along_axis(numbers, best, axis=1)
 
 
 class TruthCounts:
@@ -98,23 +90,20 @@ class TruthCounts:
         for start in range(first, last, height):  # as many pairs at a time as the tile has rows
             pairs = slice(start, min(start + height, last))
             local = self.query_rows[pairs] - part.rows.start
-            true = self._true[pairs] + offsets[self.target_rows[pairs]] - part.own.numpy()[local]
-            above, below = (
-                torch.from_numpy(limit).to(part.s.dtype).to(part.s.device)[:, None]
-                for limit in (true + part.tie, true - part.tie)
-            )
+            true = self._true[pairs] + offsets[self.target_rows[pairs]] - part.own[local]
+            above, below = (like(limit, part.s)[:, None] for limit in (true + part.tie, true - part.tie))
             one_each = len(local) == height and (local == np.arange(height)).all()
-            scores = part.s if one_each else part.s[torch.from_numpy(local).to(part.s.device)]
+            scores, module = part.s if one_each else part.s[local], module_of(part.s)
             here = self.target_rows[pairs] - part.start
-            inside = torch.from_numpy(np.flatnonzero((here >= 0) & (here < width))).to(part.s.device)
-            itself = scores[inside, torch.from_numpy(here).to(part.s.device)[inside]][:, None]
+            inside = np.flatnonzero((here >= 0) & (here < width))
+            itself = scores[inside, here[inside]][:, None]
             # Summing truth values as floats is exact below 2^24 and several times as fast as summing booleans.
-            truth = torch.empty_like(scores)
+            truth = module.empty_like(scores)
             counts = []
-            for compare, limit in ((torch.gt, above), (torch.ge, below)):
-                count = compare(scores, limit, out=truth).sum(dim=1)
-                count[inside] -= compare(itself, limit[inside]).to(count.dtype)[:, 0]  # it does not compete with itself
-                counts.append(count.cpu().numpy().astype(np.int64))
+            for compare, limit in ((module.greater, above), (module.greater_equal, below)):
+                count = host(compare(scores, limit, out=truth).sum(1)).astype(np.int64)
+                count[inside] -= host(compare(itself, limit[inside])[:, 0]).astype(np.int64)  # no rival of itself
+                counts.append(count)
             self.greater[part.candidate, pairs] += counts[0]
             self.equal[part.candidate, pairs] += counts[1] - counts[0]
 
@@ -143,12 +132,12 @@ def search(
     quiet, asked, start = compute.quiet, as_vectors(queries, "queries"), 0
     for block in prepared_blocks(targets, metric):
         similarities = Similarities(block, metric, quiet)
-        shifts = torch.from_numpy(offsets[:, start : start + len(block)]).to(similarities.device)
+        shifts = offsets[:, start : start + len(block)]
         for tile in similarities.tiles(asked, what):
-            tie = TIE * torch.finfo(tile.s.dtype).eps * (tile.bound + float(largest))
+            tie = TIE * step_of(tile.s) * (tile.bound + float(largest))
             for candidate, shift in enumerate(shifts):
-                corrected = tile.s + shift.to(tile.s.dtype)
-                part = Scores(candidate, slice(tile.start, tile.stop), start, corrected, tile.own, tie)
+                corrected = tile.s + like(shift, tile.s)
+                part = Scores(candidate, slice(tile.start, tile.stop), start, corrected, host(tile.own), tie)
                 for collector in collectors:
                     collector.take(part, offsets[candidate])
             compute.report(what, start + len(block) * tile.stop // len(queries), targets.rows)

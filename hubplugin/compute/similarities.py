@@ -10,16 +10,44 @@ budget has room for it. Products have the full precision of their type, whatever
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric, normalise
-from hubplugin.resources import Compute
+from hubplugin.resources import Compute, torch
 from hubplugin.vectors import BLOCK_ROWS, Vectors
+
+Array: TypeAlias = Any
+"""A numpy array or a torch tensor. A formula is written once, in functions that both modules have under one name;
+`module_of(array)` is the module."""
+
+
+def module_of(array: Array) -> ModuleType:
+    """numpy or torch."""
+    return np if isinstance(array, np.ndarray) else sys.modules["torch"]
+
+
+def host(array: Array) -> np.ndarray:
+    """`array` in memory of the processor, as float64."""
+    array = array if isinstance(array, np.ndarray) else array.cpu().numpy()
+    return np.asarray(array, np.float64)
+
+
+def copy_of(array: Array) -> Array:
+    return array.copy() if isinstance(array, np.ndarray) else array.clone()
+
+
+def like(values: np.ndarray, array: Array) -> Array:
+    """`values` as `array` is: its kind, its type, and where it lies."""
+    if isinstance(array, np.ndarray):
+        return values.astype(array.dtype, copy=False)
+    return as_tensor(values).to(array)
 
 
 def prepared_blocks(vectors: Vectors, metric: Metric, size: int = BLOCK_ROWS) -> Iterator[np.ndarray]:
@@ -106,9 +134,14 @@ SORTED = 256
 four times as long for 272. torch.topk takes 2.5 us."""
 
 
-def largest(s: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def largest(s: Array, k: int) -> tuple[Array, Array]:
     """The k largest of every row of s [b, m], the largest first, k <= m: values and columns, [b, k] each."""
     b, m = s.shape
+    if isinstance(s, np.ndarray):
+        some = s.argmax(axis=1)[:, None] if k == 1 else np.argpartition(s, m - k, axis=1)[:, m - k :]
+        values = np.take_along_axis(s, some, axis=1)
+        order = np.argsort(-values, axis=1, kind="stable")
+        return np.take_along_axis(values, order, axis=1), np.take_along_axis(some, order, axis=1)
     groups = m // GROUP
     if k == 1 and s.device.type == "cpu":  # numpy reads it at the speed of the cache, torch.argmax at a tenth of that
         columns = torch.from_numpy(s.numpy().argmax(axis=1))[:, None]
@@ -124,9 +157,11 @@ def largest(s: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return s.gather(1, columns), columns
 
 
-def reaching(s: torch.Tensor, levels: torch.Tensor, highest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def reaching(s: Array, levels: Array, highest: Array) -> tuple[Array, Array]:
     """Rows and columns of the entries of s [b, m] that are at least their column's level [m]; `highest` [m] is the
     largest of each column. Most columns have none."""
+    if isinstance(s, np.ndarray):
+        return np.nonzero(s >= levels)  # type: ignore[return-value]
     some = (highest >= levels).nonzero()[:, 0]
     if 2 * len(some) < s.shape[1]:
         s, levels = s.index_select(1, some), levels[some]
@@ -204,8 +239,8 @@ class Tile:
     overwritten by the next tile. `bound` is at least every |s|."""
 
     start: int
-    s: torch.Tensor
-    own: torch.Tensor
+    s: Array
+    own: Array
     bound: float
 
     @property
@@ -215,23 +250,30 @@ class Tile:
     def resolves_its_exponents(self) -> bool:
         """Whether rounding moves no exponent of a tile of s/tau by 1 or more. Where it does, a bank row's share, in
         exact arithmetic at least 1/(m n) of some target, can round to 0, and whether it does differs between CPUs."""
-        return self.bound * torch.finfo(self.s.dtype).eps < 1  # which NaN is not
+        return self.bound * step_of(self.s) < 1  # which NaN is not
+
+
+def step_of(array: Array) -> float:
+    """The distance from 1 to the next larger number of the type of `array`."""
+    return float(module_of(array).finfo(array.dtype).eps)
 
 
 class Similarities:
     """A resident bank [m, d] that answers targets with tiles of `scale * s(b_u, t) + weight_u`."""
 
     def __init__(self, bank: np.ndarray, metric: Metric, compute: Compute):
-        self.bank, self.metric, self.compute, self.device = bank, metric, compute, compute.torch_device()
-        self.sums_device = torch.device("cpu") if self.device.type == "mps" else self.device  # mps has no float64
+        self.bank, self.metric, self.compute = bank, metric, compute
+        self.device = None if compute.by_numpy else compute.torch_device()
+        # Where torch sums in float64, which mps does not have.
+        self.sums_device = "cpu" if self.device is None or self.device.type == "mps" else self.device
         self.m, self.dim = len(bank), int(bank.shape[1])
         # Far from the origin |b|^2 and |t|^2 swallow the distance; it stays what it is when both are moved there.
         self._origin = bank.mean(axis=0, dtype=np.float64) if metric is Metric.EUCLIDEAN else None
         self._source = self._moved(bank)
         squares = np.ones(self.m) if metric is Metric.COSINE else squared_lengths(self._source)
         self._norm = math.sqrt(squares.max())
-        self._own = torch.from_numpy(-squares / 2 if metric is Metric.EUCLIDEAN else np.zeros(self.m))
-        self._banks: dict[torch.dtype, torch.Tensor] = {}
+        self._own = -squares / 2 if metric is Metric.EUCLIDEAN else np.zeros(self.m)
+        self._banks: dict[str, Array] = {}
 
     @classmethod
     def of(cls, bank: np.ndarray, metric: Metric, compute: Compute) -> Similarities:
@@ -244,7 +286,7 @@ class Similarities:
         what: str,
         *,
         scale: float = 1.0,
-        weights: torch.Tensor | None = None,
+        weights: np.ndarray | None = None,
         left_out: LeftOut | None = None,
     ) -> Iterator[Tile]:
         """Tiles over all of `targets` in order. `weights` [m] float64 is added to each bank row; what is left out is
@@ -252,14 +294,15 @@ class Similarities:
         if left_out is None:
             yield from self._multiplied(targets, what, scale, weights)
             return
-        bias, middle, largest = around_zero(torch.zeros(self.m, dtype=torch.float64) if weights is None else weights)
+        bias, middle, largest = around_zero(np.zeros(self.m) if weights is None else weights)
         for tile in self._multiplied(targets, what, scale, None):
             _leave_out(tile, left_out, scale)
             if weights is not None:
-                tile.s.add_(bias.to(tile.s))
+                s = tile.s
+                s += like(bias, s)
             yield replace(tile, own=tile.own + middle, bound=tile.bound + largest)
 
-    def _multiplied(self, targets: Vectors, what: str, scale: float, weights: torch.Tensor | None) -> Iterator[Tile]:
+    def _multiplied(self, targets: Vectors, what: str, scale: float, weights: np.ndarray | None) -> Iterator[Tile]:
         """`tiles` with nothing left out."""
         if targets.dim != self.dim:
             raise InputError(
@@ -268,49 +311,70 @@ class Similarities:
         bias = self._own * scale if weights is None else self._own * scale + weights
         bias, middle, largest_bias = around_zero(bias)
         height = min(self.tile_rows(), targets.rows)
-        buffers: dict[torch.dtype, torch.Tensor] = {}
+        buffers: dict[bool, Array] = {}
         done = 0
         for read in prepared_blocks(targets, self.metric, max(height, BLOCK_ROWS // height * height)):
             block = self._moved(read)
             squares = np.ones(len(block)) if self.metric is Metric.COSINE else squared_lengths(block)
             similarity = self._norm * math.sqrt(squares.max())
-            dtype = self._dtype(
+            wide = self._needs_float64(
                 similarity if self.metric is not Metric.EUCLIDEAN else max(self._norm**2, squares.max())
             )
-            own = torch.from_numpy(
-                middle - (squares / 2 * scale if self.metric is Metric.EUCLIDEAN else np.zeros(len(block)))
-            )
-            block_bias = bias.to(dtype).to(self.device)
-            if dtype not in buffers:
-                buffers[dtype] = torch.empty((height, self.m), dtype=dtype, device=self.device)
-            on_device = as_tensor(block).to(dtype).to(self.device) * scale
+            shift = middle - (squares / 2 * scale if self.metric is Metric.EUCLIDEAN else np.zeros(len(block)))
+            bank = self._bank("float64" if wide else "float32")
+            own: Array = shift if self.device is None else torch.from_numpy(shift)
+            given, bank_bias = like(block, bank) * scale, like(bias, bank)
+            if wide not in buffers:
+                buffers[wide] = self._buffer(height, bank)
+            s = buffers[wide]
             for start in range(0, len(block), height):
-                part = on_device[start : start + height]
-                s = buffers[dtype][: len(part)]
-                full_product(torch.addmm, block_bias, part, self._bank(dtype).T, out=s)
-                yield Tile(done + start, s, own[start : start + height], similarity * abs(scale) + largest_bias)
+                part = given[start : start + height]
+                yield Tile(
+                    done + start,
+                    product(bank_bias, part, bank.T, s[: len(part)]),
+                    own[start : start + height],
+                    similarity * abs(scale) + largest_bias,
+                )
                 self.compute.report(what, done + start + len(part), targets.rows)
             done += len(block)
+
+    def _buffer(self, height: int, bank: Array) -> Array:
+        if self.device is None:
+            return np.empty((height, self.m), bank.dtype)
+        return torch.empty((height, self.m), dtype=bank.dtype, device=self.device)
 
     def tile_rows(self) -> int:
         """How many targets a tile holds: two copies of it fit the budget, and on a CPU one fits the cache."""
         budget = self.compute.bytes() // 2
-        if self.device.type == "cpu":
+        if self.device is None or self.device.type == "cpu":
             budget = min(budget, CACHE_BYTES)
         return int(min(max(budget // (self.m * 4), 1), BLOCK_ROWS))
 
-    def _dtype(self, similarity: float) -> torch.dtype:
+    def _needs_float64(self, similarity: float) -> bool:
         wide = similarity > FLOAT32_SIMILARITY or self.compute.precision == "float64"
-        wide = wide and self.device.type != "mps"  # which has no float64
-        return torch.float64 if wide else torch.float32
+        return wide and (self.device is None or self.device.type != "mps")  # which has no float64
 
     def _moved(self, vectors: np.ndarray) -> np.ndarray:
         return vectors if self._origin is None else vectors - self._origin
 
-    def _bank(self, dtype: torch.dtype) -> torch.Tensor:
+    def _bank(self, dtype: str) -> Array:
         if dtype not in self._banks:
-            self._banks[dtype] = as_tensor(np.ascontiguousarray(self._source)).to(dtype).to(self.device)
+            source = np.ascontiguousarray(self._source)
+            self._banks[dtype] = (
+                source.astype(dtype, copy=False)
+                if self.device is None
+                else as_tensor(source).to(getattr(torch, dtype)).to(self.device)
+            )
         return self._banks[dtype]
+
+
+def product(bias: Array, rows: Array, columns: Array, out: Array) -> Array:
+    """`bias` [m] + `rows` [b, d] times `columns` [d, m], in `out` [b, m]."""
+    if not isinstance(rows, np.ndarray):
+        return full_product(torch.addmm, bias, rows, columns, out=out)
+    np.matmul(rows, columns, out=out)
+    out += bias
+    return out
 
 
 class HeldSimilarities(Similarities):
@@ -322,14 +386,14 @@ class HeldSimilarities(Similarities):
         super().__init__(bank, metric, compute)
         self._products: dict[int, tuple[Vectors, list[Tile]]] = {}
 
-    def _multiplied(self, targets: Vectors, what: str, scale: float, weights: torch.Tensor | None) -> Iterator[Tile]:
+    def _multiplied(self, targets: Vectors, what: str, scale: float, weights: np.ndarray | None) -> Iterator[Tile]:
         if id(targets) not in self._products:
-            tiles = [replace(tile, s=tile.s.clone()) for tile in super()._multiplied(targets, what, 1.0, None)]
+            tiles = [replace(tile, s=copy_of(tile.s)) for tile in super()._multiplied(targets, what, 1.0, None)]
             self._products[id(targets)] = (targets, tiles)  # holds on to the targets too, so that the id stays theirs
-        bias = torch.zeros(self.m, dtype=torch.float64) if weights is None else weights
-        bias, middle, largest_bias = around_zero(bias)
+        bias, middle, largest_bias = around_zero(np.zeros(self.m) if weights is None else weights)
         for tile in self._products[id(targets)][1]:
-            s = torch.mul(tile.s, scale).add_(bias.to(tile.s.dtype).to(tile.s.device))
+            s = tile.s * scale
+            s += like(bias, s)
             yield Tile(tile.start, s, tile.own * scale + middle, tile.bound * abs(scale) + largest_bias)
 
 
@@ -343,6 +407,9 @@ class HoldingCompute(Compute):
         """Lets go of all that is held, which otherwise stays until the garbage collector comes by."""
         self._banks.clear()
 
+    def for_products(self, count: float) -> HoldingCompute:
+        return self
+
     def held(self, bank: np.ndarray, metric: Metric) -> Similarities:
         if id(bank) not in self._banks:
             self._banks[id(bank)] = (bank, HeldSimilarities(bank, metric, self))
@@ -351,46 +418,57 @@ class HoldingCompute(Compute):
 
 def dense(similarities: Similarities, targets: Vectors) -> torch.Tensor:
     """s(b_u, t) of every bank row and target: float64 [m, n], for sets that fit in memory."""
-    parts = [tile.s.cpu().double() + tile.own[:, None] for tile in similarities.tiles(targets, "similarities")]
-    return torch.cat(parts).T
+    return torch.from_numpy(dense_array(similarities, targets))
 
 
-def around_zero(bias: torch.Tensor) -> tuple[torch.Tensor, float, float]:
+def dense_array(similarities: Similarities, targets: Vectors) -> np.ndarray:
+    """`dense`, as an array."""
+    parts = [host(tile.s) + host(tile.own)[:, None] for tile in similarities.tiles(targets, "similarities")]
+    whole: np.ndarray = np.concatenate(parts).T
+    return whole
+
+
+def around_zero(bias: np.ndarray) -> tuple[np.ndarray, float, float]:
     """`bias` less its middle, the middle, and the largest that is left: so the exponents of a tile stay small."""
     low, high = float(bias.min()), float(bias.max())
     middle = (low + high) / 2
     return bias - middle, middle, (high - low) / 2
 
 
-def reached(levels: torch.Tensor) -> torch.Tensor:
+def reached(levels: np.ndarray) -> np.ndarray:
     """The similarities [m] from which on an entry counts as at its level: see `ANSWER_SLACK`."""
-    return levels - ANSWER_SLACK * levels.abs().clamp(min=1.0)
+    slack: np.ndarray = levels - ANSWER_SLACK * np.maximum(np.abs(levels), 1.0)
+    return slack
 
 
 def _leave_out(tile: Tile, left_out: LeftOut, scale: float) -> None:
     """Sets to -inf, in place, the entries of a tile of `scale` * s(b_u, t) that are left out."""
-    levels = scale * reached(torch.from_numpy(left_out.levels))
     s = with_own(tile)
-    rows, columns = reaching(s, levels.to(s), s.amax(dim=0))
-    few = rows.bincount(minlength=len(tile.s))[rows] <= MOST_ANSWERS * tile.s.shape[1]
+    rows, columns = reaching(s, like(scale * reached(left_out.levels), s), module_of(s).amax(s, 0))
+    few = module_of(s).bincount(rows, minlength=len(s))[rows] <= MOST_ANSWERS * s.shape[1]
     tile.s[rows[few], columns[few]] = -math.inf
     if left_out.largest:
         leave_largest_out(tile, largest(tile.s, 1)[1])
 
 
-def leave_largest_out(tile: Tile, columns: torch.Tensor) -> None:
+def leave_largest_out(tile: Tile, columns: Array) -> None:
     """columns: of the largest of each target [b, 1]."""
-    tile.s.scatter_(1, columns, -math.inf)
+    if isinstance(tile.s, np.ndarray):
+        np.put_along_axis(tile.s, columns, -math.inf, axis=1)
+    else:
+        tile.s.scatter_(1, columns, -math.inf)
 
 
-def exponentials_of(tile: Tile) -> tuple[torch.Tensor, torch.Tensor]:
+def exponentials_of(tile: Tile) -> tuple[Array, Array]:
     """exp(tile - peak) in place and the peak [b] (float64): zero where the exponents are small anyway."""
+    module = module_of(tile.s)
     if tile.bound <= SAFE_EXPONENT:
-        return tile.s.exp_(), torch.zeros(len(tile.s), dtype=torch.float64)
-    peak = tile.s.amax(dim=1, keepdim=True)
-    return tile.s.sub_(peak).exp_(), peak[:, 0].cpu().double()
+        return module.exp(tile.s, out=tile.s), module.zeros(len(tile.s), dtype=module.float64)
+    peak = module.amax(tile.s, axis=1, keepdims=True)
+    exponentials = module.exp(module.subtract(tile.s, peak, out=tile.s), out=tile.s)
+    return exponentials, host(peak[:, 0]) if module is np else peak[:, 0].cpu().double()
 
 
-def with_own(tile: Tile) -> torch.Tensor:
+def with_own(tile: Tile) -> Array:
     """s(b_u, t) of a tile, in new memory where it differs from what the tile holds."""
-    return tile.s + tile.own.to(tile.s.device, tile.s.dtype)[:, None] if tile.own.any() else tile.s
+    return tile.s + like(host(tile.own), tile.s)[:, None] if tile.own.any() else tile.s

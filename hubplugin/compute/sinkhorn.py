@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
-import torch
 
 from hubplugin.compute.answers import Answers, Seeker, find_answers, listed, may_be_log
 from hubplugin.compute.similarities import (
@@ -29,9 +28,10 @@ from hubplugin.compute.similarities import (
 from hubplugin.compute.terms import MeanOfLargest
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
+from hubplugin.resources import torch
 from hubplugin.vectors import Vectors, as_vectors
 
-SAFE_DRIFT = {torch.float64: 20.0, torch.float32: 20.0, torch.float16: 12.0}
+SAFE_DRIFT = {"float64": 20.0, "float32": 20.0, "float16": 12.0}
 """While no log alpha has moved from another by more, held exponentials lose nothing that counts: what lies below the
 type's range beside its column's peak (87 in the exponent, for float16 under `HALF_PEAK` 26) stays far below it."""
 
@@ -177,8 +177,8 @@ class Kernel:
     def _serves(self, log_alpha: torch.Tensor) -> bool:
         if not self._held:
             return False
-        change = log_alpha - self._reference
-        return float(change.max() - change.min()) <= SAFE_DRIFT[self._held[0].exponentials.dtype]
+        change, dtype = log_alpha - self._reference, self._held[0].exponentials.dtype
+        return float(change.max() - change.min()) <= SAFE_DRIFT[str(dtype).removeprefix("torch.")]
 
     def seek(self) -> Seeker:
         """What has seen all targets. `leave_out` is to follow, for which this holds what it has room for at log
@@ -247,8 +247,8 @@ class Kernel:
         """Tiles of s/tau + log alpha over `targets` of a part, less what is left out. Without log alpha they also serve
         who asked for the nearest or for the mean of the k largest. numbers: of the targets, if not 0, 1, 2 ..."""
         out = self.left_out if self.left_out is None or part == 0 else replace(self.left_out, largest=False)
-        scale = 1 / self._tau
-        for tile in self._similarities.tiles(targets, what, scale=scale, weights=log_alpha, left_out=out):
+        scale, weights = 1 / self._tau, None if log_alpha is None else log_alpha.cpu().numpy()
+        for tile in self._similarities.tiles(targets, what, scale=scale, weights=weights, left_out=out):
             if not tile.resolves_its_exponents():
                 raise InputError(
                     f"tau={self._tau:.4g} is out of proportion to the similarities of these vectors: it is below their "
@@ -262,7 +262,7 @@ class Kernel:
                 if means is not None and self.k_means is not None:
                     self.k_means[where] = means
             elif log_alpha is None and self._k is not None and self.k_means is not None and part == 0:
-                self.k_means[where] = (MeanOfLargest(self._k).of(tile) * self._tau).numpy()
+                self.k_means[where] = MeanOfLargest(self._k).of(tile) * self._tau
             yield tile
 
     def _multiplied(self, log_alpha: torch.Tensor, what: str) -> Iterator[Exponentials]:

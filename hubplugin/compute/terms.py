@@ -12,16 +12,19 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
-import torch
 
 from hubplugin.compute.similarities import (
+    Array,
     LeftOut,
     Similarities,
     Tile,
     around_zero,
-    as_tensor,
+    copy_of,
     exponentials_of,
+    host,
     largest,
+    like,
+    module_of,
 )
 from hubplugin.vectors import Spread, Vectors
 
@@ -57,19 +60,21 @@ class LogSum:
     log_weights: np.ndarray | None = None
 
     @property
-    def weights(self) -> torch.Tensor | None:
-        return None if self.log_weights is None else as_tensor(np.asarray(self.log_weights, np.float64))
+    def weights(self) -> np.ndarray | None:
+        return None if self.log_weights is None else np.asarray(self.log_weights, np.float64)
 
-    def of_exponents(self, tile: Tile) -> torch.Tensor:
+    def of_exponents(self, tile: Tile) -> np.ndarray:
         """Of a tile of s/tau + log_weights, which is overwritten with what is summed: float64 [b]."""
         exponentials, peak = exponentials_of(tile)
-        return exponentials.sum(dim=1).cpu().double().log() + peak + tile.own
+        with np.errstate(divide="ignore"):  # a sum of 0 is told where offsets are checked
+            sums: np.ndarray = np.log(host(exponentials.sum(1))) + host(peak) + host(tile.own)
+        return sums
 
-    def of(self, tile: Tile) -> torch.Tensor:
+    def of(self, tile: Tile) -> np.ndarray:
         """Of a tile of s, which is overwritten with what is summed: float64 [b]."""
-        weights = torch.zeros(tile.s.shape[1], dtype=torch.float64) if self.weights is None else self.weights
-        bias, middle, largest = around_zero(weights)
-        torch.add(bias.to(tile.s), tile.s, alpha=1 / self.tau, out=tile.s)
+        bias, middle, largest = around_zero(np.zeros(tile.s.shape[1]) if self.weights is None else self.weights)
+        module, s = module_of(tile.s), tile.s
+        module.add(module.multiply(s, 1 / self.tau, out=s), like(bias, s), out=s)
         return self.of_exponents(
             Tile(tile.start, tile.s, tile.own / self.tau + middle, tile.bound / self.tau + largest)
         )
@@ -81,12 +86,14 @@ class MeanOfLargest:
 
     k: int
 
-    def of(self, tile: Tile) -> torch.Tensor:
+    def of(self, tile: Tile) -> np.ndarray:
         """Of a tile of s, which stays as it is: float64 [b]."""
         values = tile.s if self.k >= tile.s.shape[1] else largest(tile.s, self.k)[0]
         there = values > -math.inf
-        mean = values.where(there, 0.0).sum(dim=1).double() / there.sum(dim=1)
-        return mean.cpu() + tile.own
+        with np.errstate(invalid="ignore"):  # of none at all: NaN, which is told where offsets are checked
+            mean: np.ndarray = host(module_of(values).where(there, values, 0.0).sum(1)) / host(there.sum(1))
+        mean += host(tile.own)
+        return mean
 
 
 def reduce(
@@ -115,15 +122,15 @@ class ReducedShard(Task):
         if len(reductions) == 1 and isinstance(only, LogSum):  # the product itself can scale and add
             scale, weights = 1 / only.tau, only.weights
             for tile in similarities.tiles(targets, self.what, scale=scale, weights=weights, left_out=self.left_out):
-                results[0][tile.start : tile.stop] = only.of_exponents(tile).numpy()
+                results[0][tile.start : tile.stop] = only.of_exponents(tile)
             return {"0": results[0]}
         # What overwrites its tile comes last.
         order = sorted(range(len(reductions)), key=lambda i: isinstance(reductions[i], LogSum))
         for tile in similarities.tiles(targets, self.what, left_out=self.left_out):
             for i in order:
                 whole = i == order[-1] or isinstance(reductions[i], MeanOfLargest)
-                part = tile if whole else replace(tile, s=tile.s.clone())
-                results[i][tile.start : tile.stop] = reductions[i].of(part).numpy()
+                part = tile if whole else replace(tile, s=copy_of(tile.s))
+                results[i][tile.start : tile.stop] = reductions[i].of(part)
         return {str(i): result for i, result in enumerate(results)}
 
 
@@ -155,28 +162,27 @@ class _DotOfShard(Task):
     def __call__(self, similarities: Similarities, targets: Vectors) -> ShardResult:
         result = np.empty(targets.rows)
         for tile in similarities.tiles(targets, self.what):
-            result[tile.start : tile.stop] = (tile.s[:, 0].cpu().double() + tile.own).numpy()
+            result[tile.start : tile.stop] = host(tile.s[:, 0]) + host(tile.own)
         return {"dot": result}
 
 
 def kth_largest(similarities: Similarities, targets: Vectors, k: int) -> np.ndarray:
     """The k-th largest s(b_u, t) over the targets for every bank row, k <= n: float64 [m]."""
-    device = similarities.sums_device
-    largest = torch.empty((0, similarities.m), dtype=torch.float64, device=device)
+    highest = np.empty((0, similarities.m))
     for tile in similarities.tiles(targets, "activation set"):
-        s = tile.s.to(device, torch.float64) + tile.own.to(device)[:, None]
-        both = torch.cat([largest, s])
-        largest = both.topk(min(k, len(both)), dim=0).values
-    return largest[-1].cpu().numpy()
+        both = np.concatenate([highest, host(tile.s) + host(tile.own)[:, None]])
+        highest = np.partition(both, max(len(both) - k, 0), axis=0)[max(len(both) - k, 0) :]
+    lowest: np.ndarray = highest.min(axis=0)
+    return lowest
 
 
 def reaches(similarities: Similarities, targets: Vectors, thresholds: np.ndarray) -> np.ndarray:
     """Whether s(b_u, t) is at least `thresholds` [m] for some bank row, to float32 rounding: bool [n]."""
-    levels = torch.from_numpy(np.asarray(thresholds, np.float64))
-    slack = 1e-6 * max(1.0, float(levels.abs().max()))
+    levels = np.asarray(thresholds, np.float64)
+    slack = 1e-6 * max(1.0, float(np.abs(levels).max()))
     result = np.empty(targets.rows, bool)
     for tile in similarities.tiles(targets, "activation set", weights=-levels):
-        result[tile.start : tile.stop] = (tile.s.amax(dim=1).cpu().double() + tile.own >= -slack).numpy()
+        result[tile.start : tile.stop] = host(module_of(tile.s).amax(tile.s, 1)) + host(tile.own) >= -slack
     return result
 
 
@@ -185,10 +191,8 @@ def count_larger(similarities: Similarities, targets: Vectors, levels: np.ndarra
     result = np.empty(levels.shape, np.int64)
     for tile in similarities.tiles(targets, "ranks in the bank"):
         part = slice(tile.start, tile.stop)
-        own = tile.own.to(tile.s.device, tile.s.dtype)
-        asked = torch.from_numpy(np.ascontiguousarray(levels[:, part].T)).to(tile.s) - own[:, None]
-        below = torch.searchsorted(tile.s.sort(dim=1).values, asked.contiguous(), right=True)
-        result[:, part] = similarities.m - below.cpu().numpy().T
+        for level, counts in zip(levels[:, part] - host(tile.own), result[:, part], strict=True):
+            counts[:] = host((tile.s > like(level, tile.s)[:, None]).sum(1))
     return result
 
 
@@ -211,28 +215,45 @@ class Limit:
     def lowered(self, similarities: Similarities, targets: Vectors, offsets: np.ndarray) -> np.ndarray:
         """`offsets` [n] of `targets`, each lowered as far as it takes: float64 [n]."""
         scale, result, what = 1 / self.tau, offsets.astype(np.float64), "bounding offsets"
-        weights = torch.from_numpy(-scale * self.levels.astype(np.float64))
+        weights = -scale * self.levels.astype(np.float64)
         for tile in similarities.tiles(targets, what, scale=scale, weights=weights, left_out=self.left_out):
             part = result[tile.start : tile.stop]
-            given = (torch.from_numpy(part / self.tau) + tile.own).to(tile.s)
-            rows = (torch.add(tile.s, given[:, None]).sigmoid_().sum(dim=1) > self.count).nonzero()[:, 0]
+            own = host(tile.own)
+            given = like(part / self.tau + own, tile.s)
+            rows = np.flatnonzero(host(_sigmoids(tile.s, given).sum(1)) > self.count)
             if len(rows):
-                found = self._solved(tile.s[rows], given[rows]).cpu().double() - tile.own[rows.cpu()]
-                part[rows.cpu().numpy()] = self.tau * found.numpy()
+                part[rows] = self.tau * (self._solved(tile.s[rows], host(given)[rows]) - own[rows])
         return result
 
-    def _solved(self, x: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    def _solved(self, x: Array, high: np.ndarray) -> np.ndarray:
         """The o with sum_u sigmoid(x_u + o) = count for each row of x [b, m], which is below `high` [b]."""
-        low = math.log(self.count) - x.logsumexp(dim=1)  # a sigmoid is below its exponential
-        o, values = low.clone(), torch.empty_like(x)
+        module = module_of(x)
+        peak = module.amax(x, 1)
+        sums = module.exp(module.subtract(x, peak[:, None])).sum(1)
+        low = math.log(self.count) - np.log(host(sums)) - host(peak)  # a sigmoid is below its exponential
+        o = low.copy()
         for _ in range(STEPS):
-            torch.add(x, o[:, None], out=values).sigmoid_()
-            total = values.sum(dim=1)
-            if bool(((total / self.count - 1).abs() < CLOSE).all()):
+            values = _sigmoids(x, like(o, x))
+            total = host(values.sum(1))
+            if (np.abs(total / self.count - 1) < CLOSE).all():
                 break
             over = total > self.count
-            low, high = o.where(~over, low), o.where(over, high)
-            slope = total - values.square_().sum(dim=1)
-            o = o + (math.log(self.count) - total.log()) * total / slope  # Newton's step; the logarithm bends little
-            o = o.where((o > low) & (o < high), (low + high) / 2)
-        return o
+            low, high = np.where(over, low, o), np.where(over, o, high)
+            slope = total - host(module.multiply(values, values, out=values).sum(1))
+            with np.errstate(divide="ignore", invalid="ignore"):
+                o = o + (math.log(self.count) - np.log(total)) * total / slope  # Newton's; the logarithm bends little
+            o = np.where((o > low) & (o < high), o, (low + high) / 2)
+        found: np.ndarray = o
+        return found
+
+
+def _sigmoids(x: Array, o: Array) -> Array:
+    """sigmoid(x_u + o) of each row of x [b, m], o [b], in new memory."""
+    module = module_of(x)
+    values = module.add(x, o[:, None])
+    if module is not np:
+        return values.sigmoid_()
+    with np.errstate(over="ignore"):  # of what is far below 0: the reciprocal is 0
+        np.exp(np.negative(values, out=values), out=values)
+    values += 1
+    return np.reciprocal(values, out=values)

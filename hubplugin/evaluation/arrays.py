@@ -8,7 +8,6 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from hubplugin.bank import Bank, BankLike
 from hubplugin.compute import TIE, Similarities, TopK, TruthCounts, dense, prepared, search
@@ -21,7 +20,7 @@ from hubplugin.methods import METHODS, FitInput, configured
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
 from hubplugin.query_dependent import QUERY_METHODS
-from hubplugin.resources import Compute
+from hubplugin.resources import Compute, torch
 from hubplugin.store import Id
 from hubplugin.vectors import VectorLike, Vectors, as_vectors
 

@@ -490,7 +490,8 @@ def usable(compute: Compute, keep: int) -> Compute:
     """With what offsets are computed; raises InputError for what cannot be used, before a gallery is read."""
     if keep < 0:
         raise InputError(Parameter("keep", keep), ": expected 0 or more")
-    compute.torch_device()
+    if compute.device not in ("auto", "numpy"):
+        compute.torch_device()
     return compute
 
 

@@ -307,6 +307,7 @@ class OffsetModel:
         """
 
         vectors, compute = as_vectors(targets, "targets"), compute
+        compute = compute.for_products(vectors.rows * sum(term.bank.size for term in self.terms))
         offsets = capped(self.raw_offsets(vectors, compute) - self.centre, self.gallery)
         if self.bound is None:
             return offsets

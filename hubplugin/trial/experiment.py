@@ -17,7 +17,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 
 from hubplugin.bank import BankProfile, PreparedBank, profile
 from hubplugin.compute import HoldingCompute, Similarities, dense, sampled, taken
@@ -27,6 +26,7 @@ from hubplugin.methods import FitInput, Method
 from hubplugin.methods.blend import Blend
 from hubplugin.methods.robust import bounded
 from hubplugin.model import OffsetModel
+from hubplugin.resources import torch
 from hubplugin.trial.trial import TooSmall, Trial, standard_error
 from hubplugin.vectors import as_vectors
 

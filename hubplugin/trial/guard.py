@@ -18,7 +18,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
 from hubplugin.bank import Bank, BankLike, BankProfile, PreparedBank
 from hubplugin.compute import MOST_ANSWERS, Nearest, Similarities, dense, taken
@@ -27,7 +26,7 @@ from hubplugin.methods import METHODS, FitInput, Method, configured
 from hubplugin.methods.blend import Blend
 from hubplugin.metric import Metric
 from hubplugin.model import Setting
-from hubplugin.resources import Compute
+from hubplugin.resources import Compute, torch
 from hubplugin.trial.experiment import FOLDS, Experiment, folds_within, require_enough, with_rows
 from hubplugin.trial.trial import USE_BLEND, Side, Sides, Trial, remedy, standard_error, too_small_is_refused, ways_out
 from hubplugin.vectors import VectorLike, Vectors, as_vectors

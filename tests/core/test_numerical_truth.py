@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -53,6 +54,10 @@ def assert_true(method, parameters, metric, bank, targets, target_bank, atol=1e-
     assert ours.shape == (len(targets),)
     expected = formulas.offsets(method, bank, targets, metric, target_bank, **parameters)
     np.testing.assert_allclose(ours, expected, rtol=0, atol=atol)
+    served = hubplugin.OffsetModel.from_bytes(model.to_bytes())  # which has forgotten the offsets of its fit
+    for device in ("numpy", "cpu"):
+        compute = replace(options.get("compute", Compute()), device=device)
+        np.testing.assert_allclose(served.offsets(targets, compute=compute), expected, rtol=0, atol=atol)
 
 
 def test_every_method_is_compared_with_its_formula():
@@ -257,7 +262,7 @@ def reduced_precision():
 def test_a_program_that_allows_reduced_precision_products_gets_true_offsets(method, rng, reduced_precision):
     bank, targets = unit(rng, 40, 16), unit(rng, 30, 16)
     parameters = {"tau": 0.02} | ({"iterations": 10} if method == "sn" else {})
-    assert_true(method, parameters, "cosine", bank, targets, None)
+    assert_true(method, parameters, "cosine", bank, targets, None, compute=Compute("cpu"))
     assert torch.get_float32_matmul_precision() == "medium"
 
 
@@ -292,7 +297,7 @@ def test_the_setting_of_another_thread_is_never_changed(rng, reduced_precision, 
     monkeypatch.setattr(torch, "addmm", slow)
     watcher = threading.Thread(target=other)
     watcher.start()
-    hubplugin.fit(unit(rng, 30, 16), unit(rng, 40, 16), "is")
+    hubplugin.fit(unit(rng, 30, 16), unit(rng, 40, 16), "is", compute=Compute("cpu"))
     watcher.join()
     assert seen == ["medium"]
 
@@ -317,7 +322,7 @@ def test_the_setting_of_one_backend_is_read_too(rng):
     torch.backends.mkldnn.matmul.fp32_precision = "bf16"
     try:
         assert reduces_precision(torch.zeros(1))
-        assert_true("is", {"tau": 0.02}, "cosine", unit(rng, 40, 16), unit(rng, 30, 16), None)
+        assert_true("is", {"tau": 0.02}, "cosine", unit(rng, 40, 16), unit(rng, 30, 16), None, compute=Compute("cpu"))
     finally:
         torch.backends.mkldnn.matmul.fp32_precision = "none"
     assert not reduces_precision(torch.zeros(1))

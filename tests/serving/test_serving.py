@@ -1,0 +1,46 @@
+"""A service needs no torch: every step of `walk`, in a process of its own in which torch cannot be imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.serving.walk import STEPS
+
+NEVER = ["search", "search_second_vector", "search_async", "write", "command_line"]
+"""What does not import torch where it is installed, either."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import hubplugin
+
+    place, rng = tmp_path_factory.mktemp("serving"), np.random.default_rng(0)
+    centres = rng.normal(size=(8, 16))
+    gallery, queries = (centres[rng.integers(8, size=n)] + 0.7 * rng.normal(size=(n, 16)) for n in (200, 120))
+    np.save(place / "gallery.npy", gallery.astype(np.float32))
+    np.save(place / "queries.npy", queries.astype(np.float32))
+    hubplugin.fit(gallery, queries[:100], "nnn", k=8).save(place / "model.hub")
+    hubplugin.fit(gallery, queries[:80], "csls").save(place / "other.hub")
+    return place
+
+
+def walk(folder: Path, *given: str) -> str:
+    program = [sys.executable, "-m", "tests.serving.walk", str(folder), *given]
+    run = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_service_works_without_torch(folder, name):
+    assert walk(folder, name) == ""
+
+
+@pytest.mark.parametrize("name", NEVER)
+def test_a_service_does_not_import_torch_where_it_is_installed(folder, name):
+    assert walk(folder, name, "--may-import") == ""

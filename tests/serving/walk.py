@@ -1,0 +1,227 @@
+"""What a service does, in a process in which torch cannot be imported: python -m tests.serving.walk FOLDER STEP.
+
+FOLDER holds models, fitted elsewhere, `gallery.npy` [n, d] and `queries.npy` [m, d]. Ends with status 0 if the step was
+done, and prints "torch" if it was imported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+STEPS: dict[str, Callable[[Any], None]] = {}
+NO_FIT = r"torch, which is not installed: pip install 'hubplugin\[fit\]'"
+
+
+def step(function: Callable[[Any], None]) -> Callable[[Any], None]:
+    STEPS[function.__name__] = function
+    return function
+
+
+class Service:
+    """A collection "photos" in a folder, corrected by a model that came as a file, and a wrapped client of it."""
+
+    def __init__(self, folder: Path, storage: str = "payload"):
+        from qdrant_client import QdrantClient, models
+
+        import hubplugin
+        from hubplugin_qdrant import HubQdrantClient
+
+        self.folder, self.models = folder, models
+        self.gallery, self.queries = np.load(folder / "gallery.npy"), np.load(folder / "queries.npy")
+        self.plain = QdrantClient(":memory:")
+        self.plain.create_collection(
+            "photos", {"image": models.VectorParams(size=self.gallery.shape[1], distance=models.Distance.COSINE)}
+        )
+        self.plain.upload_collection("photos", {"image": self.gallery}, ids=range(len(self.gallery)))
+        self.model = hubplugin.load(folder / "model.hub")
+        self.apply(storage)
+        self.client = HubQdrantClient.wrap(self.plain)
+
+    def apply(self, storage: str) -> None:
+        import hubplugin
+
+        hubplugin.apply(self.store(storage=storage), self.model)
+
+    def store(self, **given: Any) -> Any:
+        from hubplugin_qdrant.store import QdrantStore
+
+        return QdrantStore(self.plain, "photos", "image", **given)
+
+    def expected(self, row: int, k: int = 5) -> list[int]:
+        """The k best targets of a query by the corrected score."""
+        unit = self.gallery / np.linalg.norm(self.gallery, axis=1, keepdims=True)
+        scores = unit @ self.queries[row] / np.linalg.norm(self.queries[row]) + self.model.offsets(self.gallery)
+        return np.argsort(-scores)[:k].tolist()
+
+    def found(self, row: int, k: int = 5) -> list[int]:
+        return [
+            point.id for point in self.client.query_points("photos", self.queries[row], using="image", limit=k).points
+        ]
+
+
+@step
+def search(service: Service) -> None:
+    models = service.models
+    for row in range(5):
+        assert service.found(row) == service.expected(row)
+    requests = [models.QueryRequest(query=query.tolist(), using="image", limit=5) for query in service.queries[:3]]
+    batch = service.client.query_batch_points("photos", requests)
+    assert [[point.id for point in answer.points] for answer in batch] == [service.expected(row) for row in range(3)]
+    nested = models.Prefetch(query=service.queries[0].tolist(), using="image", limit=20)
+    service.client.query_points("photos", models.FusionQuery(fusion=models.Fusion.RRF), prefetch=nested)
+    recommended = models.RecommendQuery(recommend=models.RecommendInput(positive=[3]))
+    service.client.query_points("photos", recommended, using="image")
+    service.client.query_points_groups("photos", "shop", service.queries[0].tolist(), using="image")
+
+
+@step
+def search_second_vector(service: Service) -> None:
+    other = Service(service.folder, "vector")
+    assert other.found(0) == other.expected(0)
+
+
+@step
+def search_async(service: Service) -> None:
+    from qdrant_client import AsyncQdrantClient
+
+    from hubplugin_qdrant import AsyncHubQdrantClient
+
+    async def found() -> None:
+        client = AsyncHubQdrantClient.wrap(AsyncQdrantClient(":memory:"))
+        await client.create_collection(
+            "plain", service.models.VectorParams(size=4, distance=service.models.Distance.DOT)
+        )
+        await client.query_points("plain", [1.0, 0, 0, 0])
+
+    asyncio.run(found())
+
+
+@step
+def write(service: Service) -> None:
+    vectors = np.random.default_rng(7).normal(size=(100, service.gallery.shape[1])).astype(np.float32)
+    service.client.upload_collection("photos", {"image": vectors}, ids=range(1000, 1100))
+    read = service.plain.retrieve("photos", range(1000, 1100), with_payload=True)
+    written = {point.id: next(iter(next(iter(point.payload.values())).values())) for point in read}
+    expected = service.model.offsets(vectors)
+    np.testing.assert_allclose([written[1000 + row] for row in range(100)], expected, atol=1e-5)
+
+
+@step
+def keep(service: Service) -> None:
+    import hubplugin
+    from hubplugin.jobs.versions import quarantine
+
+    store = service.store()
+    service.plain.upsert("photos", [service.models.PointStruct(id=2000, vector={"image": service.gallery[0].tolist()})])
+    assert "1" in str(hubplugin.refresh(store, dry_run=True))
+    hubplugin.refresh(store)
+    found = hubplugin.inspect(store)
+    assert found.missing == found.stale == 0
+    hubplugin.monitor(store, service.queries)
+    assert len(store.versions()) == 1
+    quarantine(store, "add", [5], "planted", who="me")
+    assert 5 not in [name for row in range(5) for name in service.found(row, 20)]
+    store.explain(service.queries[0])
+
+
+@step
+def roll_back(service: Service) -> None:
+    import hubplugin
+
+    before = service.plain.scroll("photos", limit=1)[0][0].payload
+    hubplugin.apply(service.store(), hubplugin.load(service.folder / "other.hub"))
+    hubplugin.rollback(service.store())
+    assert service.found(0) == service.expected(0)
+    service.store().remove()
+    after = service.plain.scroll("photos", limit=1)[0][0].payload
+    assert before
+    assert not after
+
+
+@step
+def record(service: Service) -> None:
+    import hubplugin
+
+    recorder = hubplugin.Recorder(service.folder / "queries.recorded")
+    recorder.add(service.queries)
+    recorder.close()
+    copy = service.folder / "copy.hub"
+    service.model.save(copy)
+    assert hubplugin.load(copy).fingerprint == service.model.fingerprint
+
+
+@step
+def evaluate(service: Service) -> None:
+    import hubplugin
+
+    truth = [service.expected(row, 1) for row in range(len(service.queries))]
+    found = hubplugin.evaluate(service.store(), queries=service.queries, truth=truth)
+    assert found["corrected"].recall[1].value == 1.0
+
+
+@step
+def faiss_file(service: Service) -> None:
+    faiss = __import__("faiss")
+    import hubplugin
+
+    index = faiss.index_factory(service.gallery.shape[1], "IVF8,Flat", faiss.METRIC_INNER_PRODUCT)
+    unit = service.gallery / np.linalg.norm(service.gallery, axis=1, keepdims=True)
+    index.train(unit)
+    index.add(unit)
+    path = service.folder / "photos.faiss"
+    faiss.write_index(index, str(path))
+    hubplugin.apply(hubplugin.open_store(f"faiss:{path}"), service.model)
+    upgraded = faiss.read_index(str(path))
+    upgraded_ivf = faiss.extract_index_ivf(upgraded)
+    upgraded_ivf.nprobe = 8
+    query = service.queries[:1] / np.linalg.norm(service.queries[0])
+    assert upgraded.search(query, 5)[1][0].tolist() == service.expected(0)
+
+
+@step
+def command_line(service: Service) -> None:
+    from typer.testing import CliRunner
+
+    from hubplugin.cli import app
+
+    for given in (["versions"], ["rollback"], ["inspect"]):
+        assert CliRunner().invoke(app, [*given, f"qdrant-local:{service.folder}/none?collection=x"]).exit_code != 0
+
+
+@step
+def what_fits_says_what_to_install(service: Service) -> None:
+    import hubplugin
+
+    store = service.store()
+    for doomed in (
+        lambda: hubplugin.fit(service.gallery, service.queries),
+        lambda: hubplugin.apply(store, service.queries),
+        lambda: hubplugin.refit(store, service.queries, force=True),
+        lambda: hubplugin.diagnose(service.gallery, service.queries),
+        lambda: service.model.offsets(service.gallery, compute=hubplugin.Compute("cpu")),
+    ):
+        with pytest.raises(hubplugin.InputError, match=NO_FIT) as caught:
+            doomed()
+        assert "\n" not in str(caught.value)
+
+
+def main() -> None:
+    folder, name = Path(sys.argv[1]), sys.argv[2]
+    if "--may-import" not in sys.argv:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    warnings.simplefilter("ignore")
+    STEPS[name](Service(folder))
+    if sys.modules.get("torch") is not None:
+        print("torch")
+
+
+if __name__ == "__main__":
+    main()
