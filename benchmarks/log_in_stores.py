@@ -25,10 +25,11 @@ import torch
 from qdrant_client import QdrantClient, models
 
 import hubplugin
+import hubplugin_qdrant
 from benchmarks.bank_settings import Family, Setting, package_log, popular, wordings_log
 from benchmarks.tables import SHARED, machine, markdown, write_table
 from hubplugin.store import Store
-from hubplugin_qdrant import HubQdrantClient, QdrantStore
+from hubplugin_qdrant import HubQdrantClient
 
 Searched = dict[str, list[float]]
 """R@1 in percent, raw and corrected, by test."""
@@ -101,7 +102,9 @@ def through_server(url: str, setting: Setting, folder: Path) -> tuple[Searched, 
         return found
 
     try:
-        return before_and_after(search, partial(applied, QdrantStore(client, name, "text"), setting.bank))
+        return before_and_after(
+            search, partial(applied, hubplugin_qdrant.open_store(client, name, vector="text"), setting.bank)
+        )
     finally:
         for each in (name, f"{name}--hub"):
             client.delete_collection(each)

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from qdrant_client import QdrantClient, models
 
+import hubplugin
 import hubplugin_qdrant
 from benchmarks.tables import CODE_SEARCH, EXAMPLES
 from hubplugin_qdrant import HubQdrantClient
@@ -97,12 +98,12 @@ def main() -> None:
         for method, parameters in ((name, each) for name, each in METHODS if name in given.methods):
             for storage in given.storages:
                 asked = {"method": method, "storage": storage, "agreement": given.agreement, **parameters}
-                applied = hubplugin_qdrant.apply(measured.client, NAME, bank, using=VECTOR, force=True, **asked)
+                applied = hubplugin_qdrant.apply(measured.client, NAME, bank, vector=VECTOR, force=True, **asked)
                 measured.settled()
                 searched = re.search(r"hnsw_ef \d+|[\d.]+ candidates a result", " ".join(applied.notes))
                 how = f"{storage}, {searched[0] if searched else 'hnsw_ef of the server'}"
                 print(f"| `{method}`, {how} | {measured.line(applied.model.offsets(gallery))}", flush=True)
-                hubplugin_qdrant.remove(measured.client, NAME, using=VECTOR)
+                hubplugin.remove(hubplugin_qdrant.open_store(measured.client, NAME, vector=VECTOR))
     finally:
         for name in (NAME, f"{NAME}--hub"):
             measured.client.delete_collection(name)

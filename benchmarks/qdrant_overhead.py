@@ -115,7 +115,7 @@ def recording_alone(recorder: hubplugin.Recorder, queries: Sequence[object]) -> 
 
 def main() -> None:
     rng = np.random.default_rng(0)
-    manifest = hubplugin_qdrant.QdrantStore(corrected_collection(rng), "photos").metadata.read_manifest()
+    manifest = hubplugin_qdrant.open_store(corrected_collection(rng), "photos").metadata.read_manifest()
     second = manifest.active[""].model_copy(update={"storage": "vector", "everywhere": True})
     vectors = list(rng.normal(size=(CALLS, DIM)).astype(np.float32))
     lists = [vector.tolist() for vector in vectors]

@@ -26,14 +26,14 @@ import numpy as np
 import qdrant_edge as edge
 from qdrant_client import QdrantClient, models
 
+import hubplugin_qdrant
 from hubplugin import fit
 from hubplugin.jobs.write import SpooledGallery, written
 from hubplugin.model import OffsetModel
 from hubplugin.resources import Compute
 from hubplugin.store import Store
-from hubplugin_qdrant import QdrantStore
 from hubplugin_qdrant.edge import EdgeStore
-from hubplugin_qdrant.offsets_in_writes import set_offsets
+from hubplugin_qdrant.offsets import set_offsets
 from hubplugin_qdrant.plain_client import scrolling, update_vectors
 from hubplugin_qdrant.schema import Storage
 from hubplugin_qdrant.transport import BATCH, WRITERS
@@ -115,7 +115,7 @@ def collection(
         until_green(client)
         print(f"of the bare loop, the wait for the graph: {time.perf_counter() - written:.1f} s")
 
-    return QdrantStore(client, NAME, storage=storage), bare
+    return hubplugin_qdrant.open_store(client, NAME, storage=storage), bare
 
 
 def connected(url: str, grpc_port: int | None) -> QdrantClient:

@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 from qdrant_client import QdrantClient, models
 
+import hubplugin
 import hubplugin_qdrant
-from hubplugin_qdrant import HubQdrantClient, QdrantStore
+from hubplugin_qdrant import HubQdrantClient
 
 NAME, VECTOR, PAGE, QUERIES = "hubplugin-space", "image", 1000, 200
 
@@ -125,14 +126,14 @@ def main() -> None:
             raw = taken(server, given.dim)
             print(f"{'raw':<10}{_millions(raw, given.points)}", flush=True)
             for storage in ("payload", "vector"):
-                store = QdrantStore(server.client, NAME, VECTOR, storage=storage)
+                store = hubplugin_qdrant.open_store(server.client, NAME, vector=VECTOR, storage=storage)
                 told = next(line for line in store.plan() if "would take" in line)
                 hubplugin_qdrant.apply(
-                    server.client, NAME, bank, using=VECTOR, method="nnn", storage=storage, force=True
+                    server.client, NAME, bank, vector=VECTOR, method="nnn", storage=storage, force=True
                 )
                 more = taken(server, given.dim) - raw
                 print(f"{storage:<10}{_millions(more, given.points)}   {told}", flush=True)
-                hubplugin_qdrant.remove(server.client, NAME, using=VECTOR)
+                hubplugin.remove(hubplugin_qdrant.open_store(server.client, NAME, vector=VECTOR))
         finally:
             server.stop()
 

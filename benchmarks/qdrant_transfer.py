@@ -17,8 +17,7 @@ import numpy as np
 from qdrant_client import QdrantClient, models
 
 from benchmarks.qdrant_scale import connected
-from hubplugin_qdrant.operations import PointId
-from hubplugin_qdrant.plain_client import Scroll, scrolling, update_vectors
+from hubplugin_qdrant.plain_client import PointId, Scroll, scrolling, update_vectors
 from hubplugin_qdrant.transport import BATCH, WRITERS
 
 NAME, SECOND, TURNS = "hubplugin-transfer", "second", 3

@@ -64,7 +64,7 @@ def main(given: list[str] | None = None) -> None:
         raw.close()  # a folder has one client at a time; a server has many
 
         plain = QdrantClient(**where)
-        hubplugin_qdrant.apply(plain, COLLECTION, query_bank(), using="text-dense")
+        hubplugin_qdrant.apply(plain, COLLECTION, query_bank(), vector="text-dense")
         plain.close()
 
         corrected = HubQdrantDocumentStore(**options)

@@ -15,6 +15,7 @@ from langchain_qdrant import QdrantVectorStore, RetrievalMode, SparseEmbeddings,
 from qdrant_client import QdrantClient, models
 from stdlib_search import compare, embed, functions, query_bank, sparse
 
+import hubplugin
 import hubplugin_qdrant
 from hubplugin_qdrant import HubQdrantClient
 
@@ -73,7 +74,7 @@ def main(given: list[str] | None = None) -> None:
         texts, metadata = [each.code for each in documents], [each.metadata for each in documents]
         store(plain, RetrievalMode.HYBRID).add_texts(texts, metadata)
 
-        hubplugin_qdrant.apply(plain, COLLECTION, query_bank(), using="dense")
+        hubplugin_qdrant.apply(plain, COLLECTION, query_bank(), vector="dense")
         client = HubQdrantClient.wrap(plain)  # in an application: HubQdrantClient(url=...) for QdrantClient(url=...)
 
         for mode in (RetrievalMode.DENSE, RetrievalMode.HYBRID):
@@ -90,7 +91,7 @@ def main(given: list[str] | None = None) -> None:
         corrected.delete(ids)
         print("after the delete:", names(corrected, "Shout a text."))
     finally:
-        hubplugin_qdrant.remove(plain, COLLECTION)
+        hubplugin.remove(hubplugin_qdrant.open_store(plain, COLLECTION))
         plain.delete_collection(COLLECTION)
 
 

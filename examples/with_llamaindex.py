@@ -18,6 +18,7 @@ from llama_index.vector_stores.qdrant import QdrantVectorStore
 from qdrant_client import QdrantClient, models
 from stdlib_search import compare, embed, functions, query_bank, sparse
 
+import hubplugin
 import hubplugin_qdrant
 from hubplugin_qdrant import HubQdrantClient
 
@@ -75,7 +76,7 @@ def main(given: list[str] | None = None) -> None:
     try:
         raw.insert_nodes([node(each.code, each.metadata) for each in documents])  # makes the collection
 
-        hubplugin_qdrant.apply(plain, COLLECTION, query_bank(), using="text-dense")
+        hubplugin_qdrant.apply(plain, COLLECTION, query_bank(), vector="text-dense")
         client = HubQdrantClient.wrap(plain)  # in an application: HubQdrantClient(url=...) for QdrantClient(url=...)
 
         corrected = index_of(client)
@@ -91,7 +92,7 @@ def main(given: list[str] | None = None) -> None:
         corrected.vector_store.delete_nodes([shout.node_id])
         print("after the delete:", names(corrected, "Shout a text."))
     finally:
-        hubplugin_qdrant.remove(plain, COLLECTION)
+        hubplugin.remove(hubplugin_qdrant.open_store(plain, COLLECTION))
         plain.delete_collection(COLLECTION)
 
 

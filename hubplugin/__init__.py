@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hubplugin.jobs.diagnose import diagnose
     from hubplugin.jobs.health import inspect, monitor
     from hubplugin.jobs.versions import rollback
-    from hubplugin.jobs.write import refresh
+    from hubplugin.jobs.write import refresh, remove
     from hubplugin.methods import METHODS
     from hubplugin.metric import Metric
     from hubplugin.model import OffsetModel, load
@@ -53,6 +53,7 @@ _HOMES = {
     "open_store": "registry",
     "refit": "jobs.correct",
     "refresh": "jobs.write",
+    "remove": "jobs.write",
     "rollback": "jobs.versions",
 }
 
@@ -83,6 +84,7 @@ __all__ = [
     "open_store",
     "refit",
     "refresh",
+    "remove",
     "rollback",
 ]
 

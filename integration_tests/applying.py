@@ -6,10 +6,9 @@ import multiprocessing
 import os
 from multiprocessing.connection import Connection
 
-import hubplugin_qdrant.edge.shard
+import hubplugin_qdrant.edge
 import hubplugin_qdrant.transport
-from hubplugin.jobs.correct import apply
-from hubplugin.registry import open_store
+from hubplugin import apply, open_store
 from integration_tests.galleries import APPLY, BANK, OTHER_BANK
 
 BANKS = (BANK, OTHER_BANK)
@@ -18,7 +17,7 @@ BANKS = (BANK, OTHER_BANK)
 def run(url: str, bank: int, environment: dict[str, str], begun: Connection) -> None:
     """Applies BANKS[bank] to the store at `url`, in batches so small that a kill mostly falls between two."""
     os.environ.update(environment)
-    hubplugin_qdrant.transport.BATCH = hubplugin_qdrant.edge.shard.BATCH = 10
+    hubplugin_qdrant.transport.BATCH = hubplugin_qdrant.edge.BATCH = 10
     begun.send(None)
     apply(open_store(url), BANKS[bank], **APPLY)
     os._exit(0)

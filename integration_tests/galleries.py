@@ -14,11 +14,11 @@ import numpy as np
 import qdrant_edge as edge
 from qdrant_client import models
 
+import hubplugin_qdrant
+from hubplugin import OffsetModel
 from hubplugin.cli.demo import example_data
 from hubplugin.metric import normalise
-from hubplugin.model import OffsetModel
 from hubplugin.store import Store
-from hubplugin_qdrant import QdrantStore
 from hubplugin_qdrant.edge import EdgeStore
 from integration_tests.waiting import wait_until
 
@@ -184,7 +184,7 @@ class Collection(Gallery):
         return info.status == models.CollectionStatus.GREEN and (info.indexed_vectors_count or 0) > len(self.ids) / 2
 
     def store(self, storage: Any = "auto") -> Store:
-        return QdrantStore(self.client, self.name, self.using, storage)
+        return hubplugin_qdrant.open_store(self.client, self.name, vector=self.using, storage=storage)
 
     def insert(self, ids: list[int | str], vectors: np.ndarray) -> None:
         points = [

@@ -11,9 +11,7 @@ from qdrant_client import models
 
 import hubplugin_qdrant
 import hubplugin_qdrant.transport
-from hubplugin import Compute
-from hubplugin.jobs.correct import apply
-from hubplugin.jobs.health import inspect
+from hubplugin import Compute, apply, inspect
 from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, TARGETS, K
 from integration_tests.waiting import wait_until
 

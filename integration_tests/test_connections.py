@@ -52,14 +52,14 @@ def test_both_transports_apply_search_and_remove(backend, gallery, prefer_grpc):
     hub = HubQdrantClient(**options)
     found = [hub.query_points(gallery.name, query=query, limit=K).points for query in QUERIES]
     assert gallery.agreement([[point.id for point in points] for points in found], model) >= AGREED
-    hubplugin_qdrant.remove(hub, gallery.name)
+    hubplugin.remove(hubplugin_qdrant.open_store(hub, gallery.name))
     assert all("hub_offset" not in beside for _, beside in gallery.content().values())
 
 
 @pytest.mark.needs("grpc")
 def test_a_server_that_stops_answering_is_the_clients_own_error_for_that_time(backend, fill, storage):
     gallery = fill(using="code")
-    given = {"using": "code", "storage": storage}
+    given = {"vector": "code", "storage": storage}
     model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **given, **APPLY).model
     between = Stalling(backend.address.http, backend.address.grpc)
     ports = dict(zip(("port", "grpc_port"), between.ports, strict=True))
@@ -82,7 +82,7 @@ def test_a_server_that_stops_answering_is_the_clients_own_error_for_that_time(ba
         assert refused(lambda: hub.upsert(gallery.name, [point])) is expected
     wait_until(lambda: _answers(hub, gallery))
     assert gallery.agreement([[point.id for point in points] for points in found()], model) >= AGREED
-    report = hubplugin_qdrant.inspect(backend.client(), gallery.name, using="code", queries=0)
+    report = hubplugin.inspect(hubplugin_qdrant.open_store(backend.client(), gallery.name, vector="code"), queries=0)
     assert (report.missing, report.stale) == (0, 0)
     between.close()
 
@@ -105,7 +105,7 @@ def test_an_api_key_comes_from_the_environment_and_a_wrong_one_is_one_line(backe
         assert "wrong-key-of-a-user" not in wrong.stderr + wrong.stdout
         right = corrected_by_command(gallery, tmp_path, QDRANT_API_KEY=address.api_key)
         assert right.returncode == 0, right.stderr
-        assert hubplugin_qdrant.inspect(address.client(), gallery.name).missing == 0
+        assert hubplugin.inspect(hubplugin_qdrant.open_store(address.client(), gallery.name)).missing == 0
     finally:
         gallery.drop()
 
@@ -130,4 +130,6 @@ def test_a_server_with_tls_is_corrected_by_its_url(backend, tmp_path):
 def test_a_server_that_is_not_there_is_one_line(prefer_grpc):
     http, grpc = free_ports(2)
     with pytest.raises(hubplugin.StoreError, match="is the server running and reachable"):
-        hubplugin_qdrant.inspect(Address("127.0.0.1", http, grpc, prefer_grpc=prefer_grpc).client(), "photos")
+        hubplugin.inspect(
+            hubplugin_qdrant.open_store(Address("127.0.0.1", http, grpc, prefer_grpc=prefer_grpc).client(), "photos")
+        )

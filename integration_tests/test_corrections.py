@@ -7,14 +7,11 @@ import threading
 import numpy as np
 import pytest
 
-import hubplugin_qdrant.edge.shard
+import hubplugin_qdrant.edge
 import hubplugin_qdrant.transport
-from hubplugin import Compute
-from hubplugin.jobs.correct import apply
-from hubplugin.jobs.health import inspect
-from hubplugin.jobs.write import refresh
+from hubplugin import Compute, apply, inspect, refresh
 from hubplugin.measures.hubness import skewness
-from hubplugin_qdrant import cached_manifest
+from hubplugin_qdrant import metadata
 from integration_tests.galleries import (
     AGREED,
     APPLY,
@@ -93,8 +90,8 @@ def test_a_removal_leaves_every_point_as_it_was(gallery):
 
 
 def test_answers_are_entirely_old_or_entirely_new_while_the_bank_changes(backend, gallery, monkeypatch):
-    monkeypatch.setattr(cached_manifest, "MANIFEST_SECONDS", 0.0)
-    for adapter in (hubplugin_qdrant.transport, hubplugin_qdrant.edge.shard):
+    monkeypatch.setattr(metadata, "MANIFEST_SECONDS", 0.0)
+    for adapter in (hubplugin_qdrant.transport, hubplugin_qdrant.edge):
         monkeypatch.setattr(adapter, "BATCH", 25)
     apply(gallery.store(), BANK, **APPLY)
     answers: list[Answer] = []

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 from qdrant_client import models
 
+import hubplugin
 import hubplugin_qdrant
 import hubplugin_qdrant.transport
-from hubplugin import Compute
-from hubplugin.jobs.correct import apply
-from hubplugin.jobs.health import inspect
+from hubplugin import Compute, apply, inspect
 from hubplugin_qdrant import HubQdrantClient
 from integration_tests import applying
 from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, TARGETS, K, assert_same, payload
@@ -144,7 +143,7 @@ def test_a_process_killed_while_a_stranger_writes_loses_nothing_of_either(backen
                 assert scores == sorted(scores, reverse=True)
     _finish(gallery, bank)
     store, expected = gallery.store(), stranger.expected
-    hubplugin_qdrant.refresh(store.client, gallery.name)
+    hubplugin.refresh(hubplugin_qdrant.open_store(store.client, gallery.name))
     report = inspect(store, queries=0)
     assert (report.count, report.missing, report.stale, report.foreign) == (len(expected), 0, 0, 0)
     gallery.ids, gallery.vectors = list(expected), np.array([vector for vector, _ in expected.values()])
@@ -196,7 +195,7 @@ def test_a_restarted_server_still_corrects(backend, fill, storage):
     backend.stop()
     backend.start()
     assert answers(backend.wrapped(), gallery) == before
-    report = hubplugin_qdrant.inspect(backend.client(), gallery.name, queries=0)
+    report = hubplugin.inspect(hubplugin_qdrant.open_store(backend.client(), gallery.name), queries=0)
     assert (report.missing, report.stale) == (0, 0)
 
 
@@ -235,9 +234,9 @@ def test_snapshots_restored_into_a_fresh_server_are_still_corrected(backend, fil
     restored = HubQdrantClient(**replace(fresh, prefer_grpc=backend.address.prefer_grpc).options())
     try:
         assert answers(restored, gallery) == before
-        report = hubplugin_qdrant.inspect(restored.raw, gallery.name, queries=0)
+        report = hubplugin.inspect(hubplugin_qdrant.open_store(restored.raw, gallery.name), queries=0)
         assert (report.count, report.missing, report.stale) == (len(gallery.ids), 0, 0)
-        hubplugin_qdrant.remove(restored.raw, gallery.name)
+        hubplugin.remove(hubplugin_qdrant.open_store(restored.raw, gallery.name))
         assert [each.name for each in restored.raw.get_collections().collections] == [gallery.name]
     finally:
         for name in (gallery.name, f"{gallery.name}--hub"):
@@ -252,7 +251,7 @@ def test_a_collection_restored_alone_is_searched_raw_with_a_warning_until_a_refr
     key = {"api-key": backend.address.api_key} if backend.address.api_key else {}
     snapshot = client.create_snapshot(gallery.name, wait=True).name
     content = httpx.get(f"{at}/{snapshot}", headers=key, timeout=60).raise_for_status().content
-    given = {"using": "code", "storage": storage}
+    given = {"vector": "code", "storage": storage}
     model = hubplugin_qdrant.apply(client, gallery.name, BANK, **given, **APPLY).model
     client.delete_collection(gallery.name)  # a server restores over no other set of vectors
     upload = {"files": {"snapshot": (snapshot, content)}, "params": {"priority": "snapshot", "wait": "true"}}
@@ -267,9 +266,9 @@ def test_a_collection_restored_alone_is_searched_raw_with_a_warning_until_a_refr
         assert gallery.agreement(found(hub), None) == 1
     assert len([each for each in warned if each.category is UserWarning]) == 1
     if storage == "payload":
-        hubplugin_qdrant.refresh(client, gallery.name, using="code")
+        hubplugin.refresh(hubplugin_qdrant.open_store(client, gallery.name, vector="code"))
     else:
-        hubplugin_qdrant.remove(client, gallery.name, using="code")
+        hubplugin.remove(hubplugin_qdrant.open_store(client, gallery.name, vector="code"))
         hubplugin_qdrant.apply(client, gallery.name, BANK, **given, **APPLY)
     assert gallery.agreement(found(backend.wrapped()), model) >= AGREED
 
@@ -283,5 +282,5 @@ def test_a_snapshot_of_a_whole_storage_is_still_corrected(backend, fill, storage
     content = httpx.get(there, headers=keyed(backend.address), timeout=60).raise_for_status().content
     address = replace(backend.restored(content), prefer_grpc=backend.address.prefer_grpc)
     assert answers(HubQdrantClient(**address.options()), gallery) == answers(backend.wrapped(), gallery)
-    report = hubplugin_qdrant.inspect(address.client(), gallery.name, queries=0)
+    report = hubplugin.inspect(hubplugin_qdrant.open_store(address.client(), gallery.name), queries=0)
     assert (report.count, report.missing, report.stale) == (len(gallery.ids), 0, 0)

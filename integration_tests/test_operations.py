@@ -15,7 +15,7 @@ from qdrant_client import QdrantClient, models
 
 import hubplugin
 import hubplugin_qdrant
-from hubplugin_qdrant import HubQdrantClient, QdrantStore, cached_manifest
+from hubplugin_qdrant import HubQdrantClient, metadata
 from integration_tests.galleries import AGREED, APPLY, BANK, OTHER_BANK, QUERIES, TARGETS, K
 from integration_tests.test_connections import There
 
@@ -47,7 +47,7 @@ def test_an_alias_that_is_switched_is_followed(backend, fill, through, monkeypat
     switched(old, client)
     assert agreement(hub, old, models_of[0], alias) >= AGREED
     if through == "another client":
-        monkeypatch.setattr(cached_manifest, "MANIFEST_SECONDS", 0.0)
+        monkeypatch.setattr(metadata, "MANIFEST_SECONDS", 0.0)
         hub = backend.wrapped()
         assert agreement(hub, old, models_of[0], alias) >= AGREED
     switched(new, client if through == "another client" else hub)
@@ -91,12 +91,12 @@ def test_a_collection_under_constant_writes_is_corrected_and_nothing_is_lost(bac
         stop.set()
         writer.join()
     client = backend.client()
-    report = hubplugin_qdrant.inspect(client, gallery.name, queries=0)
+    report = hubplugin.inspect(hubplugin_qdrant.open_store(client, gallery.name), queries=0)
     assert report.count == len(gallery.ids) + len(written)
     assert report.missing + report.stale <= len(written) + len(set(changed))
-    refreshed = hubplugin_qdrant.refresh(client, gallery.name)
+    refreshed = hubplugin.refresh(hubplugin_qdrant.open_store(client, gallery.name))
     assert refreshed.missing + refreshed.stale == report.missing + report.stale
-    healed = hubplugin_qdrant.inspect(client, gallery.name, queries=0)
+    healed = hubplugin.inspect(hubplugin_qdrant.open_store(client, gallery.name), queries=0)
     assert (healed.missing, healed.stale) == (0, 0)
     assert {beside["row"] for key, (_, beside) in gallery.content().items() if key in set(written)} == set(written)
 
@@ -110,9 +110,9 @@ def test_tenants_of_one_collection_are_corrected_each(backend, fill, storage):
         for row, vector in enumerate(TARGETS)
     ]
     client.upsert(gallery.name, points, wait=True)
-    given = {"query_bank": BANK, "using": "code", "storage": storage, "group_by": "tenant"}
+    given = {"query_bank": BANK, "vector": "code", "storage": storage, "group_by": "tenant"}
     hubplugin_qdrant.apply(client, gallery.name, **given, **APPLY)
-    correction = QdrantStore(client, gallery.name, "code").correction()
+    correction = hubplugin_qdrant.open_store(client, gallery.name, vector="code").correction()
     hub = backend.wrapped()
     for number in range(2):
         rows = np.arange(number, len(TARGETS), 2)
@@ -174,12 +174,14 @@ def test_keys_of_single_collections_do_what_they_allow(backend, using):
             hubplugin_qdrant.apply(client(QdrantClient, both, "rw"), gallery.name, BANK, **APPLY)
         model = hubplugin_qdrant.apply(there.client(), gallery.name, BANK, **APPLY).model
         # ... but refreshes, who may read both searches corrected, and who may read the points alone is told.
-        assert hubplugin_qdrant.refresh(client(QdrantClient, both, "rw"), gallery.name).stale == 0
+        assert hubplugin.refresh(hubplugin_qdrant.open_store(client(QdrantClient, both, "rw"), gallery.name)).stale == 0
         assert agreement(client(HubQdrantClient, both, "r"), gallery, model) >= AGREED
         with pytest.warns(UserWarning, match="the api key may not read"):
             assert agreement(client(HubQdrantClient, both[:1], "r"), gallery, None) >= AGREED
         expired = token(there.address.api_key, "m", exp=1_000_000_000)
         with pytest.raises(hubplugin.StoreError, match="opening: the api key is missing, wrong or expired"):
-            hubplugin_qdrant.inspect(QdrantClient(**(options | {"api_key": expired})), gallery.name)
+            hubplugin.inspect(
+                hubplugin_qdrant.open_store(QdrantClient(**(options | {"api_key": expired})), gallery.name)
+            )
     finally:
         gallery.drop()

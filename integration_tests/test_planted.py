@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from qdrant_client import models
 
+import hubplugin
 import hubplugin_qdrant
 from hubplugin.jobs.versions import quarantine
-from hubplugin_qdrant import QdrantStore
 from integration_tests.galleries import APPLY, BANK, QUERIES, K
 
 pytestmark = pytest.mark.needs("client")
@@ -21,7 +21,7 @@ NEAR_ALL = BANK.mean(axis=0)
 def gallery(backend, fill, storage):
     """A gallery with a robust correction."""
     gallery = fill(using="code")
-    given = {"query_bank": BANK, "using": "code", "storage": storage, "robust": True}
+    given = {"query_bank": BANK, "vector": "code", "storage": storage, "robust": True}
     hubplugin_qdrant.apply(backend.client(), gallery.name, **given, **APPLY)
     return gallery
 
@@ -37,7 +37,7 @@ def reach(client, gallery, key):
 
 
 def inspected(backend, gallery):
-    return hubplugin_qdrant.inspect(backend.client(), gallery.name, using="code", queries=20)
+    return hubplugin.inspect(hubplugin_qdrant.open_store(backend.client(), gallery.name, vector="code"), queries=20)
 
 
 def test_a_planted_vector_is_bounded_whoever_writes_it(backend, gallery):
@@ -46,7 +46,7 @@ def test_a_planted_vector_is_bounded_whoever_writes_it(backend, gallery):
     assert reach(client, gallery, PLANTED) > 0.1  # raw
     assert reach(backend.wrapped(), gallery, PLANTED) == 0
     assert inspected(backend, gallery).suspects.missing == [PLANTED]
-    assert hubplugin_qdrant.refresh(client, gallery.name, using="code").missing == 1
+    assert hubplugin.refresh(hubplugin_qdrant.open_store(client, gallery.name, vector="code")).missing == 1
     assert reach(backend.wrapped(), gallery, PLANTED) <= 0.05
     client.delete(gallery.name, [PLANTED], wait=True)
     backend.wrapped().upsert(gallery.name, [point(PLANTED, NEAR_ALL)], wait=True)
@@ -60,16 +60,16 @@ def test_a_forged_offset_counts_as_none_and_is_named(backend, gallery):
     client.upsert(gallery.name, [point(PLANTED, NEAR_ALL, {"hub_offset": {"v1": 5.0}})], wait=True)
     assert reach(backend.wrapped(), gallery, PLANTED) == 0
     assert inspected(backend, gallery).suspects.stale == [PLANTED]
-    hubplugin_qdrant.refresh(client, gallery.name, using="code")
+    hubplugin.refresh(hubplugin_qdrant.open_store(client, gallery.name, vector="code"))
     assert inspected(backend, gallery).stale == 0
 
 
 def test_what_is_in_quarantine_is_found_by_plain_clients_alone_until_it_is_let_out(backend, gallery):
-    client, store = backend.client(), QdrantStore(backend.client(), gallery.name, "code")
+    client, store = backend.client(), hubplugin_qdrant.open_store(backend.client(), gallery.name, vector="code")
     best = backend.wrapped().query_points(gallery.name, QUERIES[0], "code").points[0].id
     quarantine(store, "add", [best], "looks planted", who="a test")
     assert reach(backend.wrapped(), gallery, best) == 0 < reach(client, gallery, best)
-    hubplugin_qdrant.refresh(client, gallery.name, using="code")
+    hubplugin.refresh(hubplugin_qdrant.open_store(client, gallery.name, vector="code"))
     assert reach(backend.wrapped(), gallery, best) == 0
     quarantine(store, "remove", [best], "it is none")
     assert reach(backend.wrapped(), gallery, best) > 0

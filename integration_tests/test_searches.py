@@ -91,7 +91,7 @@ def test_groups_hold_the_corrected_best_of_each(backend, corrected):
 
 def test_a_hybrid_search_fuses_the_corrected_ranking(backend, fill):
     gallery = fill(using="code", sparse=True)
-    hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, using="code", **APPLY)
+    hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, vector="code", **APPLY)
     hub = backend.wrapped()
     words = models.SparseVector(indices=list(range(0, 384, 3)), values=[1.0] * 128)
     dense = hub.query_points(gallery.name, query=QUERIES[0], using="code", limit=20, search_params=EXACT).points
@@ -193,7 +193,7 @@ KINDS = {
 def test_a_collection_of_any_kind_is_wrapped(backend, fill, kind):
     gallery = fill(**KINDS[kind])
     before = gallery.content()
-    model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, using=gallery.using, **APPLY).model
+    model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, vector=gallery.using, **APPLY).model
     # What is calibrated follows the index, which may be coarse; these searches are exact.
     hub = backend.wrapped(oversampling=10)
     found = [

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.needs("client")
 
 
 def health(client, gallery):
-    report = hubplugin_qdrant.inspect(client, gallery.name, queries=0)
+    report = hubplugin.inspect(hubplugin_qdrant.open_store(client, gallery.name), queries=0)
     return report.missing, report.stale
 
 
@@ -43,7 +43,7 @@ def test_an_upsert_without_a_payload_leaves_what_a_plain_one_leaves(backend, gal
     hub.batch_update_points(gallery.name, [operation])
     left = [set(gallery.content()[key][1] or {}) - {"hub_offset"} for key in keys]
     assert left[0] == left[1] == left[2]
-    hubplugin_qdrant.refresh(backend.client(), gallery.name)
+    hubplugin.refresh(hubplugin_qdrant.open_store(backend.client(), gallery.name))
     assert health(backend.client(), gallery) == (0, 0)
 
 
@@ -85,7 +85,7 @@ def test_points_deleted_while_offsets_are_taken_out_do_no_harm(backend, gallery,
     beside = threading.Thread(target=delete)
     beside.start()
     try:
-        hubplugin_qdrant.remove(backend.client(), gallery.name)
+        hubplugin.remove(hubplugin_qdrant.open_store(backend.client(), gallery.name))
     finally:
         beside.join()
     assert not any("hub_offset" in beside for _, beside in gallery.content().values())
@@ -113,9 +113,9 @@ def test_a_strict_server_is_searched_written_and_left_within_its_limits(backend,
     assert agreement(hub, gallery, model) >= 0.9  # among 100 candidates, which is all that it allows
     hub.query_points_groups(gallery.name, group_by="row", query=QUERIES[0], limit=3, group_size=2)
     hub.overwrite_payload(gallery.name, {"row": 0}, points=gallery.ids[:5])
-    hubplugin_qdrant.refresh(backend.client(), gallery.name)
+    hubplugin.refresh(hubplugin_qdrant.open_store(backend.client(), gallery.name))
     assert health(backend.client(), gallery) == (0, 0)
-    hubplugin_qdrant.remove(backend.client(), gallery.name)
+    hubplugin.remove(hubplugin_qdrant.open_store(backend.client(), gallery.name))
     assert not any("hub_offset" in beside for _, beside in gallery.content().values())
 
 
@@ -136,7 +136,7 @@ def test_a_client_with_the_default_patience_is_enough(backend, gallery):
     options = {name: value for name, value in backend.address.options().items() if name != "timeout"}
     model = hubplugin_qdrant.apply(QdrantClient(**options), gallery.name, BANK, **APPLY).model
     assert agreement(HubQdrantClient(**options), gallery, model) >= AGREED
-    hubplugin_qdrant.remove(QdrantClient(**options), gallery.name)
+    hubplugin.remove(hubplugin_qdrant.open_store(QdrantClient(**options), gallery.name))
 
 
 @pytest.mark.needs("client", "server", "graph")
@@ -170,7 +170,7 @@ def test_a_key_that_may_only_read_searches_corrected_and_is_told_the_rest(backen
 
 def test_a_collection_that_a_plain_client_makes_anew_is_searched(backend, fill):
     gallery = fill(using="code")
-    hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, using="code", **APPLY)
+    hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, vector="code", **APPLY)
     client = backend.client()
     client.delete_collection(gallery.name)
     parameters = models.VectorParams(size=TARGETS.shape[1], distance=models.Distance.COSINE)

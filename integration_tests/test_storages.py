@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from qdrant_client import models
 
+import hubplugin
 import hubplugin_qdrant
-from hubplugin_qdrant import QdrantStore
 from integration_tests.galleries import AGREED, APPLY, BANK, LATER, QUERIES, K, assert_same, point_id
 
 pytestmark = pytest.mark.needs("client")
@@ -24,7 +24,7 @@ def search(backend, gallery):
 def test_either_storage_corrects_is_kept_up_and_is_removed_without_a_trace(backend, fill, storage):
     gallery = fill(using="code")
     before, client = gallery.content(), backend.client()
-    given = {"using": "code", "storage": storage}
+    given = {"vector": "code", "storage": storage}
     model = hubplugin_qdrant.apply(client, gallery.name, BANK, **given, **APPLY).model
     assert gallery.agreement(search(backend, gallery), model) >= AGREED
 
@@ -34,13 +34,15 @@ def test_either_storage_corrects_is_kept_up_and_is_removed_without_a_trace(backe
     gallery.ids, gallery.vectors = ids + fresh, np.concatenate([vectors, LATER])
     found = search(backend, gallery)
     assert set(fresh) & {key for line in found for key in line}
-    assert hubplugin_qdrant.inspect(client, gallery.name, using="code", queries=0).missing == len(LATER)
-    hubplugin_qdrant.refresh(client, gallery.name, using="code")
+    assert hubplugin.inspect(
+        hubplugin_qdrant.open_store(client, gallery.name, vector="code"), queries=0
+    ).missing == len(LATER)
+    hubplugin.refresh(hubplugin_qdrant.open_store(client, gallery.name, vector="code"))
     assert gallery.agreement(search(backend, gallery), model) >= AGREED
 
     client.delete(gallery.name, fresh, wait=True)
     gallery.ids, gallery.vectors = ids, vectors
-    hubplugin_qdrant.remove(client, gallery.name, using="code")
+    hubplugin.remove(hubplugin_qdrant.open_store(client, gallery.name, vector="code"))
     assert_same(gallery.content(), before)
     assert gallery.agreement(search(backend, gallery), None) == 1
 
@@ -48,7 +50,7 @@ def test_either_storage_corrects_is_kept_up_and_is_removed_without_a_trace(backe
 def test_points_that_come_where_others_were_deleted_are_found(backend, fill, storage):
     gallery = fill(using="code")
     client = backend.client()
-    hubplugin_qdrant.apply(client, gallery.name, BANK, using="code", storage=storage, **APPLY)
+    hubplugin_qdrant.apply(client, gallery.name, BANK, vector="code", storage=storage, **APPLY)
     client.delete(gallery.name, gallery.ids[:30], wait=True)  # whose vectors a server may go on counting
     fresh = [point_id(len(gallery.ids) + row) for row in range(10)]
     gallery.insert(fresh, LATER[:10])
@@ -60,7 +62,7 @@ def test_points_that_come_where_others_were_deleted_are_found(backend, fill, sto
 def test_a_collection_of_float16_is_corrected_and_stays_so(backend, fill, storage):
     gallery, client = fill(using="code", vector={"datatype": models.Datatype.FLOAT16}), backend.client()
     model = hubplugin_qdrant.apply(client, gallery.name, BANK, storage=storage, **APPLY).model
-    report = hubplugin_qdrant.inspect(client, gallery.name, queries=0)
+    report = hubplugin.inspect(hubplugin_qdrant.open_store(client, gallery.name), queries=0)
     assert (report.missing, report.stale) == (0, 0)
     assert gallery.agreement(search(backend, gallery), model) >= AGREED - 0.01
 
@@ -77,23 +79,29 @@ QUANTISED = {
 @pytest.mark.parametrize("kind", QUANTISED)
 def test_the_offsets_of_a_quantised_collection_keep_their_weight(backend, fill, storage, kind):
     gallery = fill(using="code", graph="graph" in backend.can, quantization_config=QUANTISED[kind])
-    given = {"using": "code", "storage": storage}
+    given = {"vector": "code", "storage": storage}
     model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **given, **APPLY).model
     hub, exact = backend.wrapped(), models.SearchParams(exact=True)
     found = [hub.query_points(gallery.name, query, "code", limit=K, search_params=exact).points for query in QUERIES]
     assert (
         gallery.agreement([[point.id for point in points] for points in found], model) >= AGREED
     )  # codes do not count
-    raw = gallery.agreement(QdrantStore(backend.client(), gallery.name, "code").search(QUERIES, K, raw=True).ids, None)
+    raw = gallery.agreement(
+        hubplugin_qdrant.open_store(backend.client(), gallery.name, vector="code").search(QUERIES, K, raw=True).ids,
+        None,
+    )
     assert gallery.agreement(search(backend, gallery), model) >= raw - 0.03  # by the codes and the graph
 
 
 @pytest.mark.needs("client", "graph")
 def test_either_storage_reaches_the_recall_of_the_raw_graph(backend, fill, storage):
     gallery = fill(using="code", graph=True)
-    given = {"using": "code", "storage": storage}
+    given = {"vector": "code", "storage": storage}
     model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **given, **APPLY).model
-    raw = gallery.agreement(QdrantStore(backend.client(), gallery.name, "code").search(QUERIES, K, raw=True).ids, None)
+    raw = gallery.agreement(
+        hubplugin_qdrant.open_store(backend.client(), gallery.name, vector="code").search(QUERIES, K, raw=True).ids,
+        None,
+    )
     assert gallery.agreement(search(backend, gallery), model) >= raw - 0.02
 
 
@@ -104,13 +112,16 @@ def test_a_second_vector_beside_an_unnamed_one_disturbs_no_plain_client(backend,
     client, before = backend.client(), gallery.content()
     model = hubplugin_qdrant.apply(client, gallery.name, BANK, storage="vector", **APPLY).model
     assert gallery.agreement(search(backend, gallery), model) >= 0.97
-    assert gallery.agreement(QdrantStore(client, gallery.name).search(QUERIES, K, raw=True).ids, None) >= 0.97
+    assert (
+        gallery.agreement(hubplugin_qdrant.open_store(client, gallery.name).search(QUERIES, K, raw=True).ids, None)
+        >= 0.97
+    )
     fresh = point_id(len(gallery.ids))
     client.upsert(gallery.name, [models.PointStruct(id=fresh, vector=LATER[0].tolist())], wait=True)
-    assert hubplugin_qdrant.inspect(client, gallery.name, queries=0).missing == 1
+    assert hubplugin.inspect(hubplugin_qdrant.open_store(client, gallery.name), queries=0).missing == 1
     backend.wrapped().upsert(gallery.name, [models.PointStruct(id=fresh, vector=LATER[1].tolist())], wait=True)
-    assert hubplugin_qdrant.inspect(client, gallery.name, queries=0).missing == 0
+    assert hubplugin.inspect(hubplugin_qdrant.open_store(client, gallery.name), queries=0).missing == 0
     client.delete(gallery.name, [fresh], wait=True)
-    hubplugin_qdrant.remove(client, gallery.name)
+    hubplugin.remove(hubplugin_qdrant.open_store(client, gallery.name))
     assert_same(gallery.content(), before)
     assert set(client.get_collection(gallery.name).config.params.vectors) == {""}

@@ -13,7 +13,7 @@ import pytest
 import hubplugin
 import hubplugin_faiss
 import hubplugin_qdrant
-from hubplugin.jobs.correct import apply
+from hubplugin import apply
 from integration_tests.galleries import AGREED, BANK, FIT, QUERIES, TARGETS, K, exact_scores, payload
 
 
@@ -42,7 +42,7 @@ def test_wrapping_an_existing_qdrant_collection(backend, gallery):
     assert [[point.id for point in points] for points in search(client)] == [
         [point.id for point in points] for points in before
     ]
-    hubplugin_qdrant.remove(client, gallery.name)
+    hubplugin.remove(hubplugin_qdrant.open_store(client, gallery.name))
     assert [[point.id for point in points] for points in search(backend.wrapped())] == [
         [point.id for point in points] for points in before
     ]

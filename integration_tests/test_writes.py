@@ -28,7 +28,7 @@ def search(hub, gallery):
 
 
 def health(backend, gallery):
-    report = hubplugin_qdrant.inspect(backend.client(), gallery.name, queries=0)
+    report = hubplugin.inspect(hubplugin_qdrant.open_store(backend.client(), gallery.name), queries=0)
     return report.count, report.missing, report.stale
 
 
@@ -155,8 +155,8 @@ def test_a_conditional_upsert_brings_offsets_for_what_it_writes(backend, correct
 def test_what_others_wrote_in_the_place_of_offsets_is_told_and_left(backend, corrected):
     client, theirs = backend.client(), set(corrected.ids[:3])
     client.set_payload(corrected.name, {"hub_offset": {"v77": 1.5}}, points=corrected.ids[:3], wait=True)
-    assert hubplugin_qdrant.inspect(client, corrected.name, queries=0).foreign == 3
-    hubplugin_qdrant.remove(client, corrected.name)
+    assert hubplugin.inspect(hubplugin_qdrant.open_store(client, corrected.name), queries=0).foreign == 3
+    hubplugin.remove(hubplugin_qdrant.open_store(client, corrected.name))
     left = {key: beside.get("hub_offset") for key, (_, beside) in corrected.content().items()}
     assert left == {key: {"v77": 1.5} if key in theirs else None for key in corrected.ids}
 
@@ -177,8 +177,8 @@ def test_a_payload_key_that_the_user_has_is_refused_and_another_one_taken(backen
     content = gallery.content()
     model = hubplugin_qdrant.apply(client, gallery.name, offset_key="nudge", **given).model
     assert gallery.agreement(search(backend.wrapped(), gallery), model) >= AGREED
-    assert hubplugin_qdrant.inspect(client, gallery.name, queries=0).missing == 0
-    hubplugin_qdrant.remove(client, gallery.name)
+    assert hubplugin.inspect(hubplugin_qdrant.open_store(client, gallery.name), queries=0).missing == 0
+    hubplugin.remove(hubplugin_qdrant.open_store(client, gallery.name))
     assert_same(gallery.content(), content)
 
 
@@ -190,7 +190,7 @@ def test_points_written_by_a_plain_client_are_found_and_then_refreshed(backend, 
     assert all(key in [point.id for point in found] for key, found in zip(fresh, nearest, strict=True))
     corrected.ids, corrected.vectors = corrected.ids + fresh, np.concatenate([corrected.vectors, LATER])
     assert health(backend, corrected) == (len(corrected.ids), len(LATER), 0)
-    hubplugin_qdrant.refresh(backend.client(), corrected.name)
+    hubplugin.refresh(hubplugin_qdrant.open_store(backend.client(), corrected.name))
     assert health(backend, corrected) == (len(corrected.ids), 0, 0)
     assert corrected.agreement(search(backend.wrapped(), corrected), corrected.model) >= AGREED
 

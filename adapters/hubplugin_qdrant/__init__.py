@@ -1,28 +1,103 @@
 """hubplugin for Qdrant: corrects collections in place, and searches them corrected.
 
-Correcting: `jobs` apply, refresh, inspect and remove a correction through `store` and `writing`, the contract of
-`hubplugin.store`. They use `transport` (requests), `points` (points as batches), `schema` (index or augmented vector),
-`calibration`, and `metadata` and `collection_metadata` (manifest and models in `<collection>--hub`). `edge` is the same
-for a Qdrant Edge shard. `versioned_store` and `versions` (the states of a correction, pure) are common to both.
+`open_store` gives the store that every job of `hubplugin` takes, such as `hubplugin.inspect(store)`; `apply` is the
+short form of the commonest one. `HubQdrantClient` searches what was corrected, and gives offsets to what it writes.
 
-Searching: `client` drives the operations of `searches`, `write_operations` and `collection_operations`, which
-send what the pure functions in `requests` make, and know of corrections from `cached_manifest`. `plain_client` has all
-that is used of qdrant-client's privates. `langchain` and `haystack` put the client into frameworks.
+Jobs: `store` (the contract of `hubplugin.store`) reads by `points` and writes by `schema`, which is calibrated by
+`calibration`; each asks by `transport`. `places` knows URLs and ranges of ids. `edge` is the same for a shard of
+Qdrant Edge.
 
-Both: `manifest` (values), `stored_offsets` (what a point holds, pure) and `errors`.
+Clients: `client` drives the operations of `searches` and `writes`, which send what the pure functions in `requests`
+make. `plain_client` has all that is used of qdrant-client's privates. `langchain` and `haystack` put the client into
+frameworks.
+
+Both: `manifest` (values and what follows from them), `metadata` (where these lie, and what is known of them), `offsets`
+(what a point holds).
 """
 
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+from qdrant_client import QdrantClient
+
+from hubplugin.bank import BankLike
+from hubplugin.jobs import correct, write
+from hubplugin.methods import asked_for
+from hubplugin.model import Setting
+from hubplugin.resources import Compute
+from hubplugin.store import KEEP
 from hubplugin_qdrant.client import AsyncHubQdrantClient, HubQdrantClient
-from hubplugin_qdrant.jobs import apply, inspect, refresh, remove, switch
+from hubplugin_qdrant.schema import Storage
 from hubplugin_qdrant.store import QdrantStore
 
-__all__ = [
-    "AsyncHubQdrantClient",
-    "HubQdrantClient",
-    "QdrantStore",
-    "apply",
-    "inspect",
-    "refresh",
-    "remove",
-    "switch",
-]
+__all__ = ["AsyncHubQdrantClient", "HubQdrantClient", "apply", "open_store"]
+
+
+def open_store(
+    client: QdrantClient,
+    collection: str,
+    vector: str | None = None,
+    *,
+    storage: Storage | Literal["auto"] = "auto",
+    agreement: float | None = None,
+    offset_key: str | None = None,
+    record: str | os.PathLike[str] | None = None,
+) -> QdrantStore:
+    """The store that the jobs of `hubplugin` take: `hubplugin.apply(store, bank)`, `inspect`, `refresh`, `remove`.
+
+    client: plain or wrapped. collection: a name or an alias; the correction belongs to what an alias stands for now.
+    vector: the name of the vector that is corrected; None is the unnamed one, or the only one there is.
+
+    storage: "vector" is a second vector with one more dimension, which ranks at the speed of the index for the price
+    of its space; it needs server 1.18. "payload" is one number a point, added to the scores of the candidates that a
+    search fetches, which works everywhere. "auto" is that of the correction in place; without one it is "vector" where
+    the server can add one beside a named vector that is not quantised, and "payload" elsewhere. Beside an unnamed
+    vector a second one leaves a trace when it is removed: `get_collection` then shows {"": VectorParams(...)} for
+    VectorParams(...).
+
+    agreement: the recall that searches must reach, as a share of the raw index's own; by default that of the
+    correction in place, or 0.99. Candidates, or hnsw_ef, are chosen by it. offset_key: the payload key that holds the
+    numbers of storage="payload", where "hub_offset" is a key of yours; it is kept in the manifest, and every client
+    and job takes it from there. record: the folder that `HubQdrantClient(record=...)` was given.
+
+    Raises StoreError for a collection or vector that is not there or cannot carry offsets, and for a server that
+    cannot be reached.
+    """
+    return QdrantStore(client, collection, vector, storage, agreement=agreement, offset_key=offset_key, record=record)
+
+
+def apply(
+    client: QdrantClient,
+    collection: str,
+    bank: BankLike,
+    method: str = "blend",
+    *,
+    vector: str | None = None,
+    storage: Storage | Literal["auto"] = "auto",
+    agreement: float | None = None,
+    offset_key: str | None = None,
+    group_by: str | None = None,
+    robust: bool = False,
+    force: bool = False,
+    dry_run: bool = False,
+    keep: int = KEEP,
+    compute: Compute = Compute(),
+    **parameters: Setting,
+) -> write.Applied:
+    """Corrects a vector of `collection` in place; a `HubQdrantClient` then searches it corrected.
+
+    It is `hubplugin.apply` of the store that `open_store` gives for client, collection, vector, storage, agreement and
+    offset_key. group_by: a payload key that searches are filtered by, such as "tenant". All else is as there. Searches
+    change in one step at the end; a run that was cut off goes on when it is started again.
+
+    Raises InputError for the bank or a parameter, StoreError for the collection or the server, CorrectionRefused if
+    the correction would not help.
+    """
+    asked_for(method, parameters, apply)  # a misspelt argument of this function lies among them
+    store = QdrantStore(client, collection, vector, storage, agreement=agreement, offset_key=offset_key)
+    return correct.apply(
+        store, bank, method, group_by=group_by, robust=robust, force=force, dry_run=dry_run, keep=keep,
+        compute=compute, executor=None, shards=None, workspace=None, **parameters,
+    )  # fmt: skip

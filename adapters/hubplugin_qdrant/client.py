@@ -5,23 +5,35 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import os
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
 from qdrant_client import AsyncQdrantClient, QdrantClient
 from qdrant_client.client_base import QdrantBase
 from typing_extensions import Self
 
 from hubplugin.errors import InputError
-from hubplugin_qdrant import collection_operations as collections
-from hubplugin_qdrant import plain_client, searches
-from hubplugin_qdrant import write_operations as writes
-from hubplugin_qdrant.cached_manifest import CorrectionCache, OfClient
-from hubplugin_qdrant.operations import Arguments, Operation, at_once, run, run_async
-from hubplugin_qdrant.searches import Record, recorder_of
+from hubplugin.recording import Recorder
+from hubplugin_qdrant import plain_client, searches, writes
+from hubplugin_qdrant.metadata import CorrectionCache, OfClient, Operation, at_once, run, run_async
+from hubplugin_qdrant.plain_client import Arguments
 
 Method = TypeVar("Method", bound=Callable[..., object])
 Client = TypeVar("Client", QdrantClient, AsyncQdrantClient)
+
+
+Record: TypeAlias = "str | os.PathLike[str] | Recorder | None"
+"""A folder, or a `Recorder` with other settings than the default's; None to record nothing."""
+
+
+def recorder_of(record: Record) -> Recorder | None:
+    """Raises InputError for what is neither a folder nor a `Recorder`."""
+    if record is None or isinstance(record, Recorder):
+        return record
+    if isinstance(record, (str, os.PathLike)):
+        return Recorder(record)
+    raise InputError(f"record={record!r}: expected a folder, or a hubplugin.Recorder")
 
 
 def require_client(client: object, kind: type[Client]) -> Client:
@@ -128,13 +140,13 @@ OPERATIONS: dict[str, OfClient] = {
     "clear_payload": writes.clear_payload,
     "delete_payload": writes.delete_payload,
     "batch_update_points": writes.batch_update_points,
-    "get_collection": collections.get_collection,
-    "get_collections": collections.get_collections,
-    "delete_vector_name": collections.delete_vector_name,
-    "create_collection": collections.create_collection,
-    "recreate_collection": collections.recreate_collection,
-    "delete_collection": collections.delete_collection,
-    "update_collection_aliases": collections.update_collection_aliases,
+    "get_collection": searches.get_collection,
+    "get_collections": searches.get_collections,
+    "delete_vector_name": writes.delete_vector_name,
+    "create_collection": writes.create_collection,
+    "recreate_collection": writes.recreate_collection,
+    "delete_collection": writes.delete_collection,
+    "update_collection_aliases": writes.update_collection_aliases,
 }
 """The methods of both clients that are done by an operation."""
 
@@ -158,7 +170,7 @@ class _Corrected:
     ):
         super().__init__(*args, **kwargs)
         raw: Any = plain_client.over_connection_of(cast(Any, self), self._plain)
-        self._begin(raw, oversampling, hnsw_ef, record)
+        self._corrections = self._known_by(raw, oversampling, hnsw_ef, record)
 
     @classmethod
     def wrap(
@@ -171,13 +183,15 @@ class _Corrected:
     ) -> Self:
         """A corrected client over the connection of `client`; closing either closes both."""
         raw: Any = require_client(client, cast("type[QdrantClient]", cls._plain))
+        corrections = cls._known_by(raw, oversampling, hnsw_ef, record)
         wrapped: Any = plain_client.over_connection_of(raw, cast(Any, cls))
-        wrapped._begin(raw, oversampling, hnsw_ef, record)
+        wrapped._corrections = corrections
         return cast(Self, wrapped)
 
-    def _begin(self, raw: Any, oversampling: float | None, hnsw_ef: int | None, record: Record) -> None:
-        compute = asyncio.to_thread if self._plain is AsyncQdrantClient else at_once
-        self._corrections = CorrectionCache(raw, compute, oversampling, hnsw_ef, recorder_of(record))
+    @classmethod
+    def _known_by(cls, raw: Any, oversampling: float | None, hnsw_ef: int | None, record: Record) -> CorrectionCache:
+        compute: Any = asyncio.to_thread if cls._plain is AsyncQdrantClient else at_once
+        return CorrectionCache(raw, compute, oversampling, hnsw_ef, recorder_of(record))
 
 
 class HubQdrantClient(_Corrected, QdrantClient):

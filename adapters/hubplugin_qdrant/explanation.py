@@ -13,6 +13,7 @@ from hubplugin.abilities import Explanation
 from hubplugin.metric import Metric
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant.manifest import Version
+from hubplugin_qdrant.metadata import MANIFEST_ID, SWITCH_ID
 
 
 def body_of(request: models.QueryRequest) -> dict[str, Any]:
@@ -49,9 +50,9 @@ def _constants(version: Version, collection: str) -> list[str]:
     return [
         *_ranking(version),
         f"these constants are those of version {version.number}; another fit has others. "
-        f"GET {place}/{m.MANIFEST_ID} has the current ones in {current}: "
+        f"GET {place}/{MANIFEST_ID} has the current ones in {current}: "
         "number, storage, offset_key, dim, metric, oversampling, hnsw_ef, ceiling",
-        f"GET {place}/{m.SWITCH_ID} has payload.off, true while the correction is switched off; 404 if it never was",
+        f"GET {place}/{SWITCH_ID} has payload.off, true while the correction is switched off; 404 if it never was",
     ]
 
 

@@ -1,19 +1,22 @@
-"""The manifest: what was done to a collection, in a form that any client can read.
+"""What is known of a corrected collection or shard: values, which of them follow which, and where they lie.
 
-It is kept in a metadata collection, `<collection>--hub`, beside the models in parts: point 0 is the manifest, so
-that one upsert switches from one state to the next. In the collection itself each point holds
+A vector has at most one active version, versions before it that are kept, and a collection at most one that is being
+written. Everything else whose offsets may still be in the points is retired, and is deleted by the next job:
 
-    {"hub_offset": {"v3": 0.0123}}
+    begun -> activated            a new version takes the place of the one before, which is kept
+    begun -> begun                another run gives up what is half-written
+    returned                      a kept version and the active one change places
+    pruned                        the versions that were kept longest are given up
+    retired                       the correction of one vector is given up
+    cleared                       what was retired is deleted
 
-where 3 is the number of a version, or, with storage="vector", the named vector "hub_v3": [t, offset]. A new fit is
-written under a new number; a search names the active one. What of the collection is ours is what the manifest says:
-the key is another one where somebody has named another, and a number whose vector the user has is not taken.
+These are pure functions from manifest to manifest.
 """
 
 from __future__ import annotations
 
 import re
-import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -23,6 +26,7 @@ import hubplugin
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import GroupedModel, OffsetModel, Setting
+from hubplugin.quarantine import Quarantine
 from hubplugin.store import State, StoredVersion, now
 
 FORMAT = 3
@@ -33,19 +37,6 @@ KEY = "hub_offset"
 
 AUGMENTED_VECTOR = re.compile(r"hub_v\d+")
 """What the augmented vectors are called. A vector of another name is not ours; one of these may yet be a user's."""
-
-MANIFEST_ID = 0
-"""Id of the point of the metadata collection that is the manifest."""
-
-SWITCH_ID = 1
-"""Id of the point of the metadata collection that is the switch: a point of its own, which no job writes, so that it
-can be switched whatever is running."""
-
-QUARANTINE_ID = 2
-"""Id of the point of the metadata collection that is the quarantine list: kept whatever becomes of versions."""
-
-PART_BYTES = 3 << 20
-"""A model is split into parts of at most 3 MiB (4 as base64): a server accepts requests of 32 MB by default."""
 
 AGREEMENT = 0.99
 """The share of the raw index's recall that a corrected search must reach: the last hundredth costs as much as the
@@ -326,11 +317,132 @@ def parse(payload: Payload, collection: str) -> Manifest:
         ) from None
 
 
-def is_off(payload: Payload | None) -> bool:
-    """Whether the payload of the switch says so; without a switch the correction is on."""
-    return (payload or {}).get("off") is True
+def amended(manifest: Manifest, vector: str, model: str, storage: str) -> Version | None:
+    """The active version of `vector`, if it is of that model (a fingerprint) and storage."""
+    version = manifest.active.get(vector)
+    return version if version is not None and (version.model, version.storage) == (model, storage) else None
 
 
-def part_id(model: str, number: int) -> str:
-    """The id of one part of a model in the metadata collection."""
-    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"hubplugin/{model}/{number}"))
+def half_written(manifest: Manifest, vector: str, model: str, storage: str) -> Version | None:
+    """The version of `vector` that was cut off, if it is of that model (a fingerprint) and storage."""
+    version = manifest.writing
+    return version if version is not None and _identity(version) == (vector, model, storage) else None
+
+
+def begun(manifest: Manifest, version: Version) -> Manifest:
+    """`version` is written from now on; another that is half-written, perhaps by a run that goes on, is given up."""
+    before = manifest.writing
+    if before is not None and before.number == version.number:  # taken up by another run
+        return manifest.changed(writing=version)
+    given_up = () if before is None else (before,)
+    return manifest.changed(writing=version, last_number=version.number, retired=(*manifest.retired, *given_up))
+
+
+def activated(manifest: Manifest, version: Version) -> Manifest:
+    """Searches use `version` from now on."""
+    before, active = manifest.active.get(version.vector), manifest.active | {version.vector: version}
+    if before is not None and before.number == version.number:
+        return manifest.changed(active=active)
+    replaced = () if before is None else (before,)
+    return manifest.changed(active=active, writing=None, kept=(*manifest.kept, *replaced))
+
+
+def returned(manifest: Manifest, version: Version) -> Manifest:
+    """Searches use the kept `version` from now on, and what they used is kept."""
+    before = manifest.active.get(version.vector)
+    kept = (*(each for each in manifest.kept if each is not version), *(() if before is None else (before,)))
+    return manifest.changed(active=manifest.active | {version.vector: version}, kept=kept)
+
+
+def pruned(manifest: Manifest, vector: str, keep: int) -> Manifest:
+    """Of the kept versions of `vector` all are retired but for the `keep` that were active last."""
+    mine = [version for version in manifest.kept if version.vector == vector]
+    gone = mine[: max(len(mine) - keep, 0)]
+    kept = tuple(version for version in manifest.kept if version not in gone)
+    return manifest.changed(kept=kept, retired=(*manifest.retired, *gone))
+
+
+def retired(manifest: Manifest, vector: str) -> Manifest:
+    """The correction of `vector`, active, kept and half-written, is given up."""
+    gone = tuple(version for version in manifest.kept_up() if version.vector == vector)
+    active = {name: version for name, version in manifest.active.items() if name != vector}
+    kept = tuple(version for version in manifest.kept if version not in gone)
+    writing = manifest.writing if manifest.writing not in gone else None
+    return manifest.changed(active=active, writing=writing, kept=kept, retired=(*manifest.retired, *gone))
+
+
+def given_up(manifest: Manifest, vector: str) -> Manifest:
+    """What is half-written for `vector` is retired."""
+    writing = manifest.writing
+    if writing is None or writing.vector != vector:
+        return manifest
+    return manifest.changed(writing=None, retired=(*manifest.retired, writing))
+
+
+def cleared(manifest: Manifest) -> Manifest:
+    """What was retired has been deleted from the points."""
+    return manifest.changed(retired=())
+
+
+def unused_models(manifest: Manifest) -> tuple[Version, ...]:
+    """The retired versions whose models no other version needs."""
+    needed = {version.model for version in manifest.kept_up()}
+    return tuple(version for version in manifest.retired if version.model not in needed)
+
+
+def is_undisturbed(manifest: Manifest, version: Version) -> bool:
+    """Whether `version` is still what its run took it for: no other run has begun it anew, or taken its place."""
+    return version.is_same_writing(manifest.writing) or version.is_same_writing(manifest.active.get(version.vector))
+
+
+def _identity(version: Version) -> tuple[str, str, str]:
+    return version.vector, version.model, version.storage
+
+
+class Metadata(ABC):
+    """Where the manifest and the models lie: a metadata collection, or a folder."""
+
+    @abstractmethod
+    def exists(self) -> bool:
+        """Whether it is there. Raises StoreError where the user has something in its place."""
+
+    @abstractmethod
+    def create(self) -> None:
+        """Makes the place, if it is not there."""
+
+    @abstractmethod
+    def delete(self) -> None: ...
+
+    @abstractmethod
+    def read_manifest(self) -> Manifest:
+        """The manifest as it is now, an empty one if there is none."""
+
+    @abstractmethod
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Puts `manifest` in the place of the one before, in one step."""
+
+    @abstractmethod
+    def is_off(self) -> bool:
+        """Whether searches are raw because the correction is switched off."""
+
+    @abstractmethod
+    def write_switch(self, off: bool) -> None:
+        """Switches the correction off or on, beside whatever job is running."""
+
+    @abstractmethod
+    def read_quarantine(self) -> Quarantine:
+        """The quarantine list, an empty one if there is none."""
+
+    @abstractmethod
+    def write_quarantine(self, quarantine: Quarantine) -> None:
+        """Puts the list in the place of the one before, in one step."""
+
+    @abstractmethod
+    def read_model(self, version: Version) -> OffsetModel: ...
+
+    @abstractmethod
+    def write_model(self, model: OffsetModel) -> int:
+        """Returns in how many parts it was written."""
+
+    @abstractmethod
+    def delete_model(self, version: Version) -> None: ...

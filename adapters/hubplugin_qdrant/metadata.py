@@ -1,100 +1,144 @@
-"""The metadata collection, read and written: the manifest, and the models in parts.
+"""The metadata collection `<collection>--hub`: manifest, switch, quarantine list and models, read and written.
 
-`CollectionMetadata` is the same as a job sees it: each request repeated while the server is away.
+Who reads it is driven: an *operation* is a generator that yields what the plain client's methods return, and is sent
+their results. It is written once and driven by both clients, as httpx drives an `auth_flow`: by the sync client, for
+which those are the results themselves, and by the async one, which awaits them.
+
+`CollectionMetadata` is what a job knows of it: each operation is repeated while the server is away. `CorrectionCache`
+is what a corrected client knows: manifests that are read again every few seconds, and models.
 """
 
 from __future__ import annotations
 
 import base64
+import functools
+import inspect
 import json
-from collections.abc import Callable
-from typing import Any, TypeVar
+import math
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Collection, Generator, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
-from qdrant_client import QdrantClient, models
+from qdrant_client import models
 
-from hubplugin.errors import StoreError
+from hubplugin.errors import HubpluginError, StoreError
 from hubplugin.model import OffsetModel
 from hubplugin.quarantine import Quarantine, parse
+from hubplugin.recording import Recorder
 from hubplugin_qdrant import manifest as m
-from hubplugin_qdrant.errors import Fault, fault_of
-from hubplugin_qdrant.manifest import Manifest, Version
-from hubplugin_qdrant.transport import Transport
-from hubplugin_qdrant.versioned_store import Metadata
+from hubplugin_qdrant import plain_client
+from hubplugin_qdrant.manifest import Manifest, Metadata, Payload, Version
+from hubplugin_qdrant.offsets import awaits_embedding, stored_offsets
+from hubplugin_qdrant.plain_client import Arguments
+from hubplugin_qdrant.requests import has_vector, holding_offset, lacking_augmented_vector
+from hubplugin_qdrant.transport import PASSING, Fault, Transport, fault_of
+
+Operation: TypeAlias = Generator[Any, Any, Any]
 
 
-def read_manifest(client: QdrantClient, collection: str) -> Manifest | None:
-    """The manifest of `collection` (no alias), or None if it has none."""
-    found = _retrieved(client, collection, m.MANIFEST_ID)
-    return m.parse(found[0].payload or {}, collection) if found else None
+def at_once(function: Callable[[], Any]) -> Any:
+    """What `function` returns, computed here and now; the async client computes in a thread."""
+    return function()
 
 
-def _retrieved(client: QdrantClient, collection: str, point: int) -> list[models.Record]:
-    """That point of the metadata collection of `collection`: an empty list where it, or the collection, is missing."""
+def run(steps: Operation) -> Any:
+    """What `steps` returns, driven by a sync client."""
+    sent = None
+    while True:
+        try:
+            sent = steps.send(sent)
+        except StopIteration as done:
+            return done.value
+
+
+async def run_async(steps: Operation) -> Any:
+    """What `steps` returns, driven by an async client."""
     try:
-        return client.retrieve(m.metadata_collection(collection), ids=[point], with_payload=True)
-    except Exception as error:
-        if fault_of(error) is Fault.MISSING:
-            return []
-        raise
+        step = next(steps)
+        while True:
+            try:
+                sent = await step if inspect.isawaitable(step) else step
+            except Exception as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(sent)
+    except StopIteration as done:
+        return done.value
 
 
-def real_name(client: QdrantClient, name: str) -> str:
+MANIFEST_ID = 0
+"""Id of the point of the metadata collection that is the manifest."""
+
+SWITCH_ID = 1
+"""Id of the point of the metadata collection that is the switch: a point of its own, which no job writes, so that it
+can be switched whatever is running."""
+
+QUARANTINE_ID = 2
+"""Id of the point of the metadata collection that is the quarantine list: kept whatever becomes of versions."""
+
+PART_BYTES = 3 << 20
+"""A model is split into parts of at most 3 MiB (4 as base64): a server accepts requests of 32 MB by default."""
+
+
+def real_name(raw: Any, name: str) -> Operation:
     """The collection behind an alias; `name` itself where it is none, or where the aliases may not be read."""
     try:
-        aliases = client.get_aliases().aliases
+        aliases = yield raw.get_aliases()
     except Exception as error:
         if fault_of(error) is Fault.FORBIDDEN:
             return name
         raise
-    return next((alias.collection_name for alias in aliases if alias.alias_name == name), name)
+    return next((alias.collection_name for alias in aliases.aliases if alias.alias_name == name), name)
 
 
-def write_manifest(client: QdrantClient, collection: str, manifest: Manifest) -> None:
-    """Puts `manifest` in the place of the one before, in one step."""
-    client.upsert(m.metadata_collection(collection), [manifest_point(manifest)], wait=True)
+def payloads(raw: Any, collection: str, *points: int) -> Operation:
+    """What those `points` of the metadata collection of `collection` hold, by id: nothing of one that is missing, as
+    all are where there is no such collection."""
+    try:
+        found = yield raw.retrieve(m.metadata_collection(collection), ids=list(points), with_payload=True)
+    except Exception as error:
+        if fault_of(error) is Fault.MISSING:
+            return {}
+        raise
+    return {point.id: point.payload or {} for point in found}
 
 
-def read_switch(client: QdrantClient, collection: str) -> bool:
-    """Whether the correction of `collection` is switched off."""
-    found = _retrieved(client, collection, m.SWITCH_ID)
-    return bool(found) and m.is_off(found[0].payload)
+def write(raw: Any, collection: str, point: int | str, payload: Payload) -> Operation:
+    """Puts `payload` in the place of what that point of the metadata collection held, in one step."""
+    made = models.PointStruct(id=point, vector={}, payload=payload)
+    yield raw.upsert(m.metadata_collection(collection), [made], wait=True)
 
 
-def write_switch(client: QdrantClient, collection: str, off: bool) -> None:
-    """Switches the correction of `collection` off or on."""
-    switch = models.PointStruct(id=m.SWITCH_ID, vector={}, payload={"off": off})
-    client.upsert(m.metadata_collection(collection), [switch], wait=True)
+def read_manifest(raw: Any, collection: str) -> Operation:
+    """The manifest of `collection` (no alias), an empty one if it has none."""
+    found = yield from payloads(raw, collection, MANIFEST_ID)
+    return m.parse(found[MANIFEST_ID], collection) if MANIFEST_ID in found else Manifest()
 
 
-def read_quarantine(client: QdrantClient, collection: str) -> Quarantine:
+def write_manifest(raw: Any, collection: str, manifest: Manifest) -> Operation:
+    yield from write(raw, collection, MANIFEST_ID, manifest.model_dump(mode="json"))
+
+
+def is_off(payload: Payload | None) -> bool:
+    """Whether the payload of the switch says so; without a switch the correction is on."""
+    return (payload or {}).get("off") is True
+
+
+def read_quarantine(raw: Any, collection: str) -> Operation:
     """The quarantine list of `collection`, an empty one if it has none."""
-    return quarantine_of(_retrieved(client, collection, m.QUARANTINE_ID), collection)
+    found = yield from payloads(raw, collection, QUARANTINE_ID)
+    if QUARANTINE_ID not in found:
+        return Quarantine()
+    return parse(json.dumps(found[QUARANTINE_ID]), repr(m.metadata_collection(collection)))
 
 
-def quarantine_of(found: list[models.Record], collection: str) -> Quarantine:
-    """The list in what was read of the metadata collection: an empty one where nothing was."""
-    return parse(json.dumps(found[0].payload), repr(m.metadata_collection(collection))) if found else Quarantine()
-
-
-def write_quarantine(client: QdrantClient, collection: str, quarantine: Quarantine) -> None:
-    """Puts the list in the place of the one before, in one step."""
-    client.upsert(m.metadata_collection(collection), [quarantine_point(quarantine)], wait=True)
-
-
-def quarantine_point(quarantine: Quarantine) -> models.PointStruct:
-    """The list as the point of the metadata collection that it is."""
-    return models.PointStruct(id=m.QUARANTINE_ID, vector={}, payload=quarantine.model_dump(mode="json"))
-
-
-def manifest_point(manifest: Manifest) -> models.PointStruct:
-    """`manifest` as the point of the metadata collection that it is."""
-    return models.PointStruct(id=m.MANIFEST_ID, vector={}, payload=manifest.model_dump(mode="json"))
-
-
-def exists(client: QdrantClient, collection: str) -> bool:
+def exists(raw: Any, collection: str) -> Operation:
     """Whether there is a metadata collection. Raises StoreError where the user has a collection of that name."""
     try:
-        found = client.get_collection(m.metadata_collection(collection))
+        found = yield raw.get_collection(m.metadata_collection(collection))
     except Exception as error:
         if fault_of(error) is Fault.MISSING:
             return False
@@ -112,12 +156,12 @@ def is_metadata(found: models.CollectionInfo) -> bool:
     return not found.config.params.vectors and not found.config.params.sparse_vectors
 
 
-def create(client: QdrantClient, collection: str, replication_factor: int | None) -> None:
+def create(raw: Any, collection: str, replication_factor: int | None) -> Operation:
     """Creates the metadata collection of `collection`, as well replicated as that, if it is not there."""
-    if exists(client, collection):
+    if (yield from exists(raw, collection)):
         return
     try:
-        client.create_collection(
+        yield raw.create_collection(
             m.metadata_collection(collection),
             vectors_config={},
             shard_number=1,
@@ -126,46 +170,35 @@ def create(client: QdrantClient, collection: str, replication_factor: int | None
             strict_mode_config=models.StrictModeConfig(enabled=False),  # the limits of a server may be its default
         )
     except Exception:
-        if not exists(client, collection):  # another run has been quicker
+        if not (yield from exists(raw, collection)):  # another run has been quicker
             raise
 
 
-def write_model(client: QdrantClient, collection: str, model: OffsetModel) -> int:
+def part_id(model: str, number: int) -> str:
+    """The id of one part of a model, given its fingerprint."""
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"hubplugin/{model}/{number}"))
+
+
+def write_model(raw: Any, collection: str, model: OffsetModel) -> Operation:
     """Writes `model` to the metadata collection; returns in how many parts."""
     content = model.to_bytes()
-    parts = range(0, len(content), m.PART_BYTES)
+    parts = range(0, len(content), PART_BYTES)
     for number, start in enumerate(parts):
-        part = base64.b64encode(content[start : start + m.PART_BYTES]).decode()
-        point = models.PointStruct(id=m.part_id(model.fingerprint, number), vector={}, payload={"part": part})
-        client.upsert(m.metadata_collection(collection), [point], wait=True)
+        part = base64.b64encode(content[start : start + PART_BYTES]).decode()
+        yield from write(raw, collection, part_id(model.fingerprint, number), {"part": part})
     return len(parts)
 
 
-def read_model(client: QdrantClient, collection: str, version: Version) -> OffsetModel:
-    """The model of `version`. Raises StoreError if a part is missing, ModelFileError if one is damaged."""
-    place = m.metadata_collection(collection)
-    return model_of([client.retrieve(place, ids=[part]) for part in part_ids(version)], version, collection)
-
-
-def part_ids(version: Version) -> list[str]:
-    return [m.part_id(version.model, number) for number in range(version.parts)]
-
-
-def model_of(found: list[list[Any]], version: Version, collection: str) -> OffsetModel:
-    """The model whose parts were retrieved, one by one, as `found`."""
-    if not all(found):
-        place = m.metadata_collection(collection)
-        raise StoreError(f"the model of {collection!r} is incomplete in {place!r}; apply again")
-    content = b"".join(base64.b64decode(records[0].payload["part"]) for records in found)
-    return OffsetModel.from_bytes(content, f"the model in collection {m.metadata_collection(collection)!r}")
-
-
-def delete_model(client: QdrantClient, collection: str, version: Version) -> None:
-    selector = models.PointIdsList(points=list(part_ids(version)))
-    client.delete(m.metadata_collection(collection), points_selector=selector, wait=True)
-
-
-Answer = TypeVar("Answer")
+def read_model(raw: Any, place: str, version: Version) -> Operation:
+    """The model of `version`, whose parts lie in the collection `place`. Raises StoreError if one is missing,
+    ModelFileError if one is damaged."""
+    found = []
+    for number in range(version.parts):
+        found += yield raw.retrieve(place, ids=[part_id(version.model, number)], with_payload=True)
+    if len(found) < version.parts:
+        raise StoreError(f"the model of version {version.number} is incomplete in {place!r}; apply again")
+    content = b"".join(base64.b64decode(record.payload["part"]) for record in found)
+    return OffsetModel.from_bytes(content, f"the model in collection {place!r}")
 
 
 class CollectionMetadata(Metadata):
@@ -175,44 +208,312 @@ class CollectionMetadata(Metadata):
         self._transport, self._name = transport, m.metadata_collection(transport.collection)
 
     def exists(self) -> bool:
-        return bool(self._ask("looking for the manifest", exists))
+        return bool(self._done("looking for the manifest", exists))
 
     def create(self) -> None:
-        replicas = self._transport.info.config.params.replication_factor
-        self._ask("preparing", create, replicas)
+        self._done("preparing", create, self._transport.info.config.params.replication_factor)
 
     def delete(self) -> None:
         with self._transport.one_line("removing"):
             self._transport.client.delete_collection(self._name)
 
     def read_manifest(self) -> Manifest:
-        return self._ask("reading the manifest", read_manifest) or Manifest()
+        manifest: Manifest = self._done("reading the manifest", read_manifest)
+        return manifest
 
     def write_manifest(self, manifest: Manifest) -> None:
-        self._ask("writing the manifest", write_manifest, manifest)
+        self._done("writing the manifest", write_manifest, manifest)
 
     def is_off(self) -> bool:
-        return self._ask("reading the switch", read_switch)
+        return is_off(self._done("reading the switch", payloads, SWITCH_ID).get(SWITCH_ID))
 
     def write_switch(self, off: bool) -> None:
-        self._ask("switching", write_switch, off)
+        self._done("switching", write, SWITCH_ID, {"off": off})
 
     def read_quarantine(self) -> Quarantine:
-        return self._ask("reading the quarantine list", read_quarantine)
+        quarantine: Quarantine = self._done("reading the quarantine list", read_quarantine)
+        return quarantine
 
     def write_quarantine(self, quarantine: Quarantine) -> None:
-        self._ask("writing the quarantine list", write_quarantine, quarantine)
+        self._done("writing the quarantine list", write, QUARANTINE_ID, quarantine.model_dump(mode="json"))
 
     def read_model(self, version: Version) -> OffsetModel:
-        model: OffsetModel = self._ask("reading the model", read_model, version)
+        with self._transport.one_line("reading the model"):
+            client = self._transport.client
+            model: OffsetModel = self._transport.retry(lambda: run(read_model(client, self._name, version)))
         return model
 
     def write_model(self, model: OffsetModel) -> int:
-        return int(self._ask("writing the model", write_model, model))
+        return int(self._done("writing the model", write_model, model))
 
     def delete_model(self, version: Version) -> None:
-        self._ask("deleting a model", delete_model, version)
+        parts: list[Any] = [part_id(version.model, number) for number in range(version.parts)]
+        selector = models.PointIdsList(points=parts)
+        with self._transport.one_line("deleting a model"):
+            self._transport.retry(self._transport.client.delete, self._name, points_selector=selector, wait=True)
 
-    def _ask(self, doing: str, request: Callable[..., Answer], *given: object) -> Answer:
+    def _done(self, doing: str, operation: Callable[..., Operation], *given: object) -> Any:
+        """What `operation` returns; made again while the server is away."""
+        client, collection = self._transport.client, self._transport.collection
         with self._transport.one_line(doing):
-            return self._transport.retry(request, self._transport.client, self._transport.collection, *given)
+            return self._transport.retry(lambda: run(operation(client, collection, *given)))
+
+
+MANIFEST_SECONDS = 10.0
+"""For how long a manifest is taken to be the current one; a change made elsewhere is noticed within it."""
+
+PATIENCE_SECONDS = 1.0
+"""When the manifest is asked for again while its collection is away for a moment."""
+
+
+@dataclass
+class CachedManifest:
+    """The manifest of a collection, valid until `until` (monotonic seconds; inf: it never expires).
+
+    collection: its real name, where it was looked up by an alias. manifest: None if it has no correction.
+    augmented_vectors, offset_key: what of the collection is ours, as `manifest` tells. place: the metadata collection.
+    kept_up: the versions that a write must bring along. theirs: names
+    that look like ours, and were not when they were last seen.
+    """
+
+    collection: str
+    manifest: Manifest | None
+    until: float
+    augmented_vectors: tuple[str, ...] = ()
+    offset_key: str | None = None
+    place: str = ""
+    kept_up: tuple[Version, ...] = ()
+    theirs: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        self.place = m.metadata_collection(self.collection)
+        self.kept_up = self.manifest.kept_up() if self.manifest is not None else ()
+        self.augmented_vectors = self.manifest.augmented_vectors() if self.manifest is not None else ()
+        self.offset_key = self.manifest.offset_key if self.manifest is not None else None
+
+    def strange(self, names: Iterable[str]) -> frozenset[str]:
+        """Those of `names` that look like ours, and of which `manifest` does not tell."""
+        ours = (*self.augmented_vectors, self.offset_key)
+        return frozenset(name for name in names if name not in ours and m.looks_ours(name))
+
+
+RAW = Manifest()
+"""The manifest of a search that is not corrected."""
+
+
+@dataclass
+class CorrectionCache:
+    """What a corrected client adds to the plain one: the manifests and models of the collections that it uses.
+
+    raw: the plain client. compute: runs a function, in a thread for the async client. oversampling, hnsw_ef: take the
+    places of the calibrated ones. recorder: keeps the queries, if they are to be kept. heeds_switch: whether a
+    correction that is switched off is not searched.
+    """
+
+    raw: Any
+    compute: Callable[[Callable[[], Any]], Any]
+    oversampling: float | None = None
+    hnsw_ef: int | None = None
+    recorder: Recorder | None = None
+    heeds_switch: bool = True
+    known: dict[str, CachedManifest] = field(default_factory=dict)
+    fits: dict[str, OffsetModel] = field(default_factory=dict)
+    warned: set[str] = field(default_factory=set)
+
+    def lookup(self, name: str) -> Operation:
+        """What is known of the collection or alias `name`, read if it is not known or too old."""
+        found = self.known.get(name)
+        if found is not None and found.until > time.monotonic():
+            return found
+        try:
+            return (yield from self._looked_up(name))
+        except Exception as error:
+            if fault_of(error) is Fault.OTHER:
+                raise
+            if found is None:
+                self.warn(f"what is known of {name!r} cannot be read just now; until it can, its searches are raw here")
+                found = CachedManifest(name, None, 0.0)
+            self.known[name] = found
+            found.until = time.monotonic() + PATIENCE_SECONDS  # until then the old one serves
+            return found
+
+    def lookup_shown(self, name: str, known: CachedManifest, shown: Collection[str]) -> Operation:
+        """`known`, or what is so now if the collection has shown names that look like ours and are not known to be:
+        somebody may have applied since."""
+        if known.until == math.inf or known.strange(shown) <= known.theirs:
+            return known
+        known.until = 0.0
+        known = yield from self.lookup(name)
+        known.theirs = known.strange(shown)
+        return known
+
+    def lookup_to_upload(self, name: str) -> Operation:
+        """What is known of `name`, whose augmented vectors are seen to be there: an upload cannot be repeated."""
+        known = yield from self.lookup(name)
+        active = known.manifest.active.values() if known.manifest is not None else ()
+        augmented = set(m.augmented_vectors(active))
+        if augmented:
+            there = (yield self.raw.get_collection(name)).config.params.vectors
+            if not isinstance(there, dict) or not augmented <= set(there):
+                return self.as_raw(name, known)
+        return known
+
+    def as_raw(self, name: str, known: CachedManifest) -> CachedManifest:
+        """Takes the collection for what it is: another one than the manifest says."""
+        self.warn(f"collection {name!r} has lost its augmented vector; it is raw here: remove and apply again")
+        self.known[name] = replace(known, manifest=None)
+        return self.known[name]
+
+    def _looked_up(self, name: str) -> Operation:
+        collection, manifest = name, None
+        if not name.endswith(m.metadata_collection("")):
+            manifest = yield from self._read(name)
+            if manifest is None:
+                collection = yield from real_name(self.raw, name)
+                if collection != name:
+                    manifest = yield from self._read(collection)
+        if manifest is not None:
+            manifest = yield from self._seen(collection, manifest)
+        found = CachedManifest(collection, manifest, time.monotonic() + MANIFEST_SECONDS)
+        self.known[name] = found
+        return found
+
+    def _seen(self, collection: str, manifest: Manifest) -> Operation:
+        """`manifest` with what is so for now: whether a point lacks its augmented vector, and whether there are codes;
+        and with what this client was told to search with. Warns of offsets in payloads that are all gone.
+
+        Without such points, or where a robust model keeps them from being found, no search need look for them, which
+        would take a look at every point. (A count would count vectors of deleted points.)
+        """
+        active = dict(manifest.active)
+        given = {"oversampling": self.oversampling, "hnsw_ef": self.hnsw_ef}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        for name, version in manifest.active.items():
+            if chosen:
+                active[name] = version = version.model_copy(update=chosen)
+            if version.storage == "payload":
+                yield from self._warn_if_lost(collection, version)
+            else:
+                try:
+                    lacking, _ = yield self.raw.scroll(
+                        collection, lacking_augmented_vector(version), limit=1, with_payload=False
+                    )
+                except Exception as error:
+                    if fault_of(error) is Fault.OTHER:
+                        raise
+                    lacking = True
+                codes = not plain_client.is_local(self.raw)
+                active[name] = version.model_copy(
+                    update={"everywhere": not lacking or version.missing < 0, "codes": codes}
+                )
+        return manifest.changed(active=active)
+
+    def _warn_if_lost(self, collection: str, version: Version) -> Operation:
+        """Warns if points have the vector of `version`, and not one of them has an offset of it."""
+        text = (
+            f"no point of {collection!r} has an offset of version {version.number}, the active one in "
+            f"{m.metadata_collection(collection)!r}: its searches are raw here; if a snapshot of the collection alone "
+            "was restored, run refresh"
+        )
+        if text in self.warned:
+            return
+        try:
+            first, _ = yield self.raw.scroll(collection, limit=1, with_payload=[version.offset_key])
+            if not first or version.held(first[0].payload) is not None:
+                return  # at once, as nearly always
+            one: Arguments = {"limit": 1, "with_payload": False}
+            holding, _ = yield self.raw.scroll(collection, holding_offset(version), **one)
+            if holding:
+                return
+            having, _ = yield self.raw.scroll(collection, models.Filter(must=has_vector(version.vector)), **one)
+            if having:
+                self.warn(text)
+        except Exception as error:
+            if fault_of(error) is Fault.OTHER:
+                raise
+
+    def _read(self, collection: str) -> Operation:
+        try:
+            found = yield from payloads(self.raw, collection, MANIFEST_ID, SWITCH_ID)
+        except Exception as error:
+            if fault_of(error) is not Fault.FORBIDDEN:
+                raise
+            self.warn(
+                f"the api key may not read {m.metadata_collection(collection)!r}: if collection {collection!r} "
+                "is corrected, its searches are raw here; let the key read that collection, too"
+            )
+            return None
+        if MANIFEST_ID not in found:
+            return None
+        try:
+            return m.parse(found[MANIFEST_ID], collection).changed(off=is_off(found.get(SWITCH_ID)))
+        except StoreError as error:
+            self.warn(f"{error}; until then its searches are raw here, and what is written gets no offsets")
+            return None
+
+    def fitted(self, known: CachedManifest) -> Operation:
+        """The versions of a collection that a write must bring along, each with its model."""
+        pairs: list[tuple[Version, OffsetModel]] = []
+        for version in known.kept_up:
+            if version.model not in self.fits:
+                self.fits[version.model] = yield from read_model(self.raw, known.place, version)
+            pairs.append((version, self.fits[version.model]))
+        return pairs
+
+    def stored_offsets(
+        self, known: CachedManifest, vectors: list[Any], payloads: list[Any], held: Collection[int] = ()
+    ) -> Operation:
+        """What the points of `vectors` and `payloads` store, one each; see `stored_offsets.stored_offsets`."""
+        fitted = yield from self.fitted(known)
+        if awaits_embedding(vectors, known.kept_up):
+            self.warn(
+                f"collection {known.collection!r}: documents that the server embeds get no offset here; run refresh"
+            )
+        return (yield self.compute(lambda: stored_offsets(vectors, payloads, fitted, held)))
+
+    def embedded_queries(self, requests: list[models.QueryRequest]) -> Operation:
+        """`requests` with the documents that they ask for the nearest of embedded, as the plain client would do it."""
+        if not plain_client.has_documents(self.raw, requests):
+            return requests
+        return (yield self.compute(lambda: plain_client.embedded_queries(self.raw, requests)))
+
+    def warn(self, text: str) -> None:
+        if text not in self.warned:
+            self.warned.add(text)
+            warnings.warn(text, UserWarning, stacklevel=4)
+
+    def keep(self, collection: str, manifest: Manifest | None) -> None:
+        """Takes `manifest` for that of `collection` from now on, without ever reading it."""
+        self.known[collection] = CachedManifest(collection, manifest, math.inf)
+
+    def forget(self) -> None:
+        self.known.clear()
+
+
+OfClient: TypeAlias = Callable[[CorrectionCache, Arguments], Operation]
+"""What a client does for one method, given the arguments by name."""
+
+
+def again_if_changed(operation: OfClient) -> OfClient:
+    """`operation`, repeated once if it fails because somebody has changed the correction meanwhile; raw, if the
+    collection is another one now than the manifest says."""
+
+    @functools.wraps(operation)
+    def repeated(cache: CorrectionCache, arguments: Arguments) -> Operation:
+        name = arguments["collection_name"]
+        try:
+            return (yield from operation(cache, arguments))
+        except Exception as error:
+            before = cache.known.get(name)
+            if before is None or before.manifest is None or before.until == math.inf or fault_of(error) in PASSING:
+                raise
+            del cache.known[name]
+            now = yield from cache.lookup(name)
+            if now.manifest is not None and now.manifest.everything() == before.manifest.everything():
+                refused_here = isinstance(error, HubpluginError)
+                if refused_here or not any(name in str(error) for name in now.augmented_vectors):
+                    raise
+                cache.as_raw(name, now)
+        return (yield from operation(cache, arguments))
+
+    return repeated

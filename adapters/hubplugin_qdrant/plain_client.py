@@ -21,7 +21,12 @@ from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
 from qdrant_client.local.qdrant_local import QdrantLocal
 from qdrant_client.qdrant_remote import QdrantRemote
 
-from hubplugin_qdrant.operations import PointId, ShardKey
+PointId: TypeAlias = models.ExtendedPointId
+
+ShardKey: TypeAlias = models.ShardKeySelector | None
+
+Arguments: TypeAlias = dict[str, Any]
+"""The arguments of a client's method, by name."""
 
 Kind = TypeVar("Kind", bound="QdrantClient | AsyncQdrantClient")
 Model = TypeVar("Model", bound=BaseModel)

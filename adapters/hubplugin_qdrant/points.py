@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from qdrant_client import models
@@ -15,13 +15,20 @@ from hubplugin.resources import Compute
 from hubplugin.store import Batch, Id
 from hubplugin.vectors import as_vectors
 from hubplugin_qdrant.manifest import Manifest, Version, augmented_vectors
+from hubplugin_qdrant.offsets import group_of, storage_of, value_at
 from hubplugin_qdrant.requests import having
-from hubplugin_qdrant.stored_offsets import group_of, storage_of, value_at
 from hubplugin_qdrant.transport import EVERY_ID, IdRange, Transport, plain_id
-from hubplugin_qdrant.versioned_store import VersionedStore
 
 AT_ONCE = 256
 """Payloads that are read at one time."""
+
+
+class Corrects(Protocol):
+    """What a `PointReader` must know of a store."""
+
+    using: str
+    metric: Metric
+    dim: int
 
 
 @dataclass
@@ -32,7 +39,7 @@ class PointReader:
     batch; `undirected` collects, by shard key, the points with such a vector that hold something not neutral.
     """
 
-    store: VersionedStore
+    store: Corrects
     manifest: Manifest
     version: Version | None
     group_by: str | None

@@ -17,8 +17,7 @@ similarity S = offset - distance^2 / 2, which is turned into a distance again in
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -34,8 +33,7 @@ from hubplugin.metric import Metric
 from hubplugin.store import Id
 from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.manifest import Manifest, Version
-from hubplugin_qdrant.operations import Arguments, ShardKey
-from hubplugin_qdrant.plain_client import changed, resolved
+from hubplugin_qdrant.plain_client import Arguments, ShardKey, changed, resolved
 
 _ARGUMENTS = {
     "prefetch": "prefetch",
@@ -218,18 +216,6 @@ def lacking_offset(version: Version) -> models.Filter:
 
 def _without_key(version: Version) -> models.IsEmptyCondition:
     return models.IsEmptyCondition(is_empty=models.PayloadField(key=version.key))
-
-
-def holding(key: str, without: Collection[str]) -> models.Filter:
-    """The points that hold anything under the payload key `key`, null too, but for those that hold a number in one of
-    the fields `without` of it. An empty list is nothing: a server does not tell it from a key that is not there."""
-    field = models.PayloadField(key=key)
-    anything = models.Filter(must_not=models.IsEmptyCondition(is_empty=field))
-    numbers: list[Any] = [models.FieldCondition(key=f"{key}.{each}", range=ANY_NUMBER) for each in sorted(without)]
-    return models.Filter(should=[models.IsNullCondition(is_null=field), anything], must_not=numbers)
-
-
-ANY_NUMBER = models.Range(gte=-sys.float_info.max)
 
 
 def filter_of(given: models.Filter | grpc.Filter) -> models.Filter:

@@ -7,7 +7,6 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import partial
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -21,9 +20,8 @@ from hubplugin.vectors import Progress
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant.calibration import ClientSearches, calibrated
 from hubplugin_qdrant.manifest import Manifest, Version
-from hubplugin_qdrant.offsets_in_writes import set_offsets
-from hubplugin_qdrant.operations import ShardKey
-from hubplugin_qdrant.plain_client import update_vectors
+from hubplugin_qdrant.offsets import set_offsets
+from hubplugin_qdrant.plain_client import ShardKey, update_vectors
 from hubplugin_qdrant.points import by_shard
 from hubplugin_qdrant.transport import Items, Transport, plain_id
 
@@ -51,11 +49,12 @@ logger = logging.getLogger("hubplugin.qdrant")
 class Schema(ABC):
     """How the collection behind `transport` keeps the offsets of its vector `using` ("" is the unnamed one).
 
-    parameters: those of the vector. server: its version, such as (1, 18).
+    parameters: those of the vector.
     """
 
-    def __init__(self, transport: Transport, using: str, parameters: models.VectorParams, server: tuple[int, int]):
-        self.transport, self.using, self.parameters, self.server = transport, using, parameters, server
+    def __init__(self, transport: Transport, using: str, parameters: models.VectorParams):
+        self.transport, self.using, self.parameters = transport, using, parameters
+        self.metric, self.dim = METRICS[parameters.distance], parameters.size
 
     def require(self) -> None:  # noqa: B027
         """Raises StoreError where the collection cannot keep offsets in this way."""
@@ -73,7 +72,8 @@ class Schema(ABC):
 
     @abstractmethod
     def write(self, version: Version, items: Items, shard_key: ShardKey) -> None:
-        """Gives each point of `items` its value, as `stored_offsets.Storage` makes it."""
+        """Gives each point of `items` its value, as `offsets.Storage` makes it. Returns before it is written; what goes
+        wrong is raised by a later call."""
 
     def finish(self, version: Version, queries: np.ndarray, progress: Progress | None) -> Version:
         """`version` ready to be searched, once it is written. queries: queries [m, d] that it is calibrated with."""
@@ -136,7 +136,7 @@ class PayloadSchema(Schema):
         if self.transport.is_local or version.key in self._indexes():  # local mode has no indexes, and warns of it
             return False
         schema: models.PayloadSchemaType | models.FloatIndexParams = models.PayloadSchemaType.FLOAT
-        if self.server >= SMALL_INDEXES:  # nobody filters by it
+        if self.transport.server >= SMALL_INDEXES:  # nobody filters by it
             schema = models.FloatIndexParams(type=models.FloatIndexType.FLOAT, enable_hnsw=False)
         create, collection = self.transport.client.create_payload_index, self.transport.collection
         try:
@@ -171,7 +171,7 @@ class PayloadSchema(Schema):
                     keys = m.to_delete(record.payload, versions) if last else tuple(sorted(indexed))
                     points.setdefault(keys, []).append(plain_id(record.id))
                 for keys, some in points.items():
-                    transport.submit(partial(self._delete_keys, keys, some, shard_key))
+                    self._delete_keys(keys, some, shard_key)
                 done += len(records)
             if progress is not None:
                 progress("removing offsets", min(done, total), total)
@@ -210,8 +210,8 @@ class VectorSchema(Schema):
 
     def _obstacle(self) -> str | None:
         """Why no vector can be added; None if one can."""
-        found = ".".join(map(str, self.server))
-        if self.server < VECTORS_IN_PLACE:
+        found = ".".join(map(str, self.transport.server))
+        if self.transport.server < VECTORS_IN_PLACE:
             return f"the server (this one is {found}) can add vectors to a collection from 1.18 on"
         if self.transport.is_local and not self.using:
             return "a collection of qdrant-client's local mode takes no unnamed vectors beside a named one"
@@ -279,18 +279,17 @@ class VectorSchema(Schema):
         return lines
 
 
-def schemas(
-    transport: Transport, using: str, parameters: models.VectorParams, server: tuple[int, int]
-) -> dict[Storage, Schema]:
-    """Both ways to keep the offsets of a vector; see `Schema`."""
-    given = (transport, using, parameters, server)
+def schemas(transport: Transport, using: str, manifest: Manifest) -> dict[Storage, Schema]:
+    """Both ways to keep the offsets of a vector; see `chosen_vector` and `Schema`."""
+    given = (transport, *chosen_vector(transport.url, transport.info, using, manifest))
+    transport.dim = given[2].size
     return {"vector": VectorSchema(*given), "payload": PayloadSchema(*given)}
 
 
 def chosen_storage(
-    schemas: dict[Storage, Schema], asked: Storage | Literal["auto"], lying: Version | None
+    schemas: dict[Storage, Schema], asked: Storage | Literal["auto"], manifest: Manifest
 ) -> tuple[Storage, list[str]]:
-    """Where offsets go, and why, in a line, if nobody has said it. lying: the correction that there is.
+    """Where offsets go, and why, in a line, if nobody has said it.
 
     Raises StoreError where the collection cannot keep them there, InputError for what is no storage.
     """
@@ -299,6 +298,7 @@ def chosen_storage(
     if asked != "auto":
         schemas[asked].require()
         return asked, []
+    lying, _ = manifest.lying(schemas["payload"].using)
     if lying is not None:
         return lying.storage, []
     against = schemas["vector"].doubt()
@@ -349,7 +349,7 @@ def chosen_vector(
     if using not in dense:
         if using or len(dense) > 1:
             none_such = (f"there is no vector {using!r}",)
-            wanted = none_such if using else ("name one of its vectors with ", Parameter("using"))
+            wanted = none_such if using else ("name one of its vectors with ", Parameter("vector"))
             raise StoreError(f"{url}: ", *wanted, f"; dense vectors there: {listed}")
         using = next(iter(dense))
     found = dense[using]

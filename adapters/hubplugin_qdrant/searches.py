@@ -9,22 +9,21 @@ correction. A document in a prefetch or a batch is embedded out of sight.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 from uuid import UUID
 
 import numpy as np
 from qdrant_client import grpc, models
 from qdrant_client.conversions.conversion import GrpcToRest
 
-from hubplugin.errors import InputError
 from hubplugin.recording import Recorder
+from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import plain_client
-from hubplugin_qdrant.cached_manifest import RAW, CachedManifest, CorrectionCache, OfClient, again_if_changed
 from hubplugin_qdrant.manifest import KEY, Manifest
-from hubplugin_qdrant.operations import Arguments, Operation
+from hubplugin_qdrant.metadata import RAW, CachedManifest, CorrectionCache, OfClient, Operation, again_if_changed
+from hubplugin_qdrant.plain_client import Arguments
 from hubplugin_qdrant.requests import (
     Node,
     Rewritten,
@@ -108,19 +107,6 @@ def _reference(node: Node, manifest: Manifest, searched: str) -> Reference | Non
     return Reference(point, None if place.collection == searched else place.collection, place.vector or version.vector)
 
 
-Record: TypeAlias = "str | os.PathLike[str] | Recorder | None"
-"""A folder, or a `Recorder` with other settings than the default's; None to record nothing."""
-
-
-def recorder_of(record: Record) -> Recorder | None:
-    """Raises InputError for what is neither a folder nor a `Recorder`."""
-    if record is None or isinstance(record, Recorder):
-        return record
-    if isinstance(record, (str, os.PathLike)):
-        return Recorder(record)
-    raise InputError(f"record={record!r}: expected a folder, or a hubplugin.Recorder")
-
-
 def recorded(operation: OfClient) -> OfClient:
     """`operation`, a search, whose queries are recorded once it has been answered."""
 
@@ -177,8 +163,8 @@ def _is_dense(query: object) -> bool:
     return isinstance(query, list) and bool(query) and isinstance(query[0], (float, int))
 
 
-@recorded
 @again_if_changed
+@recorded
 def query_points(cache: CorrectionCache, arguments: Arguments) -> Operation:
     known = yield from cache.lookup(arguments["collection_name"])
     if known.manifest is None:
@@ -193,8 +179,8 @@ def query_points(cache: CorrectionCache, arguments: Arguments) -> Operation:
     return _finished(response, rewritten)
 
 
-@recorded
 @again_if_changed
+@recorded
 def query_batch_points(cache: CorrectionCache, arguments: Arguments) -> Operation:
     known = yield from cache.lookup(arguments["collection_name"])
     if known.manifest is None:
@@ -209,8 +195,8 @@ def query_batch_points(cache: CorrectionCache, arguments: Arguments) -> Operatio
     return [_finished(*each) for each in zip(found, rewritten, strict=True)]
 
 
-@recorded
 @again_if_changed
+@recorded
 def query_points_groups(cache: CorrectionCache, arguments: Arguments) -> Operation:
     known = yield from cache.lookup(arguments["collection_name"])
     if known.manifest is None:
@@ -348,3 +334,39 @@ def _without_our_key(known: CachedManifest, arguments: Arguments) -> Arguments:
     if known.offset_key is None:
         return arguments
     return arguments | {"with_payload": without_our_key(arguments.get("with_payload", True), known.offset_key)}
+
+
+def get_collections(cache: CorrectionCache, arguments: Arguments) -> Operation:
+    """All but the metadata collections."""
+    found = yield cache.raw.get_collections(**arguments)
+    metadata_collections = {m.metadata_collection(each.name) for each in found.collections}
+    return found.model_copy(
+        update={"collections": [each for each in found.collections if each.name not in metadata_collections]}
+    )
+
+
+def get_collection(cache: CorrectionCache, arguments: Arguments) -> Operation:
+    """The collection without our vectors and our payload indexes."""
+    name = arguments["collection_name"]
+    known = yield from cache.lookup(name)
+    found = yield cache.raw.get_collection(**arguments)
+    vectors = found.config.params.vectors
+    keys = {key.partition(".")[0] for key in found.payload_schema or ()}
+    known = yield from cache.lookup_shown(name, known, keys.union(vectors if isinstance(vectors, dict) else ()))
+    if known.manifest is None:
+        return found
+    if not isinstance(vectors, dict):
+        return _without_our_indexes(found, known.offset_key)
+    vectors = {name: parameters for name, parameters in vectors.items() if name not in known.augmented_vectors}
+    # As it is shown where no augmented vector has ever been beside it.
+    shown = vectors[""] if set(vectors) == {""} else vectors
+    params = found.config.params.model_copy(update={"vectors": shown})
+    config = found.config.model_copy(update={"params": params})
+    return _without_our_indexes(found.model_copy(update={"config": config}), known.offset_key)
+
+
+def _without_our_indexes(found: models.CollectionInfo, key: str | None) -> models.CollectionInfo:
+    if key is None:
+        return found
+    theirs = {name: index for name, index in (found.payload_schema or {}).items() if name.partition(".")[0] != key}
+    return found.model_copy(update={"payload_schema": theirs})

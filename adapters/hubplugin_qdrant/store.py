@@ -1,56 +1,263 @@
-"""A vector of a Qdrant collection as a `hubplugin.store.Store`."""
+"""A vector of a Qdrant collection as a `hubplugin.store.Store`, and what it shares with one of a Qdrant Edge shard.
+
+`VersionedStore` and `VersionWriting` say which version is searched, written and given up; `QdrantStore` and
+`QdrantWriting` how a collection is read and written.
+"""
 
 from __future__ import annotations
 
 import copy
 import itertools
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import re
+import uuid
+from abc import abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal, cast
-from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 from qdrant_client import QdrantClient, models
 
-from hubplugin.abilities import Explanation
+from hubplugin.abilities import Explanation, Share
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
+from hubplugin.quarantine import Quarantine
 from hubplugin.recording import folder_within
-from hubplugin.store import Batch, Hits, Id
+from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, StoredVersion, Writing
 from hubplugin.vectors import Progress
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import metadata, plain_client, searches
 from hubplugin_qdrant.calibration import chosen_queries
 from hubplugin_qdrant.client import HubQdrantClient, require_client
-from hubplugin_qdrant.errors import Fault, NoAnswerError, fault_of, one_line
 from hubplugin_qdrant.explanation import explanation
-from hubplugin_qdrant.manifest import Manifest, Payload, Version
-from hubplugin_qdrant.metadata import CollectionMetadata
-from hubplugin_qdrant.operations import run
-from hubplugin_qdrant.points import PointReader, texts_at
-from hubplugin_qdrant.schema import METRICS, Storage, chosen_storage, chosen_vector, deleted, schemas, vector_names
-from hubplugin_qdrant.shards import QdrantShard, divided, require_url
-from hubplugin_qdrant.transport import EVERY_ID, IdRange, Transport, plain_id
-from hubplugin_qdrant.versioned_store import VersionedStore, usable_key
-from hubplugin_qdrant.writing import QdrantWriting
+from hubplugin_qdrant.manifest import KEY, Manifest, Metadata, Payload, Version, written_fields
+from hubplugin_qdrant.metadata import CollectionMetadata, run
+from hubplugin_qdrant.offsets import storage_of
+from hubplugin_qdrant.places import Place, QdrantShard, QdrantShare, divided, require_url
+from hubplugin_qdrant.points import PointReader, can_tell, changed_ids, texts_at
+from hubplugin_qdrant.requests import having, lacking_offset
+from hubplugin_qdrant.schema import (
+    Schema,
+    Storage,
+    chosen_storage,
+    deleted,
+    schemas,
+    vector_names,
+)
+from hubplugin_qdrant.transport import (
+    EVERY_ID,
+    IdRange,
+    NoAnswerError,
+    Transport,
+    chunks,
+    one_line,
+    plain_id,
+    read_ahead,
+)
 
-FORMULAS = (1, 14)
-"""The oldest version of the server supported: the first whose formulas add offsets to scores."""
+
+class VersionedStore(Store):
+    """The vector `using` ("" is the unnamed one), with its offsets as `storage`, and their `metadata`. offset_key: the
+    payload key that was named for them, None where none was."""
+
+    using: str
+    storage: Literal["payload", "vector"] = "payload"
+    offset_key: str | None = None
+    metadata: Metadata
+
+    def correction(self) -> Correction | None:
+        version, active = self.metadata.read_manifest().lying(self.using)
+        return None if version is None else Correction(self.metadata.read_model(version), active)
+
+    def active_version(self) -> Version:
+        """The version that searches use. Raises StoreError if there is none."""
+        version = self.metadata.read_manifest().active.get(self.using)
+        if version is None:
+            raise StoreError(f"{self.url}: no correction is active; run `hubplugin apply` first")
+        return version
+
+    def require_writable(self, *, dry_run: bool = False) -> None:
+        """Raises StoreError where the payload key of the offsets, or the place of the manifest, holds something that no
+        correction has written."""
+        self.metadata.exists()
+        if self.storage == "payload":
+            manifest = self.metadata.read_manifest()
+            key = self.key_for(manifest)
+            if manifest.offset_key is None:  # else the manifest says that it is ours
+                self._require_free(key)
+
+    def key_for(self, manifest: Manifest) -> str:
+        """The payload key under which a new version has its offsets: one for all versions. Raises StoreError if
+        another one was named than that of the correction in place."""
+        lying = manifest.offset_key
+        if lying is not None and self.offset_key not in (None, lying):
+            raise StoreError(
+                f"{self.url}: the offsets of the correction in place lie under the payload key {lying!r}; remove it "
+                "before you name another: ",
+                Parameter("offset_key", self.offset_key),
+            )
+        return lying or self.offset_key or KEY
+
+    def _require_free(self, key: str) -> None:
+        """Offsets of a correction whose manifest was lost are ours, too, and written over."""
+        seen: set[str] = set()
+        while found := self.holding(key, seen):
+            for point, payload in found.items():
+                fields = written_fields(payload.get(key))
+                if not fields:
+                    raise StoreError(
+                        f"{self.url}: the payload key {key!r} holds something of yours, in point {point!r}; "
+                        "name another key for the offsets: ",
+                        Parameter("offset_key", f"{key}_2"),
+                    )
+                seen |= fields
+
+    @abstractmethod
+    def holding(self, key: str, without: Collection[str]) -> Mapping[Id, Payload]:
+        """Some of the points that hold anything under the payload key `key`, but for those that hold a number in one of
+        the fields `without` of it, with what they hold; none if there are no such points."""
+
+    def switch(self, on: bool, *, dry_run: bool = False) -> None:
+        if not self.metadata.exists():
+            raise StoreError(f"{self.url}: there is no correction to switch on or off")
+        if not dry_run:
+            self.metadata.write_switch(not on)
+
+    def quarantined(self) -> Quarantine:
+        return self.metadata.read_quarantine()
+
+    def write_quarantine(self, quarantine: Quarantine) -> None:
+        self.metadata.write_quarantine(quarantine)
+
+    def switched(self) -> Sequence[str]:
+        """What there is to say of the switch: nothing while the correction is on."""
+        off = self.metadata.is_off()
+        return [f"switched off: clients search raw, until `hubplugin switch {self.url!r} on`"] if off else []
+
+    def versions(self) -> Sequence[StoredVersion]:
+        return self.metadata.read_manifest().stored(self.using)
+
+    def return_to(self, number: int) -> None:
+        manifest = self.metadata.read_manifest()
+        for version in manifest.kept:
+            if (version.number, version.vector) == (number, self.using):
+                self.metadata.write_manifest(m.returned(manifest, version))
+                return
+        raise StoreError(f"{self.url} keeps no version {number}")
+
+    def prune(self, keep: int, progress: Progress | None = None) -> None:
+        manifest = self.metadata.read_manifest()
+        pruned = m.pruned(manifest, self.using, keep)
+        if pruned.retired != manifest.retired:
+            self.metadata.write_manifest(pruned)
+            self.metadata.write_manifest(self._cleared(pruned, progress))
+
+    def remove(self, progress: Progress | None = None) -> None:
+        """Deletes the offsets, indexes and vectors of which the manifest tells, the metadata, and nothing else; goes on
+        where it was cut off."""
+        if not self.metadata.exists():
+            return
+        manifest = self.metadata.read_manifest()
+        for vector in (self.using, *self.deleted_vectors(manifest)):
+            manifest = m.retired(manifest, vector)
+        self.metadata.write_manifest(manifest)
+        if manifest.kept_up():
+            self.metadata.write_manifest(self._cleared(manifest, progress))
+        else:
+            self.delete(manifest.retired, last=True, progress=progress)
+            self.metadata.delete()
+
+    def deleted_vectors(self, manifest: Manifest) -> Collection[str]:
+        """The corrected vectors that are no longer there: what is left of their corrections goes by any removal."""
+        return ()
+
+    @abstractmethod
+    def delete(self, gone: Sequence[Version], last: bool = False, progress: Progress | None = None) -> None:
+        """Deletes from the points what the versions `gone` have written. last: there are no others, so that the payload
+        key goes, too, where nothing else lies under it."""
+
+    def _cleared(self, manifest: Manifest, progress: Progress | None) -> Manifest:
+        """`manifest` without what is retired, once that is deleted from the points."""
+        if not manifest.retired:
+            return manifest
+        self.delete(manifest.retired, progress=progress)
+        for version in m.unused_models(manifest):
+            self.metadata.delete_model(version)
+        return m.cleared(manifest)
+
+    def next_number(self, manifest: Manifest) -> int:
+        """The number of a new version."""
+        return manifest.last_number + 1
+
+    def version_of(self, model: OffsetModel, progress: Progress | None) -> tuple[Version, Found]:
+        """The version that a writing of `model` writes, and what of it was found."""
+        self.metadata.create()
+        manifest = self.metadata.read_manifest()
+        given = (self.using, model.fingerprint, self.storage)
+        version = m.amended(manifest, *given)
+        if version is not None:
+            return version, "active"
+        version, owner = m.half_written(manifest, *given), uuid.uuid4().hex
+        found: Found = "nothing" if version is None else "half-written"
+        if version is not None:
+            version = version.model_copy(update={"owner": owner})
+        else:
+            # Of a store that others write to, another run may still be writing what is half-written.
+            manifest = self._cleared(manifest if self.shared else m.given_up(manifest, self.using), progress)
+            parts, number = self.metadata.write_model(model), self.next_number(manifest)
+            where = {"offset_key": self.key_for(manifest)} if self.storage == "payload" else {}
+            version = Version.of(model, number, self.using, parts, storage=self.storage, owner=owner, **where)
+        self.metadata.write_manifest(m.begun(manifest, version))
+        return version, found
+
+
+class VersionWriting(Writing):
+    """The offsets of `version` on their way into `store`, which no other run may write meanwhile."""
+
+    def __init__(self, store: VersionedStore, version: Version, found: Found):
+        self.store, self.version, self.found = store, version, found
+        self.is_taken_out = False  # what another run has taken out is taken out once more, with what came later
+
+    def undisturbed(self) -> Manifest:
+        """The manifest as it is now. Raises StoreError if it no longer names this version as written by this run."""
+        manifest = self.store.metadata.read_manifest()
+        if m.is_undisturbed(manifest, self.version):
+            return manifest
+        self.is_taken_out = self.version.number not in {version.number for version in manifest.everything()}
+        raise StoreError(
+            f"{self.store.url}: another run has begun since, and this one stops; searches use nothing that it wrote"
+        )
+
+    def activate(self) -> None:
+        version = self.finished()
+        manifest = self.undisturbed()
+        self.store.metadata.write_manifest(m.activated(manifest, version))
+
+    @abstractmethod
+    def finished(self) -> Version:
+        """The version ready to be searched, once all of it is written."""
+
+    def close(self) -> None:
+        if self.is_taken_out:
+            self.store.delete([self.version])
+
+
+def usable_key(offset_key: str | None) -> str | None:
+    """`offset_key`, as a user has named it. Raises InputError for what cannot be a payload key of offsets."""
+    if offset_key is not None and not (
+        isinstance(offset_key, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", offset_key)
+    ):
+        raise InputError(Parameter("offset_key", offset_key), ": expected a name of letters, digits and _")
+    return offset_key
 
 
 NO_QUERIES = np.empty((0, 0), np.float32)
 
 
 class QdrantStore(VersionedStore):
-    """The vector `using` of a collection ("" is the unnamed one), with its offsets as `storage`, searched as exactly as
-    `agreement` and `offset_key` say; see `apply`.
-
-    Raises StoreError for a collection or vector that is not there or cannot carry offsets, and for a server that
-    cannot be reached. `collection` may be an alias: the correction belongs to what it stands for now. record: the
-    folder that `HubQdrantClient(record=...)` was given, where `recorded` finds the queries.
-    """
+    """The vector `vector` of a collection, with its offsets as `storage`; see `open_store`, which makes it."""
 
     shared = True
 
@@ -58,7 +265,7 @@ class QdrantStore(VersionedStore):
         self,
         client: QdrantClient,
         collection: str,
-        using: str = "",
+        vector: str | None = None,
         storage: Storage | Literal["auto"] = "auto",
         *,
         agreement: float | None = None,
@@ -66,27 +273,12 @@ class QdrantStore(VersionedStore):
         url: str = "",
         record: str | os.PathLike[str] | None = None,
     ):
+        self._agreement, self.offset_key = agreement, usable_key(offset_key)
         self.client = require_client(client, QdrantClient)
         if not isinstance(collection, str):
             raise InputError(f"collection must be a name, not {type(collection).__name__}; the client comes before it")
-        self.url = url or f"qdrant collection {collection!r}"
-        with one_line(self.url, "opening", collection):
-            self.collection = metadata.real_name(self.client, collection)
-            info = self._described(collection)
-            server = _supported_version(self.url, self.client.info().version)
-            manifest = metadata.read_manifest(self.client, self.collection) or Manifest()
-        self.using, parameters = chosen_vector(self.url, info, using, manifest)
-        self.metric, self.dim = METRICS[parameters.distance], parameters.size
-        self.record = None if record is None else folder_within(record, self.collection, self.using)
-        self._transport = Transport(self.client, self.collection, self.url, info, self.dim)
         if agreement is not None and not 0 < agreement <= 1:
             raise InputError(f"agreement={agreement!r}: it is a share of the raw recall, above 0 and at most 1")
-        self._agreement = agreement
-        self._condition: models.Filter | None = None
-        self._schemas = schemas(self._transport, self.using, parameters, server)
-        lying, _ = manifest.lying(self.using)
-        self.storage, self._choice = chosen_storage(self._schemas, storage, lying)
-        self.offset_key = usable_key(offset_key)
         if offset_key is not None and storage == "vector":
             raise InputError(
                 Parameter("offset_key", offset_key),
@@ -94,17 +286,17 @@ class QdrantStore(VersionedStore):
                 Parameter("storage", "vector"),
                 " has none",
             )
+        self.url = url or f"qdrant collection {collection!r}"
+        self._condition: models.Filter | None = None
+        with one_line(self.url, "opening", collection):
+            self.collection = run(metadata.real_name(self.client, collection))
+            self._transport = Transport(self.client, self.collection, self.url, collection)
+            manifest = run(metadata.read_manifest(self.client, self.collection))
         self.metadata = CollectionMetadata(self._transport)
-
-    def _described(self, collection: str) -> models.CollectionInfo:
-        try:
-            return self.client.get_collection(self.collection)
-        except Exception as error:
-            if fault_of(error) is not Fault.MISSING:
-                raise
-            names = [c.name for c in self.client.get_collections().collections if not c.name.endswith("--hub")]
-            listed = ", ".join(sorted(names)) or "none"
-            raise StoreError(f"{self.url}: there is no collection {collection!r}; there are: {listed}") from None
+        self._schemas = schemas(self._transport, vector or "", manifest)
+        self.using, self.metric, self.dim = (getattr(self._schemas["payload"], n) for n in ("using", "metric", "dim"))
+        self.storage, self._choice = chosen_storage(self._schemas, storage, manifest)
+        self.record = None if record is None else folder_within(record, self.collection, self.using)
 
     how_to_record = (
         "search through HubQdrantClient(..., record=FOLDER), and name the folder behind this store: ?record=FOLDER"
@@ -178,8 +370,8 @@ class QdrantStore(VersionedStore):
 
     def next_number(self, manifest: Manifest) -> int:
         """The first number behind those given so far whose augmented vector no vector of the user's is called."""
-        taken = vector_names(self._transport.described())
-        return next(n for n in itertools.count(super().next_number(manifest)) if f"hub_v{n}" not in taken)
+        first, taken = super().next_number(manifest), vector_names(self._transport.described())
+        return next(n for n in itertools.count(first) if f"hub_v{n}" not in taken)
 
     def notes(self) -> Sequence[str]:
         manifest = self.metadata.read_manifest()
@@ -268,16 +460,6 @@ class QdrantStore(VersionedStore):
             self._transport.give_up()
 
 
-def _supported_version(url: str, text: str) -> tuple[int, int]:
-    """The version of a server, such as (1, 18). Raises StoreError if it has no formulas."""
-    major, minor = (int(part) for part in text.split(".")[:2])
-    if (major, minor) < FORMULAS:
-        raise StoreError(
-            f"{url}: the server is Qdrant {major}.{minor}, which has no formulas; upgrade it to 1.14 or newer"
-        )
-    return major, minor
-
-
 def open_url(url: str) -> QdrantStore:
     """The store behind qdrant://HOST:6333/COLLECTION, qdrant+https://HOST:6333/COLLECTION or
     qdrant-local:PATH/COLLECTION, each with ?using=VECTOR where the collection has named vectors, and with
@@ -288,58 +470,94 @@ def open_url(url: str) -> QdrantStore:
 
     The api key is read from the environment variable QDRANT_API_KEY and is never part of a URL.
     """
-    scheme, _, rest = url.partition(":")
-    parts = urlsplit(f"{'local:' if scheme == 'qdrant-local' else '//'}{rest.removeprefix('//')}")
-    options = dict(parse_qsl(parts.query))
-    using, storage = options.pop("using", ""), options.pop("storage", "auto")
-    offset_key = options.pop("offset_key", None)
-    record, grpc = options.pop("record", None), options.pop("grpc", "")
-    place, _, collection = parts.path.rpartition("/")
-    expected = "qdrant-local:PATH/COLLECTION" if scheme == "qdrant-local" else f"{scheme}://HOST:6333/COLLECTION"
-    if parts.username or parts.password or options:
-        raise InputError(
-            f"expected {expected}, and no more than "
-            "?using=VECTOR&storage=STORAGE&offset_key=KEY&grpc=PORT&record=FOLDER behind it; "
-            "an api key is read from the environment variable QDRANT_API_KEY"
-        )
-    if grpc and (scheme == "qdrant-local" or place.strip("/")):
-        raise InputError(
-            f"grpc={grpc}: it goes with HOST:6333/COLLECTION; neither a folder nor a path is known to gRPC"
-        )
-    if grpc and not (grpc.isascii() and grpc.isdigit() and 0 < int(grpc) < 65536):
-        raise InputError(f"grpc={grpc}: expected the server's port for gRPC, usually 6334")
-    if not collection or not (place if scheme == "qdrant-local" else parts.hostname):
-        raise InputError(f"{url!r} names no collection; expected {expected}")
+    place = Place.of(url)
+    options = {name: place.options[name] for name in ("storage", "offset_key", "record") if name in place.options}
     try:
-        with one_line(url, "opening", collection):
-            client = _connect(scheme, parts, place, int(grpc or 0))
-            return QdrantStore(
-                client, collection, using, cast(Storage, storage), offset_key=offset_key, url=url, record=record
-            )
+        with one_line(url, "opening", place.collection):
+            client = place.connect()
+            return QdrantStore(client, place.collection, place.options.get("using"), url=url, **cast(Any, options))
     except NoAnswerError as error:
-        if grpc:
-            raise StoreError(*error.args, f"; grpc={grpc} must be its port for gRPC, usually 6334") from None
-        if parts.netloc.endswith(":6334"):
-            raise StoreError(*error.args, "; 6334 is usually the port of gRPC, a URL has that of HTTP, 6333") from None
-        raise
+        if not place.hint():
+            raise
+        raise StoreError(*error.args, place.hint()) from None
 
 
-def _connect(scheme: str, parts: Any, place: str, grpc_port: int) -> QdrantClient:
-    if scheme == "qdrant-local":
-        if not os.path.isdir(place):
-            raise StoreError(f"qdrant-local:{place}: there is no such folder")
+class QdrantWriting(VersionWriting):
+    """The offsets of `version` on their way into the collection of `schema`. queries: [m, d], with which its search is
+    calibrated. progress: told of what comes after the last write. between: ids of the points that `scan` yields."""
+
+    def __init__(
+        self,
+        store: VersionedStore,
+        version: Version,
+        found: Found,
+        schema: Schema,
+        queries: np.ndarray,
+        progress: Progress | None,
+    ):
+        super().__init__(store, version, found)
+        self._progress = progress
+        self.between: IdRange = EVERY_ID
+        self._schema, self._transport, self._queries = schema, schema.transport, queries
+        self._undirected: dict[Id | None, list[Id]] = {}  # points of length 0 that are not neutral, by shard key
+        self._others: set[Id] = set()  # points that others have written since they were read
+
+    def scan(self) -> Iterator[Batch]:
+        """Every point: one that came meanwhile may stand before those that are written."""
+        yield from self._reader().read(self._transport, between=self.between)
+
+    def changed(self, read: Iterable[Batch]) -> Iterator[Batch]:
+        """What others have written since `read`: once seen, a point is read each time. All, where a server cannot tell,
+        and where a point may have moved to another group."""
+        if self.version.group_by is not None or not can_tell(self._transport):
+            yield from self.scan()
+            return
+        reader, using, metric = self._reader(), self.store.using, self.version.metric
+        done, total = 0, self._transport.count()
+        for seen, ids in read_ahead((len(b.ids), changed_ids(self._transport, using, metric, b)) for b in read):
+            self._others.update(ids)
+            done += seen
+            if self._progress is not None:
+                self._progress("closing", min(done, total), total)
+        for part in chunks(list(self._others), self._transport.page):
+            yield from reader.read(self._transport, having(part))
+        for batch in reader.read(self._transport, lacking_offset(self.version)):
+            self._others.update(batch.ids)
+            yield batch
+
+    def _reader(self) -> PointReader:
+        """What reads the points as they are once all is written that is under way."""
+        self._transport.settle()
+        reader = PointReader(self.store, self.undisturbed(), self.version, self.version.group_by)
+        self._undirected = reader.undirected
+        return reader
+
+    def write(self, batch: Batch, offsets: np.ndarray) -> None:
+        """Returns before it is written; what goes wrong is raised by a later call. `scan` and `activate` wait."""
+        items = list(zip(batch.ids, storage_of(self.version).values(batch.vectors, offsets), strict=True))
+        self._schema.write(self.version, items, batch.place)
+
+    def settle(self) -> None:
+        self._transport.settle()
+        self.undisturbed()
+        for shard_key, points in self._undirected.items():
+            neutral = storage_of(self.version).neutral()
+            self._schema.write(self.version, [(point, neutral) for point in points], shard_key)
+        self._transport.settle()
+
+    def share(self) -> Share:
+        return QdrantShare(self.store.url, self.version.model_dump_json())
+
+    def finished(self) -> Version:
+        self.settle()
+        with self._transport.one_line("activating"):
+            return self._schema.finish(self.version, self._queries, self._progress)
+
+    def close(self) -> None:
+        """Ends what is under way."""
         try:
-            return QdrantClient(path=place)
-        except RuntimeError as error:
-            raise StoreError(f"qdrant-local:{place}: {' '.join(str(error).split())}") from None
-    return QdrantClient(
-        host=parts.hostname,
-        port=parts.port or 6333,
-        grpc_port=grpc_port or 6334,
-        prefer_grpc=grpc_port > 0,
-        https=scheme == "qdrant+https",
-        prefix=place.strip("/") or None,
-        api_key=os.environ.get("QDRANT_API_KEY"),
-        timeout=60,
-        check_compatibility=False,  # the store asks for the version itself
-    )
+            if self.is_taken_out:
+                self._transport.settle()
+            super().close()
+        finally:
+            self._transport.give_up()

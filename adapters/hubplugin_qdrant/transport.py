@@ -1,29 +1,223 @@
-"""How a collection is asked: requests are repeated while the server is away, large ones are split, many run at once."""
+"""How a collection is asked, and what its answers mean.
+
+Requests are repeated while the server is away, large ones are split, many run at once. What an error of qdrant-client
+means is said once, for REST, gRPC and local mode.
+"""
 
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from enum import Enum, auto
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
+import httpx
+from grpc import RpcError, StatusCode
 from qdrant_client import QdrantClient, models
+from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
+from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_random_exponential
 
-from hubplugin.errors import StoreError
+from hubplugin.errors import HubpluginError, StoreError
 from hubplugin.store import Id
 from hubplugin.vectors import Progress
+from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import plain_client
-from hubplugin_qdrant.errors import PASSING, Fault, fault_of, finished, one_line
 from hubplugin_qdrant.manifest import Payload, has_number
-from hubplugin_qdrant.offsets_in_writes import chunks
-from hubplugin_qdrant.operations import PointId
-from hubplugin_qdrant.requests import holding
-from hubplugin_qdrant.streams import Writers, read_ahead
+from hubplugin_qdrant.plain_client import PointId
+
+Answer = TypeVar("Answer")
+
+
+class Fault(Enum):
+    MISSING = auto()
+    """There is no such collection or point."""
+    FORBIDDEN = auto()
+    """The api key lacks a right."""
+    TOO_LARGE = auto()
+    """The request, or its answer, is larger than the server or a proxy before it takes."""
+    LATE = auto()
+    """The answer took too long; a smaller request may be answered in time."""
+    LIMITED = auto()
+    """The server limits the rate: of reading by requests, of writing by points."""
+    AWAY = auto()
+    """The server cannot be reached, is restarting, or lacks a node."""
+    REFUSED = auto()
+    """Any other answer of a server."""
+    OTHER = auto()
+    """No error of a connection."""
+
+
+PASSING = (Fault.LATE, Fault.LIMITED, Fault.AWAY)
+"""What may be over when the same request is made again."""
+
+_BY_STATUS = {
+    401: Fault.FORBIDDEN,
+    403: Fault.FORBIDDEN,
+    404: Fault.MISSING,
+    408: Fault.LATE,
+    413: Fault.TOO_LARGE,
+    429: Fault.LIMITED,
+    500: Fault.AWAY,  # a node of a cluster, as INTERNAL below
+    502: Fault.AWAY,
+    503: Fault.AWAY,
+    504: Fault.LATE,
+}
+
+_BY_CODE = {
+    StatusCode.UNAUTHENTICATED: Fault.FORBIDDEN,
+    StatusCode.PERMISSION_DENIED: Fault.FORBIDDEN,
+    StatusCode.NOT_FOUND: Fault.MISSING,
+    StatusCode.DEADLINE_EXCEEDED: Fault.LATE,
+    StatusCode.RESOURCE_EXHAUSTED: Fault.LIMITED,
+    StatusCode.UNAVAILABLE: Fault.AWAY,
+    StatusCode.INTERNAL: Fault.AWAY,
+    StatusCode.FAILED_PRECONDITION: Fault.AWAY,
+}
+
+
+def fault_of(error: BaseException | None) -> Fault:
+    """What `error` means."""
+    if isinstance(error, UnexpectedResponse):
+        if error.status_code == 400 and b"larger than allowed" in error.content:
+            return Fault.TOO_LARGE
+        return _BY_STATUS.get(error.status_code or 0, Fault.REFUSED)
+    if isinstance(error, RpcError):
+        said = str(error.details())
+        if "message larger than" in said or "message length too large" in said:
+            return Fault.TOO_LARGE
+        return _BY_CODE.get(error.code(), Fault.REFUSED)
+    if isinstance(error, ResourceExhaustedResponse):
+        return Fault.LIMITED
+    if isinstance(error, (ResponseHandlingException, httpx.TransportError)):
+        late = isinstance(getattr(error, "source", error), (httpx.TimeoutException, TimeoutError))
+        return Fault.LATE if late else Fault.AWAY
+    local = isinstance(error, ValueError) and "not found" in str(error)
+    return Fault.MISSING if local else Fault.OTHER
+
+
+def finished(answer: Answer) -> Answer:
+    """`answer`, unless it says that a write is still waiting its turn, as a server does after a minute from 1.18 on:
+    then ResponseHandlingException, as if there were none."""
+    for result in answer if isinstance(answer, list) else [answer]:
+        if str(getattr(result, "status", "")).endswith(("WAIT_TIMEOUT", "wait_timeout")):
+            raise ResponseHandlingException(TimeoutError("the server has not done it yet"))
+    return answer
+
+
+class NoAnswerError(StoreError):
+    """A server that did not answer, or cannot now."""
+
+
+@contextmanager
+def one_line(url: str, doing: str, collection: str) -> Iterator[None]:
+    """Turns what a client raises into a StoreError of one line that says what to do."""
+    try:
+        yield
+    except HubpluginError:
+        raise
+    except (
+        ResponseHandlingException, ResourceExhaustedResponse, httpx.TransportError, UnexpectedResponse, RpcError,
+        ValueError,
+    ) as error:  # fmt: skip
+        fault = fault_of(error)
+        if fault in PASSING:
+            raise NoAnswerError(
+                f"{url}: {doing}: no answer ({_reason(error)}); is the server running and reachable?"
+            ) from None
+        if fault is Fault.FORBIDDEN and _is_unknown(error):
+            raise StoreError(
+                f"{url}: {doing}: the api key is missing, wrong or expired; it is read from QDRANT_API_KEY, or is that "
+                "of your client"
+            ) from None
+        if fault is Fault.FORBIDDEN:
+            raise StoreError(
+                f"{url}: {doing}: the api key may not do this; it needs access to the collection and to its metadata "
+                f"collection, {m.metadata_collection(collection)}: to read both for what reads, to write both for what "
+                "writes, and to create or delete the latter the right to manage"
+            ) from None
+        raise StoreError(f"{url}: {doing}: refused: {_reason(error)}") from None
+
+
+def _is_unknown(error: Exception) -> bool:
+    """Whether a server does not take the api key for one of its own, now: it says so in more than one way."""
+    if isinstance(error, RpcError):
+        return error.code() is StatusCode.UNAUTHENTICATED or _names_key(str(error.details()))
+    return isinstance(error, UnexpectedResponse) and (
+        error.status_code == 401 or _names_key(error.content.decode(errors="replace"))
+    )
+
+
+def _names_key(said: str) -> bool:
+    return said.strip() == "ExpiredSignature" or "Invalid API key" in said or "Must provide an API key" in said
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnexpectedResponse):
+        status = (error.structured() if error.content.strip().startswith(b"{") else {}).get("status")
+        text = status.get("error") if isinstance(status, dict) else None
+        return f"{error.status_code} {text or error.reason_phrase}"
+    if isinstance(error, RpcError):
+        return f"{error.code().name} {error.details()}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+Page = TypeVar("Page")
+Item = TypeVar("Item")
+
+
+def read_ahead(pages: Iterator[Page], left: threading.Event | None = None) -> Iterator[Page]:
+    """`pages`, of which the next one is made in a thread while its predecessor is worked on. left: is set when nobody
+    waits for a page any more, as after an error or an interrupt, so that the thread may end."""
+    pool = ThreadPoolExecutor(1)
+    try:
+        ahead = pool.submit(next, pages, None)
+        while (page := ahead.result()) is not None:
+            ahead = pool.submit(next, pages, None)
+            yield page
+    finally:
+        if left is not None:
+            left.set()
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Writers:
+    """Work done in order of arrival by `threads`, of which a bounded number waits; 0 does it here and now."""
+
+    def __init__(self, threads: int):
+        self._pool = ThreadPoolExecutor(threads) if threads else None
+        self._waiting: deque[Future[None]] = deque()
+        self._most = 2 * threads
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Raises what earlier work has raised."""
+        if self._pool is None:
+            work()
+            return
+        while len(self._waiting) >= self._most:
+            self._waiting.popleft().result()
+        self._waiting.append(self._pool.submit(work))
+
+    def settle(self) -> None:
+        """Returns when all is done; raises what any of it has raised."""
+        while self._waiting:
+            self._waiting.popleft().result()
+
+    def abandon(self) -> None:
+        """Returns when nothing is being done any more; what has not begun is not done."""
+        waiting, self._waiting = self._waiting, deque()
+        for future in waiting:
+            if not future.cancel():
+                future.exception()
+
 
 BATCH = 2000
 """Points read and written at a time, at most, where their vectors are not too large for it."""
@@ -65,27 +259,43 @@ EVERY_ID: IdRange = (None, None)
 
 logger = logging.getLogger("hubplugin.qdrant")
 
-Answer = TypeVar("Answer")
-Page = TypeVar("Page")
 Items: TypeAlias = list[tuple[Id, Any]]
 """Points by id, each with what is written to it."""
 
 
-class Transport:
-    """The requests of one run to `collection` (no alias); `url` is what errors call it.
+FORMULAS = (1, 14)
+"""The oldest version of the server supported: the first whose formulas add offsets to scores."""
 
-    info: how the server described the collection. dim: numbers in each vector that is read.
+
+class Transport:
+    """The requests of one run to `collection` (no alias), which somebody calls `named`; `url` is what errors call it.
+
+    info: how the server described the collection. server: its version, such as (1, 18). dim: numbers in each vector
+    that is read, once that is known.
+
+    Raises StoreError if there is no such collection, or the server is too old.
     """
 
-    def __init__(self, client: QdrantClient, collection: str, url: str, info: models.CollectionInfo, dim: int):
+    def __init__(self, client: QdrantClient, collection: str, url: str, named: str):
         self.client, self.collection, self.url = client, collection, url
         self.is_local = plain_client.is_local(client)  # local mode is no use from a second thread
-        self.info = info
-        strict = info.config.strict_mode_config
+        self.info = self._described_as(named)
+        self.server = _supported_version(url, client.info().version)
+        strict = self.info.config.strict_mode_config
         self.strict = strict if strict is not None and strict.enabled else models.StrictModeConfig()
-        self._dim = dim
+        self.dim = 1
         self._given_up = threading.Event()
         self._writers = Writers(0 if self.is_local else WRITERS)
+
+    def _described_as(self, named: str) -> models.CollectionInfo:
+        try:
+            return self.client.get_collection(self.collection)
+        except Exception as error:
+            if fault_of(error) is not Fault.MISSING:
+                raise
+            names = [c.name for c in self.client.get_collections().collections if not c.name.endswith("--hub")]
+            listed = ", ".join(sorted(names)) or "none"
+            raise StoreError(f"{self.url}: there is no collection {named!r}; there are: {listed}") from None
 
     def one_line(self, doing: str) -> AbstractContextManager[None]:
         """Turns what the client raises into a StoreError of one line."""
@@ -243,7 +453,7 @@ class Transport:
     def page(self) -> int:
         """Points read and written at a time, at most."""
         limits = (self.strict.max_query_limit, self.strict.upsert_max_batchsize)
-        return max(1, min(BATCH, BATCH_NUMBERS // self._dim, *(limit for limit in limits if limit)))
+        return max(1, min(BATCH, BATCH_NUMBERS // self.dim, *(limit for limit in limits if limit)))
 
     def answers(self, client: QdrantClient, requests: list[models.QueryRequest]) -> list[models.QueryResponse]:
         """The answers of `client`, which may be a corrected one, as many at a time as the server takes."""
@@ -272,23 +482,23 @@ class Transport:
             )
         return found
 
-    def submit(self, work: Callable[[], None]) -> None:
-        """Starts `work`, which writes. What goes wrong is raised by a later call."""
-        self._writers.submit(work)
-
     def settle(self) -> None:
-        """Waits for all that was submitted."""
+        """Waits for all that was sent."""
         self._writers.settle()
 
     def give_up(self) -> None:
-        """Ends what was submitted; what is being repeated is not repeated any more."""
+        """Ends what was sent; what is being repeated is not repeated any more."""
         self._given_up.set()
         self._writers.abandon()
         self._given_up = threading.Event()
 
     def send(self, items: Items, request: Callable[[Items], None]) -> None:
-        """Gives `items` to `request`, in smaller requests where large ones fail. Points that are no longer there, for
-        which a server refuses a whole request, are left out."""
+        """Starts to give `items` to `request`, which writes. What goes wrong is raised by a later call."""
+        self._writers.submit(lambda: self._sent(items, request))
+
+    def _sent(self, items: Items, request: Callable[[Items], None]) -> None:
+        """In smaller requests where large ones fail. Points that are no longer there, for which a server refuses a
+        whole request, are left out."""
         size = len(items)
 
         def part_sent() -> int:
@@ -324,6 +534,28 @@ class Transport:
         return {plain_id(record.id) for record in found}
 
 
+def _supported_version(url: str, text: str) -> tuple[int, int]:
+    """The version of a server. Raises StoreError if it has no formulas."""
+    major, minor = (int(part) for part in text.split(".")[:2])
+    if (major, minor) < FORMULAS:
+        raise StoreError(
+            f"{url}: the server is Qdrant {major}.{minor}, which has no formulas; upgrade it to 1.14 or newer"
+        )
+    return major, minor
+
+
+ANY_NUMBER = models.Range(gte=-sys.float_info.max)
+
+
+def holding(key: str, without: Collection[str]) -> models.Filter:
+    """The points that hold anything under the payload key `key`, null too, but for those that hold a number in one of
+    the fields `without` of it. An empty list is nothing: a server does not tell it from a key that is not there."""
+    field = models.PayloadField(key=key)
+    anything = models.Filter(must_not=models.IsEmptyCondition(is_empty=field))
+    numbers: list[Any] = [models.FieldCondition(key=f"{key}.{each}", range=ANY_NUMBER) for each in sorted(without)]
+    return models.Filter(should=[models.IsNullCondition(is_null=field), anything], must_not=numbers)
+
+
 def plain_id(point: Id | uuid.UUID) -> Id:
     """The id of a point as a number or text."""
     return point if isinstance(point, int) else str(point)
@@ -346,3 +578,14 @@ def _wait(state: RetryCallState) -> float:
     """Until a request is repeated: as long as the server asked for, if it did."""
     error = state.outcome.exception() if state.outcome is not None else None
     return max(RETRY_WAIT(state), float(getattr(error, "retry_after_s", 0)))
+
+
+def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    chunk: list[Item] = []
+    for item in items:
+        chunk.append(item)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk

@@ -27,7 +27,8 @@ from hubplugin.errors import CorrectionRefused, HubpluginError, Parameter
 from hubplugin.report import Report, as_text
 from hubplugin.vectors import Progress
 
-OF_A_URL = ("metric", "offset_key", "storage", "using")
+OF_A_URL = {"metric": "metric", "offset_key": "offset_key", "storage": "storage", "vector": "using"}
+"""What a parameter is called behind a URL."""
 
 
 def as_typed(parameter: Parameter, command: Any) -> str:
@@ -36,7 +37,7 @@ def as_typed(parameter: Parameter, command: Any) -> str:
     name, value = parameter.name, parameter.value
     if name in options:
         return options[name] if value is None or value is True else f"{options[name]} {value}"
-    return f"?{name}={value or 'NAME'}" if name in OF_A_URL else str(parameter)
+    return f"?{OF_A_URL[name]}={value or 'NAME'}" if name in OF_A_URL else str(parameter)
 
 
 class LogLines(logging.Handler):

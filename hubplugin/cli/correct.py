@@ -127,6 +127,7 @@ def remove(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take out, and change nothing.")] = False,
 ) -> Answer:
     """Take the correction out; the store is as if it had never been there."""
+    from hubplugin.jobs.write import remove
     from hubplugin.registry import open_store
 
     opened = open_store(store)
@@ -136,7 +137,7 @@ def remove(
         lines = [f"{opened.url}: nothing was changed; would take out", *map(str, found)]
         return Answer("\n".join(lines) if found else f"{opened.url}: there is no correction", figures)
     with progress_shown() as progress:
-        opened.remove(progress)
+        remove(opened, compute=Compute(progress=progress))
     return Answer(f"{opened.url}: {'correction removed' if found else 'there was no correction'}", figures)
 
 

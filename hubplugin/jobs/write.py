@@ -416,6 +416,11 @@ def refresh(
     return write(store, found.model, compute=compute)
 
 
+def remove(store: Store, *, compute: Compute = Compute()) -> None:
+    """Takes the correction out of `store`, as if it had never been there. Nothing happens without one."""
+    store.remove(compute.progress)
+
+
 def write(
     store: Store,
     model: OffsetModel,

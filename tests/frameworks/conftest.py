@@ -14,7 +14,6 @@ from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
 from hubplugin import OffsetModel
-from hubplugin_qdrant import QdrantStore
 
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"  # read at import
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
@@ -62,8 +61,8 @@ def functions() -> list[stdlib_search.Function]:
 
 def corrected(client: QdrantClient, collection: str, using: str, functions: list[stdlib_search.Function]) -> Search:
     """Corrects a collection of `functions`; so few that the guard would want more."""
-    hubplugin_qdrant.apply(client, collection, stdlib_search.query_bank(), using=using, method="is", force=True)
-    found = QdrantStore(client, collection, using).correction()
+    hubplugin_qdrant.apply(client, collection, stdlib_search.query_bank(), vector=using, method="is", force=True)
+    found = hubplugin_qdrant.open_store(client, collection, vector=using).correction()
     assert found is not None
     return Search(functions, found.model)
 

@@ -14,6 +14,7 @@ from qdrant_client import QdrantClient, models
 from typer.testing import CliRunner
 
 import hubplugin
+import hubplugin_qdrant
 from hubplugin import InputError
 from hubplugin.cli import app
 from hubplugin.evaluation.truth import as_true_ids
@@ -22,7 +23,6 @@ from hubplugin.measures.hubness import skewness
 from hubplugin.measures.significance import Figure
 from hubplugin.registry import open_store
 from hubplugin.report import Share
-from hubplugin_qdrant import QdrantStore
 
 ROWS, QUERIES, FIRST = 400, 150, 1_000
 """Targets and queries of the example set; ids begin at FIRST."""
@@ -138,7 +138,9 @@ def test_a_filter_is_part_of_the_search(vectors, model):
     )
     condition = '{"must": [{"key": "even", "match": {"value": true}}]}'
     truth = [[row] if row % 2 == 0 else [] for row in range(QUERIES)]
-    found = hubplugin.evaluate(QdrantStore(client, "photos"), queries=vectors[0], truth=truth, condition=condition)
+    found = hubplugin.evaluate(
+        hubplugin_qdrant.open_store(client, "photos"), queries=vectors[0], truth=truth, condition=condition
+    )
     scores = vectors[0].astype(np.float64) @ vectors[1][::2].astype(np.float64).T
     right = scores[::2].argmax(axis=1) == np.arange(QUERIES // 2)
     assert found.judged == QUERIES // 2

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
+import hubplugin_qdrant
 from hubplugin import InputError, StoreError
 from hubplugin.abilities import Filtered, able
 from hubplugin.jobs.naming import naming
 from hubplugin.registry import open_store
-from hubplugin_qdrant import QdrantStore
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def photos():
         "photos",
         [models.PointStruct(id=row, vector=[1.0, row / 3], payload=each) for row, each in enumerate(payloads)],
     )
-    return QdrantStore(client, "photos")
+    return hubplugin_qdrant.open_store(client, "photos")
 
 
 @pytest.fixture

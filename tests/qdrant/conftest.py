@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version as installed
 from typing import Any
@@ -14,7 +17,7 @@ from qdrant_client import AsyncQdrantClient, QdrantClient, models
 
 import hubplugin_qdrant
 from hubplugin import OffsetModel
-from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient, QdrantStore
+from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
 from hubplugin_qdrant.manifest import Manifest, Version
 
 ROWS, DIM = 120, 8
@@ -49,6 +52,28 @@ class Awaited:
         return asyncio.run(awaited()) if inspect.isawaitable(result) else result
 
 
+class Served:
+    """A server's stand-in behind a client: local mode that is reached as a server is, by one request at a time."""
+
+    def __init__(self, local: Any):
+        self._local, self._lock = local, threading.RLock()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._local, name)
+        return functools.partial(self._asked, found) if callable(found) else found
+
+    def _asked(self, request: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        with self._lock:
+            return request(*given, **named)
+
+
+def served(client: QdrantClient) -> QdrantClient:
+    """`client` in local mode, from now on taken for one of a server: threads read and write, and it is asked for
+    indexes, of which local mode has none."""
+    client._client = Served(client._client)
+    return client
+
+
 @pytest.fixture(autouse=True)
 def few_calibration_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Local mode searches in Python, where a calibration would take most of the time of a test."""
@@ -81,7 +106,7 @@ class Photos:
         return models.PointStruct(id=key, vector=given, payload=colour | payload)
 
     def apply(self, **given) -> HubQdrantClient:
-        hubplugin_qdrant.apply(self.plain, "photos", self.bank, using=self.using, **(self.settings() | given))
+        hubplugin_qdrant.apply(self.plain, "photos", self.bank, vector=self.using, **self.settings() | given)
         return self.wrapped()
 
     def wrapped(self, **options) -> Any:
@@ -99,7 +124,7 @@ class Photos:
 
     @property
     def model(self) -> OffsetModel:
-        found = QdrantStore(self.plain, "photos", self.using).correction()
+        found = hubplugin_qdrant.open_store(self.plain, "photos", vector=self.using).correction()
         assert found is not None
         return found.model
 

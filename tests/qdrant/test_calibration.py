@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
+import hubplugin
 import hubplugin_qdrant
 from hubplugin import InputError, Metric
 from hubplugin.store import Hits
-from hubplugin_qdrant import HubQdrantClient, QdrantStore
+from hubplugin_qdrant import HubQdrantClient
 from hubplugin_qdrant.calibration import calibrated, recall
 from hubplugin_qdrant.manifest import Manifest, Version
 from hubplugin_qdrant.requests import rewrite
-from tests.qdrant.conftest import Photos
+from tests.qdrant.conftest import Photos, served
 
 POINTS, QUERIES, K = 2000, 30, 10
 
@@ -136,9 +137,9 @@ def test_the_share_that_is_asked_for_is_stored_told_and_kept_by_a_refresh(cosine
     first = cosine.version
     assert (first.agreement, first.raw_recall) == (0.8, 1.0)
     assert first.recall >= 0.8
-    told = str(hubplugin_qdrant.inspect(cosine.plain, "photos", queries=0))
+    told = str(hubplugin.inspect(hubplugin_qdrant.open_store(cosine.plain, "photos"), queries=0))
     assert f"recall {first.recall:.3f} of the exact corrected top 10, where the raw index has 1.000" in told
-    hubplugin_qdrant.refresh(cosine.plain, "photos")
+    hubplugin.refresh(hubplugin_qdrant.open_store(cosine.plain, "photos"))
     assert cosine.version.agreement == 0.8
     assert cosine.version.oversampling == first.oversampling
     cosine.apply(agreement=1.0)
@@ -148,7 +149,7 @@ def test_the_share_that_is_asked_for_is_stored_told_and_kept_by_a_refresh(cosine
 @pytest.mark.parametrize("agreement", [0, 1.5, -1])
 def test_a_share_that_is_none_is_refused(cosine, agreement):
     with pytest.raises(InputError, match=f"agreement={agreement}"):
-        QdrantStore(cosine.plain, "photos", agreement=agreement)
+        hubplugin_qdrant.open_store(cosine.plain, "photos", agreement=agreement)
 
 
 def test_many_candidates_are_told_with_what_needs_none():
@@ -161,7 +162,7 @@ def test_many_candidates_are_told_with_what_needs_none():
 def test_a_client_searches_as_widely_as_it_is_told(storage, monkeypatch):
     photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, storage)
     photos.apply()
-    monkeypatch.setattr("hubplugin_qdrant.plain_client.is_local", lambda client: False)
+    served(photos.plain)
     client, sent = HubQdrantClient.wrap(photos.plain, oversampling=7, hnsw_ef=333), []
     answer = SimpleNamespace(points=[])
     monkeypatch.setattr(client.raw, "query_points", lambda **given: sent.append(given) or answer)

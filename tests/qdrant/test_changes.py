@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
+import hubplugin
 import hubplugin_qdrant
 from hubplugin import Compute
-from hubplugin_qdrant import QdrantStore
 from hubplugin_qdrant.points import changed_ids
-from tests.qdrant.conftest import DIM, FEW, ROWS, Photos, clustered
+from hubplugin_qdrant.transport import Transport
+from tests.qdrant.conftest import DIM, FEW, ROWS, Photos, clustered, served
 
 pytestmark = pytest.mark.filterwarnings("ignore:Payload indexes have no effect")
 
@@ -22,12 +23,11 @@ def photos(request):
 
 
 @pytest.fixture
-def as_a_server(monkeypatch):
-    """Local mode, taken for a server, which makes no index. One thread writes: of two at once it loses one."""
-    monkeypatch.setattr("hubplugin_qdrant.plain_client.is_local", lambda client: False)
+def as_a_server(photos, monkeypatch):
+    """Local mode, taken for a server, which makes no index."""
+    served(photos.plain)
     monkeypatch.setattr("hubplugin_qdrant.transport.SERVER_SECONDS", 0)
     monkeypatch.setattr("hubplugin_qdrant.transport.BATCH", 50)
-    monkeypatch.setattr("hubplugin_qdrant.transport.WRITERS", 0)
 
 
 def vector_of(photos, row):
@@ -36,7 +36,7 @@ def vector_of(photos, row):
 
 @pytest.mark.parametrize("size", [1e-3, 1.0])
 def test_the_vectors_that_have_changed_are_named_and_no_others(photos, size):
-    store = QdrantStore(photos.plain, "photos", photos.using)
+    store = hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using)
     read = list(store.scan())
     turned = photos.gallery[[5, 70]] + size * clustered(9, 2)
     changes = [
@@ -66,7 +66,7 @@ def test_whatever_others_write_during_a_run_has_its_offset_afterwards(photos, as
     scroll = plain.scroll
     monkeypatch.setattr(plain, "scroll", lambda *args, **named: scans.append(args[1:]) or scroll(*args, **named))
     photos.apply(compute=Compute(progress=others))
-    report = hubplugin_qdrant.inspect(plain, "photos", using=photos.using, queries=0)
+    report = hubplugin.inspect(hubplugin_qdrant.open_store(plain, "photos", vector=photos.using), queries=0)
     assert (report.count, report.missing, report.stale) == (ROWS, 0, 0)
     before = scans.index(next(given for given in scans if given and given[0] is not None))
     assert before <= 2 * (ROWS // 50 + 2)  # the gallery, and one page for the calibration
@@ -75,7 +75,7 @@ def test_whatever_others_write_during_a_run_has_its_offset_afterwards(photos, as
 def test_a_second_reading_is_made_where_exact_searches_are_forbidden(photos, as_a_server, monkeypatch):
     plain = photos.plain
     limits = models.StrictModeConfig(enabled=True, search_allow_exact=False)
-    monkeypatch.setattr(QdrantStore, "_described", lambda self, name: _limited(plain, name, limits))
+    monkeypatch.setattr(Transport, "_described_as", lambda self, name: _limited(plain, name, limits))
     changed = np.ones(DIM, np.float32)
 
     def others(what, count, total):
@@ -83,7 +83,7 @@ def test_a_second_reading_is_made_where_exact_searches_are_forbidden(photos, as_
             plain.update_vectors("photos", [models.PointVectors(id=3, vector=vector_of(photos, changed))])
 
     photos.apply(compute=Compute(progress=others))
-    report = hubplugin_qdrant.inspect(plain, "photos", using=photos.using, queries=0)
+    report = hubplugin.inspect(hubplugin_qdrant.open_store(plain, "photos", vector=photos.using), queries=0)
     assert (report.missing, report.stale) == (0, 0)
 
 

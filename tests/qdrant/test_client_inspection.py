@@ -7,9 +7,9 @@ import pytest
 from qdrant_client import QdrantClient, models
 from scipy.stats import skew
 
+import hubplugin
 import hubplugin_qdrant
 from hubplugin.measures.hubness import skewness_of_found
-from hubplugin_qdrant import QdrantStore
 from tests.qdrant.conftest import ROWS, Photos
 
 
@@ -22,7 +22,7 @@ def test_hubness_is_that_of_the_bank_queries_over_the_points_as_they_are_now(pho
     for scores in (raw, photos.similarities(photos.bank)):
         found = np.argsort(-scores, axis=1)[:, :10]
         expected.append(skew(np.bincount(found.ravel(), minlength=100)))
-    report = hubplugin_qdrant.inspect(photos.plain, "photos", using=photos.using)
+    report = hubplugin.inspect(hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using))
     assert report.skewness == pytest.approx(expected, abs=0.06)  # of which the candidates miss a few
     assert f"{report.skewness[0]:.2f} raw, {report.skewness[1]:.2f} corrected" in str(report)
 
@@ -42,7 +42,7 @@ def test_a_search_that_finds_nothing_has_no_skewness():
 def test_points_with_something_in_the_place_of_offsets_are_counted(cosine, under):
     cosine.apply()
     cosine.plain.set_payload("photos", {"hub_offset": under}, points=[3, 4])
-    report = hubplugin_qdrant.inspect(cosine.plain, "photos", queries=0)
+    report = hubplugin.inspect(hubplugin_qdrant.open_store(cosine.plain, "photos"), queries=0)
     assert report.foreign == 2
     assert "2 with something in the place of offsets" in str(report)
 
@@ -51,13 +51,14 @@ def test_a_version_that_is_kept_for_others_is_not_foreign(cosine):
     cosine.apply()
     cosine.apply(method="nnn")
     assert set(cosine.stored(0)) == {"v1", "v2"}
-    assert hubplugin_qdrant.inspect(cosine.plain, "photos", queries=0).foreign == 0
+    assert hubplugin.inspect(hubplugin_qdrant.open_store(cosine.plain, "photos"), queries=0).foreign == 0
 
 
 def test_without_a_bank_or_queries_no_search_is_made(cosine, monkeypatch):
     cosine.apply(method="dn")
-    monkeypatch.setattr(QdrantStore, "search", None)
-    assert hubplugin_qdrant.inspect(cosine.plain, "photos").skewness is None
+    store = hubplugin_qdrant.open_store(cosine.plain, "photos")
+    monkeypatch.setattr(store, "search", None)
+    assert hubplugin.inspect(store).skewness is None
 
 
 @pytest.mark.parametrize("storage", ["payload", "vector"])
@@ -72,12 +73,12 @@ def test_what_float32_rounds_is_not_stale_however_long_the_vectors_are(size, dis
     photos.plain.update_vectors("photos", rows)
     photos.bank = size * photos.bank
     photos.apply(method="nnn")
-    report = hubplugin_qdrant.inspect(photos.plain, "photos", queries=0)
+    report = hubplugin.inspect(hubplugin_qdrant.open_store(photos.plain, "photos"), queries=0)
     assert (report.missing, report.stale) == (0, 0)
     photos.plain.update_vectors(
         "photos", [models.PointVectors(id=3, vector={"image": (1.01 * size * photos.gallery[3])})]
     )
-    assert hubplugin_qdrant.inspect(photos.plain, "photos", queries=0).stale == 1
+    assert hubplugin.inspect(hubplugin_qdrant.open_store(photos.plain, "photos"), queries=0).stale == 1
 
 
 @pytest.mark.parametrize("distance", [models.Distance.EUCLID, models.Distance.DOT, models.Distance.COSINE])
@@ -92,4 +93,4 @@ def test_offsets_that_a_server_keeps_as_float16_are_not_stale(distance):
         for row, values in kept.items()
     ]
     photos.plain.update_vectors("photos", rows)
-    assert hubplugin_qdrant.inspect(photos.plain, "photos", queries=0).stale == 2
+    assert hubplugin.inspect(hubplugin_qdrant.open_store(photos.plain, "photos"), queries=0).stale == 2

@@ -95,11 +95,11 @@ def test_a_metadata_collection_that_answers_an_error_breaks_no_search(wire, stat
         wire.query_points("photos", wire.query, "image")
     assert "prefetch" not in wire.requests[-1][1]
     wire.refused.clear()
-    monkeypatch.setattr("hubplugin_qdrant.cached_manifest.time.monotonic", lambda: 1e12)
+    monkeypatch.setattr("hubplugin_qdrant.metadata.time.monotonic", lambda: 1e12)
     wire.query_points("photos", wire.query, "image")
     assert "prefetch" in wire.requests[-1][1]
     wire.refused[f"/collections/{MANIFEST}"] = status
-    monkeypatch.setattr("hubplugin_qdrant.cached_manifest.time.monotonic", lambda: 2e12)
+    monkeypatch.setattr("hubplugin_qdrant.metadata.time.monotonic", lambda: 2e12)
     wire.query_points("photos", wire.query, "image")
     assert ("prefetch" in wire.requests[-1][1]) == (status != 403)  # who may not read it has no business with it
 
@@ -127,7 +127,7 @@ def test_a_second_vector_has_the_graph_and_memory_of_the_first_but_no_codes(monk
     client.create_collection("photos", {"image": first})
     client.upload_collection("photos", {"image": Photos.gallery})
     monkeypatch.setattr(client, "update_collection", lambda *given, **named: sent.append(named["vectors_config"]))
-    hubplugin_qdrant.apply(client, "photos", Photos.bank, using="image", storage="vector", method="is", force=True)
+    hubplugin_qdrant.apply(client, "photos", Photos.bank, vector="image", storage="vector", method="is", force=True)
     assert sent == [{"hub_v1": models.VectorParamsDiff(**settings)}]
 
 
@@ -145,6 +145,13 @@ def test_where_and_how_to_ask_is_said_as_it_was(wire):
     assert candidates["params"] == body["params"]
     assert candidates["filter"] == {"must": [{"has_id": [1]}]}
     assert "filter" not in body
+
+
+@pytest.mark.parametrize("wire", ["payload"], indirect=True)
+def test_an_id_stands_in_a_prefetch_as_a_query_for_what_is_nearest(wire):
+    """Local mode of qdrant-client up to 1.19.0 takes no bare id there."""
+    wire.query_points("photos", 3, "image")
+    assert [each["query"] for each in wire.requests[-1][1]["prefetch"]] == [{"nearest": 3}]
 
 
 @pytest.mark.parametrize("wire", ["vector"], indirect=True)

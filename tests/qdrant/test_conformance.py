@@ -7,10 +7,9 @@ import uuid
 import pytest
 from qdrant_client import QdrantClient, models
 
-from hubplugin import Metric
-from hubplugin.registry import open_store
+import hubplugin_qdrant
+from hubplugin import Metric, open_store
 from hubplugin.testing import StoreConformance
-from hubplugin_qdrant import QdrantStore
 
 DISTANCES = {
     Metric.COSINE: models.Distance.COSINE,
@@ -37,10 +36,10 @@ class TestUnnamedCosine(StoreConformance):
         parameters = models.VectorParams(size=self.dim, distance=DISTANCES[self.metric])
         self.client.create_collection("photos", {self.using: parameters} if self.using else parameters)
         self.client.upsert("photos", points(ids, vectors, self.using))
-        return QdrantStore(self.client, "photos", self.using, self.storage)
+        return hubplugin_qdrant.open_store(self.client, "photos", vector=self.using, storage=self.storage)
 
     def reopen(self, store):
-        return QdrantStore(self.client, "photos", self.using, self.storage)
+        return hubplugin_qdrant.open_store(self.client, "photos", vector=self.using, storage=self.storage)
 
     def insert_plain(self, store, ids, vectors):
         self.client.upsert("photos", points(ids, vectors, self.using))

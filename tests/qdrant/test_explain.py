@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
-from hubplugin.errors import StoreError
-from hubplugin_qdrant import QdrantStore
+import hubplugin_qdrant
+from hubplugin import StoreError
 from tests.qdrant.conftest import Photos
 
 
@@ -31,7 +31,7 @@ def photos(by_sync_client):
 @pytest.fixture
 def store(photos):
     photos.apply(agreement=1.0)
-    return QdrantStore(photos.plain, "photos", photos.using)
+    return hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using)
 
 
 @pytest.mark.filterwarnings("ignore:.*search_params:UserWarning")
@@ -59,7 +59,7 @@ def test_a_request_for_a_point_leaves_the_point_itself_out(photos, store):
 
 def test_the_constants_are_those_of_the_manifest(cosine, monkeypatch):
     cosine.apply()
-    store = QdrantStore(cosine.plain, "photos")
+    store = hubplugin_qdrant.open_store(cosine.plain, "photos")
     explained = store.explain(cosine.queries[0], 10)
     body = explained.request["body"]
     assert explained.text.startswith("curl -X POST http://localhost:6333/collections/photos/points/query")
@@ -77,7 +77,7 @@ def test_the_constants_are_those_of_the_manifest(cosine, monkeypatch):
 
 def test_a_request_is_explained_while_the_correction_is_switched_off(cosine):
     cosine.apply()
-    store = QdrantStore(cosine.plain, "photos")
+    store = hubplugin_qdrant.open_store(cosine.plain, "photos")
     store.switch(on=False)
     assert "prefetch" in store.explain(cosine.queries[0]).request["body"]
 
@@ -85,4 +85,4 @@ def test_a_request_is_explained_while_the_correction_is_switched_off(cosine):
 def test_without_a_correction_there_is_no_request_to_explain():
     photos = Photos(QdrantClient(":memory:"), "", models.Distance.COSINE)
     with pytest.raises(StoreError, match=r"no correction is active; run `hubplugin apply` first"):
-        QdrantStore(photos.plain, "photos").explain(photos.queries[0])
+        hubplugin_qdrant.open_store(photos.plain, "photos").explain(photos.queries[0])

@@ -15,12 +15,12 @@ from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 from qdrant_client.http.exceptions import UnexpectedResponse
 from tenacity import wait_fixed, wait_none
 
+import hubplugin
 import hubplugin_qdrant
 from hubplugin import Compute, StoreError
-from hubplugin_qdrant import HubQdrantClient, QdrantStore
-from hubplugin_qdrant.streams import Writers, read_ahead
-from hubplugin_qdrant.transport import Transport
-from tests.qdrant.conftest import ROWS, Photos, clustered
+from hubplugin_qdrant import HubQdrantClient
+from hubplugin_qdrant.transport import Transport, Writers, read_ahead
+from tests.qdrant.conftest import ROWS, Photos, clustered, served
 
 NAMED = ("image", models.Distance.DOT)
 
@@ -42,7 +42,7 @@ def test_points_that_come_change_and_go_during_a_run_are_right_afterwards(storag
     }
     photos.apply(compute=Compute(progress=lambda what, done, total: events.pop(what, lambda: None)()))
     assert not events
-    report = hubplugin_qdrant.inspect(photos.plain, "photos")
+    report = hubplugin.inspect(hubplugin_qdrant.open_store(photos.plain, "photos"))
     assert (report.count, report.missing, report.stale) == (ROWS - 1, 0, 0)
 
 
@@ -124,7 +124,7 @@ def test_a_server_that_takes_only_small_requests_gets_small_ones(cosine, monkeyp
     monkeypatch.setattr(cosine.plain, "batch_update_points", small_only)
     monkeypatch.setattr("hubplugin_qdrant.transport.RETRY_WAIT", wait_none())
     cosine.apply()
-    assert hubplugin_qdrant.inspect(cosine.plain, "photos").missing == 0
+    assert hubplugin.inspect(hubplugin_qdrant.open_store(cosine.plain, "photos")).missing == 0
 
 
 def test_a_request_that_a_server_takes_in_no_size_ends_the_run_at_once(cosine, monkeypatch):
@@ -185,7 +185,7 @@ def test_a_calibration_goes_on_with_the_request_that_a_limited_rate_refused(cosi
 
 
 def test_an_interrupted_run_does_not_wait_for_a_server_that_is_away(cosine, monkeypatch):
-    monkeypatch.setattr("hubplugin_qdrant.plain_client.is_local", lambda client: False)  # so that threads write
+    served(cosine.plain)  # so that threads write
     tried = threading.Event()
 
     def away(*given, **named):
@@ -204,7 +204,7 @@ def test_an_interrupted_run_does_not_wait_for_a_server_that_is_away(cosine, monk
 
 
 def test_an_interrupted_reading_does_not_wait_for_a_server_that_is_away(cosine, monkeypatch):
-    monkeypatch.setattr("hubplugin_qdrant.plain_client.is_local", lambda client: False)  # so that a thread reads
+    served(cosine.plain)  # so that a thread reads
 
     tried: list[int] = []
 
@@ -214,7 +214,7 @@ def test_an_interrupted_reading_does_not_wait_for_a_server_that_is_away(cosine, 
             os.kill(os.getpid(), signal.SIGINT)
         raise UnexpectedResponse(503, "Unavailable", b"", httpx.Headers())
 
-    store, before = QdrantStore(cosine.plain, "photos"), set(threading.enumerate())
+    store, before = hubplugin_qdrant.open_store(cosine.plain, "photos"), set(threading.enumerate())
     monkeypatch.setattr(cosine.plain, "scroll", away)
     monkeypatch.setattr("hubplugin_qdrant.transport.RETRY_WAIT", wait_fixed(600))
     with pytest.raises(KeyboardInterrupt):
@@ -305,14 +305,17 @@ def test_what_the_collection_allows_now_is_asked_again_by_a_refresh(cosine, monk
         transport.strict = models.StrictModeConfig(enabled=True, max_query_limit=30)
 
     monkeypatch.setattr(Transport, "__init__", limited)
-    hubplugin_qdrant.refresh(cosine.plain, "photos")
+    hubplugin.refresh(hubplugin_qdrant.open_store(cosine.plain, "photos"))
     assert cosine.version.max_candidates == 30
 
 
 def test_a_removal_shows_how_far_it_is(cosine):
     cosine.apply()
     said = []
-    hubplugin_qdrant.remove(cosine.plain, "photos", progress=lambda *told: said.append(told))
+    hubplugin.remove(
+        hubplugin_qdrant.open_store(cosine.plain, "photos"),
+        compute=hubplugin.Compute(progress=lambda *told: said.append(told)),
+    )
     assert said[-1] == ("removing offsets", ROWS, ROWS)
 
 
@@ -325,7 +328,7 @@ def test_points_that_go_while_offsets_are_removed_do_not_stop_it(cosine):
         return delete_payload(*given, **named)
 
     cosine.plain.delete_payload = meanwhile
-    hubplugin_qdrant.remove(cosine.plain, "photos")
+    hubplugin.remove(hubplugin_qdrant.open_store(cosine.plain, "photos"))
     left = cosine.plain.scroll("photos", limit=1000)[0]
     assert len(left) == ROWS - 2
     assert not any("hub_offset" in point.payload for point in left)

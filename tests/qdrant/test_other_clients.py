@@ -11,7 +11,8 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
-from hubplugin_qdrant import HubQdrantClient, QdrantStore
+from hubplugin_qdrant import HubQdrantClient
+from tests.qdrant.conftest import served
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "other-clients.md").read_text()
 BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
@@ -27,8 +28,8 @@ def photos(using: str, storage: str, **constants) -> QdrantClient:
     vectors = rng.normal(size=(200, 4))
     client.upload_collection("photos", {using: vectors} if using else vectors)
     bank = rng.normal(size=(120, 4)) + 0.5
-    hubplugin_qdrant.apply(client, "photos", bank, method="is", force=True, storage=storage, using=using)
-    metadata = QdrantStore(client, "photos", using).metadata
+    hubplugin_qdrant.apply(client, "photos", bank, method="is", force=True, storage=storage, vector=using)
+    metadata = hubplugin_qdrant.open_store(client, "photos", vector=using).metadata
     manifest = metadata.read_manifest()
     version = manifest.active[using].model_copy(update=constants)
     metadata.write_manifest(manifest.changed(active={using: version}))
@@ -41,24 +42,27 @@ def found(client: QdrantClient, body: dict) -> list[int]:
 
 def test_the_request_over_payloads_is_the_one_that_explain_prints():
     client = photos("", "payload", oversampling=4.0)
-    assert QdrantStore(client, "photos").explain(np.float32(QUERY)).request["body"] == PAYLOAD
+    assert hubplugin_qdrant.open_store(client, "photos").explain(np.float32(QUERY)).request["body"] == PAYLOAD
     wrapped = HubQdrantClient.wrap(client).query_points("photos", QUERY).points
     raw = client.query_points("photos", QUERY).points
     assert found(client, PAYLOAD) == [point.id for point in wrapped] != [point.id for point in raw]
 
 
 @pytest.mark.filterwarnings("ignore:.*search_params:UserWarning")
-def test_the_request_for_a_second_vector_is_the_one_that_explain_prints(monkeypatch):
+def test_the_request_for_a_second_vector_is_the_one_that_explain_prints():
     client = photos("image", "vector", hnsw_ef=160)
     expected = [point.id for point in HubQdrantClient.wrap(client).query_points("photos", QUERY, "image").points]
     assert found(client, VECTOR) == expected
-    monkeypatch.setattr("hubplugin_qdrant.plain_client.is_local", lambda client: False)  # a server has codes to ignore
-    assert QdrantStore(client, "photos", "image").explain(np.float32(QUERY)).request["body"] == VECTOR
+    served(client)  # a server has codes to ignore
+    assert (
+        hubplugin_qdrant.open_store(client, "photos", vector="image").explain(np.float32(QUERY)).request["body"]
+        == VECTOR
+    )
 
 
 def test_the_manifest_has_the_fields_that_the_page_names():
     client = photos("", "payload")
-    hubplugin_qdrant.switch(client, "photos", on=False)
+    hubplugin_qdrant.open_store(client, "photos").switch(False)
     manifest, switch = client.retrieve("photos--hub", **MANIFEST)
     table = PAGE.split("| field | is |")[1].split("\n\n")[0]
     names = re.findall(r"`(\w+)`", "\n".join(row.split("|")[1] for row in table.splitlines() if row.count("|") > 2))

@@ -8,10 +8,8 @@ from qdrant_client import QdrantClient, models
 
 import hubplugin
 import hubplugin_qdrant
-from hubplugin import InputError, StoreError
+from hubplugin import InputError, StoreError, open_store
 from hubplugin.jobs import correct, write
-from hubplugin.registry import open_store
-from hubplugin_qdrant import QdrantStore
 from tests.qdrant.conftest import DIM, ROWS, Photos, clustered
 
 
@@ -41,7 +39,7 @@ def test_a_payload_key_that_the_user_has_is_refused_before_anything_is_written(c
 
 def test_the_gallery_is_not_read_where_the_payload_key_is_taken(cosine, monkeypatch):
     cosine.plain.set_payload("photos", {"hub_offset": 5}, points=[17])
-    store = QdrantStore(cosine.plain, "photos")
+    store = hubplugin_qdrant.open_store(cosine.plain, "photos")
     monkeypatch.setattr(store, "scan", lambda *given: pytest.fail("the gallery was read"))
     with pytest.raises(StoreError, match="something of yours"):
         correct.apply(store, cosine.bank, "is", force=True)
@@ -51,7 +49,7 @@ def test_a_model_is_not_written_where_the_payload_key_is_taken(cosine):
     model = hubplugin.fit(cosine.gallery, cosine.bank, "is")
     cosine.plain.set_payload("photos", {"hub_offset": 5}, points=[17])
     with pytest.raises(StoreError, match="something of yours"):
-        write.write(QdrantStore(cosine.plain, "photos"), model)
+        write.write(hubplugin_qdrant.open_store(cosine.plain, "photos"), model)
     assert [each.name for each in cosine.plain.get_collections().collections] == ["photos"]
 
 
@@ -71,17 +69,17 @@ def test_another_key_holds_the_offsets_wherever_one_is_read_or_written():
     with pytest.raises(InputError, match="'nudge' is reserved"):
         client.set_payload("photos", {"nudge": 1}, points=[7])
     photos.plain.upsert("photos", [photos.point(8, photos.gallery[9])])
-    report = hubplugin_qdrant.inspect(photos.plain, "photos")
+    report = hubplugin.inspect(hubplugin_qdrant.open_store(photos.plain, "photos"))
     assert (report.missing, report.stale, report.foreign) == (1, 0, 0)
-    assert hubplugin_qdrant.refresh(photos.plain, "photos").missing == 1
+    assert hubplugin.refresh(hubplugin_qdrant.open_store(photos.plain, "photos")).missing == 1
     hubplugin_qdrant.apply(photos.plain, "photos", photos.bank, storage="payload", method="nnn", force=True)
     assert photos.plain.retrieve("photos", [6])[0].payload.keys() == {"nudge"}
-    asked = QdrantStore(photos.plain, "photos").explain(photos.queries[0]).request["body"]
+    asked = hubplugin_qdrant.open_store(photos.plain, "photos").explain(photos.queries[0]).request["body"]
     assert asked["with_payload"] == {"exclude": ["nudge"]}
     assert asked["query"]["formula"]["sum"] == ["$score", "nudge.v2"]
     for key in (3, 5, 6, 8):
         photos.plain.overwrite_payload("photos", before[key].payload, points=[key])
-    hubplugin_qdrant.remove(photos.plain, "photos")
+    hubplugin.remove(hubplugin_qdrant.open_store(photos.plain, "photos"))
     assert [point.payload for point in contents(photos.plain)] == [point.payload for point in before]
 
 
@@ -129,7 +127,7 @@ def test_offsets_whose_manifest_was_lost_are_not_taken_for_the_users(cosine):
 def test_a_server_that_may_not_look_for_a_payload_key_has_it_found_here(cosine):
     """As strict mode has it for keys without an index."""
     strict = models.StrictModeConfig(unindexed_filtering_retrieve=False)
-    store = QdrantStore(cosine.plain, "photos")
+    store = hubplugin_qdrant.open_store(cosine.plain, "photos")
     store._transport.strict = strict
     store.require_writable()
     cosine.plain.set_payload("photos", {"hub_offset": {"v1": 0.25}}, points=[1, 2])
@@ -146,7 +144,7 @@ def test_a_removal_leaves_what_others_wrote_under_our_key(correction_in):
     values = {1: {"v77": 1.5}, 2: "text", 3: {"city": 1}, 4: [], 5: None}
     photos.plain.upsert("photos", [photos.point(key, photos.gallery[key], hub_offset=values[key]) for key in values])
     photos.plain.set_payload("photos", {"city": 2}, points=[6], key="hub_offset")
-    hubplugin_qdrant.remove(photos.plain, "photos")
+    hubplugin.remove(hubplugin_qdrant.open_store(photos.plain, "photos"))
     found = {point.id: point.payload for point in contents(photos.plain)}
     assert {key: found[key]["hub_offset"] for key in (*values, 6)} == values | {6: {"city": 2}}
     assert sum("hub_offset" in payload for payload in found.values()) == len(values) + 1
@@ -170,7 +168,7 @@ def test_a_vector_that_has_the_name_of_ours_stays_the_users(size):
     ]
     client.upsert("photos", points)
     before = contents(client)
-    given = {"using": "image", "storage": "vector", "method": "is", "force": True}
+    given = {"vector": "image", "storage": "vector", "method": "is", "force": True}
     tried = hubplugin_qdrant.apply(client, "photos", clustered(3, 150), dry_run=True, **given)
     assert "'hub_v2'" in str(tried)
     model = hubplugin_qdrant.apply(client, "photos", clustered(3, 150), **given).model
@@ -180,7 +178,7 @@ def test_a_vector_that_has_the_name_of_ours_stays_the_users(size):
     found = wrapped.query_points("photos", clustered(2, 1)[0], "image", with_vectors=True).points
     assert [point.id for point in found] == np.argsort(-scores)[:10].tolist()
     assert set(found[0].vector) == {"image", "hub_v1"}
-    hubplugin_qdrant.remove(client, "photos", using="image")
+    hubplugin.remove(hubplugin_qdrant.open_store(client, "photos", vector="image"))
     assert contents(client) == before
 
 
@@ -190,8 +188,8 @@ def test_with_offsets_in_vectors_the_payload_key_stays_the_users():
     client = photos.apply()
     assert client.retrieve("photos", [3])[0].payload["hub_offset"] == 5
     client.set_payload("photos", {"hub_offset": 6}, points=[4])
-    assert hubplugin_qdrant.inspect(photos.plain, "photos").foreign == 0
-    hubplugin_qdrant.remove(photos.plain, "photos")
+    assert hubplugin.inspect(hubplugin_qdrant.open_store(photos.plain, "photos")).foreign == 0
+    hubplugin.remove(hubplugin_qdrant.open_store(photos.plain, "photos"))
     assert [photos.plain.retrieve("photos", [key])[0].payload["hub_offset"] for key in (3, 4)] == [5, 6]
 
 
@@ -201,8 +199,8 @@ def test_a_collection_that_has_the_name_of_the_metadata_stays_the_users(cosine):
     for call in (
         lambda: cosine.apply(dry_run=True),
         cosine.apply,
-        lambda: hubplugin_qdrant.remove(cosine.plain, "photos"),
-        lambda: hubplugin_qdrant.switch(cosine.plain, "photos", on=False),
+        lambda: hubplugin.remove(hubplugin_qdrant.open_store(cosine.plain, "photos")),
+        lambda: hubplugin_qdrant.open_store(cosine.plain, "photos").switch(False),
     ):
         with pytest.raises(StoreError, match="'photos--hub' has vectors, so it is yours"):
             call()
@@ -221,7 +219,7 @@ def test_a_removal_without_a_name_takes_out_the_correction_of_a_deleted_vector(s
         photos.plain.create_vector_name("photos", "text", text)
     client = photos.apply()
     (client if by == "wrapped" else photos.plain).delete_vector_name("photos", "image")
-    hubplugin_qdrant.remove(photos.plain, "photos")
+    hubplugin.remove(hubplugin_qdrant.open_store(photos.plain, "photos"))
     assert [found.name for found in photos.plain.get_collections().collections] == ["photos"]
     assert list(photos.plain.get_collection("photos").config.params.vectors) == ["text"][:others]
     assert all(set(point.payload) == {"n", "colour"} for point in contents(photos.plain))
@@ -238,7 +236,7 @@ def test_a_client_that_deletes_a_vector_leaves_the_settings_of_the_others(awaite
     photos.plain.update_vectors("photos", vectors)
     for using, storage in (("image", "payload"), ("text", "vector")):
         hubplugin_qdrant.apply(
-            photos.plain, "photos", photos.bank, using=using, storage=storage, method="is", force=True
+            photos.plain, "photos", photos.bank, vector=using, storage=storage, method="is", force=True
         )
     before = photos.plain.retrieve("photos--hub", [0])[0].payload["active"]
     client = photos.wrapped(oversampling=3.25, hnsw_ef=77)

@@ -15,7 +15,7 @@ from qdrant_client import AsyncQdrantClient, QdrantClient, grpc, models
 from qdrant_client.conversions.conversion import RestToGrpc
 
 from hubplugin_qdrant import HubQdrantClient, plain_client
-from hubplugin_qdrant.errors import Fault, fault_of
+from hubplugin_qdrant.transport import Fault, fault_of
 
 DOCUMENT = models.Document(text="a dog", model="a model")
 

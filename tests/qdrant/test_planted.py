@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import hubplugin
 import hubplugin_qdrant
-from hubplugin import InputError, StoreError
-from hubplugin.jobs.versions import quarantine, rollback
-from hubplugin_qdrant import QdrantStore
+from hubplugin import InputError, StoreError, rollback
+from hubplugin.jobs.versions import quarantine
 from tests.qdrant.conftest import Photos
 
 PLANTED = 900
@@ -37,10 +37,10 @@ def test_what_a_plain_client_wrote_is_not_found_before_a_refresh_has_scored_it(p
     photos.plain.upsert("photos", [planted(photos)])
     client = photos.wrapped()
     assert found_by(client, photos, PLANTED) == 0
-    report = hubplugin_qdrant.inspect(photos.plain, "photos", using=photos.using)
+    report = hubplugin.inspect(hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using))
     assert report.missing == 1
     assert report.suspects.missing == [PLANTED]
-    assert hubplugin_qdrant.refresh(photos.plain, "photos", using=photos.using).missing == 1
+    assert hubplugin.refresh(hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using)).missing == 1
     assert found_by(photos.wrapped(), photos, PLANTED) <= 1
 
 
@@ -48,34 +48,43 @@ def test_a_forged_offset_counts_as_none_and_is_named_by_the_next_inspection(cosi
     client = robust(cosine)
     cosine.plain.upsert("photos", [planted(cosine, hub_offset={f"v{cosine.version.number}": 5.0})])
     assert found_by(client, cosine, PLANTED) == 0
-    assert hubplugin_qdrant.inspect(cosine.plain, "photos").suspects.stale == [PLANTED]
-    hubplugin_qdrant.refresh(cosine.plain, "photos")
-    assert hubplugin_qdrant.inspect(cosine.plain, "photos", queries=0).stale == 0
+    assert hubplugin.inspect(hubplugin_qdrant.open_store(cosine.plain, "photos")).suspects.stale == [PLANTED]
+    hubplugin.refresh(hubplugin_qdrant.open_store(cosine.plain, "photos"))
+    assert hubplugin.inspect(hubplugin_qdrant.open_store(cosine.plain, "photos"), queries=0).stale == 0
 
 
 def test_a_wrapped_client_gives_a_newcomer_the_bounded_offset(photos):
     client = robust(photos)
     client.upsert("photos", [planted(photos)])
     assert found_by(client, photos, PLANTED) <= 1
-    assert hubplugin_qdrant.inspect(photos.plain, "photos", using=photos.using, queries=0).stale == 0
+    assert (
+        hubplugin.inspect(hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using), queries=0).stale
+        == 0
+    )
 
 
 @pytest.mark.slow
 def test_members_are_not_stale_beside_newcomers(photos):
     robust(photos)
-    assert hubplugin_qdrant.inspect(photos.plain, "photos", using=photos.using, queries=0).stale == 0
+    assert (
+        hubplugin.inspect(hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using), queries=0).stale
+        == 0
+    )
 
 
 @pytest.mark.slow
 def test_what_is_in_quarantine_is_not_found_until_it_is_let_out(photos):
     client = photos.apply(robust=True)
-    store = QdrantStore(photos.plain, "photos", photos.using)
+    store = hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using)
     best = client.query_points("photos", query=photos.bank[0].tolist(), using=photos.using or None).points[0].id
     assert found_by(client, photos, best) > 0
     quarantine(store, "add", [best], "looks planted", who="anna")
     assert found_by(photos.wrapped(), photos, best) == 0
-    assert hubplugin_qdrant.inspect(photos.plain, "photos", using=photos.using, queries=0).stale == 0
-    hubplugin_qdrant.refresh(photos.plain, "photos", using=photos.using)
+    assert (
+        hubplugin.inspect(hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using), queries=0).stale
+        == 0
+    )
+    hubplugin.refresh(hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using))
     photos.apply(robust=True, tau=0.07)
     assert found_by(photos.wrapped(), photos, best) == 0
     quarantine(store, "remove", [best], "it is a photo")
@@ -90,7 +99,7 @@ def test_what_is_in_quarantine_is_not_found_until_it_is_let_out(photos):
 
 
 def test_what_cannot_be_put_into_quarantine_is_refused_in_one_line(cosine):
-    store = QdrantStore(cosine.plain, "photos")
+    store = hubplugin_qdrant.open_store(cosine.plain, "photos")
     with pytest.raises(StoreError, match="no active correction"):
         quarantine(store, "add", [1], "why")
     cosine.apply()
@@ -105,7 +114,7 @@ def test_what_cannot_be_put_into_quarantine_is_refused_in_one_line(cosine):
 
 def test_a_rollback_says_how_many_came_into_quarantine_since(cosine):
     cosine.apply()
-    store = QdrantStore(cosine.plain, "photos")
+    store = hubplugin_qdrant.open_store(cosine.plain, "photos")
     assert "quarantine" not in str(rollback_after_another(cosine, store))
     quarantine(store, "add", [3, 4, 5], "looks planted")
     quarantine(store, "remove", [5], "it is a photo")
@@ -114,11 +123,11 @@ def test_a_rollback_says_how_many_came_into_quarantine_since(cosine):
     assert (tried.quarantined, done.quarantined) == (2, 2)
     assert "2 targets came into quarantine after that version was made" in str(done)
     assert found_by(cosine.wrapped(), cosine, 3) > 0
-    hubplugin_qdrant.refresh(cosine.plain, "photos")
+    hubplugin.refresh(hubplugin_qdrant.open_store(cosine.plain, "photos"))
     assert found_by(cosine.wrapped(), cosine, 3) == 0
 
 
-def rollback_after_another(photos: Photos, store: QdrantStore):
+def rollback_after_another(photos: Photos, store):
     """A rollback from a second version to the first and back, so that the first is kept and nothing is listed."""
     photos.apply(tau=0.07)
     done = rollback(store)
@@ -128,7 +137,7 @@ def rollback_after_another(photos: Photos, store: QdrantStore):
 
 def test_a_plain_correction_takes_a_list_too(cosine):
     client = cosine.apply()
-    store = QdrantStore(cosine.plain, "photos")
+    store = hubplugin_qdrant.open_store(cosine.plain, "photos")
     quarantine(store, "add", [3], "test\x1b[2J")
     assert found_by(client, cosine, 3) == 0
     assert store.quarantined().last[3].why == "test [2J"

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 
+import hubplugin
 import hubplugin_qdrant
 from hubplugin import OffsetModel
 from hubplugin.jobs.versions import quarantine
 from hubplugin.methods.robust import floor_of
-from hubplugin_qdrant import HubQdrantClient, QdrantStore
+from hubplugin_qdrant import HubQdrantClient
 from tests.qdrant.conftest import DIM, ONLY_NEWER_LOCAL_MODE, clustered
 
 ROWS, STEPS = 360, 60
@@ -79,8 +80,8 @@ class World:
             given.append(self.struct(key))
         self.plain.upsert(self.name, given, wait=True)
         bank, options = clustered(self.seed + 1, 150), self.settings | {"storage": self.storage, "force": True}
-        hubplugin_qdrant.apply(self.plain, self.name, bank, using="image", **options)
-        found = QdrantStore(self.plain, self.name, "image").correction()
+        hubplugin_qdrant.apply(self.plain, self.name, bank, vector="image", **options)
+        found = hubplugin_qdrant.open_store(self.plain, self.name, vector="image").correction()
         assert found is not None
         self.model = found.model
         self.missing = self.model.bound.floor if self.model.bound is not None else 0.0
@@ -141,13 +142,15 @@ class World:
             del self.points[key]
         else:
             if self.settings.get("robust") and self.points[key].offset is not None:
-                quarantine(QdrantStore(self.plain, self.name, "image"), "add", [key], "looks planted")
+                quarantine(
+                    hubplugin_qdrant.open_store(self.plain, self.name, vector="image"), "add", [key], "looks planted"
+                )
             else:
-                hubplugin_qdrant.refresh(self.plain, self.name, using="image")
+                hubplugin.refresh(hubplugin_qdrant.open_store(self.plain, self.name, vector="image"))
             for each, point in self.points.items():
                 if point.offset is None:
                     self.score(each, self.model)
-        for listed in QdrantStore(self.plain, self.name, "image").quarantined().last:
+        for listed in hubplugin_qdrant.open_store(self.plain, self.name, vector="image").quarantined().last:
             if listed in self.points and self.points[listed].offset is not None:
                 self.points[listed].offset = floor_of(self.model)
 

@@ -14,6 +14,7 @@ import pytest
 from qdrant_client import QdrantClient, models
 from qdrant_client.conversions.conversion import RestToGrpc
 
+import hubplugin
 import hubplugin_qdrant
 from hubplugin import StoreError
 from hubplugin_qdrant import HubQdrantClient
@@ -209,10 +210,10 @@ def test_a_client_that_knows_only_where_the_store_is_searches_corrected(tmp_path
 def test_a_removal_made_elsewhere_is_noticed(photos, monkeypatch):
     client, query, using = photos.apply(), photos.queries[0], photos.using or None
     corrected = client.query_points("photos", query, using).points
-    hubplugin_qdrant.remove(photos.plain, "photos", using=photos.using)
+    hubplugin.remove(hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using))
     client.query_points("photos", query, using)
     client.upsert("photos", [photos.point(500, photos.gallery[0])])
-    monkeypatch.setattr("hubplugin_qdrant.cached_manifest.time.monotonic", lambda: 1e12)
+    monkeypatch.setattr("hubplugin_qdrant.metadata.time.monotonic", lambda: 1e12)
     raw = client.query_points("photos", query, using).points
     assert raw == photos.plain.query_points("photos", query, using).points != corrected
 
@@ -229,9 +230,9 @@ def test_a_collection_restored_without_offsets_is_searched_raw_with_one_warning(
     assert ids(found) == ids(photos.plain.query_points("photos", query, using))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        monkeypatch.setattr("hubplugin_qdrant.cached_manifest.time.monotonic", lambda: 1e12)
+        monkeypatch.setattr("hubplugin_qdrant.metadata.time.monotonic", lambda: 1e12)
         client.query_points("photos", query, using)  # after another look at the manifest
-        hubplugin_qdrant.refresh(photos.plain, "photos", using=photos.using)
+        hubplugin.refresh(hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using))
         assert ids(photos.wrapped().query_points("photos", query, using)) == photos.best(query)
 
 
@@ -272,7 +273,7 @@ def test_a_client_that_lives_through_an_apply_elsewhere_shows_nothing_of_ours(ph
     search(photos, client, photos.queries[0])
     for settings in ({}, {"tau": 0.07}):
         given = photos.settings() | settings
-        hubplugin_qdrant.apply(photos.plain, "photos", photos.bank, using=photos.using, **given)
+        hubplugin_qdrant.apply(photos.plain, "photos", photos.bank, vector=photos.using, **given)
         before = client._corrections.known["photos"]
         for read in readings(client, photos):
             client._corrections.known["photos"] = replace(before)  # as one that has not read the manifest since

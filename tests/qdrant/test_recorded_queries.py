@@ -12,7 +12,7 @@ import hubplugin_qdrant
 from hubplugin import InputError, Recorder
 from hubplugin.recording import read
 from hubplugin.store import recorded_of
-from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient, QdrantStore
+from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
 from tests.qdrant.conftest import DIM, Photos
 
 
@@ -32,7 +32,7 @@ def asked(queries):
 
 def test_the_queries_of_each_search_are_the_bank_of_the_store(photos, folder):
     photos.apply()
-    store = QdrantStore(photos.plain, "photos", photos.using, record=folder)
+    store = hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using, record=folder)
     client, (one, two, three, four, *_) = photos.wrapped(record=folder), photos.queries
     using = photos.using or None
     client.query_points("photos", one, using)
@@ -168,7 +168,7 @@ def test_a_bank_that_was_recorded_corrects_its_collection(cosine, folder):
     for query in cosine.bank:
         client.query_points("photos", query)
     recorder.flush()
-    recorded = recorded_of(QdrantStore(cosine.plain, "photos", record=folder))
+    recorded = recorded_of(hubplugin_qdrant.open_store(cosine.plain, "photos", record=folder))
     assert recorded is not None
     assert rows(folder / "photos") == asked(cosine.bank)
     applied = hubplugin_qdrant.apply(cosine.plain, "photos", recorded, method="is", force=True)

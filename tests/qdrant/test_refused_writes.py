@@ -21,6 +21,7 @@ from qdrant_client import qdrant_client as plain_module
 from qdrant_client.conversions.conversion import RestToGrpc
 from qdrant_client.local.local_collection import LocalCollection
 
+import hubplugin
 import hubplugin_qdrant
 from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
 from tests.qdrant.conftest import DIM, Awaited, Photos, clustered
@@ -73,7 +74,7 @@ class Pair:
         ]
 
     def inspect(self) -> Any:
-        return hubplugin_qdrant.inspect(self.stores[1], "photos", using=self.using, queries=0)
+        return hubplugin.inspect(hubplugin_qdrant.open_store(self.stores[1], "photos", vector=self.using), queries=0)
 
 
 def _of_the_user(point: models.Record) -> str:

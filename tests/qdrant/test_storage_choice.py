@@ -8,11 +8,9 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
-from hubplugin import Compute, InputError
-from hubplugin.registry import open_store
-from hubplugin_qdrant import QdrantStore
+from hubplugin import Compute, InputError, open_store
 from hubplugin_qdrant.schema import _bytes
-from tests.qdrant.conftest import DIM, ROWS, Photos
+from tests.qdrant.conftest import DIM, ROWS, Photos, served
 
 CODES = models.ScalarQuantization(scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8))
 
@@ -43,15 +41,14 @@ def test_a_second_vector_is_added_where_nothing_speaks_against_it(using, vector,
     client = filled(using, **vector)
     monkeypatch.setattr(client, "info", lambda: models.VersionInfo(title="", version=server))
     tried, done = str(apply(client, dry_run=True)), apply(client)
-    assert QdrantStore(client, "photos").storage == storage
+    assert hubplugin_qdrant.open_store(client, "photos").storage == storage
     for told in (tried, str(done)):
         (line,) = [line for line in told.splitlines() if line.startswith("storage=")]
         assert re.search(f"^storage='{storage}': .*{why}", line)
 
 
-def test_an_unnamed_vector_of_a_server_gets_a_second_one_on_request_only(monkeypatch):
-    client = filled("")
-    monkeypatch.setattr("hubplugin_qdrant.plain_client.is_local", lambda client: False)
+def test_an_unnamed_vector_of_a_server_gets_a_second_one_on_request_only():
+    client = served(filled(""))
     told = str(apply(client, dry_run=True))
     assert "storage='payload': a second vector beside an unnamed one leaves a trace" in told
     assert "a vector 'hub_v1' of 9 dimensions beside the unnamed one" in str(
@@ -63,7 +60,7 @@ def test_the_storage_of_the_correction_that_is_there_stays():
     client = filled()
     apply(client, storage="payload")
     hubplugin_qdrant.apply(client, "photos", Photos.bank, method="nnn", force=True)
-    assert QdrantStore(client, "photos").storage == "payload"
+    assert hubplugin_qdrant.open_store(client, "photos").storage == "payload"
     assert client.get_collection("photos").config.params.vectors.keys() == {"image"}
 
 
@@ -77,7 +74,10 @@ def test_the_storage_of_a_run_that_was_cut_off_stays():
     with pytest.raises(KeyboardInterrupt):
         apply(client, storage="payload", compute=Compute(progress=stop))
     apply(client)
-    assert (QdrantStore(client, "photos").storage, "hub_v1" in str(client.get_collection("photos"))) == (
+    assert (
+        hubplugin_qdrant.open_store(client, "photos").storage,
+        "hub_v1" in str(client.get_collection("photos")),
+    ) == (
         "payload",
         False,
     )

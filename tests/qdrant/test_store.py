@@ -16,13 +16,11 @@ from tenacity import wait_none
 
 import hubplugin
 import hubplugin_qdrant
-from hubplugin import InputError, StoreError
-from hubplugin.jobs.correct import apply
-from hubplugin.registry import open_store
-from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient, QdrantStore
+from hubplugin import InputError, StoreError, apply, open_store
+from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
 from hubplugin_qdrant.manifest import Manifest
-from hubplugin_qdrant.writing import QdrantWriting
-from tests.qdrant.conftest import DIM, Photos, clustered
+from hubplugin_qdrant.store import QdrantWriting
+from tests.qdrant.conftest import DIM, Photos, clustered, served
 
 
 def contents(client, collection="photos"):
@@ -40,7 +38,7 @@ def test_a_removal_leaves_every_point_as_it_was_and_no_metadata_collection(photo
     before = contents(photos.plain)
     photos.apply()
     assert contents(photos.plain) != before
-    hubplugin_qdrant.remove(photos.plain, "photos", using=photos.using)
+    hubplugin.remove(hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using))
     after = contents(photos.plain)
     assert [(point.id, point.payload) for point in after] == [(point.id, point.payload) for point in before]
     for one, other in zip(after, before, strict=True):
@@ -66,31 +64,31 @@ def test_two_vectors_of_a_collection_are_corrected_and_removed_one_by_one():
     )
     raw = {name: client.query_points("photos", clustered(5, 1)[0], name).points for name in ("image", "text")}
     for name in ("image", "text"):
-        hubplugin_qdrant.apply(client, "photos", clustered(4, 50), using=name, method="is", force=True)
+        hubplugin_qdrant.apply(client, "photos", clustered(4, 50), vector=name, method="is", force=True)
     wrapped = HubQdrantClient.wrap(client)
     for name, vectors in (("image", image), ("text", text)):
-        model = QdrantStore(client, "photos", name).correction().model
+        model = hubplugin_qdrant.open_store(client, "photos", vector=name).correction().model
         scores = vectors.astype(np.float64) @ clustered(5, 1)[0] + model.offsets(vectors)
         found = wrapped.query_points("photos", clustered(5, 1)[0], name)
         assert [point.id for point in found.points] == np.argsort(-scores)[:10].tolist()
-    hubplugin_qdrant.remove(client, "photos", using="image")
+    hubplugin.remove(hubplugin_qdrant.open_store(client, "photos", vector="image"))
     wrapped = HubQdrantClient.wrap(client)
     assert [p.id for p in wrapped.query_points("photos", clustered(5, 1)[0], "image").points] == [
         p.id for p in raw["image"]
     ]
-    assert (hubplugin_qdrant.inspect(client, "photos", using="text").missing) == 0
-    hubplugin_qdrant.remove(client, "photos", using="text")
+    assert (hubplugin.inspect(hubplugin_qdrant.open_store(client, "photos", vector="text")).missing) == 0
+    hubplugin.remove(hubplugin_qdrant.open_store(client, "photos", vector="text"))
     assert all(not point.payload for point in contents(client))
     assert len(client.get_collections().collections) == 1
 
 
 def test_the_model_travels_in_parts_and_comes_back_whole(cosine, monkeypatch):
-    monkeypatch.setattr("hubplugin_qdrant.manifest.PART_BYTES", 1000)
+    monkeypatch.setattr("hubplugin_qdrant.metadata.PART_BYTES", 1000)
     cosine.apply()
     manifest = Manifest.model_validate(cosine.plain.retrieve("photos--hub", [0])[0].payload)
     assert manifest.active[""].parts > 3
     assert cosine.model.fingerprint == manifest.active[""].model
-    cosine.plain.delete("photos--hub", [hubplugin_qdrant.manifest.part_id(cosine.model.fingerprint, 1)])
+    cosine.plain.delete("photos--hub", [hubplugin_qdrant.metadata.part_id(cosine.model.fingerprint, 1)])
     with pytest.raises(StoreError, match="incomplete"):
         assert cosine.model
 
@@ -107,7 +105,7 @@ def test_an_inspection_says_where_the_offsets_lie_and_how_many_are_wrong(photos)
     photos.apply()
     photos.plain.delete("photos", [0])
     photos.plain.upsert("photos", [photos.point(500, photos.gallery[0])])
-    said = str(hubplugin_qdrant.inspect(photos.plain, "photos", using=photos.using))
+    said = str(hubplugin.inspect(hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using)))
     assert "1 missing, 0 stale: run refresh" in said
     lies = (
         "in the vector 'hub_v1'"
@@ -141,14 +139,14 @@ def test_a_run_that_another_begins_during_its_last_step_activates_nothing(cosine
     activate = QdrantWriting.activate
 
     def overtaken(writing):
-        other = QdrantStore(cosine.plain, "photos")
+        other = hubplugin_qdrant.open_store(cosine.plain, "photos")
         other.begin(hubplugin.fit(cosine.gallery, cosine.bank, "nnn"))
         activate(writing)
 
     monkeypatch.setattr(QdrantWriting, "activate", overtaken)
     with pytest.raises(StoreError, match="another run has begun since"):
         cosine.apply()
-    assert QdrantStore(cosine.plain, "photos").correction().active is False
+    assert hubplugin_qdrant.open_store(cosine.plain, "photos").correction().active is False
     raw = cosine.plain.query_points("photos", cosine.queries[0], with_payload=["n"]).points
     assert cosine.wrapped().query_points("photos", cosine.queries[0], with_payload=["n"]).points == raw
 
@@ -164,7 +162,9 @@ def test_a_refresh_during_which_another_correction_became_active_stops(cosine):
             cosine.apply(method="nnn")
 
     with pytest.raises(StoreError, match="another run has begun since"):
-        hubplugin_qdrant.refresh(cosine.plain, "photos", compute=hubplugin.Compute(progress=meanwhile))
+        hubplugin.refresh(
+            hubplugin_qdrant.open_store(cosine.plain, "photos"), compute=hubplugin.Compute(progress=meanwhile)
+        )
     assert cosine.model.method == "nnn"
 
 
@@ -176,7 +176,7 @@ def test_a_run_whose_collection_is_cleared_meanwhile_leaves_nothing(storage):
     def meanwhile(what, done, total):
         if what == "closing" and not removed:
             removed.append(what)
-            hubplugin_qdrant.remove(photos.plain, "photos")
+            hubplugin.remove(hubplugin_qdrant.open_store(photos.plain, "photos"))
             if storage == "payload":  # as a request that was under way
                 photos.plain.set_payload("photos", {"v1": 0.5}, [7], key="hub_offset")
 
@@ -205,10 +205,10 @@ def test_a_removal_that_ended_in_an_error_lets_the_next_one_in(cosine):
         raise KeyboardInterrupt
 
     cosine.apply()
-    store = QdrantStore(cosine.plain, "photos")
+    store = hubplugin_qdrant.open_store(cosine.plain, "photos")
     with pytest.raises(KeyboardInterrupt):
         store.remove(stop)
-    hubplugin_qdrant.remove(cosine.plain, "photos")
+    hubplugin.remove(hubplugin_qdrant.open_store(cosine.plain, "photos"))
     assert [found.name for found in cosine.plain.get_collections().collections] == ["photos"]
 
 
@@ -225,9 +225,9 @@ def test_what_a_run_on_another_vector_has_left_half_written_is_taken_out():
 
     given = {"bank": clustered(4, 50), "method": "is", "force": True, "storage": "payload"}
     with pytest.raises(KeyboardInterrupt):
-        hubplugin_qdrant.apply(client, "photos", using="image", compute=hubplugin.Compute(progress=stop), **given)
-    hubplugin_qdrant.apply(client, "photos", using="text", **given)
-    hubplugin_qdrant.apply(client, "photos", using="text", **(given | {"method": "nnn"}))
+        hubplugin_qdrant.apply(client, "photos", vector="image", compute=hubplugin.Compute(progress=stop), **given)
+    hubplugin_qdrant.apply(client, "photos", vector="text", **given)
+    hubplugin_qdrant.apply(client, "photos", vector="text", **given | {"method": "nnn"})
     assert {key for point in contents(client) for key in point.payload["hub_offset"]} == {"v2", "v3"}
 
 
@@ -294,20 +294,20 @@ def test_runs_killed_at_many_moments_end_where_an_uninterrupted_one_does(tmp_pat
 @pytest.mark.filterwarnings("ignore:Payload indexes have no effect")
 def test_pages_that_are_read_ahead_leave_nothing_out(photos, monkeypatch):
     """As with a server: in local mode nothing is read ahead."""
-    monkeypatch.setattr("hubplugin_qdrant.plain_client.is_local", lambda client: False)
+    served(photos.plain)
     monkeypatch.setattr("hubplugin_qdrant.transport.SERVER_SECONDS", 0)  # local mode makes no index
     monkeypatch.setattr("hubplugin_qdrant.transport.BATCH", 7)
     client = photos.apply()
     found = client.query_points("photos", photos.queries[0], photos.using or None).points
     assert [point.id for point in found] == photos.best(photos.queries[0])
-    hubplugin_qdrant.remove(photos.plain, "photos", using=photos.using)
+    hubplugin.remove(hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using))
     assert all(set(point.payload) == {"n", "colour"} for point in contents(photos.plain))
 
 
 def test_what_a_server_never_finishes_is_told_while_it_is_waited_for_and_given_up(cosine, monkeypatch, caplog):
     monkeypatch.setattr("hubplugin_qdrant.transport.SERVER_SECONDS", 0.2)
     monkeypatch.setattr("hubplugin_qdrant.transport.POLL_SECONDS", 0.05)
-    transport, told = QdrantStore(cosine.plain, "photos")._transport, []
+    transport, told = hubplugin_qdrant.open_store(cosine.plain, "photos")._transport, []
     transport.until(lambda: False, "waiting for the index", "searches are slower", lambda *given: told.append(given))
     assert {what for what, _, _ in told} == {"waiting for the index, in seconds"}
     assert "waiting for the index: not finished after 0.2 s, going on; searches are slower" in caplog.text
@@ -315,7 +315,7 @@ def test_what_a_server_never_finishes_is_told_while_it_is_waited_for_and_given_u
 
 def test_a_graph_is_waited_for_longer_the_more_points_it_has(cosine, monkeypatch):
     monkeypatch.setattr("hubplugin_qdrant.transport.POLL_SECONDS", 0)
-    transport, limits = QdrantStore(cosine.plain, "photos")._transport, []
+    transport, limits = hubplugin_qdrant.open_store(cosine.plain, "photos")._transport, []
     for points in (0, 1_000_000):
         asked = iter([False, True])
         transport.until(lambda: next(asked), "waiting", "", lambda _, done, total: limits.append(total), points)  # noqa: B023
@@ -327,7 +327,7 @@ def test_a_point_without_the_vector_is_left_alone():
     photos.plain.upsert("photos", [models.PointStruct(id=900, vector={}, payload={"n": 900})])
     photos.apply()
     assert not photos.stored(900)
-    assert hubplugin_qdrant.inspect(photos.plain, "photos", using="image").missing == 0
+    assert hubplugin.inspect(hubplugin_qdrant.open_store(photos.plain, "photos", vector="image")).missing == 0
 
 
 def test_a_vector_without_direction_does_not_stop_a_run(cosine):
@@ -356,7 +356,7 @@ def test_a_second_vector_has_the_settings_of_the_first_and_is_hidden():
         wrapped.query_points("photos", vectors[0], "image", with_vectors=True).points,
     ):
         assert all(set(point.vector) == {"image"} for point in points)
-    hubplugin_qdrant.remove(client, "photos")
+    hubplugin.remove(hubplugin_qdrant.open_store(client, "photos"))
     assert set(client.get_collection("photos").config.params.vectors) == {"image"}
 
 
@@ -370,8 +370,8 @@ def test_storage_changes_from_one_to_the_other_in_one_step():
     client = photos.apply(storage="vector")
     found = client.query_points("photos", photos.queries[0], "image").points
     assert [point.id for point in found] == photos.best(photos.queries[0])
-    assert QdrantStore(photos.plain, "photos").storage == "vector"
-    hubplugin_qdrant.remove(photos.plain, "photos")
+    assert hubplugin_qdrant.open_store(photos.plain, "photos").storage == "vector"
+    hubplugin.remove(hubplugin_qdrant.open_store(photos.plain, "photos"))
     point = photos.plain.retrieve("photos", [0], with_vectors=True)[0]
     assert (set(point.payload), set(point.vector)) == ({"n", "colour"}, {"image"})
 
@@ -393,9 +393,9 @@ def test_a_second_vector_where_none_can_be_added_is_refused(using, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:Payload indexes have no effect")
-def test_a_second_vector_beside_an_unnamed_one_leaves_the_trace_that_was_stated(cosine, monkeypatch):
+def test_a_second_vector_beside_an_unnamed_one_leaves_the_trace_that_was_stated(cosine):
     """As with a server: local mode takes no unnamed vectors then, but those that the wrapped client names ""."""
-    monkeypatch.setattr("hubplugin_qdrant.plain_client.is_local", lambda client: False)
+    served(cosine.plain)
     before, fresh = contents(cosine.plain), clustered(8, 1)[0]
     given = {"storage": "vector", "method": "is", "force": True}
     tried = hubplugin_qdrant.apply(cosine.plain, "photos", cosine.bank, dry_run=True, **given)
@@ -406,9 +406,9 @@ def test_a_second_vector_beside_an_unnamed_one_leaves_the_trace_that_was_stated(
     client.upsert("photos", [cosine.point(500, fresh)])
     (found,) = client.retrieve("photos", [500], with_vectors=True)
     np.testing.assert_allclose(found.vector, fresh / np.linalg.norm(fresh), rtol=0, atol=1e-5)
-    assert hubplugin_qdrant.inspect(cosine.plain, "photos", queries=0).missing == 0
+    assert hubplugin.inspect(hubplugin_qdrant.open_store(cosine.plain, "photos"), queries=0).missing == 0
     client.delete("photos", [500])
-    hubplugin_qdrant.remove(cosine.plain, "photos")
+    hubplugin.remove(hubplugin_qdrant.open_store(cosine.plain, "photos"))
     assert list(cosine.plain.get_collection("photos").config.params.vectors) == [""]
     assert [(p.id, p.payload) for p in contents(cosine.plain)] == [(p.id, p.payload) for p in before]
 
@@ -421,8 +421,8 @@ def test_a_server_without_formulas_is_refused_in_one_line(cosine, monkeypatch):
 
 def test_a_misspelt_argument_is_told_with_those_that_there_are():
     client = QdrantClient(":memory:")
-    with pytest.raises(InputError, match=r"parameter 'vector_name'; .*takes client, collection, bank, using, "):
-        hubplugin_qdrant.apply(client, "photos", clustered(1, 5), vector_name="image")
+    with pytest.raises(InputError, match=r"parameter 'whatever'; .*takes client, collection, bank, "):
+        hubplugin_qdrant.apply(client, "photos", clustered(1, 5), whatever="image")
     with pytest.raises(InputError, match=r"did you mean storage=\?"):
         hubplugin_qdrant.apply(client, "photos", clustered(1, 5), storge="vector")
 
@@ -468,9 +468,9 @@ def test_a_vector_name_that_is_not_there_lists_those_that_are():
     client = QdrantClient(":memory:")
     parameters = models.VectorParams(size=DIM, distance=models.Distance.COSINE)
     client.create_collection("photos", {"image": parameters, "text": parameters})
-    for using, said in (("sound", "there is no vector 'sound'"), ("", "name one of its vectors with using=")):
+    for using, said in (("sound", "there is no vector 'sound'"), ("", "name one of its vectors with vector=")):
         with pytest.raises(StoreError, match=f"{said}; dense vectors there: 'image', 'text'"):
-            hubplugin_qdrant.apply(client, "photos", clustered(1, 5), using=using)
+            hubplugin_qdrant.apply(client, "photos", clustered(1, 5), vector=using)
 
 
 def test_a_bank_of_another_dimension_names_both(cosine):
@@ -501,8 +501,8 @@ def test_a_key_that_may_only_read_is_told_what_is_missing_and_searches_go_on(cos
 
 
 def test_a_key_that_may_only_read_is_told_before_the_gallery_is_read(cosine, monkeypatch):
-    monkeypatch.setattr("hubplugin_qdrant.plain_client.is_local", lambda client: False)  # which has no keys
-    store = QdrantStore(cosine.plain, "photos")
+    served(cosine.plain)  # local mode has no keys
+    store = hubplugin_qdrant.open_store(cosine.plain, "photos")
     monkeypatch.setattr(cosine.plain, "delete", _raise(refused(403, "Forbidden")))
     assert not apply(store, cosine.bank, "is", force=True, dry_run=True).written
     monkeypatch.setattr(store, "scan", lambda *given: pytest.fail("the gallery was read"))
@@ -524,7 +524,7 @@ def test_a_key_that_the_server_does_not_know_is_told_so(cosine, monkeypatch, err
     with pytest.raises(
         StoreError, match=r"opening: the api key is missing, wrong or expired; it is read from QDRANT_API"
     ):
-        hubplugin_qdrant.inspect(cosine.plain, "photos")
+        hubplugin.inspect(hubplugin_qdrant.open_store(cosine.plain, "photos"))
 
 
 def _raise(error):
@@ -551,7 +551,7 @@ def test_a_server_that_is_away_for_a_moment_does_not_stop_a_run(cosine, monkeypa
     cosine.apply()
     assert next(failures, None) is None
     assert [record.levelname for record in caplog.records if "asked again" in record.getMessage()] == ["WARNING"]
-    assert hubplugin_qdrant.inspect(cosine.plain, "photos").missing == 0
+    assert hubplugin.inspect(hubplugin_qdrant.open_store(cosine.plain, "photos")).missing == 0
 
 
 @pytest.mark.parametrize(
@@ -588,7 +588,7 @@ def test_where_none_answers_by_grpc_the_port_is_named():
 
 @pytest.mark.parametrize("url", ["qdrant://h:6333/photos?grpc=6334", "qdrant://h:6334/photos"])
 def test_a_server_that_answers_has_no_port_named(url, monkeypatch):
-    monkeypatch.setattr("hubplugin_qdrant.store._connect", lambda *given: QdrantClient(":memory:"))
+    monkeypatch.setattr("hubplugin_qdrant.places.Place.connect", lambda place: QdrantClient(":memory:"))
     with pytest.raises(StoreError, match="there is no collection 'photos'") as caught:
         open_store(url)
     assert "usually" not in str(caught.value)
@@ -601,7 +601,7 @@ def test_a_url_with_a_port_for_grpc_connects_by_it(monkeypatch):
         given.update(named)
         raise StoreError("seen")
 
-    monkeypatch.setattr("hubplugin_qdrant.store.QdrantClient", connect)
+    monkeypatch.setattr("hubplugin_qdrant.places.QdrantClient", connect)
     with pytest.raises(StoreError, match="seen"):
         open_store("qdrant://h:7333/photos?using=image&grpc=7334")
     assert (given["port"], given["grpc_port"], given["prefer_grpc"]) == (7333, 7334, True)
@@ -618,7 +618,10 @@ def test_a_url_with_a_port_for_grpc_connects_by_it(monkeypatch):
             lambda sync, other: hubplugin_qdrant.apply("photos", sync, np.eye(3)),
             "QdrantClient, plain or wrapped, not str",
         ),
-        (lambda sync, other: hubplugin_qdrant.inspect("http://localhost:6333", "photos"), r"QdrantClient\(...\)"),
+        (
+            lambda sync, other: hubplugin.inspect(hubplugin_qdrant.open_store("http://localhost:6333", "photos")),
+            r"QdrantClient\(...\)",
+        ),
         (
             lambda sync, other: hubplugin_qdrant.apply(sync, np.eye(3), "photos"),
             "collection must be a name, not ndarray",

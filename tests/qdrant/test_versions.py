@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hubplugin_qdrant import versions
+from hubplugin_qdrant import manifest as versions
 from hubplugin_qdrant.manifest import Manifest, Version, parse
 
 

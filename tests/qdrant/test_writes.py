@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from qdrant_client import QdrantClient, models
 
+import hubplugin
 import hubplugin_qdrant
 from hubplugin import Compute, InputError
-from hubplugin_qdrant.offsets_in_writes import require_free
+from hubplugin_qdrant.offsets import require_free
 from hubplugin_qdrant.requests import lacking_augmented_vector
 from tests.qdrant.conftest import DIM, ROWS, Photos, clustered
 
@@ -20,7 +21,7 @@ NEW = clustered(9, 3)
 
 
 def whole(photos) -> bool:
-    found = hubplugin_qdrant.inspect(photos.plain, "photos", using=photos.using, queries=0)
+    found = hubplugin.inspect(hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using), queries=0)
     return (found.missing, found.stale) == (0, 0)
 
 
@@ -294,7 +295,7 @@ def test_a_refresh_says_how_many_were_missing_and_stale(photos):
     photos.apply()
     photos.plain.upsert("photos", [photos.point(500, NEW[0]), photos.point(501, NEW[1])])
     photos.plain.update_vectors("photos", [models.PointVectors(id=3, vector=struct(photos, NEW[2]))])
-    refreshed = hubplugin_qdrant.refresh(photos.plain, "photos", using=photos.using)
+    refreshed = hubplugin.refresh(hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using))
     assert (refreshed.missing, refreshed.stale) == (2, 1)
     assert whole(photos)
 
@@ -342,7 +343,7 @@ def test_a_refresh_makes_vectors_of_length_0_of_another_program_neutral(of_cosin
     photos, _ = of_cosine
     photos.plain.update_vectors("photos", [models.PointVectors(id=5, vector={"image": ZEROS})])
     photos.plain.upsert("photos", [models.PointStruct(id=500, vector={"image": ZEROS})])
-    hubplugin_qdrant.refresh(photos.plain, "photos")
+    hubplugin.refresh(hubplugin_qdrant.open_store(photos.plain, "photos"))
     found = scores_of(photos, photos.wrapped())
     assert (found[5], found[500]) == (0, 0)
     if photos.storage == "vector":
@@ -354,7 +355,7 @@ def test_distant_newcomers_under_euclidean_distance_are_right_and_not_stale():
     client = photos.apply()
     far = 3 * clustered(9, 40)
     client.upsert("photos", [photos.point(500 + row, vector) for row, vector in enumerate(far)])
-    report = hubplugin_qdrant.inspect(photos.plain, "photos", queries=0)
+    report = hubplugin.inspect(hubplugin_qdrant.open_store(photos.plain, "photos"), queries=0)
     assert (report.missing, report.stale) == (0, 0)
     assert "DBSF" in str(report)
     expected = photos.model.offsets(far) - ((far - photos.queries[0]) ** 2).sum(axis=1) / 2
@@ -377,7 +378,7 @@ def test_the_correction_of_a_vector_that_was_deleted_can_be_removed(storage, by,
     if by == "wrapped":
         with pytest.raises(ValueError, match="image"):  # the plain client's own error
             client.query_points("photos", photos.queries[0], "image")
-    hubplugin_qdrant.remove(plain, "photos", using="image")
+    hubplugin.remove(hubplugin_qdrant.open_store(plain, "photos", vector="image"))
     assert [found.name for found in plain.get_collections().collections] == ["photos"]
     assert list(plain.get_collection("photos").config.params.vectors) == ["text"]
     assert all(set(point.payload) == {"n", "colour"} for point in plain.scroll("photos", limit=500)[0])

@@ -8,8 +8,7 @@ import pytest
 
 edge = pytest.importorskip("qdrant_edge", reason="pip install '.[edge]' to test Qdrant Edge")
 
-from hubplugin import Metric  # noqa: E402
-from hubplugin.registry import open_store  # noqa: E402
+from hubplugin import Metric, open_store  # noqa: E402
 from hubplugin.testing import StoreConformance  # noqa: E402
 from hubplugin_qdrant.edge import EdgeStore  # noqa: E402
 

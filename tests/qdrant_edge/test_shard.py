@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 
 import hubplugin
-from hubplugin.jobs.correct import apply
-from hubplugin.jobs.health import inspect
-from hubplugin.registry import open_store
+from hubplugin import apply, inspect, open_store
 
 edge = pytest.importorskip("qdrant_edge", reason="pip install '.[edge]' to test Qdrant Edge")
 
@@ -181,7 +179,7 @@ def test_a_damaged_manifest_is_one_line_that_names_it(store, bank, tmp_path):
     [
         ("qdrant-edge:{0}/nowhere", "there is no shard in that folder"),
         ("qdrant-edge:{0}/shard?using=sound", "no dense vector 'sound'; there are: 'image', 'text'"),
-        ("qdrant-edge:{0}/shard", "name one of its dense vectors with using=; there are: 'image', 'text'"),
+        ("qdrant-edge:{0}/shard", "name one of its dense vectors with vector=; there are: 'image', 'text'"),
         ("qdrant-edge:{0}/shard?vector=image", "no more than .using=VECTOR"),
     ],
 )

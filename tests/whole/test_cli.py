@@ -77,7 +77,7 @@ def test_a_dry_run_says_what_it_would_write_and_writes_nothing(made, photos):
         ("apply", Parameter("metric", "dot"), "?metric=dot"),
         ("evaluate", Parameter("metric", "dot"), "--metric dot"),
         ("evaluate", Parameter("seed", -1), "--seed -1"),
-        ("inspect", Parameter("using"), "?using=NAME"),
+        ("inspect", Parameter("vector"), "?using=NAME"),
         ("apply", Parameter("offset_key", "nudge"), "?offset_key=nudge"),
         ("inspect", Parameter("targets"), "targets="),
     ],

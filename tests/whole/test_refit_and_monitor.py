@@ -12,6 +12,7 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 import hubplugin
+import hubplugin_qdrant
 from hubplugin.jobs.correct import WORSE, OldVersusNew, refit
 from hubplugin.jobs.health import DRIFTED, Gain, HubnessNow, Monitored, Offsets
 from hubplugin.jobs.write import write
@@ -19,7 +20,6 @@ from hubplugin.model import HubnessAtFit
 from hubplugin.registry import open_store
 from hubplugin.store import StoredVersion
 from hubplugin.trial import Trial
-from hubplugin_qdrant import QdrantStore
 from tests.whole.commands import hubplugin as typed
 from tests.whole.commands import write_photos
 
@@ -136,11 +136,11 @@ def test_missing_and_stale_offsets_of_a_collection_are_seen_on_a_random_sample(r
     client.create_collection("photos", models.VectorParams(size=384, distance=models.Distance.COSINE))
     points = [models.PointStruct(id=number, vector=row.tolist()) for number, row in enumerate(vectors)]
     client.upsert("photos", points)
-    store = QdrantStore(client, "photos")
+    store = hubplugin_qdrant.open_store(client, "photos")
     write(store, hubplugin.fit(vectors, real["bank_queries"][:300], "nnn"))
     assert hubplugin.monitor(store).attention == []
     client.delete_payload("photos", ["hub_offset"], points=list(range(300)))
-    seen = hubplugin.monitor(QdrantStore(client, "photos"))
+    seen = hubplugin.monitor(hubplugin_qdrant.open_store(client, "photos"))
     assert 150 <= seen.offsets.looked_at <= 300, "a sample"
     assert 0.35 < seen.offsets.missing / seen.offsets.looked_at < 0.65
     assert any("run refresh" in each for each in seen.attention)

@@ -1,4 +1,4 @@
-"""The operations of a corrected client that write points, each with its offsets."""
+"""The operations of a corrected client that write points, each with its offsets, and those on whole collections."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import numpy as np
 from qdrant_client import models
 
 from hubplugin_qdrant import manifest as m
-from hubplugin_qdrant import metadata, plain_client
-from hubplugin_qdrant import offsets_in_writes as writes
-from hubplugin_qdrant.cached_manifest import CachedManifest, CorrectionCache, again_if_changed
-from hubplugin_qdrant.errors import PASSING, fault_of
+from hubplugin_qdrant import metadata, offsets, plain_client
 from hubplugin_qdrant.manifest import Manifest
-from hubplugin_qdrant.operations import Arguments, GivenVector, Operation, PointId, listed_id
+from hubplugin_qdrant.metadata import CachedManifest, CorrectionCache, Operation, again_if_changed
+from hubplugin_qdrant.offsets import GivenVector, StoredOffsets, listed_id, stored_offsets
+from hubplugin_qdrant.plain_client import Arguments, PointId
 from hubplugin_qdrant.requests import filter_of, selector_fields
-from hubplugin_qdrant.stored_offsets import StoredOffsets, stored_offsets
+from hubplugin_qdrant.transport import PASSING, chunks, fault_of
 
 Item = TypeVar("Item")
 
@@ -30,27 +29,29 @@ def upsert(cache: CorrectionCache, arguments: Arguments) -> Operation:
     known = yield from cache.lookup(arguments["collection_name"])
     if known.manifest is None:
         return (yield cache.raw.upsert(**arguments))
+    options = _options(arguments)
     try:
-        given = plain_client.points_taken(cache.raw, arguments["points"])
+        points = yield cache.compute(
+            lambda: plain_client.embedded(cache.raw, plain_client.points_taken(cache.raw, arguments["points"]))
+        )
     except plain_client.UNREADABLE:
         return (yield cache.raw.upsert(**arguments))  # which refuses it
-    points = yield cache.compute(lambda: plain_client.embedded(cache.raw, given))
-    vectors = writes.vectors_of(points)
-    writes.require_free_points(vectors, known.augmented_vectors)
-    found = yield from cache.stored_offsets(known, vectors, writes.payloads_of(points))
+    vectors = offsets.vectors_of(points)
+    offsets.require_free_points(vectors, known.augmented_vectors)
+    found = yield from cache.stored_offsets(known, vectors, offsets.payloads_of(points))
     if arguments.get("update_filter") is None and arguments.get("update_mode") is None:
-        found, apart = writes.apart(points, found)
+        found, apart = offsets.apart(points, found)
         if apart:
             listed = models.PointsList(
-                points=writes.as_structs(writes.with_stored(points, found)),
+                points=offsets.as_structs(offsets.with_stored(points, found)),
                 shard_key=arguments.get("shard_key_selector"),
             )
             operations = [
                 models.UpsertOperation(upsert=listed),
-                *writes.set_all(apart, known.offset_key, listed.shard_key),
+                *offsets.set_all(apart, known.offset_key, listed.shard_key),
             ]
-            return (yield cache.raw.batch_update_points(update_operations=operations, **_options(arguments)))[0]
-    return (yield cache.raw.upsert(**(arguments | {"points": writes.with_stored(points, found)})))
+            return (yield cache.raw.batch_update_points(update_operations=operations, **options))[0]
+    return (yield cache.raw.upsert(**(arguments | {"points": offsets.with_stored(points, found)})))
 
 
 def upload_points(cache: CorrectionCache, arguments: Arguments) -> Operation:
@@ -60,12 +61,12 @@ def upload_points(cache: CorrectionCache, arguments: Arguments) -> Operation:
     fitted = yield from cache.fitted(known)
 
     def points() -> Iterator[object]:
-        for chunk in writes.chunks(arguments["points"], OFFSETS_AT_ONCE):
+        for chunk in chunks(arguments["points"], OFFSETS_AT_ONCE):
             taken = _structs(chunk)
             embedded = plain_client.embedded(cache.raw, taken)
-            writes.require_free_points(writes.vectors_of(embedded), known.augmented_vectors)
-            found = stored_offsets(writes.vectors_of(embedded), writes.payloads_of(embedded), fitted)
-            yield from writes.as_structs(writes.with_stored(embedded, found))
+            offsets.require_free_points(offsets.vectors_of(embedded), known.augmented_vectors)
+            found = stored_offsets(offsets.vectors_of(embedded), offsets.payloads_of(embedded), fitted)
+            yield from offsets.as_structs(offsets.with_stored(embedded, found))
             yield from chunk[len(taken) :]  # the first of them is none, and the client refuses it
 
     return (yield cache.raw.upload_points(**(arguments | {"points": points()})))
@@ -114,14 +115,14 @@ def upload_collection(cache: CorrectionCache, arguments: Arguments) -> Operation
     def rows() -> Iterator[tuple[GivenVector, Any]]:
         """Each vector with its offsets, and the payload beside it with its own; `_ENDED` where there is none left."""
         beside = itertools.repeat(None) if payloads is None else iter(payloads)
-        for chunk in writes.chunks(vectors, OFFSETS_AT_ONCE):
+        for chunk in chunks(vectors, OFFSETS_AT_ONCE):
             embedded = plain_client.embedded(cache.raw, chunk)
-            writes.require_free_points(embedded, known.augmented_vectors)
+            offsets.require_free_points(embedded, known.augmented_vectors)
             these = list(itertools.islice(beside, len(embedded)))
             lacking = [_ENDED] * (len(embedded) - len(these))
             found = stored_offsets(embedded, [*these, *lacking], fitted)
             for vector, payload, stored in zip(embedded, [*these, *lacking], found, strict=True):
-                yield writes.with_vectors(vector, stored), writes.with_offsets(payload, stored)
+                yield offsets.with_vectors(vector, stored), offsets.with_offsets(payload, stored)
 
     with_vectors, with_payloads = itertools.tee(rows())
     changed = {
@@ -216,13 +217,13 @@ def clear_payload(cache: CorrectionCache, arguments: Arguments) -> Operation:
 
 def set_payload(cache: CorrectionCache, arguments: Arguments) -> Operation:
     known = yield from cache.lookup(arguments["collection_name"])
-    writes.require_free([arguments["key"]] if arguments.get("key") else arguments["payload"], known.offset_key)
+    offsets.require_free([arguments["key"]] if arguments.get("key") else arguments["payload"], known.offset_key)
     return (yield cache.raw.set_payload(**arguments))
 
 
 def delete_payload(cache: CorrectionCache, arguments: Arguments) -> Operation:
     known = yield from cache.lookup(arguments["collection_name"])
-    writes.require_free(arguments["keys"], known.offset_key)
+    offsets.require_free(arguments["keys"], known.offset_key)
     return (yield cache.raw.delete_payload(**arguments))
 
 
@@ -244,7 +245,7 @@ def _update(
 ) -> Operation:
     """The results of `operations`, one each, made in their order together with what must go with them."""
     for operation in operations:
-        writes.check(operation, known.offset_key, known.augmented_vectors)
+        offsets.check(operation, known.offset_key, known.augmented_vectors)
     try:
         return (yield from _in_order(cache, known, operations, _options(arguments)))
     except Exception as error:
@@ -269,28 +270,28 @@ def _in_order(
             pending.clear()
             asked.clear()
 
-    held: writes.Held | None = yield from _held_by_wiped(cache, known, operations)
+    held: offsets.Held | None = yield from _held_by_wiped(cache, known, operations)
     for operation in operations:
-        points, selector = writes.points_of(operation), writes.wiped(operation)
+        points, selector = offsets.points_of(operation), offsets.wiped(operation)
         found: list[StoredOffsets] = []
         if points is not None:
             if isinstance(operation, models.UpdateVectorsOperation):
                 payloads = yield from _groups_of(cache, known, operation.update_vectors, flush)
             else:
-                payloads = writes.payloads_of(points)
-            found = yield from cache.stored_offsets(known, writes.vectors_of(points), payloads)
-        kept: writes.Offsets = {}
+                payloads = offsets.payloads_of(points)
+            found = yield from cache.stored_offsets(known, offsets.vectors_of(points), payloads)
+        kept: offsets.Offsets = {}
         if selector is not None:
-            ids = writes.ids_named(selector)
+            ids = offsets.ids_named(selector)
             if ids is None or held is None:
                 yield from flush(wait=True)
                 kept = yield from _held(cache, known, selector)
             else:
                 kept = {key: held[listed_id(key)] for key in ids if held.get(listed_id(key))}
-        together, itself = writes.completed(operation, manifest, found, kept)
+        together, itself = offsets.completed(operation, manifest, found, kept)
         asked.append(len(pending) + itself)
         pending.extend(together)
-        held = None if held is None else writes.left_by(operation, held, found, manifest)
+        held = None if held is None else offsets.left_by(operation, held, found, manifest)
     yield from flush()
     return results
 
@@ -299,15 +300,15 @@ def _held_by_wiped(
     cache: CorrectionCache, known: CachedManifest, operations: Sequence[models.UpdateOperation]
 ) -> Operation:
     """What the points hold whose payloads are wiped, as far as their ids are known."""
-    found: writes.Held = {}
-    for selector in map(writes.wiped, operations):
-        if selector is not None and writes.ids_named(selector) is not None:
+    found: offsets.Held = {}
+    for selector in map(offsets.wiped, operations):
+        if selector is not None and offsets.ids_named(selector) is not None:
             held = yield from _held(cache, known, selector)
             found |= {listed_id(key): numbers for key, numbers in held.items()}
     return found
 
 
-def _held(cache: CorrectionCache, known: CachedManifest, selector: writes.Selected) -> Operation:
+def _held(cache: CorrectionCache, known: CachedManifest, selector: offsets.Selected) -> Operation:
     """The numbers that the points of `selector` store, by id."""
     key = known.offset_key
     if key is None:
@@ -326,11 +327,10 @@ def _offsets_again(
     """
     manifest = known.manifest or Manifest()
     versions = manifest.kept_up()
-    selectors = [selected for selected in map(writes.written_apart, operations) if selected is not None]
+    selectors = [selected for selected in map(offsets.written_apart, operations) if selected is not None]
     if not selectors or known.offset_key is None:  # else offsets lie in vectors alone
         return
-    listed = yield cache.raw.retrieve(m.metadata_collection(known.collection), ids=[m.QUARANTINE_ID])
-    out = metadata.quarantine_of(listed, known.collection).last
+    out = (yield from metadata.read_quarantine(cache.raw, known.collection)).last
     key = known.offset_key
     keys = [key, *(version.group_by for version in versions if version.group_by)]
     names = [version.vector for version in versions]
@@ -342,9 +342,9 @@ def _offsets_again(
         payloads = [record.payload for record in records]
         found = yield from cache.stored_offsets(known, [record.vector for record in records], payloads, held)
         mended = [
-            writes.offsets_of(record.id, each, manifest, getattr(selected, "shard_key", None))
+            offsets.offsets_of(record.id, each, manifest, getattr(selected, "shard_key", None))
             for record, each in zip(records, found, strict=True)
-            if not writes.is_held(each, (record.payload or {}).get(key))
+            if not offsets.is_held(each, (record.payload or {}).get(key))
         ]
         if mended:
             yield cache.raw.batch_update_points(known.collection, mended, wait=True)
@@ -370,7 +370,7 @@ def _groups_of(
     return [payloads.get(str(point)) for point in ids]
 
 
-def _records(cache: CorrectionCache, known: CachedManifest, selected: writes.Selected, **options: Any) -> Operation:
+def _records(cache: CorrectionCache, known: CachedManifest, selected: offsets.Selected, **options: Any) -> Operation:
     """The points that `selected` names, and that are there. options: what is read of them."""
     points, condition = getattr(selected, "points", None), getattr(selected, "filter", None)
     shard_key = getattr(selected, "shard_key", None)
@@ -388,3 +388,51 @@ def _records(cache: CorrectionCache, known: CachedManifest, selected: writes.Sel
         found += records
         if following is None:
             return found
+
+
+def delete_vector_name(cache: CorrectionCache, arguments: Arguments) -> Operation:
+    """The correction of a vector goes with it: it is retired, and taken out by the next job or by `remove`.
+
+    The manifest is written as it lies there: what this client knows of it has its own settings in it.
+    """
+    known = yield from cache.lookup(arguments["collection_name"])
+    offsets.require_free_vectors([arguments["vector_name"]], known.augmented_vectors)
+    result = yield cache.raw.delete_vector_name(**arguments)
+    cache.forget()
+    known = yield from cache.lookup(arguments["collection_name"])
+    vector = arguments["vector_name"]
+    if known.manifest is not None and any(version.vector == vector for version in known.manifest.kept_up()):
+        manifest = yield from metadata.read_manifest(cache.raw, known.collection)
+        yield from metadata.write_manifest(cache.raw, known.collection, m.retired(manifest, vector))
+        cache.forget()
+    return result
+
+
+def delete_collection(cache: CorrectionCache, arguments: Arguments) -> Operation:
+    result = yield cache.raw.delete_collection(**arguments)
+    yield from _forget_correction(cache, arguments["collection_name"])
+    return result
+
+
+def create_collection(cache: CorrectionCache, arguments: Arguments) -> Operation:
+    cache.forget()
+    return (yield cache.raw.create_collection(**arguments))
+
+
+def recreate_collection(cache: CorrectionCache, arguments: Arguments) -> Operation:
+    result = yield cache.raw.recreate_collection(**arguments)
+    yield from _forget_correction(cache, arguments["collection_name"])
+    return result
+
+
+def update_collection_aliases(cache: CorrectionCache, arguments: Arguments) -> Operation:
+    cache.forget()
+    return (yield cache.raw.update_collection_aliases(**arguments))
+
+
+def _forget_correction(cache: CorrectionCache, collection: str) -> Operation:
+    """What belonged to a collection goes with it; another of its name starts anew."""
+    cache.forget()
+    name = m.metadata_collection(collection)
+    if (yield cache.raw.collection_exists(name)) and metadata.is_metadata((yield cache.raw.get_collection(name))):
+        yield cache.raw.delete_collection(name)

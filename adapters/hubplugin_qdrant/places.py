@@ -1,0 +1,162 @@
+"""Where a collection lies: behind a URL, and in ranges of ids, for machines that each read and write one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, urlsplit
+
+from qdrant_client import QdrantClient
+
+from hubplugin.abilities import Share, StoreShard
+from hubplugin.errors import InputError, StoreError
+from hubplugin.model import OffsetModel
+from hubplugin.registry import open_store
+from hubplugin.store import Batch, Id, Store, Writing
+from hubplugin.vectors import SHARD_ROWS
+from hubplugin_qdrant.manifest import Version
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a URL names: a collection on a server or in a folder, and how its store is opened; see `store.open_url`."""
+
+    scheme: str
+    parts: SplitResult
+    folder: str
+    collection: str
+    options: dict[str, str]
+
+    @classmethod
+    def of(cls, url: str) -> Place:
+        """Raises InputError for a URL that names none."""
+        scheme, _, rest = url.partition(":")
+        parts = urlsplit(f"{'local:' if scheme == 'qdrant-local' else '//'}{rest.removeprefix('//')}")
+        options = dict(parse_qsl(parts.query))
+        folder, _, collection = parts.path.rpartition("/")
+        expected = "qdrant-local:PATH/COLLECTION" if scheme == "qdrant-local" else f"{scheme}://HOST:6333/COLLECTION"
+        if parts.username or parts.password or options.keys() - OPTIONS:
+            raise InputError(
+                f"expected {expected}, and no more than "
+                "?using=VECTOR&storage=STORAGE&offset_key=KEY&grpc=PORT&record=FOLDER behind it; "
+                "an api key is read from the environment variable QDRANT_API_KEY"
+            )
+        grpc = options.get("grpc", "")
+        if grpc and (scheme == "qdrant-local" or folder.strip("/")):
+            raise InputError(
+                f"grpc={grpc}: it goes with HOST:6333/COLLECTION; neither a folder nor a path is known to gRPC"
+            )
+        if grpc and not (grpc.isascii() and grpc.isdigit() and 0 < int(grpc) < 65536):
+            raise InputError(f"grpc={grpc}: expected the server's port for gRPC, usually 6334")
+        if not collection or not (folder if scheme == "qdrant-local" else parts.hostname):
+            raise InputError(f"{url!r} names no collection; expected {expected}")
+        return cls(scheme, parts, folder, collection, options)
+
+    def connect(self) -> QdrantClient:
+        """A client of the server, or of the folder."""
+        if self.scheme == "qdrant-local":
+            if not os.path.isdir(self.folder):
+                raise StoreError(f"qdrant-local:{self.folder}: there is no such folder")
+            try:
+                return QdrantClient(path=self.folder)
+            except RuntimeError as error:
+                raise StoreError(f"qdrant-local:{self.folder}: {' '.join(str(error).split())}") from None
+        grpc_port = int(self.options.get("grpc", 0))
+        return QdrantClient(
+            host=self.parts.hostname,
+            port=self.parts.port or 6333,
+            grpc_port=grpc_port or 6334,
+            prefer_grpc=grpc_port > 0,
+            https=self.scheme == "qdrant+https",
+            prefix=self.folder.strip("/") or None,
+            api_key=os.environ.get("QDRANT_API_KEY"),
+            timeout=60,
+            check_compatibility=False,  # the store asks for the version itself
+        )
+
+    def hint(self) -> str:
+        """What may be wrong with the ports where no server answers."""
+        if "grpc" in self.options:
+            return f"; grpc={self.options['grpc']} must be its port for gRPC, usually 6334"
+        if self.parts.netloc.endswith(":6334"):
+            return "; 6334 is usually the port of gRPC, a URL has that of HTTP, 6333"
+        return ""
+
+
+OPTIONS = frozenset(("using", "storage", "offset_key", "grpc", "record"))
+"""What may stand behind a URL."""
+
+
+@dataclass(frozen=True)
+class QdrantShard(StoreShard):
+    """The points with ids from `first` on and below `last`; None is no bound. count: of the points of the
+    collection, when it was divided."""
+
+    name: str
+    url: str
+    first: Id | None
+    last: Id | None
+    count: int
+
+    @property
+    def identity(self) -> str:
+        return f"{self.url}|{self.first}|{self.last}|{self.count}"
+
+    def scan(self) -> Iterator[Batch]:
+        yield from _opened(self.url).scan_between((self.first, self.last))
+
+
+@dataclass(frozen=True)
+class QdrantShare(Share):
+    """The writing of a version, by its JSON. The model lies in the metadata collection."""
+
+    url: str
+    version: str
+
+    @property
+    def key(self) -> str:
+        version = Version.model_validate_json(self.version)
+        return f"{self.url}|{version.number}|{version.model}"
+
+    def joined(self, shard: StoreShard) -> tuple[Store, Writing, OffsetModel]:
+        assert isinstance(shard, QdrantShard)
+        store, version = _opened(self.url), Version.model_validate_json(self.version)
+        return store, store.joined(version, (shard.first, shard.last)), _model(self.url, self.version)
+
+
+def divided(url: str, ids: Iterable[Id], points: int, count: int | None) -> list[QdrantShard]:
+    """Ranges of as many points each. ids: of all points, in their order."""
+    height = -(-points // count) if count else SHARD_ROWS
+    bounds: list[Id | None] = [None]
+    bounds += [each for number, each in enumerate(ids) if number and number % max(height, 1) == 0]
+    ranges = pairwise([*bounds, None])
+    return [
+        QdrantShard(
+            f"{url}, shard {number} (ids from {'the first' if first is None else first} on)", url, first, last, points
+        )
+        for number, (first, last) in enumerate(ranges)
+    ]
+
+
+def require_url(url: str) -> None:
+    """Raises StoreError for a collection that other machines cannot open."""
+    if not url.startswith(("qdrant:", "qdrant+https:")):
+        raise StoreError(
+            f"{url}: other machines cannot open it; open a server's by hubplugin.open_store('qdrant://...')"
+        )
+
+
+def _opened(url: str) -> Any:
+    """The `QdrantStore`, which knows this module."""
+    return open_store(url)
+
+
+@lru_cache(maxsize=1)
+def _model(url: str, version: str) -> OffsetModel:
+    """Read once in a process."""
+    model: OffsetModel = _opened(url).metadata.read_model(Version.model_validate_json(version))
+    return model
