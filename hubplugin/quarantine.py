@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from hubplugin.errors import StoreError
 
 LONGEST = 200
 """Characters of a reason or a name that are kept."""
+
+
+def dated(text: str) -> str:
+    """`text`; raises ValueError unless it is a date as ISO 8601 has it, with its zone."""
+    if datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError("expected a date with its zone")
+    return text
 
 
 class Event(BaseModel):
@@ -21,7 +28,7 @@ class Event(BaseModel):
 
     what: Literal["add", "remove"]
     id: int | str
-    when: str
+    when: Annotated[str, AfterValidator(dated)]
     who: str
     why: str
 

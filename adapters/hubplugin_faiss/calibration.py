@@ -11,13 +11,13 @@ from typing import NamedTuple
 import faiss
 import numpy as np
 
-from hubplugin.errors import CorrectionRefused, InputError, Parameter
+from hubplugin.errors import CorrectionRefused, InputError, Parameter, StoreError
 from hubplugin.metric import Metric, augment_queries, augment_targets, normalise
 from hubplugin.model import OffsetModel
 from hubplugin.vectors import Vectors
 from hubplugin_faiss.encoding.codecs import upgrade_spec
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import NormBias, block_rows, copied, name_of
+from hubplugin_faiss.handlers.base import NormBias, block_rows, copied, name_of, reason
 
 QUERIES, K = 400, 10
 """Bank queries that are tried, and how many results of each."""
@@ -314,9 +314,12 @@ def exact_rankings(
 
 def _recall(index: faiss.Index, queries: np.ndarray, truth: np.ndarray, between: Callable[[], None]) -> np.ndarray:
     found = []
-    for query in np.ascontiguousarray(queries, np.float32):
-        found.append(index.search(query[None], K)[1][0])
-        between()
+    try:
+        for query in np.ascontiguousarray(queries, np.float32):
+            found.append(index.search(query[None], K)[1][0])
+            between()
+    except RuntimeError as error:
+        raise StoreError(f"Faiss cannot search this {name_of(index)}: {reason(error)}") from None
     return np.array([len(np.intersect1d(a, b)) / K for a, b in zip(found, truth, strict=True)])
 
 

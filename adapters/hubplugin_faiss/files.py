@@ -21,7 +21,7 @@ from hubplugin_faiss.encoding.layout import Assemble, EncodedIndex, in_memory
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import reason
 
-PAGES_KEPT = 256 << 20
+PAGES_KEPT = 64 << 20
 """The pages of a mapped file are given back each time that about this much of it has been read."""
 
 
@@ -79,6 +79,8 @@ def sizes(given: faiss.Index) -> Iterator[tuple[str, int, int]]:
     and then reads memory that is none of theirs."""
     index = faiss.downcast_index(given)
     name, d, n = type(index).__name__, int(index.d), int(index.ntotal)
+    if n:
+        yield f"training of its {name}:", int(index.is_trained), 1
     for part in ("index", "base_index", "refine_index", "storage"):
         if hasattr(index, part):
             inner = faiss.downcast_index(getattr(index, part))

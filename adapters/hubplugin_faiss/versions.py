@@ -9,18 +9,26 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Annotated
 
 import numpy as np
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from hubplugin.errors import StoreError
 from hubplugin.jobs.write import InvalidVectors, offsets_of_all
 from hubplugin.model import OffsetModel
+from hubplugin.quarantine import dated
 from hubplugin.resources import Compute
 from hubplugin.store import Batch, StoredVersion
 from hubplugin_faiss.index_file import IndexFile
+
+
+def _dated(version: StoredVersion) -> StoredVersion:
+    if version.made is not None:
+        dated(version.made)
+    return version
 
 
 class Journal(BaseModel):
@@ -28,7 +36,7 @@ class Journal(BaseModel):
     and the files beside it say that."""
 
     format: int = 1
-    versions: list[StoredVersion] = []
+    versions: list[Annotated[StoredVersion, AfterValidator(_dated)]] = []
 
 
 @dataclass(frozen=True)

@@ -462,7 +462,10 @@ def test_an_index_and_the_links_to_it_are_one(photos, tmp_path):
     assert sorted(os.listdir(tmp_path / "elsewhere")) == ["first", "second.faiss"]
 
 
-@pytest.mark.parametrize("content", [b'{"format":1,\xff', b"", b"[1]", b'{"format":2}'])
+UNDATED = b'{"events":[{"what":"add","id":3,"when":"20:6-11-23","who":"","why":""}]}'
+
+
+@pytest.mark.parametrize("content", [b'{"format":1,\xff', b"", b"[1]", b'{"format":2}', UNDATED])
 def test_a_damaged_quarantine_list_ends_in_one_line(corrected, content):
     Path(f"{corrected}.hub/quarantine.json").write_bytes(content)
     before = lying_in(corrected.parent)
@@ -472,6 +475,13 @@ def test_a_damaged_quarantine_list_ends_in_one_line(corrected, content):
         ):
             asked(opened(corrected))
     assert lying_in(corrected.parent) == before
+
+
+def test_a_journal_with_a_date_that_is_none_ends_in_one_line(corrected):
+    journal = Path(f"{corrected}.hub/versions.json")
+    journal.write_bytes(re.sub(rb'"made": *"[^"]*"', b'"made": "7:05+00:00"', journal.read_bytes()))
+    with pytest.raises(hubplugin.StoreError, match=r"versions\.json' cannot be read; .* delete it$"):
+        rollback(opened(corrected))
 
 
 def test_a_model_file_of_an_earlier_version_in_the_place_of_the_folder_is_named(photos):

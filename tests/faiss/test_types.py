@@ -113,6 +113,28 @@ def test_offsets_that_differ_by_list_survive_a_coarse_quantizer_without_floats(k
     assert np.abs(stored(upgraded) - offsets).max() < np.ptp(offsets) * (0.02 if "PQ6x8" in kind else 0.01)
 
 
+@kinds("IVF32,Flat", "IVF32,SQ8", "IVF32,PQ8x4fs", "IVF32(SQ8),Flat", "IVF32,RaBitQ4")
+@pytest.mark.filterwarnings("ignore:recall@10")
+def test_offsets_that_make_up_for_lengths_leave_a_search_by_l2_what_it_finds(kind):
+    """They are largest where vectors lie furthest from their centroid."""
+    rng = np.random.default_rng(0)
+    vectors, queries = (cases.unit(rng.normal(size=(rows, 16))) for rows in (4000, 400))
+    vectors = (vectors * rng.lognormal(0, 0.15, size=(4000, 1))).astype(np.float32)
+    index = faiss.index_factory(16, kind, L2)
+    index.train(vectors)
+    index.add(vectors)
+    hubplugin_faiss.tune(index, nprobe=8)
+    model = hubplugin.fit(vectors, queries[:200], "dbsn", metric="euclidean", tau=0.05)
+    offsets = model.offsets(vectors)
+    upgraded = hubplugin_faiss.upgrade(index, model, force=True)
+    recall = []
+    for each, own in ((index, np.zeros(4000)), (upgraded, offsets)):
+        truth = np.argsort(-(cases.similarities(queries[200:], vectors, L2) + own), axis=1)[:, :10]
+        found = each.search(queries[200:], 10)[1]
+        recall.append(np.mean([len(np.intersect1d(a, b)) / 10 for a, b in zip(found, truth, strict=True)]))
+    assert recall[1] > recall[0] - 0.05
+
+
 @kinds("IVF32,Flat", "IVF32(SQ8),Flat", "IVF32(HNSW8,SQ8),Flat", "IVF32(PCA8,Flat),Flat", "IVF32(PQ4x4),Flat",
        "IVF32(SQ8),PQ8x4fs", "IVF32(PCA8,Flat),RQ4x4")  # fmt: skip
 def test_lists_are_ranked_by_their_offsets_whatever_holds_their_centroids(kind):

@@ -31,6 +31,7 @@ import torch
 
 import hubplugin
 import hubplugin_faiss
+from hubplugin import apply, inspect, refresh, rollback  # once, and not in each process
 from hubplugin.recording import read
 
 KINDS = ("Flat", "IDMap2,Flat", "SQ8", "IVF4,SQ8", "IVF4,PQ4x4fs", "HNSW8", "RaBitQ", "PCA8,IVF4,Flat", "PQ4x4,RFlat")
@@ -56,7 +57,7 @@ def built(folder: Path) -> dict[str, list[Path]]:
         file.parent.mkdir()
         faiss.write_index(index, str(file))
         for model in models[:2]:
-            hubplugin.apply(hubplugin_faiss.open_store(file), model, force=True)
+            apply(hubplugin_faiss.open_store(file), model, force=True)
         hubplugin.abilities.able(hubplugin_faiss.open_store(file), hubplugin.abilities.Quarantining).write_quarantine(
             hubplugin_faiss.open_store(file).quarantined().changed("add", [3, 5], "somebody", "planted")
         )
@@ -102,17 +103,17 @@ JOBS: dict[str, list[Callable[[Path], object]]] = {
     "model": [loaded],
     "folder": [
         looked_at,
-        lambda file: hubplugin.inspect(hubplugin_faiss.open_store(file)),
-        lambda file: hubplugin.rollback(hubplugin_faiss.open_store(file)),
-        lambda file: hubplugin.refresh(hubplugin_faiss.open_store(file)),
-        lambda file: hubplugin.apply(hubplugin_faiss.open_store(file), BANK, "is", force=True),
+        lambda file: inspect(hubplugin_faiss.open_store(file)),
+        lambda file: rollback(hubplugin_faiss.open_store(file)),
+        lambda file: refresh(hubplugin_faiss.open_store(file)),
+        lambda file: apply(hubplugin_faiss.open_store(file), BANK, "is", force=True),
         lambda file: hubplugin_faiss.open_store(file).remove(),
     ],
     "recorded": [heard],
     "index": [
         looked_at,
         lambda file: hubplugin_faiss.downgrade(hubplugin_faiss.read_index(file)[0]),
-        lambda file: hubplugin.refresh(hubplugin_faiss.open_store(file)),
+        lambda file: refresh(hubplugin_faiss.open_store(file)),
     ],
 }
 

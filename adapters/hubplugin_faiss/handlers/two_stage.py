@@ -36,10 +36,12 @@ from hubplugin_faiss.handlers.base import (
     norm_biases,
 )
 from hubplugin_faiss.handlers.lists import (
+    distances_of_best,
     list_ranks,
     mapped_anew,
     ranked_quantizer,
     replace_quantizer,
+    softness_of,
     unranked_quantizer,
 )
 from hubplugin_faiss.handlers.wrappers import close_up
@@ -180,26 +182,25 @@ class TwoStageHandler(IndexHandler):
         new = copied(self.index)
         if isinstance(new, faiss.IndexIVF):
             lists = [list_ids(new.invlists, number) for number in range(new.nlist)]
-            starts, apart = np.cumsum([0, *map(len, lists)]), self._spreads(lists, spec) if self.euclidean else None
+            starts, apart = (
+                np.cumsum([0, *map(len, lists)]),
+                self._spreads(lists, offsets, spec) if self.euclidean else None,
+            )
             ranks = list_ranks(offsets[np.concatenate(lists)], starts, apart)
             replace_quantizer(new, ranked_quantizer(new.quantizer, ranks, spec))
         return new
 
-    def _spreads(self, lists: list[np.ndarray], spec: UpgradeSpec) -> np.ndarray:
-        """The mean squared distance of the entries of each list from its centroid: float64 [nlist].
-
-        lists: the ids in each list.
-        """
+    def _spreads(self, lists: list[np.ndarray], offsets: np.ndarray, spec: UpgradeSpec) -> np.ndarray:
+        """`distances_of_best` of each list, which has the ids of `lists`; `offsets` [n] of all: float64 [nlist]."""
         centres = self.index.quantizer.reconstruct_n(0, self.index.nlist)
         if spec.unit:  # 1 - |c|^2 about their mean, whatever codes make of their distances
             return np.asarray(1 - (centres.astype(np.float64) ** 2).sum(axis=1))
-        sums, numbers, first = np.zeros(len(lists)), np.empty(self.count, np.int64), 0
+        apart, numbers, first = np.empty(self.count, np.float32), np.empty(self.count, np.int64), 0
         numbers[np.concatenate(lists)] = np.repeat(np.arange(len(lists)), [len(own) for own in lists])
         for vectors, _ in self.scan(0, block_rows(self.index.d)):
-            own = numbers[first : first + len(vectors)]
-            sums += np.bincount(own, ((vectors - centres[own]) ** 2).sum(axis=1), minlength=len(lists))
-            first += len(vectors)
-        return np.asarray(sums / np.maximum([len(own) for own in lists], 1))
+            rows = slice(first, first + len(vectors))
+            apart[rows], first = ((vectors - centres[numbers[rows]]) ** 2).sum(axis=1), rows.stop
+        return distances_of_best(offsets, apart, numbers, len(lists), softness_of(offsets))
 
 
 def unranked(index: faiss.Index) -> faiss.Index:
