@@ -16,7 +16,7 @@ import numpy as np
 import hubplugin
 from benchmarks.bank_settings import further, seventeen
 from benchmarks.tables import SHARED, markdown
-from hubplugin.jobs.correct import displacement
+from hubplugin.bank.kinds import displacement
 from hubplugin.resources import Compute
 from hubplugin.vectors import as_vectors
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import NormalDist
 
 import numpy as np
 
+from hubplugin.bank.kinds import ALIGNED, STANDS_OUT, cosine_of_means, excess_of_nearest
 from hubplugin.metric import Metric
 
 
@@ -101,12 +101,6 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-STANDS_OUT, ALIGNED = 0.3, 0.2
-"""Queries are another model's if their nearest document does not stand out, *and* their mean does not point where that
-of the documents points. Standing out is counted in standard deviations beside the nearest of as many random ones: other
-models' queries have -0.2 to 0.17, and so have some of their own model whose answers are not there (0.06). The cosine of
-the means tells these: 0.31 and more beside -0.06 to 0.11."""
-
 APART = 0.25
 """Squared distance of the means of queries and documents, beside the variance of the documents, from which on the
 queries are moved as a whole. Seen were 0.07 to 0.25 for texts of one kind (0.28 in a small log of twelve languages),
@@ -134,19 +128,6 @@ def other_model(similarities: np.ndarray, queries: np.ndarray, targets: np.ndarr
     )
     found = excess < STANDS_OUT and cosine < ALIGNED
     return Finding(cause, found, says, advice, {"excess": excess, "cosine_of_means": cosine})
-
-
-def cosine_of_means(first: np.ndarray, second: np.ndarray) -> float:
-    """Of the mean rows of both."""
-    one, other = (part.mean(axis=0, dtype=np.float64) for part in (first, second))
-    return float((one * other).sum() / max(np.linalg.norm(one) * np.linalg.norm(other), 1e-30))
-
-
-def excess_of_nearest(similarities: np.ndarray) -> float:
-    """Median over queries of (largest - mean) / deviation, less what the largest of as many normal numbers has."""
-    spread = np.maximum(similarities.std(axis=1), 1e-30)
-    largest = (similarities.max(axis=1) - similarities.mean(axis=1)) / spread
-    return float(np.median(largest)) - NormalDist().inv_cdf(0.5 ** (1 / similarities.shape[1]))
 
 
 def shifted(queries: np.ndarray, targets: np.ndarray) -> Finding:

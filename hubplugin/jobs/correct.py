@@ -23,7 +23,6 @@ from pydantic import Field
 from hubplugin.abilities import Preflight
 from hubplugin.bank import Bank, BankLike, PreparedBank
 from hubplugin.cluster import Workspace
-from hubplugin.compute import Similarities, dense
 from hubplugin.errors import CorrectionRefused, InputError, Parameter, StoreError
 from hubplugin.fitting import require_executor
 from hubplugin.jobs.facts import ToldFigures
@@ -43,7 +42,6 @@ from hubplugin.jobs.write import (
 from hubplugin.measures.hubness import skewness
 from hubplugin.methods import METHODS, FitInput, Method, asked_for
 from hubplugin.methods.robust import bounded
-from hubplugin.metric import Metric, normalise
 from hubplugin.model import Dot, GalleryStatistics, Group, GroupedModel, LogSumExp, OffsetModel, Setting, Value
 from hubplugin.report import Report
 from hubplugin.resources import Compute
@@ -55,11 +53,12 @@ from hubplugin.trial import (
     check_by,
     chosen_by,
     pooled,
+    require_displacement,
     require_kind,
     require_size,
     small_bank,
 )
-from hubplugin.vectors import Vectors, as_vectors
+from hubplugin.vectors import as_vectors
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +89,7 @@ def apply(
     would do harm; force=True applies it untried. group_by: a key of the targets, where searches are filtered by its
     value. Offsets are then fitted, centred and tried within each value's own targets, by one method for all. Targets of
     a value that is refused or has too few of them keep the offset 0. A run that was cut off while writing is taken up
-    where it stopped, with its own model, if it is started again with the same bank, method and parameters; "auto"
+    where it stopped, with its own model, if it is started again with the same bank, method and parameters. "auto"
     chooses again first. dry_run=True does all of it but the writing, and counts what would be written. keep: how many
     versions stay beside the new one, for `rollback`: one, because each takes as much space as the first and is kept up
     by writes.
@@ -449,39 +448,3 @@ def _statistics(parts: list[GalleryStatistics], count: int) -> GalleryStatistics
         max(0.0, *(part.largest for part in parts)),
         math.sqrt(sum(part.count * part.deviation**2 for part in parts) / count),
     )
-
-
-QUERIES, TARGETS = 64, 2048
-"""The bank queries and targets that are tried, drawn evenly."""
-
-FARTHEST = 0.05
-"""The share of the gallery that may on average be nearer to a query than its corrected nearest target. On 27
-banks of text and code, text and image, two languages and query logs it is at most 0.017, by `blend`, `dbsn`, `is` or
-`nnn`. On the same banks as if another model had embedded them, it is 0.11 to 0.47 (benchmarks/reach.py)."""
-
-
-def displacement(model: OffsetModel, bank: Vectors, gallery: Vectors, compute: Compute) -> float:
-    """The share of the gallery that is nearer to a bank query than its corrected nearest target, on average."""
-    queries, targets = _evenly(bank, QUERIES), _evenly(gallery, TARGETS)
-    offsets = model.members.offsets(targets)
-    if model.metric is Metric.COSINE:
-        queries, targets = normalise(queries, bank.name), normalise(targets, gallery.name)
-    raw = dense(Similarities(queries, model.metric, compute), as_vectors(targets, "targets")).numpy()
-    best = np.argmax(raw + offsets, axis=1)
-    return float((raw > np.take_along_axis(raw, best[:, None], axis=1)).mean())
-
-
-def require_displacement(model: OffsetModel, bank: Vectors, gallery: Vectors, compute: Compute) -> None:
-    """Raises CorrectionRefused if the offsets reach too far to be found among the candidates of a search."""
-    share = displacement(model, bank, gallery, compute)
-    if share > FARTHEST:
-        raise CorrectionRefused(
-            "the offsets are far wider than the similarities to the bank: what comes first would have "
-            f"{share:.0%} of the gallery nearer to the query ({FARTHEST:.0%} at most); nothing was changed: embed the "
-            "bank with the gallery's model, or pass ",
-            Parameter("force", True),
-        )
-
-
-def _evenly(vectors: Vectors, most: int) -> np.ndarray:
-    return vectors.some(np.linspace(0, vectors.rows - 1, min(most, vectors.rows)).astype(int))

@@ -37,8 +37,7 @@ from hubplugin.metric import Metric
 from hubplugin.report import Hub, Plot, Report, Reported, Verdict, percent, plots, points
 from hubplugin.resources import Compute
 from hubplugin.store import Id, Store
-from hubplugin.trial import OCCURRENCE, Experiment, choose_by, judge_by
-from hubplugin.trial.experiment import require_enough
+from hubplugin.trial import OCCURRENCE, Experiment, choose_by, judge_by, require_enough
 from hubplugin.vectors import Scannable, VectorLike, as_vectors
 
 DEEP = 50

@@ -2,10 +2,19 @@
 
 from hubplugin.trial.choice import choose_by, chosen_by
 from hubplugin.trial.experiment import OCCURRENCE, Experiment, Outcome, pooled
-from hubplugin.trial.guard import check_by, judge, judge_by, require_kind, require_size, small_bank
-from hubplugin.trial.trial import Sides, Trial, standard_error
+from hubplugin.trial.guard import (
+    check_by,
+    judge,
+    judge_by,
+    require_displacement,
+    require_kind,
+    require_size,
+    small_bank,
+)
+from hubplugin.trial.trial import FOLDS, Sides, Trial, require_enough, standard_error
 
 __all__ = [
+    "FOLDS",
     "OCCURRENCE",
     "Experiment",
     "Outcome",
@@ -17,6 +26,8 @@ __all__ = [
     "judge",
     "judge_by",
     "pooled",
+    "require_displacement",
+    "require_enough",
     "require_kind",
     "require_size",
     "small_bank",

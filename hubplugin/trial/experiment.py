@@ -27,7 +27,7 @@ from hubplugin.methods.blend import Blend
 from hubplugin.methods.robust import bounded
 from hubplugin.model import OffsetModel
 from hubplugin.resources import torch
-from hubplugin.trial.trial import TooSmall, Trial, standard_error
+from hubplugin.trial.trial import FOLDS, Trial, require_enough, standard_error
 from hubplugin.vectors import as_vectors
 
 OCCURRENCE = 10
@@ -101,9 +101,6 @@ def pooled(outcomes: Sequence[Outcome]) -> Outcome:
     gap = float(np.average([each.gap for each in outcomes], weights=[len(each.costs) for each in outcomes]))
     return replace(outcomes[0], occurrence=occurrence, costs=costs, gap=gap, hits=hits, log_ranks=ranks, nearest=None)
 
-
-FOLDS = 5
-"""Each fit keeps 4/5 of the bank, so that what is best for it is best for the whole."""
 
 HELD_OUT = 500
 """Queries held out a fold: 2,500 in all tell candidates that differ for 3 % of them to 0.35 points of R@1."""
@@ -349,15 +346,6 @@ def _offsets(configuration: Method | OffsetModel, given: FitInput, robust: bool)
     if configuration.bound is None:
         return configuration.raw_offsets(targets, compute)
     return configuration.members.offsets(targets, compute=compute.quiet)
-
-
-def require_enough(distinct: int) -> None:
-    """Raises TooSmall where of so many bank queries none can be held out."""
-    if distinct < 2 * FOLDS:
-        raise TooSmall(
-            f"query bank has {distinct} distinct queries; holding some of them out needs at least {2 * FOLDS}, so that "
-            f"each of {FOLDS} folds has 2 of them"
-        )
 
 
 def with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -20,15 +20,27 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hubplugin.bank import Bank, BankLike, BankProfile, PreparedBank
+from hubplugin.bank.kinds import FARTHEST, displacement
 from hubplugin.compute import MOST_ANSWERS, Nearest, Similarities, dense, taken
-from hubplugin.errors import CorrectionRefused
+from hubplugin.errors import CorrectionRefused, Parameter
 from hubplugin.methods import METHODS, FitInput, Method, configured
 from hubplugin.methods.blend import Blend
 from hubplugin.metric import Metric
-from hubplugin.model import Setting
+from hubplugin.model import OffsetModel, Setting
 from hubplugin.resources import Compute, torch
-from hubplugin.trial.experiment import FOLDS, Experiment, folds_within, require_enough, with_rows
-from hubplugin.trial.trial import USE_BLEND, Side, Sides, Trial, remedy, standard_error, too_small_is_refused, ways_out
+from hubplugin.trial.experiment import Experiment, folds_within, with_rows
+from hubplugin.trial.trial import (
+    FOLDS,
+    USE_BLEND,
+    Side,
+    Sides,
+    Trial,
+    remedy,
+    require_enough,
+    standard_error,
+    too_small_is_refused,
+    ways_out,
+)
 from hubplugin.vectors import VectorLike, Vectors, as_vectors
 
 FOUND = 0.9
@@ -46,8 +58,8 @@ FEWEST_WORDINGS = 50
 
 SHARED = 1 / 3
 """Share of the queries with a clear nearest target that have it in common with another, from which on these are taken
-for wordings. Where each target has one, hubs alone are shared, by 0.14; in logs of several wordings it is 0.55 to 0.71
-(benchmarks/both_sides.py)."""
+for wordings. Where each target has one wording, hubs alone are shared, by 0.14. In logs of several wordings it is 0.55
+to 0.71 (benchmarks/both_sides.py)."""
 
 STAND_INS = "stand-ins"
 
@@ -311,6 +323,18 @@ def require_kind(experiment: Experiment) -> None:
     bank = experiment.profile
     if bank.objection:
         raise CorrectionRefused(bank.objection, *ways_out(remedy(bank)))
+
+
+def require_displacement(model: OffsetModel, bank: Vectors, gallery: Vectors, compute: Compute) -> None:
+    """Raises CorrectionRefused if the offsets reach too far to be found among the candidates of a search."""
+    share = displacement(model, bank, gallery, compute)
+    if share > FARTHEST:
+        raise CorrectionRefused(
+            "the offsets are far wider than the similarities to the bank: what comes first would have "
+            f"{share:.0%} of the gallery nearer to the query ({FARTHEST:.0%} at most); nothing was changed: embed the "
+            "bank with the gallery's model, or pass ",
+            Parameter("force", True),
+        )
 
 
 def check_by(experiment: Experiment, configuration: Method) -> Trial:

@@ -180,8 +180,21 @@ def standard_error(differences: np.ndarray) -> float:
     return float(differences.std(ddof=1) / math.sqrt(len(differences)))
 
 
+FOLDS = 5
+"""Each fit keeps 4/5 of the bank, so that what is best for it is best for the whole."""
+
+
 class TooSmall(InputError):
     """A bank of which nothing can be held out."""
+
+
+def require_enough(distinct: int) -> None:
+    """Raises TooSmall where of so many bank queries none can be held out."""
+    if distinct < 2 * FOLDS:
+        raise TooSmall(
+            f"query bank has {distinct} distinct queries; holding some of them out needs at least {2 * FOLDS}, so that "
+            f"each of {FOLDS} folds has 2 of them"
+        )
 
 
 @contextmanager

@@ -11,9 +11,8 @@ import hubplugin
 from hubplugin.methods import FitInput, configure
 from hubplugin.metric import Metric
 from hubplugin.resources import Compute
-from hubplugin.trial import Experiment, choose_by, experiment, judge
+from hubplugin.trial import FOLDS, Experiment, choose_by, experiment, judge
 from hubplugin.trial.choice import EDGE
-from hubplugin.trial.experiment import FOLDS
 from tests.core import formulas
 
 

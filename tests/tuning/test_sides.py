@@ -17,8 +17,8 @@ from hubplugin.methods import configure
 from hubplugin.metric import Metric
 from hubplugin.registry import open_store
 from hubplugin.resources import Compute
-from hubplugin.trial import Experiment, choose_by, judge
-from hubplugin.trial.experiment import FOLDS, folds_within
+from hubplugin.trial import FOLDS, Experiment, choose_by, judge
+from hubplugin.trial.experiment import folds_within
 from hubplugin.trial.guard import FOUND, STAND_INS, both_sides
 from hubplugin.trial.trial import Side, Sides
 from tests.core import formulas

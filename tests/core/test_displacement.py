@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from hubplugin import CorrectionRefused, fit
-from hubplugin.jobs.correct import displacement, require_displacement
+from hubplugin.bank.kinds import displacement
 from hubplugin.resources import Compute
+from hubplugin.trial import require_displacement
 from hubplugin.vectors import as_vectors
 
 GALLERY = np.random.default_rng(0).normal(size=(400, 16)).astype(np.float32)
