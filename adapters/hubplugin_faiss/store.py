@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import parse_qs
 
 import numpy as np
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from hubplugin.abilities import Explanation, Share, StoreShard
 from hubplugin.errors import HubpluginError, InputError, ModelFileError, StoreError
@@ -223,9 +224,11 @@ class Pending:
 
     def claim(self) -> Claim | None:
         try:
-            return Claim.model_validate_json((self._folder / CLAIM).read_bytes())
-        except (OSError, ValidationError):
+            claim = Claim.model_validate_json((self._folder / CLAIM).read_bytes())
+            datetime.fromisoformat(claim.made)
+        except (OSError, ValueError):
             return None
+        return claim
 
     def found(self) -> tuple[OffsetModel, str] | None:
         """The model that is half-written, and when its writing began; None if there is none for what is in the index

@@ -9,26 +9,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated
+from datetime import datetime
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ValidationError
+from pydantic import BaseModel
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from hubplugin.errors import StoreError
 from hubplugin.jobs.write import InvalidVectors, offsets_of_all
 from hubplugin.model import OffsetModel
-from hubplugin.quarantine import dated
 from hubplugin.resources import Compute
 from hubplugin.store import Batch, StoredVersion
 from hubplugin_faiss.index_file import IndexFile
-
-
-def _dated(version: StoredVersion) -> StoredVersion:
-    if version.made is not None:
-        dated(version.made)
-    return version
 
 
 class Journal(BaseModel):
@@ -36,7 +29,7 @@ class Journal(BaseModel):
     and the files beside it say that."""
 
     format: int = 1
-    versions: list[Annotated[StoredVersion, AfterValidator(_dated)]] = []
+    versions: list[StoredVersion] = []
 
 
 @dataclass(frozen=True)
@@ -192,9 +185,11 @@ class KeptVersions:
         self._folder.require()
         try:
             read = Journal.model_validate_json(journal.read_bytes())
+            for made in (version.made for version in read.versions if version.made is not None):
+                datetime.fromisoformat(made)
         except FileNotFoundError:
             return []
-        except (OSError, ValidationError):
+        except (OSError, ValueError):
             raise StoreError(
                 f"{str(journal)!r} cannot be read; without it searches are the same, and no version before is left: "
                 "delete it"

@@ -6,7 +6,7 @@ import getpass
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Literal
 
 from hubplugin.abilities import Quarantining, Versioned, able, quarantined_in, versions_of
@@ -78,8 +78,14 @@ def _quarantined_since(store: Store, version: StoredVersion) -> int:
     listed = quarantined_in(store).last.values()
     if version.made is None:
         return len(listed)
-    made = datetime.fromisoformat(version.made).replace(microsecond=0)  # the list counts in seconds
-    return sum(datetime.fromisoformat(event.when) >= made for event in listed)
+    made = _moment(version.made).replace(microsecond=0)  # the list counts in seconds
+    return sum(_moment(event.when) >= made for event in listed)
+
+
+def _moment(date: str) -> datetime:
+    """UTC, if `date` does not say another zone."""
+    found = datetime.fromisoformat(date)
+    return found if found.tzinfo is not None else found.replace(tzinfo=timezone.utc)
 
 
 COARSEST = 1e-3
