@@ -84,8 +84,9 @@ class VersionedStore(Store):
         self.metadata.exists()
         if self.storage == "payload":
             manifest = self.metadata.read_manifest()
+            is_first = manifest.offset_key is None  # else the manifest says that the key is ours
             key = self.key_for(manifest)
-            if manifest.offset_key is None:  # else the manifest says that it is ours
+            if is_first:
                 self._require_free(key)
 
     def key_for(self, manifest: Manifest) -> str:
