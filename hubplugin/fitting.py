@@ -43,11 +43,7 @@ def fit(
         Or auto: the default, unless known answers speak clearly for another, as `hubplugin.diagnose` shows;
         it takes no parameters.
     metric: cosine | dot | euclidean. Temperatures are in the units of the similarity.
-    device: "auto" is cuda, then mps, then cpu. memory: bounds the similarities held at one time;
-        a Sinkhorn fit that finds room for m x n in float16 takes the time of one product, else of `iterations`.
-    progress: called as progress(what, done, total).
-    precision: "float32", within 1e-5 of exact arithmetic (or of 1e-4 of the temperature, where that is more), or
-        "float64", at twice the time.
+    compute: device, memory, progress and precision, see `hubplugin.Compute`.
     robust: bound in how many of the bank's lists of the 10 nearest a target may stand that arrives after the fit,
         against vectors that somebody planted; needs targets, works with every method but dn, and takes three passes
         more, at least. docs/security.md says what is promised and what honest newcomers pay.
@@ -65,18 +61,18 @@ def fit(
         raise InputError(needed, " on the gallery: pass ", Parameter("targets"))
     if executor is not None and robust:
         raise InputError("a bound needs all targets in one process: leave ", Parameter("executor"), " out")
-    with ExitStack() as held:
+    with ExitStack() as stack:
         if executor is not None:
             planned = shards_of(cast(GalleryLike, targets), shards)
-            targets = ShardedGallery("targets", planned, executor, held.enter_context(Workspace(workspace)), compute)
+            targets = ShardedGallery("targets", planned, executor, stack.enter_context(Workspace(workspace)), compute)
         gallery = cast("VectorLike | None", targets)
         if configuration is not None:
-            given = Bank.of(bank).read(metric, compute, targets=gallery)
+            fit_input = Bank.of(bank).read(metric, compute, targets=gallery)
         else:
-            given = Bank.of(bank).prepare(metric, compute).against(cast(VectorLike, gallery))
-            configuration = chosen_by(held.enter_context(closing(Experiment(given, robust=robust))))
-        model = configuration.fit(given)
-        return bounded(model, given) if robust else model
+            fit_input = Bank.of(bank).prepare(metric, compute).against(cast(VectorLike, gallery))
+            configuration = chosen_by(stack.enter_context(closing(Experiment(fit_input, robust=robust))))
+        model = configuration.fit(fit_input)
+        return bounded(model, fit_input) if robust else model
 
 
 def require_executor(executor: object, shards: int | None, workspace: object) -> bool:

@@ -69,9 +69,9 @@ class Bank:
             raise InputError(f"bank: kind={self.kind!r}: expected {' or '.join(map(repr, KINDS))}")
 
     @classmethod
-    def of(cls, given: BankLike, name: str = "query bank") -> Bank:
-        """`given` as a bank."""
-        return given if isinstance(given, Bank) else cls(given, name=name)
+    def of(cls, bank: BankLike, name: str = "query bank") -> Bank:
+        """`bank`, or a bank of these queries."""
+        return bank if isinstance(bank, Bank) else cls(bank, name=name)
 
     @cached_property
     def texts(self) -> Texts | None:
@@ -98,7 +98,7 @@ class Bank:
         return None
 
     @cached_property
-    def _given_vectors(self) -> Vectors:
+    def _vectors(self) -> Vectors:
         if self.queries is None:
             raise InputError(f"{self.name}: no queries were given, and recorded ones are those of a store")
         return as_vectors(self.queries, self.name)  # type: ignore[arg-type]
@@ -106,7 +106,7 @@ class Bank:
     def look(self) -> Bank:
         """This bank, whose files are there and of a kind that can be read; nothing is computed."""
         if self.texts is None and self.queries is not None:
-            _ = self._given_vectors
+            _ = self._vectors
         _ = self._known
         return self
 
@@ -114,15 +114,15 @@ class Bank:
         """The queries [m, d]. gallery: what they ask, whose dimensions they must have where it tells them."""
         dim, name = getattr(gallery, "dim", None), getattr(gallery, "url", "targets")
         if self.texts is None or self.embed is None:
-            found = self._given_vectors
+            vectors = self._vectors
         else:
             texts = self.texts
-            found = as_vectors(embedded(texts.texts, self.embed, texts.name, progress, dim), texts.name)
-        if dim is not None and found.dim != dim:
+            vectors = as_vectors(embedded(texts.texts, self.embed, texts.name, progress, dim), texts.name)
+        if dim is not None and vectors.dim != dim:
             raise InputError(
-                f"{found.name} has {found.dim} dimensions, {name} has {dim}; embed the queries with its model"
+                f"{vectors.name} has {vectors.dim} dimensions, {name} has {dim}; embed the queries with its model"
             )
-        return found
+        return vectors
 
     def read(
         self, metric: Metric | str, compute: Compute, gallery: object = None, targets: VectorLike | None = None
@@ -137,12 +137,12 @@ class Bank:
         """This bank as corrections are tried and fitted on it; raises InputError where it cannot be used."""
         from hubplugin.bank.prepared import PreparedBank
 
-        given = self.read(metric, compute, gallery)
-        count, pairs = len(given.query_bank), self.pairs
+        fit_input = self.read(metric, compute, gallery)
+        count, pairs = len(fit_input.query_bank), self.pairs
         if pairs is not None and not isinstance(pairs, bool):
             pairs = one_each(pairs, count, "row of the target bank", "pairs")
         clicks = None if self.answers is None else self.clicks(count)
-        return PreparedBank.of(given, clicks, pairs, self.kind == "documents")
+        return PreparedBank.of(fit_input, clicks, pairs, self.kind == "documents")
 
     @cached_property
     def _known(self) -> Vectors | np.ndarray | Path | None:

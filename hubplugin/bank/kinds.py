@@ -41,7 +41,7 @@ BETWEEN = 0.75
 """Share of the variance of the similarities that lies between queries, above which they are of two kinds: queries have
 0.1 to 0.4, queries mixed with documents across modalities 0.87, another model's vectors 0.82."""
 
-REACH = 0.25
+SHARE_FOUND = 0.25
 """How many different targets the bank's queries find, as a share of how many the same number of the gallery's own
 vectors finds. It is 0.1 for another model's vectors, 0.45 and more for queries, even if half of them ask for 60
 targets."""
@@ -67,7 +67,7 @@ class BankProfile:
     bank holds the answers. answered: whether the answers are in the gallery, as far as clicks, pairs or the target bank
     say; None where nothing does. own_share: share of the 5 nearest neighbours that come from the own set, of bank and
     gallery in equal shares. target_share: the same of target bank and gallery, looked at where `own_share` is low.
-    between: share of the variance of the similarities that lies between queries. reach: how many targets are the
+    between: share of the variance of the similarities that lies between queries. share_found: how many targets are the
     nearest of a bank query, as a share of how many are nearest to as many of the gallery's own vectors. clustered:
     correlation between whether a target is found by the bank and the share of its neighbours that are. agreement:
     correlation, over targets, between how near the bank and how near the gallery itself comes. of_documents: documents
@@ -79,7 +79,7 @@ class BankProfile:
     own_share: float = 1.0
     target_share: float = 0.5
     between: float = 0.0
-    reach: float = 1.0
+    share_found: float = 1.0
     clustered: float = 0.0
     agreement: float = 1.0
     of_documents: bool = False
@@ -96,7 +96,7 @@ class BankProfile:
             return "documents"
         if self.between > BETWEEN:
             return "mixture"
-        if self.reach < REACH:
+        if self.share_found < SHARE_FOUND:
             return "another model"
         if self.clustered > CLUSTERED and self.agreement < AGREEMENT and self.own_share < OVERLAP:
             return "elsewhere"
@@ -142,7 +142,7 @@ class BankProfile:
             "mixture": f"the bank looks like a mixture of two kinds of vectors: {self.between:.0%} of the variance of "
             f"its similarities lies between its queries ({BETWEEN:.0%} is allowed)",
             "another model": "the bank looks as if another model had embedded it: its queries find "
-            f"{self.reach:.0%} of what as many of the gallery's own vectors find ({REACH:.0%} is needed)",
+            f"{self.share_found:.0%} of what as many of the gallery's own vectors find ({SHARE_FOUND:.0%} is needed)",
             "elsewhere": "the bank looks as if it came from elsewhere, or asked about one corner of the gallery: what "
             f"it finds lies together ({self.clustered:.2f}, {CLUSTERED} is allowed), and on the hubs it disagrees with "
             f"the gallery ({self.agreement:.2f}, {AGREEMENT} is needed)",
@@ -151,52 +151,52 @@ class BankProfile:
 
 
 def profile(
-    given: FitInput, queries: np.ndarray, targets: np.ndarray, of_documents: bool, answered: bool, seed: int
+    fit_input: FitInput, queries: np.ndarray, targets: np.ndarray, of_documents: bool, answered: bool, seed: int
 ) -> BankProfile:
-    """Of the bank of `given`, seen on samples: `queries` [m, d], all distinct, and `targets` [n, d] of its gallery.
+    """Of the bank of `fit_input`, seen on samples: `queries` [m, d], all distinct, and `targets` [n, d] of its gallery.
     answered: whether clicks or pairs say that the answers are in the gallery."""
-    distinct = len(given.distinct)
+    distinct = len(fit_input.distinct)
     if min(len(queries), len(targets)) < FEWEST:
         return BankProfile(distinct, of_documents=of_documents, told=False)
     rng = np.random.default_rng(seed)
     seen, targets = (rng.permutation(part)[:SEEN] for part in (queries, targets))
-    asking, own = _as_queries(seen, targets, given.metric)
+    asking, own = _as_queries(seen, targets, fit_input.metric)
     vectors = as_vectors(targets, "targets")
-    from_bank = dense(Similarities(asking, given.metric, given.compute), vectors)
-    from_gallery = dense(Similarities(own, given.metric, given.compute), vectors)
+    from_bank = dense(Similarities(asking, fit_input.metric, fit_input.compute), vectors)
+    from_gallery = dense(Similarities(own, fit_input.metric, fit_input.compute), vectors)
     from_gallery.fill_diagonal_(-math.inf)
-    unit = _unit(targets, given.metric)
-    share, target_share = own_share(_unit(seen, given.metric), unit, given.compute, rng), 0.5
-    if share < OWN_SHARE and given.target_bank is not None and len(given.target_bank) >= FEWEST:
-        target_share = own_share(_unit(given.target_bank, given.metric), unit, given.compute, rng)
+    unit = _unit(targets, fit_input.metric)
+    share, target_share = own_share(_unit(seen, fit_input.metric), unit, fit_input.compute, rng), 0.5
+    if share < OWN_SHARE and fit_input.target_bank is not None and len(fit_input.target_bank) >= FEWEST:
+        target_share = own_share(_unit(fit_input.target_bank, fit_input.metric), unit, fit_input.compute, rng)
     return BankProfile(
         distinct=distinct,
-        spacing=_spacing(given, seen),
+        spacing=_spacing(fit_input, seen),
         own_share=share,
         target_share=target_share,
         between=_share_between_rows(from_bank),
-        reach=share_found(from_bank, from_gallery),
-        clustered=_clustered(from_bank, targets, given),
+        share_found=share_found(from_bank, from_gallery),
+        clustered=_clustered(from_bank, targets, fit_input),
         agreement=_agreement(from_bank, from_gallery),
         of_documents=of_documents,
-        answered=True if answered else False if given.answers_are_elsewhere else None,
+        answered=True if answered else False if fit_input.answers_are_elsewhere else None,
     )
 
 
-def _spacing(given: FitInput, queries: np.ndarray) -> float:
+def _spacing(fit_input: FitInput, queries: np.ndarray) -> float:
     """The spacing ratio of the bank in the gallery, 1 where the target bank holds the answers. A hub stands out as an
     answer does, but it is one target: so of the queries that have the same nearest target one counts."""
-    if given.answers_are_elsewhere:
+    if fit_input.answers_are_elsewhere:
         return 1.0
-    ratio = spacing_ratio(given.survey)
+    ratio = spacing_ratio(fit_input.survey)
     if ratio <= LOG:
         return ratio
-    gallery, seen = given.require_targets("blend"), queries[:SURVEYED]
+    gallery, seen = fit_input.require_targets("blend"), queries[:SURVEYED]
     found = Nearest(len(seen))
-    for tile in Similarities.of(seen, given.metric, given.compute).tiles(gallery, "answers of the bank"):
+    for tile in Similarities.of(seen, fit_input.metric, fit_input.compute).tiles(gallery, "answers of the bank"):
         found.see(tile, 0)
     once = np.unique(found.rows, return_index=True)[1]
-    return spacing_ratio(look(Similarities.of(seen[once], given.metric, given.compute), gallery))
+    return spacing_ratio(look(Similarities.of(seen[once], fit_input.metric, fit_input.compute), gallery))
 
 
 def own_share(first: np.ndarray, second: np.ndarray, compute: Compute, rng: np.random.Generator) -> float:
@@ -232,11 +232,11 @@ def share_found(from_bank: torch.Tensor, from_gallery: torch.Tensor) -> float:
     return found[0] / found[1]
 
 
-def _clustered(from_bank: torch.Tensor, targets: np.ndarray, given: FitInput) -> float:
+def _clustered(from_bank: torch.Tensor, targets: np.ndarray, fit_input: FitInput) -> float:
     """A join count: whether the targets that the bank finds are neighbours of one another."""
     found = torch.zeros(len(targets), dtype=torch.float64)
     found[from_bank.argmax(dim=1)] = 1
-    around = found[_neighbours(_unit(targets, given.metric), given.compute)].mean(dim=1)
+    around = found[_neighbours(_unit(targets, fit_input.metric), fit_input.compute)].mean(dim=1)
     return _correlation(found, around)
 
 
@@ -308,8 +308,8 @@ def cosine_of_means(first: np.ndarray, second: np.ndarray) -> float:
 
 def excess_of_nearest(similarities: np.ndarray) -> float:
     """Median over queries of (largest - mean) / deviation, less what the largest of as many normal numbers has."""
-    spread = np.maximum(similarities.std(axis=1), 1e-30)
-    largest = (similarities.max(axis=1) - similarities.mean(axis=1)) / spread
+    deviation = np.maximum(similarities.std(axis=1), 1e-30)
+    largest = (similarities.max(axis=1) - similarities.mean(axis=1)) / deviation
     return float(np.median(largest)) - NormalDist().inv_cdf(0.5 ** (1 / similarities.shape[1]))
 
 

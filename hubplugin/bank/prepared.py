@@ -36,11 +36,11 @@ class PreparedBank(FitInput):
 
     @classmethod
     def of(
-        cls, given: FitInput, clicks: np.ndarray | None, pairs: bool | np.ndarray | None, of_documents: bool
+        cls, fit_input: FitInput, clicks: np.ndarray | None, pairs: bool | np.ndarray | None, of_documents: bool
     ) -> PreparedBank:
         """pairs: as of `Bank`; raises InputError where they cannot be used."""
-        read = {each.name: getattr(given, each.name) for each in fields(given)}
-        return cls(**read, pairs=_mapping(pairs, given), clicks=clicks, of_documents=of_documents)
+        read = {each.name: getattr(fit_input, each.name) for each in fields(fit_input)}
+        return cls(**read, pairs=_mapping(pairs, fit_input), clicks=clicks, of_documents=of_documents)
 
     def against(self, targets: VectorLike, ids: Mapping[int | str, int] | None = None) -> PreparedBank:
         """This bank with a gallery; raises InputError where it has other dimensions, or lacks what was clicked.
@@ -75,9 +75,9 @@ class PreparedBank(FitInput):
 def _rows_of(clicks: np.ndarray, count: int, ids: Mapping[int | str, int] | None) -> np.ndarray:
     """The rows [m] of what was clicked, -1 for nothing."""
     if ids is not None:
-        found = np.array([ids.get(each, -1) for each in clicks.tolist()], np.int64)
-        _tell_of_unknown(clicks, found)
-        return found
+        rows = np.array([ids.get(each, -1) for each in clicks.tolist()], np.int64)
+        _tell_of_unknown(clicks, rows)
+        return rows
     if clicks.dtype.kind not in "iu":
         raise InputError("answers must be rows of the gallery, which are numbers, or vectors; -1 for none")
     outside = np.flatnonzero((clicks < -1) | (clicks >= count))
@@ -91,21 +91,21 @@ def _rows_of(clicks: np.ndarray, count: int, ids: Mapping[int | str, int] | None
 
 def _tell_of_unknown(clicks: np.ndarray, rows: np.ndarray) -> None:
     """Counts in the log the `clicks` on what is not in the gallery, for which `rows` have -1, and names some."""
-    asked = [each for each in clicks.tolist() if each != -1]
+    clicked = [each for each in clicks.tolist() if each != -1]
     unknown = list(
         dict.fromkeys(each for each, row in zip(clicks.tolist(), rows, strict=True) if each != -1 and row < 0)
     )
     if unknown:
         named = ", ".join(map(repr, unknown[:NAMED])) + (", ..." if len(unknown) > NAMED else "")
-        lost = sum(row < 0 for row in rows) - (len(rows) - len(asked))
-        logger.warning("%d of %d clicked ids are not in the store, and are left out: %s", lost, len(asked), named)
+        lost = sum(row < 0 for row in rows) - (len(rows) - len(clicked))
+        logger.warning("%d of %d clicked ids are not in the store, and are left out: %s", lost, len(clicked), named)
 
 
-def _mapping(pairs: bool | np.ndarray | None, given: FitInput) -> np.ndarray | None:
+def _mapping(pairs: bool | np.ndarray | None, fit_input: FitInput) -> np.ndarray | None:
     """The row of the target bank that belongs to each bank query, or None."""
-    queries, second = given.query_bank, given.target_bank
+    queries, second = fit_input.query_bank, fit_input.target_bank
     if pairs is None:
-        if second is None or len(second) != len(queries) or not _look_paired(queries, second, given):
+        if second is None or len(second) != len(queries) or not _look_paired(queries, second, fit_input):
             return None
         return np.arange(len(queries))
     if pairs is False:
@@ -150,13 +150,13 @@ def _spooled(store: Scannable, clicks: np.ndarray) -> tuple[Vectors, dict[int | 
     return spool(read(), "targets"), rows
 
 
-def _look_paired(queries: np.ndarray, second: np.ndarray, given: FitInput) -> bool:
+def _look_paired(queries: np.ndarray, second: np.ndarray, fit_input: FitInput) -> bool:
     """Whether most queries are nearer to their own target than to the next row's: half are by chance."""
     rows = np.random.default_rng(0).permutation(len(queries))[:LOOKED_AT]
     if len(rows) < FEWEST:
         return False
     similarities = dense(
-        Similarities(queries[rows], given.metric, given.compute), as_vectors(second[rows], "target bank")
+        Similarities(queries[rows], fit_input.metric, fit_input.compute), as_vectors(second[rows], "target bank")
     )
     own = similarities.diagonal()
     return bool((own > similarities.roll(1, dims=1).diagonal()).double().mean() > 0.75)

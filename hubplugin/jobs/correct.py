@@ -114,16 +114,16 @@ def apply(
         _require_by_shards(prepared, group_by, robust)
     _require_usable(store, prepared, configuration, force, dry_run)
     cut_off = None if dry_run else _cut_off(store, configuration, prepared, group_by, robust)
-    with ExitStack() as held:
+    with ExitStack() as stack:
         gallery: SpooledGallery | ShardedStore
         if executor is not None:
-            gallery = ShardedStore(store, shards, executor, held.enter_context(Workspace(workspace)), compute)
+            gallery = ShardedStore(store, shards, executor, stack.enter_context(Workspace(workspace)), compute)
         elif cut_off is None:
             gallery = SpooledGallery(store, compute.progress, group_by, prepared.clicks)
         if cut_off is not None:
             return written(store, cut_off, None if executor is None else gallery, compute, keep, force)
-        asked = Asked(configuration, group_by, robust, force)
-        return _corrected(store, prepared.against(gallery.vectors, gallery.rows), gallery, asked, dry_run, keep)[0]
+        recipe = Recipe(configuration, group_by, robust, force)
+        return _corrected(store, prepared.against(gallery.vectors, gallery.rows), gallery, recipe, dry_run, keep)[0]
 
 
 def refit(
@@ -160,15 +160,15 @@ def refit(
     prepared = bank_for(store, Bank() if bank is None else bank).prepare(store.metric, compute, store)
     _require_usable(store, prepared, configuration, force, dry_run)
     gallery = SpooledGallery(store, compute.progress, group_key(old), prepared.clicks)
-    asked = Asked(configuration, group_key(old), old.bound is not None, force, old)
-    done, versus = _corrected(store, prepared.against(gallery.vectors, gallery.rows), gallery, asked, dry_run, keep)
+    recipe = Recipe(configuration, group_key(old), old.bound is not None, force, old)
+    done, versus = _corrected(store, prepared.against(gallery.vectors, gallery.rows), gallery, recipe, dry_run, keep)
     assert versus is not None
     return Refitted(**vars(done), versus=versus)
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What correction is asked for. configuration: None where it is chosen. group_by: the key within whose values it is
+class Recipe:
+    """How to make a correction. configuration: None where it is chosen. group_by: the key within whose values it is
     fitted. old: the active model that the new one must not be worse than."""
 
     configuration: Method | None
@@ -179,50 +179,50 @@ class Asked:
 
 
 def _corrected(
-    store: Store, bank: PreparedBank, gallery: SpooledGallery | ShardedStore, asked: Asked, dry_run: bool, keep: int
+    store: Store, bank: PreparedBank, gallery: SpooledGallery | ShardedStore, recipe: Recipe, dry_run: bool, keep: int
 ) -> tuple[Applied, OldVersusNew | None]:
     """Tries, fits and writes, or only counts what would be written. Raises CorrectionRefused where that would do harm,
     or the new correction is worse than the old one; nothing is written then."""
-    configuration, compute = asked.configuration, bank.compute
+    configuration, compute = recipe.configuration, bank.compute
     logger.info("%s: trying %s", store.url, "auto" if configuration is None else configuration.name)
     trial, versus, neutral = None, None, dict[Value, str]()
-    with closing(Experiment(bank, robust=asked.robust)) as experiment:
-        if not asked.force and (asked.group_by is None or asked.old is not None):
+    with closing(Experiment(bank, robust=recipe.robust)) as experiment:
+        if not recipe.force and (recipe.group_by is None or recipe.old is not None):
             require_kind(experiment)  # before the search for a method
         if configuration is None:
             configuration = chosen_by(experiment)
         configuration = configuration.resolved(bank)
-        if asked.group_by is None:
-            trial = None if asked.force else check_by(experiment, configuration)
-            if asked.old is not None:
-                versus = _versus([tuple(experiment.run([None, asked.old, configuration]))])
-                _require_not_worse(versus, asked.force)
+        if recipe.group_by is None:
+            trial = None if recipe.force else check_by(experiment, configuration)
+            if recipe.old is not None:
+                versus = _versus([tuple(experiment.run([None, recipe.old, configuration]))])
+                _require_not_worse(versus, recipe.force)
     logger.info("%s: fitting %s on %d bank queries", store.url, configuration.name, len(bank.query_bank))
-    if asked.group_by is None:
+    if recipe.group_by is None:
         model = configuration.fit(bank)
-        model = bounded(model, bank) if asked.robust else model
+        model = bounded(model, bank) if recipe.robust else model
         model = counted(model, bank) if isinstance(gallery, SpooledGallery) else model
-        if not asked.force:
+        if not recipe.force:
             require_displacement(model, as_vectors(bank.query_bank, "query bank"), gallery.vectors, compute)
     else:
         assert isinstance(gallery, SpooledGallery)
-        old = asked.old if isinstance(asked.old, GroupedModel) else None
-        model, neutral, trials = fit_within(bank, configuration, asked.group_by, gallery.groups(), asked.force, old)
+        old = recipe.old if isinstance(recipe.old, GroupedModel) else None
+        model, neutral, trials = fit_within(bank, configuration, recipe.group_by, gallery.groups(), recipe.force, old)
         if old is not None:
             versus = _versus(trials)
-            _require_not_worse(versus, asked.force)
+            _require_not_worse(versus, recipe.force)
     if dry_run:
         done = replace(unwritten(store, model, compute), notes=store.plan())
     else:
-        done = written(store, model, gallery, compute, keep, asked.force)
+        done = written(store, model, gallery, compute, keep, recipe.force)
     # Where nothing was tried, what to expect of the bank is still worth a line.
     notes = [*(small_bank(len(bank.distinct)) if trial is None else []), *done.notes]
     return replace(done, neutral=neutral, trial=trial, notes=notes), versus
 
 
-def _require_none(**given: object) -> None:
-    """Raises InputError for the first of the arguments `given` beside a fitted model that is there."""
-    for name, value in given.items():
+def _require_none(**arguments: object) -> None:
+    """Raises InputError for the first of the `arguments` beside a fitted model that is there."""
+    for name, value in arguments.items():
         if value is not None and value is not False:
             raise InputError("a fitted model has its bank and its method already: leave out ", Parameter(name))
 
@@ -250,9 +250,9 @@ def bank_for(store: Store, bank: BankLike) -> Bank:
     """`bank` as one for `store`, whose recorded queries take the place of none; raises InputError if there are none."""
     if not isinstance(store, Store):
         raise InputError(f"expected a store, got {type(store).__name__}; open one: hubplugin.open_store(URL)")
-    given = Bank.of(bank)
-    if given.queries is not None:
-        return given
+    bank = Bank.of(bank)
+    if bank.queries is not None:
+        return bank
     recorded = recorded_of(store)
     if recorded is None:
         place = "" if store.record is None else f" in {store.record}"
@@ -261,17 +261,17 @@ def bank_for(store: Store, bank: BankLike) -> Bank:
             Parameter("bank"),
             f", vectors or a log's texts with their model, or collect queries: {store.how_to_record}",
         )
-    return replace(given, queries=recorded)
+    return replace(bank, queries=recorded)
 
 
 def _cut_off(
-    store: Store, configuration: Method | None, given: FitInput, group_by: str | None, robust: bool
+    store: Store, configuration: Method | None, bank: FitInput, group_by: str | None, robust: bool
 ) -> OffsetModel | None:
     """The model whose writing was cut off, if it is the one that is asked for."""
     found = store.correction()
     if found is None or found.active or configuration is None:
         return None
-    same = configuration.made(found.model, given) and group_key(found.model) == group_by
+    same = configuration.made(found.model, bank) and group_key(found.model) == group_by
     same &= (found.model.bound is not None) == robust
     return found.model if same else None
 
@@ -303,7 +303,7 @@ more than 0.1 lost R@1, up to 2.4 points (benchmarks/keeping.py)."""
 class OldVersusNew:
     """The old and the new correction on held-out queries of the new bank: `old` and `new`; `raw` is no correction.
 
-    gain, error: of R@1 of the new one over the old one, 0 to 1, and its standard error; None without pairs or clicks.
+    gain, error: of R@1 of the new one over the old one, 0 to 1, and its standard error; None without known answers.
     """
 
     raw: ToldFigures

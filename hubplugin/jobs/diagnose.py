@@ -60,12 +60,12 @@ def findings(
     place = place.reshape(lists.shape)
     vectors = taken(bank.require_targets("auto"), rows, bank.metric)
     queries = bank.query_bank[asking]
-    spread = float(targets.var(axis=0, dtype=np.float64).sum())  # half the mean squared distance of any two
+    variance = float(targets.var(axis=0, dtype=np.float64).sum())  # half the mean squared distance of any two
     long = [np.linalg.norm(part, axis=1) for part in (vectors, targets)]
     return [
         other_model(_dense(queries, targets, quiet.metric, quiet.compute), queries, targets),
         shifted(queries, targets),
-        copies(place, vectors, _spacing(targets[: len(targets) // 4 + 1], quiet), spread),
+        copies(place, vectors, _spacing(targets[: len(targets) // 4 + 1], quiet), variance),
         collapsed(targets / np.maximum(long[1], 1e-30)[:, None] if bank.metric is Metric.DOT else targets),
         lengths(long[0][place.reshape(-1)], long[1], bank.metric),
         _short(lists, bank, texts, ids_of, rng),
@@ -75,7 +75,7 @@ def findings(
 
 def _short(
     lists: np.ndarray,
-    given: FitInput,
+    bank: FitInput,
     texts: Naming | None,
     ids_of: Callable[[np.ndarray], Sequence[Id]],
     rng: np.random.Generator,
@@ -83,18 +83,18 @@ def _short(
     if texts is None:
         return short_texts([], [])
     places = rng.permutation(lists.reshape(-1))[:TEXTS]
-    drawn = rng.permutation(given.require_targets("auto").rows)[:TEXTS]
+    drawn = rng.permutation(bank.require_targets("auto").rows)[:TEXTS]
     rows, place = np.unique(np.concatenate([places, drawn]), return_inverse=True)
     known = texts(list(ids_of(rows)))
     each = [known[row] for row in place.reshape(-1).tolist()]
     return short_texts(each[: len(places)], each[len(places) :])
 
 
-def _spacing(targets: np.ndarray, given: FitInput) -> np.ndarray:
+def _spacing(targets: np.ndarray, bank: FitInput) -> np.ndarray:
     """Half the squared distance of each of `targets` [s, d], of the gallery, to its nearest other."""
-    metric = given.metric if given.metric is Metric.COSINE else Metric.EUCLIDEAN
+    metric = bank.metric if bank.metric is Metric.COSINE else Metric.EUCLIDEAN
     nearest = TopK(2)
-    search(targets, given.require_targets("auto"), metric, given.compute, nearest)
+    search(targets, bank.require_targets("auto"), metric, bank.compute, nearest)
     scores = nearest.scores[0]
     distance = (1 - scores if metric is Metric.COSINE else -scores)[:, -1]
     spacing: np.ndarray = np.maximum(distance, 0.0)
@@ -287,8 +287,8 @@ def diagnose(
     a fraction of its interval. Raises InputError for anything that cannot be used.
     """
     chosen = Metric.parse(metric if metric is not None else getattr(targets, "metric", Metric.COSINE))
-    given = bank_for(targets, bank) if isinstance(targets, Store) else Bank.of(bank)
-    prepared = given.prepare(chosen, compute, targets)
+    asking = bank_for(targets, bank) if isinstance(targets, Store) else Bank.of(bank)
+    prepared = asking.prepare(chosen, compute, targets)
     require_enough(len(prepared.distinct))  # before the gallery is read
     prepared = prepared.against(targets)
     gallery = prepared.require_targets("auto")

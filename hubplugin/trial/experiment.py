@@ -111,16 +111,16 @@ FIT_ROWS = 2_048
 
 @dataclass(frozen=True)
 class Fold:
-    """Fitted on `given`, whose targets are the gallery's and then those that held-out queries ask for and it lacks.
+    """Fitted on `fit_input`, whose targets are the gallery's and then those that held-out queries ask for and it lacks.
     similarities [p, ...] of these queries to them; own [p], the column of each one's target, or None."""
 
-    given: FitInput
+    fit_input: FitInput
     similarities: torch.Tensor
     own: torch.Tensor | None
 
     def release(self) -> None:
-        if isinstance(self.given.compute, HoldingCompute):
-            self.given.compute.release()
+        if isinstance(self.fit_input.compute, HoldingCompute):
+            self.fit_input.compute.release()
 
 
 @dataclass(frozen=True)
@@ -180,14 +180,14 @@ class Experiment:
             order = rng.permutation(len(distinct))
             return Split(distinct[order], folds_within(known[distinct[order]]))
         # Queries of one target stay together: they would give it away to each other.
-        asked = distinct[known[distinct] >= 0]
-        groups = np.unique(known[asked], return_inverse=True)[1].reshape(-1)
+        answered = distinct[known[distinct] >= 0]
+        groups = np.unique(known[answered], return_inverse=True)[1].reshape(-1)
         count = int(groups.max()) + 1 if len(groups) else 0
         if count < 2 * FOLDS:
             raise InputError(f"answers name {count} targets; holding some of them out needs at least {2 * FOLDS}")
         place = np.argsort(rng.permutation(count))[groups]
-        rows, fold_of = asked[np.argsort(place, kind="stable")], np.sort(place) % FOLDS
-        others = np.setdiff1d(distinct, asked)
+        rows, fold_of = answered[np.argsort(place, kind="stable")], np.sort(place) % FOLDS
+        others = np.setdiff1d(distinct, answered)
         return Split(np.concatenate([rows, others]), np.concatenate([fold_of, np.full(len(others), -1)]))
 
     @cached_property
@@ -259,8 +259,8 @@ class Experiment:
 
     def _room_for(self, fold: Fold) -> bool:
         """Whether all folds and the products of their fits take half of the memory at most."""
-        second = 0 if fold.given.target_bank is None else len(fold.given.target_bank)
-        products = len(fold.given.query_bank) * (fold.given.require_targets("auto").rows + second)
+        second = 0 if fold.fit_input.target_bank is None else len(fold.fit_input.target_bank)
+        products = len(fold.fit_input.query_bank) * (fold.fit_input.require_targets("auto").rows + second)
         return FOLDS * (4 * products + 8 * fold.similarities.numel()) <= self.bank.compute.bytes() // 2
 
     def run(self, configurations: Sequence[Method | OffsetModel | None]) -> list[Outcome]:
@@ -291,7 +291,7 @@ class Experiment:
         """The nearest targets [p, k], costs [p] and, with answers, hits and log ranks [p] of one fold's queries."""
         n, scores = len(self.targets), fold.similarities
         if configuration is not None:
-            scores = scores + torch.from_numpy(_offsets(configuration, fold.given, self._robust))
+            scores = scores + torch.from_numpy(_offsets(configuration, fold.fit_input, self._robust))
         found = scores[:, :n].topk(min(OCCURRENCE, max(n // 4, 1)), dim=1).indices
         costs = nearest - fold.similarities.gather(1, found[:, :1])[:, 0]
         if fold.own is None:
@@ -326,7 +326,7 @@ class Experiment:
                 offsets = torch.zeros(others.shape[1])
                 for weight, part in blend.parts:
                     if part not in fitted:
-                        raw = part.raw_offsets(fold.given)
+                        raw = part.raw_offsets(fold.fit_input)
                         fitted[part] = torch.from_numpy(raw - raw.mean()).float()
                     offsets += weight * fitted[part]
                 rows.append((own + offsets[fold.own] - (others + offsets).max(dim=1).values).numpy())
@@ -335,14 +335,13 @@ class Experiment:
         return np.concatenate(columns, axis=1).astype(np.float64)
 
 
-def _offsets(configuration: Method | OffsetModel, given: FitInput, robust: bool) -> np.ndarray:
-    """Offsets [n] of the targets of `given`, by a fit on its bank, which is bounded if it is to be `robust`, or by a
-    model."""
+def _offsets(configuration: Method | OffsetModel, fit_input: FitInput, robust: bool) -> np.ndarray:
+    """Offsets [n] of the targets of `fit_input`, by a model, or by a fit on its bank, which is bounded if `robust`."""
     if isinstance(configuration, Method):
         if not robust:
-            return configuration.raw_offsets(given)
-        configuration = bounded(configuration.fit(given), given)
-    targets, compute = given.require_targets(configuration.method), given.compute
+            return configuration.raw_offsets(fit_input)
+        configuration = bounded(configuration.fit(fit_input), fit_input)
+    targets, compute = fit_input.require_targets(configuration.method), fit_input.compute
     if configuration.bound is None:
         return configuration.raw_offsets(targets, compute)
     return configuration.members.offsets(targets, compute=compute.quiet)
@@ -357,14 +356,14 @@ def with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.nda
     return np.concatenate([targets, rows[new]]), columns
 
 
-def folds_within(asked: np.ndarray) -> np.ndarray:
-    """The fold of each query, of those for what was asked [m] more than once; -1 for others and where it is -1. The
+def folds_within(answer: np.ndarray) -> np.ndarray:
+    """The fold of each query, of those whose answer [m] is that of others too; -1 for others and where it is -1. The
     wordings of one target are spread over the folds, so that each fold leaves some of them."""
-    by_target = np.argsort(asked, kind="stable")
-    _, first, group, count = np.unique(asked[by_target], return_index=True, return_inverse=True, return_counts=True)
+    by_target = np.argsort(answer, kind="stable")
+    _, first, group, count = np.unique(answer[by_target], return_index=True, return_inverse=True, return_counts=True)
     group = group.reshape(-1)
-    fold_of = np.empty(len(asked), np.int64)
-    fold_of[by_target] = (np.arange(len(asked)) - first[group] + group) % FOLDS
+    fold_of = np.empty(len(answer), np.int64)
+    fold_of[by_target] = (np.arange(len(answer)) - first[group] + group) % FOLDS
     fold_of[by_target[count[group] < 2]] = -1
-    fold_of[asked < 0] = -1
+    fold_of[answer < 0] = -1
     return fold_of

@@ -3,7 +3,7 @@
 It also looks at both sides of a log: at targets that were asked for before, and at those that were not.
 
 Queries are held out and tried: for *asked*, single wordings of targets that the log asks for in others, too; for *not
-asked*, all wordings of a target at once. What a query asks for is known from clicks or pairs. Otherwise it is guessed:
+asked*, all wordings of a target at once. What a query asks for is known from answers. Otherwise it is guessed:
 queries that share a nearest target which stands out ask for it. They find it, so they show what is lost, and no gain.
 
 Where each target has one wording, *stand-ins* take the place of others: bank queries whose nearest target stands out,
@@ -69,15 +69,15 @@ class _Log:
     """Some distinct queries of the bank [m, d], and of its gallery a sample together with all answers [n, d].
 
     answer: [m], the place of each query's answer among the targets, or -1. clear: [m], whether the answer is known, or
-    else stands out. found: [m], whether the query finds its answer, by a clear margin.
+    else stands out. sure: [m], whether the query finds its answer, by a clear margin.
     """
 
-    given: FitInput
+    fit_input: FitInput
     queries: np.ndarray
     gallery: Vectors
     answer: np.ndarray
     clear: np.ndarray
-    found: np.ndarray
+    sure: np.ndarray
     scores: torch.Tensor
     known: bool
 
@@ -95,10 +95,10 @@ def both_sides(experiment: Experiment, method: Method) -> Sides | None:
     if again.sum() >= FEWEST_WORDINGS and (log.known or again.sum() >= SHARED * log.clear.sum()):
         what, scores, tried = "other wordings" if log.known else "guessed wordings", log.scores, again
         asked = _held_out(log, method, scores, again, apart, what)
-    elif log.found.sum() < FEWEST_WORDINGS // 2:
+    elif log.sure.sum() < FEWEST_WORDINGS // 2:
         return None  # nearly all of it finds one hub
     else:
-        what, scores, tried = STAND_INS, _stand_ins(log, rng), log.found
+        what, scores, tried = STAND_INS, _stand_ins(log, rng), log.sure
         asked = _side(log, scores, [(np.flatnonzero(tried), whole)], what)
     if log.known:
         what, scores, tried = "queries", log.scores, log.clear
@@ -123,52 +123,54 @@ def _look(experiment: Experiment) -> _Log:
     first, second = scores.topk(2, dim=1).values.numpy().T
     own = scores.numpy()[np.arange(len(rows)), answer]
     hubs = np.bincount(answer[answer >= 0], minlength=len(targets)) > MOST_ANSWERS * len(rows)
-    found = (answer >= 0) & (own >= first) & (first - second >= np.median(first - second)) & ~hubs[answer]
-    clear = found if known is None else answer >= 0
-    return _Log(bank, queries, gallery, answer, clear, found, scores, known is not None)
+    sure = (answer >= 0) & (own >= first) & (first - second >= np.median(first - second)) & ~hubs[answer]
+    clear = sure if known is None else answer >= 0
+    return _Log(bank, queries, gallery, answer, clear, sure, scores, known is not None)
 
 
-def _nearest_of(given: FitInput, queries: np.ndarray) -> np.ndarray:
+def _nearest_of(fit_input: FitInput, queries: np.ndarray) -> np.ndarray:
     """The nearest target of each of `queries` [m, d] in the whole gallery: [m, d]."""
-    gallery, nearest = given.require_targets("auto"), Nearest(len(queries))
-    for tile in Similarities.of(queries, given.metric, given.compute).tiles(gallery, "answers of the bank"):
+    gallery, nearest = fit_input.require_targets("auto"), Nearest(len(queries))
+    for tile in Similarities.of(queries, fit_input.metric, fit_input.compute).tiles(gallery, "answers of the bank"):
         nearest.see(tile, 0)
     rows, place = np.unique(nearest.rows, return_inverse=True)
-    found: np.ndarray = taken(gallery, rows, given.metric)[place.reshape(-1)]
+    found: np.ndarray = taken(gallery, rows, fit_input.metric)[place.reshape(-1)]
     return found
 
 
-def _offsets(log: _Log, method: Method, kept: np.ndarray) -> np.ndarray:
-    """Raw offsets [n] of a fit on the queries `kept` [m]."""
-    return method.raw_offsets(FitInput(log.queries[kept], log.gallery, None, log.given.metric, log.given.compute.quiet))
+def _offsets(log: _Log, method: Method, seen: np.ndarray) -> np.ndarray:
+    """Raw offsets [n] of a fit on the queries `seen` [m]."""
+    return method.raw_offsets(
+        FitInput(log.queries[seen], log.gallery, None, log.fit_input.metric, log.fit_input.compute.quiet)
+    )
 
 
 def _held_out(
-    log: _Log, method: Method, scores: torch.Tensor, probes: np.ndarray, fold_of: np.ndarray, what: str
+    log: _Log, method: Method, scores: torch.Tensor, queries: np.ndarray, fold_of: np.ndarray, what: str
 ) -> Side:
-    """The `probes` of each fold on a fit without it. probes: bool [m]. fold_of: [m], -1 for what all fits see."""
+    """The `queries` of each fold on a fit without it: bool [m]. fold_of: [m], -1 for what all fits see."""
     parts = []
     for fold in range(FOLDS):
-        tried, kept = np.flatnonzero(probes & (fold_of == fold)), fold_of != fold
-        if len(tried) and kept.any():
-            parts.append((tried, _offsets(log, method, kept)))
+        tried, seen = np.flatnonzero(queries & (fold_of == fold)), fold_of != fold
+        if len(tried) and seen.any():
+            parts.append((tried, _offsets(log, method, seen)))
     return _side(log, scores, parts, what)
 
 
 def _side(log: _Log, scores: torch.Tensor, parts: list[tuple[np.ndarray, np.ndarray]], what: str) -> Side:
-    """Of probes and the offsets that each is tried with."""
+    """Of queries and the offsets that each is tried with."""
     before, after = [], []
-    for probes, offsets in parts:
-        part = scores[probes]
-        before.append((part.argmax(dim=1).numpy() == log.answer[probes]).astype(float))
-        after.append(((part + torch.from_numpy(offsets)).argmax(dim=1).numpy() == log.answer[probes]).astype(float))
+    for queries, offsets in parts:
+        part = scores[queries]
+        before.append((part.argmax(dim=1).numpy() == log.answer[queries]).astype(float))
+        after.append(((part + torch.from_numpy(offsets)).argmax(dim=1).numpy() == log.answer[queries]).astype(float))
     raw, corrected = np.concatenate(before), np.concatenate(after)
     return Side(float(raw.mean()), float(corrected.mean()), standard_error(corrected - raw), len(raw), what)
 
 
 def _stand_ins(log: _Log, rng: np.random.Generator) -> torch.Tensor:
     """The similarities [m, n]; queries that find their answers were moved so far that `FOUND` of them still do."""
-    rows, scores = np.flatnonzero(log.found), log.scores.clone()
+    rows, scores = np.flatnonzero(log.sure), log.scores.clone()
     start = log.queries[rows]
     towards = log.queries[rng.integers(0, len(log.queries), len(rows))] - start
     lengths = np.linalg.norm(start, axis=1, keepdims=True)
@@ -177,7 +179,7 @@ def _stand_ins(log: _Log, rng: np.random.Generator) -> torch.Tensor:
         step = (low + high) / 2
         moved = start + step * towards
         moved = (moved * lengths / np.maximum(np.linalg.norm(moved, axis=1, keepdims=True), 1e-30)).astype(np.float32)
-        scores[rows] = dense(Similarities(moved, log.given.metric, log.given.compute), log.gallery)
+        scores[rows] = dense(Similarities(moved, log.fit_input.metric, log.fit_input.compute), log.gallery)
         found = scores[rows].argmax(dim=1).numpy() == log.answer[rows]
         low, high = (step, high) if found.mean() > FOUND else (low, step)
     return scores
@@ -207,7 +209,7 @@ def judge(
 
     `Trial.require_passed` raises CorrectionRefused where there is an objection, as `hubplugin.apply` does.
 
-    There is an objection if the bank is of the wrong kind (see `BankProfile`). With pairs or clicks, if R@1 of held-out
+    There is an objection if the bank is of the wrong kind (see `BankProfile`). With known answers, if R@1 of held-out
     queries falls by more than two standard errors, or, with 200 of them, neither it nor the mean rank of their targets
     gets better. Of a log whose answers are known, also if R@1 of other wordings of what it asked for falls so much (see
     `Sides`). With another method than `blend`, if the bank is small, if it looks like a log and the method keeps its
