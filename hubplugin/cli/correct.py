@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -38,7 +37,7 @@ from hubplugin.resources import Compute
 from hubplugin.store import KEEP
 
 if TYPE_CHECKING:
-    from hubplugin.store import StoredVersion
+    pass
 
 
 LiveQueries = Annotated[
@@ -132,20 +131,15 @@ def remove(
 
     opened = open_store(store)
     found = list(versions_of(opened))
-    figures = {"store": opened.url, "written": bool(found) and not dry_run, "versions": _told(found)}
+    from hubplugin.cli.json_types import Removed
+
+    figures = told(opened, Removed.model_validate({"written": bool(found) and not dry_run, "versions": found}))
     if dry_run:
         lines = [f"{opened.url}: nothing was changed; would take out", *map(str, found)]
         return Answer("\n".join(lines) if found else f"{opened.url}: there is no correction", figures)
     with progress_shown() as progress:
         remove(opened, compute=Compute(progress=progress))
     return Answer(f"{opened.url}: {'correction removed' if found else 'there was no correction'}", figures)
-
-
-def _told(versions: Sequence[StoredVersion]) -> list[dict[str, object]]:
-    from hubplugin.jobs.facts import VersionFacts
-    from hubplugin.report import facts_of
-
-    return [facts_of(VersionFacts.model_validate(version)) for version in versions]
 
 
 @command
@@ -172,9 +166,10 @@ def versions(
     lines = [opened.url, *(map(str, found) if found else ["no correction"])]
     if keep is not None and dry_run:
         lines.append(f"nothing was deleted; would delete {gone} of {kept} kept, those that were left longest ago")
-    written = gone > 0 and not dry_run
-    figures = {"store": opened.url, "written": written, "deleted": gone, "versions": _told(found)}
-    return Answer("\n".join(lines), figures)
+    from hubplugin.cli.json_types import Versions
+
+    figures = Versions.model_validate({"written": gone > 0 and not dry_run, "deleted": gone, "versions": found})
+    return Answer("\n".join(lines), told(opened, figures))
 
 
 @command

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from typing_extensions import NotRequired, TypedDict  # that of `typing` has no schema before Python 3.12
+from pydantic import BaseModel
 
 from hubplugin.jobs.facts import VersionFacts
 from hubplugin.quarantine import Quarantine
 
 
-class RemoveFigures(TypedDict):
+class Removed(BaseModel):
     """What was taken out. written: false after a dry run, or where there was nothing."""
 
     written: bool
     versions: list[VersionFacts]
 
 
-class VersionsFigures(TypedDict):
+class Versions(BaseModel):
     """The versions in the order of their numbers. deleted: how many --keep deleted or, after a dry run, would delete;
     written: whether it did."""
 
@@ -29,34 +29,34 @@ class VersionsFigures(TypedDict):
     versions: list[VersionFacts]
 
 
-class ExplainFigures(TypedDict):
+class Explained(BaseModel):
     """The request. A shard in somebody's own process has no method and no path."""
 
-    method: NotRequired[str]
-    path: NotRequired[str]
+    method: str | None = None
+    path: str | None = None
     body: dict[str, Any]
 
 
-class SwitchFigures(TypedDict):
+class SwitchedTo(BaseModel):
     """on: as it is now or, after a dry run, would be."""
 
     written: bool
     on: bool
 
 
-class BankCommandFigures(TypedDict):
+class RecordedBank(BaseModel):
     """What is recorded now: so many queries and, unless there are none, their dimensions, how many were asked (seen),
     about how many of these differ, and when the first and the last was asked. written: whether any went."""
 
     folder: str
     written: bool
-    queries: int
-    dim: NotRequired[int]
-    seen: NotRequired[int]
-    different: NotRequired[int]
-    first: NotRequired[str]
-    last: NotRequired[str]
-    texts: NotRequired[bool]
+    queries: int = 0
+    dim: int | None = None
+    seen: int | None = None
+    different: int | None = None
+    first: str | None = None
+    last: str | None = None
+    texts: bool | None = None
 
 
 class QuarantineFigures(Quarantine):
@@ -80,13 +80,13 @@ def figures_of_commands() -> dict[str, type]:
         "inspect": Inspection,
         "apply": Applied,
         "refresh": Applied,
-        "remove": RemoveFigures,
-        "versions": VersionsFigures,
+        "remove": Removed,
+        "versions": Versions,
         "rollback": RolledBack,
         "refit": Refitted,
         "monitor": Monitored,
-        "bank": BankCommandFigures,
-        "explain": ExplainFigures,
-        "switch": SwitchFigures,
+        "bank": RecordedBank,
+        "explain": Explained,
+        "switch": SwitchedTo,
         "quarantine": QuarantineFigures,
     }

@@ -101,7 +101,9 @@ def switch(
     able(opened, Switched).switch(on, dry_run=dry_run)
     is_now = "nothing was changed; the correction would be" if dry_run else "the correction is"
     state = "on" if on else "off: clients search raw"
-    figures = {"store": opened.url, "written": not dry_run, "on": on}
+    from hubplugin.cli.json_types import SwitchedTo
+
+    figures = told(opened, SwitchedTo(written=not dry_run, on=on))
     return Answer(f"{opened.url}: {is_now} {state}; running clients see it within 10 seconds", figures)
 
 
@@ -144,13 +146,12 @@ def bank(
         planned = 0 if delete else min(found.rows, keep or 0)
         rows = 0 if left is None else left.rows
         lines.append(f"nothing was changed; would keep {planned}" if dry_run else f"kept: {rows}")
-    figures = {
-        "store": opened.url,
-        "folder": str(opened.record),
-        "written": changes and not dry_run,
-        **_figures(left),
-    }
-    return Answer("\n".join(lines), figures)
+    from hubplugin.cli.json_types import RecordedBank
+
+    figures = RecordedBank(folder=str(opened.record), written=changes and not dry_run)
+    if left is not None:
+        figures = figures.model_copy(update=_figures(left))
+    return Answer("\n".join(lines), told(opened, figures))
 
 
 def _changed(store: Store, keep: int | None, delete: bool) -> Recorded | None:
@@ -175,9 +176,7 @@ def _summary(found: Recorded) -> str:
     )
 
 
-def _figures(found: Recorded | None) -> dict[str, object]:
-    if found is None:
-        return {"queries": 0}
+def _figures(found: Recorded) -> dict[str, object]:
     return {
         "queries": found.rows,
         "dim": found.dim,

@@ -20,6 +20,7 @@ from hubplugin.cli.options import (
     answer,
     bank_of,
     require_files,
+    vectors,
 )
 from hubplugin.errors import InputError, Parameter
 from hubplugin.vectors import Progress, Vectors
@@ -122,35 +123,59 @@ def evaluate(
         "--targets": targets, "--bank": banks.bank, "--answers": banks.answers, "--method": method,
     }  # fmt: skip
     if store is not None:
-        for option in (name for name, given in for_files.items() if given):
+        for option in (name for name, value in for_files.items() if value):
             raise InputError(f"{option} is for files; a STORE is searched as it is")
-        known = {"k": k, "condition": condition, "query_names": query_names, "seed": seed}
-        return _in_store(store, _asked(queries, banks.embed, banks.field), truth, shown, known)
-    if targets is None:
+        if truth is None:
+            raise InputError("a STORE needs --truth: for each query the id of its true target")
+    elif targets is None:
         raise InputError("expected a STORE, to search it as it is, or --targets, to try methods on files")
-    if condition is not None:
+    elif condition is not None:
         raise InputError("--filter is for a STORE; files are searched whole")
-    require_files(read=(truth, shown.names, query_names), written=(shown.report,))
-    return _on_files(
-        *_both(queries, banks), targets, method, shown.report,
-        truth=truth, k=k, names=shown.names, query_names=query_names, seed=seed, metric=metric, computing=computing,
-    )  # fmt: skip
+    test_queries, bank = _queries_and_bank(queries, banks)
+    require_files(read=(truth, query_names, shown.names if store is None else None), written=(shown.report,))
+    ranked, names = _ranked(store, targets, shown.names)
+
+    from hubplugin.evaluation.evaluate import evaluate
+    from hubplugin.fitting import fit
+
+    with progress_shown() as progress:
+        models, compute = dict[str, Any](), computing.compute(progress)
+        if bank is not None:
+            bank = replace(bank, queries=bank.vectors(ranked, progress), embed=None, field=None)
+        if "auto" in (method or []):
+            if bank is None:
+                raise InputError("method 'auto' chooses on example queries: pass ", Parameter("bank"))
+            models["auto"] = fit(ranked, bank, "auto", metric=metric, compute=compute)
+        found = evaluate(
+            ranked, bank, queries=_each_row(test_queries, ranked, progress), truth=truth,
+            methods=[name for name in method if name not in models] if method else None, models=models or None, k=k,
+            condition=condition, names=names, query_names=query_names, metric=metric if store is None else None,
+            seed=seed, compute=compute,
+        )  # fmt: skip
+    return answer(found.report(), found, shown.report)
 
 
-def _asked(queries: str, embed: str | None, field: str | None) -> Bank:
-    """The test queries as they were typed."""
-    return Bank(queries, embed=embed, field=field, name="queries").look()
+def _ranked(store: str | None, targets: str | None, names: str | None) -> tuple[Any, Any]:
+    """What is evaluated, a store or the vectors in a file, and what its targets are called."""
+    if store is None:
+        return vectors(targets, "targets"), names
+    from hubplugin.jobs.naming import naming
+    from hubplugin.registry import open_store
+
+    opened = open_store(store)
+    return opened, naming(names, opened, "--names")
 
 
-def _both(queries: str, banks: BankOptions) -> tuple[Bank, Bank | None]:
-    """Test queries and bank; either may be texts and the other vectors."""
+def _queries_and_bank(queries: str, banks: BankOptions) -> tuple[Bank, Bank | None]:
+    """Test queries and bank as they were typed; either may be texts and the other vectors."""
     in_queries, in_bank = (
         path is not None and holds_texts(path, banks.embed is not None) for path in (queries, banks.bank)
     )
-    asked = _asked(queries, *((banks.embed, banks.field) if in_queries or not in_bank else (None, None)))
+    embed, field = (banks.embed, banks.field) if in_queries or not in_bank else (None, None)
+    test_queries = Bank(queries, embed=embed, field=field, name="queries").look()
     if banks.bank is None:
-        return asked, None
-    return asked, bank_of(banks if in_bank else replace(banks, embed=None, field=None))
+        return test_queries, None
+    return test_queries, bank_of(banks if in_bank else replace(banks, embed=None, field=None))
 
 
 def _each_row(queries: Bank, gallery: object, progress: Progress | None) -> Vectors:
@@ -160,60 +185,6 @@ def _each_row(queries: Bank, gallery: object, progress: Progress | None) -> Vect
         lacking = next(row for row, number in enumerate(texts.rows) if row != number)
         raise InputError(f"{texts.name}: row {lacking}, counted from 0, has no text; take it out here and in the truth")
     return queries.vectors(gallery, progress)
-
-
-def _on_files(
-    queries: Bank,
-    bank: Bank | None,
-    targets: str,
-    methods: list[str] | None,
-    report: Path | None,
-    *,
-    metric: str,
-    computing: ComputeOptions,
-    **given: Any,
-) -> Answer:
-    """Every method side by side."""
-    from hubplugin.evaluation.evaluate import evaluate
-    from hubplugin.fitting import fit
-    from hubplugin.vectors import as_vectors
-
-    gallery = as_vectors(targets, "targets")
-    with progress_shown() as progress:
-        models, compute = dict[str, Any](), computing.compute(progress)
-        if bank is not None:
-            bank = replace(bank, queries=bank.vectors(gallery, progress), embed=None, field=None)
-        if "auto" in (methods or []):
-            if bank is None:
-                raise InputError("method 'auto' chooses on example queries: pass ", Parameter("bank"))
-            models["auto"] = fit(gallery, bank, "auto", metric=metric, compute=compute)
-        found = evaluate(
-            gallery, bank, queries=_each_row(queries, gallery, progress),
-            methods=[name for name in methods if name not in models] if methods else None, models=models,
-            metric=metric, compute=compute, **given,
-        )  # fmt: skip
-    return answer(found.report(), found, report)
-
-
-def _in_store(store: str, queries: Bank, truth: str | None, shown: ReportOptions, given: dict[str, Any]) -> Answer:
-    """A store beside its raw search."""
-    if truth is None:
-        raise InputError("a STORE needs --truth: for each query the id of its true target")
-    require_files(read=(truth, given["query_names"]), written=(shown.report,))
-    from hubplugin.jobs.naming import naming
-    from hubplugin.registry import open_store
-
-    opened = open_store(store)
-    called = naming(shown.names, opened, "--names")
-    from hubplugin.evaluation.evaluate import evaluate
-    from hubplugin.resources import Compute
-
-    with progress_shown() as progress:
-        found = evaluate(
-            opened, queries=_each_row(queries, opened, progress), truth=truth, names=called,
-            compute=Compute(progress=progress), **given,
-        )  # fmt: skip
-    return answer(found.report(), found, shown.report)
 
 
 @command

@@ -82,7 +82,7 @@ def test_an_argument_that_a_tool_does_not_take_is_an_error_and_no_silence(made):
     said = [answer.content[0].text for answer in answers]
     assert "inspect takes no argument 'report'; it takes store, names, device, memory" in said[0]
     assert "diagnose takes no argument 'embed'; " in said[1]
-    assert "diagnose takes no argument 'querys'; it takes store, query_bank, " in said[2]
+    assert "diagnose takes no argument 'querys'; it takes store, bank, " in said[2]
 
 
 def test_an_error_shows_nothing_of_the_file_that_it_is_about(made, tmp_path):
