@@ -55,13 +55,14 @@ from hubplugin_faiss.handlers.base import (
 )
 from hubplugin_faiss.handlers.graph import GraphHandler
 
-SOFTNESS = 0.6
+SOFTNESS, SOFTNESS_L2 = 0.6, 0.35
 """How far, in standard deviations of all offsets, `list_ranks` looks below the largest offset of a list.
 
 The larger it is, the less recall falls at equal nprobe, and the longer are the lists that are visited. As it stands
 they are longer by 4 to 11 %, and by 0 to 7 % by L2, where recall does not fall anyway (20,000 and 3,700 code vectors in
 32 to 512 lists).
 Ranks that are trained on the queries of the bank find 0.003 more of the former at equal length, none of the latter.
+The second one is for unit vectors by L2.
 """
 
 
@@ -77,33 +78,38 @@ def soft_maxima(values: np.ndarray, numbers: np.ndarray, nlist: int, softness: f
     return np.asarray(peaks + softness * np.log(np.maximum(sums, 1)))
 
 
-def softness_of(offsets: np.ndarray) -> float:
-    return max(SOFTNESS * float(offsets.std(dtype=np.float64)), 1e-9)
+def softness_of(offsets: np.ndarray, share: float = SOFTNESS) -> float:
+    return max(share * float(offsets.std(dtype=np.float64)), 1e-9)
 
 
 def distances_of_best(
-    offsets: np.ndarray, apart: np.ndarray, numbers: np.ndarray, nlist: int, softness: float
+    offsets: np.ndarray, apart: np.ndarray, numbers: np.ndarray, nlist: int, softness: float, unit: bool
 ) -> np.ndarray:
     """By L2, the squared distance from its centroid of what is best in each list: float64 [nlist].
 
-    offsets, apart, numbers [k]: of some entries, their squared distance from their centroid and their list. The mean
-    distance would not do: offsets that make up for the lengths of vectors are largest where distances are.
+    offsets, apart, numbers [k]: of some entries, their squared distance from their centroid and their list. For `unit`
+    vectors it is the mean distance. For others that would not do: offsets that make up for the lengths of vectors are
+    largest where distances are.
     """
+    if unit:
+        sums, sizes = (np.bincount(numbers, of, minlength=nlist) for of in (apart, None))
+        return np.asarray(sums / np.maximum(sizes, 1))
     near = soft_maxima(offsets - apart / 2, numbers, nlist, softness)
     return np.asarray(2 * (soft_maxima(offsets, numbers, nlist, softness) - near))
 
 
-def list_ranks(offsets: np.ndarray, starts: np.ndarray, apart: np.ndarray | None) -> np.ndarray:
+def list_ranks(offsets: np.ndarray, starts: np.ndarray, apart: np.ndarray | None, unit: bool = False) -> np.ndarray:
     """What is added to the similarity of a centroid, so that it comes near that of the best entry of its list:
     float32 [nlist].
 
     offsets: of all entries, list by list. starts [nlist + 1]: the first entry of each list, and the count. apart
     [nlist]: by L2, the squared distance of the best entries from the centroid of their list: by it they lie further
-    from a query than that does.
+    from a query than that does. unit: as in `distances_of_best`.
     """
     sizes = np.diff(starts)
     numbers = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-    ranks = soft_maxima(offsets, numbers, len(sizes), softness_of(offsets)) - (0 if apart is None else apart / 2)
+    softness = softness_of(offsets, SOFTNESS if apart is None or not unit else SOFTNESS_L2)
+    ranks = soft_maxima(offsets, numbers, len(sizes), softness) - (0 if apart is None else apart / 2)
     ranks += offsets.mean(dtype=np.float64) - (ranks * sizes).sum() / sizes.sum()
     return np.where(sizes > 0, np.clip(ranks, offsets.min(), offsets.max()), 0).astype(np.float32)
 
@@ -198,7 +204,9 @@ class InvertedListsHandler(BaseIndexHandler):
             for _, codes, _, _ in self._blocks(0, block_rows(self.index.d)):
                 require_finite(codes.view(np.uint16))
         rows = sample_rows(offsets, starts[:-1][np.diff(starts) > 0])
-        ranks = list_ranks(offsets, starts, self._spreads(rows, offsets) if self.euclidean else None)
+        ranks = list_ranks(
+            offsets, starts, self._spreads(rows, offsets, spec.unit) if self.euclidean else None, spec.unit
+        )
         of_rows = np.searchsorted(starts, rows, "right") - 1
         based = self._residual and name_of(self.index.quantizer) in FLOATS  # else codes hold all of it
         coder = codec.design(spec, offsets[rows], ranks[of_rows] if based else None)
@@ -307,7 +315,7 @@ class InvertedListsHandler(BaseIndexHandler):
         lists = self.index.invlists
         return np.cumsum([0, *(lists.list_size(number) for number in range(self.index.nlist))])
 
-    def _spreads(self, rows: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    def _spreads(self, rows: np.ndarray, offsets: np.ndarray, unit: bool) -> np.ndarray:
         """`distances_of_best` of each list, by the entries in `rows`; `offsets` [n] of all: float64 [nlist]."""
         starts, nlist, size = self._starts(), self.index.nlist, block_rows(self.index.d)
         numbers = np.searchsorted(starts, rows, "right") - 1
@@ -317,7 +325,7 @@ class InvertedListsHandler(BaseIndexHandler):
             places = rows[first : first + size] - starts[part]
             codes = [self._codes(int(n), int(at), int(at) + 1) for n, at in zip(part, places, strict=True)]
             apart[first : first + size] = ((self._decode(np.concatenate(codes), part) - centres[part]) ** 2).sum(axis=1)
-        return distances_of_best(offsets[rows], apart, numbers, nlist, softness_of(offsets))
+        return distances_of_best(offsets[rows], apart, numbers, nlist, softness_of(offsets), unit)
 
     def _codes(self, number: int, start: int, stop: int) -> np.ndarray:
         """The codes of the entries [start, stop) of one list: uint8 [stop - start, code_size]."""

@@ -182,11 +182,9 @@ class TwoStageHandler(IndexHandler):
         new = copied(self.index)
         if isinstance(new, faiss.IndexIVF):
             lists = [list_ids(new.invlists, number) for number in range(new.nlist)]
-            starts, apart = (
-                np.cumsum([0, *map(len, lists)]),
-                self._spreads(lists, offsets, spec) if self.euclidean else None,
-            )
-            ranks = list_ranks(offsets[np.concatenate(lists)], starts, apart)
+            apart = self._spreads(lists, offsets, spec) if self.euclidean else None
+            starts = np.cumsum([0, *map(len, lists)])
+            ranks = list_ranks(offsets[np.concatenate(lists)], starts, apart, spec.unit)
             replace_quantizer(new, ranked_quantizer(new.quantizer, ranks, spec))
         return new
 
@@ -200,7 +198,7 @@ class TwoStageHandler(IndexHandler):
         for vectors, _ in self.scan(0, block_rows(self.index.d)):
             rows = slice(first, first + len(vectors))
             apart[rows], first = ((vectors - centres[numbers[rows]]) ** 2).sum(axis=1), rows.stop
-        return distances_of_best(offsets, apart, numbers, len(lists), softness_of(offsets))
+        return distances_of_best(offsets, apart, numbers, len(lists), softness_of(offsets), unit=False)
 
 
 def unranked(index: faiss.Index) -> faiss.Index:
