@@ -199,8 +199,9 @@ def _one_dimensional(answers: Any) -> np.ndarray | None:
         array = np.asarray(answers)
     except Exception:  # whatever a foreign object raises: `as_vectors` tells of it
         return None
-    of_vectors = array.dtype.kind == "O" and len(array) and not isinstance(array[0], (int, str, np.integer))
-    return array if array.ndim == 1 and not of_vectors else None
+    if array.ndim != 1 or (array.dtype.kind == "O" and len(array) and not isinstance(array[0], (int, str, np.integer))):
+        return None
+    return array
 
 
 def one_each(known: Sequence[Any] | np.ndarray, count: int, what: str, name: str) -> np.ndarray:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 
 import hubplugin
 from hubplugin.bank import Bank
@@ -70,3 +73,42 @@ def test_the_experiment_of_a_robust_correction_tries_what_is_bounded(real):
     banks = Bank(bank).prepare(Metric.COSINE, Compute()).against(np.concatenate([gallery, middle]))
     largest = [Experiment(banks, robust=robust).run([configure("nnn")])[0].occurrence.max() for robust in (False, True)]
     assert largest[1] < largest[0] / 2
+
+
+QUERIES, GALLERY, ROWS = np.eye(20, 30), np.eye(30), np.arange(20)
+
+
+@pytest.mark.parametrize("answers", [ROWS, ROWS.tolist(), torch.from_numpy(ROWS), "ids.npy", "clicks.csv"], ids=repr)
+def test_answers_one_for_each_query_are_rows_or_ids(answers, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("ids.npy", ROWS)
+    Path("clicks.csv").write_text("query,target\n" + "".join(f"{row},{row}\n" for row in ROWS))
+    prepared = Bank(QUERIES, answers).prepare("cosine", Compute()).against(GALLERY)
+    assert prepared.clicks.tolist() == ROWS.tolist()
+    assert prepared.target_bank is None
+
+
+@pytest.mark.parametrize("answers", [GALLERY[:20], GALLERY[:20].tolist(), torch.eye(20, 30), list(GALLERY), "few.npy"])
+def test_answers_that_are_vectors_are_a_target_bank(answers, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("few.npy", GALLERY[:5])
+    prepared = Bank(QUERIES, answers, pairs=False).prepare("cosine", Compute()).against(GALLERY)
+    assert prepared.target_bank.shape[1] == 30
+    assert (prepared.clicks, prepared.pairs) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"answers": ROWS, "pairs": True}, "pairs are of answers that are vectors"),
+        ({"answers": object()}, "target bank: object is no matrix"),
+        ({"answers": "log.txt"}, "there is no file 'log.txt'"),
+        ({"field": "text"}, "field='text' is for texts; pass them as bank="),
+        ({"kind": "images"}, "kind='images': expected 'queries' or 'documents'"),
+        ({"queries": None}, "no queries were given"),
+    ],
+)
+def test_a_bank_that_cannot_be_used_is_refused_in_one_line(given, says):
+    with pytest.raises(hubplugin.InputError, match=says) as caught:
+        hubplugin.judge(GALLERY, Bank(**{"queries": QUERIES} | given))
+    assert "\n" not in str(caught.value)
