@@ -8,6 +8,18 @@ COPY adapters adapters
 COPY examples/data examples/data
 RUN python -m pip install --no-cache-dir build && python -m build --wheel --outdir /wheel
 
+# A service that searches and writes a corrected Qdrant collection, without torch:
+# docker build --target serving --tag hubplugin-serving .
+FROM python:3.12-slim AS serving
+COPY constraints.txt /tmp/constraints.txt
+COPY --from=build /wheel /tmp/wheel
+RUN python -m pip install --no-cache-dir --constraint /tmp/constraints.txt "$(ls /tmp/wheel/*.whl)[qdrant]" \
+ && rm -rf /tmp/wheel /tmp/constraints.txt \
+ && useradd --create-home user
+USER user
+ENTRYPOINT ["hubplugin"]
+CMD ["--help"]
+
 FROM python:3.12-slim
 COPY constraints.txt /tmp/constraints.txt
 COPY --from=build /wheel /tmp/wheel
@@ -15,7 +27,7 @@ COPY --from=build /wheel /tmp/wheel
 RUN python -m pip install --no-cache-dir --constraint /tmp/constraints.txt \
       --index-url https://download.pytorch.org/whl/cpu torch \
  && python -m pip install --no-cache-dir --constraint /tmp/constraints.txt \
-      "$(ls /tmp/wheel/*.whl)[faiss,qdrant,edge,parquet]" \
+      "$(ls /tmp/wheel/*.whl)[fit,faiss,qdrant,edge,parquet]" \
  && rm -rf /tmp/wheel /tmp/constraints.txt \
  && useradd --create-home user
 USER user

@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 CPU_TORCH := $(if $(and $(filter Linux,$(shell uname)),$(if $(shell command -v nvidia-smi),,none)),https://download.pytorch.org/whl/cpu)
 WORKERS ?= 2
 
-.PHONY: demo check test lint fast slow levels lowest ratios integration bench docs clean
+.PHONY: demo check test lint fast slow levels light lowest ratios integration bench docs clean
 .NOTPARALLEL:
 
 demo: $(VENV)/demo
@@ -18,7 +18,7 @@ demo: $(VENV)/demo
 check: lint fast
 
 # Everything that needs no server, each test once; what fails in minutes comes first.
-test: check slow levels
+test: check slow levels light
 
 # Format, lint, spelling, layers, sizes, sentences, walks and types.
 lint: $(VENV)/installed
@@ -41,6 +41,15 @@ slow: $(VENV)/installed
 # A part of the numerical tests under each instruction set that this machine has; says which it lacks.
 levels: $(VENV)/installed
 	$(BIN)/python -m tests.levels
+
+# A service's environment, without torch: its size, what it costs to import, and the adapters' tests, of which those that
+# fit are left out, each with the reason.
+light: $(VENV)/installed
+	$(BIN)/python -m venv --clear .light
+	.light/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[qdrant]'
+	.light/bin/python -m benchmarks.serving --environment .light
+	.light/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[qdrant,faiss]' pytest pytest-xdist hypothesis scipy
+	OMP_NUM_THREADS=1 .light/bin/python -m pytest -n $(WORKERS) -m "not slow and not network and not server" tests/serving tests/qdrant tests/faiss
 
 # The lowest versions that pyproject.toml allows, with the tests that need no server. Gigabytes: torch is installed anew.
 # Of Qdrant the jobs: the local mode of a client below 1.20 cannot search by id within prefetches.
@@ -80,10 +89,10 @@ endif
 	  { echo "Installing torch from the package index: with CUDA, as it is on Linux, some 3 GB, once ..."; $(PIP) torch; }
 	@touch $@
 
-# The stores that the demo corrects, and nothing else.
+# The stores that the demo corrects, and what the blocks of the README use.
 $(VENV)/demo: $(VENV)/torch pyproject.toml
-	@echo "Installing hubplugin with Faiss and Qdrant Edge ..."
-	@$(PIP) --editable '.[faiss,edge]'
+	@echo "Installing hubplugin with Faiss, Qdrant and Qdrant Edge ..."
+	@$(PIP) --editable '.[fit,faiss,edge,evaluation]'
 	@touch $@
 
 $(VENV)/installed: $(VENV)/torch pyproject.toml
@@ -92,4 +101,4 @@ $(VENV)/installed: $(VENV)/torch pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .lowest .demo dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .lowest .light .demo dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

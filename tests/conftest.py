@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hubplugin.resources import has_torch
+
 DATA = Path(__file__).parent.parent / "examples" / "data"
 
 FULL = 50_000
@@ -15,6 +17,16 @@ FULL = 50_000
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leaves the frameworks out where slow tests are: to import them takes longer than all that is fast."""
     return True if collection_path.name == "frameworks" and "not slow" in config.getoption("markexpr") else None
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Where torch is not installed (`make light`), leaves out the tests that fit, and says so."""
+    outcome = yield
+    report, error = outcome.get_result(), call.excinfo
+    if error is not None and not has_torch() and "torch, which is not installed" in str(error.value):
+        path, line, _ = item.location
+        report.outcome, report.longrepr = "skipped", (path, line, "fits, which needs torch")
 
 
 @pytest.fixture(scope="session")

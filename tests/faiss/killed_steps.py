@@ -20,13 +20,11 @@ from pathlib import Path
 
 import faiss
 import numpy as np
-import torch
 
 import hubplugin
 import hubplugin_faiss
 
 warnings.simplefilter("ignore")
-torch.set_num_threads(1)
 faiss.omp_set_num_threads(1)
 
 STEPS: dict[str, Callable[[], object]] = {

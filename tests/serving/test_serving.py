@@ -44,3 +44,12 @@ def test_a_service_works_without_torch(folder, name):
 @pytest.mark.parametrize("name", NEVER)
 def test_a_service_does_not_import_torch_where_it_is_installed(folder, name):
     assert walk(folder, name, "--may-import") == ""
+
+
+def test_an_import_brings_neither_torch_nor_a_command_line():
+    program = "import sys, qdrant_client as _; before = {*sys.modules}; import hubplugin_qdrant; "
+    program += "print(*({*sys.modules} - before))"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    brought = {name.partition(".")[0] for name in run.stdout.split()}
+    assert {"hubplugin", "hubplugin_qdrant"} <= brought
+    assert not brought & {"torch", "typer", "scipy", "matplotlib", "pyarrow", "safetensors", "faiss"}
