@@ -34,7 +34,7 @@ STEP = 1.25
 """The ratio of one number of candidates, or of one hnsw_ef, to the next that is tried."""
 
 EXACT_MARGIN = 4.0
-"""An exact search gets so many times the candidates with which all calibration queries found all that they should: of
+"""An exact search gets so many times the candidates with which all calibration queries found all that they should. Of
 800 queries that five fits had not seen, 2 to 11 needed more than these did, up to 5 twice as many, none four times."""
 
 DEFAULT_EF, LARGEST_EF = 100, 4096

@@ -194,10 +194,10 @@ class Version(FrozenModel):
 
 
 class Manifest(FrozenModel):
-    """All that is known about a collection. `active` has the version that searches use, by vector name;
-    `writing` the one that is half-written; `kept` those that searches can return to, the one that was active
-    last at the end; `retired` those whose offsets still lie in the points and are to be deleted. off: whether
-    the switch tells clients to search raw, which a reader finds out for itself."""
+    """All that is known about a collection. `active` has the version that searches use, by vector name, and `writing`
+    the one that is half-written. `kept` has those that searches can return to, the one that was active last at the end.
+    `retired` has those whose offsets still lie in the points and are to be deleted. off: whether the switch tells
+    clients to search raw, which a reader finds out for itself."""
 
     format: int = FORMAT
     hubplugin: str = hubplugin.__version__

@@ -141,8 +141,8 @@ def one_line(url: str, doing: str, collection: str) -> Iterator[None]:
         if fault is Fault.FORBIDDEN:
             raise StoreError(
                 f"{url}: {doing}: the api key may not do this; it needs access to the collection and to its metadata "
-                f"collection, {m.metadata_collection(collection)}: to read both for what reads, to write both for what "
-                "writes, and to create or delete the latter the right to manage"
+                f"collection, {m.metadata_collection(collection)}: to read both, to write both for what writes, and to "
+                "manage for creating or deleting the latter"
             ) from None
         raise StoreError(f"{url}: {doing}: refused: {_reason(error)}") from None
 
