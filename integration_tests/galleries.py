@@ -8,11 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import qdrant_edge as edge
-from qdrant_client import models
+from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
 from hubplugin import OffsetModel
@@ -22,9 +22,6 @@ from hubplugin.store import Store
 from hubplugin_qdrant.edge import EdgeStore
 from integration_tests.waiting import wait_until
 
-if TYPE_CHECKING:
-    from integration_tests.backends import ClientBackend
-
 K = 10
 
 AGREED = 0.95
@@ -32,6 +29,17 @@ AGREED = 0.95
 
 PAGE = 50
 """Points read or written at a time: what the strictest server of a scenario allows."""
+
+
+class Place(Protocol):
+    """What a collection asks of the backend that holds it."""
+
+    can: frozenset[str]
+
+    def client(self) -> QdrantClient: ...
+
+    def url(self, collection: str) -> str: ...
+
 
 Answer: TypeAlias = list[list[int | str]]
 """The ids found for each query, best first."""
@@ -136,7 +144,7 @@ class Collection(Gallery):
 
     def __init__(
         self,
-        backend: ClientBackend,
+        backend: Place,
         name: str,
         *,
         using: str = "",
