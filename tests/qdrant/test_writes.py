@@ -382,3 +382,20 @@ def test_the_correction_of_a_vector_that_was_deleted_can_be_removed(storage, by,
     assert [found.name for found in plain.get_collections().collections] == ["photos"]
     assert list(plain.get_collection("photos").config.params.vectors) == ["text"]
     assert all(set(point.payload) == {"n", "colour"} for point in plain.scroll("photos", limit=500)[0])
+
+
+@pytest.mark.parametrize("storage", ["payload", "vector"])
+def test_what_is_left_of_a_deleted_vector_goes_by_the_removal_of_another(storage):
+    plain = QdrantClient(":memory:")
+    photos = Photos(plain, "image", models.Distance.DOT, storage)
+    dense = models.DenseVectorConfig(size=DIM, distance="Dot")
+    plain.create_vector_name("photos", "text", models.DenseVectorNameConfig(dense=dense))
+    vectors = [models.PointVectors(id=row, vector={"text": each.tolist()}) for row, each in enumerate(photos.gallery)]
+    plain.update_vectors("photos", vectors)
+    photos.apply()
+    hubplugin_qdrant.apply(plain, "photos", photos.bank, vector="text", **photos.settings())
+    plain.delete_vector_name("photos", "image")
+    hubplugin.remove(hubplugin_qdrant.open_store(plain, "photos", vector="text"))
+    assert [found.name for found in plain.get_collections().collections] == ["photos"]
+    assert list(plain.get_collection("photos").config.params.vectors) == ["text"]
+    assert all(set(point.payload) == {"n", "colour"} for point in plain.scroll("photos", limit=500)[0])
