@@ -386,6 +386,21 @@ def test_one_point_without_a_second_vector_changes_no_other_score_of_a_rescoring
     np.testing.assert_allclose([p.score for p in after], [p.score for p in before], rtol=1e-4, atol=1e-4)
 
 
+def test_a_rescoring_finds_points_without_a_second_vector_among_all_its_candidates():
+    """Also those that are not the first by the raw score: the others fall behind them by their offsets."""
+    photos, lacking = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, "vector"), list(range(0, 60, 3))
+    photos.apply()
+    photos.plain.delete_vectors("photos", [photos.version.augmented_vector], points=lacking)
+    expected = photos.similarities(photos.queries)[:, :60]
+    expected[:, lacking] -= photos.model.offsets(photos.gallery)[lacking]
+    chosen = models.Filter(must=[models.HasIdCondition(has_id=list(range(60)))])
+    client = photos.wrapped()
+    for query, scores in zip(photos.queries, expected, strict=True):
+        prefetch = models.Prefetch(filter=chosen, limit=60)
+        found = client.query_points("photos", query, "image", prefetch=prefetch, limit=5).points
+        assert [point.id for point in found] == np.argsort(-scores)[:5].tolist()
+
+
 @pytest.mark.parametrize("distance", [models.Distance.COSINE, models.Distance.DOT, models.Distance.EUCLID])
 def test_a_rescoring_of_more_than_strict_mode_allows_begins_with_the_best(distance):
     """With second vectors, of which some points have none: each of the two lists may have 12 of the candidates."""
