@@ -79,3 +79,10 @@ def test_each_group_has_the_cap_of_its_own_gallery(method, sets):
         assert offsets.max() == np.float32(fit.gallery.cap)
         np.testing.assert_allclose(offsets, fit.offsets(newcomers), rtol=0, atol=1e-6)
     assert fits["a"].gallery.cap != fits["b"].gallery.cap
+
+
+@pytest.mark.parametrize("largest", [0.1, 0.3, 16_777_217.0])
+def test_the_cap_is_the_largest_offset_that_is_stored_a_float32(largest):
+    cap = hubplugin.model.GalleryStatistics(10, -1.0, largest, 0.1).cap
+    assert cap == float(np.float32(largest))  # which is not the number that the statistics hold
+    assert cap != largest
