@@ -20,11 +20,10 @@ from scipy import stats
 
 from benchmarks.tables import CODE_SEARCH, EXAMPLES, pairs, write_table
 from hubplugin import Bank
-from hubplugin.compute import HoldingCompute, Similarities, dense
+from hubplugin.compute import Compute, HoldingCompute, Similarities, dense
 from hubplugin.methods import FitInput
 from hubplugin.methods.blend import Blend
 from hubplugin.metric import Metric
-from hubplugin.resources import Compute
 from hubplugin.trial import Experiment, choose_by
 from hubplugin.vectors import as_vectors
 

@@ -21,9 +21,9 @@ import torch
 from benchmarks.bank_settings import Family, Setting, few_hot, package_log, popular, wordings_log
 from benchmarks.tables import SHARED, markdown, write_table
 from hubplugin.bank import Bank
+from hubplugin.compute import Compute
 from hubplugin.methods import FitInput, Method, configure
 from hubplugin.metric import Metric
-from hubplugin.resources import Compute
 from hubplugin.trial import Experiment
 from hubplugin.trial.guard import both_sides
 

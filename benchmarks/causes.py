@@ -22,9 +22,8 @@ from benchmarks.bank_settings import further, seventeen
 from benchmarks.tables import EXAMPLES, SHARED, markdown
 from hubplugin import Metric
 from hubplugin.bank import Bank
-from hubplugin.compute import TopK, search
+from hubplugin.compute import Compute, TopK, search
 from hubplugin.jobs.diagnose import DEEP, findings
-from hubplugin.resources import Compute
 
 CAUSES = ("another model", "prefix or shift", "copies", "collapsed space", "lengths")
 

@@ -29,12 +29,12 @@ import numpy as np
 from benchmarks.banks import Source, sources
 from benchmarks.tables import markdown, write_table
 from hubplugin.bank import Bank, own_share
+from hubplugin.compute import Compute
 from hubplugin.fitting import fit
 from hubplugin.measures.hubness import k_occurrence, skewness, skewness_by_chance
 from hubplugin.methods import METHODS
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.resources import Compute
 from hubplugin.trial import Experiment
 
 TARGETS, PROBES, K = 1_000, 200, 10

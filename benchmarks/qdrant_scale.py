@@ -28,9 +28,9 @@ from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
 from hubplugin import fit
+from hubplugin.compute import Compute
 from hubplugin.jobs.write import SpooledGallery, written
 from hubplugin.model import OffsetModel
-from hubplugin.resources import Compute
 from hubplugin.store import Store
 from hubplugin_qdrant.edge import EdgeStore
 from hubplugin_qdrant.offsets import set_offsets

@@ -17,7 +17,7 @@ import hubplugin
 from benchmarks.bank_settings import further, seventeen
 from benchmarks.tables import SHARED, markdown
 from hubplugin.bank.kinds import displacement
-from hubplugin.resources import Compute
+from hubplugin.compute import Compute
 from hubplugin.vectors import as_vectors
 
 METHODS = [("blend", {}), ("dbsn", {"tau": 0.05}), ("is", {"tau": 0.02}), ("nnn", {})]

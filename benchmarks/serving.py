@@ -18,7 +18,7 @@ import numpy as np
 import typer
 
 import hubplugin
-from hubplugin.resources import has_torch
+from hubplugin.compute import has_torch
 
 IMPORT = """
 import resource, sys, time

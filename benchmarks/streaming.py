@@ -18,10 +18,9 @@ import typer
 from rich.console import Console
 
 from benchmarks.tables import machine, peak
-from hubplugin.compute import TopK, TruthCounts, search
+from hubplugin.compute import Compute, TopK, TruthCounts, search
 from hubplugin.metric import Metric
 from hubplugin.progress import bars
-from hubplugin.resources import Compute
 from hubplugin.vectors import BLOCK_ROWS, as_vectors
 
 

@@ -9,6 +9,7 @@ from hubplugin._version import __version__
 
 if TYPE_CHECKING:
     from hubplugin.bank import Bank
+    from hubplugin.compute import Compute
     from hubplugin.errors import CorrectionRefused, HubpluginError, InputError, ModelFileError, StoreError
     from hubplugin.evaluation.evaluate import evaluate
     from hubplugin.fitting import fit
@@ -23,13 +24,12 @@ if TYPE_CHECKING:
     from hubplugin.query_dependent import Reranker, fit_rule
     from hubplugin.recording import Recorder
     from hubplugin.registry import open_store
-    from hubplugin.resources import Compute
     from hubplugin.trial import Trial, judge
 
 # Looked up on first use, so that `import hubplugin` costs milliseconds and imports no torch.
 _HOMES = {
     "Bank": "bank",
-    "Compute": "resources",
+    "Compute": "compute",
     "CorrectionRefused": "errors",
     "HubpluginError": "errors",
     "InputError": "errors",

@@ -9,12 +9,12 @@ from typing import cast
 
 from hubplugin.bank import Bank, BankLike
 from hubplugin.cluster import ShardedGallery, Workspace
+from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
 from hubplugin.methods import asked_for
 from hubplugin.methods.robust import bounded
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
-from hubplugin.resources import Compute
 from hubplugin.trial import Experiment, chosen_by
 from hubplugin.vectors import GalleryLike, VectorLike, shards_of
 

@@ -22,13 +22,12 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from hubplugin.bank import Bank, BankLike
-from hubplugin.compute import Similarities, count_larger, log_sum_exp
+from hubplugin.compute import Compute, Similarities, count_larger, log_sum_exp
 from hubplugin.errors import InputError
 from hubplugin.methods import FitInput, configured
 from hubplugin.methods.inverted_softmax import DualInvertedSoftmax, InvertedSoftmax
 from hubplugin.metric import Metric
 from hubplugin.model import LogSumExp, OffsetModel, Setting
-from hubplugin.resources import Compute
 from hubplugin.vectors import VectorLike, as_vectors
 
 NO_SIMILARITY = 1e-7

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hubplugin.resources import has_torch
+from hubplugin.compute import has_torch
 
 DATA = Path(__file__).parent.parent / "examples" / "data"
 

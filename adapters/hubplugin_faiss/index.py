@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import faiss
 import numpy as np
 
+from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.jobs.write import UNIT, InvalidVectors, offsets_of_all
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, warn_if_swapped
-from hubplugin.resources import Compute
 from hubplugin.store import Batch
 from hubplugin.vectors import OffsetsLike, VectorLike, Vectors, as_vectors
 from hubplugin_faiss.calibration import holds_graph, is_exact, require_recall, require_rehearsed, trial_of, widen

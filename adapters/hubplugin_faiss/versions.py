@@ -16,10 +16,10 @@ from pydantic import BaseModel
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from hubplugin.compute import Compute
 from hubplugin.errors import StoreError
 from hubplugin.jobs.write import InvalidVectors, offsets_of_all
 from hubplugin.model import OffsetModel
-from hubplugin.resources import Compute
 from hubplugin.store import Batch, StoredVersion
 from hubplugin_faiss.index_file import IndexFile
 

@@ -23,10 +23,10 @@ from typing import Literal
 from qdrant_client import QdrantClient
 
 from hubplugin.bank import BankLike
+from hubplugin.compute import Compute
 from hubplugin.jobs import correct, write
 from hubplugin.methods import asked_for
 from hubplugin.model import Setting
-from hubplugin.resources import Compute
 from hubplugin.store import KEEP
 from hubplugin_qdrant.client import AsyncHubQdrantClient, HubQdrantClient
 from hubplugin_qdrant.schema import Storage

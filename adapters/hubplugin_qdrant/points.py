@@ -9,9 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from qdrant_client import models
 
-from hubplugin.compute import Similarities, dense_array
+from hubplugin.compute import Compute, Similarities, dense_array
 from hubplugin.metric import Metric, normalise
-from hubplugin.resources import Compute
 from hubplugin.store import Batch, Id
 from hubplugin.vectors import as_vectors
 from hubplugin_qdrant.manifest import Manifest, Version, augmented_vectors

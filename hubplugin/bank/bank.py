@@ -13,9 +13,9 @@ import numpy as np
 
 from hubplugin.bank.embedding import Embed, embedded
 from hubplugin.bank.texts import Texts, holds_texts, read_clicks, read_texts
+from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
 from hubplugin.metric import Metric
-from hubplugin.resources import Compute
 from hubplugin.vectors import Progress, Scannable, VectorLike, Vectors, as_vectors, opened_npy, require_file
 
 if TYPE_CHECKING:

@@ -13,11 +13,10 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from hubplugin.compute import SURVEYED, Nearest, Similarities, dense, look, spacing_ratio
+from hubplugin.compute import SURVEYED, Compute, Nearest, Similarities, dense, look, spacing_ratio, torch
 from hubplugin.methods import FitInput
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import OffsetModel
-from hubplugin.resources import Compute, torch
 from hubplugin.vectors import Vectors, as_vectors
 
 Kind: TypeAlias = Literal[

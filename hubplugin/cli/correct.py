@@ -32,8 +32,8 @@ from hubplugin.cli.options import (
     told,
     workers,
 )
+from hubplugin.compute import Compute
 from hubplugin.errors import InputError
-from hubplugin.resources import Compute
 from hubplugin.store import KEEP
 
 if TYPE_CHECKING:

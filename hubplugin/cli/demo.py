@@ -17,12 +17,12 @@ from rich.console import Console
 from rich.table import Table
 
 from hubplugin.bank import Bank
+from hubplugin.compute import Compute
 from hubplugin.errors import HubpluginError, install
 from hubplugin.jobs.correct import apply
 from hubplugin.measures.hubness import k_occurrence, skewness
 from hubplugin.progress import bars
 from hubplugin.registry import open_store
-from hubplugin.resources import Compute
 from hubplugin.store import Store
 from hubplugin.vectors import Progress
 

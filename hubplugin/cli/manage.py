@@ -12,9 +12,9 @@ import typer
 from hubplugin.abilities import Explaining, Quarantining, Switched, able
 from hubplugin.cli.application import Answer, command, progress_shown
 from hubplugin.cli.options import StoreUrl, require_files, told, vectors
+from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter, install
 from hubplugin.recording import Recorded, clear, thin
-from hubplugin.resources import Compute
 from hubplugin.store import Store, recorded_of
 
 

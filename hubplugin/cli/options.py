@@ -14,10 +14,10 @@ import typer
 
 from hubplugin.bank import Bank
 from hubplugin.cli.application import Answer
+from hubplugin.compute import Compute
 from hubplugin.errors import InputError
 from hubplugin.model import Setting
 from hubplugin.report import Report, facts_of
-from hubplugin.resources import Compute
 from hubplugin.store import Store
 from hubplugin.vectors import Progress, require_file
 

@@ -14,9 +14,8 @@ import numpy as np
 
 from hubplugin.cluster.work import Bank, Order, Reading, opened, work
 from hubplugin.cluster.workspace import Workspace, step_name
-from hubplugin.compute import ShardResult, Similarities, Task
+from hubplugin.compute import Compute, ShardResult, Similarities, Task
 from hubplugin.errors import ClusterError, EmptyInput, HubpluginError, InputError, Parameter
-from hubplugin.resources import Compute
 from hubplugin.vectors import Shard, Spread, fingerprint, one_line
 
 logger = logging.getLogger(__name__)

@@ -11,10 +11,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from hubplugin.compute import ShardResult, Similarities, Task
+from hubplugin.compute import Compute, ShardResult, Similarities, Task
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
-from hubplugin.resources import Compute
 from hubplugin.vectors import Shard, Vectors
 
 KEPT_SHARDS = 64

@@ -30,10 +30,10 @@ from hubplugin.compute.similarities import (
     reached,
     reaching,
     taken,
+    torch,
     with_own,
 )
 from hubplugin.compute.terms import LogSum, MeanOfLargest, ShardResult, Task, over, reduce
-from hubplugin.resources import torch
 from hubplugin.vectors import Spread, Vectors, as_vectors
 
 SMALLEST_LOG = 20

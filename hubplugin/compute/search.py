@@ -11,10 +11,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hubplugin.compute.similarities import Array, Similarities, host, largest, like, module_of, prepared_blocks, step_of
+from hubplugin.compute.similarities import (
+    Array,
+    Compute,
+    Similarities,
+    host,
+    largest,
+    like,
+    module_of,
+    prepared_blocks,
+    step_of,
+)
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
-from hubplugin.resources import Compute
 from hubplugin.vectors import BLOCK_ROWS, Vectors, as_vectors
 
 TIE = 8

@@ -24,11 +24,11 @@ from hubplugin.compute.similarities import (
     exponentials_of,
     full_product,
     taken,
+    torch,
 )
 from hubplugin.compute.terms import MeanOfLargest
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
-from hubplugin.resources import torch
 from hubplugin.vectors import Vectors, as_vectors
 
 SAFE_DRIFT = {"float64": 20.0, "float32": 20.0, "float16": 12.0}

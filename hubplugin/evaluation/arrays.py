@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hubplugin.bank import Bank, BankLike
-from hubplugin.compute import TIE, Similarities, TopK, TruthCounts, dense, prepared, search
+from hubplugin.compute import TIE, Compute, Similarities, TopK, TruthCounts, dense, prepared, search, torch
 from hubplugin.errors import InputError, Parameter
 from hubplugin.evaluation.plans import PLANS, require_solvable
 from hubplugin.evaluation.ranking import RAW, Ranking
@@ -20,7 +20,6 @@ from hubplugin.methods import METHODS, FitInput, configured
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
 from hubplugin.query_dependent import QUERY_METHODS
-from hubplugin.resources import Compute, torch
 from hubplugin.store import Id
 from hubplugin.vectors import VectorLike, Vectors, as_vectors
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from hubplugin.bank import BankLike
+from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
 from hubplugin.evaluation.arrays import RankedArrays
 from hubplugin.evaluation.ranking import Ranked, Ranking
@@ -21,7 +22,6 @@ from hubplugin.measures.significance import adjusted, compare, hubness_interval,
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.report import Answer, Example, Histogram, Hub
-from hubplugin.resources import Compute
 from hubplugin.store import Id, Store
 from hubplugin.vectors import VectorLike, as_vectors
 

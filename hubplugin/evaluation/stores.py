@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from hubplugin.abilities import Filtered, able
+from hubplugin.compute import Compute
 from hubplugin.errors import InputError
 from hubplugin.evaluation.ranking import RAW, Ranking
 from hubplugin.evaluation.truth import TrueIds, as_true_ids
 from hubplugin.jobs.naming import Naming
 from hubplugin.model import OffsetModel
-from hubplugin.resources import Compute
 from hubplugin.store import Id, Store
 from hubplugin.vectors import Vectors
 

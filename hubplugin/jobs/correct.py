@@ -23,6 +23,7 @@ from pydantic import Field
 from hubplugin.abilities import Preflight
 from hubplugin.bank import Bank, BankLike, PreparedBank
 from hubplugin.cluster import Workspace
+from hubplugin.compute import Compute
 from hubplugin.errors import CorrectionRefused, InputError, Parameter, StoreError
 from hubplugin.fitting import require_executor
 from hubplugin.jobs.facts import ToldFigures
@@ -44,7 +45,6 @@ from hubplugin.methods import METHODS, FitInput, Method, asked_for
 from hubplugin.methods.robust import bounded
 from hubplugin.model import Dot, GalleryStatistics, Group, GroupedModel, LogSumExp, OffsetModel, Setting, Value
 from hubplugin.report import Report
-from hubplugin.resources import Compute
 from hubplugin.store import KEEP, Store, recorded_of
 from hubplugin.trial import (
     Experiment,

@@ -17,7 +17,7 @@ from typing_extensions import TypedDict  # that of `typing` has no schema before
 
 from hubplugin.bank import Bank, BankLike, PreparedBank
 from hubplugin.causes import HUBBY, Finding, collapsed, copies, cut_off, lengths, other_model, shifted, short_texts
-from hubplugin.compute import Similarities, TopK, dense, sampled, search, taken
+from hubplugin.compute import Compute, Similarities, TopK, dense, sampled, search, taken
 from hubplugin.jobs.correct import bank_for
 from hubplugin.jobs.facts import ToldChoice, ToldTrial, tiles_of
 from hubplugin.jobs.naming import Naming
@@ -35,7 +35,6 @@ from hubplugin.measures.significance import Figure
 from hubplugin.methods import FitInput
 from hubplugin.metric import Metric
 from hubplugin.report import Hub, Plot, Report, Reported, Verdict, percent, plots, points
-from hubplugin.resources import Compute
 from hubplugin.store import Id, Store
 from hubplugin.trial import OCCURRENCE, Experiment, choose_by, judge_by, require_enough
 from hubplugin.vectors import Scannable, VectorLike, as_vectors

@@ -15,6 +15,7 @@ from typing_extensions import TypedDict  # that of `typing` has no schema before
 
 from hubplugin.abilities import versions_of
 from hubplugin.bank import SEEN, Bank, BankLike, own_share
+from hubplugin.compute import Compute
 from hubplugin.errors import StoreError
 from hubplugin.jobs.facts import ToldCorrection, ToldVersion
 from hubplugin.jobs.naming import Naming
@@ -42,7 +43,6 @@ from hubplugin.metric import Metric, normalise
 from hubplugin.model import GroupedModel, HubnessAtFit, OffsetModel
 from hubplugin.report import Hub, Plot, Report, Reported, Tile, Verdict, bank_tile, plots, share_tile
 from hubplugin.report.sections import NEVER, RECALL, WORST
-from hubplugin.resources import Compute
 from hubplugin.store import Hits, Id, Store, recorded_of
 from hubplugin.trial import OCCURRENCE, standard_error
 from hubplugin.vectors import Vectors

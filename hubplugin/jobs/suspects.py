@@ -11,14 +11,13 @@ from typing import Annotated, TypeAlias
 import numpy as np
 from pydantic import Field
 
-from hubplugin.compute import MeanOfLargest, Similarities, TopK, clusters, reduce, search
+from hubplugin.compute import Compute, MeanOfLargest, Similarities, TopK, clusters, reduce, search
 from hubplugin.errors import StoreError
 from hubplugin.jobs.write import Comparison, group_key
 from hubplugin.measures.hubness import k_occurrence, skewness, skewness_by_chance, skewness_of_found
 from hubplugin.methods import FitInput
 from hubplugin.methods.robust import BANK_QUERIES, CLUSTERS, rows_of_sample
 from hubplugin.model import Bound, HubnessAtFit, OffsetModel
-from hubplugin.resources import Compute
 from hubplugin.store import Batch, Hits, Id, Store
 from hubplugin.trial import OCCURRENCE
 from hubplugin.vectors import as_vectors

@@ -10,12 +10,12 @@ from datetime import datetime, timezone
 from typing import Literal
 
 from hubplugin.abilities import Quarantining, Versioned, able, quarantined_in, versions_of
+from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.jobs.facts import ToldVersion
 from hubplugin.jobs.write import Applied, refresh
 from hubplugin.methods.robust import floor_of
 from hubplugin.quarantine import Quarantine
-from hubplugin.resources import Compute
 from hubplugin.store import Id, Store, StoredVersion
 
 logger = logging.getLogger(__name__)

@@ -22,14 +22,13 @@ from pydantic import Field, PlainSerializer
 from hubplugin.abilities import Sharded, Share, SharedWriting, StoreShard, Versioned, able, quarantined_in, versions_of
 from hubplugin.bank import places
 from hubplugin.cluster import Order, Reading, ShardedGallery, Workspace
-from hubplugin.compute import ShardResult
+from hubplugin.compute import Compute, ShardResult
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.jobs.facts import ToldModel, ToldTrial, guard_says, tiles_of, tried
 from hubplugin.methods.robust import floor_of
 from hubplugin.metric import Metric
 from hubplugin.model import GroupedModel, OffsetModel, Value, warn_if_swapped
 from hubplugin.report import Report, Reported, Verdict
-from hubplugin.resources import Compute
 from hubplugin.store import KEEP, Batch, Store, Writing
 from hubplugin.vectors import Progress, Sliceable, Vectors, cannot_keep, spool
 

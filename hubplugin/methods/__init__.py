@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
 from hubplugin.methods.base import FitInput, Method
 from hubplugin.methods.blend import Blend
@@ -18,7 +19,6 @@ from hubplugin.methods.inverted_softmax import DualInvertedSoftmax, InvertedSoft
 from hubplugin.methods.nearest import CrossDomainLocalScaling, NearestNeighbourNormalisation
 from hubplugin.methods.sinkhorn import DualBankSinkhorn, SinkhornNormalisation
 from hubplugin.model import Setting
-from hubplugin.resources import Compute
 
 METHODS: dict[str, type[Method]] = {
     method.name: method

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from hubplugin.compute import (
     SURVEYED,
     Answers,
+    Compute,
     Similarities,
     Survey,
     distinct_rows,
@@ -25,7 +26,6 @@ from hubplugin.compute import (
 from hubplugin.errors import InputError, Parameter
 from hubplugin.metric import Metric
 from hubplugin.model import LogSumExp, OffsetModel, Setting, Term, TopKMean, reduction_of
-from hubplugin.resources import Compute
 from hubplugin.vectors import VectorLike, Vectors, as_vectors, fingerprint
 
 AnswersRule: TypeAlias = Literal["auto", "kept", "left out"]

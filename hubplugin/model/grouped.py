@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from hubplugin.compute import Compute
 from hubplugin.errors import InputError
 from hubplugin.model.file import Header
 from hubplugin.model.offset_model import Dot, GalleryStatistics, LogSumExp, OffsetModel, Term, Value, capped
-from hubplugin.resources import Compute
 from hubplugin.vectors import VectorLike, as_vectors
 
 

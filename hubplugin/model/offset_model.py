@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
+from hubplugin.compute import Compute, Precision
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin.model import file
 from hubplugin.model.file import Header
-from hubplugin.resources import Compute, Precision
 from hubplugin.vectors import Spread, VectorLike, Vectors, as_vectors
 
 if TYPE_CHECKING:

@@ -19,14 +19,13 @@ from typing import Any
 import numpy as np
 
 from hubplugin.bank import BankProfile, PreparedBank, profile
-from hubplugin.compute import HoldingCompute, Similarities, dense, sampled, taken
+from hubplugin.compute import HoldingCompute, Similarities, dense, sampled, taken, torch
 from hubplugin.errors import InputError, Parameter
 from hubplugin.measures.hubness import Hubness, k_occurrence, skewness
 from hubplugin.methods import FitInput, Method
 from hubplugin.methods.blend import Blend
 from hubplugin.methods.robust import bounded
 from hubplugin.model import OffsetModel
-from hubplugin.resources import torch
 from hubplugin.trial.trial import FOLDS, Trial, require_enough, standard_error
 from hubplugin.vectors import as_vectors
 

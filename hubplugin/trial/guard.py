@@ -21,13 +21,12 @@ import numpy as np
 
 from hubplugin.bank import Bank, BankLike, BankProfile, PreparedBank
 from hubplugin.bank.kinds import FARTHEST, displacement
-from hubplugin.compute import MOST_ANSWERS, Nearest, Similarities, dense, taken
+from hubplugin.compute import MOST_ANSWERS, Compute, Nearest, Similarities, dense, taken, torch
 from hubplugin.errors import CorrectionRefused, Parameter
 from hubplugin.methods import METHODS, FitInput, Method, configured
 from hubplugin.methods.blend import Blend
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
-from hubplugin.resources import Compute, torch
 from hubplugin.trial.experiment import Experiment, folds_within, with_rows
 from hubplugin.trial.trial import (
     FOLDS,

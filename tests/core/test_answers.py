@@ -12,6 +12,7 @@ from hubplugin.compute import (
     MOST_ANSWERS,
     SMALLEST_LOG,
     Answers,
+    Compute,
     LeftOut,
     MeanOfLargest,
     Similarities,
@@ -23,7 +24,6 @@ from hubplugin.compute import (
     survey,
 )
 from hubplugin.metric import Metric, normalise
-from hubplugin.resources import Compute
 from hubplugin.vectors import as_vectors
 from tests.core.formulas import blend, log_of, similarity, without_answers
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import hubplugin
+from hubplugin.compute import Compute
 from hubplugin.model import GroupedModel
-from hubplugin.resources import Compute
 from tests.core import formulas
 
 METHODS = ["is", "sn", "dbsn", "dualis", "nnn", "csls", "dn"]

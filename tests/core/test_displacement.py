@@ -7,7 +7,7 @@ import pytest
 
 from hubplugin import CorrectionRefused, fit
 from hubplugin.bank.kinds import displacement
-from hubplugin.resources import Compute
+from hubplugin.compute import Compute
 from hubplugin.trial import require_displacement
 from hubplugin.vectors import as_vectors
 

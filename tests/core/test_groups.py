@@ -7,12 +7,12 @@ import pytest
 
 import hubplugin
 from hubplugin.bank import Bank
+from hubplugin.compute import Compute
 from hubplugin.jobs.correct import fit_within
 from hubplugin.jobs.write import Members
 from hubplugin.methods import configure
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.resources import Compute
 
 
 @pytest.mark.parametrize("method", ["blend", "nnn", "dbsn", "dn", "dualis"])

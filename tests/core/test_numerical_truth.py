@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hubplugin
-from hubplugin.compute import Columns, Similarities, reduces_precision, sinkhorn
+from hubplugin.compute import Columns, Compute, Similarities, reduces_precision, sinkhorn
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
-from hubplugin.resources import Compute
 from hubplugin.vectors import as_vectors
 from tests.core import formulas
 

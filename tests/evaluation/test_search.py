@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from hubplugin import InputError, Metric
-from hubplugin.compute import TopK, TruthCounts, prepared, search
-from hubplugin.resources import Compute
+from hubplugin.compute import Compute, TopK, TruthCounts, prepared, search
 from hubplugin.vectors import as_vectors
 from tests.core.formulas import similarity
 

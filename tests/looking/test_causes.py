@@ -25,10 +25,9 @@ from hubplugin.causes import (
     shifted,
     short_texts,
 )
-from hubplugin.compute import TopK, search
+from hubplugin.compute import Compute, TopK, search
 from hubplugin.jobs.diagnose import DEEP, Diagnosis, findings
 from hubplugin.measures.hubness import Hubness
-from hubplugin.resources import Compute
 
 QUERIES = 300
 

@@ -10,9 +10,9 @@ import torch
 
 import hubplugin
 from hubplugin.bank import Bank
+from hubplugin.compute import Compute
 from hubplugin.methods import configure
 from hubplugin.metric import Metric
-from hubplugin.resources import Compute
 from hubplugin.trial import Experiment, choose_by, judge, judge_by
 from hubplugin.vectors import Sliceable
 

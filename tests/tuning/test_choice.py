@@ -8,9 +8,9 @@ import torch
 from scipy import stats
 
 import hubplugin
+from hubplugin.compute import Compute
 from hubplugin.methods import FitInput, configure
 from hubplugin.metric import Metric
-from hubplugin.resources import Compute
 from hubplugin.trial import FOLDS, Experiment, choose_by, experiment, judge
 from hubplugin.trial.choice import EDGE
 from tests.core import formulas

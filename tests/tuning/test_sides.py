@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 import hubplugin
 from hubplugin.bank import Bank
 from hubplugin.cli import app
+from hubplugin.compute import Compute
 from hubplugin.methods import configure
 from hubplugin.metric import Metric
 from hubplugin.registry import open_store
-from hubplugin.resources import Compute
 from hubplugin.trial import FOLDS, Experiment, choose_by, judge
 from hubplugin.trial.experiment import folds_within
 from hubplugin.trial.guard import FOUND, STAND_INS, both_sides
