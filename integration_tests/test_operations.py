@@ -110,7 +110,7 @@ def test_tenants_of_one_collection_are_corrected_each(backend, fill, storage):
         for row, vector in enumerate(TARGETS)
     ]
     client.upsert(gallery.name, points, wait=True)
-    given = {"query_bank": BANK, "vector": "code", "storage": storage, "group_by": "tenant"}
+    given = {"bank": BANK, "vector": "code", "storage": storage, "group_by": "tenant"}
     hubplugin_qdrant.apply(client, gallery.name, **given, **APPLY)
     correction = hubplugin_qdrant.open_store(client, gallery.name, vector="code").correction()
     hub = backend.wrapped()

@@ -21,7 +21,7 @@ NEAR_ALL = BANK.mean(axis=0)
 def gallery(backend, fill, storage):
     """A gallery with a robust correction."""
     gallery = fill(using="code")
-    given = {"query_bank": BANK, "vector": "code", "storage": storage, "robust": True}
+    given = {"bank": BANK, "vector": "code", "storage": storage, "robust": True}
     hubplugin_qdrant.apply(backend.client(), gallery.name, **given, **APPLY)
     return gallery
 

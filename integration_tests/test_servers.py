@@ -158,7 +158,8 @@ def test_a_key_that_may_only_read_searches_corrected_and_is_told_the_rest(backen
         options = there.address.options() | {"api_key": backend.read_only_key}
         assert agreement(HubQdrantClient(**options), gallery, model) >= AGREED
         told: list[str] = []
-        given = {"query_bank": OTHER_BANK, "progress": lambda what, done, total: told.append(what), **APPLY}
+        compute = hubplugin.Compute(progress=lambda what, done, total: told.append(what))
+        given = {"bank": OTHER_BANK, "compute": compute, **APPLY}
         with pytest.raises(hubplugin.StoreError, match="the api key may not do this") as caught:
             hubplugin_qdrant.apply(QdrantClient(**options), gallery.name, **given)
         assert not told, "something was begun"

@@ -167,7 +167,7 @@ THEIRS = [5, "", True, None, {}, {"city": 3}, {"v1": "one"}, {"v1": 0.5, "city":
 def test_a_payload_key_that_the_user_has_is_refused_and_another_one_taken(backend, fill):
     gallery, client = fill(rows=60), backend.client()
     key, (vector, before) = next(iter(gallery.content().items()))
-    given = {"query_bank": BANK, "storage": "payload", **APPLY}
+    given = {"bank": BANK, "storage": "payload", **APPLY}
     for theirs in THEIRS:
         point = models.PointStruct(id=key, vector=vector, payload=before | {"hub_offset": theirs})
         client.upsert(gallery.name, [point], wait=True)

@@ -44,7 +44,7 @@ def test_a_run_cut_off_is_finished_with_its_own_model_though_the_gallery_grew(tm
     vectors = rng.normal(size=(60, 8)).astype("float32")
     lancedb.connect(tmp_path).create_table("photos", table(list(range(50)), vectors[:50]))
     store = open_store(f"lancedb:{tmp_path}/photos")
-    asked = {"query_bank": vectors[:20] + 0.1, "method": "sn", "force": True}
+    asked = {"bank": vectors[:20] + 0.1, "method": "sn", "force": True}
 
     def cut_off(what, done, total):
         if what == "writing offsets":

@@ -165,7 +165,7 @@ def test_a_fitted_model_is_applied_as_it_is_and_both_are_read_back(path, model):
     np.testing.assert_array_equal(index.search(BANK, 5)[1], hubplugin_faiss.upgrade(raw, model).search(BANK, 5)[1])
 
 
-@pytest.mark.parametrize("given", [{"method": "nnn"}, {"tau": 0.1}, {"robust": True}, {"target_bank": GALLERY}])
+@pytest.mark.parametrize("given", [{"method": "nnn"}, {"tau": 0.1}, {"robust": True}, {"group_by": "shop"}])
 def test_a_fitted_model_takes_no_second_method_and_no_bank(tmp_path, model, given):
     faiss.write_index(filled(), str(tmp_path / "x.faiss"))
     with pytest.raises(hubplugin.InputError, match=f"its method already: leave out {next(iter(given))}=$"):
