@@ -41,13 +41,13 @@ def photos(corrected, tmp_path):
     return Path(tmp_path / "photos.faiss")
 
 
-def asked(command: str, *arguments: object, form: str = "") -> dict[str, object]:
-    """The figures that a command prints, which are those of docs/reference/json.md, there under `form`."""
+def asked(command: str, *arguments: object) -> dict[str, object]:
+    """The figures that a command prints, which are those of docs/reference/json.md, there under its name."""
     run = hubplugin(command, *arguments, "--json")
     assert run.returncode == 0, run.stderr
     figures = json.loads(run.stdout, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
     assert (figures.pop("command"), figures.pop("version")) == (command, 1)
-    schema = closed(schema_of(figures_of_commands()[form or command]))
+    schema = closed(schema_of(figures_of_commands()[command]))
     schema["properties"] = {"store": {"type": "string"}} | schema["properties"]
     jsonschema.validate(figures, schema)
     return figures
@@ -127,7 +127,8 @@ def test_the_figures_of_commands_that_look_are_those_of_the_page(photos):
     assert asked("inspect", store)["correction"]["method"] == "dbsn"
     truth = photos.with_name("truth.npy")
     np.save(truth, np.arange(len(np.load(bank))) % 10)
-    assert asked("evaluate", store, "--queries", bank, "--truth", truth, form="evaluate STORE")["corrected"] is not None
+    found = asked("evaluate", store, "--queries", bank, "--truth", truth)
+    assert [method["label"] for method in found["methods"]] == ["raw", "corrected"]
 
 
 def test_a_quarantine_is_planned_and_nothing_is_changed(photos):

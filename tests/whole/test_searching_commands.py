@@ -44,7 +44,7 @@ def test_explain_prints_a_request_to_paste_for_a_file_an_id_or_the_first_point(m
         body = json.loads(printed.stdout.split("-d '")[1].split("'\n")[0])
         asked = body["prefetch"][0]["query"]
         if "--id" in arguments:
-            assert asked == 7
+            assert asked == {"nearest": 7}
         else:
             assert np.allclose(asked, first) == bool(arguments)
             assert len(asked) == DIM

@@ -48,7 +48,7 @@ def test_the_wheel_carries_three_packages_their_types_and_the_example_data(wheel
         "hubplugin_faiss/py.typed",
         "hubplugin_qdrant/py.typed",
         "hubplugin/data/test_queries.npy",
-        "hubplugin/evaluation/report.html",
+        "hubplugin/report/report.html",
     ):
         assert expected in names
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {
@@ -92,7 +92,7 @@ def test_the_wheel_in_an_empty_environment_runs_the_demo(wheel, tmp_path):
     python, command = tmp_path / "env" / "bin" / "python", tmp_path / "env" / "bin" / "hubplugin"
     pip = (python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt")
 
-    run(*pip, wheel, cwd=tmp_path)
+    run(*pip, f"{wheel}[fit]", cwd=tmp_path)
     program = "import hubplugin, numpy as np; x = np.eye(4); print(hubplugin.fit(x, x).offsets(x).shape)"
     assert run(python, "-c", program, cwd=tmp_path).stdout == "(4,)\n"
     without_stores = run(command, "demo", cwd=tmp_path, check=False)
