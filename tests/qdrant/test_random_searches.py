@@ -73,7 +73,8 @@ class World:
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
         parameters = models.VectorParams(size=DIM, distance=self.distance)
-        self.plain.create_collection(self.name, {"image": parameters, "text": parameters})
+        # In one shard: each shard of a cluster keeps to the limit of a prefetch by itself.
+        self.plain.create_collection(self.name, {"image": parameters, "text": parameters}, shard_number=1)
         given = []
         for key, vector in enumerate(clustered(self.seed, ROWS)):
             self.points[key] = Point({"image": vector, "text": self.vector()}, self.pick(*COLOURS))
