@@ -451,6 +451,22 @@ def test_range_search_returns_what_a_long_search_returns(kind, metric):
         assert expected <= got if "HNSW" not in kind else expected & got
 
 
+@kinds("RaBitQ", "IVF8,RaBitQ4", "RQ3x4", "PRQ2x2x4", "OPQ6,RaBitQ", "IDMap2,RaBitQ", "PQ6x8np,RFlat")
+@both
+def test_range_search_of_two_stages_returns_all_within_a_radius_that_is_not_multiplied(kind, metric):
+    """Faiss asks the first stage for the radius times k_factor, beyond which under inner product there is nothing."""
+    case, upgraded = fresh(kind, metric)
+    scores, labels = upgraded.search(case.queries, 600)
+    radius = float(scores[:, 9].mean())
+    parameters = faiss.IndexRefineSearchParameters(k_factor=0 if metric == IP else 4)  # 4 is a second stage's own
+    limits, _, found = upgraded.range_search(case.queries, radius, params=parameters)
+    for query in range(len(case.queries)):
+        within = scores[query] > radius if metric == IP else scores[query] < radius
+        assert set(labels[query][within]) == set(found[limits[query] : limits[query + 1]])
+    if metric == IP:
+        assert np.diff(upgraded.range_search(case.queries, radius)[0]).sum() < limits[-1]  # else docs/faiss.md can go
+
+
 def test_search_parameters_reach_the_inner_index():
     case, upgraded = pair("IVF8,Flat", IP)
     one = upgraded.search(case.queries, 10, params=faiss.SearchParametersIVF(nprobe=1))[1]
