@@ -1,4 +1,9 @@
-"""`HubQdrantClient` and `AsyncHubQdrantClient`: qdrant-client's own, with corrected collections searched corrected."""
+"""`HubQdrantClient` and `AsyncHubQdrantClient`: qdrant-client's own, with corrected collections searched corrected.
+
+Who traces qdrant-client, as OpenTelemetry's instrumentation does, puts layers around the methods of its classes by
+`wrapt`. A corrected method runs within those of the plain one that it stands for, so that a call is one span, and what
+it asks the plain client for runs beneath them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +24,6 @@ from hubplugin_qdrant import plain_client, searches, writes
 from hubplugin_qdrant.metadata import CorrectionCache, OfClient, Operation, at_once, run, run_async
 from hubplugin_qdrant.plain_client import Arguments
 
-Method = TypeVar("Method", bound=Callable[..., object])
 Client = TypeVar("Client", QdrantClient, AsyncQdrantClient)
 
 
@@ -68,43 +72,71 @@ def _arguments(method: Callable[..., object]) -> Callable[[tuple[object, ...], A
     return arguments
 
 
-def _corrected(method: Method, operation: OfClient) -> Method:
-    """`method` of the plain client, done by `operation`."""
+def _within_layers(method: Any, call: Callable[..., Any], client: object) -> Callable[..., Any]:
+    """`call` within the layers around `method`, a function of a class of qdrant-client; `client` is whose it is."""
+    layer = getattr(method, "_self_wrapper", None)
+    if layer is None:
+        return call
+    inner = _within_layers(method.__wrapped__, call, client)
+    return lambda *args, **given: layer(inner, client, args, given)
+
+
+class Beneath:
+    """A client, with its methods beneath the layers around them."""
+
+    def __init__(self, client: Any):
+        self.client = client
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.client, name)
+        while hasattr(found, "_self_wrapper"):
+            found = found.__wrapped__
+        return found
+
+
+Drive: TypeAlias = "Callable[[Any, OfClient, Arguments], Any]"
+"""What does an operation for a client, with the arguments of a call."""
+
+
+def _sync(client: Any, operation: OfClient, given: Arguments) -> Any:
+    return run(operation(client._corrections, given))
+
+
+async def _async(client: Any, operation: OfClient, given: Arguments) -> Any:
+    return await run_async(operation(client._corrections, given))
+
+
+def _async_upload(client: Any, operation: OfClient, given: Arguments) -> Any:
+    """An upload of the async client is no coroutine: it goes through a sync client to the same place."""
+    if plain_client.is_local(client):  # whose coroutines never wait
+        return run(_driven(operation(client._corrections, given)))
+    sync = QdrantClient(**client.init_options)
+    try:
+        return run(operation(CorrectionCache(Beneath(sync), at_once), given))
+    finally:
+        sync.close()
+
+
+def _corrected(plain: type, name: str, drive: Drive) -> Callable[..., Any]:
+    """The method `name` of the class `plain`, done by its operation as `drive` does it."""
+    method, operation = getattr(plain, name), OPERATIONS[name]
     arguments = _arguments(method)
 
     @functools.wraps(method)
     def corrected(self: Any, *args: object, **given: object) -> Any:
-        return run(operation(self._corrections, arguments(args, given)))
+        def call(*args: object, **given: object) -> Any:
+            return drive(self, operation, arguments(args, given))
 
-    return corrected  # type: ignore[return-value]
+        return _within_layers(vars(plain)[name], call, self)(*args, **given)
 
-
-def _async_corrected(method: Method, operation: OfClient) -> Method:
-    arguments = _arguments(method)
-
-    @functools.wraps(method)
-    async def corrected(self: Any, *args: object, **given: object) -> Any:
-        return await run_async(operation(self._corrections, arguments(args, given)))
-
-    return corrected  # type: ignore[return-value]
-
-
-def _upload_corrected(method: Method, operation: OfClient) -> Method:
-    """An upload of the async client, which is no coroutine: it goes through a sync client to the same place."""
-    arguments = _arguments(method)
+    if drive is not _async:
+        return corrected
 
     @functools.wraps(method)
-    def corrected(self: Any, *args: object, **given: object) -> Any:
-        given = arguments(args, given)
-        if plain_client.is_local(self):  # whose coroutines never wait
-            return run(_driven(operation(self._corrections, given)))
-        client = QdrantClient(**self.init_options)
-        try:
-            return run(operation(CorrectionCache(client, at_once), given))
-        finally:
-            client.close()
+    async def awaited(self: Any, *args: object, **given: object) -> Any:
+        return await corrected(self, *args, **given)
 
-    return corrected  # type: ignore[return-value]
+    return awaited
 
 
 def _driven(steps: Operation) -> Operation:
@@ -191,7 +223,7 @@ class _Corrected:
     @classmethod
     def _known_by(cls, raw: Any, oversampling: float | None, hnsw_ef: int | None, record: Record) -> CorrectionCache:
         compute: Any = asyncio.to_thread if cls._plain is AsyncQdrantClient else at_once
-        return CorrectionCache(raw, compute, oversampling, hnsw_ef, recorder_of(record))
+        return CorrectionCache(Beneath(raw), compute, oversampling, hnsw_ef, recorder_of(record))
 
 
 class HubQdrantClient(_Corrected, QdrantClient):
@@ -213,7 +245,7 @@ class HubQdrantClient(_Corrected, QdrantClient):
     @property
     def raw(self) -> QdrantClient:
         """The plain client on the same connection, which sees a collection as it lies in the store."""
-        raw: QdrantClient = self._corrections.raw
+        raw: QdrantClient = self._corrections.raw.client
         return raw
 
     def close(self, grpc_grace: float | None = None, **kwargs: Any) -> None:
@@ -239,7 +271,7 @@ class AsyncHubQdrantClient(_Corrected, AsyncQdrantClient):
     @property
     def raw(self) -> AsyncQdrantClient:
         """The plain client on the same connection, which sees a collection as it lies in the store."""
-        raw: AsyncQdrantClient = self._corrections.raw
+        raw: AsyncQdrantClient = self._corrections.raw.client
         return raw
 
     async def close(self, grpc_grace: float | None = None, **kwargs: Any) -> None:
@@ -249,7 +281,7 @@ class AsyncHubQdrantClient(_Corrected, AsyncQdrantClient):
         await super().close(grpc_grace, **kwargs)
 
 
-for _name, _operation in OPERATIONS.items():
-    _async = _upload_corrected if _name in UPLOADS else _async_corrected
-    setattr(HubQdrantClient, _name, _corrected(getattr(QdrantClient, _name), _operation))
-    setattr(AsyncHubQdrantClient, _name, _async(getattr(AsyncQdrantClient, _name), _operation))
+for _name in OPERATIONS:
+    setattr(HubQdrantClient, _name, _corrected(QdrantClient, _name, _sync))
+    _drive = _async_upload if _name in UPLOADS else _async
+    setattr(AsyncHubQdrantClient, _name, _corrected(AsyncQdrantClient, _name, _drive))

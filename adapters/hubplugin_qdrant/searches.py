@@ -9,6 +9,7 @@ correction. A document in a prefetch or a batch is embedded out of sight.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,11 +26,13 @@ from hubplugin_qdrant.manifest import KEY, Manifest
 from hubplugin_qdrant.metadata import RAW, CachedManifest, CorrectionCache, OfClient, Operation, again_if_changed
 from hubplugin_qdrant.plain_client import Arguments
 from hubplugin_qdrant.requests import (
+    SERVER_LIMIT,
     Node,
     Rewritten,
     as_arguments,
     as_request,
     as_requests,
+    corrected_version,
     nearest,
     prefetches_of,
     rewrite,
@@ -122,6 +125,8 @@ def recorded(operation: OfClient) -> OfClient:
     @functools.wraps(operation)
     def searched(cache: CorrectionCache, arguments: Arguments) -> Operation:
         recorder = cache.recorder
+        if (span := _span()) is not None:
+            span.set_attribute("hubplugin.corrected", False)  # until it is
         return operation(cache, arguments) if recorder is None else recording(cache, recorder, arguments)
 
     return searched
@@ -149,12 +154,11 @@ def _dense_queries(arguments: Arguments) -> Iterable[tuple[str, Any]]:
     return [found for request in as_requests(arguments["requests"]) for found in _of_node(request)]
 
 
-def _of_node(node: Node) -> Iterator[tuple[str, Any]]:
-    query = nearest(node.query)
-    if _is_dense(query):
-        yield node.using or "", query
-    for prefetch in prefetches_of(node.prefetch):
-        yield from _of_node(prefetch)
+def _of_node(root: Node) -> Iterator[tuple[str, Any]]:
+    for node in _nodes(root):
+        query = nearest(node.query)
+        if _is_dense(query):
+            yield node.using or "", query
 
 
 def _is_dense(query: object) -> bool:
@@ -235,7 +239,40 @@ def rewritten_requests(
     """`requests` as they are sent: corrected by `manifest`, and our payload key left out of all."""
     if known.augmented_vectors and manifest is not RAW:
         requests = yield from _resolved(cache, known, requests, manifest)
-    return [rewrite(request, manifest, known.offset_key) for request in requests]
+    rewritten = [rewrite(request, manifest, known.offset_key) for request in requests]
+    if (span := _span()) is not None:
+        _describe(span, requests, rewritten, manifest)
+    return rewritten
+
+
+def _span() -> Any:
+    """The span of OpenTelemetry that the call is in, if there is one."""
+    trace: Any = sys.modules.get("opentelemetry.trace")
+    span = None if trace is None else trace.get_current_span()
+    return span if span is not None and span.is_recording() else None
+
+
+def _describe(span: Any, requests: list[models.QueryRequest], rewritten: list[Rewritten], manifest: Manifest) -> None:
+    """Says in `span` how `requests` were corrected: by which version and method, the first of several, and how many
+    candidates the server is asked for by a corrected vector, the most of any."""
+    nodes = [node for request in requests for node in _nodes(request)]
+    versions = [found for node in nodes if (found := corrected_version(node.query, node.using, manifest)) is not None]
+    if not versions:
+        return
+    own = {name for each in versions for name in (each.vector, each.augmented_vector)}
+    asking = [node for each in rewritten for node in _nodes(each.request) if (node.using or "") in own]
+    limits = [(node.limit or SERVER_LIMIT) + (getattr(node, "offset", None) or 0) for node in asking]
+    span.set_attribute("hubplugin.corrected", True)
+    span.set_attribute("hubplugin.version", versions[0].number)
+    span.set_attribute("hubplugin.method", versions[0].method)
+    span.set_attribute("hubplugin.candidates", max(limits))
+
+
+def _nodes(node: Node) -> Iterator[Node]:
+    """`node`, and all that is prefetched for it."""
+    yield node
+    for child in prefetches_of(node.prefetch):
+        yield from _nodes(child)
 
 
 def _hide_in_batch(cache: CorrectionCache, known: CachedManifest, found: list[Any], asked: Arguments) -> Operation:

@@ -1,0 +1,106 @@
+"""With OpenTelemetry's instrumentation of qdrant-client a wrapped call is one span, which says how it was corrected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from qdrant_client import QdrantClient, models
+
+from tests.qdrant.conftest import ROWS, Photos
+
+pytest.importorskip("opentelemetry.instrumentation.qdrant", reason="the spans are those of an instrumentation")
+
+from opentelemetry.instrumentation.qdrant import QdrantInstrumentor
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+
+@pytest.fixture
+def spans() -> Iterator[InMemorySpanExporter]:
+    exporter, provider, instrumentor = InMemorySpanExporter(), TracerProvider(), QdrantInstrumentor()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    instrumentor.instrument(tracer_provider=provider)
+    try:
+        yield exporter
+    finally:
+        instrumentor.uninstrument()
+
+
+@pytest.fixture(params=["payload", "vector"])
+def photos(request: pytest.FixtureRequest) -> Photos:
+    return Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE, request.param)
+
+
+def told(exporter: InMemorySpanExporter) -> list[tuple[str, dict[str, object]]]:
+    """Each span since the last look: its name, and what it says of the correction."""
+    found = exporter.get_finished_spans()
+    exporter.clear()
+    of_ours = [{key: value for key, value in (span.attributes or {}).items() if "hubplugin" in key} for span in found]
+    return list(zip([span.name for span in found], of_ours, strict=True))
+
+
+def test_a_search_is_one_span_that_says_how_it_was_corrected(photos, spans):
+    client = photos.apply(method="nnn", k=8)
+    spans.clear()
+    expected = {
+        "hubplugin.corrected": True,
+        "hubplugin.version": 1,
+        "hubplugin.method": "nnn",
+        "hubplugin.candidates": ROWS if photos.storage == "payload" else 10,
+    }
+    for _ in range(2):  # with the manifest to be read, and without
+        client.query_points("photos", query=photos.queries[0], using="image", limit=10)
+        assert told(spans) == [("qdrant.query_points", expected)]
+    request = models.QueryRequest(query=photos.queries[0].tolist(), using="image", limit=10)
+    client.query_batch_points("photos", [request, request])
+    assert told(spans) == [("qdrant.query_batch_points", expected)]
+
+
+def test_a_search_that_is_not_corrected_says_so(photos, spans):
+    client = photos.wrapped()
+    client.query_points("photos", query=photos.queries[0], using="image")
+    assert told(spans) == [("qdrant.query_points", {"hubplugin.corrected": False})]
+    client = photos.apply()
+    spans.clear()
+    client.query_points(
+        "photos", query=models.RecommendQuery(recommend=models.RecommendInput(positive=[1])), using="image"
+    )
+    assert told(spans) == [("qdrant.query_points", {"hubplugin.corrected": False})]
+
+
+def test_a_write_is_one_span(photos, spans):
+    client = photos.apply()
+    spans.clear()
+    new = photos.point(ROWS, np.ones(8))
+    client.upsert("photos", [new])
+    client.upload_points("photos", [new])
+    client.set_payload("photos", {"colour": "red"}, [ROWS])
+    assert [name for name, _ in told(spans)] == ["qdrant.upsert", "qdrant.upload_points", "qdrant.set_payload"]
+
+
+def test_the_plain_client_of_a_wrapped_one_is_traced(photos, spans):
+    client = photos.apply()
+    spans.clear()
+    client.raw.query_points("photos", query=photos.queries[0], using="image")
+    assert told(spans) == [("qdrant.query_points", {})]
+
+
+def test_an_async_write_is_one_span(spans):
+    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE, awaited=True)
+    client = photos.apply()
+    spans.clear()
+    client.upsert("photos", [photos.point(ROWS, np.ones(8))])
+    client.upload_points("photos", [photos.point(ROWS + 1, np.ones(8))])
+    assert [name for name, _ in told(spans)] == ["qdrant.upsert", "qdrant.upload_points"]
+
+
+def test_without_a_span_nothing_is_said(photos):
+    from opentelemetry import trace
+
+    client = photos.apply()
+    found = client.query_points("photos", query=photos.queries[0], using="image").points
+    assert found
+    assert not trace.get_current_span().is_recording()
