@@ -39,13 +39,18 @@ class Rule(ABC):
 
     @property
     @abstractmethod
-    def dim(self) -> int:
-        """Dimensions of the bank, and of every query."""
+    def fitted(self) -> OffsetModel | Similarities:
+        """What was made of the bank."""
 
     @property
-    @abstractmethod
+    def dim(self) -> int:
+        """Dimensions of the bank, and of every query."""
+        return self.fitted.dim
+
+    @property
     def metric(self) -> Metric:
         """The similarity of which `rescore` takes the values."""
+        return self.fitted.metric
 
     @abstractmethod
     def keep(self, targets: VectorLike) -> np.ndarray:
@@ -100,12 +105,8 @@ class Dynamic(Rule):
     model: OffsetModel
 
     @property
-    def dim(self) -> int:
-        return self.model.dim
-
-    @property
-    def metric(self) -> Metric:
-        return self.model.metric
+    def fitted(self) -> OffsetModel:
+        return self.model
 
     def keep(self, targets: VectorLike) -> np.ndarray:
         """[n, 2]: the offset, and 1 where the target is in the activation set, else 0."""
@@ -135,12 +136,8 @@ class DualDynamic(Rule):
     factors: tuple[OffsetModel, OffsetModel]
 
     @property
-    def dim(self) -> int:
-        return self.factors[0].dim
-
-    @property
-    def metric(self) -> Metric:
-        return self.factors[0].metric
+    def fitted(self) -> OffsetModel:
+        return self.factors[0]
 
     def keep(self, targets: VectorLike) -> np.ndarray:
         """[n, 4]: what `Dynamic` keeps for each of the two factors."""
@@ -151,8 +148,8 @@ class DualDynamic(Rule):
         nearest = similarities.argmax(axis=1)
         own, other = (kept[nearest, column, None] > 0 for column in (1, 3))
         scores: np.ndarray = similarities + np.where(own & other, kept[:, 0] + kept[:, 2], np.float32(0))
-        for applies, factor, offsets in ((own & ~other, self.factors[0], kept[:, 0]),
-                                         (other & ~own, self.factors[1], kept[:, 2])):  # fmt: skip
+        alone = zip((own & ~other, other & ~own), self.factors, (kept[:, 0], kept[:, 2]), strict=True)
+        for applies, factor, offsets in alone:
             (term,) = factor.terms
             assert isinstance(term, LogSumExp)
             logarithm = np.log(np.maximum(similarities, NO_SIMILARITY)) + similarities / term.tau
@@ -173,12 +170,8 @@ class DualSoftmax(Rule):
     temperature: float
 
     @property
-    def dim(self) -> int:
-        return self.bank.dim
-
-    @property
-    def metric(self) -> Metric:
-        return self.bank.metric
+    def fitted(self) -> Similarities:
+        return self.bank
 
     def keep(self, targets: VectorLike) -> np.ndarray:
         """[n]: LSE_u( T s(b_u, t) )."""
@@ -198,12 +191,8 @@ class GloballyCorrected(Rule):
     bank: Similarities
 
     @property
-    def dim(self) -> int:
-        return self.bank.dim
-
-    @property
-    def metric(self) -> Metric:
-        return self.bank.metric
+    def fitted(self) -> Similarities:
+        return self.bank
 
     def keep(self, targets: VectorLike) -> np.ndarray:
         """[n, d]: the targets' own vectors, which their store has already."""

@@ -7,20 +7,18 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from hubplugin.bank.embedding import Embed, embedded
+from hubplugin.bank.prepared import PreparedBank
 from hubplugin.bank.texts import Texts, holds_texts, read_clicks, read_texts
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
+from hubplugin.methods import FitInput
 from hubplugin.metric import Metric
 from hubplugin.vectors import Progress, Scannable, VectorLike, Vectors, as_vectors, opened_npy, require_file
-
-if TYPE_CHECKING:
-    from hubplugin.bank.prepared import PreparedBank
-    from hubplugin.methods import FitInput
 
 Answers: TypeAlias = VectorLike | Sequence[int | str] | None
 """What queries ask for, see `Bank`."""
@@ -128,15 +126,11 @@ class Bank:
         self, metric: Metric | str, compute: Compute, gallery: object = None, targets: VectorLike | None = None
     ) -> FitInput:
         """The vectors, checked, and `targets` where a fit needs them. gallery: as for `vectors`."""
-        from hubplugin.methods import FitInput
-
         second = self.target_bank
         return FitInput.read(self.vectors(gallery, compute.progress), targets, second, Metric.parse(metric), compute)
 
     def prepare(self, metric: Metric | str, compute: Compute, gallery: object = None) -> PreparedBank:
         """This bank as corrections are tried and fitted on it; raises InputError where it cannot be used."""
-        from hubplugin.bank.prepared import PreparedBank
-
         fit_input = self.read(metric, compute, gallery)
         count, pairs = len(fit_input.query_bank), self.pairs
         if pairs is not None and not isinstance(pairs, bool):
