@@ -2,9 +2,9 @@
 
     python -m benchmarks.growth
 
-One pass (`is`) and the bare product over four decades of targets (to 10 million), three of the bank and of d, in turns;
-and the memory of a process that corrects a gallery of which it never holds more than a block. Writes
-benchmarks/results/growth.json, scaling.svg beside it, and two tables of docs/speed.md.
+One pass (`is`) and the bare product, in turns: over four decades of targets (to 10 million), three of the bank and
+three of d. Then the memory of a process that corrects a gallery of which it never holds more than a block.
+Writes benchmarks/results/growth.json, scaling.svg beside it, and two tables of docs/speed.md.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     python -m benchmarks.guard [--splits 3] [--first 5] [--others] [--rows FILE] [--write docs/choosing.md]
 
 Galleries and banks are drawn anew in each split (`benchmarks.banks`); without the shared data, from `examples/data`
-alone. The guard sees bank and gallery; the truth is the change of R@1 on test queries that it never saw, in the mean
-of the splits: harm is a fall of more than 0.5 points, a gain a rise of more than 2. Where a log has other wordings of
-what it asked for and queries for what it did not, the worse of the two counts. `--others` tries
-methods beside the default.
+alone. The guard sees bank and gallery. The truth is the change of R@1 on test queries that it never saw, in the mean
+of the splits. Harm is a fall of more than 0.5 points, a gain a rise of more than 2. Where a log has other wordings of
+what it asked for and queries for what it did not, the worse of the two counts. `--others` tries methods beside the
+default.
 """
 
 from __future__ import annotations

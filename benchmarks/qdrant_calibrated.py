@@ -1,8 +1,8 @@
 """Corrected searches of a server as they are calibrated: python -m benchmarks.qdrant_calibrated URL [--grpc-port 6334]
 
-Prints, for each method and storage, the recall of the corrected top 10 and of the raw one against float64 brute force,
-and the median time of a query through the wrapped client over that of the plain one, asked in turns, by REST and gRPC.
-The data are functions and docstrings: `HUBPLUGIN_CODE_SEARCH` where that is there, else `examples/data`.
+Prints, for each method and storage, the recall of the corrected top 10 and of the raw one against float64 brute force.
+Beside it stands the median time of a query through the wrapped client over that of the plain one, asked in turns, by
+REST and gRPC. The data are functions and docstrings: `HUBPLUGIN_CODE_SEARCH` where that is there, else `examples/data`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What offsets take of a server's memory and disk: python -m benchmarks.qdrant_space [--points N] [--executable qdrant]
 
 Starts the executable on a folder of its own and fills a collection. Before a correction and after it, by each storage,
-the server is restarted, all points are read once and some queries are searched, so that everything is in memory that is
-ever there; then its resident memory and the bytes of its folder are read. Per million points, beside what `plan` tells.
+the server is restarted, all points are read once and some queries are searched. So everything is in memory that is ever
+there. Then its resident memory and the bytes of its folder are read. Per million points, beside what `plan` tells.
 """
 
 from __future__ import annotations
