@@ -14,10 +14,9 @@ from scipy.spatial.distance import cdist
 import hubplugin
 from benchmarks.tables import EXAMPLES, markdown
 from hubplugin import Metric
-from hubplugin.compute import sampled
 from hubplugin.evaluation import Results
 from hubplugin.metric import normalise
-from hubplugin.vectors import as_vectors
+from hubplugin.vectors import as_vectors, sampled
 
 SAMPLE = 1000
 

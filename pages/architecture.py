@@ -31,8 +31,8 @@ WALKS = """## Six walks
 from file to file.
 
 1. **`fit(targets, bank, "dbsn")`.** `hubplugin/fitting.py` reads the method by its name (`methods/__init__.py`), and
-   bank and targets as checked blocks (`vectors/base.py`). `methods/base.py` brings both to unit length, and
-   `methods/sinkhorn.py` asks `compute/sinkhorn.py` for log alpha. It goes over `compute/similarities.py` tile by
+   bank and targets as checked blocks at unit length (`vectors/base.py`). `methods/base.py` is what every method does,
+   and `methods/sinkhorn.py` asks `compute/sinkhorn.py` for log alpha. It goes over `compute/similarities.py` tile by
    tile, once an iteration. `model/offset_model.py` keeps the weighted bank and is what `fit` returns.
 2. **`client.query_points(...)`, corrected.** `hubplugin_qdrant/client.py` has a table of operations, and
    `metadata.py` drives one for both clients. `searches.py` asks it whether the collection is corrected, and

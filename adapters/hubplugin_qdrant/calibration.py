@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
-from qdrant_client import QdrantClient, models
+from qdrant_client import models
 
 from hubplugin.model import OffsetModel
 from hubplugin.store import Batch, Hits, Id
-from hubplugin_qdrant import plain_client
-from hubplugin_qdrant.client import HubQdrantClient
 from hubplugin_qdrant.manifest import SMALLEST_PAGE, Manifest, Version
+from hubplugin_qdrant.requests import Rewritten, as_requests, rewrite
+from hubplugin_qdrant.transport import Transport
 
 CALIBRATION_QUERIES, LOCAL_QUERIES = 64, 32
 """Calibration queries. In 59 tests on real settings and three fits, queries that had calibrated nothing found on
@@ -64,38 +64,33 @@ class Searches(Protocol):
     def corrected(self, version: Version, limit: int, exact: bool) -> Hits: ...
 
 
-Asked: TypeAlias = Callable[[QdrantClient, list[models.QueryRequest]], list[models.QueryResponse]]
-"""Puts requests to a client, as many at a time as the server takes, and again where it must."""
-
-
 class ClientSearches:
-    """Searches of `collection` for `queries` [m, d] by the vector `using`, put to `client` by `asked`."""
+    """Searches of the collection behind `transport` for `queries` [m, d] by the vector `using`."""
 
-    def __init__(
-        self, client: QdrantClient, collection: str, using: str, queries: np.ndarray, asked: Asked, exact_allowed: bool
-    ):
-        self._client, self._collection, self._using, self._asked = client, collection, using, asked
-        self.is_local = plain_client.is_local(client)
-        self._queries = (queries[:: max(1, len(queries) // LOCAL_QUERIES)] if self.is_local else queries).tolist()
-        self.exact_allowed = exact_allowed
+    def __init__(self, transport: Transport, using: str, queries: np.ndarray):
+        self._transport, self._using, is_local = transport, using, transport.is_local
+        self._queries = (queries[:: max(1, len(queries) // LOCAL_QUERIES)] if is_local else queries).tolist()
+        self.exact_allowed = transport.strict.search_allow_exact is not False
 
     def raw(self, limit: int, exact: bool) -> Hits:
-        return self._found(self._client, limit, exact)
+        return self._search(None, limit, exact)
 
     def corrected(self, version: Version, limit: int, exact: bool) -> Hits:
-        seen = version.model_copy(update={"everywhere": version.storage == "vector", "codes": not self.is_local})
-        wrapped = HubQdrantClient.wrap(self._client)
-        wrapped._corrections.keep(self._collection, Manifest(active={version.vector: seen}))
-        return self._found(wrapped, limit, exact)
+        codes = not self._transport.is_local
+        seen = version.model_copy(update={"everywhere": version.storage == "vector", "codes": codes})
+        return self._search(Manifest(active={version.vector: seen}), limit, exact)
 
-    def _found(self, client: QdrantClient, limit: int, exact: bool) -> Hits:
-        params = models.SearchParams(exact=True) if exact and not self.is_local else None  # which warns of it
-        using, with_payload = self._using or None, False
-        requests = [
-            models.QueryRequest(query=query, using=using, limit=limit, params=params, with_payload=with_payload)
+    def _search(self, manifest: Manifest | None, limit: int, exact: bool) -> Hits:
+        """Corrected by `manifest` if there is one: the request of `HubQdrantClient`, which need not look it up."""
+        params = models.SearchParams(exact=True) if exact and not self._transport.is_local else None  # which warns
+        requests = as_requests(
+            models.QueryRequest(query=query, using=self._using or None, limit=limit, params=params, with_payload=False)
             for query in self._queries
-        ]
-        found: list[Any] = [response.points for response in self._asked(client, requests)]
+        )
+        sent = [Rewritten(each) if manifest is None else rewrite(each, manifest) for each in requests]
+        found: list[Any] = []
+        for one, response in zip(sent, self._transport.answers([each.request for each in sent]), strict=True):
+            found.append(response.points if one.finish is None else one.finish(response.points))
         return Hits([[p.id for p in points] for points in found], [[p.score for p in points] for points in found])
 
 
@@ -123,13 +118,13 @@ def calibrated(version: Version, points: int, searches: Searches) -> Version:
     measured: dict[str, Any] = {"recall": tried[chosen], "raw_recall": raw if exact else None}
     if exact and version.storage == "payload":
         wider = widths[chosen:]
-        enough = _first(lambda number: _finds_all(wider[number], searches, truth), len(wider))
+
+        def finds_all(number: int) -> bool:
+            return recall(searches.corrected(wider[number], SMALLEST_PAGE, True), truth) >= 1 - 1e-9
+
+        enough = _first(finds_all, len(wider))
         measured["exact_oversampling"] = EXACT_MARGIN * wider[enough].oversampling
     return widths[chosen].model_copy(update=measured)
-
-
-def _finds_all(version: Version, searches: Searches, truth: Hits) -> bool:
-    return recall(searches.corrected(version, SMALLEST_PAGE, True), truth) >= 1 - 1e-9
 
 
 def recall(found: Hits, exact: Hits) -> float:

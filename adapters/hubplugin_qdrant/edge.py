@@ -67,16 +67,13 @@ class Folder(Metadata):
             return Manifest()
         stamp = (status.st_ino, status.st_mtime_ns)
         if self._known[0] != stamp:
-            self._known = (stamp, self._parsed(file.read_text()))
+            try:
+                self._known = (stamp, m.parse(json.loads(file.read_text()), self._url))
+            except (ValueError, ValidationError) as error:
+                raise StoreError(
+                    f"{self._url}: hub/manifest.json is damaged ({error}); delete the folder hub and apply again"
+                ) from None
         return self._known[1]
-
-    def _parsed(self, content: str) -> Manifest:
-        try:
-            return m.parse(json.loads(content), self._url)
-        except (ValueError, ValidationError) as error:
-            raise StoreError(
-                f"{self._url}: hub/manifest.json is damaged ({error}); delete the folder hub and apply again"
-            ) from None
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Puts `manifest` in the place of the one before, in one step."""
@@ -136,102 +133,6 @@ LARGEST = sys.float_info.max
 METRICS = {"Cosine": Metric.COSINE, "Dot": Metric.DOT, "Euclid": Metric.EUCLIDEAN}
 
 
-class Shard:
-    """The vector `using` of the open shard `engine`, whose folder is `path`.
-
-    Raises StoreError for a vector that is not there or cannot carry offsets.
-    """
-
-    def __init__(self, engine: edge.EdgeShard, path: str | os.PathLike[str], using: str):
-        self.engine, self.path = engine, Path(path)
-        self.url = f"qdrant-edge:{self.path}"
-        self.using, (self.metric, self.dim) = _chosen_vector(self.url, self.path, using)
-
-    def count(self) -> int:
-        with one_line(self.url):
-            has_vector = edge.Filter(must=[edge.HasVectorCondition(self.using)])
-            count: int = self.engine.count(edge.CountRequest(exact=True, filter=has_vector))
-            return count
-
-    def scan(self, reader: PointReader, after: Id | None = None) -> Iterator[Batch]:
-        """The points behind the point `after`, in the order of ids, in batches as `reader` makes them."""
-        vectors = [self.using] if self.using else True
-        for records in self._pages(after, with_payload=reader.payload, with_vector=vectors):
-            batch = reader.batch([record for record in records if plain_id(record.id) != after])
-            if len(batch.ids):
-                yield batch
-
-    def _pages(self, following: Any = None, **asked: Any) -> Iterator[list[Any]]:
-        """The points from the point `following` on, in the order of ids, page by page."""
-        more = True
-        while more:
-            with one_line(self.url):
-                records, following = self.engine.scroll(edge.ScrollRequest(following, BATCH, **asked))
-            yield records
-            more = following is not None
-
-    def holding(self, key: str, without: Collection[str]) -> dict[Id, Payload]:
-        """Some of the points that hold anything under the payload key `key`; see `VersionedStore.holding`."""
-        anything = edge.Filter(must_not=[edge.IsEmptyCondition(key)])
-        numbers: list[Any] = [
-            edge.FieldCondition(f"{key}.{each}", range=edge.RangeFloat(gte=-LARGEST)) for each in without
-        ]
-        chosen = edge.Filter(should=[edge.IsNullCondition(key), anything], must_not=numbers)
-        records = next(self._pages(filter=chosen, with_payload=[key], with_vector=False))
-        return {plain_id(record.id): record.payload for record in records}
-
-    def retrieved(self, ids: Sequence[Id]) -> list[Any]:
-        """The points `ids`, with payloads and without vectors."""
-        with one_line(self.url):
-            found: list[Any] = self.engine.retrieve(list(ids), with_payload=True, with_vector=False)
-        return found
-
-    def sampled(self, count: int, reader: PointReader) -> Batch:
-        """`count` points drawn at random."""
-        vectors = [self.using] if self.using else True
-        request = edge.QueryRequest(count, 0, edge.Sample.Random, with_payload=reader.payload, with_vector=vectors)
-        with one_line(self.url):
-            points: list[Any] = self.engine.query(request)
-        return reader.batch(points)
-
-    def write(self, version: Version, ids: Sequence[Id], offsets: np.ndarray) -> None:
-        """Gives each point its offset, for good when this returns."""
-        with one_line(self.url):
-            for point, offset in zip(ids, offsets.tolist(), strict=True):
-                self.engine.update(
-                    edge.UpdateOperation.set_payload([point], {version.field: offset}, version.offset_key)
-                )
-            self.engine.flush()
-
-    def index(self, version: Version) -> None:
-        """Makes an index on the offsets, with which the formula takes half the time."""
-        with one_line(self.url):
-            if version.key not in self.engine.info().payload_schema:
-                self.engine.update(edge.UpdateOperation.create_field_index(version.key, edge.PayloadSchemaType.Float))
-            self.engine.flush()
-
-    def delete(self, versions: Sequence[Version], last: bool) -> None:
-        """Deletes the offsets of `versions`; see `VersionedStore.delete`."""
-        if not versions:
-            return
-        key = versions[0].offset_key
-        with one_line(self.url):
-            for version in versions:
-                if version.key in self.engine.info().payload_schema:
-                    self.engine.update(edge.UpdateOperation.delete_field_index(version.key))
-        for records in self._pages(with_payload=[key], with_vector=False):
-            points: dict[tuple[str, ...], list[Any]] = {}
-            for record in records:
-                keys = m.to_delete(record.payload, versions) if last else m.payload_keys(versions)
-                points.setdefault(keys, []).append(plain_id(record.id))
-            with one_line(self.url):
-                for keys, some in points.items():
-                    if keys:
-                        self.engine.update(edge.UpdateOperation.delete_payload(some, list(keys)))
-        with one_line(self.url):
-            self.engine.flush()
-
-
 def _chosen_vector(url: str, path: Path, using: str) -> tuple[str, tuple[Metric, int]]:
     """The vector called `using`, or the only one. Raises StoreError if it is not there or cannot carry offsets."""
     try:
@@ -277,40 +178,6 @@ class Options(TypedDict, total=False):
     with_vector: bool | list[str]
 
 
-def nearest(
-    shard: Shard,
-    version: Version | None,
-    queries: np.ndarray,
-    limit: int,
-    hidden: str | None = None,
-    **options: Unpack[Options],
-) -> list[list[models.ScoredPoint]]:
-    """The nearest of each of `queries` [m, d], best first, corrected by `version` unless it is None. hidden: the
-    payload key that is left out, unless payload is asked for by name."""
-    if hidden is not None and options.get("with_payload") is True:
-        options["with_payload"] = edge.PayloadSelector.Exclude([hidden])
-    requests = [_request(shard, version, query, limit, **options) for query in np.asarray(queries, np.float32)]
-    with one_line(shard.url):
-        found = shard.engine.query_batch(edge.QueryBatchRequest(requests))
-        return [_points(points, version) for points in found]
-
-
-def _request(
-    shard: Shard, version: Version | None, query: np.ndarray, limit: int, **options: Unpack[Options]
-) -> edge.QueryRequest:
-    given: dict[str, Any] = {"with_payload": False, "with_vector": False, **options}
-    offset = given.pop("offset", 0)
-    raw = edge.Query.Nearest(query.tolist(), shard.using or None)
-    if version is None:
-        return edge.QueryRequest(limit, offset, raw, **given)
-    filtered = {name: given.pop(name, None) for name in ("filter", "params")}
-    params = filtered["params"]
-    exact = params is not None and params.exact
-    candidates = edge.Prefetch(version.candidates(limit + offset, exact), raw, **filtered)
-    given["score_threshold"] = similarity_threshold(given.get("score_threshold"), version.metric)
-    return edge.QueryRequest(limit, offset, formula(version), [candidates], **given)
-
-
 def formula(version: Version) -> edge.Formula:
     """The corrected similarity of a candidate, as `hubplugin_qdrant.requests.formula` has it for a server."""
     score = edge.Expression.Variable("$score")
@@ -339,24 +206,6 @@ def hits(found: list[list[models.ScoredPoint]]) -> Hits:
     )
 
 
-class CalibrationSearches:
-    """Searches of `shard` for `queries` [m, d]; see `calibration.Searches`."""
-
-    exact_allowed = True
-
-    def __init__(self, shard: Shard, queries: np.ndarray):
-        self._shard, self._queries = shard, queries
-
-    def raw(self, limit: int, exact: bool) -> Hits:
-        return self._found(None, limit, exact)
-
-    def corrected(self, version: Version, limit: int, exact: bool) -> Hits:
-        return self._found(version, limit, exact)
-
-    def _found(self, version: Version | None, limit: int, exact: bool) -> Hits:
-        return hits(nearest(self._shard, version, self._queries, limit, params=edge.SearchParams(exact=exact)))
-
-
 class EdgeStore(VersionedStore):
     """The vector `vector` of a shard (None is the unnamed one, or the only one), with its offsets as payload.
 
@@ -374,11 +223,10 @@ class EdgeStore(VersionedStore):
         *,
         offset_key: str | None = None,
     ):
-        self.shard, self._shard = shard, Shard(shard, path, vector or "")
-        self.url, self.using = self._shard.url, self._shard.using
-        self.metric, self.dim = self._shard.metric, self._shard.dim
+        self.shard, self.url = shard, f"qdrant-edge:{Path(path)}"
+        self.using, (self.metric, self.dim) = _chosen_vector(self.url, Path(path), vector or "")
         self.record = folder_within(f"{os.fspath(path)}.queries", self.using)
-        self.metadata = self._folder = Folder(Path(path), self.url)
+        self.metadata: Folder = Folder(Path(path), self.url)
         self.offset_key = usable_key(offset_key)
 
     @classmethod
@@ -401,17 +249,48 @@ class EdgeStore(VersionedStore):
         score_threshold, which holds for the corrected score.
         """
         version, hidden = self._searched(raw or self.metadata.is_off()), self.metadata.read_manifest().offset_key
-        return nearest(self._shard, version, np.asarray([vector]), limit, hidden, **options)[0]
+        if hidden is not None and options.get("with_payload") is True:  # no key was asked for by name
+            options["with_payload"] = edge.PayloadSelector.Exclude([hidden])
+        return self.nearest(version, np.asarray([vector]), limit, **options)[0]
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
-        return hits(nearest(self._shard, self._searched(raw), queries, k))
-
-    def named(self, ids: Sequence[Id], key: str) -> list[str | None]:
-        return texts_at(key, ids, self._shard.retrieved)
+        return hits(self.nearest(self._searched(raw), queries, k))
 
     def _searched(self, raw: bool) -> Version | None:
         """The version that a search uses."""
         return None if raw else self.metadata.read_manifest().active.get(self.using)
+
+    def nearest(
+        self, version: Version | None, queries: np.ndarray, limit: int, **options: Unpack[Options]
+    ) -> list[list[models.ScoredPoint]]:
+        """The nearest of each of `queries` [m, d], best first, corrected by `version` unless it is None."""
+        requests = [self._request(version, query, limit, **options) for query in np.asarray(queries, np.float32)]
+        with one_line(self.url):
+            found = self.shard.query_batch(edge.QueryBatchRequest(requests))
+            return [_points(points, version) for points in found]
+
+    def _request(
+        self, version: Version | None, query: np.ndarray, limit: int, **options: Unpack[Options]
+    ) -> edge.QueryRequest:
+        given: dict[str, Any] = {"with_payload": False, "with_vector": False, **options}
+        offset = given.pop("offset", 0)
+        raw = edge.Query.Nearest(query.tolist(), self.using or None)
+        if version is None:
+            return edge.QueryRequest(limit, offset, raw, **given)
+        filtered = {name: given.pop(name, None) for name in ("filter", "params")}
+        params = filtered["params"]
+        exact = params is not None and params.exact
+        candidates = edge.Prefetch(version.candidates(limit + offset, exact), raw, **filtered)
+        given["score_threshold"] = similarity_threshold(given.get("score_threshold"), version.metric)
+        return edge.QueryRequest(limit, offset, formula(version), [candidates], **given)
+
+    def named(self, ids: Sequence[Id], key: str) -> list[str | None]:
+        def retrieved(part: Sequence[Id]) -> list[Any]:
+            with one_line(self.url):
+                found: list[Any] = self.shard.retrieve(list(part), with_payload=True, with_vector=False)
+            return found
+
+        return texts_at(key, ids, retrieved)
 
     def notes(self) -> Sequence[str]:
         return self.switched()
@@ -424,16 +303,41 @@ class EdgeStore(VersionedStore):
         return shard_explanation(version, rewrite(given, manifest, manifest.offset_key).request)
 
     def count(self) -> int:
-        return self._shard.count()
+        with one_line(self.url):
+            has_vector = edge.Filter(must=[edge.HasVectorCondition(self.using)])
+            count: int = self.shard.count(edge.CountRequest(exact=True, filter=has_vector))
+            return count
 
     def scan(self, group_by: str | None = None) -> Iterator[Batch]:
         require_ungrouped(self, group_by)
         manifest = self.metadata.read_manifest()
-        return self._shard.scan(PointReader(self, manifest, manifest.active.get(self.using), None))
+        return self.scan_behind(None, PointReader(self, manifest, manifest.active.get(self.using), None))
+
+    def scan_behind(self, after: Id | None, reader: PointReader) -> Iterator[Batch]:
+        """The points behind the point `after`, in the order of ids, in batches as `reader` makes them."""
+        vectors = [self.using] if self.using else True
+        for records in self._pages(after, with_payload=reader.payload, with_vector=vectors):
+            batch = reader.batch([record for record in records if plain_id(record.id) != after])
+            if len(batch.ids):
+                yield batch
+
+    def _pages(self, following: Any = None, **asked: Any) -> Iterator[list[Any]]:
+        """The points from the point `following` on, in the order of ids, page by page."""
+        more = True
+        while more:
+            with one_line(self.url):
+                records, following = self.shard.scroll(edge.ScrollRequest(following, BATCH, **asked))
+            yield records
+            more = following is not None
 
     def sample(self, count: int) -> Iterator[Batch]:
         manifest = self.metadata.read_manifest()
-        yield self._shard.sampled(count, PointReader(self, manifest, manifest.active.get(self.using), None))
+        reader = PointReader(self, manifest, manifest.active.get(self.using), None)
+        vectors = [self.using] if self.using else True
+        request = edge.QueryRequest(count, 0, edge.Sample.Random, with_payload=reader.payload, with_vector=vectors)
+        with one_line(self.url):
+            points: list[Any] = self.shard.query(request)
+        yield reader.batch(points)
 
     def require_writable(self, *, dry_run: bool = False) -> None:
         """Raises StoreError where there is nothing to write to, or the payload key of the offsets is not free."""
@@ -442,16 +346,88 @@ class EdgeStore(VersionedStore):
         super().require_writable(dry_run=dry_run)
 
     def holding(self, key: str, without: Collection[str]) -> Mapping[Id, Payload]:
-        return self._shard.holding(key, without)
+        anything = edge.Filter(must_not=[edge.IsEmptyCondition(key)])
+        numbers: list[Any] = [
+            edge.FieldCondition(f"{key}.{each}", range=edge.RangeFloat(gte=-LARGEST)) for each in without
+        ]
+        chosen = edge.Filter(should=[edge.IsNullCondition(key), anything], must_not=numbers)
+        records = next(self._pages(filter=chosen, with_payload=[key], with_vector=False))
+        return {plain_id(record.id): record.payload for record in records}
 
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> EdgeWriting:
         self.require_writable()
-        queries = chosen_queries(model, self.scan())
         version, found = self.version_of(model, progress)
-        return EdgeWriting(self, version, found, self._shard, self._folder, queries)
+        return EdgeWriting(self, version, found, model)
 
     def delete(self, gone: Sequence[Version], last: bool = False, progress: Progress | None = None) -> None:
-        self._shard.delete(gone, last)
+        if not gone:
+            return
+        key = gone[0].offset_key
+        with one_line(self.url):
+            for version in gone:
+                if version.key in self.shard.info().payload_schema:
+                    self.shard.update(edge.UpdateOperation.delete_field_index(version.key))
+        for records in self._pages(with_payload=[key], with_vector=False):
+            points: dict[tuple[str, ...], list[Any]] = {}
+            for record in records:
+                keys = m.to_delete(record.payload, gone) if last else m.payload_keys(gone)
+                points.setdefault(keys, []).append(plain_id(record.id))
+            with one_line(self.url):
+                for keys, some in points.items():
+                    if keys:
+                        self.shard.update(edge.UpdateOperation.delete_payload(some, list(keys)))
+        with one_line(self.url):
+            self.shard.flush()
+
+
+class EdgeWriting(VersionWriting):
+    """The offsets of `version` on their way into the shard. model: theirs, by whose bank the search is calibrated."""
+
+    def __init__(self, store: EdgeStore, version: Version, found: Found, model: OffsetModel):
+        super().__init__(store, version, found)
+        self._edge, self._model = store, model
+
+    def scan(self) -> Iterator[Batch]:
+        """The points in the order of ids, behind the last one that a half-written version has."""
+        after = self._edge.metadata.read_progress(self.version) if self.found == "half-written" else None
+        return self._edge.scan_behind(after, PointReader(self._edge, self.undisturbed(), self.version, None))
+
+    def write(self, batch: Batch, offsets: np.ndarray) -> None:
+        """Gives each point its offset, for good when this returns."""
+        version, shard = self.version, self._edge.shard
+        with one_line(self._edge.url):
+            for point, offset in zip(batch.ids, offsets.tolist(), strict=True):
+                shard.update(edge.UpdateOperation.set_payload([point], {version.field: offset}, version.offset_key))
+            shard.flush()
+        self._edge.metadata.write_progress(version, batch.ids[-1])
+
+    def finished(self) -> Version:
+        """With an index on the offsets, with which the formula takes half the time."""
+        version, shard = self.version, self._edge.shard
+        with one_line(self._edge.url):
+            if version.key not in shard.info().payload_schema:
+                shard.update(edge.UpdateOperation.create_field_index(version.key, edge.PayloadSchemaType.Float))
+            shard.flush()
+        queries = chosen_queries(self._model, self._edge.scan())
+        return calibrated(version, self._edge.count(), CalibrationSearches(self._edge, queries))
+
+
+class CalibrationSearches:
+    """Searches of `store` for `queries` [m, d]; see `calibration.Searches`."""
+
+    exact_allowed = True
+
+    def __init__(self, store: EdgeStore, queries: np.ndarray):
+        self._store, self._queries = store, queries
+
+    def raw(self, limit: int, exact: bool) -> Hits:
+        return self._found(None, limit, exact)
+
+    def corrected(self, version: Version, limit: int, exact: bool) -> Hits:
+        return self._found(version, limit, exact)
+
+    def _found(self, version: Version | None, limit: int, exact: bool) -> Hits:
+        return hits(self._store.nearest(version, self._queries, limit, params=edge.SearchParams(exact=exact)))
 
 
 def open_url(url: str) -> EdgeStore:
@@ -463,26 +439,3 @@ def open_url(url: str) -> EdgeStore:
     if not path or options:
         raise InputError(f"{url!r}: expected qdrant-edge:PATH, and no more than ?using=VECTOR&offset_key=KEY behind it")
     return EdgeStore.open(path, using, offset_key=offset_key)
-
-
-class EdgeWriting(VersionWriting):
-    """The offsets of `version` on their way into `shard`. queries: [m, d], with which its search is calibrated."""
-
-    def __init__(
-        self, store: VersionedStore, version: Version, found: Found, shard: Shard, folder: Folder, queries: np.ndarray
-    ):
-        super().__init__(store, version, found)
-        self._shard, self._folder, self._queries = shard, folder, queries
-
-    def scan(self) -> Iterator[Batch]:
-        """The points in the order of ids, behind the last one that a half-written version has."""
-        after = self._folder.read_progress(self.version) if self.found == "half-written" else None
-        return self._shard.scan(PointReader(self.store, self.undisturbed(), self.version, None), after)
-
-    def write(self, batch: Batch, offsets: np.ndarray) -> None:
-        self._shard.write(self.version, batch.ids, offsets)
-        self._folder.write_progress(self.version, batch.ids[-1])
-
-    def finished(self) -> Version:
-        self._shard.index(self.version)
-        return calibrated(self.version, self._shard.count(), CalibrationSearches(self._shard, self._queries))

@@ -27,7 +27,7 @@ from hubplugin.errors import StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import GroupedModel, OffsetModel, Setting
 from hubplugin.quarantine import Quarantine
-from hubplugin.store import State, StoredVersion, now
+from hubplugin.store import State, StoredVersion
 
 FORMAT = 3
 """Version of the manifest. A reader refuses what a newer version wrote; 1 had no kept versions, 2 no `offset_key`."""
@@ -133,7 +133,6 @@ class Version(FrozenModel):
             deviation=gallery.deviation if gallery else 0.0,
             ceiling=max(caps),
             missing=model.bound.floor if model.bound is not None else 0.0,
-            made=now(),
             group_by=model.key if isinstance(model, GroupedModel) else None,
             **where,
         )
@@ -146,12 +145,6 @@ class Version(FrozenModel):
     @property
     def field(self) -> str:
         return f"v{self.number}"
-
-    def held(self, payload: Payload | None) -> float | None:
-        """The offset in the payload of a point, None if there is none."""
-        under = (payload or {}).get(self.offset_key)
-        value: Any = under.get(self.field) if isinstance(under, dict) else None
-        return float(value) if type(value) in (int, float) else None
 
     @property
     def augmented_vector(self) -> str:
@@ -326,7 +319,8 @@ def amended(manifest: Manifest, vector: str, model: str, storage: str) -> Versio
 def half_written(manifest: Manifest, vector: str, model: str, storage: str) -> Version | None:
     """The version of `vector` that was cut off, if it is of that model (a fingerprint) and storage."""
     version = manifest.writing
-    return version if version is not None and _identity(version) == (vector, model, storage) else None
+    wanted = (vector, model, storage)
+    return version if version is not None and (version.vector, version.model, version.storage) == wanted else None
 
 
 def begun(manifest: Manifest, version: Version) -> Manifest:
@@ -393,10 +387,6 @@ def unused_models(manifest: Manifest) -> tuple[Version, ...]:
 def is_undisturbed(manifest: Manifest, version: Version) -> bool:
     """Whether `version` is still what its run took it for: no other run has begun it anew, or taken its place."""
     return version.is_same_writing(manifest.writing) or version.is_same_writing(manifest.active.get(version.vector))
-
-
-def _identity(version: Version) -> tuple[str, str, str]:
-    return version.vector, version.model, version.storage
 
 
 class Metadata(ABC):

@@ -31,7 +31,7 @@ from hubplugin.recording import Recorder
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.manifest import Manifest, Metadata, Payload, Version
-from hubplugin_qdrant.offsets import awaits_embedding, stored_offsets
+from hubplugin_qdrant.offsets import awaits_embedding, held_offset, stored_offsets
 from hubplugin_qdrant.plain_client import Arguments
 from hubplugin_qdrant.requests import has_vector, holding_offset, lacking_augmented_vector
 from hubplugin_qdrant.transport import PASSING, Fault, Transport, fault_of
@@ -419,7 +419,7 @@ class CorrectionCache:
             return
         try:
             first, _ = yield self.raw.scroll(collection, limit=1, with_payload=[version.offset_key])
-            if not first or version.held(first[0].payload) is not None:
+            if not first or held_offset(version, first[0].payload) is not None:
                 return  # at once, as nearly always
             one: Arguments = {"limit": 1, "with_payload": False}
             holding, _ = yield self.raw.scroll(collection, holding_offset(version), **one)

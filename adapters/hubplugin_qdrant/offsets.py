@@ -96,12 +96,12 @@ class PayloadStorage(Storage[float]):
         return 0.0
 
     def is_neutral(self, payload: Payload | None, augmented: Sequence[float] | None) -> bool:
-        return not self.version.held(payload)
+        return not held_offset(self.version, payload)
 
     def offsets(
         self, payloads: Sequence[Payload | None], vectors: np.ndarray, augmented: Sequence[Sequence[float] | None]
     ) -> np.ndarray:
-        held = [self.version.held(payload) for payload in payloads]
+        held = [held_offset(self.version, payload) for payload in payloads]
         return np.array([np.nan if each is None else each for each in held], np.float32)
 
     def put(self, value: float, into: StoredOffsets) -> None:
@@ -159,6 +159,13 @@ class VectorStorage(Storage[list[float]]):
 def storage_of(version: Version) -> Storage[Any]:
     """The storage that `version` is written in."""
     return VectorStorage(version) if version.storage == "vector" else PayloadStorage(version)
+
+
+def held_offset(version: Version, payload: Payload | None) -> float | None:
+    """The offset of `version` in the payload of a point, None if there is none."""
+    under = (payload or {}).get(version.offset_key)
+    value: Any = under.get(version.field) if isinstance(under, dict) else None
+    return float(value) if type(value) in (int, float) else None
 
 
 def group_of(payload: Payload | None, key: str) -> Value:

@@ -124,8 +124,9 @@ class QdrantShare(Share):
 
     def joined(self, shard: StoreShard) -> tuple[Store, Writing, OffsetModel]:
         assert isinstance(shard, QdrantShard)
-        store, version = _opened(self.url), Version.model_validate_json(self.version)
-        return store, store.joined(version, (shard.first, shard.last)), _model(self.url, self.version)
+        store, model = _opened(self.url), _model(self.url, self.version)
+        version = Version.model_validate_json(self.version)
+        return store, store.joined(version, model, (shard.first, shard.last)), model
 
 
 def divided(url: str, ids: Iterable[Id], points: int, count: int | None) -> list[QdrantShard]:

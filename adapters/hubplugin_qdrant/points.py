@@ -132,13 +132,6 @@ ROUNDING = 2e-6
 float32. A vector that is taken for changed and is not costs one more reading and does no harm."""
 
 
-def can_tell(transport: Transport) -> bool:
-    """Whether the server is fast at exact searches, and allows these and filters on what may have no index yet."""
-    strict = transport.strict
-    allowed = strict.search_allow_exact is not False and strict.unindexed_filtering_retrieve is not False
-    return allowed and not transport.is_local
-
-
 def changed_ids(transport: Transport, using: str, metric: Metric, read: Batch) -> list[Id]:
     """The ids of those of `read` whose vector `using` is another one now; not those that are gone."""
     queries = random_queries(read.vectors)

@@ -267,10 +267,7 @@ def _sum_by_either_vector(metric: Metric, ceiling: float, augmented_vector: str)
     if metric is not Metric.EUCLIDEAN:
         return models.FormulaQuery(
             formula=models.SumExpression(
-                sum=[
-                    models.MultExpression(mult=["$score[0]", has]),
-                    models.MultExpression(mult=["$score[1]", lacks]),
-                ]
+                sum=[models.MultExpression(mult=["$score[0]", has]), models.MultExpression(mult=["$score[1]", lacks])]
             ),
             defaults={"$score[0]": -UNLISTED, "$score[1]": 0.0},
         )
@@ -450,12 +447,7 @@ def _prefetch(**fields: Any) -> models.Prefetch:
     return changed(_PREFETCH, fields)
 
 
-def _candidates(
-    node: Node,
-    prefetches: list[models.Prefetch],
-    results: int,
-    version: Version,
-) -> list[models.Prefetch]:
+def _candidates(node: Node, prefetches: list[models.Prefetch], results: int, version: Version) -> list[models.Prefetch]:
     """The raw query of `node` over as many candidates as its corrected results may hide among."""
     if version.storage == "vector":
         return _by_augmented_vector(node, prefetches, results, version)

@@ -82,13 +82,9 @@ class Schema(ABC):
         transport.until(self._is_optimised, "waiting for the graph", slower, progress, transport.count())
         if transport.is_local and version.storage == "vector":  # exact, however it is searched
             return version
-        exact_allowed = transport.strict.search_allow_exact is not False
-        searches = ClientSearches(
-            transport.client, transport.collection, self.using, queries, transport.answers, exact_allowed
-        )
         if progress is not None:
             progress("calibrating", 0, 1)
-        found = calibrated(version, transport.count(), searches)
+        found = calibrated(version, transport.count(), ClientSearches(transport, self.using, queries))
         if progress is not None:
             progress("calibrating", 1, 1)
         return found

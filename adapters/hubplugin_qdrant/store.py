@@ -25,27 +25,20 @@ from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.quarantine import Quarantine
 from hubplugin.recording import folder_within
-from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, StoredVersion, Writing
+from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, StoredVersion, Writing, now
 from hubplugin.vectors import Progress
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import metadata, plain_client, searches
 from hubplugin_qdrant.calibration import chosen_queries
-from hubplugin_qdrant.client import HubQdrantClient, require_client
+from hubplugin_qdrant.client import require_client
 from hubplugin_qdrant.explanation import explanation
 from hubplugin_qdrant.manifest import KEY, Manifest, Metadata, Payload, Version, written_fields
-from hubplugin_qdrant.metadata import CollectionMetadata, run
+from hubplugin_qdrant.metadata import CollectionMetadata, CorrectionCache, at_once, run
 from hubplugin_qdrant.offsets import storage_of
 from hubplugin_qdrant.places import Place, QdrantShard, QdrantShare, divided, require_url
-from hubplugin_qdrant.points import PointReader, can_tell, changed_ids, texts_at
+from hubplugin_qdrant.points import PointReader, changed_ids, texts_at
 from hubplugin_qdrant.requests import having, lacking_offset
-from hubplugin_qdrant.schema import (
-    Schema,
-    Storage,
-    chosen_storage,
-    deleted,
-    schemas,
-    vector_names,
-)
+from hubplugin_qdrant.schema import Schema, Storage, chosen_storage, deleted, schemas, vector_names
 from hubplugin_qdrant.transport import (
     EVERY_ID,
     IdRange,
@@ -208,8 +201,9 @@ class VersionedStore(Store):
             # Of a store that others write to, another run may still be writing what is half-written.
             manifest = self._cleared(manifest if self.shared else m.given_up(manifest, self.using), progress)
             parts, number = self.metadata.write_model(model), self.next_number(manifest)
-            where = {"offset_key": self.key_for(manifest)} if self.storage == "payload" else {}
-            version = Version.of(model, number, self.using, parts, storage=self.storage, owner=owner, **where)
+            where: dict[str, str] = {"offset_key": self.key_for(manifest)} if self.storage == "payload" else {}
+            where |= {"storage": self.storage, "owner": owner, "made": now()}
+            version = Version.of(model, number, self.using, parts, **where)
         self.metadata.write_manifest(m.begun(manifest, version))
         return version, found
 
@@ -254,9 +248,6 @@ def usable_key(offset_key: str | None) -> str | None:
     return offset_key
 
 
-NO_QUERIES = np.empty((0, 0), np.float32)
-
-
 class QdrantStore(VersionedStore):
     """The vector `vector` of a collection, with its offsets as `storage`; see `open_store`, which makes it."""
 
@@ -292,8 +283,8 @@ class QdrantStore(VersionedStore):
         with one_line(self.url, "opening", collection):
             self.collection = run(metadata.real_name(self.client, collection))
             self._transport = Transport(self.client, self.collection, self.url, collection)
+            self.metadata = CollectionMetadata(self._transport)
             manifest = run(metadata.read_manifest(self.client, self.collection))
-        self.metadata = CollectionMetadata(self._transport)
         self._schemas = schemas(self._transport, vector or "", manifest)
         self.using, self.metric, self.dim = (getattr(self._schemas["payload"], n) for n in ("using", "metric", "dim"))
         self.storage, self._choice = chosen_storage(self._schemas, storage, manifest)
@@ -323,12 +314,9 @@ class QdrantStore(VersionedStore):
         pages = self._transport.pages(lambda records: [plain_id(record.id) for record in records])
         return divided(self.url, chain.from_iterable(pages), self.count(), count)
 
-    def joined(self, version: Version, between: IdRange) -> QdrantWriting:
-        """The part between two ids of a writing that another process has begun."""
-        schema = self._schemas[version.storage]
-        writing = QdrantWriting(self, version, "half-written", schema, NO_QUERIES, None)
-        writing.between = between
-        return writing
+    def joined(self, version: Version, model: OffsetModel, between: IdRange) -> QdrantWriting:
+        """The part between two ids of a writing of `model` that another process has begun."""
+        return QdrantWriting(self, version, "half-written", self._schemas[version.storage], model, None, between)
 
     def sample(self, count: int) -> Iterator[Batch]:
         manifest = self.metadata.read_manifest()
@@ -339,7 +327,6 @@ class QdrantStore(VersionedStore):
 
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> QdrantWriting:
         self.require_writable()
-        queries = chosen_queries(model, self.scan())
         schema = self._schemas[self.storage]
         with self._transport.one_line("preparing"):
             version, found = self.version_of(model, progress)
@@ -347,7 +334,7 @@ class QdrantStore(VersionedStore):
                 schema.prepare(version)
         limit = self._transport.strict.max_query_limit  # as it is now
         searched = {"max_candidates": limit, "agreement": self._agreement or version.agreement}
-        return QdrantWriting(self, version.model_copy(update=searched), found, schema, queries, progress)
+        return QdrantWriting(self, version.model_copy(update=searched), found, schema, model, progress)
 
     def require_writable(self, *, dry_run: bool = False) -> None:
         """Raises StoreError where there is nothing to write to, writing would take for ever, the payload key of the
@@ -405,7 +392,6 @@ class QdrantStore(VersionedStore):
         ]
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
-        client = self.client if raw else self._corrected_client()
         requests = [
             models.QueryRequest(
                 query=query, using=self.using or None, limit=k, filter=self._condition, with_payload=False
@@ -413,7 +399,7 @@ class QdrantStore(VersionedStore):
             for query in np.asarray(queries, np.float32).tolist()
         ]
         with self._transport.one_line("searching"):
-            found = self._transport.answers(client, requests)
+            found = self._transport.answers(requests, None if raw else self._corrected_batch)
         return Hits(
             [[cast(Id, point.id) for point in response.points] for response in found],
             [[point.score for point in response.points] for response in found],
@@ -423,18 +409,21 @@ class QdrantStore(VersionedStore):
         self.active_version()
         query = asked.astype(np.float32).tolist() if isinstance(asked, np.ndarray) else asked
         given = models.QueryRequest(query=query, using=self.using or None, limit=k, with_payload=True)
-        corrections = self._corrected_client()._corrections
         with self._transport.one_line("explaining"):
-            request, manifest = run(searches.corrected_request(corrections, self.collection, given))
+            request, manifest = run(searches.corrected_request(self._cache(), self.collection, given))
         has_key = "QDRANT_API_KEY" in os.environ
         place = plain_client.address(self.client)
         return explanation(manifest.active[self.using], request, self.collection, place, has_key)
 
-    def _corrected_client(self) -> HubQdrantClient:
-        """A client that searches corrected, also while the correction is switched off."""
-        client = HubQdrantClient.wrap(self.client)
-        client._corrections.heeds_switch = False
-        return client
+    def _corrected_batch(self, collection: str, requests: list[models.QueryRequest]) -> list[models.QueryResponse]:
+        """`HubQdrantClient.query_batch_points`, corrected also while the correction is switched off."""
+        arguments = {"collection_name": collection, "requests": requests}
+        answers: list[models.QueryResponse] = run(searches.query_batch_points(self._cache(), arguments))
+        return answers
+
+    def _cache(self) -> CorrectionCache:
+        """What is known of the correction, of which nothing has been read yet."""
+        return CorrectionCache(self.client, at_once, heeds_switch=False)
 
     def filtered(self, condition: str) -> QdrantStore:
         """condition: a filter as Qdrant has it in JSON, {"must": [{"key": ..., "match": ...}]}."""
@@ -484,7 +473,7 @@ def open_url(url: str) -> QdrantStore:
 
 
 class QdrantWriting(VersionWriting):
-    """The offsets of `version` on their way into the collection of `schema`. queries: [m, d], with which its search is
+    """The offsets of `version` on their way into the collection of `schema`. model: theirs, by whose bank the search is
     calibrated. progress: told of what comes after the last write. between: ids of the points that `scan` yields."""
 
     def __init__(
@@ -493,24 +482,27 @@ class QdrantWriting(VersionWriting):
         version: Version,
         found: Found,
         schema: Schema,
-        queries: np.ndarray,
+        model: OffsetModel,
         progress: Progress | None,
+        between: IdRange = EVERY_ID,
     ):
         super().__init__(store, version, found)
-        self._progress = progress
-        self.between: IdRange = EVERY_ID
-        self._schema, self._transport, self._queries = schema, schema.transport, queries
+        self._schema, self._transport, self._model = schema, schema.transport, model
+        self._progress, self._between = progress, between
         self._undirected: dict[Id | None, list[Id]] = {}  # points of length 0 that are not neutral, by shard key
         self._others: set[Id] = set()  # points that others have written since they were read
 
     def scan(self) -> Iterator[Batch]:
         """Every point: one that came meanwhile may stand before those that are written."""
-        yield from self._reader().read(self._transport, between=self.between)
+        yield from self._reader().read(self._transport, between=self._between)
 
     def changed(self, read: Iterable[Batch]) -> Iterator[Batch]:
-        """What others have written since `read`: once seen, a point is read each time. All, where a server cannot tell,
-        and where a point may have moved to another group."""
-        if self.version.group_by is not None or not can_tell(self._transport):
+        """What others have written since `read`: once seen, a point is read each time. All, where a point may have
+        moved to another group, and where the server is not fast at exact searches, or allows no such searches and
+        filters on what may have no index yet."""
+        strict = self._transport.strict
+        forbidden = strict.search_allow_exact is False or strict.unindexed_filtering_retrieve is False
+        if self.version.group_by is not None or forbidden or self._transport.is_local:
             yield from self.scan()
             return
         reader, using, metric = self._reader(), self.store.using, self.version.metric
@@ -552,7 +544,8 @@ class QdrantWriting(VersionWriting):
     def finished(self) -> Version:
         self.settle()
         with self._transport.one_line("activating"):
-            return self._schema.finish(self.version, self._queries, self._progress)
+            queries = chosen_queries(self._model, self.store.scan())
+            return self._schema.finish(self.version, queries, self._progress)
 
     def close(self) -> None:
         """Ends what is under way."""

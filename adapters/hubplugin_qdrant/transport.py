@@ -259,6 +259,9 @@ EVERY_ID: IdRange = (None, None)
 
 logger = logging.getLogger("hubplugin.qdrant")
 
+Search: TypeAlias = Callable[[str, list[models.QueryRequest]], list[models.QueryResponse]]
+"""`query_batch_points` of a client, plain or corrected: the answers to requests to a collection."""
+
 Items: TypeAlias = list[tuple[Id, Any]]
 """Points by id, each with what is written to it."""
 
@@ -455,12 +458,13 @@ class Transport:
         limits = (self.strict.max_query_limit, self.strict.upsert_max_batchsize)
         return max(1, min(BATCH, BATCH_NUMBERS // self.dim, *(limit for limit in limits if limit)))
 
-    def answers(self, client: QdrantClient, requests: list[models.QueryRequest]) -> list[models.QueryResponse]:
-        """The answers of `client`, which may be a corrected one, as many at a time as the server takes."""
+    def answers(self, requests: list[models.QueryRequest], search: Search | None = None) -> list[models.QueryResponse]:
+        """The answers to `requests`, as many at a time as the server takes. search: by default the plain client's."""
+        search = search or self.client.query_batch_points
         return [
             response
             for chunk in chunks(requests, self._queries_at_once)
-            for response in self.retry(client.query_batch_points, self.collection, chunk)
+            for response in self.retry(search, self.collection, chunk)
         ]
 
     def scores(

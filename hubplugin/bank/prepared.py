@@ -116,7 +116,7 @@ def _mapping(pairs: bool | np.ndarray | None, fit_input: FitInput) -> np.ndarray
         if len(second) != len(queries):
             raise InputError(
                 f"pairs=True needs banks of equal length, row i to row i; there are {len(queries)} bank queries and "
-                f"{len(second)} bank targets",
+                f"{len(second)} bank targets"
             )
         return np.arange(len(queries))
     if pairs.dtype.kind not in "iu":

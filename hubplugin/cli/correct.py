@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -35,10 +35,6 @@ from hubplugin.cli.options import (
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError
 from hubplugin.store import KEEP
-
-if TYPE_CHECKING:
-    pass
-
 
 LiveQueries = Annotated[
     str | None, typer.Option(help="Live queries: a file, as for a bank. By default those recorded since it was made.")
@@ -130,16 +126,16 @@ def remove(
     from hubplugin.registry import open_store
 
     opened = open_store(store)
-    found = list(versions_of(opened))
+    lying = list(versions_of(opened))
     from hubplugin.cli.json_types import Removed
 
-    figures = told(opened, Removed.model_validate({"written": bool(found) and not dry_run, "versions": found}))
+    figures = told(opened, Removed.model_validate({"written": bool(lying) and not dry_run, "versions": lying}))
     if dry_run:
-        lines = [f"{opened.url}: nothing was changed; would take out", *map(str, found)]
-        return Answer("\n".join(lines) if found else f"{opened.url}: there is no correction", figures)
+        lines = [f"{opened.url}: nothing was changed; would take out", *map(str, lying)]
+        return Answer("\n".join(lines) if lying else f"{opened.url}: there is no correction", figures)
     with progress_shown() as progress:
         remove(opened, compute=Compute(progress=progress))
-    return Answer(f"{opened.url}: {'correction removed' if found else 'there was no correction'}", figures)
+    return Answer(f"{opened.url}: {'correction removed' if lying else 'there was no correction'}", figures)
 
 
 @command
@@ -156,19 +152,21 @@ def versions(
     from hubplugin.registry import open_store
 
     opened = open_store(store)
-    found = list(versions_of(opened))
-    kept = sum(version.state == "kept" for version in found)
-    gone = 0 if keep is None else max(kept - keep, 0)
+    listed = list(versions_of(opened))
+    kept_before = sum(version.state == "kept" for version in listed)
+    gone = 0 if keep is None else max(kept_before - keep, 0)
     if keep is not None and not dry_run:
         with progress_shown() as progress:
             able(opened, Versioned).prune(keep, progress)
-        found = list(versions_of(opened))
-    lines = [opened.url, *(map(str, found) if found else ["no correction"])]
+        listed = list(versions_of(opened))
+    lines = [opened.url, *(map(str, listed) if listed else ["no correction"])]
     if keep is not None and dry_run:
-        lines.append(f"nothing was deleted; would delete {gone} of {kept} kept, those that were left longest ago")
+        lines.append(
+            f"nothing was deleted; would delete {gone} of {kept_before} kept, those that were left longest ago"
+        )
     from hubplugin.cli.json_types import Versions
 
-    figures = Versions.model_validate({"written": gone > 0 and not dry_run, "deleted": gone, "versions": found})
+    figures = Versions.model_validate({"written": gone > 0 and not dry_run, "deleted": gone, "versions": listed})
     return Answer("\n".join(lines), told(opened, figures))
 
 

@@ -174,10 +174,7 @@ def hub_table(before: Run, data: ExampleData) -> Table:
     """The worst hubs by name: the functions that most queries find among their first K."""
     occurrence = k_occurrence(before.hits, len(data.names))
     table = Table(
-        box=box.SIMPLE_HEAD,
-        caption_justify="left",
-        title="The worst hubs of the raw index",
-        title_justify="left",
+        box=box.SIMPLE_HEAD, caption_justify="left", title="The worst hubs of the raw index", title_justify="left"
     )
     table.add_column(f"queries with it\nin their first {K}", justify="right")
     table.add_column("function")

@@ -68,18 +68,18 @@ def explain(
 
     if vector is not None and id is not None:
         raise InputError("--vector and --id both name the query; give one of them")
-    given = None if vector is None else vectors(vector, "query")
+    queries = None if vector is None else vectors(vector, "query")
     opened = open_store(store)
-    if given is not None:
-        if given.dim != opened.dim:
-            raise InputError(f"--vector has {given.dim} dimensions, {opened.url} has {opened.dim}")
-        asked = next(iter(given.blocks(1)))[0]
+    if queries is not None:
+        if queries.dim != opened.dim:
+            raise InputError(f"--vector has {queries.dim} dimensions, {opened.url} has {opened.dim}")
+        query = next(iter(queries.blocks(1)))[0]
     elif id is not None:
-        asked = int(id) if id.isdigit() else id
+        query = int(id) if id.isdigit() else id
     else:
-        asked = next(iter(opened.scan())).vectors[0]
-    found = able(opened, Explaining).explain(asked, k)
-    return Answer(found.text, found.request)
+        query = next(iter(opened.scan())).vectors[0]
+    explanation = able(opened, Explaining).explain(query, k)
+    return Answer(explanation.text, explanation.request)
 
 
 class Position(str, Enum):
@@ -132,18 +132,18 @@ def bank(
     opened = open_store(store)
     if opened.record is None:
         raise InputError(f"{opened.url}: nobody has said where its queries are recorded; {opened.how_to_record}")
-    found = recorded_of(opened)
+    recorded = recorded_of(opened)
     if export is not None:
-        if found is None:
+        if recorded is None:
             raise InputError(_nothing(opened))
-        np.save(export, found.array())
-    changes = found is not None and (delete or keep is not None)
-    left = _changed(opened, keep, delete) if (delete or keep is not None) and not dry_run else found
-    lines = [_nothing(opened) if found is None else f"{opened.url}: {_summary(found)}, in {opened.record}"]
+        np.save(export, recorded.array())
+    changes = recorded is not None and (delete or keep is not None)
+    left = _changed(opened, keep, delete) if (delete or keep is not None) and not dry_run else recorded
+    lines = [_nothing(opened) if recorded is None else f"{opened.url}: {_summary(recorded)}, in {opened.record}"]
     if export is not None:
         lines.append(f"written to {export}")
-    if found is not None and changes:
-        planned = 0 if delete else min(found.rows, keep or 0)
+    if recorded is not None and changes:
+        planned = 0 if delete else min(recorded.rows, keep or 0)
         rows = 0 if left is None else left.rows
         lines.append(f"nothing was changed; would keep {planned}" if dry_run else f"kept: {rows}")
     from hubplugin.cli.json_types import RecordedBank
@@ -167,24 +167,24 @@ def _nothing(store: Store) -> str:
     return f"{store.url}: no queries are recorded in {store.record}; to collect some: {store.how_to_record}"
 
 
-def _summary(found: Recorded) -> str:
-    texts = "" if found.texts is None else ", with texts"
-    about = "" if found.different == found.rows else "about "
+def _summary(recorded: Recorded) -> str:
+    texts = "" if recorded.texts is None else ", with texts"
+    about = "" if recorded.different == recorded.rows else "about "
     return (
-        f"{found.rows:,} queries of {found.dim} dimensions{texts}, of {found.seen:,} that were asked from "
-        f"{_moment(found.first)} to {_moment(found.last)}, {about}{found.different:,} of them different"
+        f"{recorded.rows:,} queries of {recorded.dim} dimensions{texts}, of {recorded.seen:,} that were asked from "
+        f"{_moment(recorded.first)} to {_moment(recorded.last)}, {about}{recorded.different:,} of them different"
     )
 
 
-def _figures(found: Recorded) -> dict[str, object]:
+def _figures(recorded: Recorded) -> dict[str, object]:
     return {
-        "queries": found.rows,
-        "dim": found.dim,
-        "seen": found.seen,
-        "different": found.different,
-        "first": _moment(found.first),
-        "last": _moment(found.last),
-        "texts": found.texts is not None,
+        "queries": recorded.rows,
+        "dim": recorded.dim,
+        "seen": recorded.seen,
+        "different": recorded.different,
+        "first": _moment(recorded.first),
+        "last": _moment(recorded.last),
+        "texts": recorded.texts is not None,
     }
 
 

@@ -47,17 +47,12 @@ def diagnose(
     from hubplugin.jobs.diagnose import diagnose
 
     with progress_shown() as progress:
-        found = diagnose(opened, bank, names=called, texts=worded, compute=computing.compute(progress))
-    return answer(found.report(), found, shown.report, opened)
+        diagnosis = diagnose(opened, bank, names=called, texts=worded, compute=computing.compute(progress))
+    return answer(diagnosis.report(), diagnosis, shown.report, opened)
 
 
 @command
-def inspect(
-    store: StoreUrl,
-    *,
-    shown: ReportOptions,
-    computing: ComputeOptions,
-) -> Answer:
+def inspect(store: StoreUrl, *, shown: ReportOptions, computing: ComputeOptions) -> Answer:
     """Say what correction lies in the store, whether it is whole, and which targets look planted."""
     from hubplugin.jobs.naming import naming
     from hubplugin.registry import open_store
@@ -69,9 +64,9 @@ def inspect(
     from hubplugin.jobs.health import inspect
 
     with progress_shown() as progress:
-        found = inspect(opened, compute=computing.compute(progress))
-    answered = answer(found.report(called), found, shown.report, opened)
-    return replace(answered, attention=bool(found.alarms))
+        inspection = inspect(opened, compute=computing.compute(progress))
+    answered = answer(inspection.report(called), inspection, shown.report, opened)
+    return replace(answered, attention=bool(inspection.alarms))
 
 
 TrueTargets = Annotated[
@@ -146,13 +141,13 @@ def evaluate(
             if bank is None:
                 raise InputError("method 'auto' chooses on example queries: pass ", Parameter("bank"))
             models["auto"] = fit(ranked, bank, "auto", metric=metric, compute=compute)
-        found = evaluate(
+        results = evaluate(
             ranked, bank, queries=_each_row(test_queries, ranked, progress), truth=truth,
             methods=[name for name in method if name not in models] if method else None, models=models or None, k=k,
             condition=condition, names=names, query_names=query_names, metric=metric if store is None else None,
             seed=seed, compute=compute,
         )  # fmt: skip
-    return answer(found.report(), found, shown.report)
+    return answer(results.report(), results, shown.report)
 
 
 def _ranked(store: str | None, targets: str | None, names: str | None) -> tuple[Any, Any]:

@@ -78,7 +78,7 @@ BankFile = Annotated[
     typer.Option(
         help="The query bank: .npy, .npz, .safetensors or .parquet; file#name picks one. With --embed, texts: .txt, "
         ".jsonl, .csv, .tsv or .parquet. By default what is recorded of the store (see the command bank); in evaluate "
-        "none.",
+        "none."
     ),
 ]
 Embed = Annotated[
@@ -159,9 +159,9 @@ def vectors(path: str | None, name: str) -> Any:
 
 def require_files(read: Sequence[str | None], written: Sequence[Path | None]) -> None:
     """Raises InputError where a file is not there, or cannot be written: before the work, not behind it."""
-    for given in read:
-        if given is not None:
-            require_file(Path(given))
+    for path_read in read:
+        if path_read is not None:
+            require_file(Path(path_read))
     for path in written:
         if path is not None and path.is_dir():
             raise InputError(f"cannot write {str(path)!r}: it is a folder; expected a file")
@@ -199,10 +199,10 @@ def answer(report: Report, result: object, path: Path | None = None, store: Stor
     """What a command answers by the `report` of a `result`, which is also written to `path` where one was given. Its
     page names the command that was typed: no URL or option holds a secret."""
     if path is not None:
-        from hubplugin.report.html import write
+        from hubplugin.report.render import write_page
 
         named = {} if store is None else {"store": store.url}
-        write(replace(report, facts={**named, **report.facts}), path, typed())
+        write_page(replace(report, facts={**named, **report.facts}), path, typed())
     return Answer(report, told(store, result))
 
 

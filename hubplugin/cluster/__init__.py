@@ -5,12 +5,4 @@ from hubplugin.cluster.gallery import ShardedGallery
 from hubplugin.cluster.work import Order, Reading
 from hubplugin.cluster.workspace import Workspace
 
-__all__ = [
-    "DaskExecutor",
-    "Order",
-    "RayExecutor",
-    "Reading",
-    "ShardedGallery",
-    "Workspace",
-    "dask_cluster",
-]
+__all__ = ["DaskExecutor", "Order", "RayExecutor", "Reading", "ShardedGallery", "Workspace", "dask_cluster"]

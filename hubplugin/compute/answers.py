@@ -29,12 +29,11 @@ from hubplugin.compute.similarities import (
     like,
     reached,
     reaching,
-    taken,
     torch,
     with_own,
 )
 from hubplugin.compute.terms import LogSum, MeanOfLargest, ShardResult, Task, over, reduce
-from hubplugin.vectors import Spread, Vectors, as_vectors
+from hubplugin.vectors import Spread, Vectors, as_vectors, taken
 
 SMALLEST_LOG = 20
 """Bank queries, and targets, below which nothing is left out: too little would remain."""
@@ -251,7 +250,10 @@ class Seeker:
         self._levels = torch.where(nearer, exact, self._levels)
         rows, columns = reaching(s, like(scale * reached(self._levels.numpy()), s), highest)
         values = s[rows, columns]
-        self._place(rows, columns, (values == highest[columns]).cpu() & nearer[columns.cpu()], first + tile.start)
+        best = (values == highest[columns]).cpu() & nearer[columns.cpu()]
+        order = rows.cpu()[best].argsort(descending=True)  # of several that are as near the first is the nearest
+        places = columns.cpu()[best][order].numpy()  # numpy keeps the last of those it writes to one place
+        self._nearest[places] = rows.cpu()[best][order].numpy() + first + tile.start
         count = rows.bincount(minlength=len(s))
         if len(rows) > 4 * self._m:
             self._crowded.append((count > CROWDED).nonzero()[:, 0].cpu().numpy() + first + tile.start)
@@ -284,12 +286,6 @@ class Seeker:
         similarity = (values.cpu().double() + own[:, None]) / scale
         self._lists.append((some.cpu().numpy() + first + tile.start, similarity.numpy(), columns.cpu().numpy()))
         return some, columns, means
-
-    def _place(self, rows: torch.Tensor, columns: torch.Tensor, best: torch.Tensor, first: int) -> None:
-        """Notes the nearest targets: of several that are as near, the first."""
-        rows, columns = rows.cpu()[best], columns.cpu()[best]
-        order = rows.argsort(descending=True)  # numpy keeps the last of those it writes to one place
-        self._nearest[columns[order].numpy()] = rows[order].numpy() + first
 
     def add(self, more: torch.Tensor) -> None:
         """What else is to be known of the entries that were listed last: [r, l]."""

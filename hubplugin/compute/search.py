@@ -11,20 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hubplugin.compute.similarities import (
-    Array,
-    Compute,
-    Similarities,
-    host,
-    largest,
-    like,
-    module_of,
-    prepared_blocks,
-    step_of,
-)
+from hubplugin.compute.similarities import Array, Compute, Similarities, host, largest, like, module_of, step_of
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
-from hubplugin.vectors import BLOCK_ROWS, Vectors, as_vectors
+from hubplugin.vectors import BLOCK_ROWS, Vectors, as_vectors, prepared_blocks
 
 TIE = 8
 """Two scores tie where they differ by less than this many float steps at the size of the largest score: a

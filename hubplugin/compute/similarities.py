@@ -1,6 +1,6 @@
 """With what to compute; similarities of a bank and targets, tile by tile; and what is large in a tile.
 
-Vectors come in blocks as the metric wants them, at unit length for cosine. Every similarity is an inner product plus
+Every similarity is an inner product plus
 one number a bank row plus one number a target. The last two are zero but for Euclidean, where
 s = b.t - |b|^2/2 - |t|^2/2. So a tile [targets, bank] is one `addmm` and every reduction runs along its contiguous
 rows. A tile is as large as the memory budget and the cache allow; nothing of size bank x targets is held unless the
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from hubplugin.errors import InputError, Parameter
-from hubplugin.metric import Metric, normalise
-from hubplugin.vectors import BLOCK_ROWS, Progress, Vectors
+from hubplugin.metric import Metric
+from hubplugin.vectors import BLOCK_ROWS, Progress, Vectors, prepared_blocks
 
 if TYPE_CHECKING:
     import torch as torch
@@ -173,42 +173,6 @@ def copy_of(array: Array) -> Array:
 def like(values: np.ndarray, array: Array) -> Array:
     """`values` as `array` is: its kind, its type, and where it lies."""
     return values.astype(array.dtype, copy=False) if isinstance(array, np.ndarray) else as_tensor(values).to(array)
-
-
-def prepared_blocks(vectors: Vectors, metric: Metric, size: int = BLOCK_ROWS) -> Iterator[np.ndarray]:
-    """Checked blocks of `vectors`, at unit length where the metric is cosine."""
-    row = 0
-    for block in vectors.blocks(size):
-        yield _prepared(block, vectors.name, range(row, row + len(block)), metric)
-        row += len(block)
-
-
-def prepared(vectors: Vectors, metric: Metric) -> np.ndarray:
-    """All of a bank, checked and at unit length where the metric is cosine: float32 [m, d]."""
-    return np.concatenate(list(prepared_blocks(vectors, metric)))
-
-
-def sampled(vectors: Vectors, count: int, metric: Metric, rng: np.random.Generator) -> np.ndarray:
-    """At most `count` rows at random, in order, prepared: float32 [min(count, n), d]."""
-    return taken(vectors, np.sort(rng.permutation(vectors.rows)[:count]), metric)
-
-
-def taken(vectors: Vectors, rows: np.ndarray, metric: Metric) -> np.ndarray:
-    """The given rows, prepared: float32 [len(rows), d]. `rows` are ascending; the others are not read where the source
-    can be read row by row."""
-    return _prepared(vectors.some(rows), vectors.name, rows, metric)
-
-
-def _prepared(block: np.ndarray, name: str, numbers: range | np.ndarray, metric: Metric) -> np.ndarray:
-    return normalise(block, name, numbers) if metric is Metric.COSINE else block
-
-
-def distinct_rows(vectors: np.ndarray) -> np.ndarray:
-    """The rows of `vectors` [m, d] that are no copy of an earlier one, in order."""
-    first: dict[bytes, int] = {}
-    for number, row in enumerate(vectors + 0.0):  # which makes -0 the 0 that it equals
-        first.setdefault(row.tobytes(), number)
-    return np.fromiter(first.values(), np.int64, len(first))
 
 
 def squared_lengths(vectors: np.ndarray) -> np.ndarray:

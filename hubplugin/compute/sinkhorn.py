@@ -23,13 +23,12 @@ from hubplugin.compute.similarities import (
     Tile,
     exponentials_of,
     full_product,
-    taken,
     torch,
 )
 from hubplugin.compute.terms import MeanOfLargest
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
-from hubplugin.vectors import Vectors, as_vectors
+from hubplugin.vectors import Vectors, as_vectors, taken
 
 SAFE_DRIFT = {"float64": 20.0, "float32": 20.0, "float16": 12.0}
 """While no log alpha has moved from another by more, held exponentials lose nothing that counts: what lies below the
@@ -115,7 +114,8 @@ class Kernel:
         """The answers of the bank; where it can, along with what the first iteration needs."""
         if not may_be_log(self._similarities, self._columns):
             return None
-        if not can_seek(self._similarities, self._tau, self._k):
+        is_listed = listed(self._similarities.m, self._k) is not None
+        if not (is_listed and serves_first_iteration(self._similarities, self._tau)):
             return find_answers(self._similarities, self._columns)
         answers = self.seek().answers
         self.leave_out(LeftOut(answers.levels))
@@ -237,12 +237,7 @@ class Kernel:
         return (peak + total.log()).cpu()
 
     def _scaled_tiles(
-        self,
-        part: int,
-        targets: Vectors,
-        what: str,
-        log_alpha: torch.Tensor | None,
-        numbers: np.ndarray | None = None,
+        self, part: int, targets: Vectors, what: str, log_alpha: torch.Tensor | None, numbers: np.ndarray | None = None
     ) -> Iterator[Tile]:
         """Tiles of s/tau + log alpha over `targets` of a part, less what is left out. Without log alpha they also serve
         who asked for the nearest or for the mean of the k largest. numbers: of the targets, if not 0, 1, 2 ..."""
@@ -308,11 +303,6 @@ class Kernel:
 def serves_first_iteration(similarities: Similarities, tau: float) -> bool:
     """Whether exponentials at log alpha = 0 neither overflow nor vanish over all targets."""
     return similarities.metric is Metric.COSINE and 1 / tau <= SAFE_EXPONENT
-
-
-def can_seek(similarities: Similarities, tau: float, k: int | None) -> bool:
-    """Whether `Kernel.seek` finds the answers along with what the first iteration needs."""
-    return serves_first_iteration(similarities, tau) and listed(similarities.m, k) is not None
 
 
 def _shares_of(exponentials: torch.Tensor, weights: torch.Tensor, out: None = None) -> torch.Tensor:

@@ -104,8 +104,14 @@ def reduce(
     what: str = "offsets",
 ) -> list[np.ndarray]:
     """The value of each of `reductions` for every target, in one pass over the similarities: float64 [n] each."""
-    parts = over(similarities, targets, ReducedShard(tuple(reductions), left_out, what))
-    return [_joined([found[str(i)] for _, found in parts]) for i in range(len(reductions))]
+    names = [str(i) for i in range(len(reductions))]
+    return _joined(similarities, targets, ReducedShard(tuple(reductions), left_out, what), names)
+
+
+def _joined(similarities: Similarities, targets: Vectors, task: Task, names: Sequence[str]) -> list[np.ndarray]:
+    """What `task` finds under each of `names`, of all targets; without a copy where they are one shard."""
+    parts = [found for _, found in over(similarities, targets, task)]
+    return [parts[0][name] if len(parts) == 1 else np.concatenate([part[name] for part in parts]) for name in names]
 
 
 @dataclass(frozen=True)
@@ -134,11 +140,6 @@ class ReducedShard(Task):
         return {str(i): result for i, result in enumerate(results)}
 
 
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    """The parts one behind the other; without a copy where there is one."""
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
 def log_sum_exp(
     similarities: Similarities,
     targets: Vectors,
@@ -152,7 +153,7 @@ def log_sum_exp(
 
 def dot(similarities: Similarities, targets: Vectors, what: str = "similarity to the mean") -> np.ndarray:
     """s(v, t) for every target, where the bank is the one vector v: float64 [n]."""
-    return _joined([found["dot"] for _, found in over(similarities, targets, _DotOfShard(what))])
+    return _joined(similarities, targets, _DotOfShard(what), ["dot"])[0]
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,8 @@ import numpy as np
 from hubplugin.bank import BankLike
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
-from hubplugin.evaluation.arrays import RankedArrays
-from hubplugin.evaluation.ranking import Ranked, Ranking
+from hubplugin.evaluation.ranked import Ranked, RankedArrays, RankedStore, Ranking
 from hubplugin.evaluation.results import MethodResult, Results, best_of, shares, shown_of
-from hubplugin.evaluation.stores import RankedStore
 from hubplugin.evaluation.truth import Names, TrueIds, TruthLike, as_names
 from hubplugin.jobs.naming import Naming
 from hubplugin.measures import hubness
@@ -119,7 +117,9 @@ def results_of(
     hubs = [ranked.ids[row] for row in hubness.hubs(occurrences[0], HUBS)]
     never = _never_found(ranked, occurrences[0])
     examples = [] if other is None else _drawn(raw.best, other.best, seed)
-    mentioned = [*hubs, *never, *(key for _, place in examples for key in _mentioned(ranked, sides, place))]
+    mentioned = [*hubs, *never]
+    for _, place in examples:
+        mentioned += [*ranked.true_targets(place), *(key for side in sides for key in _found(ranked, side, place))]
     names = dict(zip(mentioned, ranked.names(mentioned), strict=True))
     return Results(
         queries=queries,
@@ -158,12 +158,7 @@ def _counted(occurrence: np.ndarray, count: int | None) -> tuple[np.ndarray, np.
 
 
 def _methods(
-    ranked: Ranked,
-    rankings: Sequence[Ranking],
-    occurrences: Sequence[np.ndarray],
-    k: int,
-    seed: int,
-    compute: Compute,
+    ranked: Ranked, rankings: Sequence[Ranking], occurrences: Sequence[np.ndarray], k: int, seed: int, compute: Compute
 ) -> list[MethodResult]:
     versus = [compare(rankings[0].best, ranking.best, seed) for ranking in rankings[1:]]
     corrected = adjusted([comparison.p for comparison in versus])
@@ -245,10 +240,6 @@ def _drawn(raw: np.ndarray, other: np.ndarray, seed: int) -> list[tuple[Outcome,
 def _found(ranked: Ranked, ranking: Ranking, place: int) -> list[Id]:
     """What a judged query finds."""
     return [ranked.ids[number] for number in ranking.nearest[ranked.judged[place]].tolist() if number >= 0]
-
-
-def _mentioned(ranked: Ranked, sides: Sequence[Ranking], place: int) -> list[Id]:
-    return [*ranked.true_targets(place), *(key for side in sides for key in _found(ranked, side, place))]
 
 
 def _example(

@@ -138,16 +138,16 @@ class Results(Reported, BaseModel):
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
         """Writes everything but the single queries' ranks. Raises InputError where `path` cannot be written."""
-        from hubplugin.report.html import write_text
+        from hubplugin.report.render import write_text
 
         write_text(path, self.model_dump_json(indent=1) + "\n")
 
     def to_html(self, path: str | os.PathLike[str], command: str | None = None) -> None:
         """Writes the report: one file, which refers to nothing outside itself. command: what was typed, which the
         report then names. Raises as `to_json` does."""
-        from hubplugin.report.html import write
+        from hubplugin.report.render import write_page
 
-        write(self.report(), path, command)
+        write_page(self.report(), path, command)
 
     def report(self) -> Report:
         shown, of_store = self.shown, self.store is not None

@@ -36,7 +36,6 @@ from hubplugin.jobs.write import (
     group_key,
     require_match,
     unwritten,
-    usable,
     write,
     written,
 )
@@ -52,7 +51,6 @@ from hubplugin.trial import (
     Trial,
     check_by,
     chosen_by,
-    pooled,
     require_displacement,
     require_kind,
     require_size,
@@ -97,7 +95,7 @@ def apply(
     Raises InputError for the bank or a parameter, StoreError for the store; searches are unchanged in every case.
     """
     if isinstance(bank, OffsetModel):
-        compute = usable(compute, keep)
+        compute = _usable(compute, keep)
         _require_none(method=method != "blend", group_by=group_by, robust=robust, executor=executor, **parameters)
         require_match(bank, store)
         if dry_run:
@@ -107,7 +105,7 @@ def apply(
         raise InputError(
             Parameter("robust", True), " bounds offsets over a whole gallery: leave out ", Parameter("group_by")
         )
-    compute = usable(compute, keep)
+    compute = _usable(compute, keep)
     configuration = asked_for(method, parameters, apply)
     prepared = bank_for(store, bank).prepare(store.metric, compute, store)
     if require_executor(executor, shards, workspace):
@@ -155,7 +153,7 @@ def refit(
     kept; see `hubplugin.rollback`.
     """
     old = _active(store)
-    compute = usable(compute, keep)
+    compute = _usable(compute, keep)
     configuration = _same(old, parameters) if method is None else asked_for(method, parameters, refit)
     prepared = bank_for(store, Bank() if bank is None else bank).prepare(store.metric, compute, store)
     _require_usable(store, prepared, configuration, force, dry_run)
@@ -220,6 +218,15 @@ def _corrected(
     return replace(done, neutral=neutral, trial=trial, notes=notes), versus
 
 
+def _usable(compute: Compute, keep: int) -> Compute:
+    """With what offsets are computed; raises InputError for what cannot be used, before a gallery is read."""
+    if keep < 0:
+        raise InputError(Parameter("keep", keep), ": expected 0 or more")
+    if compute.device not in ("auto", "numpy"):
+        compute.torch_device()
+    return compute
+
+
 def _require_none(**arguments: object) -> None:
     """Raises InputError for the first of the `arguments` beside a fitted model that is there."""
     for name, value in arguments.items():
@@ -268,29 +275,29 @@ def _cut_off(
     store: Store, configuration: Method | None, bank: FitInput, group_by: str | None, robust: bool
 ) -> OffsetModel | None:
     """The model whose writing was cut off, if it is the one that is asked for."""
-    found = store.correction()
-    if found is None or found.active or configuration is None:
+    correction = store.correction()
+    if correction is None or correction.active or configuration is None:
         return None
-    same = configuration.made(found.model, bank) and group_key(found.model) == group_by
-    same &= (found.model.bound is not None) == robust
-    return found.model if same else None
+    same = configuration.made(correction.model, bank) and group_key(correction.model) == group_by
+    same &= (correction.model.bound is not None) == robust
+    return correction.model if same else None
 
 
 def _active(store: Store) -> OffsetModel:
     """The model to be replaced."""
-    found = store.correction()
-    if found is None or not found.active:
+    correction = store.correction()
+    if correction is None or not correction.active:
         raise StoreError(f"{store.url} has no active correction to fit anew; apply one first")
-    return found.model
+    return correction.model
 
 
 def _same(model: OffsetModel, changes: dict[str, Setting]) -> Method:
     """The configuration of `model`, with `changes`. What the method finds by itself it finds anew."""
     fields = METHODS[model.method].model_fields
     own = {name: value for name, value in model.parameters.items() if fields[name].default not in (None, "auto")}
-    found = asked_for(model.method, own | changes, refit)
-    assert found is not None
-    return found
+    configuration = asked_for(model.method, own | changes, refit)
+    assert configuration is not None
+    return configuration
 
 
 WORSE = 0.1
@@ -361,10 +368,25 @@ def _versus(trials: Sequence[tuple[Outcome, ...]]) -> OldVersusNew:
 
 
 def _pooled(outcomes: list[Outcome], raw: list[Outcome]) -> Trial:
-    """All groups as one: their queries together, and their hubness on average, by the number of targets."""
-    found = pooled(outcomes).trial(pooled(raw))
+    """All groups as one: their queries together, each on a gallery of its own, and their hubness on average, by the
+    number of targets."""
+
+    def together(outcomes: list[Outcome]) -> Outcome:
+        known = [each for each in outcomes if each.hits is not None]
+        hits, ranks = (
+            np.concatenate([getattr(each, name) for each in known]) if known else None for name in ("hits", "log_ranks")
+        )
+        gap = float(np.average([each.gap for each in outcomes], weights=[len(each.costs) for each in outcomes]))
+        occurrence, costs = (
+            np.concatenate([getattr(each, name) for each in outcomes]) for name in ("occurrence", "costs")
+        )
+        return replace(
+            outcomes[0], occurrence=occurrence, costs=costs, gap=gap, hits=hits, log_ranks=ranks, nearest=None
+        )
+
     skewnesses = [skewness(each.occurrence) for each in outcomes]
-    return replace(found, skewness=float(np.average(skewnesses, weights=[len(each.occurrence) for each in outcomes])))
+    average = np.average(skewnesses, weights=[len(each.occurrence) for each in outcomes])
+    return replace(together(outcomes).trial(together(raw)), skewness=float(average))
 
 
 SMALLEST_GROUP = 100

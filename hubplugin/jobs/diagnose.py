@@ -17,7 +17,7 @@ from typing_extensions import TypedDict  # that of `typing` has no schema before
 
 from hubplugin.bank import Bank, BankLike, PreparedBank
 from hubplugin.causes import HUBBY, Finding, collapsed, copies, cut_off, lengths, other_model, shifted, short_texts
-from hubplugin.compute import Compute, Similarities, TopK, dense, sampled, search, taken
+from hubplugin.compute import Compute, Similarities, TopK, dense, search
 from hubplugin.jobs.correct import bank_for
 from hubplugin.jobs.facts import ToldChoice, ToldTrial, tiles_of
 from hubplugin.jobs.naming import Naming
@@ -37,7 +37,7 @@ from hubplugin.metric import Metric
 from hubplugin.report import Hub, Plot, Report, Reported, Verdict, percent, plots, points
 from hubplugin.store import Id, Store
 from hubplugin.trial import OCCURRENCE, Experiment, choose_by, judge_by, require_enough
-from hubplugin.vectors import Scannable, VectorLike, as_vectors
+from hubplugin.vectors import Scannable, VectorLike, as_vectors, sampled, taken
 
 DEEP = 50
 """How many of the nearest are looked at for each query: five answers of ten."""
@@ -47,28 +47,33 @@ QUERIES, TARGETS, TEXTS = 500, 2_000, 1_000
 
 
 def findings(
-    bank: PreparedBank, found: np.ndarray, texts: Naming | None, ids_of: Callable[[np.ndarray], Sequence[Id]], seed: int
+    bank: PreparedBank,
+    nearest: np.ndarray,
+    texts: Naming | None,
+    ids_of: Callable[[np.ndarray], Sequence[Id]],
+    seed: int,
 ) -> list[Finding]:
     """All causes, looked for. found [m, DEEP]: the rows that each bank query finds in the gallery, best first. ids_of:
     the ids of some rows, by which `texts` knows them."""
     rng, quiet = np.random.default_rng(seed), replace(bank, compute=bank.compute.quiet)
-    asking = np.sort(rng.permutation(len(found))[:QUERIES])
+    asking = np.sort(rng.permutation(len(nearest))[:QUERIES])
     targets = sampled(bank.require_targets("auto"), TARGETS, bank.metric, rng)
-    lists = found[asking, :OCCURRENCE]
+    lists = nearest[asking, :OCCURRENCE]
     rows, place = np.unique(lists, return_inverse=True)
     place = place.reshape(lists.shape)
     vectors = taken(bank.require_targets("auto"), rows, bank.metric)
     queries = bank.query_bank[asking]
+    similarities = dense(Similarities(queries, quiet.metric, quiet.compute), as_vectors(targets, "targets"))
     variance = float(targets.var(axis=0, dtype=np.float64).sum())  # half the mean squared distance of any two
     long = [np.linalg.norm(part, axis=1) for part in (vectors, targets)]
     return [
-        other_model(_dense(queries, targets, quiet.metric, quiet.compute), queries, targets),
+        other_model(similarities.numpy(), queries, targets),
         shifted(queries, targets),
         copies(place, vectors, _spacing(targets[: len(targets) // 4 + 1], quiet), variance),
         collapsed(targets / np.maximum(long[1], 1e-30)[:, None] if bank.metric is Metric.DOT else targets),
         lengths(long[0][place.reshape(-1)], long[1], bank.metric),
         _short(lists, bank, texts, ids_of, rng),
-        cut_off(_ranks(bank, found), OCCURRENCE, found.shape[1]),
+        cut_off(_ranks(bank, nearest), OCCURRENCE, nearest.shape[1]),
     ]
 
 
@@ -100,19 +105,14 @@ def _spacing(targets: np.ndarray, bank: FitInput) -> np.ndarray:
     return spacing
 
 
-def _dense(queries: np.ndarray, targets: np.ndarray, metric: Metric, compute: Compute) -> np.ndarray:
-    found: np.ndarray = dense(Similarities(queries, metric, compute), as_vectors(targets, "targets")).numpy()
-    return found
-
-
-def _ranks(bank: PreparedBank, found: np.ndarray) -> np.ndarray | None:
+def _ranks(bank: PreparedBank, nearest: np.ndarray) -> np.ndarray | None:
     """The rank of what each query clicked, from 1; one more than are looked at where it is not among them. None where
     nothing was clicked: the targets of pairs are outside of the gallery."""
     if bank.clicks is None:
         return None
     known = np.flatnonzero(bank.clicks >= 0)
-    hit = found[known] == bank.clicks[known, None]
-    ranks: np.ndarray = np.where(hit.any(axis=1), hit.argmax(axis=1) + 1, found.shape[1] + 1)
+    hit = nearest[known] == bank.clicks[known, None]
+    ranks: np.ndarray = np.where(hit.any(axis=1), hit.argmax(axis=1) + 1, nearest.shape[1] + 1)
     return ranks
 
 
@@ -245,13 +245,7 @@ class Diagnosis(Reported):
             verdict=Verdict(
                 not (self.hubby or self.causes),
                 self.verdict,
-                [
-                    str(self.trial.bank),
-                    f"candidate: {candidate}",
-                    expected,
-                    *self.trial.notes,
-                    f"it would {would}",
-                ],
+                [str(self.trial.bank), f"candidate: {candidate}", expected, *self.trial.notes, f"it would {would}"],
             ),
             sentences=[
                 *self.sentences(),
@@ -335,8 +329,8 @@ def _ids_of(targets: object, rows: np.ndarray) -> list[Id]:
     if not isinstance(targets, Scannable):
         return list(rows.tolist())
     wanted = set(rows.tolist())
-    found = {row: name for row, name in enumerate(_ids(targets)) if row in wanted}
-    return [found[row] for row in rows.tolist()]
+    ids = {row: name for row, name in enumerate(_ids(targets)) if row in wanted}
+    return [ids[row] for row in rows.tolist()]
 
 
 def _ids(store: Scannable) -> Iterator[Id]:

@@ -103,12 +103,10 @@ class Inspection(Reported):
 
     def report(self, names: Naming | None = None) -> Report:
         """names: what hubs are called. The searches are for queries of the store's own bank."""
-        found, lines = (
-            self.correction,
-            [f"{self.url}: {self.count} targets, {self.dim} dimensions, {self.metric.value}"],
-        )
-        if found is not None:
-            model, state = found.model, "active" if found.active else "half-written, searches are raw"
+        correction = self.correction
+        lines = [f"{self.url}: {self.count} targets, {self.dim} dimensions, {self.metric.value}"]
+        if correction is not None:
+            model, state = correction.model, "active" if correction.active else "half-written, searches are raw"
             lines += [f"{model}, {state}", f"fingerprint {model.fingerprint}, query bank {model.bank_fingerprint}"]
             if model.gallery is not None:
                 lines.append(
@@ -126,7 +124,7 @@ class Inspection(Reported):
         if self.foreign:
             lines.append(f"{self.foreign} with something in the place of offsets that this correction did not write")
         lines += [] if self.suspects is None else self.suspects.lines
-        whole = found is not None and not self.missing + self.stale
+        whole = correction is not None and not self.missing + self.stale
         health = (
             f"{self.missing} missing, {self.stale} stale: {'every target has its offset' if whole else 'run refresh'}"
         )
@@ -136,7 +134,7 @@ class Inspection(Reported):
             tiles=self._tiles(),
             verdict=Verdict(
                 whole and not self.alarms,
-                "no correction" if found is None else health,
+                "no correction" if correction is None else health,
                 [f"ALARM: {alarm}" for alarm in self.alarms],
             ),
             sentences=lines,
@@ -185,28 +183,23 @@ class Inspection(Reported):
         ]
 
 
-def inspect(
-    store: Store,
-    *,
-    queries: int = BANK_QUERIES,
-    compute: Compute = Compute(),
-) -> Inspection:
+def inspect(store: Store, *, queries: int = BANK_QUERIES, compute: Compute = Compute()) -> Inspection:
     """What correction lies in `store`, whether every target has the offset that its vector gives, and what it does to
     hubness now, seen by searching for `queries` queries of the bank; 0 searches for none."""
-    found = store.correction()
+    correction = store.correction()
     logger.info("%s: inspecting", store.url)
     health: dict[str, Any] = {}
-    if found is not None and found.active and queries and has_bank(found.model):
-        named, beside = examined(store, found.model, compute, queries)
+    if correction is not None and correction.active and queries and has_bank(correction.model):
+        named, beside = examined(store, correction.model, compute, queries)
         health = {"skewness": named.skewness, "queries": named.queries, "suspects": named, "found_by": named.found_by}
-    elif found is not None:
-        beside = compared(store, found.model, compute, "checking offsets")
-    if found is not None:
+    elif correction is not None:
+        beside = compared(store, correction.model, compute, "checking offsets")
+    if correction is not None:
         health |= {name: getattr(beside, name) for name in ("missing", "stale", "foreign", "invalid_vectors")}
         if beside.edges is not None and beside.counts is not None:
             health["offsets"] = (beside.edges.tolist(), beside.counts.tolist())
     logger.info("%s: inspected", store.url)
-    return Inspection(store.url, store.metric, store.dim, store.count(), found, notes=store.notes(), **health)
+    return Inspection(store.url, store.metric, store.dim, store.count(), correction, notes=store.notes(), **health)
 
 
 TARGETS = 2_000
@@ -328,7 +321,7 @@ class HubnessNow:
         )
         if self.fit is not None:
             text += f"; at the fit {self.fit.raw:.2f} raw, {self.fit.corrected:.2f} corrected"
-        raw, corrected = (shares_as_text(found[:SHOWN]) for found in (self.raw_hubs, self.corrected_hubs))
+        raw, corrected = (shares_as_text(hubs[:SHOWN]) for hubs in (self.raw_hubs, self.corrected_hubs))
         return f"{text}\ntop hubs: {raw} raw; {corrected} corrected"
 
 
@@ -354,19 +347,19 @@ class Monitored(Reported):
     @property
     def attention(self) -> list[str]:
         """What somebody should look at, and what to do about it."""
-        seen, found = self.offsets, []
+        seen, lines = self.offsets, []
         wrong = seen.missing + seen.stale
         if wrong > WRONG * seen.looked_at:
-            found.append(f"{wrong / seen.looked_at:.0%} of the targets lack their offset: run refresh")
+            lines.append(f"{wrong / seen.looked_at:.0%} of the targets lack their offset: run refresh")
         if seen.foreign:
-            found.append(f"{seen.foreign} targets carry something else in the place of offsets: run refresh, or remove")
+            lines.append(f"{seen.foreign} targets carry something else in the place of offsets: run refresh, or remove")
         if seen.shift is not None and abs(seen.shift) > SHIFTED:
-            found.append(f"the gallery is no longer that of the fit (mean offset {seen.shift:+.2f}): run refit")
+            lines.append(f"the gallery is no longer that of the fit (mean offset {seen.shift:+.2f}): run refit")
         if self.drift is not None and self.drift > DRIFTED:
-            found.append(f"live queries are no longer like the bank ({self.drift:.2f}): run refit on recorded queries")
+            lines.append(f"live queries are no longer like the bank ({self.drift:.2f}): run refit on recorded queries")
         if self.gain is not None and self.gain.corrected[0] - self.gain.raw[0] < -2 * self.gain.error:
-            found.append(f"the correction does harm: {self.gain}: run rollback or refit")
-        return found if self.hubness is None else [*found, *self.hubness.attention]
+            lines.append(f"the correction does harm: {self.gain}: run rollback or refit")
+        return lines if self.hubness is None else [*lines, *self.hubness.attention]
 
     def report(self) -> Report:
         seen = self.offsets
@@ -387,12 +380,7 @@ class Monitored(Reported):
         return Report(title="The correction, by samples", sentences=lines)
 
 
-def monitor(
-    store: Store,
-    queries: BankLike | None = None,
-    *,
-    compute: Compute = Compute(),
-) -> Monitored:
+def monitor(store: Store, queries: BankLike | None = None, *, compute: Compute = Compute()) -> Monitored:
     """Whether the active correction of `store` is whole and still helps.
 
     queries: live queries [m, d]; by default those that were recorded since the version was made. A
@@ -403,25 +391,25 @@ def monitor(
     Raises StoreError for a store without an active correction, InputError for queries that cannot be used.
     """
     version = next((each for each in versions_of(store) if each.state == "active"), None)
-    found = store.correction()
-    if version is None or found is None or not found.active:
+    active = store.correction()
+    if version is None or active is None or not active.active:
         raise StoreError(f"{store.url} has no active correction; apply one first")
     rng = np.random.default_rng()
     bank = None if queries is None else Bank.of(queries, "queries")
-    given = recorded_of(store, _seconds(version.made)) if bank is None else bank.vectors(store, compute.progress)
-    clicks = None if bank is None or given is None else bank.clicks(given.rows)
-    live, at_fit = _live(given, found.model, rng), _bank(found.model)
+    vectors = recorded_of(store, _seconds(version.made)) if bank is None else bank.vectors(store, compute.progress)
+    clicks = None if bank is None or vectors is None else bank.clicks(vectors.rows)
+    live, at_fit = _live(vectors, active.model, rng), _bank(active.model)
     logger.info("%s: looking at samples, with %d live queries and %d of the bank", store.url, len(live), len(at_fit))
     is_live = len(live) >= FEWEST_LIVE
-    queries_now = rng.permutation(live)[:QUERIES] if is_live else counted_queries(found.model)
+    queries_now = rng.permutation(live)[:QUERIES] if is_live else counted_queries(active.model)
     return Monitored(
         store.url,
         version,
         store.count(),
-        offsets=_offsets(store, found.model, compute),
-        hubness=_hubness(store, queries_now, is_live, found.model.hubness_at_fit) if len(queries_now) > 1 else None,
+        offsets=_offsets(store, active.model, compute),
+        hubness=_hubness(store, queries_now, is_live, active.model.hubness_at_fit) if len(queries_now) > 1 else None,
         drift=own_share(live, at_fit, compute, rng) if min(len(live), len(at_fit)) >= FEWEST_LIVE else None,
-        gain=None if clicks is None or given is None else _gain(store, given, clicks.tolist(), rng),
+        gain=None if clicks is None or vectors is None else _gain(store, vectors, clicks.tolist(), rng),
     )
 
 
@@ -450,14 +438,14 @@ def _live(queries: Vectors | None, model: OffsetModel, rng: np.random.Generator)
 def _offsets(store: Store, model: OffsetModel, compute: Compute) -> Offsets:
     """What a sample of the targets has, beside what the model gives."""
     comparison = Comparison(store, model, compute, "looking at offsets")
-    given, all_ids, missing, stale = [np.zeros(0, np.float32)], list[Id](), list[Id](), list[Id]()
+    parts, all_ids, missing, stale = [np.zeros(0, np.float32)], list[Id](), list[Id](), list[Id]()
     for batch in store.sample(TARGETS):
         by_model, wrong = comparison.offsets(batch)
-        given.append(by_model)
+        parts.append(by_model)
         all_ids += batch.ids
         name_some(batch, wrong, missing, stale)
         comparison.done(batch)
-    offsets, gallery = np.concatenate(given).astype(np.float64), model.gallery
+    offsets, gallery = np.concatenate(parts).astype(np.float64), model.gallery
     shift = spread = None
     if gallery is not None and gallery.deviation > 0 and len(offsets) > 1 and not isinstance(model, GroupedModel):
         shift, spread = float(offsets.mean() / gallery.deviation), float(offsets.std() / gallery.deviation)
@@ -486,12 +474,12 @@ def _gain(store: Store, queries: Vectors, clicks: list[Id], rng: np.random.Gener
     rows = np.sort(rng.permutation(clicked)[:QUERIES])
     if len(rows) < 2:
         return None
-    asked, own = queries.some(rows), [clicks[row] for row in rows.tolist()]
+    sample, own = queries.some(rows), [clicks[row] for row in rows.tolist()]
 
-    def found(hits: Hits, first: int) -> np.ndarray:
+    def hit(hits: Hits, first: int) -> np.ndarray:
         return np.array([key in line[:first] for key, line in zip(own, hits.ids, strict=True)], np.float64)
 
-    raw, corrected = (store.search(asked, OCCURRENCE, raw=which) for which in (True, False))
-    recalls = [tuple(float(found(hits, k).mean()) for k in (1, OCCURRENCE)) for hits in (raw, corrected)]
-    error = standard_error(found(corrected, 1) - found(raw, 1))
+    raw, corrected = (store.search(sample, OCCURRENCE, raw=which) for which in (True, False))
+    recalls = [tuple(float(hit(hits, k).mean()) for k in (1, OCCURRENCE)) for hits in (raw, corrected)]
+    error = standard_error(hit(corrected, 1) - hit(raw, 1))
     return Gain(len(rows), (recalls[0][0], recalls[0][1]), (recalls[1][0], recalls[1][1]), error)

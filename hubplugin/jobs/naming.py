@@ -17,19 +17,19 @@ Naming: TypeAlias = Callable[[Sequence[Id]], Sequence[str | None]]
 STORED = "payload."
 
 
-def naming(given: str | None, store: Store, option: str = "names") -> Naming | None:
+def naming(source: str | None, store: Store, option: str = "names") -> Naming | None:
     """`given` is payload.KEY, for what lies with the targets in `store`; a text file, where line i belongs to the id i;
     or a .json file of a text for each id, or of a list. option: what errors call it."""
-    if given is None:
+    if source is None:
         return None
-    path = Path(given)
+    path = Path(source)
     if path.is_file():
         return _from_file(path, option)
-    if not given.startswith(STORED) or given == STORED:
+    if not source.startswith(STORED) or source == STORED:
         raise InputError(
-            f"{option} {given!r} is no file, and no {STORED}KEY for what lies with the targets in the store"
+            f"{option} {source!r} is no file, and no {STORED}KEY for what lies with the targets in the store"
         )
-    return lambda ids: able(store, Named).named(ids, given.removeprefix(STORED))
+    return lambda ids: able(store, Named).named(ids, source.removeprefix(STORED))
 
 
 def _from_file(path: Path, option: str) -> Naming:

@@ -33,14 +33,15 @@ def counted_queries(model: OffsetModel) -> np.ndarray:
     return queries
 
 
-def counted(model: OffsetModel, given: FitInput) -> OffsetModel:
+def counted(model: OffsetModel, bank: FitInput) -> OffsetModel:
     """`model`, fitted on the banks and targets of `given`, with what its bank found in them."""
-    targets, queries, nearest = given.require_targets(model.method), counted_queries(model), TopK(OCCURRENCE)
+    targets, queries = bank.require_targets(model.method), counted_queries(model)
     if len(queries) < 2 or targets.rows <= OCCURRENCE:
         return model
-    offsets = model.members.offsets(targets, compute=given.compute.quiet)
-    both = np.stack([np.zeros_like(offsets), offsets])
-    search(queries, targets, model.metric, given.compute, nearest, offsets=both, what="counting hubs")
+    quiet = bank.compute.quiet
+    offsets = model.members.offsets(targets, compute=quiet)
+    both, nearest = np.stack([np.zeros_like(offsets), offsets]), TopK(OCCURRENCE)
+    search(queries, targets, model.metric, bank.compute, nearest, offsets=both, what="counting hubs")
     raw, corrected = (k_occurrence(rows, targets.rows) for rows in nearest.rows)
     chance = skewness_by_chance(len(queries), OCCURRENCE, targets.rows)
     largest = float(corrected.max() / len(queries))
@@ -112,11 +113,7 @@ class Suspects:
         return "\n".join([*self.lines, *(f"ALARM: {each}" for each in self.alarms)])
 
 
-def suspects(
-    store: Store,
-    *,
-    compute: Compute = Compute(),
-) -> Suspects:
+def suspects(store: Store, *, compute: Compute = Compute()) -> Suspects:
     """The targets of `store` that a planted one would be among; see `Suspects`. Nothing is changed.
 
     It reads the store twice and searches for up to 400 queries of the model's bank, raw and corrected. There is an
@@ -124,10 +121,10 @@ def suspects(
     target is found by more than four times the share that any had then, over the whole bank or within a cluster of it.
     Raises StoreError where no correction is active, or where its model keeps no bank.
     """
-    found = store.correction()
-    if found is None or not found.active:
+    correction = store.correction()
+    if correction is None or not correction.active:
         raise StoreError(f"{store.url} has no active correction; apply one first")
-    model = found.model
+    model = correction.model
     if not has_bank(model):
         raise StoreError(f"{store.url}: method {model.method!r} keeps no bank to search with; apply another one")
     return examined(store, model, compute)[0]
@@ -145,14 +142,14 @@ def examined(
     bank = model.terms[0].bank
     queries = bank[rows_of_sample(len(bank), most)]
     hubs = _Hubs(queries, store.search(queries, OCCURRENCE, raw=True), store.search(queries, OCCURRENCE))
-    held = _Held(store, model, compute)
+    stored = _Stored(store, model, compute)
     skewness = hubs.skewness(store.count())
-    found = Suspects(
+    named = Suspects(
         len(queries), skewness, most_found(hubs.raw.ids), most_found(hubs.corrected.ids), hubs.within(),
-        held.missing, held.stale, held.penalised(), len(held.outstanding), held.far(),
+        stored.missing, stored.stale, stored.penalised(), len(stored.outstanding), stored.far(),
         _alarms(hubs, skewness, model.bound), (counts_of(hubs.raw.ids), counts_of(hubs.corrected.ids)),
     )  # fmt: skip
-    return found, held.comparison
+    return named, stored.comparison
 
 
 def counts_of(lists: Sequence[Sequence[Id]]) -> Counter[Id]:
@@ -173,8 +170,8 @@ def skewness_of_lists(lists: Sequence[Sequence[Id]], targets: int) -> float:
 def outstanding(penalties: np.ndarray) -> np.ndarray:
     """The rows of the penalties beyond median + 4 MAD."""
     middle = np.median(penalties)
-    found: np.ndarray = np.flatnonzero(penalties > middle + MADS * np.median(np.abs(penalties - middle)))
-    return found
+    rows: np.ndarray = np.flatnonzero(penalties > middle + MADS * np.median(np.abs(penalties - middle)))
+    return rows
 
 
 def name_some(batch: Batch, wrong: np.ndarray, missing: list[Id], stale: list[Id]) -> None:
@@ -194,19 +191,19 @@ class _Hubs:
     def within(self) -> Named:
         """The target found most often in each cluster of the queries that is not too small to tell."""
         rows = [np.flatnonzero(self._labels == label).tolist() for label in range(CLUSTERS)]
-        found = [
+        worst = [
             each
             for some in rows
             if len(some) >= OCCURRENCE
             for each in most_found([self.corrected.ids[row] for row in some], 1)
         ]
-        return sorted(found, key=lambda each: -each[1])
+        return sorted(worst, key=lambda each: -each[1])
 
     def skewness(self, targets: int) -> tuple[float, float]:
         return skewness_of_lists(self.raw.ids, targets), skewness_of_lists(self.corrected.ids, targets)
 
 
-class _Held:
+class _Stored:
     """What lies in a store, by id: offsets, and how near each target is to a sample of the others."""
 
     def __init__(self, store: Store, model: OffsetModel, compute: Compute):
@@ -217,12 +214,12 @@ class _Held:
         self._ids: list[Id] = []
         offsets, sample = [], []
         for batch in store.scan(group_key(model)):
-            given, wrong = self.comparison.offsets(batch)
+            by_model, wrong = self.comparison.offsets(batch)
             name_some(batch, wrong, self.missing, self.stale)
             sample.append(batch.vectors[[number in chosen for number in range(row, row + len(batch.ids))]])
             row += len(batch.ids)
             self._ids += batch.ids
-            offsets.append(given)
+            offsets.append(by_model)
             self.comparison.done(batch)
         self._penalties = -np.concatenate([*offsets, np.zeros(0, np.float32)])
         self._near = _nearness(store, model, np.concatenate(sample), compute) if row > NEIGHBOURS + 1 else None
@@ -294,5 +291,5 @@ def penalties_as_text(penalised: Named) -> str:
     return ", ".join(f"{name!r} {penalty:.4f}" for name, penalty in penalised)
 
 
-def shares_as_text(found: Named) -> str:
-    return ", ".join(f"{name!r} {share:.1%}" for name, share in found) or "none"
+def shares_as_text(named: Named) -> str:
+    return ", ".join(f"{name!r} {share:.1%}" for name, share in named) or "none"

@@ -55,21 +55,21 @@ def rollback(store: Store, to: int | None = None, *, dry_run: bool = False) -> R
     active = next((version for version in versions if version.state == "active"), None)
     kept = [version for version in versions if version.state == "kept"]
     if to is None:
-        found = [version for version in kept if active is None or version.number < active.number]
+        candidates = [version for version in kept if active is None or version.number < active.number]
     else:
-        found = [version for version in kept if version.number == to]
-    if not found:
+        candidates = [version for version in kept if version.number == to]
+    if not candidates:
         wanted = "version before the active one" if to is None else f"version {to}"
         there = ", ".join(str(version.number) for version in kept)
         offer = (f"; kept: {there}, to be named by ", Parameter("to")) if kept else ()
         raise StoreError(f"{store.url} keeps no {wanted}", *offer)
-    quarantined = _quarantined_since(store, found[-1])
+    quarantined = _quarantined_since(store, candidates[-1])
     if dry_run:
-        return RolledBack(active, found[-1], written=False, quarantined=quarantined)
-    able(store, Versioned).return_to(found[-1].number)
-    logger.info("%s: version %d is active again", store.url, found[-1].number)
+        return RolledBack(active, candidates[-1], written=False, quarantined=quarantined)
+    able(store, Versioned).return_to(candidates[-1].number)
+    logger.info("%s: version %d is active again", store.url, candidates[-1].number)
     left = None if active is None else replace(active, state="kept")
-    return RolledBack(left, replace(found[-1], state="active"), quarantined=quarantined)
+    return RolledBack(left, replace(candidates[-1], state="active"), quarantined=quarantined)
 
 
 def _quarantined_since(store: Store, version: StoredVersion) -> int:
@@ -84,8 +84,8 @@ def _quarantined_since(store: Store, version: StoredVersion) -> int:
 
 def _moment(date: str) -> datetime:
     """UTC, if `date` does not say another zone."""
-    found = datetime.fromisoformat(date)
-    return found if found.tzinfo is not None else found.replace(tzinfo=timezone.utc)
+    moment = datetime.fromisoformat(date)
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
 
 
 COARSEST = 1e-3
@@ -119,10 +119,10 @@ def quarantine(
 
 def planned(store: Store, what: Literal["add", "remove"], ids: Sequence[Id], why: str, who: str | None) -> Quarantine:
     """The list that `quarantine` would write. Raises what it raises, and changes nothing."""
-    found = store.correction()
-    if found is None or not found.active:
+    correction = store.correction()
+    if correction is None or not correction.active:
         raise StoreError(f"{store.url} has no active correction; apply one first")
-    floor_of(found.model)
+    floor_of(correction.model)
     if store.precision > COARSEST:
         raise StoreError(
             f"{store.url} rounds offsets to its codes, and a quarantined one lies too far from the others; "

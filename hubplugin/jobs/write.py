@@ -137,8 +137,8 @@ class Comparison:
             of_newcomers = self._offsets(self.model, some, InvalidVectors())
             newcomers = ~absent[rows] & ~self._differs(some, of_newcomers)
             differs[rows[newcomers]] = False
-            given = newcomers | (not self.first)
-            offsets[rows[given]] = of_newcomers[given]
+            replaced = newcomers | (not self.first)
+            offsets[rows[replaced]] = of_newcomers[replaced]
         self._hold(batch, offsets, differs)
         self.missing += int(absent.sum())
         self.stale += int(differs.sum())
@@ -151,9 +151,9 @@ class Comparison:
     def _hold(self, batch: Batch, offsets: np.ndarray, differs: np.ndarray) -> None:
         """Gives the targets of `batch` that are in quarantine their offset, whatever the model says."""
         if self._quarantined:
-            held = np.array([name in self._quarantined for name in batch.ids], bool)
-            offsets[held] = self._floor
-            differs[held] = self._differs(batch, offsets)[held]
+            listed = np.array([name in self._quarantined for name in batch.ids], bool)
+            offsets[listed] = self._floor
+            differs[listed] = self._differs(batch, offsets)[listed]
 
     def _offsets(self, model: OffsetModel, batch: Batch, invalid_vectors: InvalidVectors) -> np.ndarray:
         return offsets_of_all(model, batch, invalid_vectors, unit=self.store.unit, compute=self.compute)
@@ -186,11 +186,11 @@ def one_pass(comparison: Comparison, writing: Writing, batches: Iterable[Batch])
 
 def compared(store: Store, model: OffsetModel, compute: Compute, what: str) -> Comparison:
     """Everything in `store` beside `model`."""
-    found = Comparison(store, model, compute, what)
+    comparison = Comparison(store, model, compute, what)
     for batch in store.scan(group_key(model)):
-        found.offsets(batch)
-        found.done(batch)
-    return found
+        comparison.offsets(batch)
+        comparison.done(batch)
+    return comparison
 
 
 def group_key(model: OffsetModel) -> str | None:
@@ -289,8 +289,8 @@ class ShardedStore:
         key = f"{share.key} {uuid.uuid4()}" if closing else share.key
         what = "closing" if closing else "writing offsets"
         task = _WriteShard(share, key, compute.quiet, what, is_new)
-        found = self.vectors.each_once([task] * len(self.vectors.shards))
-        return WrittenByShards.of([json.loads(bytes(part["told"])) for part in found])
+        parts = self.vectors.each_once([task] * len(self.vectors.shards))
+        return WrittenByShards.of([json.loads(bytes(part["told"])) for part in parts])
 
 
 @dataclass(frozen=True)
@@ -325,16 +325,16 @@ class _WriteShard(Reading):
     def __call__(self, order: Order) -> ShardResult:
         store, writing, model = self.share.joined(cast(StoreShard, order.shard))
         with writing:
-            found = one_pass(
+            comparison = one_pass(
                 Comparison(store, model, self.compute, self.what, first=self.is_new), writing, writing.scan()
             )
             writing.settle()
-        named = list(found.invalid_vectors.named.items())
+        named = list(comparison.invalid_vectors.named.items())
         told = {
-            "scanned": found.scanned,
-            "missing": found.missing,
-            "stale": found.stale,
-            "invalid_vectors": found.invalid_vectors.count,
+            "scanned": comparison.scanned,
+            "missing": comparison.missing,
+            "stale": comparison.stale,
+            "invalid_vectors": comparison.invalid_vectors.count,
             "named": named,
         }
         return {"told": np.frombuffer(json.dumps(told).encode(), np.uint8)}
@@ -399,20 +399,16 @@ class Applied(Reported):
         )
 
 
-def refresh(
-    store: Store,
-    *,
-    dry_run: bool = False,
-    compute: Compute = Compute(),
-) -> Applied:
+def refresh(store: Store, *, dry_run: bool = False, compute: Compute = Compute()) -> Applied:
     """Writes the offsets that are missing or stale under the active model, and no others. dry_run: only counts them."""
-    found = store.correction()
-    if found is None or not found.active:
-        state = "a half-written correction; run apply again to finish it" if found else "no correction; apply one first"
+    correction = store.correction()
+    if correction is None or not correction.active:
+        half = "a half-written correction; run apply again to finish it"
+        state = half if correction else "no correction; apply one first"
         raise StoreError(f"{store.url} has {state}")
     if dry_run:
-        return unwritten(store, found.model, compute)
-    return write(store, found.model, compute=compute)
+        return unwritten(store, correction.model, compute)
+    return write(store, correction.model, compute=compute)
 
 
 def remove(store: Store, *, compute: Compute = Compute()) -> None:
@@ -421,12 +417,7 @@ def remove(store: Store, *, compute: Compute = Compute()) -> None:
 
 
 def write(
-    store: Store,
-    model: OffsetModel,
-    *,
-    compute: Compute = Compute(),
-    keep: int = KEEP,
-    force: bool = False,
+    store: Store, model: OffsetModel, *, compute: Compute = Compute(), keep: int = KEEP, force: bool = False
 ) -> Applied:
     """Writes the offsets of a fitted `model` to everything in `store` and activates them.
 
@@ -486,17 +477,8 @@ def written(
 
 def unwritten(store: Store, model: OffsetModel, compute: Compute) -> Applied:
     """`model` compared with what `store` has, and nothing written."""
-    found = compared(store, model, compute, "comparing offsets")
-    return Applied(model, found.scanned, found.missing, found.stale, False, invalid_vectors=found.invalid_vectors)
-
-
-def usable(compute: Compute, keep: int) -> Compute:
-    """With what offsets are computed; raises InputError for what cannot be used, before a gallery is read."""
-    if keep < 0:
-        raise InputError(Parameter("keep", keep), ": expected 0 or more")
-    if compute.device not in ("auto", "numpy"):
-        compute.torch_device()
-    return compute
+    seen = compared(store, model, compute, "comparing offsets")
+    return Applied(model, seen.scanned, seen.missing, seen.stale, False, invalid_vectors=seen.invalid_vectors)
 
 
 def require_match(model: OffsetModel, store: Store) -> None:

@@ -16,17 +16,15 @@ from hubplugin.compute import (
     Compute,
     Similarities,
     Survey,
-    distinct_rows,
     find_answers,
     look,
-    prepared,
     reduce_and_seek,
     spacing_ratio,
 )
 from hubplugin.errors import InputError, Parameter
 from hubplugin.metric import Metric
 from hubplugin.model import LogSumExp, OffsetModel, Setting, Term, TopKMean, reduction_of
-from hubplugin.vectors import VectorLike, Vectors, as_vectors, fingerprint
+from hubplugin.vectors import VectorLike, Vectors, as_vectors, fingerprint, prepared
 
 AnswersRule: TypeAlias = Literal["auto", "kept", "left out"]
 """What becomes of the answers of bank queries, see `Method`."""
@@ -76,8 +74,11 @@ class FitInput:
 
     @cached_property
     def distinct(self) -> np.ndarray:
-        """The rows of the bank's queries that are no copy of an earlier one."""
-        return distinct_rows(self.query_bank)
+        """The rows of the bank's queries that are no copy of an earlier one, in order."""
+        first: dict[bytes, int] = {}
+        for number, row in enumerate(self.query_bank + 0.0):  # which makes -0 the 0 that it equals
+            first.setdefault(row.tobytes(), number)
+        return np.fromiter(first.values(), np.int64, len(first))
 
     @cached_property
     def fingerprint(self) -> str:

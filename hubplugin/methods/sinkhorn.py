@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 import numpy as np
 from pydantic import BeforeValidator, Field
 
-from hubplugin.compute import Answers, Columns, Scaling, Similarities, sampled, sinkhorn
+from hubplugin.compute import Answers, Columns, Scaling, Similarities, sinkhorn
 from hubplugin.methods.base import FitInput, Method, Solution
 from hubplugin.model import LogSumExp, Setting
-from hubplugin.vectors import Spread, Vectors, as_vectors, spool
+from hubplugin.vectors import Spread, Vectors, as_vectors, sampled, spool
 
 SAMPLED_ABOVE = 1_000_000
 """Targets above which log alpha is sought on a sample, unless all are asked for."""

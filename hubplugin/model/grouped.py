@@ -61,11 +61,7 @@ class GroupedModel(OffsetModel):
         )
 
     def offsets(
-        self,
-        targets: VectorLike,
-        *,
-        groups: Sequence[Value] | None = None,
-        compute: Compute = Compute(),
+        self, targets: VectorLike, *, groups: Sequence[Value] | None = None, compute: Compute = Compute()
     ) -> np.ndarray:
         """Offsets of `targets` [n, d]; target i belongs to group groups[i]: float32 [n]. The cap is that of the
         target's own group."""

@@ -289,11 +289,7 @@ class OffsetModel:
         return file.digest(*replace(self, hubness_at_fit=None)._content())[:16]
 
     def offsets(
-        self,
-        targets: VectorLike,
-        *,
-        groups: Sequence[Value] | None = None,
-        compute: Compute = Compute(),
+        self, targets: VectorLike, *, groups: Sequence[Value] | None = None, compute: Compute = Compute()
     ) -> np.ndarray:
         """Offsets of `targets` [n, d] (or a store or file of them), seen by the fit or not: float32 [n].
 
@@ -324,12 +320,7 @@ class OffsetModel:
         object.__setattr__(model, "_kept", self._kept)
         return model
 
-    def centred_on(
-        self,
-        targets: VectorLike,
-        *,
-        compute: Compute = Compute(),
-    ) -> OffsetModel:
+    def centred_on(self, targets: VectorLike, *, compute: Compute = Compute()) -> OffsetModel:
         """This model with offsets of mean 0 over `targets` [n, d], and their statistics."""
 
         vectors, compute = as_vectors(targets, "targets"), compute
@@ -344,13 +335,7 @@ class OffsetModel:
         object.__setattr__(centred_model, "_kept", KeptOffsets.of(raw, targets, precision))
         return centred_model
 
-    def with_activation(
-        self,
-        targets: VectorLike,
-        k: int = 1,
-        *,
-        compute: Compute = Compute(),
-    ) -> OffsetModel:
+    def with_activation(self, targets: VectorLike, k: int = 1, *, compute: Compute = Compute()) -> OffsetModel:
         """This model with the activation set of the gallery `targets` [n, d]: QB-Norm eq. 2, whose k is 1.
 
         Raises InputError if k is not in 1 ... n, or a term has no bank of examples (`dn`).
@@ -365,12 +350,7 @@ class OffsetModel:
         thresholds = [kth_largest(Similarities(term.bank, self.metric, compute), vectors, k) for term in self.terms]
         return replace(self, activation=Activation(k, tuple(thresholds)))
 
-    def activated(
-        self,
-        targets: VectorLike,
-        *,
-        compute: Compute = Compute(),
-    ) -> np.ndarray:
+    def activated(self, targets: VectorLike, *, compute: Compute = Compute()) -> np.ndarray:
         """Which of `targets` [n, d] are in the activation set, seen by the fit or not: bool [n]."""
         from hubplugin.compute import Similarities, reaches
 
@@ -397,13 +377,13 @@ class OffsetModel:
             return kept
         total = np.zeros(vectors.rows)
         for terms in of_one_bank(self.terms):
-            similarities = Similarities.of(terms[0].bank, self.metric, compute)
-            if isinstance(terms[0], Dot):
-                values = [dot(similarities, vectors, "offsets")]
+            first = terms[0]
+            if isinstance(first, Dot):
+                values = [dot(Similarities.of(first.bank, self.metric, compute), vectors, "offsets")]
             else:
-                answers = terms[0].answers
-                left_out = None if answers is None else LeftOut(answers)
-                values = reduce(similarities, vectors, [reduction_of(term) for term in terms], left_out)
+                left_out = None if first.answers is None else LeftOut(first.answers)
+                reductions = [reduction_of(term) for term in terms]
+                values = reduce(Similarities.of(first.bank, self.metric, compute), vectors, reductions, left_out)
             with np.errstate(over="ignore", invalid="ignore"):
                 for term, value in zip(terms, values, strict=True):  # what a worker sent may be read-only
                     total += np.multiply(value, term.scale, out=value if value.flags.writeable else None)

@@ -1,6 +1,6 @@
 """What a result shows, as values, and the one way in which they become text, HTML and JSON."""
 
-from hubplugin.report.facts import facts_of
+from hubplugin.report.render import Reported, as_text, facts_of
 from hubplugin.report.sections import (
     Answer,
     Example,
@@ -18,7 +18,6 @@ from hubplugin.report.sections import (
     share_tile,
     shares_tile,
 )
-from hubplugin.report.text import Reported, as_text
 
 __all__ = [
     "Answer",

@@ -1,7 +1,16 @@
 """What is chosen and what is refused: the experiment on held-out queries, the choice of a method, and the guard."""
 
 from hubplugin.trial.choice import choose_by, chosen_by
-from hubplugin.trial.experiment import OCCURRENCE, Experiment, Outcome, pooled
+from hubplugin.trial.experiment import (
+    FOLDS,
+    OCCURRENCE,
+    Experiment,
+    Outcome,
+    Sides,
+    Trial,
+    require_enough,
+    standard_error,
+)
 from hubplugin.trial.guard import (
     check_by,
     judge,
@@ -11,7 +20,6 @@ from hubplugin.trial.guard import (
     require_size,
     small_bank,
 )
-from hubplugin.trial.trial import FOLDS, Sides, Trial, require_enough, standard_error
 
 __all__ = [
     "FOLDS",
@@ -25,7 +33,6 @@ __all__ = [
     "chosen_by",
     "judge",
     "judge_by",
-    "pooled",
     "require_displacement",
     "require_enough",
     "require_kind",

@@ -10,8 +10,7 @@ import numpy as np
 
 from hubplugin.methods import Method
 from hubplugin.methods.blend import Blend
-from hubplugin.trial.experiment import Experiment
-from hubplugin.trial.trial import Trial, standard_error
+from hubplugin.trial.experiment import Experiment, Trial, standard_error
 
 TEMPERATURES, STRENGTHS = (0.7, 1.0, 1.4), (0.6, 1.0, 1.4)
 """Multiples of the default's temperature and strength that are tried."""

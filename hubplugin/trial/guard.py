@@ -21,26 +21,28 @@ import numpy as np
 
 from hubplugin.bank import Bank, BankLike, BankProfile, PreparedBank
 from hubplugin.bank.kinds import FARTHEST, displacement
-from hubplugin.compute import MOST_ANSWERS, Compute, Nearest, Similarities, dense, taken, torch
+from hubplugin.compute import MOST_ANSWERS, Compute, Nearest, Similarities, dense, torch
 from hubplugin.errors import CorrectionRefused, Parameter
 from hubplugin.methods import METHODS, FitInput, Method, configured
 from hubplugin.methods.blend import Blend
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
-from hubplugin.trial.experiment import Experiment, folds_within, with_rows
-from hubplugin.trial.trial import (
+from hubplugin.trial.experiment import (
     FOLDS,
     USE_BLEND,
+    Experiment,
     Side,
     Sides,
     Trial,
+    folds_within,
     remedy,
     require_enough,
     standard_error,
     too_small_is_refused,
     ways_out,
+    with_rows,
 )
-from hubplugin.vectors import VectorLike, Vectors, as_vectors
+from hubplugin.vectors import VectorLike, Vectors, as_vectors, taken
 
 FOUND = 0.9
 """Share of the stand-ins that find their target in the raw search. With fewer, all corrections look better than they

@@ -16,8 +16,12 @@ from hubplugin.vectors.base import (
     fingerprint,
     one_line,
     opened_npy,
+    prepared,
+    prepared_blocks,
     require_file,
+    sampled,
     spool,
+    taken,
 )
 from hubplugin.vectors.shards import SHARD_ROWS, FileShard, GalleryLike, Shard, even_ranges, shards_of
 
@@ -42,7 +46,11 @@ __all__ = [
     "fingerprint",
     "one_line",
     "opened_npy",
+    "prepared",
+    "prepared_blocks",
     "require_file",
+    "sampled",
     "shards_of",
     "spool",
+    "taken",
 ]

@@ -23,6 +23,7 @@ from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 import numpy as np
 
 from hubplugin.errors import EmptyInput, InputError, Parameter, install
+from hubplugin.metric import Metric, normalise
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called as progress(what, done, total) while long work goes on; total is 0 where it is not known."""
@@ -127,6 +128,34 @@ class Spread(Vectors):
     def each(self, task: Any, similarities: Any) -> list[tuple[int, dict[str, np.ndarray]]]:
         """What `task` (`hubplugin.compute.Task`) finds in each shard beside the bank of `similarities`, with the
         number of the shard's first row, in the order of the shards."""
+
+
+def prepared_blocks(vectors: Vectors, metric: Metric, size: int = BLOCK_ROWS) -> Iterator[np.ndarray]:
+    """Checked blocks of `vectors`, at unit length where the metric is cosine."""
+    row = 0
+    for block in vectors.blocks(size):
+        yield _prepared(block, vectors.name, range(row, row + len(block)), metric)
+        row += len(block)
+
+
+def prepared(vectors: Vectors, metric: Metric) -> np.ndarray:
+    """All of a bank, checked and at unit length where the metric is cosine: float32 [m, d]."""
+    return np.concatenate(list(prepared_blocks(vectors, metric)))
+
+
+def sampled(vectors: Vectors, count: int, metric: Metric, rng: np.random.Generator) -> np.ndarray:
+    """At most `count` rows at random, in order, prepared: float32 [min(count, n), d]."""
+    return taken(vectors, np.sort(rng.permutation(vectors.rows)[:count]), metric)
+
+
+def taken(vectors: Vectors, rows: np.ndarray, metric: Metric) -> np.ndarray:
+    """The given rows, prepared: float32 [len(rows), d]. `rows` are ascending; the others are not read where the source
+    can be read row by row."""
+    return _prepared(vectors.some(rows), vectors.name, rows, metric)
+
+
+def _prepared(block: np.ndarray, name: str, numbers: range | np.ndarray, metric: Metric) -> np.ndarray:
+    return normalise(block, name, numbers) if metric is Metric.COSINE else block
 
 
 def spool(blocks: Iterable[np.ndarray], name: str, expected: int = 0) -> Sliceable:

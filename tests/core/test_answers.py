@@ -18,13 +18,12 @@ from hubplugin.compute import (
     Similarities,
     Survey,
     find_answers,
-    prepared,
     reduce,
     spacing_ratio,
     survey,
 )
 from hubplugin.metric import Metric, normalise
-from hubplugin.vectors import as_vectors
+from hubplugin.vectors import as_vectors, prepared
 from tests.core.formulas import blend, log_of, similarity, without_answers
 
 METRICS = ("cosine", "dot", "euclidean")

@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import hubplugin
-from hubplugin.compute import prepared, taken
 from hubplugin.metric import Metric
-from hubplugin.vectors import as_vectors, spool
+from hubplugin.vectors import as_vectors, prepared, spool, taken
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3) - 5
 

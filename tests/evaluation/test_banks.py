@@ -6,8 +6,7 @@ import numpy as np
 
 import hubplugin
 from hubplugin import Metric
-from hubplugin.compute import sampled
-from hubplugin.vectors import as_vectors
+from hubplugin.vectors import as_vectors, sampled
 
 
 def test_a_sample_is_of_rows_that_are_there_each_at_most_once(rng):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hubplugin import InputError, Metric
-from hubplugin.compute import Compute, TopK, TruthCounts, prepared, search
-from hubplugin.vectors import as_vectors
+from hubplugin.compute import Compute, TopK, TruthCounts, search
+from hubplugin.vectors import as_vectors, prepared
 from tests.core.formulas import similarity
 
 METRICS = ["cosine", "dot", "euclidean"]
@@ -92,7 +92,7 @@ import resource
 import numpy as np
 from hubplugin import Compute, Metric
 from hubplugin.compute import TopK, TruthCounts, search
-from hubplugin.vectors import as_vectors
+from hubplugin.vectors import (as_vectors, prepared)
 rng = np.random.default_rng(0)
 queries = rng.normal(size=(4_000, 8)).astype(np.float32)
 targets = as_vectors(rng.normal(size=(100_000, 8)).astype(np.float32), "targets")

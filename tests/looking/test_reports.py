@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from hubplugin.cli import app
 from hubplugin.measures.significance import Figure
 from hubplugin.report import Report, Share, Tile, Verdict, percent, share_tile, shares_tile
-from hubplugin.report.html import as_html
 from hubplugin.report.plots import VARIABLES
+from hubplugin.report.render import as_html
 
 
 class Parsed(HTMLParser):

@@ -18,9 +18,8 @@ from hubplugin.methods import configure
 from hubplugin.metric import Metric
 from hubplugin.registry import open_store
 from hubplugin.trial import FOLDS, Experiment, choose_by, judge
-from hubplugin.trial.experiment import folds_within
+from hubplugin.trial.experiment import Side, Sides, folds_within
 from hubplugin.trial.guard import FOUND, STAND_INS, both_sides
-from hubplugin.trial.trial import Side, Sides
 from tests.core import formulas
 
 

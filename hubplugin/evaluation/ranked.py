@@ -1,0 +1,475 @@
+"""What ranks targets for queries: a store by its own search, and arrays under each method that was asked for.
+
+Transport plans between all queries and all targets (DBSN table 6) are for comparison, since no search knows its queries
+beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from importlib.util import find_spec
+from itertools import chain
+from typing import Any, Protocol
+
+import numpy as np
+
+from hubplugin.abilities import Filtered, able
+from hubplugin.bank import Bank, BankLike
+from hubplugin.compute import TIE, Compute, Similarities, TopK, TruthCounts, dense, search, torch
+from hubplugin.errors import InputError, Parameter, install
+from hubplugin.evaluation.truth import Names, TrueIds, TruthLike, as_names, as_true_ids, as_truth
+from hubplugin.jobs.naming import Naming
+from hubplugin.measures.retrieval import Ranks, Truth, expected_ranks
+from hubplugin.methods import METHODS, FitInput, configured
+from hubplugin.metric import Metric
+from hubplugin.model import OffsetModel, Setting
+from hubplugin.query_dependent import QUERY_METHODS
+from hubplugin.store import Id, Store
+from hubplugin.vectors import VectorLike, Vectors, as_vectors, prepared
+
+RAW = "raw"
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """One way to rank targets for all queries.
+
+    nearest [q, k]: the first k of each query, as places in `Ranked.ids`; -1 where there are fewer. best [j]: the rank
+    of the first true target of each judged query, infinite where it is not among those that were asked for. ranks: of
+    all true targets, where the whole gallery was ranked. offsets: one a target, in the order of `Ranked.ids`. storable:
+    whether offsets express it. transductive: whether it needs every query beforehand.
+    """
+
+    label: str
+    method: str
+    parameters: dict[str, Setting]
+    nearest: np.ndarray
+    best: np.ndarray
+    ranks: Ranks | None = None
+    offsets: np.ndarray | None = None
+    storable: bool = True
+    transductive: bool = False
+
+
+class Ranked(Protocol):
+    """Targets that are ranked for queries.
+
+    ids: of the targets that are known by name: in a store those that some query finds. count: how many targets there
+    are in all, None where nobody knows, as under a filter. judged [j]: the queries that have a true target. recall_at:
+    the k of R@k, beside 1 and the cut-off.
+    """
+
+    ids: Sequence[Id]
+    count: int | None
+    judged: np.ndarray
+    recall_at: tuple[int, ...]
+
+    def rankings(self) -> Iterable[Ranking]:
+        """The raw search first."""
+
+    def true_targets(self, place: int) -> Sequence[Id]:
+        """The true targets of the judged query at `place`."""
+
+    def names(self, ids: Sequence[Id]) -> list[str]:
+        """What targets are called."""
+
+    def found_first(self) -> np.ndarray | None:
+        """Of each judged query [j], whether some bank query finds one of its true targets first in the raw search; None
+        without a bank."""
+
+    def facts(self) -> dict[str, Any]:
+        """The fields of `Results` that it knows of itself."""
+
+
+CORRECTED = "corrected"
+
+MOST_BANK_QUERIES = 5_000
+"""Bank queries whose first targets are looked up, at most: one search each."""
+
+AT_ONCE = 256
+"""Queries that are searched at one time."""
+
+
+class RankedStore:
+    """`store`, searched for `queries` [q, d] as an application does it: index, quantisation and filter included.
+
+    So it sees what is lost on the way from the formula to the answer. `condition`: a filter. Without an active
+    correction it is searched raw only.
+    """
+
+    recall_at: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        store: Store,
+        queries: Vectors,
+        truth: TrueIds,
+        *,
+        k: int,
+        condition: str | None,
+        names: Naming | None,
+        query_names: Sequence[object] | None,
+        compute: Compute,
+    ):
+        if queries.dim != store.dim:
+            raise InputError(f"{queries.name} have {queries.dim} dimensions, {store.url} has {store.dim}")
+        if k < 1:
+            raise InputError(f"k={k}: expected at least 1")
+        self._store, self._queries, self._k, self._condition = store, queries.array(), k, condition
+        self._searched = store if condition is None else able(store, Filtered).filtered(condition)
+        self._true = as_true_ids(truth, queries.rows, query_names)
+        self._names, self._compute = names, compute
+        correction = store.correction()
+        self._model = correction.model if correction is not None and correction.active else None
+        self.ids: Sequence[Id] = ()
+        self.count = store.count() if condition is None else None
+        self.judged = np.array([row for row, ids in enumerate(self._true) if ids], np.int64)
+
+    def rankings(self) -> Iterator[Ranking]:
+        found = {RAW: self._search(self._queries, self._k, raw=True)}
+        if self._model is not None:
+            found[CORRECTED] = self._search(self._queries, self._k, raw=False)
+        self._require_hits(found[RAW])
+        self.ids = list(dict.fromkeys(chain.from_iterable(chain.from_iterable(found.values()))))
+        for label, lists in found.items():
+            model = self._model if label == CORRECTED else None
+            yield Ranking(
+                label, RAW if model is None else model.method, {} if model is None else model.parameters,
+                nearest=self._places(lists), best=best_ranks(lists, self._true, self.judged),
+            )  # fmt: skip
+
+    def _search(self, queries: np.ndarray, k: int, raw: bool) -> list[list[Id]]:
+        found: list[list[Id]] = []
+        for start in range(0, len(queries), AT_ONCE):
+            found += self._searched.search(queries[start : start + AT_ONCE], k, raw=raw).ids
+            self._compute.report(f"searching {RAW if raw else CORRECTED}", len(found), len(queries))
+        return found
+
+    def _require_hits(self, raw: list[list[Id]]) -> None:
+        if any(str(key) in true for ids, true in zip(raw, self._true, strict=True) for key in ids):
+            return
+        seen = next((repr(ids[0]) for ids in raw if ids), "nothing")
+        named = next(next(iter(true)) for true in self._true if true)
+        raise InputError(
+            f"no query finds a true target in {self._store.url}, whose searches find ids such as {seen}; ground truth "
+            f"names {named!r}: expected ids of the store, in the order of the queries"
+        )
+
+    def _places(self, lists: list[list[Id]]) -> np.ndarray:
+        place = {key: number for number, key in enumerate(self.ids)}
+        nearest = np.full((len(lists), self._k), -1, np.int64)
+        for row, ids in enumerate(lists):
+            nearest[row, : len(ids)] = [place[key] for key in ids]
+        return nearest
+
+    def true_targets(self, place: int) -> Sequence[Id]:
+        by_text = {str(key): key for key in self.ids}
+        return [by_text.get(key, key) for key in sorted(self._true[self.judged[place]])]
+
+    def names(self, ids: Sequence[Id]) -> list[str]:
+        known = set(self.ids)
+        asked = [key for key in dict.fromkeys(ids) if key in known]
+        named = dict(zip(asked, self._names(asked), strict=True)) if self._names is not None and asked else {}
+        return [str(key) if named.get(key) is None else f"{named[key]} [{key}]" for key in ids]
+
+    def found_first(self) -> np.ndarray | None:
+        if self._model is None or len(bank := self._model.terms[0].bank) < 2:
+            return None
+        some = bank[np.linspace(0, len(bank) - 1, min(len(bank), MOST_BANK_QUERIES)).astype(int)]
+        nearest = {str(ids[0]) for ids in self._search(some, 1, raw=True) if ids}
+        return np.array([bool(self._true[row] & nearest) for row in self.judged])
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "metric": self._store.metric.value,
+            "targets": self._store.count(),
+            "store": self._store.url,
+            "correction": None if self._model is None else str(self._model),
+            "condition": self._condition,
+        }
+
+
+def best_ranks(lists: Sequence[Sequence[Id]], true: Sequence[set[str]], judged: np.ndarray) -> np.ndarray:
+    """The place of the first true target of each judged query, from 1; infinite where it was not found: [j]."""
+    ranks = np.full(len(judged), np.inf)
+    for number, row in enumerate(judged.tolist()):
+        places = (place for place, key in enumerate(lists[row], 1) if str(key) in true[row])
+        ranks[number] = next(places, np.inf)
+    return ranks
+
+
+LARGEST_PLAN = 25_000_000
+"""Pairs: 200 MB a matrix, of which a solver holds several. Each plan takes less than a minute on one core."""
+
+
+def optimal_transport(similarities: np.ndarray) -> np.ndarray:
+    """`otn`: argmax <S, P> over the transport plans P, DBSN eq. 4 under eq. 7. [q, n] -> [q, n]."""
+    import ot
+
+    queries, targets = similarities.shape
+    plan: np.ndarray = ot.emd(ot.unif(queries), ot.unif(targets), -similarities, numItermax=10_000_000)
+    return plan
+
+
+def l2_transport(similarities: np.ndarray) -> np.ndarray:
+    """`l2n`: argmax <S, P> - c/2 |P|_F^2 over the transport plans P, DBSN eq. 5 under eq. 7. [q, n] -> [q, n].
+
+    The paper asks for "an appropriate coefficient" c; it is taken relative to the size of an even plan's entries,
+    c = spread of S / max(1/q, 1/n), so that the plan spreads over a few targets a query at any size.
+    """
+    import ot
+
+    queries, targets = similarities.shape
+    if np.ptp(similarities) <= 1e-6 * np.abs(similarities).max():  # all plans are worth the same
+        return np.full_like(similarities, 1 / similarities.size)
+    coefficient = float(similarities.std()) * min(queries, targets)
+    plan: np.ndarray = ot.smooth.smooth_ot_dual(
+        ot.unif(queries), ot.unif(targets), -similarities, coefficient, reg_type="l2", numItermax=2000
+    )
+    return plan
+
+
+def hungarian(similarities: np.ndarray) -> np.ndarray:
+    """`hn`: 1 where the assignment of largest total similarity matches query and target, else 0. [q, n] -> [q, n].
+
+    Each target serves at most one query; where there are more queries than targets, the rest match nothing.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    plan = np.zeros_like(similarities)
+    plan[linear_sum_assignment(similarities, maximize=True)] = 1
+    return plan
+
+
+PLANS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"otn": optimal_transport, "l2n": l2_transport, "hn": hungarian}
+
+
+def require_solvable(method: str, queries: int, targets: int) -> None:
+    """Raises InputError where its solver is missing, or a plan over `queries` x `targets` is out of reach."""
+    module, package = ("scipy", "scipy") if method == "hn" else ("ot", "POT")
+    if find_spec(module) is None:
+        raise InputError(f"method {method!r} needs {package}; {install('evaluation')}")
+    if queries * targets > LARGEST_PLAN:
+        raise InputError(
+            f"method {method!r} solves one transport problem over all {queries} x {targets} pairs; at most "
+            f"{LARGEST_PLAN:,} are accepted: leave it out, or evaluate on a sample"
+        )
+
+
+@dataclass(frozen=True)
+class Scene:
+    """queries [q, d] are prepared; bank: None without example queries; k: how many targets are found for a query."""
+
+    queries: np.ndarray
+    targets: Vectors
+    truth: Truth
+    bank: FitInput | None
+    metric: Metric
+    compute: Compute
+    k: int
+    seed: int
+
+
+class RankedArrays:
+    """`targets` [n, d], ranked for `queries` [q, d] by their similarity, and under each method."""
+
+    recall_at: tuple[int, ...] = (1, 5, 10)
+
+    def __init__(
+        self,
+        targets: VectorLike,
+        bank: BankLike | None,
+        queries: Vectors,
+        truth: TruthLike,
+        *,
+        methods: Sequence[str] | None,
+        models: Mapping[str, OffsetModel],
+        k: int,
+        names: Names,
+        query_names: Sequence[object] | None,
+        metric: Metric | str,
+        seed: int,
+        compute: Compute,
+    ):
+        metric, gallery = Metric.parse(metric), as_vectors(targets, "targets")
+        _require_usable(queries, gallery, k, models)
+        self._names = as_names(names, gallery.rows, "names")
+        given = None if bank is None else Bank.of(bank).read(metric, compute, targets=gallery)
+        pairs = as_truth(truth, queries.rows, gallery.rows, query_names, self._names)
+        self._scene = Scene(prepared(queries, metric), gallery, pairs, given, metric, compute, k, seed)
+        self._candidates = candidates_of(methods, models, self._scene)
+        self.ids: Sequence[Id] = range(gallery.rows)
+        self.count: int | None = gallery.rows
+        self.judged = pairs.judged
+
+    def rankings(self) -> Iterator[Ranking]:
+        """Those with offsets share one search."""
+        scene, top = self._scene, TopK(self._scene.k)
+        counts = TruthCounts(scene.truth.query_rows, scene.truth.target_rows)
+        offsets = np.stack([each.offsets for each in self._candidates if each.offsets is not None])
+        search(scene.queries, scene.targets, scene.metric, scene.compute, top, counts, offsets=offsets)
+        searched = iter(zip(counts.greater, counts.equal, top.rows, strict=True))
+        for candidate in self._candidates:
+            greater, equal, nearest = next(searched) if candidate.scores is None else _scored(candidate, scene)
+            ranks = expected_ranks(scene.truth, greater, equal)
+            yield Ranking(
+                label=candidate.label, method=candidate.method, parameters=candidate.parameters, nearest=nearest,
+                best=ranks.best, ranks=ranks, offsets=candidate.offsets, storable=candidate.offsets is not None,
+                transductive=candidate.method in PLANS,
+            )  # fmt: skip
+
+    def true_targets(self, place: int) -> Sequence[Id]:
+        truth = self._scene.truth
+        first = truth.starts[place]
+        true: list[Id] = truth.target_rows[first : first + truth.counts[place]].tolist()
+        return true
+
+    def names(self, ids: Sequence[Id]) -> list[str]:
+        return [f"target {row}" if self._names is None else str(self._names[int(row)]) for row in ids]
+
+    def found_first(self) -> np.ndarray | None:
+        if self._nearest_to_bank is None:
+            return None
+        truth = self._scene.truth
+        return np.logical_or.reduceat(np.isin(truth.target_rows, self._nearest_to_bank), truth.starts)
+
+    @cached_property
+    def _nearest_to_bank(self) -> np.ndarray | None:
+        """The targets that are the nearest of some bank query. What no bank query comes near, no bank query can tell
+        to be a hub; m bank rows cover at most m / n of the gallery."""
+        scene, nearest = self._scene, TopK(1)
+        if scene.bank is None:
+            return None
+        bank = scene.bank.query_bank
+        search(bank, scene.targets, scene.metric, scene.compute, nearest, what="coverage of the gallery")
+        return np.unique(nearest.rows)
+
+    def facts(self) -> dict[str, Any]:
+        bank, nearest = self._scene.bank, self._nearest_to_bank
+        second = None if bank is None else bank.target_bank
+        return {
+            "metric": self._scene.metric.value,
+            "targets": self.count,
+            "query_bank": None if bank is None else len(bank.query_bank),
+            "target_bank": None if second is None else len(second),
+            "coverage": None if nearest is None else len(nearest) / len(self.ids),
+        }
+
+
+def _require_usable(queries: Vectors, gallery: Vectors, k: int, models: Mapping[str, OffsetModel]) -> None:
+    if queries.dim != gallery.dim:
+        raise InputError(
+            f"{queries.name} have {queries.dim} dimensions, {gallery.name} have {gallery.dim}; "
+            "embed both with the same model"
+        )
+    if not 1 <= k <= gallery.rows:
+        raise InputError(Parameter("k", k), f" is not between 1 and the {gallery.rows} targets of the gallery")
+    unlabelled = [label for label in models if label == RAW or not label.strip()]
+    if unlabelled:
+        raise InputError(f"a model cannot be labelled {unlabelled[0]!r}; name it by another word than {RAW!r}")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A method that was asked for. Either its offsets [n] are known, or its scores for some of the queries
+    (rows -> [rows, n])."""
+
+    label: str
+    method: str
+    parameters: dict[str, Setting]
+    offsets: np.ndarray | None = None
+    scores: Callable[[slice], np.ndarray] | None = None
+
+
+def _scored(candidate: Candidate, scene: Scene) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What `TruthCounts` and `TopK` give, of a method that gives scores and no offsets: as many queries at a time as
+    memory allows."""
+    assert candidate.scores is not None
+    truth, count = scene.truth, len(scene.queries)
+    greater, equal = np.empty(len(truth.query_rows), np.int64), np.empty(len(truth.query_rows), np.int64)
+    nearest = np.empty((count, scene.k), np.int64)
+    whole = candidate.method in PLANS
+    height = count if whole else max(1, scene.compute.bytes() // (8 * 8 * scene.targets.rows))
+    generator = np.random.default_rng(scene.seed)
+    for start in range(0, count, height):
+        rows = slice(start, min(start + height, count))
+        scores = candidate.scores(rows)
+        first, last = np.searchsorted(truth.query_rows, [rows.start, rows.stop])
+        for pair in range(first, last):
+            row, own = scores[truth.query_rows[pair] - start], truth.target_rows[pair]
+            tie = TIE * np.finfo(np.float32).eps * abs(row[own])
+            greater[pair] = (row > row[own] + tie).sum()
+            equal[pair] = (row >= row[own] - tie).sum() - greater[pair] - 1
+        if whole:  # nearly all of a plan ties at zero; which of those are found must not depend on their rows
+            scores = scores + generator.random(scores.shape) * scores[scores > 0].min() * 1e-3
+        nearest[rows] = torch.topk(torch.from_numpy(scores), scene.k, dim=1).indices.numpy()
+        scene.compute.report(f"ranking by {candidate.label}", rows.stop, count)
+    return greater, equal, nearest
+
+
+def candidates_of(methods: Sequence[str] | None, models: Mapping[str, OffsetModel], scene: Scene) -> list[Candidate]:
+    """The raw search, the methods (None: every additive one that the bank allows) and the models, once each."""
+    bank = scene.bank
+    if methods is None:
+        dual = bank is not None and bank.target_bank is not None
+        methods = [] if bank is None else [name for name in METHODS if name != "dualis" or dual]
+    raw = Candidate(RAW, RAW, {}, np.zeros(scene.targets.rows, np.float32))
+    of_methods = [candidate_of(method, scene) for method in ([methods] if isinstance(methods, str) else methods)]
+    of_models = [fitted(label, model, scene) for label, model in models.items()]
+    return list({candidate.label: candidate for candidate in (raw, *of_methods, *of_models)}.values())
+
+
+def fitted(label: str, model: OffsetModel, scene: Scene) -> Candidate:
+    if model.metric is not scene.metric:
+        raise InputError(f"model {label!r} is for {model.metric.value}, the evaluation for {scene.metric.value}")
+    compute = scene.compute
+    offsets = model.members.offsets(scene.targets, compute=compute)
+    return Candidate(label, model.method, model.parameters, offsets)
+
+
+def candidate_of(method: str, scene: Scene) -> Candidate:
+    name, *settings = method.split() or [""]
+    parameters: dict[str, Setting] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise InputError(
+                f"method {method!r}: {setting!r} is no parameter; expected NAME=VALUE, as in 'is tau=0.05'"
+            )
+        parameters[key] = value
+    if name in PLANS:
+        if parameters:
+            raise InputError(f"method {name!r} takes no parameters, got {', '.join(parameters)}")
+        require_solvable(name, len(scene.queries), scene.targets.rows)
+        return Candidate(method, name, {}, scores=partial(_plan_scores, name, scene))
+    if name == "auto":
+        raise InputError("method 'auto' is a fit: pass models={'auto': hubplugin.fit(targets, bank, 'auto')}")
+    known = {**METHODS, **QUERY_METHODS}
+    if name not in known:
+        raise InputError(f"unknown method {name!r}: use one of {', '.join([*known, *PLANS])}")
+    if scene.bank is None:
+        raise InputError(f"method {name!r} needs example queries: pass ", Parameter("bank"))
+    if name in METHODS:
+        configuration = configured(METHODS, name, parameters)
+        return fitted(method, configuration.fit(scene.bank), scene)
+    query_dependent = configured(QUERY_METHODS, name, parameters)
+    rule = query_dependent.rule(scene.bank)
+    kept = rule.keep(scene.targets)
+
+    def scores(rows: slice) -> np.ndarray:
+        corrected: np.ndarray = rule.rescore(similarities(rows, scene), kept)
+        return corrected
+
+    return Candidate(method, name, query_dependent.model_dump(), scores=scores)
+
+
+def similarities(rows: slice, scene: Scene) -> np.ndarray:
+    product = Similarities(scene.queries[rows], scene.metric, scene.compute.quiet)
+    scores: np.ndarray = dense(product, scene.targets).numpy()
+    return scores
+
+
+def _plan_scores(name: str, scene: Scene, rows: slice) -> np.ndarray:
+    return PLANS[name](similarities(slice(None), scene))[rows]
