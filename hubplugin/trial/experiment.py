@@ -152,6 +152,18 @@ class Trial:
         seen = any(change is not None and error is not None and abs(change) > 1.96 * error for change, error in changes)
         return seen or (self.sides is not None and bool(self.sides.sentences()))
 
+    def change_of_skewness(self) -> str:
+        assert self.raw is not None
+        return f"hubness (skewness) goes {change(self.raw.skewness, self.skewness)}"
+
+    def without_effect(self) -> str:
+        """That no effect is measurable, with the figures."""
+        assert self.noise is not None
+        told = [f"{self.change_of_skewness()} (+- {1.96 * self.noise:.2f})"]
+        if self.raw is not None and self.raw.recall is not None and self.recall is not None and self.error is not None:
+            told.append(f"R@1 {change(100 * self.raw.recall, 100 * self.recall)} (+- {196 * self.error:.1f})")
+        return f"no effect can be measured with {self.queries} held-out queries: {', '.join(told)}"
+
     def figures(self) -> str:
         """In one line."""
         text = f"{self.name:34s} skewness {self.skewness:6.2f}  cost {self.cost:5.2f}"
@@ -184,6 +196,10 @@ class Trial:
                 f"{self.name} would not help: {'; '.join(self.objections)}", *ways_out(remedy(self.bank, self.method))
             )
         return self
+
+
+def change(before: float, after: float) -> str:
+    return f"from {before:.2f} to {after:.2f}"
 
 
 def _short(value: Setting) -> str:

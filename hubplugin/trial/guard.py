@@ -34,6 +34,7 @@ from hubplugin.trial.experiment import (
     Side,
     Sides,
     Trial,
+    change,
     folds_within,
     remedy,
     require_enough,
@@ -244,9 +245,9 @@ def judge_by(experiment: Experiment, configurations: Sequence[Method]) -> list[T
 def _notes(trial: Trial, bank: BankProfile) -> list[str]:
     notes = [bank.doubt] if bank.doubt else []
     if not trial.measurable:
-        return [*notes, _not_measurable(trial)]
-    before, after = _skewnesses(trial)
-    notes += [_change_of_skewness(trial)] if after > before else []
+        return [*notes, trial.without_effect()]
+    assert trial.raw is not None
+    notes += [trial.change_of_skewness()] if trial.skewness > trial.raw.skewness else []
     return notes if trial.sides is None else [*notes, *trial.sides.sentences()]
 
 
@@ -257,14 +258,6 @@ def small_bank(distinct: int) -> list[str]:
     return [f"the bank has {distinct} distinct queries: below {FEW} expect little; collect 300 or more"]
 
 
-def _not_measurable(trial: Trial) -> str:
-    assert trial.noise is not None
-    told = [f"{_change_of_skewness(trial)} (+- {1.96 * trial.noise:.2f})"]
-    if trial.raw is not None and trial.raw.recall is not None and trial.recall is not None and trial.error is not None:
-        told.append(f"R@1 {_change(100 * trial.raw.recall, 100 * trial.recall)} (+- {196 * trial.error:.1f})")
-    return f"no effect can be measured with {trial.queries} held-out queries: {', '.join(told)}"
-
-
 def _objections_to_recall(trial: Trial) -> list[str]:
     """With known answers R@1 and the mean rank decide; of a few queries they say nothing."""
     raw = trial.raw
@@ -272,11 +265,11 @@ def _objections_to_recall(trial: Trial) -> list[str]:
         return []
     assert raw.rank is not None
     assert trial.rank is not None
-    recall = f"R@1 of held-out bank queries goes {_change(100 * raw.recall, 100 * trial.recall)}"
+    recall = f"R@1 of held-out bank queries goes {change(100 * raw.recall, 100 * trial.recall)}"
     if trial.gain < -2 * trial.error:
         return [recall]
     if trial.gain <= 0 and trial.rank >= raw.rank and trial.queries >= SMALLEST_PAIRED:
-        return [f"{recall}, and the mean rank of their targets {_change(raw.rank, trial.rank)}"]
+        return [f"{recall}, and the mean rank of their targets {change(raw.rank, trial.rank)}"]
     return []
 
 
@@ -296,9 +289,9 @@ def _objections_to_method(method: Method, trial: Trial, bank: BankProfile) -> li
     objections = [] if too_small is None else [too_small]
     if bank.kind == "log" and bank.answers_stand_out and method.answers == "kept":
         objections.append(f"{bank}, and {method.name!r} would push down what it asks for; pass answers='left out'")
-    before, after = _skewnesses(trial)
-    if trial.recall is None and after >= before:
-        objections.append(_change_of_skewness(trial))
+    assert trial.raw is not None
+    if trial.recall is None and trial.skewness >= trial.raw.skewness:
+        objections.append(trial.change_of_skewness())
     return objections
 
 
@@ -344,17 +337,3 @@ def check_by(experiment: Experiment, configuration: Method) -> Trial:
     """`judge`, by an experiment that others ask too; raises CorrectionRefused where there is an objection."""
     with too_small_is_refused():
         return judge_by(experiment, [configuration])[0].require_passed()
-
-
-def _skewnesses(trial: Trial) -> tuple[float, float]:
-    """Raw, and of the correction that was tried."""
-    assert trial.raw is not None
-    return trial.raw.skewness, trial.skewness
-
-
-def _change_of_skewness(trial: Trial) -> str:
-    return f"hubness (skewness) goes {_change(*_skewnesses(trial))}"
-
-
-def _change(before: float, after: float) -> str:
-    return f"from {before:.2f} to {after:.2f}"
