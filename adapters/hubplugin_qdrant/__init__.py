@@ -98,6 +98,14 @@ def apply(
     asked_for(method, parameters, apply)  # a misspelt argument of this function lies among them
     store = QdrantStore(client, collection, vector, storage, agreement=agreement, offset_key=offset_key)
     return correct.apply(
-        store, bank, method, group_by=group_by, robust=robust, force=force, dry_run=dry_run, keep=keep,
-        compute=compute, executor=None, shards=None, workspace=None, **parameters,
-    )  # fmt: skip
+        store,
+        bank,
+        method,
+        group_by=group_by,
+        robust=robust,
+        force=force,
+        dry_run=dry_run,
+        keep=keep,
+        compute=compute,
+        **parameters,
+    )

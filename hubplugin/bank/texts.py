@@ -174,8 +174,12 @@ def read_clicks(
         named = ", ".join(repr(query) for query in list(unknown)[:NAMED])
         logger.warning(
             "%s: %d of %d clicks are of queries that are not in the bank, and are left out: %s%s",
-            path.name, unknown.total(), total, named, ", ..." if len(unknown) > NAMED else "",
-        )  # fmt: skip
+            path.name,
+            unknown.total(),
+            total,
+            named,
+            ", ..." if len(unknown) > NAMED else "",
+        )
     if unknown.total() == total:
         expected = f"a row from 0 to {count - 1}" + ("" if texts is None else ", or the text of a query")
         raise InputError(f"{path.name}: none of {total} clicks is of a query in the bank; expected {expected}")

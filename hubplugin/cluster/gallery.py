@@ -85,8 +85,11 @@ class Step:
                 logger.warning(
                     "nothing has come for %g s; this run goes on waiting for %d shards, such as %s: %s. If the workers "
                     "hang, stop it: with workspace= what is done is not lost",
-                    LONG_SECONDS, len(self._pending), order.shard.name, order.task.what,
-                )  # fmt: skip
+                    LONG_SECONDS,
+                    len(self._pending),
+                    order.shard.name,
+                    order.task.what,
+                )
             silent += SILENT_SECONDS
             ended = wait(self._pending, SILENT_SECONDS, FIRST_COMPLETED).done
         return ended

@@ -94,9 +94,19 @@ def evaluate(
         if condition is not None:
             raise InputError("a filter is for a store; arrays and files are searched whole")
         ranked = RankedArrays(
-            targets, bank, asking, cast(TruthLike, truth), methods=methods, models=models or {}, k=k,
-            names=cast(Names, names), query_names=called, metric=metric or Metric.COSINE, seed=seed, compute=compute,
-        )  # fmt: skip
+            targets,
+            bank,
+            asking,
+            cast(TruthLike, truth),
+            methods=methods,
+            models=models or {},
+            k=k,
+            names=cast(Names, names),
+            query_names=called,
+            metric=metric or Metric.COSINE,
+            seed=seed,
+            compute=compute,
+        )
     return results_of(ranked, asking.rows, called, k, seed, compute)
 
 

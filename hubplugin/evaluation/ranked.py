@@ -136,9 +136,12 @@ class RankedStore:
         for label, lists in found.items():
             model = self._model if label == CORRECTED else None
             yield Ranking(
-                label, RAW if model is None else model.method, {} if model is None else model.parameters,
-                nearest=self._places(lists), best=best_ranks(lists, self._true, self.judged),
-            )  # fmt: skip
+                label,
+                RAW if model is None else model.method,
+                {} if model is None else model.parameters,
+                nearest=self._places(lists),
+                best=best_ranks(lists, self._true, self.judged),
+            )
 
     def _search(self, queries: np.ndarray, k: int, raw: bool) -> list[list[Id]]:
         found: list[list[Id]] = []
@@ -315,10 +318,16 @@ class RankedArrays:
             greater, equal, nearest = next(searched) if candidate.scores is None else _scored(candidate, scene)
             ranks = expected_ranks(scene.truth, greater, equal)
             yield Ranking(
-                label=candidate.label, method=candidate.method, parameters=candidate.parameters, nearest=nearest,
-                best=ranks.best, ranks=ranks, offsets=candidate.offsets, storable=candidate.offsets is not None,
+                label=candidate.label,
+                method=candidate.method,
+                parameters=candidate.parameters,
+                nearest=nearest,
+                best=ranks.best,
+                ranks=ranks,
+                offsets=candidate.offsets,
+                storable=candidate.offsets is not None,
                 transductive=candidate.method in PLANS,
-            )  # fmt: skip
+            )
 
     def true_targets(self, place: int) -> Sequence[Id]:
         truth = self._scene.truth

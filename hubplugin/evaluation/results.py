@@ -312,11 +312,16 @@ class Results(Reported, BaseModel):
         found = [(m.label, m.hubness) for m in self.methods if m.hubness is not None]
         rows = [
             [
-                label, f"{h.skewness:.2f}", f"{h.kurtosis:.2f}", f"{h.mean_absolute_error:.2f}", str(h.largest),
-                percent(h.robin_hood), percent(h.anti_hub_share),
+                label,
+                f"{h.skewness:.2f}",
+                f"{h.kurtosis:.2f}",
+                f"{h.mean_absolute_error:.2f}",
+                str(h.largest),
+                percent(h.robin_hood),
+                percent(h.anti_hub_share),
             ]
             for label, h in found
-        ]  # fmt: skip
+        ]
         return Table(
             "Hubness of every method",
             ["method", "skewness", "kurtosis", "mean abs. error", "largest", "Robin Hood", "anti-hubs"],

@@ -75,9 +75,14 @@ def recall(bars: Sequence[Bar]) -> Draw:
             value = 100 * figure.value
             error = [[value - 100 * figure.low], [100 * figure.high - value]]
             axes.errorbar(
-                [value], [row], xerr=error, fmt="s" if bar.square else "o", capsize=3,
-                color=RAW if bar.quiet else AFTER, markersize=7 if bar.marked else 5,
-            )  # fmt: skip
+                [value],
+                [row],
+                xerr=error,
+                fmt="s" if bar.square else "o",
+                capsize=3,
+                color=RAW if bar.quiet else AFTER,
+                markersize=7 if bar.marked else 5,
+            )
         axes.axvline(100 * bars[0].share.value, color=RAW, linestyle="--", linewidth=1)
         axes.set_yticks(range(len(bars)), [bar.label for bar in bars[::-1]])
         axes.set_ylim(-0.6, len(bars) - 0.4)
