@@ -453,7 +453,7 @@ def test_range_search_returns_what_a_long_search_returns(kind, metric):
 
 @kinds("RaBitQ", "IVF8,RaBitQ4", "RQ3x4", "PRQ2x2x4", "OPQ6,RaBitQ", "IDMap2,RaBitQ", "PQ6x8np,RFlat")
 @both
-def test_range_search_of_two_stages_returns_all_within_a_radius_that_is_not_multiplied(kind, metric):
+def test_range_search_of_two_stages_returns_all_within_an_unmultiplied_radius(kind, metric):
     """Faiss asks the first stage for the radius times k_factor, beyond which under inner product there is nothing."""
     case, upgraded = fresh(kind, metric)
     scores, labels = upgraded.search(case.queries, 600)
