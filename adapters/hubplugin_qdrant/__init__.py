@@ -107,5 +107,8 @@ def apply(
         dry_run=dry_run,
         keep=keep,
         compute=compute,
+        executor=None,
+        shards=None,
+        workspace=None,
         **parameters,
     )
