@@ -132,7 +132,7 @@ def test_what_misses_a_point_leaves_the_others_their_offsets(backend, corrected)
         lambda: hub.clear_payload(corrected.name, points_selector=[ids[2], FRESH[0]]),
     ]
     for write in writes:
-        with pytest.raises(Exception, match=str(FRESH[0])):
+        with pytest.raises(Exception, match=f"{FRESH[0]}|No point with id"):  # the client cuts off what a cluster says
             write()
     assert health(backend, corrected) == (len(ids), 0, 0)
     content = corrected.content()
