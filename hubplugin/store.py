@@ -120,6 +120,10 @@ class Writing(ABC):
     forced: bool = False
     """Whether it is activated even if the store's own searches would lose too much by it."""
 
+    answered: tuple[np.ndarray, np.ndarray] | None = None
+    """Queries [m, d] whose answers are known, and the rows of these in the order of `Store.scan`: int [m]. A store
+    whose searches are not exact can try them before it activates."""
+
     @abstractmethod
     def scan(self) -> Iterator[Batch]:
         """The targets that may lack an offset of this version: all, or those behind which a run was cut off.

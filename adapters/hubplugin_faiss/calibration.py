@@ -17,7 +17,7 @@ from hubplugin.model import OffsetModel
 from hubplugin.vectors import Vectors
 from hubplugin_faiss.encoding.codecs import upgrade_spec
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import NormBias, block_rows, copied, name_of, reason
+from hubplugin_faiss.handlers.base import NormBias, block_rows, copied, name_of, nearness_of, reason
 
 QUERIES, K = 400, 10
 """Bank queries that are tried, and how many results of each."""
@@ -31,6 +31,9 @@ READ = 64 << 30
 
 TOLERATED = 0.01
 """Warnings do not mention a smaller loss of recall."""
+
+LOST = 0.003
+"""The largest loss of R@1 with which an index file is replaced without a word."""
 
 PROMISED = {"codes": 0.01, "lists": 0.05, "graph": 0.05}
 """The largest loss of recall@10 with which an upgrade is not refused, by what finds the targets: codes in a row, also
@@ -101,15 +104,20 @@ def trial_of(
         originals: the exact rankings are over these vectors [n, d], in the order of the ids; by default over what the
             index itself reconstructs, so that what its codes lose of a vector counts in neither ranking.
     """
-    fewest, count = QUERIES / 10, int(np.clip(WORK / (upgraded.ntotal * upgraded.d), QUERIES / 10, QUERIES))
-    if handler_for(index).exhaustive:  # each query reads all codes, perhaps from a file, and no list can be missed
-        count = min(QUERIES // 4, int(READ / (2 * code_bytes(upgraded))))
-    queries = None if count < fewest else _asked(model, count)
+    count = tried_at_most(index, upgraded)
+    queries = None if count < QUERIES / 10 else _asked(model, count)
     if queries is None or upgraded.ntotal < 10 * K:
         return None
     targets = _reconstructed(upgraded, model) if originals is None else _given(upgraded, originals, model)
     raw, corrected = exact_rankings(upgraded, targets, queries, between)
     return Trial(queries, corrected, _recall(index, queries, raw, between), between)
+
+
+def tried_at_most(index: faiss.Index, upgraded: faiss.Index) -> int:
+    """How many queries `index` and `upgraded` are tried with."""
+    if handler_for(index).exhaustive:  # each query reads all codes, perhaps from a file, and no list can be missed
+        return min(QUERIES // 4, int(READ / (2 * code_bytes(upgraded))))
+    return int(np.clip(WORK / (upgraded.ntotal * upgraded.d), QUERIES / 10, QUERIES))
 
 
 def loss_of_recall(
@@ -151,7 +159,7 @@ def rehearsed(index: faiss.Index, offsets: np.ndarray, model: OffsetModel) -> Re
     raw.add_with_ids(known, ids) if "IDMap" in name_of(raw) else raw.add(known)
     of_known = offsets[rng.permutation(len(offsets))[:REHEARSED]]
     small = handler_for(raw)
-    upgraded = small.upgraded(of_known[small.order()], upgrade_spec(offsets, model))
+    upgraded = small.upgraded(of_known[small.order()], upgrade_spec(offsets, model, nearness=nearness_of(small, model)))
     plain, corrected = exact_rankings(upgraded, [(known, of_known, ids)], queries, lambda: None)
     return Trial(queries, corrected, _recall(raw, queries, plain, lambda: None)).recall(upgraded)
 
@@ -170,6 +178,22 @@ def widen(upgraded: faiss.Index, trial: Trial, recall: Recall) -> Recall:
                 break
             recall = wider_one
     return recall
+
+
+def search_that_suffices(upgraded: faiss.Index, trial: Trial, recall: Recall) -> str:
+    """The call of `tune`, as text, with the smallest efSearch by which a graph finds as much as the raw one did, to
+    within `GAINED`; "" if four times the present one does not, or there is no graph."""
+    graphs = [part for part in parts(upgraded) if "ef_search" in settings(part)]
+    now = settings(graphs[0])["ef_search"] if graphs else 0
+    enough = ""
+    for wanted in (int(now * factor) for factor in (1.25, 1.5, 2, 3, 4) if graphs):
+        tune(upgraded, ef_search=wanted)
+        if trial.recall(upgraded).after >= recall.before - GAINED:
+            enough = f"hubplugin_faiss.tune(index, ef_search={wanted})"
+            break
+    if graphs:
+        tune(upgraded, ef_search=int(now))
+    return enough
 
 
 def code_bytes(index: faiss.Index) -> int:
@@ -204,9 +228,11 @@ def require_rehearsed(index: faiss.Index, offsets: np.ndarray, model: OffsetMode
         )
 
 
-def require_recall(recall: Recall | None, index: faiss.Index, upgraded: faiss.Index, force: bool) -> None:
+def require_recall(
+    recall: Recall | None, index: faiss.Index, upgraded: faiss.Index, force: bool, trial: Trial | None = None
+) -> None:
     """Raises CorrectionRefused if `upgraded` loses more recall than is promised for the type of `index`, unless `force`
-    says to take it all the same. Warns of a smaller loss."""
+    says to take it all the same. Warns of a smaller loss, with the search that makes up for it by the `trial`."""
     if recall is None or not recall.fell:
         return
     promised = promised_loss(index)
@@ -219,11 +245,47 @@ def require_recall(recall: Recall | None, index: faiss.Index, upgraded: faiss.In
             " upgrades it all the same",
         )
     advice = f"; to search twice as wide: {wider(upgraded)}" if wider(upgraded) else ""
+    enough = "" if trial is None else search_that_suffices(upgraded, trial, recall)
+    advice = f"; this brings it back: {enough}" if enough else advice
     warnings.warn(
         f"recall@10 of bank queries is {recall.after:.3f} against the exact corrected ranking, {recall.before:.3f} "
         f"against the raw one before ({recall.before - recall.after:.3f} +- {recall.error:.3f} less){advice}",
         stacklevel=5,
     )
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What an upgraded index file is tried with before it takes its place. answered: as of a `Writing`. force: it does
+    so whatever it finds."""
+
+    answered: tuple[np.ndarray, np.ndarray] | None = None
+    force: bool = False
+
+    def require_found(self, index: faiss.Index, upgraded: faiss.Index) -> None:
+        """Raises CorrectionRefused if `upgraded` finds fewer answers first than the raw `index`, by more than `LOST`
+        and two standard errors. Warns of a loss beyond `LOST` that may be chance, or is forced."""
+        if self.answered is None or len(self.answered[0]) < QUERIES / 10:
+            return
+        queries, rows = self.answered
+        some = np.linspace(0, len(queries) - 1, min(len(queries), tried_at_most(index, upgraded))).astype(np.int64)
+        if len(some) < QUERIES / 10:
+            return
+        names = handler_for(index).labels()[rows[some]]
+        asked = np.ascontiguousarray(queries[some], np.float32)
+        before, after = (each.search(asked, 1)[1][:, 0] == names for each in (index, upgraded))
+        gains = after.astype(np.float64) - before
+        gain, error = float(gains.mean()), float(gains.std() / np.sqrt(len(some)))
+        text = f"R@1 of {len(some)} bank queries with known answers from {100 * before.mean():.1f} to "
+        text += f"{100 * after.mean():.1f} ({-100 * gain:.1f} +- {100 * error:.1f} points less)"
+        if gain < -LOST - 2 * error and not self.force:
+            raise CorrectionRefused(
+                f"an upgrade of this {name_of(index)} would take {text}; nothing was changed; ",
+                Parameter("force", True),
+                " writes it all the same",
+            )
+        if gain < -LOST:
+            warnings.warn(f"the upgrade took {text}", stacklevel=6)
 
 
 def _asked(model: OffsetModel, count: int) -> np.ndarray | None:
@@ -256,7 +318,7 @@ def _reconstructed(upgraded: faiss.Index, model: OffsetModel) -> Iterator[tuple[
     """Vectors [b, d] as the index reconstructs them, offsets [b] and ids [b] of all entries. Where `model` takes all
     vectors for unit vectors, they are brought back to unit length if codes changed it."""
     handler, row, unit = handler_for(upgraded), 0, model.metric is Metric.COSINE
-    norm_bias = NormBias(handler, unit)
+    norm_bias = NormBias(handler, nearness_of(handler, model))
     for vectors, offsets in handler.scan(0, block_rows(upgraded.d)):
         assert offsets is not None
         yield (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 
 import faiss
 import numpy as np
@@ -19,7 +20,7 @@ from hubplugin_faiss.calibration import holds_graph, is_exact, require_recall, r
 from hubplugin_faiss.encoding.codecs import upgrade_spec
 from hubplugin_faiss.encoding.layout import in_memory
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import IndexHandler, NormBias, block_rows, name_of
+from hubplugin_faiss.handlers.base import IndexHandler, NormBias, block_rows, name_of, nearness_of
 
 
 def upgrade(
@@ -99,8 +100,10 @@ def upgraded_by(
     if originals is None and not force:
         require_rehearsed(index, offsets, model)
 
+    spec = upgrade_spec(offsets, model, nearness=nearness_of(handler, model), vectors=originals)
+
     def made(rebuild: bool) -> faiss.Index:
-        return handler.upgraded(offsets, upgrade_spec(offsets, model, rebuild=rebuild, vectors=originals))
+        return handler.upgraded(offsets, replace(spec, rebuild=rebuild))
 
     upgraded = made(bool(rebuild))
     trial = None if is_exact(index) and originals is None else trial_of(index, upgraded, model, originals=originals)
@@ -112,7 +115,7 @@ def upgraded_by(
         of_rebuilt = trial.recall(rebuilt)
         if of_rebuilt.after > recall.after:
             upgraded, recall = rebuilt, of_rebuilt
-    require_recall(widen(upgraded, trial, recall), index, upgraded, force)
+    require_recall(widen(upgraded, trial, recall), index, upgraded, force, trial)
     return upgraded
 
 
@@ -161,24 +164,24 @@ def add(
     given = as_vectors(vectors, "vectors")
     if given.dim != index.d:
         raise InputError(f"{given.name} have {given.dim} dimensions, the index has {index.d}")
-    block, unit = given.array(), False
+    block, nearness = given.array(), None
     if isinstance(model_or_offsets, OffsetModel):
         model = model_or_offsets
         require_made_by(model, handler)
-        unit = model.metric is Metric.COSINE
-        if unit:
+        nearness = nearness_of(handler, model)
+        if model.metric is Metric.COSINE:
             require_unit(block, given.name)
         coded = handler.coded(block)
         offsets = model.offsets(coded, compute=compute.quiet)
-        offsets = (offsets - NormBias(handler, unit)(coded)).astype(np.float32)
+        offsets = (offsets - NormBias(handler, nearness)(coded)).astype(np.float32)
     else:
         offsets = checked_offsets(model_or_offsets, len(block), "the batch")
     if ids is not None:
         ids = np.ascontiguousarray(ids, np.int64)
         if ids.shape != (len(block),):
             raise InputError(f"{len(block)} vectors, but ids of shape {ids.shape}: expected one for each")
-    handler.require_takes(block, offsets, ids, unit)
-    handler.append(block, offsets, ids, unit)
+    handler.require_takes(block, offsets, ids, nearness)
+    handler.append(block, offsets, ids, nearness)
 
 
 def remove_ids(index: faiss.Index, ids: np.ndarray) -> int:
@@ -259,7 +262,7 @@ def offsets_by(
     require_suits(model, handler.index)
     warn_if_swapped(model, gallery.rows)
     offsets = np.empty(gallery.rows, np.float32) if into is None else into
-    norm_bias, row, invalid_vectors = NormBias(handler, model.metric is Metric.COSINE), 0, InvalidVectors()
+    norm_bias, row, invalid_vectors = NormBias(handler, nearness_of(handler, model)), 0, InvalidVectors()
     source = originals if originals is not None and handler.two_stage else gallery
     tolerant &= source is gallery
     computed = _tolerant(model, handler, compute, invalid_vectors) if tolerant else _computed(model, source, compute)

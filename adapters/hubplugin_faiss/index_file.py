@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
 from hubplugin.store import Batch
 from hubplugin.vectors import Progress, VectorLike, Vectors
-from hubplugin_faiss.calibration import holds_graph, is_exact, loss_of_recall, require_recall
+from hubplugin_faiss.calibration import Asked, holds_graph, is_exact, loss_of_recall, require_recall
 from hubplugin_faiss.encoding.codecs import upgrade_spec
 from hubplugin_faiss.encoding.layout import Assemble
 from hubplugin_faiss.files import (
@@ -36,7 +36,7 @@ from hubplugin_faiss.files import (
 )
 from hubplugin_faiss.folder import MODEL, HubFolder, Run
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import NormBias, block_rows
+from hubplugin_faiss.handlers.base import NormBias, block_rows, nearness_of
 from hubplugin_faiss.handlers.lists import free_name
 from hubplugin_faiss.index import (
     Gallery,
@@ -150,8 +150,9 @@ class IndexFile:
     def _load(self) -> None:
         self._read = read_file(self.path)
         self.index, self.stamp, self.handler = self._read.index, self._read.stamp, handler_for(self._read.index)
-        for cached in ("raw", "norm_bias", "content"):
+        for cached in ("raw", "content"):
             self.__dict__.pop(cached, None)
+        self._norm_biases: dict[str, NormBias] = {}
 
     def run(self) -> Run:
         """The right to write beside the file. Raises StoreError if another run has it, or the file has changed."""
@@ -172,22 +173,24 @@ class IndexFile:
 
     @cached_property
     def metric(self) -> Metric:
-        """euclidean for an L2 index; for inner product cosine if its vectors are of unit length, else dot."""
+        """cosine if vectors are of unit length, else dot or, for L2, euclidean; likewise for L2 where codes are exact.
+
+        Codes change lengths, and by L2 similarities with them. By cosine an upgrade takes that off."""
         if self._given_metric is not None:
             return self._given_metric
         model = self.model()
         if model is not None:
             return model.metric
-        if self.index.metric_type == faiss.METRIC_L2:
-            return Metric.EUCLIDEAN
-        sample = next(self.handler.scan(0, 1000), None)
-        if sample is None:
-            return Metric.DOT
-        lengths = np.linalg.norm(sample[0], axis=1)
-        if self.handler.lossy:  # of unit vectors PQ makes shorter ones, down to a half, and RaBitQ longer ones
+        euclidean, lossy = self.handler.euclidean, self.handler.lossy
+        other, sample = Metric.EUCLIDEAN if euclidean else Metric.DOT, next(self.handler.scan(0, 1000), None)
+        if sample is None or (euclidean and not lossy):
+            return other
+        lengths = np.linalg.norm(sample[0] if self._originals is None else self._originals.array()[:1000], axis=1)
+        if lossy and self._originals is None:  # of unit vectors PQ makes shorter ones, and RaBitQ longer ones
             low, middle, high = np.quantile(lengths, [0.05, 0.5, 0.95])
-            return Metric.COSINE if 0.4 < middle < 1.6 and high - low < middle else Metric.DOT
-        return Metric.COSINE if (np.abs(lengths - 1) <= UNIT).all() else Metric.DOT
+            most = max(0.03, 3 * abs(1 - middle)) if euclidean else middle
+            return Metric.COSINE if 0.4 < middle < 1.6 and high - low < most else other
+        return Metric.COSINE if (np.abs(lengths - 1) <= UNIT).all() else other
 
     @property
     def unit(self) -> bool:
@@ -208,10 +211,11 @@ class IndexFile:
             os.unlink(name)  # lists on disk live on as long as they are mapped
         return raw
 
-    @cached_property
-    def norm_bias(self) -> NormBias:
-        """What the index adds to an offset by itself."""
-        return NormBias(self.handler, self.metric is Metric.COSINE)
+    def norm_bias(self, model: OffsetModel) -> NormBias:
+        """What the index adds to an offset of `model` by itself."""
+        if model.fingerprint not in self._norm_biases:
+            self._norm_biases[model.fingerprint] = NormBias(self.handler, nearness_of(self.handler, model))
+        return self._norm_biases[model.fingerprint]
 
     @cached_property
     def content(self) -> str:
@@ -243,7 +247,8 @@ class IndexFile:
 
     def scan(self, first: int = 0, stop: int | None = None) -> Iterator[Batch]:
         """The entries from row `first` on, or up to `stop`, each id an `Entry`, with the offsets in the index."""
-        end = self.handler.count if stop is None else stop
+        end, active = self.handler.count if stop is None else stop, self._read.model
+        active = active if isinstance(active, OffsetModel) else None
         for rows, vectors, offsets in self.blocks(first):
             if rows.start >= end:
                 return
@@ -256,7 +261,9 @@ class IndexFile:
             for row, entry in enumerate(ids, rows.start):
                 entry.row = row
             known = np.full(len(vectors), np.nan, np.float32) if offsets is None else offsets
-            yield Batch(ids, vectors, (known + self.norm_bias(vectors)).astype(np.float32))
+            if active is not None:
+                known = (known + self.norm_bias(active)(vectors)).astype(np.float32)
+            yield Batch(ids, vectors, known)
 
     def sample(self, count: int) -> Iterator[Batch]:
         """About `count` of the entries, in runs that begin at random rows."""
@@ -280,13 +287,12 @@ class IndexFile:
         run: Run,
         model: OffsetModel,
         offsets: np.ndarray,
-        mapped: Sequence[Path] = (),
-        *,
-        force: bool = False,
+        mapped: Sequence[Path],
+        asked: Asked,
         progress: Progress | None = None,
     ) -> None:
         """Puts the index with the `offsets` [n] of `model` in the place of the file. mapped: the files they lie in.
-        force: even if it finds much less; else CorrectionRefused is raised, and the file is as it was."""
+        Raises CorrectionRefused, and the file is as it was, if it finds too little of what is `asked`."""
         again, originals = self.handler.is_upgraded(), self._originals
         if originals is None and again and self.handler.two_stage:
             originals = Gallery(self.index)
@@ -298,7 +304,7 @@ class IndexFile:
         else:
             index, mapped = self.raw, [self.path, *mapped]
         new = Replacement(run, index, mapped, self.require_unchanged, originals, progress)
-        put(new, model, offsets, self.handler.files(), force)
+        put(new, model, offsets, self.handler.files(), asked)
         self._load()
 
     def downgrade(self, run: Run) -> None:
@@ -337,30 +343,33 @@ def put(
     model: OffsetModel,
     offsets: np.ndarray,
     replaced: Sequence[str],
-    force: bool = False,
+    asked: Asked,
 ) -> None:
     """Replaces an index file by `new.index`, upgraded with `offsets` [n] in scan order, and its model by `model`.
 
-    replaced: the files of inverted lists of the replaced index, which are deleted then. force: as in `upgrade`; raises
-    CorrectionRefused like that, and the file is as it was.
+    replaced: the files of inverted lists of the replaced index, which are deleted then. asked: as in
+    `IndexFile.upgrade`, which raises CorrectionRefused likewise.
     """
     handler, originals = handler_for(new.index), new.originals
     new.run.note_lists(map(free_name, handler.files()), replaced)
     new.run.folder.write(new.run.pending / MODEL, model.to_bytes())
 
     if holds_graph(new.index) or handler.two_stage:  # these are made in memory, and some graphs twice
-        made = upgraded_by(new.index, offsets, model, originals, None, force)
-        _replace(new, lambda _: made)
+        made = upgraded_by(new.index, offsets, model, originals, None, asked.force)
+        _replace(new, lambda _: made, partial(asked.require_found, new.index))
         return
 
+    spec = upgrade_spec(offsets, model, nearness=nearness_of(handler, model), vectors=originals)
+
     def make(assemble: Assemble) -> faiss.Index:
-        return handler.upgraded(offsets, upgrade_spec(offsets, model, assemble, vectors=originals))
+        return handler.upgraded(offsets, replace(spec, assemble=assemble))
 
     def measured(written: faiss.Index) -> None:
         if originals is not None or not is_exact(new.index):
             give_back = partial(give_back_pages, *new.mapped, new.run.new_index)
             recall = loss_of_recall(new.index, written, model, give_back, originals)
-            require_recall(recall, new.index, written, force)
+            require_recall(recall, new.index, written, asked.force)
+            asked.require_found(new.index, written)
 
     _replace(new, make, measured)
 

@@ -31,6 +31,7 @@ from hubplugin.store import (
     require_ungrouped,
 )
 from hubplugin.vectors import Progress, VectorLike, even_ranges
+from hubplugin_faiss.calibration import Asked
 from hubplugin_faiss.disk import room_for_offsets
 from hubplugin_faiss.folder import CLAIM, MODEL, OFFSETS, Run
 from hubplugin_faiss.handlers.base import reason
@@ -50,7 +51,7 @@ class FaissStore(Store):
 
     @property
     def metric(self) -> Metric:  # type: ignore[override]
-        """euclidean for an L2 index; for inner product cosine if its vectors are of unit length, else dot."""
+        """As `IndexFile` finds it."""
         return self._file.metric
 
     @property
@@ -172,8 +173,8 @@ def open_store(
 
     Args:
         path: the index file; what belongs to it lies beside it, for photos.faiss in the folder photos.faiss.hub.
-        metric: overrules what the index looks like: "euclidean" for L2, else "cosine" if its vectors are of unit
-            length, and "dot" if not.
+        metric: overrules what the index looks like: "cosine" if its vectors are of unit length, else "dot", or
+            "euclidean" for L2. For L2 it is "euclidean", too, where codes change no lengths.
         vectors: the originals [ntotal, d], as in `upgrade`.
 
     Raises:
@@ -318,12 +319,12 @@ class FaissWriting(Writing):
             own = self._offsets[row : row + len(batch.ids)]
             row += len(batch.ids)
             held = batch.offsets if self.found == "active" else np.nan
-            offsets = np.where(np.isnan(own), held, own + self._file.norm_bias(batch.vectors))
+            offsets = np.where(np.isnan(own), held, own + self._file.norm_bias(self._model)(batch.vectors))
             yield replace(batch, offsets=offsets.astype(np.float32))
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
         rows = [entry.row for entry in batch.ids if isinstance(entry, Entry)]
-        self._offsets[rows] = offsets - self._file.norm_bias(batch.vectors)
+        self._offsets[rows] = offsets - self._file.norm_bias(self._model)(batch.vectors)
 
     def settle(self) -> None:
         self._offsets.flush()
@@ -346,9 +347,8 @@ class FaissWriting(Writing):
                 versions.begin(self._model, claim.made)
             if not missing.all():  # else all were right as they were
                 force = self.forced or self.found == "active"
-                self._file.upgrade(
-                    self._run, self._model, offsets, [pending.path], force=force, progress=self._progress
-                )
+                asked = Asked(self.answered, force)
+                self._file.upgrade(self._run, self._model, offsets, [pending.path], asked, progress=self._progress)
             self._run.forget()
         except HubpluginError:
             self._run.forget()  # nothing of it would serve a later run, and the disk may be full

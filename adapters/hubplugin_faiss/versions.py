@@ -21,6 +21,7 @@ from hubplugin.errors import StoreError
 from hubplugin.jobs.write import InvalidVectors, offsets_of_all
 from hubplugin.model import OffsetModel
 from hubplugin.store import Batch, StoredVersion
+from hubplugin_faiss.calibration import Asked
 from hubplugin_faiss.index_file import IndexFile
 
 
@@ -103,7 +104,7 @@ class KeptVersions:
             run.begin_anew()
             try:
                 self._keep_active()
-                self._file.upgrade(run, kept.model, offsets, force=True)  # it was active before
+                self._file.upgrade(run, kept.model, offsets, [], Asked(force=True))  # it was active before
             finally:
                 self.settle()
 
@@ -131,7 +132,7 @@ class KeptVersions:
                 if len(new):
                     batch = Batch(labels[rows][new].tolist(), vectors[new], offsets[rows][new])
                     given = offsets_of_all(kept.model, batch, InvalidVectors(), unit=self._file.unit, compute=Compute())
-                    offsets[rows.start + new] = given - self._file.norm_bias(vectors[new])
+                    offsets[rows.start + new] = given - self._file.norm_bias(kept.model)(vectors[new])
         return offsets
 
     def _keep_active(self) -> None:

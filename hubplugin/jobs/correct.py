@@ -212,7 +212,8 @@ def _corrected(
     if dry_run:
         done = replace(unwritten(store, model, compute), notes=store.plan())
     else:
-        done = written(store, model, gallery, compute, keep, recipe.force)
+        answered = None if bank.clicks is None else (bank.query_bank[bank.clicks >= 0], bank.clicks[bank.clicks >= 0])
+        done = written(store, model, gallery, compute, keep, recipe.force, answered)
     # Where nothing was tried, what to expect of the bank is still worth a line.
     notes = [*(small_bank(len(bank.distinct)) if trial is None else []), *done.notes]
     return replace(done, neutral=neutral, trial=trial, notes=notes), versus

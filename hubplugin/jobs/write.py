@@ -440,9 +440,10 @@ def written(
     compute: Compute,
     keep: int = KEEP,
     force: bool = False,
+    answered: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Applied:
     """`write`, of what was just read from the store, the `gallery`, where there is one; by its workers, where it has
-    some."""
+    some. answered: as of a `Writing`."""
 
     def once(closing: bool) -> Comparison | WrittenByShards:
         is_new = writing.found != "active"
@@ -459,7 +460,7 @@ def written(
     if replaces and isinstance(store, Versioned):
         store.prune(max(keep - 1, 0), compute.progress)
     with store.begin(model, compute.progress) as writing:
-        writing.forced = force
+        writing.forced, writing.answered = force, answered
         first = once(closing=False)
         for _ in range(CLOSING_PASSES if store.shared and writing.found != "active" else 0):
             again = once(closing=True)

@@ -83,6 +83,69 @@ def test_the_metric_is_read_off_the_index(tmp_path):
     assert open_store(f"faiss:{file}?metric=cosine").metric == "cosine"
 
 
+@pytest.mark.parametrize(("kind", "lengths", "expected"), [
+    ("PQ4x4np", 0.0, "cosine"), ("SQ8", 0.0, "cosine"), ("IVF4,SQ4", 0.0, "cosine"), ("RaBitQ", 0.0, "cosine"),
+    ("PQ4x8np", 0.15, "euclidean"), ("SQ8", 0.03, "euclidean"), ("IVF4,SQ4", 0.15, "euclidean"),
+])  # fmt: skip
+def test_the_metric_by_l2_is_cosine_where_codes_have_changed_unit_lengths(tmp_path, kind, lengths, expected):
+    vectors = GALLERY * np.random.default_rng(0).lognormal(0, lengths, (500, 1)).astype(np.float32)
+    index = faiss.index_factory(16, kind, L2)
+    index.train(vectors)
+    index.add(vectors)
+    faiss.write_index(index, str(tmp_path / "x.faiss"))
+    assert hubplugin_faiss.open_store(tmp_path / "x.faiss").metric == expected
+
+
+@pytest.mark.parametrize("kind", ["PQ8x4np", "IVF4,PQ8x4np"])
+def test_codes_find_as_much_by_l2_as_by_inner_product(tmp_path, kind):
+    """Half of each decoded vector's squared length is no part of what is corrected."""
+    rng = np.random.default_rng(2)
+    vectors, queries, bank = (cases.unit(rng.normal(size=(rows, 16)) + 0.7) for rows in (1500, 200, 300))
+    truth = cases.similarities(queries, vectors, IP)
+    truth += hubplugin.fit(vectors, bank).offsets(vectors)
+    best, recalls = np.argsort(-truth, axis=1)[:, :10], []
+    for metric in (IP, L2):
+        index = faiss.index_factory(16, kind, metric)
+        index.train(vectors)
+        index.add(vectors)
+        cases.look_everywhere(index)
+        faiss.write_index(index, str(tmp_path / f"{metric}.faiss"))
+        hubplugin.apply(hubplugin_faiss.open_store(tmp_path / f"{metric}.faiss"), bank, force=True)
+        found = faiss.read_index(str(tmp_path / f"{metric}.faiss")).search(queries, 10)[1]
+        recalls.append(np.mean([len(np.intersect1d(a, b)) / 10 for a, b in zip(found, best, strict=True)]))
+        assert refresh(open_store(f"faiss:{tmp_path / f'{metric}.faiss'}")).stale == 0
+    assert abs(recalls[1] - recalls[0]) < 0.02
+
+
+def answered() -> tuple[np.ndarray, hubplugin.Bank]:
+    """A gallery, and queries that each lie near to their answer, some of which are asked for often."""
+    rng = np.random.default_rng(0)
+    vectors, rows = cases.unit(rng.normal(size=(1000, 16))), rng.integers(0, 1000, 400)
+    return vectors, hubplugin.Bank(cases.unit(vectors[rows] + 0.1 * rng.normal(size=(400, 16))), rows)
+
+
+@pytest.mark.parametrize("kind", ["SQ8", "IVF4,Flat", "HNSW16"])
+def test_known_answers_that_are_found_less_often_keep_a_file_as_it_was(tmp_path, monkeypatch, kind):
+    """The guard tries exact rankings, which know nothing of what an index itself loses."""
+    vectors, bank = answered()
+    index = faiss.index_factory(16, kind, IP)
+    index.train(vectors)
+    index.add(vectors)
+    cases.look_everywhere(index)
+    file = tmp_path / "x.faiss"
+    faiss.write_index(index, str(file))
+    content = file.read_bytes()
+    monkeypatch.setattr("hubplugin.jobs.correct.check_by", lambda *_: None)
+    monkeypatch.setattr("hubplugin.jobs.correct.require_displacement", lambda *_: None)
+    says = r"R@1 of \d+ bank queries with known answers from \d+\.\d to \d+\.\d \(\d+\.\d \+- \d\.\d points less\)"
+    with pytest.raises(hubplugin.CorrectionRefused, match=f"would take {says}; nothing was changed; force=True"):
+        hubplugin.apply(hubplugin_faiss.open_store(file), bank, "nnn", k=1, alpha=5.0)
+    assert file.read_bytes() == content
+    with pytest.warns(UserWarning, match=f"the upgrade took {says}"):
+        hubplugin.apply(hubplugin_faiss.open_store(file), bank, "nnn", k=1, alpha=5.0, force=True)
+    assert file.read_bytes() != content
+
+
 def test_what_plain_faiss_adds_is_stale_until_it_is_refreshed(tmp_path, model):
     file = tmp_path / "x.faiss"
     index = faiss.IndexFlatIP(16)

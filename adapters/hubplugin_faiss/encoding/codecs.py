@@ -16,7 +16,6 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
-from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.vectors import Vectors
 from hubplugin_faiss.encoding.layout import Assemble, in_memory
@@ -109,7 +108,7 @@ class UpgradeSpec:
     low, high: the range of offsets that must find room; the neutral offset 0 lies in it.
     fingerprint: that of the model, "" where offsets come from no model.
     assemble: puts codes into a base index.
-    unit: whether the model takes all vectors for unit vectors; offsets then compensate what codes do to lengths.
+    nearness: see `NormBias`; None where the model does not take all vectors for unit vectors.
     rebuild: build graphs anew.
     vectors: the originals [n, d], for the second stage of a two-stage index.
     """
@@ -118,9 +117,13 @@ class UpgradeSpec:
     high: float
     fingerprint: str
     assemble: Assemble
-    unit: bool = False
+    nearness: float | None = None
     rebuild: bool = False
     vectors: Vectors | None = None
+
+    @property
+    def unit(self) -> bool:
+        return self.nearness is not None
 
     @property
     def size(self) -> float:
@@ -141,8 +144,8 @@ def upgrade_spec(
     if model is not None and model.gallery is not None:
         low, high = min(low, model.gallery.smallest), max(high, model.gallery.largest)
     room = (high - low) / 2
-    fingerprint, unit = ("", False) if model is None else (model.fingerprint, model.metric is Metric.COSINE)
-    return UpgradeSpec(min(low - room, 0), max(high + room, 0), fingerprint, assemble, unit, **options)
+    fingerprint = "" if model is None else model.fingerprint
+    return UpgradeSpec(min(low - room, 0), max(high + room, 0), fingerprint, assemble, **options)
 
 
 E = 1e-3

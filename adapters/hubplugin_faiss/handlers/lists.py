@@ -151,7 +151,7 @@ def ranked_quantizer(quantizer: faiss.Index, ranks: np.ndarray, spec: UpgradeSpe
         return faiss.clone_index(quantizer)
     if handler.two_stage:
         return faiss.clone_index(quantizer)
-    spec = replace(spec, assemble=in_memory, unit=False, rebuild=False, vectors=None)
+    spec = replace(spec, assemble=in_memory, nearness=None, rebuild=False, vectors=None)
     return handler.upgraded(ranks[handler.order()], spec)
 
 

@@ -124,15 +124,17 @@ class TwoStageHandler(IndexHandler):
         for first in range(start, self.count, size):
             yield self.index.reconstruct_n(first, min(size, self.count - first)), None
 
-    def norm_bias(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:
+    def norm_bias(self, vectors: np.ndarray, nearness: float | None) -> np.ndarray | None:
         return None  # the second stage does the ranking
 
     def require_takes(
-        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False
+        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, nearness: float | None = None
     ) -> None:
         pass
 
-    def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False) -> None:
+    def append(
+        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, nearness: float | None = None
+    ) -> None:
         with self._unranked():
             if isinstance(self.index, FAST):
                 in_lists = isinstance(self.index, faiss.IndexIVF)
@@ -303,7 +305,8 @@ class RefineHandler(IndexHandler):
         labels = self._base.labels()
         offsets = offsets[labels]
         if spec.unit:  # the two stages have different norm biases
-            offsets = offsets + norm_biases(self._second)[labels] - norm_biases(self._base)
+            first, second = (norm_biases(part, spec.nearness) for part in (self._base, self._second))
+            offsets = offsets + second[labels] - first
         return self._of(self._base.upgraded(offsets, spec), second, self.index.k_factor)
 
     def downgraded(self, assemble: Assemble) -> faiss.Index:
@@ -326,31 +329,33 @@ class RefineHandler(IndexHandler):
             yield vectors, offsets
 
     def require_takes(
-        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False
+        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, nearness: float | None = None
     ) -> None:
         if ids is not None:
             raise StoreError(f"{name_of(self.index)} numbers its entries itself; add without ids")
-        self._second.require_takes(self._held(vectors, unit), offsets, None, unit)
-        self._base.require_takes(vectors, self._offsets_of_base(vectors, offsets, unit), None, unit)
+        self._second.require_takes(self._held(vectors, nearness), offsets, None, nearness)
+        self._base.require_takes(vectors, self._offsets_of_base(vectors, offsets, nearness), None, nearness)
 
-    def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False) -> None:
-        held, of_base = self._held(vectors, unit), self._offsets_of_base(vectors, offsets, unit)
-        self._second.append(held, offsets, None, unit)
-        self._base.append(vectors, of_base, None, unit)
+    def append(
+        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, nearness: float | None = None
+    ) -> None:
+        held, of_base = self._held(vectors, nearness), self._offsets_of_base(vectors, offsets, nearness)
+        self._second.append(held, offsets, None, nearness)
+        self._base.append(vectors, of_base, None, nearness)
         self.index.ntotal = self.index.refine_index.ntotal
 
-    def _held(self, vectors: np.ndarray, unit: bool) -> np.ndarray:
+    def _held(self, vectors: np.ndarray, nearness: float | None) -> np.ndarray:
         """What the second stage holds of `vectors` [n, d]."""
         if not self.two_stage:
             return vectors
         held = self.coded(vectors)
-        return normalise(held, "vectors") if unit else held
+        return held if nearness is None else normalise(held, "vectors")
 
-    def _offsets_of_base(self, vectors: np.ndarray, offsets: np.ndarray, unit: bool) -> np.ndarray:
+    def _offsets_of_base(self, vectors: np.ndarray, offsets: np.ndarray, nearness: float | None) -> np.ndarray:
         """The offsets [n] in the base index, where the second stage holds `offsets` [n] with `vectors` [n, d]."""
-        if not unit or self._base.two_stage:
+        if nearness is None or self._base.two_stage:
             return offsets
-        first, second = NormBias(self._base, unit), NormBias(self._second, unit)
+        first, second = NormBias(self._base, nearness), NormBias(self._second, nearness)
         return np.asarray(offsets + second(self._second.coded(vectors)) - first(self._base.coded(vectors)))
 
     def remove(self, ids: np.ndarray) -> None:
@@ -365,8 +370,8 @@ class RefineHandler(IndexHandler):
             return self._base.coded(vectors)  # among decoded vectors an exact one would win
         return self._second.coded(vectors)
 
-    def norm_bias(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:
-        return None if self.two_stage else self._second.norm_bias(vectors, unit)
+    def norm_bias(self, vectors: np.ndarray, nearness: float | None) -> np.ndarray | None:
+        return None if self.two_stage else self._second.norm_bias(vectors, nearness)
 
     def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         return self._second.labels(start, stop)
@@ -390,6 +395,10 @@ class RefineHandler(IndexHandler):
     @property
     def lossy(self) -> bool:
         return self._second.lossy or self.two_stage
+
+    @property
+    def lossy_inside(self) -> bool:
+        return self.lossy or self._base.lossy_inside
 
     @property
     def exhaustive(self) -> bool:

@@ -52,8 +52,8 @@ class WrapperHandler(IndexHandler):
     def files(self) -> list[str]:
         return self._inner.files()
 
-    def norm_bias(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:
-        return self._inner.norm_bias(vectors, unit)
+    def norm_bias(self, vectors: np.ndarray, nearness: float | None) -> np.ndarray | None:
+        return self._inner.norm_bias(vectors, nearness)
 
     def coded(self, vectors: np.ndarray) -> np.ndarray:
         return self._inner.coded(vectors)
@@ -73,6 +73,10 @@ class WrapperHandler(IndexHandler):
     def lossy(self) -> bool:
         return self._inner.lossy
 
+    @property
+    def lossy_inside(self) -> bool:
+        return self.lossy or self._inner.lossy_inside
+
 
 class IdMapHandler(WrapperHandler):
     """Ids of the user over an index that numbers its entries itself."""
@@ -91,14 +95,16 @@ class IdMapHandler(WrapperHandler):
         return self._around(self._inner.downgraded(assemble))
 
     def require_takes(
-        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False
+        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, nearness: float | None = None
     ) -> None:
         if ids is None:
             raise StoreError(f"{name_of(self.index)} has ids of its own: pass ids= with the vectors")
-        self._inner.require_takes(vectors, offsets, None, unit)
+        self._inner.require_takes(vectors, offsets, None, nearness)
 
-    def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False) -> None:
-        self._inner.append(vectors, offsets, None, unit)
+    def append(
+        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, nearness: float | None = None
+    ) -> None:
+        self._inner.append(vectors, offsets, None, nearness)
         faiss.copy_array_to_vector(np.concatenate([self._ids, ids]), self.index.id_map)
         self.index.ntotal = self.index.index.ntotal
         if isinstance(self.index, faiss.IndexIDMap2):
@@ -161,7 +167,7 @@ class PreTransformHandler(WrapperHandler):
         if isinstance(part, BaseIndexHandler):
             return part.upgraded_behind(chain, offsets, spec)
         given = None if spec.vectors is None else Transformed(spec.vectors, self)
-        spec = replace(spec, vectors=given, unit=spec.unit and self._keeps_lengths)
+        spec = replace(spec, vectors=given, nearness=spec.nearness if self._keeps_lengths else None)
         return pretransform(chain, part.upgraded(offsets, spec))
 
     def downgraded(self, assemble: Assemble) -> faiss.Index:
@@ -176,10 +182,10 @@ class PreTransformHandler(WrapperHandler):
         for inner, offsets in self._inner.scan(start, size):
             yield self._reversed(inner), offsets if extra is None else extra.offsets(inner[:, -extra.width :])
 
-    def norm_bias(self, vectors: np.ndarray, unit: bool) -> np.ndarray | None:
+    def norm_bias(self, vectors: np.ndarray, nearness: float | None) -> np.ndarray | None:
         """Transforms x -> A x + b rank by (A q).(A t) + b.(A t) under inner product; the last term is norm bias."""
         # A second stage takes care of lengths itself, where they are the same behind the transforms.
-        own = None if self.two_stage and self._keeps_lengths else IndexHandler.norm_bias(self, vectors, unit)
+        own = None if self.two_stage and self._keeps_lengths else IndexHandler.norm_bias(self, vectors, nearness)
         shift = self._shift
         if self.euclidean or shift is None or not shift.any():
             return own
@@ -197,10 +203,10 @@ class PreTransformHandler(WrapperHandler):
         return self._reversed(inner)
 
     def require_takes(
-        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False
+        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, nearness: float | None = None
     ) -> None:
         if self._extra() is None:
-            self._inner.require_takes(self._transformed(vectors), offsets, ids, unit)
+            self._inner.require_takes(self._transformed(vectors), offsets, ids, nearness)
             return
         base_index_handler(self.index.index).require_takes_extended(self._transformed(vectors), ids)
         self._require_room(offsets, vectors)
@@ -216,10 +222,12 @@ class PreTransformHandler(WrapperHandler):
                 f"{name_of(self._inner.index)}, which were made for others: replace all, index = upgrade(index, model)"
             )
 
-    def append(self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, unit: bool = False) -> None:
+    def append(
+        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, nearness: float | None = None
+    ) -> None:
         extra, vectors = self._extra(), self._transformed(vectors)
         if extra is None:
-            self._inner.append(vectors, offsets, ids, unit)
+            self._inner.append(vectors, offsets, ids, nearness)
         else:
             base_index_handler(self.index.index).append_extended(vectors.shape[1], extra, vectors, offsets, ids)
         self.index.ntotal = self.index.index.ntotal
