@@ -436,6 +436,12 @@ def parts(index: faiss.Index) -> Iterator[faiss.Index]:
             yield from parts(getattr(index, inner))
 
 
+def keeps_lengths(index: faiss.Index) -> bool:
+    """Whether codes of 6 or 8 bits a component hold the lengths of vectors to within a few hundredths."""
+    fine = faiss.ScalarQuantizer.QT_8bit, faiss.ScalarQuantizer.QT_6bit
+    return any(hasattr(part, "sq") and part.sq.qtype in fine for part in parts(index))
+
+
 def holds_graph(index: faiss.Index) -> bool:
     return any(isinstance(part, faiss.IndexHNSW | faiss.IndexNSG) for part in parts(index))
 

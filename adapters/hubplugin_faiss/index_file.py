@@ -22,7 +22,7 @@ from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
 from hubplugin.store import Batch
 from hubplugin.vectors import Progress, VectorLike, Vectors
-from hubplugin_faiss.calibration import Asked, holds_graph, is_exact, loss_of_recall, require_recall
+from hubplugin_faiss.calibration import Asked, holds_graph, is_exact, keeps_lengths, loss_of_recall, require_recall
 from hubplugin_faiss.encoding.codecs import upgrade_spec
 from hubplugin_faiss.encoding.layout import Assemble
 from hubplugin_faiss.files import (
@@ -185,10 +185,11 @@ class IndexFile:
         other, sample = Metric.EUCLIDEAN if euclidean else Metric.DOT, next(self.handler.scan(0, 1000), None)
         if sample is None or (euclidean and not lossy):
             return other
-        lengths = np.linalg.norm(sample[0] if self._originals is None else self._originals.array()[:1000], axis=1)
-        if lossy and self._originals is None:  # of unit vectors PQ makes shorter ones, and RaBitQ longer ones
+        given = None if self._originals is None else next(self._originals.blocks(1000))
+        lengths = np.linalg.norm(sample[0] if given is None else given, axis=1)
+        if lossy and given is None:  # of unit vectors PQ makes shorter ones, and RaBitQ longer ones
             low, middle, high = np.quantile(lengths, [0.05, 0.5, 0.95])
-            most = max(0.03, 3 * abs(1 - middle)) if euclidean else middle
+            most = middle if not euclidean else 0.03 if keeps_lengths(self.index) else 0.35 * middle
             return Metric.COSINE if 0.4 < middle < 1.6 and high - low < most else other
         return Metric.COSINE if (np.abs(lengths - 1) <= UNIT).all() else other
 
