@@ -51,11 +51,10 @@ TYPES = (
 
 
 FOUND = (
-    "Flat", "SQ8", "SQ4", "PQ48np", "PQ24np", "PQ96x4np", "PQ48x4fs", "PQ96x4fs", "IVF64,Flat", "IVF64,SQ8",
-    "IVF64,PQ48np", "IVF64,PQ48x4fs", "IVF64,PQ96x4fsr", "IVF64,PQ48np,RFlat", "HNSW32@16", "HNSW32@32", "HNSW32@64",
-    "HNSW32,SQ8@64", "NSG32@64", "PCA128,Flat", "RaBitQ", "RaBitQ4", "IVF64,RaBitQ", "LSH", "SQ6", "OPQ48,PQ48np",
-    "RQ8x8", "PRQ8x2x8",
-)  # fmt: skip
+    "Flat SQ8 SQ4 PQ48np PQ24np PQ96x4np PQ48x4fs PQ96x4fs IVF64,Flat IVF64,SQ8 IVF64,PQ48np IVF64,PQ48x4fs "
+    "IVF64,PQ96x4fsr IVF64,PQ48np,RFlat HNSW32@16 HNSW32@32 HNSW32@64 HNSW32,SQ8@64 NSG32@64 PCA128,Flat "
+    "RaBitQ RaBitQ4 IVF64,RaBitQ LSH SQ6 OPQ48,PQ48np RQ8x8 PRQ8x2x8"
+)
 """The types that are tried by inner product and by L2."""
 
 
@@ -222,7 +221,7 @@ def main(
     folder = data or (CODE_SEARCH if CODE_SEARCH.is_dir() else EXAMPLES)
     faiss.omp_set_num_threads(1)
     if size is not None:
-        print_found(list(types or FOUND), folder, size)
+        print_found(types or FOUND.split(), folder, size)
         return
     bank, queries, gallery = load(folder)
     queries, bank = queries[:1000], bank[:4000]
