@@ -352,6 +352,7 @@ def put(
     `IndexFile.upgrade`, which raises CorrectionRefused likewise.
     """
     handler, originals = handler_for(new.index), new.originals
+    nearness = nearness_of(handler, model)
     new.run.note_lists(map(free_name, handler.files()), replaced)
     new.run.folder.write(new.run.pending / MODEL, model.to_bytes())
 
@@ -360,7 +361,7 @@ def put(
         _replace(new, lambda _: made, partial(asked.require_found, new.index))
         return
 
-    spec = upgrade_spec(offsets, model, nearness=nearness_of(handler, model), vectors=originals)
+    spec = upgrade_spec(offsets, model, nearness=nearness, vectors=originals)
 
     def make(assemble: Assemble) -> faiss.Index:
         return handler.upgraded(offsets, replace(spec, assemble=assemble))
