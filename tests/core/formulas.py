@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.special import logsumexp
+from scipy.spatial.distance import cdist
+
+
+def logsumexp(x, axis):
+    """log of the sum of exp(x); -inf where every x is."""
+    top = x.max(axis=axis, keepdims=True)
+    top = np.where(np.isfinite(top), top, 0.0)
+    with np.errstate(divide="ignore"):
+        return np.log(np.exp(x - top).sum(axis=axis)) + top.squeeze(axis)
 
 
 def similarity(queries, targets, metric):
     q, t = np.asarray(queries, np.float64), np.asarray(targets, np.float64)
     if metric == "euclidean":
-        return -((q[:, None, :] - t[None, :, :]) ** 2).sum(axis=2) / 2
+        return -cdist(q, t, "sqeuclidean") / 2  # differences first, then squares: exact far from the origin, too
     if metric == "cosine":
         q = q / np.linalg.norm(q, axis=1, keepdims=True)
         t = t / np.linalg.norm(t, axis=1, keepdims=True)
