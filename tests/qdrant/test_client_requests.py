@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 
 import httpx
 import numpy as np
@@ -20,11 +21,18 @@ from tests.qdrant.conftest import DIM, Photos
 QUERY, MANIFEST, SCROLL = "photos/points/query", "photos--hub/points", "photos/points/scroll"
 
 
+@cache
+def corrected(distance: models.Distance, storage: str) -> Photos:
+    """A corrected collection, only to be looked at."""
+    photos = Photos(QdrantClient(":memory:"), "image", distance, storage)
+    photos.apply()
+    return photos
+
+
 @pytest.fixture
 def wire(request):
     """A client whose requests are noted, and answered from a corrected collection with the storage asked for."""
-    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, request.param)
-    photos.apply()
+    photos = corrected(models.Distance.DOT, request.param)
     manifest = {"id": 0, "payload": photos.plain.retrieve("photos--hub", [0])[0].payload}
     results = {
         "/collections/photos--hub/points": [manifest],
@@ -194,10 +202,9 @@ def outcome(request, monkeypatch):
     def outcome(storage, query):
         asked = client
         if storage is not None:
-            photos = Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE, storage)
-            photos.apply()
+            version = corrected(models.Distance.COSINE, storage).version
             asked = HubQdrantClient.wrap(client)
-            asked._corrections.keep("photos", Manifest(active={"image": photos.version}))
+            asked._corrections.keep("photos", Manifest(active={"image": version}))
         try:
             asked.query_points("photos", query, "image")
         except Exception as error:
