@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import faiss
@@ -33,7 +34,9 @@ BANK, GALLERY = (unit(RNG.normal(size=(rows, 16)) + 0.3) for rows in (200, 900))
 FIT = {"force": True, "method": "csls"}
 
 
+@cache
 def fitted(method: str = "csls", **parameters) -> hubplugin.OffsetModel:
+    """A model, only to be looked at."""
     return hubplugin.fit(GALLERY, BANK, method, **parameters)
 
 
@@ -61,12 +64,20 @@ def photos(tmp_path) -> Path:
     return built(tmp_path / "photos.faiss")
 
 
-@pytest.fixture
-def corrected(photos) -> Path:
-    """With two versions: by csls, which is kept, and by nnn, which is active."""
+@pytest.fixture(scope="module")
+def two_versions(tmp_path_factory) -> Path:
+    """A folder with photos.faiss in two versions: by csls, which is kept, and by nnn, which is active."""
+    photos = built(tmp_path_factory.mktemp("corrected") / "photos.faiss")
     apply(opened(photos), fitted())
     apply(opened(photos), fitted("nnn", k=4))
-    return photos
+    return photos.parent
+
+
+@pytest.fixture
+def corrected(two_versions, tmp_path) -> Path:
+    """The index of `two_versions`, as one's own."""
+    shutil.copytree(two_versions, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "photos.faiss"
 
 
 WRITERS: dict[str, Callable[[Store], object]] = {

@@ -26,8 +26,9 @@ RNG = np.random.default_rng(12)
 BANK, GALLERY = (cases.unit(RNG.normal(size=(rows, 16)) + 0.3) for rows in (60, 500))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def model() -> hubplugin.OffsetModel:
+    """Only to be looked at."""
     return hubplugin.fit(GALLERY, BANK, "nnn", k=4)
 
 
