@@ -17,13 +17,13 @@ from tests.cluster.conftest import Serial
 
 @pytest.fixture
 def bank(real):
-    return real["bank_queries"][:500]
+    return real["bank_queries"][:300]
 
 
 @pytest.fixture
 def index_file(tmp_path, gallery):
     def made(name: str, factory: str = "Flat") -> str:
-        vectors = np.tile(gallery.astype(np.float32), (2, 1))
+        vectors = np.tile(gallery.astype(np.float32), (2, 1))[:3100]  # three pages of rows, one for each shard
         vectors += 1e-3 * np.random.default_rng(0).normal(size=vectors.shape).astype(np.float32)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         index = faiss.index_factory(vectors.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
@@ -123,6 +123,8 @@ def collection(monkeypatch, gallery):
 
     from hubplugin_qdrant.store import QdrantStore
 
+    # Local mode searches in Python, where a calibration would take most of the time of a test.
+    monkeypatch.setattr("hubplugin_qdrant.calibration.CALIBRATION_QUERIES", 6)
     client, vectors = QdrantClient(":memory:"), gallery[:900].astype(np.float32)
     dice = np.random.default_rng(3)
     ids = [
@@ -171,7 +173,7 @@ def test_a_collection_by_shards_has_the_offsets_of_one_process(collection, bank,
 def test_a_second_coordinator_takes_over_and_the_first_activates_nothing(collection, bank, serial):
     store = collection("a")
     model = hubplugin.fit(store, bank)
-    other = hubplugin.fit(store, bank[:300])
+    other = hubplugin.fit(store, bank[:200])
     with store.begin(model) as first, store.begin(other) as second:
         shard = store.shards(1)[0]
         joined, writing, _ = first.share().joined(shard)
