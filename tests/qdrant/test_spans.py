@@ -10,7 +10,10 @@ from qdrant_client import QdrantClient, models
 
 from tests.qdrant.conftest import ROWS, Photos
 
-pytest.importorskip("opentelemetry.instrumentation.qdrant", reason="the spans are those of an instrumentation")
+pytest.importorskip(
+    "opentelemetry.instrumentation.qdrant",
+    reason="to run it: pip install opentelemetry-instrumentation-qdrant opentelemetry-sdk",
+)
 
 from opentelemetry.instrumentation.qdrant import QdrantInstrumentor
 from opentelemetry.sdk.trace import TracerProvider
