@@ -662,6 +662,25 @@ def test_offsets_of_a_model_compensate_the_norm_bias_of_the_index(kind, metric):
     np.testing.assert_allclose(stored(upgraded)[-50:], stored(upgraded)[:50], atol=1e-3 + cases.tolerance(kind))
 
 
+@kinds("PQ6x8np,RFlat", "IVF8,PQ6x8np,RFlat", "IVF8,PQ6x8np,Refine(SQfp16)", "PQ6x4fs,RFlat")
+@both
+def test_a_model_of_unit_vectors_is_exact_in_a_refined_index(kind, metric):
+    """The codes of the first stage change lengths, those of the second do not: each gets offsets of its own."""
+    case = cases.made(kind, metric)
+    rng = np.random.default_rng(7)
+    bank, queries = (cases.unit(rng.normal(size=(rows, 24))) for rows in (100, 40))
+    model = hubplugin.fit(case.index, bank, "nnn", k=5)
+    upgraded = hubplugin_faiss.upgrade(case.index, model)
+    cases.look_everywhere(upgraded)
+    hubplugin_faiss.tune(upgraded, k_factor=60)
+    truth = queries @ case.vectors.T + model.offsets(case.vectors)
+    cases.assert_ranked(upgraded.search(queries, 10)[1], truth, np.arange(600), 2 * cases.tolerance(kind) + 1e-3)
+    hubplugin_faiss.add(upgraded, case.vectors[:50], model)
+    np.testing.assert_allclose(stored(upgraded)[-50:], stored(upgraded)[:50], atol=1e-3)
+    downgraded = hubplugin_faiss.downgrade(hubplugin_faiss.upgrade(case.index, model))
+    np.testing.assert_array_equal(faiss.serialize_index(downgraded), faiss.serialize_index(case.index))
+
+
 def test_how_near_queries_come_is_seen_all_over_an_index_of_many_blocks(monkeypatch):
     """The first block of inverted lists is the first lists, and near to few queries."""
     rng = np.random.default_rng(0)

@@ -305,8 +305,8 @@ class RefineHandler(IndexHandler):
         labels = self._base.labels()
         offsets = offsets[labels]
         if spec.unit:  # the two stages have different norm biases
-            first, second = (norm_biases(part, spec.nearness) for part in (self._base, self._second))
-            offsets = offsets + second[labels] - first
+            of_first, of_second = (norm_biases(part, spec.nearness) for part in (self._base, self._second))
+            offsets = offsets + of_second[labels] - of_first
         return self._of(self._base.upgraded(offsets, spec), second, self.index.k_factor)
 
     def downgraded(self, assemble: Assemble) -> faiss.Index:
