@@ -11,6 +11,7 @@ from hubplugin.bank import Bank, BankLike
 from hubplugin.cluster import ShardedGallery, Workspace
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
+from hubplugin.learning import require_learnable, taught
 from hubplugin.methods import asked_for
 from hubplugin.methods.robust import bounded
 from hubplugin.metric import Metric
@@ -27,6 +28,7 @@ def fit(
     metric: Metric | str = "cosine",
     compute: Compute = Compute(),
     robust: bool = False,
+    learn: bool = False,
     executor: Executor | None = None,
     shards: int | None = None,
     workspace: str | os.PathLike[str] | None = None,
@@ -47,6 +49,8 @@ def fit(
     robust: bound in how many of the bank's lists of the 10 nearest a target may stand that arrives after the fit,
         against vectors that somebody planted; needs targets, works with every method but dn, and takes three passes
         more, at least. docs/security.md says what is promised and what honest newcomers pay.
+    learn: learn a map of the query, too, from a bank whose answers are known: at least 200 different pairs. Search with
+        `model.queries(q)` then. Where held-out targets gain nothing, a warning says so. See docs/learning.md.
     executor: any `concurrent.futures.Executor`, whose workers read the gallery in shards, see docs/scale.md. targets
         are then files (a list, a pattern such as "parts/*.npy", fsspec URLs), or a store that workers can open.
     shards: into how many parts one file, or a store, is divided; by default one for 250,000 rows.
@@ -55,6 +59,8 @@ def fit(
     Raises InputError, one line, for anything that cannot be used as given; ClusterError for workers that are lost.
     """
     require_executor(executor, shards, workspace)
+    if learn:
+        require_learnable(method, metric, targets, robust=robust, executor=executor)
     configuration = asked_for(method, parameters, fit)
     if targets is None and (executor is not None or configuration is None):
         needed = "method 'auto' is chosen" if configuration is None else "an executor computes"
@@ -66,6 +72,9 @@ def fit(
             planned = shards_of(cast(GalleryLike, targets), shards)
             targets = ShardedGallery("targets", planned, executor, stack.enter_context(Workspace(workspace)), compute)
         gallery = cast("VectorLike | None", targets)
+        if learn and configuration is not None:
+            known = Bank.of(bank).prepare(metric, compute).against(cast(VectorLike, gallery))
+            return taught(configuration.fit(known), configuration, known)
         if configuration is not None:
             fit_input = Bank.of(bank).read(metric, compute, targets=gallery)
         else:

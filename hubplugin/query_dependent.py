@@ -27,7 +27,7 @@ from hubplugin.errors import InputError
 from hubplugin.methods import FitInput, configured
 from hubplugin.methods.inverted_softmax import DualInvertedSoftmax, InvertedSoftmax
 from hubplugin.metric import Metric
-from hubplugin.model import LogSumExp, OffsetModel, Setting
+from hubplugin.model import LogSumExp, OffsetModel, Setting, unmapped
 from hubplugin.vectors import VectorLike, as_vectors
 
 NO_SIMILARITY = 1e-7
@@ -103,6 +103,10 @@ class Dynamic(Rule):
     """
 
     model: OffsetModel
+
+    def __post_init__(self) -> None:
+        if self.model.query_map is not None:
+            raise unmapped("a rule that depends on the query")
 
     @property
     def fitted(self) -> OffsetModel:

@@ -22,14 +22,14 @@ import numpy as np
 import pytest
 
 from hubplugin.abilities import Versioned, able, versions_of
-from hubplugin.errors import HubpluginError, StoreError
+from hubplugin.errors import HubpluginError, InputError, StoreError
 from hubplugin.fitting import fit
 from hubplugin.jobs.correct import apply
 from hubplugin.jobs.health import inspect
 from hubplugin.jobs.versions import rollback
 from hubplugin.jobs.write import refresh, write
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel
+from hubplugin.model import OffsetModel, QueryMap
 from hubplugin.store import Hits, Id, Store
 
 K = 10
@@ -244,6 +244,12 @@ class StoreConformance(VersionConformance):
         assert (applied.scanned, applied.missing) == (self.rows, self.rows)
         self._assert_ranking(store.search(self.queries(), K), model)
         self._assert_ranking(store.search(self.queries(), K, raw=True), None)
+
+    def test_a_model_that_maps_queries_is_refused_and_changes_nothing(self, store: Store) -> None:
+        model = self._model().having(query_map=QueryMap(np.eye(self.dim, dtype=np.float32), 1.0, 200))
+        with pytest.raises(InputError, match="has a query map"):
+            write(store, model)
+        assert store.correction() is None
 
     def test_the_offsets_written_are_the_offsets_read(self, store: Store) -> None:
         model = self._model()

@@ -9,7 +9,7 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import InputError
-from hubplugin.model import OffsetModel
+from hubplugin.model import OffsetModel, unmapped
 from hubplugin.query_dependent import DualDynamic, DualSoftmax, Dynamic, GloballyCorrected, Reranker, Rule
 from hubplugin.vectors import OffsetsLike, VectorLike, as_vectors
 from hubplugin_faiss.index import checked_offsets
@@ -78,6 +78,8 @@ class CorrectedSearch:
         if isinstance(correction, Rule):
             self._rule, self._kept = correction, correction.keep(gallery)
         else:
+            if isinstance(correction, OffsetModel) and correction.query_map is not None:
+                raise unmapped("a CorrectedSearch")
             offsets = np.array(
                 correction.members.offsets(gallery) if isinstance(correction, OffsetModel) else correction
             )

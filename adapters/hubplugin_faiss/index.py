@@ -13,7 +13,7 @@ from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.jobs.write import UNIT, InvalidVectors, offsets_of_all
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, warn_if_swapped
+from hubplugin.model import OffsetModel, unmapped, warn_if_swapped
 from hubplugin.store import Batch
 from hubplugin.vectors import OffsetsLike, VectorLike, Vectors, as_vectors
 from hubplugin_faiss.calibration import holds_graph, is_exact, require_recall, require_rehearsed, trial_of, widen
@@ -342,7 +342,9 @@ def require_upgraded(handler: IndexHandler) -> None:
 
 
 def require_suits(model: OffsetModel, index: faiss.Index) -> None:
-    """Raises InputError if the offsets of `model` do not belong to the similarity of `index`."""
+    """Raises InputError if the offsets of `model` do not belong to the similarity of `index`, or it maps queries."""
+    if model.query_map is not None:
+        raise unmapped("a Faiss index")
     if model.dim != index.d:
         raise InputError(f"the model has {model.dim} dimensions, the index has {index.d}; fit one on its vectors")
     euclidean = index.metric_type == faiss.METRIC_L2

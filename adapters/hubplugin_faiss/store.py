@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from hubplugin.abilities import Explanation, Share, StoreShard
 from hubplugin.errors import HubpluginError, InputError, ModelFileError, StoreError
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, load
+from hubplugin.model import OffsetModel, load, unmapped
 from hubplugin.quarantine import Quarantine, parse
 from hubplugin.store import (
     Batch,
@@ -102,6 +102,8 @@ class FaissStore(Store):
         return None if pending is None else Correction(pending[0], False)
 
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> FaissWriting:
+        if model.query_map is not None:
+            raise unmapped(self.url)
         return FaissWriting.begun(self._file, model, progress)
 
     def versions(self) -> Sequence[StoredVersion]:

@@ -27,7 +27,7 @@ from hubplugin import atomic
 from hubplugin.abilities import Explanation
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, load
+from hubplugin.model import OffsetModel, load, unmapped
 from hubplugin.quarantine import Quarantine, parse
 from hubplugin.recording import folder_within
 from hubplugin.store import Batch, Found, Hits, Id, require_ungrouped
@@ -355,6 +355,8 @@ class EdgeStore(VersionedStore):
         return {plain_id(record.id): record.payload for record in records}
 
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> EdgeWriting:
+        if model.query_map is not None:
+            raise unmapped(self.url)
         self.require_writable()
         version, found = self.version_of(model, progress)
         return EdgeWriting(self, version, found, model)

@@ -22,7 +22,7 @@ from qdrant_client import QdrantClient, models
 from hubplugin.abilities import Explanation, Share
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel
+from hubplugin.model import OffsetModel, unmapped
 from hubplugin.quarantine import Quarantine
 from hubplugin.recording import folder_within
 from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, StoredVersion, Writing, now
@@ -326,6 +326,8 @@ class QdrantStore(VersionedStore):
             yield from reader.batches(records)
 
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> QdrantWriting:
+        if model.query_map is not None:
+            raise unmapped(self.url)
         self.require_writable()
         schema = self._schemas[self.storage]
         with self._transport.one_line("preparing"):

@@ -24,7 +24,7 @@ from hubplugin.jobs.naming import Naming
 from hubplugin.measures.retrieval import Ranks, Truth, expected_ranks
 from hubplugin.methods import METHODS, FitInput, configured
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, Setting
+from hubplugin.model import OffsetModel, Setting, unmapped
 from hubplugin.query_dependent import QUERY_METHODS
 from hubplugin.store import Id, Store
 from hubplugin.vectors import VectorLike, Vectors, as_vectors, prepared
@@ -431,6 +431,8 @@ def candidates_of(methods: Sequence[str] | None, models: Mapping[str, OffsetMode
 
 
 def fitted(label: str, model: OffsetModel, scene: Scene) -> Candidate:
+    if model.query_map is not None:
+        raise unmapped("an evaluation")
     if model.metric is not scene.metric:
         raise InputError(f"model {label!r} is for {model.metric.value}, the evaluation for {scene.metric.value}")
     compute = scene.compute

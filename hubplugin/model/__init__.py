@@ -1,6 +1,6 @@
 """What a fit returns: terms over a bank, the model that sums them, its form by groups, and its file."""
 
-from hubplugin.model.file import FORMAT
+from hubplugin.model.file import FORMAT, MAPPED_FORMAT
 from hubplugin.model.grouped import Group, GroupedModel
 from hubplugin.model.offset_model import (
     Activation,
@@ -18,9 +18,11 @@ from hubplugin.model.offset_model import (
     reduction_of,
     warn_if_swapped,
 )
+from hubplugin.model.query_map import QueryMap, unmapped
 
 __all__ = [
     "FORMAT",
+    "MAPPED_FORMAT",
     "Activation",
     "Bound",
     "Dot",
@@ -30,11 +32,13 @@ __all__ = [
     "HubnessAtFit",
     "LogSumExp",
     "OffsetModel",
+    "QueryMap",
     "Setting",
     "Term",
     "TopKMean",
     "Value",
     "load",
     "reduction_of",
+    "unmapped",
     "warn_if_swapped",
 ]

@@ -15,8 +15,9 @@ from hubplugin import atomic
 from hubplugin._version import __version__
 from hubplugin.errors import ModelFileError
 
-FORMAT = 4
-"""Version of the model file. A reader refuses what another version wrote."""
+FORMAT, MAPPED_FORMAT = 4, 5
+"""Versions of the model file: of a model without a query map, and with one. A reader refuses other versions, so that
+one which knows no maps never takes a model for its offsets alone."""
 
 Model = TypeVar("Model")
 
@@ -61,11 +62,11 @@ def _check(header: Header, tensors: dict[str, np.ndarray], name: str) -> None:
     if not printable({**header, "values": None}):  # values of a group may be any text; they are shown escaped
         raise ModelFileError(f"{name} is damaged: its header holds control characters; fit it again")
     written, version = header["format"], header.pop("hubplugin")
-    if written != FORMAT:
+    if written not in (FORMAT, MAPPED_FORMAT):
         mend = "upgrade hubplugin" if written > FORMAT else "fit it again"
         raise ModelFileError(
             f"{name} has format {written}, written by hubplugin {version}; this version "
-            f"({__version__}) reads format {FORMAT}: {mend}"
+            f"({__version__}) reads formats {FORMAT} and {MAPPED_FORMAT}: {mend}"
         )
     if header.pop("sha256") != digest(header, tensors):
         raise ModelFileError(f"{name} is damaged: its content does not match its checksum; fit it again")

@@ -16,7 +16,8 @@ from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin.model import file
 from hubplugin.model.file import Header
-from hubplugin.vectors import Spread, VectorLike, Vectors, as_vectors
+from hubplugin.model.query_map import QueryMap
+from hubplugin.vectors import Spread, VectorLike, Vectors, as_vectors, prepared
 
 if TYPE_CHECKING:
     from hubplugin.compute import LogSum, MeanOfLargest
@@ -259,7 +260,8 @@ class OffsetModel:
     query bank and the target bank. centre: mean of the raw offsets over the gallery of the fit (0 without one), so
     that 0 is the neutral offset. gallery: None where the fit was given no targets. activation: the activation set,
     which `query_dependent.Dynamic` and `DualDynamic` ask; offsets do not depend on it. bound: of a robust model.
-    hubness_at_fit: counted by `apply` and `refit`, for `monitor` to compare with; it makes no other model.
+    hubness_at_fit: counted by `apply` and `refit`, for `monitor` to compare with; it makes no other model. query_map:
+    what known answers taught, None where nothing was to be learned from them; offsets do not depend on it.
     """
 
     method: str
@@ -272,6 +274,7 @@ class OffsetModel:
     activation: Activation | None = None
     bound: Bound | None = None
     hubness_at_fit: HubnessAtFit | None = None
+    query_map: QueryMap | None = None
     # Of no other model: `replace` does not carry what is not given, so other terms never have these numbers.
     _kept: KeptOffsets | None = field(default=None, init=False, compare=False, repr=False)
 
@@ -309,13 +312,26 @@ class OffsetModel:
             return offsets
         return self.bound.lowered(offsets, self.terms[0], self.metric, vectors, compute)
 
+    def queries(self, queries: VectorLike) -> np.ndarray:
+        """What is searched with in the place of `queries` [m, d]: float32 [m, d]. The score of the target t is its
+        inner product with that, plus its offset.
+
+        Where the metric is cosine, queries come to unit length before the map; what is mapped has its own length. A
+        model without a query map returns the queries. Raises InputError where they cannot be used.
+        """
+        vectors = as_vectors(queries, "queries")
+        if vectors.dim != self.dim:
+            raise InputError(f"queries have {vectors.dim} dimensions, the query bank of this model has {self.dim}")
+        asked = prepared(vectors, self.metric)
+        return asked if self.query_map is None else self.query_map(asked)
+
     @property
     def members(self) -> OffsetModel:
         """This model as it is for the gallery of its fit, whose bound is wider; itself where it is not robust."""
         return self if self.bound is None else self.having(bound=replace(self.bound, for_members=True))
 
     def having(self, **changes: Any) -> OffsetModel:
-        """This model with another `bound` or `hubness_at_fit`, which its raw offsets do not depend on."""
+        """This model with another `bound`, `hubness_at_fit` or `query_map`: its raw offsets do not depend on them."""
         model = replace(self, **changes)
         object.__setattr__(model, "_kept", self._kept)
         return model
@@ -438,13 +454,17 @@ class OffsetModel:
             tensors["bound.levels"] = self.bound.levels
         if self.hubness_at_fit is not None:
             header["finds"] = asdict(self.hubness_at_fit)
+        if self.query_map is not None:
+            header["format"] = file.MAPPED_FORMAT
+            header["query_map"] = {"strength": self.query_map.strength, "pairs": self.query_map.pairs}
+            tensors["query_map.step"] = np.ascontiguousarray(self.query_map.step)
         return header, tensors
 
     @classmethod
     def _fields(cls, header: Header, tensors: dict[str, np.ndarray]) -> Header:
         """The fields of the model whose `_content` was `header` and `tensors`."""
         terms, k, gallery = unpacked(header["terms"], tensors), header["activation"], header["gallery"]
-        bound, finds = header.get("bound"), header.get("finds")
+        bound, finds, query_map = header.get("bound"), header.get("finds"), header.get("query_map")
         return {
             "method": header["method"],
             "parameters": header["parameters"],
@@ -456,6 +476,7 @@ class OffsetModel:
             "activation": Activation(k, tuple(tensors[f"activation.{i}"] for i in range(len(terms)))) if k else None,
             "bound": Bound(**bound, levels=tensors["bound.levels"]) if bound else None,
             "hubness_at_fit": HubnessAtFit(**finds) if finds else None,
+            "query_map": QueryMap(tensors["query_map.step"], **query_map) if query_map else None,
         }
 
     @property
@@ -468,7 +489,8 @@ class OffsetModel:
         first = self.terms[0]
         bank = f"mean of the bank, {self.dim} dimensions" if isinstance(first, Dot) else f"bank {first.bank.shape}"
         robust = "" if self.bound is None else f", newcomers in {self.bound.share:.2%} of the bank's lists at most"
-        return f"OffsetModel({self._described}, {self.metric.value}, {bank}{fitted}{robust})"
+        learned = "" if self.query_map is None else f", queries mapped by {self.query_map.pairs} pairs"
+        return f"OffsetModel({self._described}, {self.metric.value}, {bank}{fitted}{robust}{learned})"
 
 
 def capped(offsets: np.ndarray, gallery: GalleryStatistics | None) -> np.ndarray:

@@ -27,7 +27,7 @@ from hubplugin.measures.hubness import Hubness, k_occurrence, skewness
 from hubplugin.methods import FitInput, Method
 from hubplugin.methods.blend import Blend
 from hubplugin.methods.robust import bounded
-from hubplugin.model import OffsetModel, Setting
+from hubplugin.model import OffsetModel, Setting, unmapped
 from hubplugin.vectors import as_vectors, sampled, taken
 
 
@@ -550,6 +550,8 @@ def _offsets(configuration: Method | OffsetModel, fit_input: FitInput, robust: b
         if not robust:
             return configuration.raw_offsets(fit_input)
         configuration = bounded(configuration.fit(fit_input), fit_input)
+    if configuration.query_map is not None:
+        raise unmapped("a trial")
     targets, compute = fit_input.require_targets(configuration.method), fit_input.compute
     if configuration.bound is None:
         return configuration.raw_offsets(targets, compute)

@@ -125,3 +125,13 @@ def blend(s, leave_out, tau=None):
         s, weights = without_answers(s)
     both = log_of("sn", s, weights, tau=tau, iterations=10) + log_of("nnn", s, weights, k=16)
     return float(f"{m / (m + 100):.4g}") * (both - both.mean()) / 2
+
+
+def query_map(queries, answers, targets, tau):
+    """W of docs/learning.md: softmax over the targets that were asked for, and ridge regression on what it misses."""
+    q, t = np.asarray(queries, np.float64), np.asarray(targets, np.float64)
+    asked = np.array(sorted(set(answers)))
+    x = q @ t[asked].T / tau
+    p = np.exp(x - logsumexp(x, axis=1)[:, None])
+    gram = q.T @ q
+    return (t[answers] - p @ t[asked]).T @ q @ np.linalg.inv(gram + np.linalg.eigvalsh(gram).mean() * np.eye(len(gram)))

@@ -11,6 +11,7 @@ import pytest
 
 import hubplugin
 import hubplugin_faiss
+from hubplugin.model import QueryMap
 from hubplugin_faiss.calibration import loss_of_recall
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import FlatCodesHandler
@@ -361,3 +362,9 @@ def test_a_subclass_without_names_takes_over_no_index_type():
         pass
 
     assert type(handler_for(flat())) is FlatCodesHandler
+
+
+def test_a_corrected_search_refuses_a_model_with_a_query_map():
+    model = hubplugin.fit(X, X[::-1] + 0.1, "is").having(query_map=QueryMap(np.eye(8, dtype=np.float32), 1.0, 200))
+    with pytest.raises(hubplugin.InputError, match=r"has a query map .*, which a CorrectedSearch does not apply"):
+        hubplugin_faiss.CorrectedSearch(flat(), model, targets=X)

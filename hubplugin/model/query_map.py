@@ -1,0 +1,35 @@
+"""`QueryMap`: what pairs and clicks teach about queries, a linear step that each query takes before the search."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hubplugin.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class QueryMap:
+    """A query q is searched with as q + `step` q; offsets and targets stay as they are.
+
+    step: float32 [d, d], the learned map times `strength`. strength: as the folds chose it. pairs: how many different
+    pairs taught it.
+    """
+
+    step: np.ndarray
+    strength: float
+    pairs: int
+
+    def __call__(self, queries: np.ndarray) -> np.ndarray:
+        """What is searched with in the place of `queries` [m, d]: float32 [m, d]."""
+        mapped: np.ndarray = queries + queries @ self.step.T
+        return mapped
+
+
+def unmapped(what: str) -> InputError:
+    """Says that `what` does not apply the query map of a model, where offsets alone would rank otherwise in silence."""
+    return InputError(
+        f"this model has a query map (learn=True), which {what} does not apply; fit it without learn, or search with "
+        "model.queries(q) and model.offsets(targets)"
+    )
