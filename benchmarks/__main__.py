@@ -9,6 +9,7 @@ for name in (
     "search",
     "faiss_types",
     "settings",
+    "learning",
     "log_in_stores",
     "auto_choice",
     "both_sides",

@@ -81,7 +81,8 @@ def code(folder: Path, bank: int, test: int, in_gallery: bool, seed: int) -> Set
     if not in_gallery:
         return Setting(bank_queries[known], targets[asked], bank_targets[known], one_test(queries[asked]))
     gallery = np.concatenate([targets[asked], bank_targets[known]])
-    return Setting(bank_queries[known], gallery, None, {"not asked": (queries[asked], np.arange(test))})
+    tests = {"not asked": (queries[asked], np.arange(test))}
+    return Setting(bank_queries[known], gallery, None, tests, np.arange(test, test + bank))
 
 
 def packages(folder: Path, bank: int, seed: int) -> Setting:
@@ -134,7 +135,8 @@ def half_log(folder: Path, turned: bool, log: int, seed: int) -> Setting:
     """The whole gallery, of which `log` targets were asked for; the others are tested."""
     queries, targets = files(folder, *(("targets", "queries") if turned else ("queries", "targets")))
     rows = np.random.default_rng(seed).permutation(len(queries))
-    return Setting(queries[rows[:log]], targets, None, {"not asked": (queries[rows[log:]], rows[log:])})
+    tests = {"not asked": (queries[rows[log:]], rows[log:])}
+    return Setting(queries[rows[:log]], targets, None, tests, rows[:log])
 
 
 def seventeen(data: Path) -> Iterator[Family]:

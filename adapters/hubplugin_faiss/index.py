@@ -16,11 +16,11 @@ from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, unmapped, warn_if_swapped
 from hubplugin.store import Batch
 from hubplugin.vectors import OffsetsLike, VectorLike, Vectors, as_vectors
-from hubplugin_faiss.calibration import holds_graph, is_exact, require_recall, require_rehearsed, trial_of, widen
+from hubplugin_faiss.calibration import holds_graph, is_exact, parts, require_recall, require_rehearsed, trial_of, widen
 from hubplugin_faiss.encoding.codecs import upgrade_spec
 from hubplugin_faiss.encoding.layout import in_memory
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import IndexHandler, NormBias, block_rows, name_of, nearness_of
+from hubplugin_faiss.handlers.base import IndexHandler, NormBias, block_rows, is_mapped, mapped, name_of, nearness_of
 
 
 def upgrade(
@@ -42,6 +42,10 @@ def upgrade(
     than 0.01, a warning says by how much; if it falls by more than docs/faiss.md promises for the type, the upgrade is
     refused. Recall is measured over what the index reconstructs, so a loss in the codes themselves shows only where
     `vectors` are given. An index that needs a second stage is tried with vectors that are known, too.
+
+    A model with a query map puts that before the index, as one more transform: searches map their queries, in plain
+    Faiss, too. Plain `add` would map what it adds, and `reconstruct` would turn it back as if it were a rotation: use
+    `add` of this package, and reconstruct what lies behind, `faiss.downcast_index(index).index`.
 
     Of an index that is upgraded already all offsets are replaced, and every entry counts as a member of the gallery,
     for a robust model, too. A second stage that an upgrade made keeps the vectors that it holds. Entries that the model
@@ -70,6 +74,7 @@ def upgrade(
             the entries of an upgraded one.
         CorrectionRefused: the upgraded index would find much less than the raw one does.
     """
+    given, index = index, behind_map(index)
     handler, again = handler_for(index), False
     if handler.is_upgraded():
         vectors = Gallery(index) if vectors is None and handler.two_stage else vectors
@@ -81,9 +86,13 @@ def upgrade(
         offsets = checked_offsets(model_or_offsets, handler.count, "the index")[handler.order()]
         return handler.upgraded(offsets, upgrade_spec(offsets, None, rebuild=bool(rebuild), vectors=originals))
     model = model_or_offsets
+    if model.query_map is not None:
+        require_mappable(index)
     gallery = Gallery(index, unit=model.metric is Metric.COSINE)
     offsets = offsets_by(model, gallery, compute, originals, tolerant=again)
-    return upgraded_by(index, offsets, model, originals, rebuild, force)
+    upgraded = upgraded_by(index, offsets, model, originals, rebuild, force)
+    del given  # until here: it owns what lay behind an older map
+    return upgraded if model.query_map is None else mapped(upgraded, model.query_map)
 
 
 def upgraded_by(
@@ -119,6 +128,13 @@ def upgraded_by(
     return upgraded
 
 
+def behind_map(index: faiss.Index) -> faiss.Index:
+    """What lies behind the query map of `index`, which owns it; `index` itself where there is none."""
+    if isinstance(index, faiss.Index) and is_mapped(index):
+        return faiss.downcast_index(faiss.downcast_index(index).index)
+    return index
+
+
 def downgrade(index: faiss.Index) -> faiss.Index:
     """The index as it was before `upgrade`, with what has been added since.
 
@@ -133,7 +149,7 @@ def downgrade(index: faiss.Index) -> faiss.Index:
     Raises:
         StoreError: `index` is not upgraded.
     """
-    handler = handler_for(index)
+    handler = handler_for(behind_map(index))
     require_upgraded(handler)
     return handler.downgraded(in_memory)
 
@@ -159,7 +175,7 @@ def add(
         StoreError: the index is not upgraded, has offsets of another model, or its codes have no room for these.
         InputError: vectors, offsets, model or ids do not suit the index.
     """
-    handler = handler_for(index)
+    handler = handler_for(behind_map(index))
     require_upgraded(handler)
     given = as_vectors(vectors, "vectors")
     if given.dim != index.d:
@@ -182,6 +198,7 @@ def add(
             raise InputError(f"{len(block)} vectors, but ids of shape {ids.shape}: expected one for each")
     handler.require_takes(block, offsets, ids, nearness)
     handler.append(block, offsets, ids, nearness)
+    index.ntotal = handler.count
 
 
 def remove_ids(index: faiss.Index, ids: np.ndarray) -> int:
@@ -200,12 +217,13 @@ def remove_ids(index: faiss.Index, ids: np.ndarray) -> int:
     Raises:
         StoreError: the index is not upgraded, or its type removes nothing.
     """
-    handler = handler_for(index)
+    handler = handler_for(behind_map(index))
     require_upgraded(handler)
     before = handler.count
     known = np.intersect1d(np.asarray(ids, np.int64), handler.labels())
     if known.size:
         handler.remove(known)
+        index.ntotal = handler.count
     return before - handler.count
 
 
@@ -336,15 +354,21 @@ def require_upgradable(handler: IndexHandler) -> None:
         raise StoreError(f"{name_of(handler.index)} is empty; add vectors, then upgrade it")
 
 
+def require_mappable(index: faiss.Index) -> None:
+    """Raises InputError for an index that brings queries to unit length: what a map returns has its own length."""
+    for part in parts(index):
+        for number in range(part.chain.size()) if isinstance(part, faiss.IndexPreTransform) else ():
+            if isinstance(faiss.downcast_VectorTransform(part.chain.at(number)), faiss.NormalizationTransform):
+                raise unmapped("an index that normalises queries (L2norm)")
+
+
 def require_upgraded(handler: IndexHandler) -> None:
     if not handler.is_upgraded():
         raise StoreError(f"this {name_of(handler.index)} is not upgraded; upgrade(index, model) puts offsets into it")
 
 
 def require_suits(model: OffsetModel, index: faiss.Index) -> None:
-    """Raises InputError if the offsets of `model` do not belong to the similarity of `index`, or it maps queries."""
-    if model.query_map is not None:
-        raise unmapped("a Faiss index")
+    """Raises InputError if the offsets of `model` do not belong to the similarity of `index`."""
     if model.dim != index.d:
         raise InputError(f"the model has {model.dim} dimensions, the index has {index.d}; fit one on its vectors")
     euclidean = index.metric_type == faiss.METRIC_L2

@@ -14,7 +14,7 @@ import numpy as np
 
 from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric, normalise
-from hubplugin.model import OffsetModel
+from hubplugin.model import OffsetModel, QueryMap
 from hubplugin_faiss.encoding.codecs import Coder, ExtraDimensions, UpgradeSpec, codec_of
 from hubplugin_faiss.encoding.layout import Assemble, EncodedIndex, Entries, codes_of, in_memory
 
@@ -47,6 +47,29 @@ def pretransform(chain: list[faiss.VectorTransform], index: faiss.Index) -> fais
         transform.this.disown()
     new.ntotal, new.is_trained = index.ntotal, True
     return new
+
+
+def is_mapped(index: faiss.Index) -> bool:
+    """Whether a query map stands before an index. Its mark, which a file keeps and no training leaves, is a linear
+    transform alone, with the bias -0 throughout."""
+    part = faiss.downcast_index(index)
+    if not isinstance(part, faiss.IndexPreTransform) or part.chain.size() != 1:
+        return False
+    link = faiss.downcast_VectorTransform(part.chain.at(0))
+    if type(link) is not faiss.LinearTransform or not link.have_bias:
+        return False
+    bias = faiss.vector_to_array(link.b)
+    return bool(not bias.any() and np.signbit(bias).all())
+
+
+def mapped(index: faiss.Index, query_map: QueryMap) -> faiss.Index:
+    """`index` behind a linear transform that maps queries, and that must not map what is added."""
+    d = int(index.d)
+    transform = faiss.LinearTransform(d, d, True)
+    faiss.copy_array_to_vector((np.eye(d, dtype=np.float32) + query_map.step).ravel(), transform.A)
+    faiss.copy_array_to_vector(np.full(d, -0.0, np.float32), transform.b)
+    transform.is_trained = True
+    return pretransform([transform], index)
 
 
 def handed_over(part: faiss.Index) -> bool:
@@ -295,6 +318,11 @@ def handler_for(index: faiss.Index) -> IndexHandler:
     if not isinstance(index, faiss.Index):
         raise StoreError(f"expected a faiss index, got {type(index).__name__}")
     name = name_of(index)
+    if is_mapped(index):
+        raise StoreError(
+            "a query map stands before this index: only upgrade, downgrade, add and remove_ids of hubplugin_faiss know "
+            "what lies behind it; index = downgrade(index) takes map and offsets out"
+        )
     if isinstance(index, getattr(faiss, "GpuIndex", ())):
         raise StoreError(
             f"{name} is on a GPU, where it cannot be upgraded; index = faiss.index_gpu_to_cpu(index) takes it to "

@@ -1,0 +1,127 @@
+"""A query map lies before an upgraded index, in plain Faiss: searches map their queries, and what is added stays."""
+
+from __future__ import annotations
+
+import warnings
+
+import faiss
+import numpy as np
+import pytest
+
+import hubplugin
+import hubplugin_faiss
+from hubplugin.errors import InputError, StoreError
+from hubplugin.model import QueryMap
+from tests.faiss import cases
+from tests.faiss.cases import IP, L2
+
+D, K = 24, 10
+
+
+def model_of(vectors: np.ndarray, rng: np.random.Generator) -> hubplugin.OffsetModel:
+    """A model with a map that is far from a rotation."""
+    bank = cases.unit(rng.normal(size=(200, D)))
+    step = (0.4 * rng.normal(size=(D, D))).astype(np.float32)
+    return hubplugin.fit(vectors, bank, "csls", answers="kept").having(query_map=QueryMap(step, 1.0, 200))
+
+
+def expected(model: hubplugin.OffsetModel, queries: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    q = queries.astype(np.float64)
+    return (q + q @ model.query_map.step.T.astype(np.float64)) @ vectors.T + model.offsets(vectors)
+
+
+def test_the_reference_is_numpys(rng):
+    vectors, queries = (cases.unit(rng.normal(size=(rows, D))) for rows in (300, 20))
+    model = model_of(vectors, rng)
+    by_numpy = model.queries(queries) @ vectors.T + model.offsets(vectors)
+    np.testing.assert_allclose(by_numpy, expected(model, queries, vectors), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("metric", [IP, L2])
+@pytest.mark.parametrize("kind", ["Flat", "IDMap2,Flat", "IVF8,Flat", "HNSW16", "RR24,Flat", "PQ6x8np,RFlat"])
+def test_plain_faiss_ranks_by_the_mapped_query_and_the_offset(kind, metric, rng, tmp_path):
+    case = cases.made(kind, metric, n=300)
+    cases.look_everywhere(case.index)
+    model = model_of(case.vectors, rng)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of recall: the bank is random
+        upgraded = hubplugin_faiss.upgrade(case.index, model, vectors=case.vectors if "PQ" in kind else None)
+    faiss.write_index(upgraded, str(tmp_path / "i.faiss"))
+    again = faiss.read_index(str(tmp_path / "i.faiss"))
+    hubplugin_faiss.tune(again, **({"ef_search": 300} if "HNSW" in kind else {}))
+    if "IVF" in kind:
+        hubplugin_faiss.tune(again, nprobe=8)
+    if "PQ" in kind:
+        hubplugin_faiss.tune(again, k_factor=30)
+    scores, found = again.search(case.queries, K)
+    wanted = expected(model, case.queries, case.vectors)
+    rows = np.argsort(-wanted, axis=1)[:, :K]
+    row_of = {int(each): row for row, each in enumerate(case.ids)}
+    got = np.array([[row_of[int(each)] for each in line] for line in found])
+    np.testing.assert_allclose(
+        np.take_along_axis(wanted, got, 1), np.take_along_axis(wanted, rows, 1), rtol=0, atol=2e-4
+    )
+    if metric == IP:
+        np.testing.assert_allclose(scores, np.take_along_axis(wanted, got, 1), rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("kind", ["Flat", "IDMap2,Flat", "IVF8,Flat"])
+def test_what_is_added_is_not_mapped_and_what_is_removed_is_gone(kind, rng, tmp_path):
+    case = cases.made(kind, IP, n=300)
+    cases.look_everywhere(case.index)
+    model, new = model_of(case.vectors, rng), cases.unit(rng.normal(size=(40, D)))
+    faiss.write_index(hubplugin_faiss.upgrade(case.index, model), str(tmp_path / "i.faiss"))
+    index = faiss.read_index(str(tmp_path / "i.faiss"))
+    ids = np.arange(10_000, 10_040) if "IDMap" in kind else None
+    hubplugin_faiss.add(index, new, model, ids)
+    assert index.ntotal == 340
+    names = np.concatenate([case.ids, np.arange(300, 340) if ids is None else ids])
+    everything = np.concatenate([case.vectors, new])
+    wanted = expected(model, case.queries, everything)
+    scores, found = index.search(case.queries, K)
+    np.testing.assert_array_equal(found, names[np.argsort(-wanted, axis=1)[:, :K]])
+    np.testing.assert_allclose(scores, -np.sort(-wanted, axis=1)[:, :K], rtol=0, atol=2e-4)
+    assert hubplugin_faiss.remove_ids(index, found[:1, 0]) == 1
+    assert index.ntotal == 339
+    assert found[0, 0] not in index.search(case.queries, K)[1]
+
+
+def test_downgrade_takes_the_map_out_and_another_upgrade_replaces_it(rng):
+    case = cases.made("Flat", IP, n=300)
+    model, other = model_of(case.vectors, rng), model_of(case.vectors, rng)
+    raw = faiss.serialize_index(case.index)
+    upgraded = hubplugin_faiss.upgrade(case.index, model)
+    np.testing.assert_array_equal(faiss.serialize_index(hubplugin_faiss.downgrade(upgraded)), raw)
+    wanted = expected(other, case.queries, case.vectors)
+    again = hubplugin_faiss.upgrade(hubplugin_faiss.upgrade(case.index, model), other)
+    np.testing.assert_array_equal(again.search(case.queries, K)[1], np.argsort(-wanted, axis=1)[:, :K])
+    plain = hubplugin_faiss.upgrade(upgraded, model.having(query_map=None))
+    wanted = case.queries @ case.vectors.T + model.offsets(case.vectors)
+    np.testing.assert_array_equal(plain.search(case.queries, K)[1], np.argsort(-wanted, axis=1)[:, :K])
+
+
+def test_what_does_not_know_the_map_refuses_the_index(rng, tmp_path):
+    case = cases.made("Flat", IP, n=300)
+    model = model_of(case.vectors, rng)
+    upgraded = hubplugin_faiss.upgrade(case.index, model)
+    with pytest.raises(StoreError, match="a query map stands before this index"):
+        hubplugin_faiss.Gallery(upgraded)
+    faiss.write_index(upgraded, str(tmp_path / "i.faiss"))
+    with pytest.raises(StoreError, match="a query map stands before this index"):
+        hubplugin.apply(
+            hubplugin.open_store(f"faiss:{tmp_path}/i.faiss?metric=cosine"), case.queries, "csls", force=True
+        )
+    with pytest.raises(StoreError, match="those of another model"):
+        hubplugin_faiss.add(upgraded, case.queries, model.having(query_map=None))
+
+
+def test_an_index_that_normalises_queries_refuses_a_map(rng):
+    case = cases.made("L2norm,Flat", IP, n=300)
+    with pytest.raises(InputError, match=r"which an index that normalises queries .* does not apply"):
+        hubplugin_faiss.upgrade(case.index, model_of(case.vectors, rng))
+
+
+@pytest.mark.parametrize("kind", ["RR24,Flat", "PCA24,Flat", "OPQ6_24,Flat"])
+def test_transforms_of_others_are_no_maps(kind):
+    case = cases.made(kind, IP, n=300)
+    assert hubplugin_faiss.Gallery(case.index).rows == 300
