@@ -8,6 +8,7 @@ for name in (
     "fit",
     "search",
     "faiss_types",
+    "faiss_found",
     "settings",
     "learning",
     "log_in_stores",

@@ -1,12 +1,6 @@
-"""Every type of Faiss index before and after `upgrade`, on real data: recall, R@1, latency, size.
+"""Every type of Faiss index before and after `upgrade`, on real data: recall, latency, size.
 
     python -m benchmarks.faiss_types [TYPE ...] [--data FOLDER] [--markdown FILE]
-    python -m benchmarks.faiss_types [TYPE ...] --size 5000
-
-The second prints what is found, of each type by inner product and by L2, with default offsets (blend) and strong ones
-(DBSN, tau 0.05): recall@10 of the raw index against the exact raw ranking, of the raw index against the corrected one,
-of the upgraded index against the corrected one, and R@1 of both. `@16` behind a type is its efSearch. Where FOLDER has
-fewer targets, vectors between two of them fill the gallery up.
 
 Recall@10 of the raw index is against the exact raw ranking, of the upgraded one against the exact corrected ranking
 (DBSN, tau 0.05), both over the original vectors. Latencies are medians over interleaved runs of the same queries on one
@@ -50,14 +44,6 @@ TYPES = (
 )  # fmt: skip
 
 
-FOUND = (
-    "Flat SQ8 SQ4 PQ48np PQ24np PQ96x4np PQ48x4fs PQ96x4fs IVF64,Flat IVF64,SQ8 IVF64,PQ48np IVF64,PQ48x4fs "
-    "IVF64,PQ96x4fsr IVF64,PQ48np,RFlat HNSW32@16 HNSW32@32 HNSW32@64 HNSW32,SQ8@64 NSG32@64 PCA128,Flat "
-    "RaBitQ RaBitQ4 IVF64,RaBitQ LSH SQ6 OPQ48,PQ48np RQ8x8 PRQ8x2x8"
-)
-"""The types that are tried by inner product and by L2."""
-
-
 def load(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Bank queries, test queries and the gallery, at unit length."""
     parts = {path.stem: np.load(path).astype(np.float32) for path in folder.glob("*.npy")}
@@ -70,16 +56,11 @@ def load(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def built(kind: str, gallery: np.ndarray) -> faiss.Index:
     metric = faiss.METRIC_L2 if kind.startswith("L2:") else faiss.METRIC_INNER_PRODUCT
-    index = faiss.index_factory(gallery.shape[1], kind.removeprefix("L2:").partition("@")[0], metric)
+    index = faiss.index_factory(gallery.shape[1], kind.removeprefix("L2:"), metric)
     index.train(gallery)
     index.add(gallery)
-    set_search(index, of_kind(kind))
+    set_search(index)
     return index
-
-
-def of_kind(kind: str) -> int:
-    """The efSearch that a type is written with."""
-    return int(kind.partition("@")[2] or PROBE["efSearch"])
 
 
 def set_search(index: faiss.Index, ef_search: int = PROBE["efSearch"]) -> None:
@@ -161,68 +142,13 @@ def row(
     ]
 
 
-METHODS: tuple[tuple[str, dict[str, float]], ...] = (("blend", {}), ("dbsn", {"tau": 0.05}))
-"""The default, and strong offsets."""
-
-SEEN = "raw against corrected", "corrected", "R@1"
-
-
-def filled(gallery: np.ndarray, size: int) -> np.ndarray:
-    """`size` unit vectors [size, d]: the first of `gallery`, and where it has fewer, vectors between two of these."""
-    rng, missing = np.random.default_rng(0), max(size - len(gallery), 0)
-    first, second = gallery[rng.integers(0, len(gallery), (2, missing))]
-    between = 0.7 * first + 0.3 * second
-    between /= np.maximum(np.linalg.norm(between, axis=1, keepdims=True), 1e-9)
-    return np.concatenate([gallery[:size], between.astype(np.float32)])
-
-
-def found_first(index: faiss.Index, queries: np.ndarray) -> float:
-    """R@1 in points: row i is the answer to query i."""
-    return 100 * float((index.search(queries, 1)[1][:, 0] == np.arange(len(queries))).mean())
-
-
-def what_is_found(
-    kind: str, gallery: np.ndarray, queries: np.ndarray, bank: np.ndarray, truths: list[np.ndarray]
-) -> list[str]:
-    """A row of the table: of the raw index, and of it with offsets that are fitted on what it decodes. truths: the
-    exact rankings of the true vectors, raw and by the same methods."""
-    raw = built(kind, gallery)
-    cells = [kind, f"{recall(raw, queries, truths[0]):.3f}", f"{found_first(raw, queries):.1f}"]
-    for (method, parameters), truth in zip(METHODS, truths[1:], strict=True):
-        model = hubplugin.fit(raw, bank, method, **parameters)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            corrected = hubplugin_faiss.upgrade(raw, model, force=True)
-        set_search(corrected, of_kind(kind))
-        cells += [f"{recall(raw, queries, truth):.3f}", f"{recall(corrected, queries, truth):.3f}"]
-        cells += [f"{found_first(corrected, queries):.1f}"]
-    return cells
-
-
-def print_found(kinds: list[str], folder: Path, size: int) -> None:
-    bank, queries, gallery = load(folder)
-    gallery, queries, bank = filled(gallery, size), queries[:1000], bank[:2000]
-    models = [hubplugin.fit(gallery, bank, method, **parameters) for method, parameters in METHODS]
-    offsets = [np.zeros(len(gallery), np.float32), *(model.offsets(gallery) for model in models)]
-    truths = [exact(queries, gallery, own) for own in offsets]
-    heads = ["type", "raw", "R@1", *(f"{name}{head}" for name in ("", "strong: ") for head in SEEN)]
-    print("| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|", flush=True)
-    for kind in (prefix + kind for kind in kinds for prefix in ("", "L2:")):
-        if kind != "LSH":  # which Faiss makes for L2 alone
-            print("| " + " | ".join(what_is_found(kind, gallery, queries, bank, truths)) + " |", flush=True)
-
-
 def main(
     types: Annotated[list[str] | None, typer.Argument(help="Factory strings, L2: in front for Euclidean.")] = None,
     data: Annotated[Path | None, typer.Option(help="A folder with the four arrays.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the table here, too.")] = None,
-    size: Annotated[int | None, typer.Option(help="What is found among so many targets, by both metrics.")] = None,
 ) -> None:
     folder = data or (CODE_SEARCH if CODE_SEARCH.is_dir() else EXAMPLES)
     faiss.omp_set_num_threads(1)
-    if size is not None:
-        print_found(types or FOUND.split(), folder, size)
-        return
     bank, queries, gallery = load(folder)
     queries, bank = queries[:1000], bank[:4000]
     model = hubplugin.fit(gallery, bank, "dbsn", tau=0.05)
