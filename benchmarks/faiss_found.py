@@ -13,7 +13,7 @@ Offsets are the default ones (`blend`) and strong ones (DBSN, tau 0.05), fitted 
 
 `--rules` compares what offsets of codes can be: those of the true vectors, as they are or times the slope of decoded
 similarities on true ones; a model of true vectors, asked for decoded ones; and what is fitted on what the index
-decodes, with the norm bias taken off or left in. `--write` puts the table into docs/measurements/faiss.md. Data are
+decodes, times the lengths of that or not, with the norm bias taken off or left in. `--write` puts the table into docs/measurements/faiss.md. Data are
 those of benchmarks/bank_settings.py, as far as they are there.
 """
 
@@ -39,7 +39,7 @@ from benchmarks.bank_settings import Setting
 from benchmarks.faiss_types import exact, recall, set_search
 from benchmarks.tables import EXAMPLES, RESULTS, ROOT, SHARED, machine, markdown, write_table
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import nearness_of, norm_biases
+from hubplugin_faiss.handlers.base import IndexScale, nearness_of
 
 TYPES = """
 Flat SQ8 SQ6 SQ4 PQ{8}np PQ{16}np PQ{4}x4np PQ{8}x4fs PQ{4}x4fs OPQ{8},PQ{8}np RQ8x8 PRQ8x2x8 LSH RaBitQ RaBitQ4
@@ -149,15 +149,21 @@ def rules_of(kind: str, raw: faiss.Index, setting: Setting, test: Asked) -> dict
     """Figures of the raw index, and of the default by each rule."""
     handler = handler_for(raw)
     of_true, of_codes = (hubplugin.fit(vectors, setting.bank) for vectors in (setting.targets, raw))
-    by_id = np.argsort(handler.labels())
+    labels = handler.labels()
+    by_id = np.argsort(labels)
     decoded = np.concatenate([vectors for vectors, _ in handler.scan(0, 1 << 14)])[by_id]
-    bias = norm_biases(handler, nearness_of(handler, of_true))[by_id]
+    scale = IndexScale(handler, nearness_of(handler, of_true))
+
+    def unbiased(offsets: np.ndarray) -> np.ndarray:
+        return scale.of_entries(scale.unbiased, offsets[labels])[by_id]
+
     true = of_true.offsets(setting.targets)
     tried = {
-        "true offsets": true - bias,
-        "scaled by the slope": slope(setting.targets, decoded, setting.bank) * true - bias,
+        "true offsets": unbiased(true),
+        "scaled by the slope": unbiased(slope(setting.targets, decoded, setting.bank) * true),
         "a model of true vectors": of_true,
         "fitted on what it decodes": of_codes,
+        "not times the lengths": unbiased(of_codes.offsets(decoded)),
         "the norm bias left in": of_codes.offsets(decoded),
     }
     found = {"raw": both(raw, test, "raw")}
@@ -175,8 +181,8 @@ def measured(kinds: list[str], words: list[str], size: int, rules: bool) -> Iter
             for metric in (faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2):
                 if kind == "LSH" and metric == faiss.METRIC_INNER_PRODUCT:
                     continue  # which Faiss makes for L2 alone
-                if kind.startswith("OPQ") and len(setting.targets) < setting.targets.shape[1]:
-                    continue  # Faiss 1.15.1 ends the process when it trains this on fewer vectors than dimensions
+                if kind.startswith(("OPQ", "PCA", "RQ")) and len(setting.targets) < setting.targets.shape[1]:
+                    continue  # Faiss trains none of them on fewer vectors than dimensions: 1.15.1 ends the process for OPQ
                 raw = built(kind, setting.targets, metric)
                 found = (rules_of if rules else types_of)(kind, raw, setting, test)
                 by = "L2" if metric == faiss.METRIC_L2 else "IP"

@@ -17,7 +17,7 @@ from hubplugin.model import OffsetModel
 from hubplugin.vectors import Vectors
 from hubplugin_faiss.encoding.codecs import upgrade_spec
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import NormBias, block_rows, copied, name_of, nearness_of, reason
+from hubplugin_faiss.handlers.base import IndexScale, block_rows, copied, name_of, nearness_of, reason
 
 QUERIES, K = 400, 10
 """Bank queries that are tried, and how many results of each."""
@@ -318,12 +318,12 @@ def _reconstructed(upgraded: faiss.Index, model: OffsetModel) -> Iterator[tuple[
     """Vectors [b, d] as the index reconstructs them, offsets [b] and ids [b] of all entries. Where `model` takes all
     vectors for unit vectors, they are brought back to unit length if codes changed it."""
     handler, row, unit = handler_for(upgraded), 0, model.metric is Metric.COSINE
-    norm_bias = NormBias(handler, nearness_of(handler, model))
+    scale = IndexScale(handler, nearness_of(handler, model))
     for vectors, offsets in handler.scan(0, block_rows(upgraded.d)):
         assert offsets is not None
         yield (
             normalise(vectors, "index") if unit and handler.lossy else vectors,
-            (offsets + norm_bias(vectors)).astype(np.float32),
+            scale.of_model(offsets, vectors).astype(np.float32),
             handler.labels(row, row + len(vectors)),
         )
         row += len(vectors)

@@ -20,7 +20,7 @@ from hubplugin_faiss.calibration import holds_graph, is_exact, parts, require_re
 from hubplugin_faiss.encoding.codecs import upgrade_spec
 from hubplugin_faiss.encoding.layout import in_memory
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import IndexHandler, NormBias, block_rows, is_mapped, mapped, name_of, nearness_of
+from hubplugin_faiss.handlers.base import IndexHandler, IndexScale, block_rows, is_mapped, mapped, name_of, nearness_of
 
 
 def upgrade(
@@ -189,7 +189,7 @@ def add(
             require_unit(block, given.name)
         coded = handler.coded(block)
         offsets = model.offsets(coded, compute=compute.quiet)
-        offsets = (offsets - NormBias(handler, nearness)(coded)).astype(np.float32)
+        offsets = IndexScale(handler, nearness).stored(offsets, coded).astype(np.float32)
     else:
         offsets = checked_offsets(model_or_offsets, len(block), "the batch")
     if ids is not None:
@@ -263,7 +263,7 @@ def offsets_by(
     into: np.ndarray | None = None,
     tolerant: bool = False,
 ) -> np.ndarray:
-    """Offsets for the entries of an index in scan order, less its norm bias: float32 [n].
+    """Offsets for the entries of an index in scan order, on its own scale: float32 [n].
 
     Args:
         model: its offsets are centred on the index if they are not yet centred on a gallery.
@@ -279,13 +279,15 @@ def offsets_by(
     handler = gallery.handler
     require_suits(model, handler.index)
     warn_if_swapped(model, gallery.rows)
+    if model.gallery is None:
+        model = model.centred_on(gallery if originals is None or not handler.two_stage else originals, compute=compute)
     offsets = np.empty(gallery.rows, np.float32) if into is None else into
-    norm_bias, row, invalid_vectors = NormBias(handler, nearness_of(handler, model)), 0, InvalidVectors()
+    scale, row, invalid_vectors = IndexScale(handler, nearness_of(handler, model)), 0, InvalidVectors()
     source = originals if originals is not None and handler.two_stage else gallery
     tolerant &= source is gallery
     computed = _tolerant(model, handler, compute, invalid_vectors) if tolerant else _computed(model, source, compute)
     for vectors, values in computed:
-        offsets[row : row + len(vectors)] = values - norm_bias(vectors)
+        offsets[row : row + len(vectors)] = scale.stored(values, vectors)
         row += len(vectors)
         compute.report("offsets", row, gallery.rows)
     if invalid_vectors.count > gallery.rows / 2:
@@ -296,8 +298,6 @@ def offsets_by(
         warnings.warn(f"of {gallery.rows} entries {invalid_vectors}", stacklevel=4)
     if source is originals:
         offsets[:] = offsets[handler.order()]
-    if model.gallery is None:
-        offsets -= offsets.mean(dtype=np.float64)
     return offsets
 
 

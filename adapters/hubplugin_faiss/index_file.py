@@ -36,7 +36,7 @@ from hubplugin_faiss.files import (
 )
 from hubplugin_faiss.folder import MODEL, HubFolder, Run
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import NormBias, block_rows, nearness_of
+from hubplugin_faiss.handlers.base import IndexScale, block_rows, nearness_of
 from hubplugin_faiss.handlers.lists import free_name
 from hubplugin_faiss.index import (
     Gallery,
@@ -152,7 +152,7 @@ class IndexFile:
         self.index, self.stamp, self.handler = self._read.index, self._read.stamp, handler_for(self._read.index)
         for cached in ("raw", "content"):
             self.__dict__.pop(cached, None)
-        self._norm_biases: dict[str, NormBias] = {}
+        self._scales: dict[str, IndexScale] = {}
 
     def run(self) -> Run:
         """The right to write beside the file. Raises StoreError if another run has it, or the file has changed."""
@@ -212,11 +212,11 @@ class IndexFile:
             os.unlink(name)  # lists on disk live on as long as they are mapped
         return raw
 
-    def norm_bias(self, model: OffsetModel) -> NormBias:
-        """What the index adds to an offset of `model` by itself."""
-        if model.fingerprint not in self._norm_biases:
-            self._norm_biases[model.fingerprint] = NormBias(self.handler, nearness_of(self.handler, model))
-        return self._norm_biases[model.fingerprint]
+    def scale(self, model: OffsetModel) -> IndexScale:
+        """Between offsets of `model` and those that the index holds."""
+        if model.fingerprint not in self._scales:
+            self._scales[model.fingerprint] = IndexScale(self.handler, nearness_of(self.handler, model))
+        return self._scales[model.fingerprint]
 
     @cached_property
     def content(self) -> str:
@@ -263,7 +263,7 @@ class IndexFile:
                 entry.row = row
             known = np.full(len(vectors), np.nan, np.float32) if offsets is None else offsets
             if active is not None:
-                known = (known + self.norm_bias(active)(vectors)).astype(np.float32)
+                known = self.scale(active).of_model(known, vectors).astype(np.float32)
             yield Batch(ids, vectors, known)
 
     def sample(self, count: int) -> Iterator[Batch]:

@@ -62,7 +62,8 @@ class FaissStore(Store):
             return Store.precision
         tried = np.linspace(model.gallery.smallest, model.gallery.largest, 1000, dtype=np.float32)
         # A second stage that an upgrade added rounds the vectors, too, and so what a model gives for them.
-        return Store.precision + 2 * (handler.rounding(tried) + (HALF if handler.two_stage else 0.0))
+        rounded = 2 * (handler.rounding(tried) + (HALF if handler.two_stage else 0.0))
+        return Store.precision + rounded / self._file.scale(model).shortest
 
     @property
     def unit(self) -> bool:  # type: ignore[override]
@@ -321,12 +322,12 @@ class FaissWriting(Writing):
             own = self._offsets[row : row + len(batch.ids)]
             row += len(batch.ids)
             held = batch.offsets if self.found == "active" else np.nan
-            offsets = np.where(np.isnan(own), held, own + self._file.norm_bias(self._model)(batch.vectors))
+            offsets = np.where(np.isnan(own), held, self._file.scale(self._model).of_model(own, batch.vectors))
             yield replace(batch, offsets=offsets.astype(np.float32))
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
         rows = [entry.row for entry in batch.ids if isinstance(entry, Entry)]
-        self._offsets[rows] = offsets - self._file.norm_bias(self._model)(batch.vectors)
+        self._offsets[rows] = self._file.scale(self._model).stored(offsets, batch.vectors)
 
     def settle(self) -> None:
         self._offsets.flush()

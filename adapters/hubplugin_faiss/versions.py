@@ -132,7 +132,7 @@ class KeptVersions:
                 if len(new):
                     batch = Batch(labels[rows][new].tolist(), vectors[new], offsets[rows][new])
                     given = offsets_of_all(kept.model, batch, InvalidVectors(), unit=self._file.unit, compute=Compute())
-                    offsets[rows.start + new] = given - self._file.norm_bias(kept.model)(vectors[new])
+                    offsets[rows.start + new] = self._file.scale(kept.model).stored(given, vectors[new])
         return offsets
 
     def _keep_active(self) -> None:

@@ -625,7 +625,7 @@ def test_plain_faiss_refuses_to_merge_codes_that_do_not_mean_the_same(kind):
 @pytest.mark.parametrize(
     ("kind", "metric"), [("PCA12,Flat", IP), ("PCA20,IVF8,Flat", IP), ("PQ6x8np", IP), ("PQ6x8np", L2), ("SQ4", IP)]
 )
-def test_offsets_of_a_model_compensate_the_norm_bias_of_the_index(kind, metric):
+def test_offsets_of_a_model_are_on_the_scale_of_the_index_without_its_norm_bias(kind, metric):
     """The mean that a PCA takes off, and the length that codes leave: the ranking comes near that by cosine."""
     rng = np.random.default_rng(7)
     centre = rng.normal(size=24)
@@ -644,7 +644,7 @@ def test_offsets_of_a_model_compensate_the_norm_bias_of_the_index(kind, metric):
         pca = faiss.downcast_VectorTransform(upgraded.chain.at(0))
         matrix = faiss.vector_to_array(pca.A).reshape(-1, 24).astype(np.float64)
         norm_bias = norm_bias + rows @ matrix.T @ faiss.vector_to_array(pca.b)
-    wanted = model.offsets(rows.astype(np.float32)) - norm_bias
+    wanted = lengths * model.offsets(rows.astype(np.float32)) - norm_bias
     apart = stored(upgraded) - wanted
     np.testing.assert_allclose(apart, apart.mean(), atol=1e-5 + cases.tolerance(kind))
     assert abs(stored(upgraded).mean() - model.offsets(rows.astype(np.float32)).mean()) < 0.01

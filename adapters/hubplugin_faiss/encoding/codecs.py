@@ -108,7 +108,7 @@ class UpgradeSpec:
     low, high: the range of offsets that must find room; the neutral offset 0 lies in it.
     fingerprint: that of the model, "" where offsets come from no model.
     assemble: puts codes into a base index.
-    nearness: see `NormBias`; None where the model does not take all vectors for unit vectors.
+    nearness: see `IndexScale`; None where the model does not take all vectors for unit vectors.
     rebuild: build graphs anew.
     vectors: the originals [n, d], for the second stage of a two-stage index.
     """

@@ -100,31 +100,44 @@ def some_entries(handler: IndexHandler, runs: int = 1) -> np.ndarray:
     return np.asarray(vectors[np.isfinite(vectors).all(axis=1)])
 
 
-class NormBias:
-    """The norm bias of an index, less its mean over the first entries, so that offsets stay centred.
+class IndexScale:
+    """Offsets of a model on the scale of an index's own similarities, whose codes change the lengths of vectors.
+
+    A target of length L scores L (q.t), and q.t under L2 less L^2 / 2. With the offset L o and without the norm bias it
+    scores L (q.t + o), less the same for all: as by cosine where two targets are as near as `nearness`.
 
     nearness: how similar a query is to the targets between which a ranking decides, see `nearness_of`; None where the
     model does not take all vectors for unit vectors.
     """
 
     def __init__(self, handler: IndexHandler, nearness: float | None):
-        self._handler, self._nearness, self._mean = handler, nearness, 0.0
-        own = handler.norm_bias(some_entries(handler), nearness)
-        self._mean = 0.0 if own is None or not len(own) else float(own.mean())
+        self._handler, self._nearness = handler, nearness
+        lengths, bias = handler.lengths_and_bias(some_entries(handler), nearness)
+        self._mean = float(np.mean(bias)) if np.size(bias) else 0.0
+        self.shortest = float(np.min(lengths)) if np.size(lengths) else 1.0
 
-    def __call__(self, vectors: np.ndarray) -> np.ndarray | float:
-        """The norm bias of `vectors` [b, d], as the index reconstructs them: float64 [b], or 0."""
-        own = self._handler.norm_bias(vectors, self._nearness)
-        return 0.0 if own is None else own - self._mean
+    def stored(self, offsets: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+        """What the index holds for `offsets` [b] of `vectors` [b, d], as it reconstructs them: float64 [b]."""
+        lengths, bias = self._handler.lengths_and_bias(vectors, self._nearness)
+        return np.asarray(lengths * offsets - (bias - self._mean))
 
+    def of_model(self, stored: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+        """The offsets of the model for which it holds `stored` [b]: float64 [b]."""
+        lengths, bias = self._handler.lengths_and_bias(vectors, self._nearness)
+        return np.asarray((stored + (bias - self._mean)) / lengths)
 
-def norm_biases(handler: IndexHandler, nearness: float | None) -> np.ndarray:
-    """The norm bias of each entry, in scan order: float32 [n]."""
-    norm_bias, row, values = NormBias(handler, nearness), 0, np.zeros(handler.count, np.float32)
-    for vectors, _ in handler.scan(0, block_rows(handler.index.d)):
-        values[row : row + len(vectors)] = norm_bias(vectors)
-        row += len(vectors)
-    return values
+    def unbiased(self, offsets: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+        """`stored` for offsets that are on the scale of the index already: float64 [b]."""
+        return np.asarray(offsets - (self._handler.lengths_and_bias(vectors, self._nearness)[1] - self._mean))
+
+    def of_entries(self, how: Callable[[np.ndarray, np.ndarray], np.ndarray], offsets: np.ndarray) -> np.ndarray:
+        """What `how`, a method of this, gives for `offsets` [n] of all entries in scan order: float32 [n]."""
+        values, row = np.empty(self._handler.count, np.float32), 0
+        for vectors, _ in self._handler.scan(0, block_rows(self._handler.index.d)):
+            rows = slice(row, row + len(vectors))
+            values[rows] = how(offsets[rows], vectors)
+            row = rows.stop
+        return values
 
 
 ASSEMBLED = {
@@ -287,17 +300,21 @@ class IndexHandler(ABC):
         """The largest error that an upgraded index makes when it stores `offsets` [n], with `vectors` [n, d] or, where
         these are not given, each beside an entry whose offset is about the same."""
 
-    def norm_bias(self, vectors: np.ndarray, nearness: float | None) -> np.ndarray | None:
-        """What this index adds to the similarity of each of `vectors` [b, d] to every query, up to a constant: float
-        [b], None for nothing. The model does not know of it, so offsets compensate it.
+    def lengths_and_bias(
+        self, vectors: np.ndarray, nearness: float | None
+    ) -> tuple[np.ndarray | float, np.ndarray | float]:
+        """The lengths [b] to which codes changed unit vectors, 1 where they did not, and the norm bias [b]: what the
+        index adds to the similarity of each of `vectors` [b, d] to every query, up to a constant. The model knows of
+        neither, so `IndexScale` puts its offsets right.
 
-        nearness: as in `NormBias`. Codes make unit vectors longer or shorter. A longer vector scores higher by inner
-        product, and by L2, which is q.t - |t|^2 / 2, it is further away.
+        nearness: as in `IndexScale`. A longer vector scores higher by inner product, and by L2, which is
+        q.t - |t|^2 / 2, it is further away.
         """
         if nearness is None or not self.lossy:
-            return None
+            return 1.0, 0.0
         lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
-        return np.asarray(nearness * lengths - (lengths**2 / 2 if self.euclidean else 0))
+        lengths[lengths == 0] = 1  # no query tells such a vector from its offset
+        return lengths, np.asarray(nearness * lengths - (lengths**2 / 2 if self.euclidean else 0))
 
     def files(self) -> list[str]:
         """The files in which this index keeps its inverted lists, beside its own."""

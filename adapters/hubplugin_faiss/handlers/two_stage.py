@@ -25,7 +25,7 @@ from hubplugin_faiss.encoding.layout import (
 )
 from hubplugin_faiss.handlers.base import (
     IndexHandler,
-    NormBias,
+    IndexScale,
     base_index_handler,
     block_rows,
     copied,
@@ -33,7 +33,6 @@ from hubplugin_faiss.handlers.base import (
     handed_over,
     handler_for,
     name_of,
-    norm_biases,
 )
 from hubplugin_faiss.handlers.lists import (
     distances_of_best,
@@ -124,8 +123,10 @@ class TwoStageHandler(IndexHandler):
         for first in range(start, self.count, size):
             yield self.index.reconstruct_n(first, min(size, self.count - first)), None
 
-    def norm_bias(self, vectors: np.ndarray, nearness: float | None) -> np.ndarray | None:
-        return None  # the second stage does the ranking
+    def lengths_and_bias(
+        self, vectors: np.ndarray, nearness: float | None
+    ) -> tuple[np.ndarray | float, np.ndarray | float]:
+        return 1.0, 0.0  # the second stage does the ranking
 
     def require_takes(
         self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, nearness: float | None = None
@@ -308,10 +309,9 @@ class RefineHandler(IndexHandler):
             )
             return self._of(candidates, second, self.index.k_factor * K_FACTOR)
         labels = self._base.labels()
-        offsets = self._shrinkage * offsets[labels]
-        if spec.unit:  # the two stages have different norm biases
-            of_first, of_second = (norm_biases(part, spec.nearness) for part in (self._base, self._second))
-            offsets = offsets + of_second[labels] - of_first
+        first, of_second = self._scales(spec.nearness)
+        shrunk = self._shrinkage * of_second.of_entries(of_second.of_model, offsets)[labels]
+        offsets = first.of_entries(first.unbiased, shrunk)
         return self._of(self._base.upgraded(offsets, spec), second, self.index.k_factor)
 
     def downgraded(self, assemble: Assemble) -> faiss.Index:
@@ -360,11 +360,13 @@ class RefineHandler(IndexHandler):
         """The offsets [n] in the base index, where the second stage holds `offsets` [n] with `vectors` [n, d]."""
         if self._base.two_stage:
             return offsets
-        offsets = self._shrinkage * offsets
-        if nearness is None:
-            return offsets
-        first, second = NormBias(self._base, nearness), NormBias(self._second, nearness)
-        return np.asarray(offsets + second(self._second.coded(vectors)) - first(self._base.coded(vectors)))
+        first, second = self._scales(nearness)
+        shrunk = self._shrinkage * second.of_model(offsets, self._second.coded(vectors))
+        return first.unbiased(shrunk, self._base.coded(vectors))
+
+    def _scales(self, nearness: float | None) -> tuple[IndexScale, IndexScale]:
+        """Of both stages. That of the first takes the norm bias off alone: lengths are part of `_shrinkage`."""
+        return IndexScale(self._base, nearness), IndexScale(self._second, nearness)
 
     def remove(self, ids: np.ndarray) -> None:
         """Removes entries and closes up the ids of the others, since the second stage finds entries by their row."""
@@ -378,8 +380,10 @@ class RefineHandler(IndexHandler):
             return self._base.coded(vectors)  # among decoded vectors an exact one would win
         return self._second.coded(vectors)
 
-    def norm_bias(self, vectors: np.ndarray, nearness: float | None) -> np.ndarray | None:
-        return None if self.two_stage else self._second.norm_bias(vectors, nearness)
+    def lengths_and_bias(
+        self, vectors: np.ndarray, nearness: float | None
+    ) -> tuple[np.ndarray | float, np.ndarray | float]:
+        return (1.0, 0.0) if self.two_stage else self._second.lengths_and_bias(vectors, nearness)
 
     def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         return self._second.labels(start, stop)

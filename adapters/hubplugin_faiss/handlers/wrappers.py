@@ -52,8 +52,10 @@ class WrapperHandler(IndexHandler):
     def files(self) -> list[str]:
         return self._inner.files()
 
-    def norm_bias(self, vectors: np.ndarray, nearness: float | None) -> np.ndarray | None:
-        return self._inner.norm_bias(vectors, nearness)
+    def lengths_and_bias(
+        self, vectors: np.ndarray, nearness: float | None
+    ) -> tuple[np.ndarray | float, np.ndarray | float]:
+        return self._inner.lengths_and_bias(vectors, nearness)
 
     def coded(self, vectors: np.ndarray) -> np.ndarray:
         return self._inner.coded(vectors)
@@ -182,14 +184,18 @@ class PreTransformHandler(WrapperHandler):
         for inner, offsets in self._inner.scan(start, size):
             yield self._reversed(inner), offsets if extra is None else extra.offsets(inner[:, -extra.width :])
 
-    def norm_bias(self, vectors: np.ndarray, nearness: float | None) -> np.ndarray | None:
+    def lengths_and_bias(
+        self, vectors: np.ndarray, nearness: float | None
+    ) -> tuple[np.ndarray | float, np.ndarray | float]:
         """Transforms x -> A x + b rank by (A q).(A t) + b.(A t) under inner product; the last term is norm bias."""
         # A second stage takes care of lengths itself, where they are the same behind the transforms.
-        own = None if self.two_stage and self._keeps_lengths else IndexHandler.norm_bias(self, vectors, nearness)
+        lengths, bias = IndexHandler.lengths_and_bias(
+            self, vectors, None if self.two_stage and self._keeps_lengths else nearness
+        )
         shift = self._shift
         if self.euclidean or shift is None or not shift.any():
-            return own
-        return np.asarray((self._transformed(vectors) - shift) @ shift + (0 if own is None else own))
+            return lengths, bias
+        return lengths, np.asarray((self._transformed(vectors) - shift) @ shift + bias)
 
     def coded(self, vectors: np.ndarray) -> np.ndarray:
         if not self.lossy:
