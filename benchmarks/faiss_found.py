@@ -13,8 +13,8 @@ Offsets are the default ones (`blend`) and strong ones (DBSN, tau 0.05), fitted 
 
 `--rules` compares what offsets of codes can be: those of the true vectors, as they are or times the slope of decoded
 similarities on true ones; a model of true vectors, asked for decoded ones; and what is fitted on what the index
-decodes, times the lengths of that or not, with the norm bias taken off or left in. `--write` puts the table into docs/measurements/faiss.md. Data are
-those of benchmarks/bank_settings.py, as far as they are there.
+decodes, times the lengths of that or not, with the norm bias taken off or left in. `--write` puts the table into
+docs/measurements/faiss.md. Data are those of benchmarks/bank_settings.py, as far as they are there.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def measured(kinds: list[str], words: list[str], size: int, rules: bool) -> Iter
                 if kind == "LSH" and metric == faiss.METRIC_INNER_PRODUCT:
                     continue  # which Faiss makes for L2 alone
                 if kind.startswith(("OPQ", "PCA", "RQ")) and len(setting.targets) < setting.targets.shape[1]:
-                    continue  # Faiss trains none of them on fewer vectors than dimensions: 1.15.1 ends the process for OPQ
+                    continue  # Faiss trains none on fewer vectors than dimensions; OPQ ends the process (1.15.1)
                 raw = built(kind, setting.targets, metric)
                 found = (rules_of if rules else types_of)(kind, raw, setting, test)
                 by = "L2" if metric == faiss.METRIC_L2 else "IP"

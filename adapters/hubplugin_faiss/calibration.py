@@ -321,11 +321,9 @@ def _reconstructed(upgraded: faiss.Index, model: OffsetModel) -> Iterator[tuple[
     scale = IndexScale(handler, nearness_of(handler, model))
     for vectors, offsets in handler.scan(0, block_rows(upgraded.d)):
         assert offsets is not None
-        yield (
-            normalise(vectors, "index") if unit and handler.lossy else vectors,
-            scale.of_model(offsets, vectors).astype(np.float32),
-            handler.labels(row, row + len(vectors)),
-        )
+        labels = handler.labels(row, row + len(vectors))
+        offsets = scale.of_model(offsets, vectors).astype(np.float32)
+        yield normalise(vectors, "index") if unit and handler.lossy else vectors, offsets, labels
         row += len(vectors)
 
 

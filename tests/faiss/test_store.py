@@ -159,6 +159,24 @@ def test_what_plain_faiss_adds_is_stale_until_it_is_refreshed(tmp_path, model):
     assert inspect(open_store(f"faiss:{file}")).stale == 0
 
 
+@pytest.mark.parametrize("kind", ["PCA8,Flat", "PCA8,SQ8"])
+def test_newcomers_make_no_offset_stale_where_codes_change_lengths(tmp_path, kind):
+    """Offsets are less the mean norm bias of the index, which a few entries more change a little."""
+    rng = np.random.default_rng(3)
+    centre = rng.normal(size=16)
+    gallery, newcomers, bank = (cases.unit(rng.normal(size=(rows, 16)) + centre) for rows in (500, 40, 60))
+    file = tmp_path / "x.faiss"
+    index = faiss.index_factory(16, kind, IP)
+    index.train(gallery)
+    index.add(gallery)
+    faiss.write_index(index, str(file))
+    hubplugin.apply(hubplugin_faiss.open_store(file), bank, "nnn", k=5, force=True)
+    index, kept = hubplugin_faiss.read_index(file)
+    hubplugin_faiss.add(index, newcomers, kept)
+    faiss.write_index(index, str(file))
+    assert inspect(open_store(f"faiss:{file}")).stale == 0
+
+
 def foreign_rows() -> np.ndarray:
     """A vector of another length, one without length and one that is not finite, around a good one."""
     rows = np.stack([0.5 * GALLERY[0], np.zeros(16), BANK[0], np.full(16, np.nan)]).astype(np.float32)

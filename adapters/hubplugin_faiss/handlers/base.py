@@ -100,6 +100,10 @@ def some_entries(handler: IndexHandler, runs: int = 1) -> np.ndarray:
     return np.asarray(vectors[np.isfinite(vectors).all(axis=1)])
 
 
+CENTRE = 0.02
+"""The mean norm bias is left in, so that offsets stay centred: as a multiple of it, which a few entries more keep."""
+
+
 class IndexScale:
     """Offsets of a model on the scale of an index's own similarities, whose codes change the lengths of vectors.
 
@@ -113,7 +117,7 @@ class IndexScale:
     def __init__(self, handler: IndexHandler, nearness: float | None):
         self._handler, self._nearness = handler, nearness
         lengths, bias = handler.lengths_and_bias(some_entries(handler), nearness)
-        self._mean = float(np.mean(bias)) if np.size(bias) else 0.0
+        self._mean = CENTRE * round(float(np.mean(bias)) / CENTRE) if np.size(bias) else 0.0
         self.shortest = float(np.min(lengths)) if np.size(lengths) else 1.0
 
     def stored(self, offsets: np.ndarray, vectors: np.ndarray) -> np.ndarray:
