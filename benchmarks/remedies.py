@@ -1,0 +1,214 @@
+"""What should one try first where the same targets come back? Remedies that people name, side by side on real settings.
+
+    python -m benchmarks.remedies [--splits 2] [--only WORD ...] [--write]
+
+Settings are those of benchmarks/bank_settings.py, as far as their data are there. Of each remedy: the mean change of
+R@1 over the raw search in points, with the half width of a 95 % interval over tests, and the worst test, by side (of a
+log what was asked before, and what was not; clean banks); the mean change of R@10;
+and what it needs. `--write` puts the table into docs/comparison.md. Keyword search is not among them: most of these
+settings are vectors alone.
+
+- centred: query less the mean query of the bank, target less the mean target.
+- centred, unit length: likewise, and brought to unit length.
+- all but the top: centred, less the d / 100 main directions of the gallery, at unit length (Mu and Viswanath 2018).
+- whitened: centred, times the inverse root of the gallery's covariance (shrunk by a tenth to its mean), at unit length.
+- gallery density: less half the mean similarity of a target to its 16 nearest other targets, no query asked for.
+- MMR: the first 10 of 30 chosen one by one, 0.7 of nearness to the query less 0.3 of that to what is chosen.
+- linear adapter: a matrix for queries from pairs, by gradient steps on InfoNCE (tau 0.05, Adam 1e-3, batches of 128, 20
+  rounds), from the identity.
+- default, map: `hubplugin.fit` and `fit(..., learn=True)`; "centred, then default" and "adapter, then default" fit on
+  vectors so changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+import hubplugin
+from benchmarks.bank_settings import Setting, further, seventeen
+from benchmarks.tables import ROOT, SHARED, machine, markdown, write_table
+
+Scores = Callable[[np.ndarray], np.ndarray]
+"""Queries [q, d] to scores [q, n]."""
+
+NEEDS = {
+    "centred": "queries",
+    "centred, unit length": "queries; all vectors anew",
+    "all but the top": "queries; all vectors anew",
+    "whitened": "queries; all vectors anew",
+    "gallery density": "nothing",
+    "MMR": "30 candidates with their vectors a query",
+    "linear adapter": "pairs; every query is mapped",
+    "default": "queries",
+    "map": "pairs; every query is mapped",
+    "centred, then default": "queries; all vectors anew",
+    "adapter, then default": "pairs; every query is mapped",
+}
+SIDES = {"": "clean", "asked": "asked before", "not asked": "not asked before"}
+
+Gain = tuple[str, np.ndarray]
+"""The side of a test, and the change of R@1 and R@10."""
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9), np.float32)
+
+
+def spread(targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Variances [d] and directions [d, d] (columns) of the gallery, the largest last."""
+    return np.linalg.eigh(np.cov(targets.T.astype(np.float64)))
+
+
+def moved(setting: Setting, step: Callable[[np.ndarray], np.ndarray]) -> tuple[Setting, Scores]:
+    """The bank and the gallery, each less its mean and after `step`; and the scores of such vectors."""
+    of_queries, of_targets = setting.bank.mean(axis=0), setting.targets.mean(axis=0)
+    targets = step(setting.targets - of_targets)
+    changed = Setting(step(setting.bank - of_queries), targets, None, {})
+    return changed, lambda queries: step(queries - of_queries) @ targets.T
+
+
+def all_but_the_top(setting: Setting) -> Scores:
+    top = spread(setting.targets)[1][:, -max(setting.targets.shape[1] // 100, 1) :]
+    return moved(setting, lambda vectors: unit(vectors - vectors @ top @ top.T))[1]
+
+
+def whitened(setting: Setting) -> Scores:
+    variances, directions = spread(setting.targets)
+    root = directions / np.sqrt(0.9 * variances + 0.1 * variances.mean()) @ directions.T
+    return moved(setting, lambda vectors: unit(vectors @ root))[1]
+
+
+def density(setting: Setting) -> np.ndarray:
+    near = -np.sort(-(setting.targets @ setting.targets.T), axis=1)[:, 1:17]
+    return np.asarray(-0.5 * near.mean(axis=1))
+
+
+def diverse(targets: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """`scores` with the ten that MMR chooses above all others, in its order."""
+    shown = np.argsort(-scores, axis=1)[:, :30]
+    near = np.take_along_axis(scores, shown, axis=1)
+    alike = np.einsum("qid,qjd->qij", targets[shown], targets[shown])
+    rows, nearest, scores = np.arange(len(scores)), np.full(near.shape, -1.0), scores.copy()
+    for place in range(10):
+        worth = np.where(np.isinf(near), -np.inf, 0.7 * near - 0.3 * nearest if place else near)
+        best = worth.argmax(axis=1)
+        scores[rows, shown[rows, best]] = 100 - place
+        near[rows, best] = -np.inf
+        nearest = np.maximum(nearest, alike[rows, best])
+    return scores
+
+
+def answers(setting: Setting) -> np.ndarray | None:
+    """The targets [m, d] that answer the bank, None where they are not known."""
+    return setting.target_bank if setting.clicks is None else setting.targets[setting.clicks]
+
+
+def adapter(queries: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """The matrix [d, d] of the linear adapter."""
+    torch.manual_seed(0)
+    asked, right = torch.from_numpy(queries), torch.from_numpy(targets)
+    matrix = torch.eye(asked.shape[1], requires_grad=True)
+    steps = torch.optim.Adam([matrix], lr=1e-3)
+    for _ in range(20):
+        for rows in torch.randperm(len(asked)).split(128):
+            scores = torch.nn.functional.normalize(asked[rows] @ matrix) @ right[rows].T / 0.05
+            loss = torch.nn.functional.cross_entropy(scores, torch.arange(len(rows)))
+            steps.zero_grad()
+            loss.backward()
+            steps.step()
+    return matrix.detach().numpy()
+
+
+def remedies(setting: Setting) -> dict[str, Scores]:
+    targets, right = setting.targets, answers(setting)
+
+    def plain(queries: np.ndarray) -> np.ndarray:
+        return np.asarray(queries @ targets.T)
+
+    def added(offsets: np.ndarray, scores: Scores = plain) -> Scores:
+        return lambda queries: scores(queries) + offsets
+
+    def by_default(changed: Setting) -> np.ndarray:
+        return hubplugin.fit(changed.targets, hubplugin.Bank(changed.bank, changed.target_bank)).offsets(
+            changed.targets
+        )
+
+    default = by_default(setting)
+    normal, scores_of_normal = moved(setting, unit)
+    found = {
+        "raw": plain,
+        "centred": moved(setting, lambda vectors: vectors)[1],
+        "centred, unit length": scores_of_normal,
+        "all but the top": all_but_the_top(setting),
+        "whitened": whitened(setting),
+        "gallery density": added(density(setting)),
+        "MMR": lambda queries: diverse(targets, plain(queries)),
+        "default": added(default),
+        "centred, then default": added(by_default(normal), scores_of_normal),
+    }
+    if right is not None and len(right) >= 200:
+        matrix = adapter(setting.bank, right)
+        bank = hubplugin.Bank(setting.bank, right if setting.clicks is None else setting.clicks)
+        learned = hubplugin.fit(targets, bank, learn=True)
+        mapped = Setting(unit(setting.bank @ matrix), targets, setting.target_bank, {})
+        found["linear adapter"] = lambda queries: plain(unit(queries @ matrix))
+        found["map"] = added(learned.offsets(targets), lambda queries: plain(learned.queries(queries)))
+        found["adapter, then default"] = added(by_default(mapped), found["linear adapter"])
+    return found
+
+
+def places(scores: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """R@1 and R@10 in points."""
+    above = (scores > np.take_along_axis(scores, truth[:, None], axis=1)).sum(axis=1)
+    return np.array([100 * float((above < k).mean()) for k in (1, 10)])
+
+
+def table(gains: dict[str, list[Gain]]) -> str:
+    lines = []
+    for name, found in sorted(gains.items(), key=lambda item: -np.mean([change[0] for _, change in item[1]])):
+        cells = []
+        for side in SIDES:
+            own = np.array([change[0] for test, change in found if test == side])
+            width = 1.96 * own.std(ddof=1) / len(own) ** 0.5 if len(own) > 1 else np.nan
+            cells.append(f"{own.mean():+.1f} ± {width:.1f}, {own.min():+.1f} ({len(own)})" if len(own) else "")
+        lines.append([name, *cells, f"{np.mean([change[1] for _, change in found]):+.1f}", NEEDS[name]])
+    return markdown(["remedy", *(f"R@1, {side}: mean, worst" for side in SIDES.values()), "R@10", "needs"], lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--splits", type=int, default=2)
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")  # that pairs taught nothing
+    gains: dict[str, list[Gain]] = defaultdict(list)
+    for family in [*seventeen(SHARED), *further(SHARED)]:
+        if not family.source.is_dir() or not all(word in family.name for word in given.only):
+            continue
+        found: dict[tuple[str, str], list[np.ndarray]] = defaultdict(list)
+        for seed in range(min(given.splits, family.splits)):
+            setting = family.draw(seed)
+            for name, scores in remedies(setting).items():
+                for test, (queries, truth) in setting.tests.items():
+                    found[test, name].append(places(scores(queries), truth))
+        for (test, name), values in found.items():
+            if name != "raw":
+                change = np.mean(values, axis=0) - np.mean(found[test, "raw"], axis=0)
+                gains[name].append((test, change))
+                print(f"{family.name} {test}: {name} {change.round(1)}", file=sys.stderr, flush=True)
+    text = table(gains)
+    print(text + f"\n{machine(1)}")
+    if given.write:
+        write_table(ROOT / "docs" / "comparison.md", "remedies", text)
+
+
+if __name__ == "__main__":
+    main()
