@@ -201,7 +201,7 @@ class Results(Reported, BaseModel):
     def _verdict(self) -> Verdict | None:
         usable = [method for method in self.methods[1:] if not method.transductive]
         if not usable:
-            return Verdict(False, "no active correction: the raw search alone") if self.store is not None else None
+            return Verdict("same", "no active correction: the raw search alone") if self.store is not None else None
         first = max(usable, key=lambda method: method.recall[1].value) if self.best is None else self[self.best]
         versus = first.versus_raw
         assert versus is not None
@@ -212,17 +212,20 @@ class Results(Reported, BaseModel):
         ]
         if self.store is not None:
             change = versus.difference
-            line = "it does harm" if change.high < 0 else "neither help nor harm beyond chance"
-            return Verdict(change.low > 0, "it helps" if change.low > 0 else line, more)
+            if change.low > 0:
+                return Verdict("better", "it helps", more)
+            if change.high < 0:
+                return Verdict("worse", "it does harm", more)
+            return Verdict("same", "neither help nor harm beyond chance", more)
         recall = percent(first.recall[1].value)
         if self.best is None:
             line = "no correction; no usable method puts more true targets first than the raw search beyond chance"
-            return Verdict(False, line, [f"The highest recall is that of {first.described}, with {recall}", *more])
+            return Verdict("same", line, [f"The highest recall is that of {first.described}, with {recall}", *more])
         more.append(
             "It was picked on the queries that are reported here, so new queries will gain a little less; with the "
             "method auto the choice is made on the bank instead."
         )
-        return Verdict(True, f"{first.described}, because it puts the most true targets first: {recall}", more)
+        return Verdict("better", f"{first.described}, because it puts the most true targets first: {recall}", more)
 
     def _side_by_side(self) -> list[str]:
         """The raw search, and what is worth knowing of the methods and the bank."""

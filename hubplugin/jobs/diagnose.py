@@ -243,7 +243,7 @@ class Diagnosis(Reported):
             tiles=tiles_of(self.trial),
             k=hubness.k,
             verdict=Verdict(
-                not (self.hubby or self.causes),
+                "worse" if self.hubby or self.causes else "better",
                 self.verdict,
                 [str(self.trial.bank), f"candidate: {candidate}", expected, *self.trial.notes, f"it would {would}"],
             ),

@@ -133,7 +133,7 @@ class Inspection(Reported):
             subtitle=f"{self.count:,} targets, {self.dim} dimensions, {self.metric.value}",
             tiles=self._tiles(),
             verdict=Verdict(
-                whole and not self.alarms,
+                "worse" if self.alarms else "better" if whole else "same" if correction is None else "worse",
                 "no correction" if correction is None else health,
                 [f"ALARM: {alarm}" for alarm in self.alarms],
             ),

@@ -393,7 +393,7 @@ class Applied(Reported):
             title="The correction",
             subtitle=str(self.model),
             tiles=[] if tested is None else tiles_of(tested),
-            verdict=Verdict(True, f"{state}: {self.model}", [] if tested is None else guard_says(tested)),
+            verdict=Verdict("better", f"{state}: {self.model}", [] if tested is None else guard_says(tested)),
             sentences=[*lines, *self.notes],
             facts={"fingerprint": self.model.fingerprint},
         )

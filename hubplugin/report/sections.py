@@ -91,13 +91,15 @@ class Histogram(BaseModel):
 
 @dataclass(frozen=True)
 class Tile:
-    """One figure of the first screen. shown: as it is now; before: what it was, where there is a before."""
+    """One figure of the first screen. shown: as it is now; before: what it was, where there is a before. rose: whether
+    it is larger now, which may be better or worse."""
 
     title: str
     shown: str
     direction: Direction = "unknown"
     before: str = ""
     note: str = ""
+    rose: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,9 +129,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What it comes to: one line, and what else."""
+    """What it comes to: one line, and what else. direction: "same" is neither help nor harm."""
 
-    good: bool
+    direction: Direction
     line: str
     more: Sequence[str] = ()
 
@@ -166,7 +168,7 @@ def share_tile(
         return Tile(title, percent(before), note=note)
     gained = after - before if more_is_better else before - after
     direction: Direction = "same" if abs(gained) < SAME else "better" if gained > 0 else "worse"
-    return Tile(title, percent(after), direction, percent(before), note)
+    return Tile(title, percent(after), direction, percent(before), note, rose=after > before)
 
 
 def shares_tile(title: str, shares: Mapping[str, Share | None], unknown: str) -> Tile:
@@ -188,7 +190,7 @@ def shares_tile(title: str, shares: Mapping[str, Share | None], unknown: str) ->
     better = any(share.change.low > 0 for share in known.values())
     direction: Direction = "worse" if worse else "better" if better else "same"
     note = "; ".join(told(name, share) for name, share in known.items())
-    return Tile(title, " / ".join(map(shown, shares.values())), direction, note=note)
+    return Tile(title, " / ".join(map(shown, shares.values())), direction, note=note, rose=direction == "better")
 
 
 def bank_tile(found_first: Share | None, others: Share | None, unknown: str) -> Tile:

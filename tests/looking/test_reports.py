@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from hubplugin.cli import app
 from hubplugin.measures.significance import Figure
-from hubplugin.report import Report, Share, Tile, Verdict, percent, share_tile, shares_tile
+from hubplugin.report import Report, Share, Verdict, percent, share_tile, shares_tile
 from hubplugin.report.plots import VARIABLES
 from hubplugin.report.render import as_html
 
@@ -114,9 +114,25 @@ def test_both_sides_are_as_bad_as_the_worse_of_them_beyond_chance():
 
 
 def test_bad_news_have_a_word_a_sign_and_a_colour_as_good_ones_do():
-    tiles = [Tile("one", "1 %", "better", "2 %"), Tile("other", "3 %", "worse", "2 %")]
-    text = as_html(Report("page", "", tiles, verdict=Verdict(False, "It does harm")))
-    assert Parsed(text).tiles == ["better", "worse"]
-    assert "▲ better (was 2 %)" in text
-    assert "▼ worse (was 2 %)" in text
-    assert '<section class="verdict bad"><h2>It does harm</h2>' in text
+    """The arrow is the number's own: a hub that is found less often is better, and goes down."""
+    tiles = [share_tile("a hub", *each, more_is_better=False) for each in ((0.02, 0.01), (0.02, 0.03), (0.02, 0.02))]
+    tiles += [share_tile("R@1", *each, more_is_better=True) for each in ((0.5, 0.6), (0.6, 0.5))]
+    text = as_html(Report("page", "", tiles, verdict=Verdict("worse", "It does harm")))
+    assert Parsed(text).tiles == ["better", "worse", "same", "better", "worse"]
+    signs = [
+        "▼ better (was 2.0 %)",
+        "▲ worse (was 2.0 %)",
+        "= the same",
+        "▲ better (was 50.0 %)",
+        "▼ worse (was 60.0 %)",
+    ]
+    places = [text.replace("\N{NO-BREAK SPACE}", " ").find(sign) for sign in signs]
+    assert -1 not in places
+    assert places == sorted(places)
+    assert '<section class="verdict worse"><h2>It does harm</h2>' in text
+
+
+def test_a_verdict_of_neither_help_nor_harm_is_not_red():
+    text = as_html(Report("page", "", verdict=Verdict("same", "Neither help nor harm beyond chance")))
+    assert '<section class="verdict same">' in text
+    assert ".verdict.same" not in text  # so that it has the colour of what has no direction
