@@ -161,7 +161,9 @@ def refit(
     recipe = Recipe(configuration, group_key(old), old.bound is not None, force, old)
     done, versus = _corrected(store, prepared.against(gallery.vectors, gallery.rows), gallery, recipe, dry_run, keep)
     assert versus is not None
-    return Refitted(**vars(done), versus=versus)
+    before, now = len(old.terms[0].bank), len(prepared.query_bank)  # of `dn` the old one kept is its mean alone
+    fewer = [f"the new bank has {now:,} queries, the old one had {before:,}"] if now < before else []
+    return Refitted(**vars(replace(done, notes=[*done.notes, *fewer])), versus=versus)
 
 
 @dataclass(frozen=True)

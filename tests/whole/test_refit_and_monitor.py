@@ -47,6 +47,12 @@ def test_a_refit_keeps_the_method_and_its_parameters_on_a_new_bank(photos, real)
     assert done.trial is not None
 
 
+def test_a_refit_says_where_the_new_bank_is_smaller(photos, real):
+    said = "the new bank has 400 queries, the old one had 1,250"
+    assert said in str(refit(photos, real["bank_queries"][1:800:2], dry_run=True, force=True))
+    assert "the new bank has" not in str(refit(photos, real["bank_queries"], dry_run=True, force=True))
+
+
 def test_the_old_model_is_tried_on_held_out_queries_as_it_is(photos, real):
     old, bank = photos.correction().model, real["bank_queries"][1::2]
     beside = refit(photos, bank, dry_run=True).versus
