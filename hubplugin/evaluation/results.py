@@ -24,6 +24,7 @@ from hubplugin.report import (
     Tile,
     Verdict,
     bank_tile,
+    changes_told,
     percent,
     plots,
     points,
@@ -212,11 +213,13 @@ class Results(Reported, BaseModel):
         ]
         if self.store is not None:
             change = versus.difference
+            first_now = first.recall[1].value
+            told = changes_told(self.raw.worst, first.worst, self.queries, self.raw.recall[1].value, first_now)
             if change.low > 0:
-                return Verdict("better", "it helps", more)
+                return Verdict("better", f"it helps; {told}", more)
             if change.high < 0:
-                return Verdict("worse", "it does harm", more)
-            return Verdict("same", "neither help nor harm beyond chance", more)
+                return Verdict("worse", f"it does harm; {told}", more)
+            return Verdict("same", f"neither help nor harm beyond chance; {told}", more)
         recall = percent(first.recall[1].value)
         if self.best is None:
             line = "no correction; no usable method puts more true targets first than the raw search beyond chance"
@@ -225,7 +228,8 @@ class Results(Reported, BaseModel):
             "It was picked on the queries that are reported here, so new queries will gain a little less; with the "
             "method auto the choice is made on the bank instead."
         )
-        return Verdict("better", f"{first.described}, because it puts the most true targets first: {recall}", more)
+        line = f"best is {first.described}, because it puts the most true targets first: {recall}"
+        return Verdict("better", line, more)
 
     def _side_by_side(self) -> list[str]:
         """The raw search, and what is worth knowing of the methods and the bank."""

@@ -15,7 +15,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from hubplugin.measures.significance import Figure
 from hubplugin.model import OffsetModel
-from hubplugin.report import Share, Tile, share_tile, shares_tile
+from hubplugin.report import Share, Tile, changes_told, share_tile, shares_tile
 from hubplugin.report.sections import NEVER, RECALL, WORST
 from hubplugin.store import Correction, StoredVersion
 from hubplugin.trial import Sides, Trial
@@ -162,6 +162,13 @@ def tiles_of(trial: Trial) -> list[Tile]:
         share_tile(NEVER, before.never, trial.never, more_is_better=False, note=held_out),
         shares_tile(f"R@1, asked before / not asked{guess}", shares, unknown),
     ]  # fmt: skip
+
+
+def in_a_sentence(trial: Trial) -> str:
+    """What users will see of it, by held-out queries of the bank."""
+    before = trial.raw
+    assert before is not None
+    return changes_told(before.largest, trial.largest, trial.queries, before.recall, trial.recall)
 
 
 def tried(trial: Trial) -> list[str]:

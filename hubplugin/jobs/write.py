@@ -24,7 +24,7 @@ from hubplugin.bank import places
 from hubplugin.cluster import Order, Reading, ShardedGallery, Workspace
 from hubplugin.compute import Compute, ShardResult
 from hubplugin.errors import InputError, Parameter, StoreError
-from hubplugin.jobs.facts import ToldModel, ToldTrial, guard_says, tiles_of, tried
+from hubplugin.jobs.facts import ToldModel, ToldTrial, guard_says, in_a_sentence, tiles_of, tried
 from hubplugin.methods.robust import floor_of
 from hubplugin.metric import Metric
 from hubplugin.model import GroupedModel, OffsetModel, Value, unmapped, warn_if_swapped
@@ -389,11 +389,16 @@ class Applied(Reported):
             lines.append(f"kept at offset 0: {'; '.join(f'{value!r}: {why}' for value, why in some)}{more}")
         lines += [str(self.invalid_vectors)] if self.invalid_vectors.count else []
         state = "active" if self.written else "nothing was written; would be active"
+        line = f"{state}: {self.model}"
+        also = [] if tested is None else [line, *guard_says(tested)]
+        if tested is not None:
+            done = "applied" if self.written else "nothing was written"
+            line = f"{done}; on held-out bank queries {in_a_sentence(tested)}"
         return Report(
             title="The correction",
             subtitle=str(self.model),
             tiles=[] if tested is None else tiles_of(tested),
-            verdict=Verdict("better", f"{state}: {self.model}", [] if tested is None else guard_says(tested)),
+            verdict=Verdict("better", line, also),
             sentences=[*lines, *self.notes],
             facts={"fingerprint": self.model.fingerprint},
         )

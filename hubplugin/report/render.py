@@ -48,9 +48,10 @@ ROOMY, WIDEST = 130, 150
 
 
 def as_text(report: Report, width: int = WIDEST) -> str:
-    """What `report` says, a line each; pictures, tiles and examples are for pages."""
-    lines = [_table(table, width) for table in report.tables if table.brief]
-    return "\n".join([*lines, *_lines(report)])
+    """What `report` says, a line each, and first what it comes to; pictures, tiles and examples are for pages."""
+    first = [] if report.verdict is None else [f"{report.verdict.line[:1].upper()}{report.verdict.line[1:]}."]
+    tables = [_table(table, width) for table in report.tables if table.brief]
+    return "\n".join([*first, *tables, *_lines(report)])
 
 
 def _lines(report: Report) -> Iterator[str]:
@@ -62,7 +63,7 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"never found, for instance: {', '.join(report.anti_hubs[:HUBS])}"
     yield from map(str, report.causes)
     if report.verdict is not None:
-        yield from (f"in short: {report.verdict.line}", *report.verdict.more)
+        yield from report.verdict.more
 
 
 def _counts(found_by: dict[str, int], after: str) -> list[int]:

@@ -171,6 +171,20 @@ def share_tile(
     return Tile(title, percent(after), direction, percent(before), note, rose=after > before)
 
 
+def changes_told(
+    worst: float | None, now: float | None, queries: int, first: float | None, first_now: float | None
+) -> str:
+    """In words: the share of queries that find the worst hub, and R@1, before and now; "" where neither is known."""
+    told = []
+    if worst is not None and now is not None:
+        one, other = round(worst * queries), round(now * queries)
+        went = "falls" if other < one else "rises" if other > one else "stays"
+        told.append(f"the worst hub {went} from {one:,} to {other:,} of {queries:,} queries")
+    if first is not None and first_now is not None:
+        told.append(f"right answers first: {100 * first:.1f} to {percent(first_now)}")
+    return "; ".join(told)
+
+
 def shares_tile(title: str, shares: Mapping[str, Share | None], unknown: str) -> Tile:
     """The change of R@1 of parts of the queries, by name. What is none beyond chance has no direction."""
     known = {name: share for name, share in shares.items() if share is not None}

@@ -123,7 +123,7 @@ def test_a_store_without_a_correction_is_searched_raw(store, vectors):
     assert [method.label for method in found.methods] == ["raw"]
     assert found.shown is None
     assert set(found.raw.recall) == {1, 5}
-    assert "no active correction" in str(found)
+    assert "No active correction" in str(found)
 
 
 def test_a_filter_is_part_of_the_search(vectors, model):

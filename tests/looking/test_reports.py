@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from hubplugin.cli import app
 from hubplugin.measures.significance import Figure
-from hubplugin.report import Report, Share, Verdict, percent, share_tile, shares_tile
+from hubplugin.report import Report, Share, Verdict, changes_told, percent, share_tile, shares_tile
 from hubplugin.report.plots import VARIABLES
 from hubplugin.report.render import as_html
 
@@ -130,6 +130,13 @@ def test_bad_news_have_a_word_a_sign_and_a_colour_as_good_ones_do():
     assert -1 not in places
     assert places == sorted(places)
     assert '<section class="verdict worse"><h2>It does harm</h2>' in text
+
+
+def test_what_changes_is_told_as_a_user_would_say_it():
+    told = changes_told(97 / 2500, 60 / 2500, 2500, 0.536, 0.566).replace("\N{NO-BREAK SPACE}", " ")
+    assert told == "the worst hub falls from 97 to 60 of 2,500 queries; right answers first: 53.6 to 56.6 %"
+    assert changes_told(0.01, 0.02, 100, None, None) == "the worst hub rises from 1 to 2 of 100 queries"
+    assert changes_told(None, None, 100, None, None) == ""
 
 
 def test_a_verdict_of_neither_help_nor_harm_is_not_red():

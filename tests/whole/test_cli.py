@@ -53,7 +53,7 @@ def test_apply_inspect_refresh_and_remove_tell_what_they_did(made, photos):
     refreshed = hubplugin("refresh", store)
     assert "0 had no offset and 0 another one" in refreshed.stdout
     assert "correction removed" in hubplugin("remove", store).stdout
-    assert "no correction" in hubplugin("inspect", store).stdout
+    assert "No correction" in hubplugin("inspect", store).stdout
     np.testing.assert_array_equal(faiss.read_index(str(photos)).reconstruct_n(0, 1200), before)
 
 
@@ -63,7 +63,7 @@ def test_a_dry_run_says_what_it_would_write_and_writes_nothing(made, photos):
         "apply", f"faiss:{photos}", "--bank", made / "bank.npy", "--method", "dbsn", "--dry-run", "--force"
     )
     assert "1200 targets, of which 1200 had no offset" in tried.stdout
-    assert "nothing was written" in tried.stdout
+    assert "Nothing was written" in tried.stdout
     assert photos.read_bytes() == before
     assert [path.name for path in photos.parent.iterdir()] == [photos.name]
 

@@ -60,7 +60,7 @@ def test_an_agent_inspects_diagnoses_and_evaluates_and_nothing_changes(made):
     for tool in tools.values():
         assert tool.annotations.read_only_hint
         assert all(each.get("description") for each in tool.input_schema["properties"].values())
-    assert "no correction" in inspected.content[0].text
+    assert "No correction" in inspected.content[0].text
     assert "hub" in diagnosed.content[0].text
     assert "nnn" in evaluated.content[0].text
     assert evaluated.structured_content
@@ -117,4 +117,4 @@ def test_a_store_that_one_process_holds_is_let_go_after_each_call(tmp_path):
     client.close()
     call = ("inspect", {"store": f"qdrant-local:{tmp_path / 'local'}/photos"})
     _, found = asked(call, call)
-    assert ["no correction" in each.content[0].text for each in found] == [True, True]
+    assert ["No correction" in each.content[0].text for each in found] == [True, True]
