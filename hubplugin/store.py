@@ -178,6 +178,10 @@ class Store(ABC):
     unit: bool = False
     """Whether a correction by cosine holds only for vectors of unit length, because the store does not normalise."""
 
+    maps_queries: bool = False
+    """Whether it holds the query map of a model, too, so that `search` ranks as `model.queries(q)` and the offsets do.
+    Where it does not, a model with a map is refused (`hubplugin.jobs.write`)."""
+
     record: Path | None = None
     """The folder in which a `hubplugin.Recorder` keeps queries to this store; None where nobody has said which."""
 

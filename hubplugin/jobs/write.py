@@ -488,8 +488,9 @@ def unwritten(store: Store, model: OffsetModel, compute: Compute) -> Applied:
 
 
 def require_match(model: OffsetModel, store: Store) -> None:
-    """Raises InputError if `model` cannot give offsets to the vectors of `store`, or maps queries."""
-    if model.query_map is not None:
+    """Raises InputError if `model` cannot give offsets to the vectors of `store`, or it has a map of
+    queries that the store would leave out."""
+    if model.query_map is not None and not store.maps_queries:
         raise unmapped(store.url)
     if model.dim != store.dim:
         raise InputError(f"the model has {model.dim} dimensions, {store.url} has {store.dim}; fit one on its vectors")
