@@ -21,12 +21,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from hubplugin.abilities import Versioned, able, versions_of
+from hubplugin.abilities import Quarantining, Versioned, able, versions_of
 from hubplugin.errors import HubpluginError, InputError, StoreError
 from hubplugin.fitting import fit
 from hubplugin.jobs.correct import apply
-from hubplugin.jobs.health import inspect
-from hubplugin.jobs.versions import rollback
+from hubplugin.jobs.health import inspect, monitor
+from hubplugin.jobs.versions import quarantine, rollback
 from hubplugin.jobs.write import refresh, write
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, QueryMap
@@ -59,7 +59,8 @@ class StoreUnderTest(ABC):
         """The data of `store` opened anew, as another process would; `store` is not used again."""
 
     def insert_plain(self, store: Store, ids: Sequence[Id], vectors: np.ndarray) -> Store:
-        """Adds targets past hubplugin, as another program would. Leave it out where the store cannot."""
+        """Adds targets past hubplugin, as another program would; behind the query map, where one stands before what is
+        added, too. Leave it out where the store cannot."""
         pytest.skip("this store takes no targets past hubplugin")
 
     def ids(self) -> list[Id]:
@@ -114,29 +115,44 @@ class StoreUnderTest(ABC):
                 break
         return written
 
-    def _assert_ranking(self, hits: Hits, model: OffsetModel | None, fresh: np.ndarray | None = None) -> None:
+    def _assert_ranking(
+        self, hits: Hits, model: OffsetModel | None, fresh: np.ndarray | None = None, of_fresh: np.ndarray | None = None
+    ) -> None:
         """`hits` are the exact ranking, up to ties and to the recall that the store promises.
 
-        `fresh` are targets behind the gallery, with the offset 0.
+        `fresh` are targets behind the gallery, with the offsets `of_fresh`, 0 by default.
         """
-        ids, gallery = self.ids(), self.vectors()
-        offsets = np.zeros(len(ids)) if model is None else model.offsets(gallery).astype(np.float64)
-        if fresh is not None:
-            ids, gallery = ids + self.fresh_ids(), np.concatenate([gallery, fresh])
-            offsets = np.concatenate([offsets, np.zeros(len(fresh))])
-        queries, targets = self.queries().astype(np.float64), gallery.astype(np.float64)
-        if self.metric is Metric.EUCLIDEAN:
-            scores = -((queries[:, None, :] - targets[None, :, :]) ** 2).sum(axis=2) / 2
-        else:
-            scores = np.einsum("qd,td->qt", queries, targets)
-        scores = scores + offsets
+        ids, scores = self.ids() + ([] if fresh is None else self.fresh_ids()), self._scores(model, fresh, of_fresh)
         row = {key: number for number, key in enumerate(ids)}
         found = np.array([[row[key] for key in line] for line in hits.ids])
-        assert found.shape == (len(queries), K)
+        assert found.shape == (len(scores), K)
         least = np.sort(scores, axis=1)[:, -K][:, None] - 1e-5
         assert (np.take_along_axis(scores, found, axis=1) >= least).mean() >= self.recall
         for line in hits.scores:
             assert list(line) == sorted(line, reverse=True) or list(line) == sorted(line)
+
+    def _scores(
+        self,
+        model: OffsetModel | None,
+        fresh: np.ndarray | None = None,
+        of_fresh: np.ndarray | None = None,
+        queries: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """What `_assert_ranking` compares with, in float64: [q, t], of `self.queries()` by default."""
+        gallery = self.vectors()
+        offsets = np.zeros(len(gallery)) if model is None else model.offsets(gallery).astype(np.float64)
+        if fresh is not None:
+            gallery = np.concatenate([gallery, fresh])
+            offsets = np.concatenate([offsets, np.zeros(len(fresh)) if of_fresh is None else of_fresh])
+        asked = (self.queries() if queries is None else queries).astype(np.float64)
+        targets = gallery.astype(np.float64)
+        if model is not None and model.query_map is not None:
+            asked = asked + np.einsum("qd,ed->qe", asked, model.query_map.step.astype(np.float64))
+        if self.metric is Metric.EUCLIDEAN:
+            scores = -((asked[:, None, :] - targets[None, :, :]) ** 2).sum(axis=2) / 2
+        else:
+            scores = np.einsum("qd,td->qt", asked, targets)
+        return np.asarray(scores + offsets)
 
 
 class VersionConformance(StoreUnderTest):
@@ -220,7 +236,131 @@ class VersionConformance(StoreUnderTest):
         return [version.state for version in versions_of(store)]
 
 
-class StoreConformance(VersionConformance):
+class QueryMapConformance(StoreUnderTest):
+    """A store with `maps_queries` ranks as `model.queries(q)` and the offsets do, in all that is done to a correction;
+    one without refuses a model that has a map."""
+
+    @pytest.fixture
+    def mapping(self, store: Store) -> Store:
+        if not store.maps_queries:
+            pytest.skip("this store holds no query map")
+        if self.metric is Metric.EUCLIDEAN:
+            pytest.skip("a query map is for inner products")
+        return store
+
+    def test_a_store_that_would_leave_a_query_map_out_refuses_it_and_is_unchanged(self, store: Store) -> None:
+        if store.maps_queries:
+            pytest.skip("this store holds a query map")
+        with pytest.raises(InputError, match="has a query map"):
+            write(store, self._mapped())
+        with pytest.raises(InputError, match="has a query map"):
+            apply(store, self._mapped(), dry_run=True)
+        assert store.correction() is None
+
+    def test_searches_are_by_the_mapped_query_and_raw_ones_by_what_was_asked(self, mapping: Store) -> None:
+        store, model = mapping, self._mapped()
+        write(store, model)
+        self._assert_whole(store, model)
+        store = self.reopen(store)
+        self._assert_whole(store, model)
+        self._assert_ranking(store.search(self.queries(), K, raw=True), None)
+
+    def test_vectors_and_offsets_do_not_know_the_map(self, mapping: Store) -> None:
+        store, model = mapping, self._mapped()
+        write(store, model)
+        expected = dict(zip(self.ids(), self.vectors(), strict=True))
+        for batch in self.reopen(store).scan():
+            given = np.array([expected[key] for key in batch.ids])
+            np.testing.assert_allclose(batch.vectors, given, rtol=0, atol=1e-5)
+            np.testing.assert_allclose(batch.offsets, model.offsets(given), rtol=0, atol=max(store.precision, 1e-5))
+
+    def test_no_search_is_mapped_before_the_correction_is_active(self, mapping: Store) -> None:
+        store, first, second = mapping, self._mapped(), self._mapped(seed=6)
+        for before, model in ((None, first), (first, second)):
+            with store.begin(model) as writing:
+                for batch in writing.scan():
+                    writing.write(batch, model.offsets(batch.vectors))
+                self._assert_ranking(store.search(self.queries(), K), before)
+                writing.activate()
+            self._assert_whole(store, model)
+
+    @pytest.mark.parametrize("moment", MOMENTS)
+    def test_a_run_with_a_map_that_was_cut_off_is_finished_by_the_next(self, mapping: Store, moment: str) -> None:
+        store, model = mapping, self._mapped()
+        self._write_until(moment, store, model)
+        store = self.reopen(store)
+        self._assert_ranking(store.search(self.queries(), K), None)
+        write(store, model)
+        self._assert_whole(self.reopen(store), model)
+
+    def test_another_map_takes_the_place_of_the_first_and_none_that_of_both(self, mapping: Store) -> None:
+        store, plain = mapping, self._model()
+        for model in (self._mapped(), self._mapped(seed=6), plain, self._mapped()):  # their offsets are the same
+            write(store, model)
+            store = self.reopen(store)
+            self._assert_whole(store, model)
+
+    def test_newcomers_of_a_mapped_correction_are_found_and_refreshed(self, mapping: Store) -> None:
+        store, model = mapping, self._mapped()
+        write(store, model)
+        fresh = self.queries(seed=3, count=5)
+        store = self.insert_plain(store, self.fresh_ids(), fresh)
+        report = inspect(store, queries=0)
+        assert (report.count, report.missing + report.stale) == (self.rows + 5, 5)
+        applied = refresh(store)
+        assert applied.missing + applied.stale == 5
+        store = self.reopen(store)
+        assert (inspect(store, queries=0).missing, inspect(store, queries=0).stale) == (0, 0)
+        self._assert_ranking(store.search(self.queries(), K), model, fresh, model.offsets(fresh).astype(np.float64))
+        self._assert_ranking(store.search(self.queries(), K, raw=True), None, fresh)
+
+    def test_a_rollback_changes_the_map_with_the_offsets(self, mapping: Store) -> None:
+        if not isinstance(mapping, Versioned):
+            pytest.skip("this store keeps no earlier versions")
+        plain, mapped, store = self._model("nnn"), self._mapped(), self.reopen(mapping)
+        for model in (plain, mapped):
+            write(store, model)
+        for place, model in enumerate((plain, mapped)):
+            rollback(store, to=versions_of(store)[place].number)
+            store = self.reopen(store)
+            self._assert_whole(store, model)
+
+    def test_a_removal_takes_the_map_out(self, mapping: Store) -> None:
+        store, raw = mapping, mapping.search(self.queries(), K)
+        write(store, self._mapped())
+        store.remove()
+        store = self.reopen(store)
+        assert store.correction() is None
+        after = store.search(self.queries(), K)
+        assert after.ids == raw.ids
+        np.testing.assert_allclose(after.scores, raw.scores, rtol=0, atol=1e-5)
+
+    def test_what_is_in_quarantine_is_found_by_no_mapped_query(self, mapping: Store) -> None:
+        if not isinstance(mapping, Quarantining) or self.metric is not Metric.COSINE:
+            pytest.skip("this store keeps no quarantine list, or a model for it knows no floor")
+        write(mapping, self._mapped())
+        worst = mapping.search(self.queries(), K).ids[0][0]
+        quarantine(mapping, "add", [worst], "planted")
+        assert not any(worst in line for line in self.reopen(mapping).search(self.queries(), K).ids)
+
+    def test_a_monitor_counts_what_mapped_queries_find(self, mapping: Store) -> None:
+        model, live = self._mapped(), self.queries(seed=7, count=150)
+        write(mapping, model)
+        seen = monitor(mapping, live).hubness
+        assert seen is not None
+        for skewness, which in ((seen.raw, None), (seen.corrected, model)):
+            found = np.argsort(-self._scores(which, queries=live), axis=1)[:, :10]
+            counts = np.bincount(found.ravel(), minlength=self.rows).astype(np.float64)
+            expected = (((counts - counts.mean()) / counts.std()) ** 3).mean()
+            assert abs(skewness - expected) < (1e-6 if self.recall == 1 else 0.3)
+
+    def _mapped(self, seed: int = 5) -> OffsetModel:
+        """A model with a map that changes most rankings."""
+        step = 0.1 * np.random.default_rng(seed).normal(size=(self.dim, self.dim))
+        return self._model().having(query_map=QueryMap(step.astype(np.float32), 1.0, 200))
+
+
+class StoreConformance(VersionConformance, QueryMapConformance):
     """Subclass it as `Test...`, and say how a store is made."""
 
     def test_a_scan_sees_every_vector_once_with_no_offsets(self, store: Store) -> None:
@@ -244,12 +384,6 @@ class StoreConformance(VersionConformance):
         assert (applied.scanned, applied.missing) == (self.rows, self.rows)
         self._assert_ranking(store.search(self.queries(), K), model)
         self._assert_ranking(store.search(self.queries(), K, raw=True), None)
-
-    def test_a_model_that_maps_queries_is_refused_and_changes_nothing(self, store: Store) -> None:
-        model = self._model().having(query_map=QueryMap(np.eye(self.dim, dtype=np.float32), 1.0, 200))
-        with pytest.raises(InputError, match="has a query map"):
-            write(store, model)
-        assert store.correction() is None
 
     def test_the_offsets_written_are_the_offsets_read(self, store: Store) -> None:
         model = self._model()

@@ -17,7 +17,7 @@ from hubplugin.model import OffsetModel
 from hubplugin.vectors import Vectors
 from hubplugin_faiss.encoding.codecs import upgrade_spec
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import IndexScale, block_rows, copied, name_of, nearness_of, reason
+from hubplugin_faiss.handlers.base import IndexScale, block_rows, copied, name_of, nearness_of, reason, with_map
 
 QUERIES, K = 400, 10
 """Bank queries that are tried, and how many results of each."""
@@ -109,7 +109,7 @@ def trial_of(
     if queries is None or upgraded.ntotal < 10 * K:
         return None
     targets = _reconstructed(upgraded, model) if originals is None else _given(upgraded, originals, model)
-    raw, corrected = exact_rankings(upgraded, targets, queries, between)
+    raw, corrected = exact_rankings(upgraded, targets, queries, model.queries(queries), between)
     return Trial(queries, corrected, _recall(index, queries, raw, between), between)
 
 
@@ -159,8 +159,10 @@ def rehearsed(index: faiss.Index, offsets: np.ndarray, model: OffsetModel) -> Re
     raw.add_with_ids(known, ids) if "IDMap" in name_of(raw) else raw.add(known)
     of_known = offsets[rng.permutation(len(offsets))[:REHEARSED]]
     small = handler_for(raw)
-    upgraded = small.upgraded(of_known[small.order()], upgrade_spec(offsets, model, nearness=nearness_of(small, model)))
-    plain, corrected = exact_rankings(upgraded, [(known, of_known, ids)], queries, lambda: None)
+    spec = upgrade_spec(offsets, model, nearness=nearness_of(small, model))
+    upgraded = with_map(small.upgraded(of_known[small.order()], spec), model.query_map)
+    targets = [(known, of_known, ids)]
+    plain, corrected = exact_rankings(upgraded, targets, queries, model.queries(queries), lambda: None)
     return Trial(queries, corrected, _recall(raw, queries, plain, lambda: None)).recall(upgraded)
 
 
@@ -346,10 +348,12 @@ def exact_rankings(
     upgraded: faiss.Index,
     targets: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]],
     queries: np.ndarray,
+    mapped: np.ndarray,
     between: Callable[[], None],
     k: int = K,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of the k best `targets` of each query [m, d] without and with their offsets: int64 [m, k] each."""
+    """Ids of the k best `targets` of each of `queries` [m, d] without their offsets, and with them, where it is
+    `mapped` [m, d]: int64 [m, k] each."""
     handler = handler_for(upgraded)
     metric = Metric.EUCLIDEAN if handler.euclidean else Metric.DOT
     best: list[list[tuple[np.ndarray, np.ndarray]]] = [[], []]
@@ -360,7 +364,7 @@ def exact_rankings(
         extended = augment_targets(vectors, offsets, metric, max_offset=highest)
         for found, targets, asked in (
             (best[0], vectors, queries),
-            (best[1], extended, augment_queries(queries, metric)),
+            (best[1], extended, augment_queries(mapped, metric)),
         ):
             scores, rows = faiss.knn(asked, targets, min(k, len(targets)), metric=upgraded.metric_type)
             found.append((-scores if handler.euclidean else scores, labels[rows]))

@@ -20,7 +20,7 @@ from hubplugin_faiss.calibration import holds_graph, is_exact, parts, require_re
 from hubplugin_faiss.encoding.codecs import upgrade_spec
 from hubplugin_faiss.encoding.layout import in_memory
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import IndexHandler, IndexScale, block_rows, is_mapped, mapped, name_of, nearness_of
+from hubplugin_faiss.handlers.base import IndexHandler, IndexScale, block_rows, name_of, nearness_of, with_map
 
 
 def upgrade(
@@ -74,7 +74,6 @@ def upgrade(
             the entries of an upgraded one.
         CorrectionRefused: the upgraded index would find much less than the raw one does.
     """
-    given, index = index, behind_map(index)
     handler, again = handler_for(index), False
     if handler.is_upgraded():
         vectors = Gallery(index) if vectors is None and handler.two_stage else vectors
@@ -86,13 +85,11 @@ def upgrade(
         offsets = checked_offsets(model_or_offsets, handler.count, "the index")[handler.order()]
         return handler.upgraded(offsets, upgrade_spec(offsets, None, rebuild=bool(rebuild), vectors=originals))
     model = model_or_offsets
-    if model.query_map is not None:
-        require_mappable(index)
+    if model.query_map is not None and normalises_queries(index):
+        raise unmapped("an index that normalises queries (L2norm)")
     gallery = Gallery(index, unit=model.metric is Metric.COSINE)
     offsets = offsets_by(model, gallery, compute, originals, tolerant=again)
-    upgraded = upgraded_by(index, offsets, model, originals, rebuild, force)
-    del given  # until here: it owns what lay behind an older map
-    return upgraded if model.query_map is None else mapped(upgraded, model.query_map)
+    return upgraded_by(index, offsets, model, originals, rebuild, force)
 
 
 def upgraded_by(
@@ -103,8 +100,9 @@ def upgraded_by(
     rebuild: bool | None,
     force: bool = False,
 ) -> faiss.Index:
-    """`index` with the `offsets` [n] of `model` in scan order. A graph is built anew where its links lose too much, and
-    a second stage gets more candidates. Raises CorrectionRefused where that does not suffice."""
+    """`index` with the `offsets` [n] of `model` in scan order, behind its query map. A graph is built anew where its
+    links lose too much, and a second stage gets more candidates. Raises CorrectionRefused where that does not suffice.
+    """
     handler = handler_for(index)
     if originals is None and not force:
         require_rehearsed(index, offsets, model)
@@ -112,7 +110,7 @@ def upgraded_by(
     spec = upgrade_spec(offsets, model, nearness=nearness_of(handler, model), vectors=originals)
 
     def made(rebuild: bool) -> faiss.Index:
-        return handler.upgraded(offsets, replace(spec, rebuild=rebuild))
+        return with_map(handler.upgraded(offsets, replace(spec, rebuild=rebuild)), model.query_map)
 
     upgraded = made(bool(rebuild))
     trial = None if is_exact(index) and originals is None else trial_of(index, upgraded, model, originals=originals)
@@ -126,13 +124,6 @@ def upgraded_by(
             upgraded, recall = rebuilt, of_rebuilt
     require_recall(widen(upgraded, trial, recall), index, upgraded, force, trial)
     return upgraded
-
-
-def behind_map(index: faiss.Index) -> faiss.Index:
-    """What lies behind the query map of `index`, which owns it; `index` itself where there is none."""
-    if isinstance(index, faiss.Index) and is_mapped(index):
-        return faiss.downcast_index(faiss.downcast_index(index).index)
-    return index
 
 
 def downgrade(index: faiss.Index) -> faiss.Index:
@@ -149,7 +140,7 @@ def downgrade(index: faiss.Index) -> faiss.Index:
     Raises:
         StoreError: `index` is not upgraded.
     """
-    handler = handler_for(behind_map(index))
+    handler = handler_for(index)
     require_upgraded(handler)
     return handler.downgraded(in_memory)
 
@@ -175,7 +166,7 @@ def add(
         StoreError: the index is not upgraded, has offsets of another model, or its codes have no room for these.
         InputError: vectors, offsets, model or ids do not suit the index.
     """
-    handler = handler_for(behind_map(index))
+    handler = handler_for(index)
     require_upgraded(handler)
     given = as_vectors(vectors, "vectors")
     if given.dim != index.d:
@@ -217,7 +208,7 @@ def remove_ids(index: faiss.Index, ids: np.ndarray) -> int:
     Raises:
         StoreError: the index is not upgraded, or its type removes nothing.
     """
-    handler = handler_for(behind_map(index))
+    handler = handler_for(index)
     require_upgraded(handler)
     before = handler.count
     known = np.intersect1d(np.asarray(ids, np.int64), handler.labels())
@@ -354,12 +345,14 @@ def require_upgradable(handler: IndexHandler) -> None:
         raise StoreError(f"{name_of(handler.index)} is empty; add vectors, then upgrade it")
 
 
-def require_mappable(index: faiss.Index) -> None:
-    """Raises InputError for an index that brings queries to unit length: what a map returns has its own length."""
-    for part in parts(index):
-        for number in range(part.chain.size()) if isinstance(part, faiss.IndexPreTransform) else ():
-            if isinstance(faiss.downcast_VectorTransform(part.chain.at(number)), faiss.NormalizationTransform):
-                raise unmapped("an index that normalises queries (L2norm)")
+def normalises_queries(index: faiss.Index) -> bool:
+    """Whether `index` brings queries to unit length (L2norm): what a query map returns has its own."""
+    return any(
+        isinstance(faiss.downcast_VectorTransform(part.chain.at(number)), faiss.NormalizationTransform)
+        for part in parts(index)
+        if isinstance(part, faiss.IndexPreTransform)
+        for number in range(part.chain.size())
+    )
 
 
 def require_upgraded(handler: IndexHandler) -> None:

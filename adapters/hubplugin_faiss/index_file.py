@@ -36,7 +36,7 @@ from hubplugin_faiss.files import (
 )
 from hubplugin_faiss.folder import MODEL, HubFolder, Run
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import IndexScale, block_rows, nearness_of
+from hubplugin_faiss.handlers.base import IndexScale, block_rows, nearness_of, with_map
 from hubplugin_faiss.handlers.lists import free_name
 from hubplugin_faiss.index import (
     Gallery,
@@ -364,7 +364,7 @@ def put(
     spec = upgrade_spec(offsets, model, nearness=nearness, vectors=originals)
 
     def make(assemble: Assemble) -> faiss.Index:
-        return handler.upgraded(offsets, replace(spec, assemble=assemble))
+        return with_map(handler.upgraded(offsets, replace(spec, assemble=assemble)), model.query_map)
 
     def measured(written: faiss.Index) -> None:
         if originals is not None or not is_exact(new.index):

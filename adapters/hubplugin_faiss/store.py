@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from hubplugin.abilities import Explanation, Share, StoreShard
 from hubplugin.errors import HubpluginError, InputError, ModelFileError, StoreError
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, load, unmapped
+from hubplugin.model import OffsetModel, load
 from hubplugin.quarantine import Quarantine, parse
 from hubplugin.store import (
     Batch,
@@ -35,7 +35,7 @@ from hubplugin_faiss.calibration import Asked
 from hubplugin_faiss.disk import room_for_offsets
 from hubplugin_faiss.folder import CLAIM, MODEL, OFFSETS, Run
 from hubplugin_faiss.handlers.base import reason
-from hubplugin_faiss.index import require_upgradable
+from hubplugin_faiss.index import normalises_queries, require_upgradable
 from hubplugin_faiss.index_file import HALF, Entry, IndexFile
 from hubplugin_faiss.versions import KeptVersions
 
@@ -68,6 +68,11 @@ class FaissStore(Store):
     @property
     def unit(self) -> bool:  # type: ignore[override]
         return self._file.unit
+
+    @property
+    def maps_queries(self) -> bool:  # type: ignore[override]
+        """By a linear transform before the index, so that the file stays plain Faiss."""
+        return not normalises_queries(self._file.index)
 
     def count(self) -> int:
         return self._file.handler.count
@@ -103,8 +108,6 @@ class FaissStore(Store):
         return None if pending is None else Correction(pending[0], False)
 
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> FaissWriting:
-        if model.query_map is not None:
-            raise unmapped(self.url)
         return FaissWriting.begun(self._file, model, progress)
 
     def versions(self) -> Sequence[StoredVersion]:

@@ -7,11 +7,11 @@ import pytest
 
 from hubplugin import Metric
 from hubplugin.registry import open_store
-from hubplugin.testing import StoreConformance
+from hubplugin.testing import QueryMapConformance, StoreConformance, StoreUnderTest
+from hubplugin_faiss.handlers.base import behind_map
 
 
-class TestInnerProduct(StoreConformance):
-    metric = Metric.DOT
+class IndexFile(StoreUnderTest):
     kind = faiss.IndexFlatIP
 
     @pytest.fixture(autouse=True)
@@ -29,9 +29,19 @@ class TestInnerProduct(StoreConformance):
 
     def insert_plain(self, store, ids, vectors):
         index = faiss.read_index(self.file)
-        index.add(vectors)
+        behind = behind_map(index)
+        behind.add(vectors)
+        index.ntotal = behind.ntotal
         faiss.write_index(index, self.file)
         return self.reopen(store)
+
+
+class TestInnerProduct(IndexFile, StoreConformance):
+    metric = Metric.DOT
+
+
+class TestMapsByCosine(IndexFile, QueryMapConformance):
+    metric = Metric.COSINE
 
 
 class TestSquaredDistance(TestInnerProduct):

@@ -13,7 +13,7 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import InputError, StoreError
-from hubplugin.metric import Metric, normalise
+from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, QueryMap
 from hubplugin_faiss.encoding.codecs import Coder, ExtraDimensions, UpgradeSpec, codec_of
 from hubplugin_faiss.encoding.layout import Assemble, EncodedIndex, Entries, codes_of, in_memory
@@ -62,8 +62,16 @@ def is_mapped(index: faiss.Index) -> bool:
     return bool(not bias.any() and np.signbit(bias).all())
 
 
-def mapped(index: faiss.Index, query_map: QueryMap) -> faiss.Index:
-    """`index` behind a linear transform that maps queries, and that must not map what is added."""
+def behind_map(index: faiss.Index) -> faiss.Index:
+    """What lies behind the query map of `index`, which owns it; `index` itself where there is none."""
+    return faiss.downcast_index(faiss.downcast_index(index).index) if is_mapped(index) else index
+
+
+def with_map(index: faiss.Index, query_map: QueryMap | None) -> faiss.Index:
+    """`index` behind a linear transform that maps queries, and that must not map what is added; `index` itself without
+    a map."""
+    if query_map is None:
+        return index
     d = int(index.d)
     transform = faiss.LinearTransform(d, d, True)
     faiss.copy_array_to_vector((np.eye(d, dtype=np.float32) + query_map.step).ravel(), transform.A)
@@ -174,7 +182,7 @@ def nearness_of(handler: IndexHandler, model: OffsetModel | None) -> float | Non
     bank = model.terms[0].bank
     if not len(vectors):  # all lengths are what they were
         return 0.0
-    asked = normalise(bank[np.linspace(0, len(bank) - 1, min(len(bank), ASKED)).astype(np.int64)], "query bank")
+    asked = model.queries(bank[np.linspace(0, len(bank) - 1, min(len(bank), ASKED)).astype(np.int64)])
     lengths = np.maximum(np.linalg.norm(vectors, axis=1), 1e-30)
     rank = min(max(round(RANK * len(vectors) / handler.count), 1), len(vectors))
     similarities = np.partition(asked @ (vectors / lengths[:, None]).T, -rank, axis=1)[:, -rank]
@@ -333,17 +341,14 @@ class IndexHandler(ABC):
 
 
 def handler_for(index: faiss.Index) -> IndexHandler:
-    """The handler for `index`; raises StoreError, which names its type, if there is none."""
+    """The handler for `index`, or for what lies behind its query map, since targets are not mapped; raises StoreError,
+    which names its type, if there is none."""
     if isinstance(index, faiss.IndexBinary):
         raise StoreError(f"{type(index).__name__} holds bits, and an offset is a real number: it cannot be upgraded")
     if not isinstance(index, faiss.Index):
         raise StoreError(f"expected a faiss index, got {type(index).__name__}")
+    owner, index = index, behind_map(index)
     name = name_of(index)
-    if is_mapped(index):
-        raise StoreError(
-            "a query map stands before this index: only upgrade, downgrade, add and remove_ids of hubplugin_faiss know "
-            "what lies behind it; index = downgrade(index) takes map and offsets out"
-        )
     if isinstance(index, getattr(faiss, "GpuIndex", ())):
         raise StoreError(
             f"{name} is on a GPU, where it cannot be upgraded; index = faiss.index_gpu_to_cpu(index) takes it to "
@@ -354,7 +359,7 @@ def handler_for(index: faiss.Index) -> IndexHandler:
     if name not in IndexHandler.registry:
         raise StoreError(f"{name} cannot carry offsets; types that can: {', '.join(sorted(IndexHandler.registry))}")
     handler = IndexHandler.registry[name](faiss.downcast_index(index))
-    handler.owner = index
+    handler.owner = owner
     return handler
 
 

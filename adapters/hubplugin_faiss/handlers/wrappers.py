@@ -22,6 +22,7 @@ from hubplugin_faiss.handlers.base import (
     copy_fields,
     handed_over,
     handler_for,
+    is_mapped,
     name_of,
     pretransform,
 )
@@ -32,6 +33,11 @@ class WrapperHandler(IndexHandler):
 
     @cached_property
     def _inner(self) -> IndexHandler:
+        if is_mapped(self.index.index):
+            raise StoreError(
+                f"a query map stands within this {name_of(self.index)}, where it would be lost; put it around "
+                "index = hubplugin_faiss.downgrade(index), and upgrade that"
+            )
         return handler_for(self.index.index)
 
     def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
