@@ -46,7 +46,8 @@ class SwitchedTo(BaseModel):
 
 class RecordedBank(BaseModel):
     """What is recorded now: so many queries and, unless there are none, their dimensions, how many were asked (seen),
-    about how many of these differ, and when the first and the last was asked. written: whether any went."""
+    about how many of these differ, and when the first and the last was asked. clicks: how often targets were
+    clicked for them; pairs: of how many different queries and targets; targets: how many. written: whether any went."""
 
     folder: str
     written: bool
@@ -57,6 +58,9 @@ class RecordedBank(BaseModel):
     first: str | None = None
     last: str | None = None
     texts: bool | None = None
+    clicks: int = 0
+    pairs: int = 0
+    targets: int = 0
 
 
 class QuarantineFigures(Quarantine):

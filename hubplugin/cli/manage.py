@@ -119,7 +119,7 @@ def bank(
         bool, typer.Option("--dry-run", help="Say what --thin or --clear would do, and do nothing.")
     ] = False,
 ) -> Answer:
-    """Show, export, thin or clear the queries that are recorded of the store."""
+    """Show, export, thin or clear the queries and clicks that are recorded of the store."""
     import numpy as np
 
     from hubplugin.registry import open_store
@@ -170,13 +170,22 @@ def _nothing(store: Store) -> str:
 def _summary(recorded: Recorded) -> str:
     texts = "" if recorded.texts is None else ", with texts"
     about = "" if recorded.different == recorded.rows else "about "
+    clicks, pairs, targets = _clicked(recorded)
+    on = f"; {clicks:,} clicks on {pairs:,} different pairs of query and target, {targets:,} targets" if clicks else ""
     return (
         f"{recorded.rows:,} queries of {recorded.dim} dimensions{texts}, of {recorded.seen:,} that were asked from "
-        f"{_moment(recorded.first)} to {_moment(recorded.last)}, {about}{recorded.different:,} of them different"
+        f"{_moment(recorded.first)} to {_moment(recorded.last)}, {about}{recorded.different:,} of them different{on}"
     )
 
 
+def _clicked(recorded: Recorded) -> tuple[int, int, int]:
+    """How many clicks, different pairs of query and target, and targets."""
+    targets = {target for counts in recorded.clicks for target in counts}
+    return sum(sum(counts.values()) for counts in recorded.clicks), sum(map(len, recorded.clicks)), len(targets)
+
+
 def _figures(recorded: Recorded) -> dict[str, object]:
+    clicks, pairs, targets = _clicked(recorded)
     return {
         "queries": recorded.rows,
         "dim": recorded.dim,
@@ -185,6 +194,9 @@ def _figures(recorded: Recorded) -> dict[str, object]:
         "first": _moment(recorded.first),
         "last": _moment(recorded.last),
         "texts": recorded.texts is not None,
+        "clicks": clicks,
+        "pairs": pairs,
+        "targets": targets,
     }
 
 

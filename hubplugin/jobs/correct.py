@@ -256,8 +256,12 @@ def _require_usable(store: Store, bank: PreparedBank, configuration: Method | No
         require_size(bank, configuration)
 
 
-def bank_for(store: Store, bank: BankLike) -> Bank:
-    """`bank` as one for `store`, whose recorded queries take the place of none; raises InputError if there are none."""
+def bank_for(store: Store, bank: BankLike, learn: object = False) -> Bank:
+    """`bank` as one for `store`, whose recorded queries take the place of none; raises InputError if there are none.
+
+    learn: with what was recorded of their clicks. Nothing else uses those: people click what a search showed them, so
+    they speak for the correction that was active then.
+    """
     if not isinstance(store, Store):
         raise InputError(f"expected a store, got {type(store).__name__}; open one: hubplugin.open_store(URL)")
     bank = Bank.of(bank)
@@ -271,7 +275,8 @@ def bank_for(store: Store, bank: BankLike) -> Bank:
             Parameter("bank"),
             f", vectors or a log's texts with their model, or collect queries: {store.how_to_record}",
         )
-    return replace(bank, queries=recorded)
+    answers = recorded.answers if learn and bank.answers is None else bank.answers
+    return replace(bank, queries=recorded, answers=answers)
 
 
 def _cut_off(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import math
 import os
 import stat
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ import numpy as np
 from hubplugin import atomic
 from hubplugin.atomic import TEMPORARY
 from hubplugin.errors import InputError
-from hubplugin.recording.sample import ALL, Asked, Sample, digest_of, joined
+from hubplugin.recording.sample import ALL, MOST_TARGETS, Asked, Sample, Target, as_target, digest_of, joined
 from hubplugin.vectors import Sliceable, one_line
 
 try:
@@ -32,8 +33,8 @@ except ImportError:  # where there are no locks, each process makes a new part
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
-"""Version of a part. A reader leaves alone what a newer version wrote."""
+FORMAT, WITHOUT_CLICKS = 2, 1
+"""Versions of a part. A reader leaves alone what a newer version wrote."""
 
 SUFFIX = ".safetensors"
 
@@ -50,7 +51,9 @@ class Recorded(Sliceable):
 
     times: when each was asked last, Unix seconds [rows]. texts: theirs [rows], None for those that came without; None
     if all did. seen: how many queries were asked in all; different: how many of them differ, an estimate once there
-    are more than are kept. first, last: when, Unix seconds.
+    are more than are kept. first, last: when, Unix seconds. clicks: how often each target was clicked, by query [rows].
+    answers: the id of each query's most frequent one, of equally frequent ones the first, object [rows], -1 for none;
+    None if nothing was clicked. `hubplugin.Bank(recorded, recorded.answers)` is a bank that knows them.
     """
 
     def __init__(self, folder: Path, sample: Sample):
@@ -62,6 +65,13 @@ class Recorded(Sliceable):
         self.texts = texts if any(text is not None for text in texts) else None
         self.seen, self.different = sample.seen, sample.different
         self.first, self.last = sample.first, sample.last
+        self.clicks = [sample.clicks.get(digest, {}) for digest in sample.kept]
+        self.answers: np.ndarray | None = None
+        if any(self.clicks):
+            self.answers = np.full(len(asked), -1, object)
+            for row, counts in enumerate(self.clicks):
+                if counts:
+                    self.answers[row] = max(counts, key=lambda target: counts[target])
 
 
 def folder_within(folder: str | os.PathLike[str], *names: str) -> Path:
@@ -112,10 +122,11 @@ def _files(folder: Path) -> list[Path]:
 
 def _alike(folder: Path, dim: int | None = None) -> list[tuple[Path, Sample]]:
     """The parts in `folder` that hold queries of `dim` dimensions, or of those that were asked last."""
-    samples = [(path, sample) for path, sample in _samples(folder) if sample.kept]
+    samples = [(path, sample) for path, sample in _samples(folder) if sample.kept or sample.clicks]
     if dim is None and samples:
         dim = (max((sample for _, sample in samples), key=lambda sample: sample.last).width or 0) // 4
-    return [(path, sample) for path, sample in samples if sample.width == 4 * (dim or 0)]
+    alike = (None, 4 * (dim or 0))  # clicks alone have no dimensions, and belong to whichever query has their digest
+    return [(path, sample) for path, sample in samples if sample.width in alike]
 
 
 def _samples(folder: Path) -> Iterator[tuple[Path, Sample]]:
@@ -134,15 +145,21 @@ def save(path: Path, sample: Sample) -> None:
 
     asked = list(sample.kept.values())
     texts = json.dumps([each.text for each in asked]).encode() if any(each.text for each in asked) else b""
+    vectors = np.frombuffer(b"".join(each.vector for each in asked), np.float32)
     tensors: dict[str, np.ndarray] = {
-        "vectors": np.frombuffer(b"".join(each.vector for each in asked), np.float32).reshape(len(asked), -1),
+        "vectors": vectors.reshape(len(asked), (sample.width or 4) // 4),
         "digests": np.array(list(sample.kept), np.uint64),
         "times": np.array([each.time for each in asked], np.float64),
         "texts": np.frombuffer(texts, np.uint8),
     }
-    about = {"format": FORMAT, "size": sample.size, "limit": sample.limit, "seen": sample.seen}
-    moments = {"first": sample.first, "last": sample.last}
-    content = packed(tensors, {"hubplugin": json.dumps(about | moments)})
+    about: dict[str, Any] = {"format": WITHOUT_CLICKS, "size": sample.size, "limit": sample.limit, "seen": sample.seen}
+    if sample.seen:
+        about |= {"first": sample.first, "last": sample.last}
+    if sample.clicks:
+        clicks = json.dumps([[digest, [*counts.items()]] for digest, counts in sample.clicks.items()]).encode()
+        tensors["clicks"] = np.frombuffer(clicks, np.uint8)
+        about |= {"format": FORMAT, "clicks": digest_of(clicks)}
+    content = packed(tensors, {"hubplugin": json.dumps(about)})
     atomic.write(path, content, mode=0o600)
 
 
@@ -157,7 +174,8 @@ def load(path: Path) -> Sample:
             about = json.loads((file.metadata() or {})["hubplugin"])
             if about["format"] > FORMAT:
                 raise UnreadablePart(f"{path} has format {about['format']}, of a newer version; upgrade hubplugin")
-            return _sample(about, {name: file.get_tensor(name) for name in ("vectors", "digests", "times", "texts")})
+            names = ["vectors", "digests", "times", "texts"] + ["clicks"] * ("clicks" in about)
+            return _sample(about, {name: file.get_tensor(name) for name in names})
     except (FileNotFoundError, UnreadablePart):
         raise
     except PermissionError as error:
@@ -179,8 +197,8 @@ def _sample(about: dict[str, Any], tensors: dict[str, np.ndarray]) -> Sample:
     size, limit, seen = (about[name] for name in ("size", "limit", "seen"))
     if not all(type(count) is int for count in (size, limit, seen)) or size < 1 or not 0 <= limit <= ALL or seen < 0:
         raise ValueError(f"it has the size {size!r}, the limit {limit!r}, and {seen!r} queries seen")
-    first, last = float(about["first"]), float(about["last"])
-    if not all(_FIRST_DAY <= moment <= _LAST_DAY for moment in (first, last, *times.tolist())):
+    first, last = (float(about[name]) for name in ("first", "last")) if seen else (math.inf, -math.inf)
+    if not all(_FIRST_DAY <= moment <= _LAST_DAY for moment in ((first, last) if seen else ()) + tuple(times.tolist())):
         raise ValueError("a time in it is no date")
     texts = json.loads(tensors["texts"].tobytes() or "null") or [None] * len(digests)
     if not isinstance(texts, list) or not all(text is None or isinstance(text, str) for text in texts):
@@ -189,7 +207,21 @@ def _sample(about: dict[str, Any], tensors: dict[str, np.ndarray]) -> Sample:
         digest: Asked(vector.tobytes(), time, text)
         for digest, vector, time, text in zip(digests.tolist(), vectors, times.tolist(), texts, strict=True)
     }
-    return Sample(size, limit, seen, first, last, kept)
+    return Sample(size, limit, seen, first, last, kept, _clicks(about, tensors["clicks"]) if "clicks" in about else {})
+
+
+def _clicks(about: dict[str, Any], content: np.ndarray) -> dict[int, dict[Target, int]]:
+    """The clicks of a part; ValueError where they are not what `save` writes."""
+    if (content.dtype.str, content.ndim) != ("|u1", 1) or digest_of(content.tobytes()) != about["clicks"]:
+        raise ValueError("its clicks are not those that were written")
+    clicks = {digest: dict(counts) for digest, counts in json.loads(content.tobytes())}
+    for digest, counts in clicks.items():
+        whole = type(digest) is int and 0 <= digest <= ALL and 0 < len(counts) <= MOST_TARGETS
+        if not whole or not all(type(count) is int and count > 0 for count in counts.values()):
+            raise ValueError("a click in it is none")
+        if any(as_target(target) != target for target in counts):
+            raise ValueError("an id in it is none")
+    return clicks
 
 
 class Slot:

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import numpy as np
 
 from hubplugin.errors import InputError
 from hubplugin.recording.parts import Slot, UnreadablePart, folder_within
-from hubplugin.recording.sample import Sample, joined
+from hubplugin.recording.sample import Sample, as_digest, as_target, digest_of, joined
 
 if TYPE_CHECKING:
     from hubplugin.vectors import VectorLike
@@ -41,6 +42,7 @@ class Recorder:
 
         recorder = hubplugin.Recorder("photos.faiss.queries")
         recorder.add(queries)                         # beside each index.search(queries, k)
+        recorder.click(query, 4711)                   # where somebody clicked what the search found
 
     folder: where the sample lies; `Store.recorded` and `hubplugin bank` read it. Any number of processes may record to
     it at the same time, and go on after a restart. size: how many different queries are kept, drawn at random from all
@@ -79,8 +81,10 @@ class Recorder:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._slot: Slot | None = None
-        self._written = self._width = 0
-        self._failed = self._failed_text = False
+        self._written: tuple[int, int] | None = (0, 0)
+        self._width = 0
+        self._failed = set[str]()
+        self._failed_text = False
 
     def add(self, queries: VectorLike, text: str | None = None) -> None:
         """One query [d] was asked, or several [m, d]. Never raises.
@@ -97,6 +101,36 @@ class Recorder:
         except Exception as error:
             self.fail(error)
 
+    @staticmethod
+    def id_of(query: VectorLike) -> str:
+        """The id of a query [d], 16 hexadecimal digits: with it in an answer over HTTP, `click` needs no vector.
+
+        It is a hash of the vector's float32 bytes: the same in every process, and nothing is kept for it. Raises
+        InputError for what is no query.
+        """
+        vectors = _vectors(query)
+        if len(vectors) != 1:
+            raise InputError(f"expected one query [d]; got {len(vectors)}")
+        return f"{digest_of(vectors[0]):016x}"
+
+    def click(self, query: VectorLike | str, target: int | str | UUID) -> None:
+        """`target`, an id in the store, was clicked by somebody who asked `query`: [d], or its `id_of`. Never raises.
+
+        Clicks of queries that the sample drops are dropped, so that those that stay are as uniform as the queries. Any
+        process may be told of a click, whichever answered the query.
+        """
+        if self._stop.is_set():
+            return
+        try:
+            digest = as_digest(query if isinstance(query, str) else self.id_of(query))
+            clicked = as_target(target)
+            with self._adding:
+                self._sample.click(digest, clicked)
+            if self._thread is None:
+                self._start()
+        except Exception as error:
+            self.fail(error, "a click is")
+
     def _add(self, vector: bytes, text: str | None) -> None:
         with self._adding:
             if len(vector) != self._width:
@@ -108,7 +142,7 @@ class Recorder:
     def _widen(self, width: int) -> None:
         """Queries are of `width` bytes from now on: another model embeds them, or these are the first."""
         if self._sample.width not in (None, width):
-            self._sample, self._written = Sample(self.size), -1
+            self._sample, self._written = Sample(self.size), None
         self._width = width
 
     def _start(self) -> None:
@@ -130,12 +164,12 @@ class Recorder:
         with self._flushing:
             try:
                 self._write()
-                self._failed = False
+                self._failed.clear()
             except Exception as error:
                 self.fail(error)
 
     def _write(self) -> None:
-        if self._sample.seen == 0:
+        if self._sample.counts == (0, 0):
             return  # no folder is made for nothing
         if self._slot is None:
             slot, before = Slot.free(self.folder)
@@ -148,9 +182,9 @@ class Recorder:
             self._take_up(self._slot)
         with self._adding:
             taken = self._sample.copy()
-        if taken.seen != self._written:
+        if taken.counts != self._written:
             self._slot.save(taken)
-            self._written = taken.seen
+            self._written = taken.counts
 
     def _take_up(self, slot: Slot) -> None:
         """Goes on with what others have left of the part: it was cleared, thinned, or damaged."""
@@ -158,18 +192,18 @@ class Recorder:
             found = slot.load()
         except UnreadablePart as error:  # what is in memory is whole, and takes its place
             logger.warning("recorded queries: %s; written anew", error)
-            self._written = -1
+            self._written = None
             return
         with self._adding:
             self._sample = Sample(self.size) if found is None else joined([found], self.size)
-            self._written = self._sample.seen
+            self._written = self._sample.counts
 
-    def fail(self, error: Exception) -> None:
-        """Says in the log, once until it goes well again, that queries are not recorded."""
-        if not self._failed:
-            self._failed = True
+    def fail(self, error: Exception, what: str = "queries are") -> None:
+        """Says in the log, once until it goes well again, that `what` not recorded."""
+        if what not in self._failed:
+            self._failed.add(what)
             reason = getattr(error, "strerror", None) or error
-            logger.warning("queries are not recorded in %s: %s; searches go on", self.folder, reason)
+            logger.warning("%s not recorded in %s: %s; searches go on", what, self.folder, reason)
 
     def _no_text(self, text: object) -> None:
         """Says in the log, once, that a query is recorded without the `text` that came with it."""
@@ -191,7 +225,7 @@ class Recorder:
             if self._slot is not None:
                 self._slot.close()
                 self._slot = None
-                self._sample, self._written = Sample(self.size), 0
+                self._sample, self._written = Sample(self.size), (0, 0)
             _ALL.discard(self)
 
     def __del__(self) -> None:

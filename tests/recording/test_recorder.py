@@ -6,12 +6,14 @@ import json
 import logging
 import math
 import os
+import re
 import signal
 import stat
 import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -25,6 +27,7 @@ from safetensors.numpy import save_file
 import hubplugin
 from hubplugin import InputError, Recorder
 from hubplugin.recording import clear, folder_within, read, thin
+from hubplugin.recording.sample import digest_of
 
 
 @pytest.fixture
@@ -96,6 +99,121 @@ def test_a_restart_takes_up_the_part_that_was_left(folder: Path, queries: np.nda
     assert whole is not None
     assert rows(found.array()) == rows(whole.array())
     assert [path.name for path in folder.glob("*.safetensors")] == ["part-0.safetensors"]
+
+
+@pytest.mark.parametrize("by", [Recorder.id_of, list, np.asarray])
+def test_clicks_are_answers_of_the_queries_that_they_belong_to(
+    folder: Path, queries: np.ndarray, by: Callable[[Any], Any]
+) -> None:
+    recorder = recorded(folder, queries[:6])
+    for row, target in (
+        (0, 5),
+        (1, "a"),
+        (1, "b"),
+        (1, "b"),
+        (2, "17"),
+        (3, uuid.UUID(int=7)),
+        (4, np.int64(8)),
+        (9, 1),
+    ):
+        recorder.click(by(queries[row].tolist()), target)
+    recorder.close()
+    found = read(folder)
+    assert found is not None
+    assert found.answers is not None
+    answers = dict(zip(map(bytes, found.array()), found.answers.tolist(), strict=True))
+    expected = [5, "b", 17, "00000000-0000-0000-0000-000000000007", 8, -1]
+    assert [answers[bytes(query)] for query in queries[:6]] == expected
+    assert sum(sum(counts.values()) for counts in found.clicks) == 7, "one is of a query that nobody asked"
+
+
+def test_the_id_of_a_query_is_short_and_the_same_for_every_form_of_it(queries: np.ndarray) -> None:
+    (one, two, *_) = queries
+    assert {Recorder.id_of(kind(one.tolist())) for kind in (list, np.asarray, np.float32)} == {Recorder.id_of(one)}
+    assert Recorder.id_of(two) != Recorder.id_of(one)
+    assert re.fullmatch("[0-9a-f]{16}", Recorder.id_of(one))
+    with pytest.raises(InputError, match=r"one query \[d\]; got 300"):
+        Recorder.id_of(queries)
+
+
+def test_a_process_that_only_hears_of_clicks_adds_to_the_same_sample(folder: Path, queries: np.ndarray) -> None:
+    hearing = Recorder(folder)
+    hearing.click(Recorder.id_of(queries[3]), 30)
+    hearing.flush()
+    assert read(folder) is None
+    searching = recorded(folder, queries[:10])
+    searching.click(queries[3], 30)
+    for each in (hearing, searching):
+        each.close()
+    later = Recorder(folder)
+    later.click(queries[3], 31)
+    later.click(queries[4], 40)
+    later.close()
+    found = read(folder)
+    assert found is not None
+    assert (found.rows, found.seen) == (10, 10)
+    clicks = dict(zip(map(bytes, found.array()), found.clicks, strict=True))
+    assert (clicks[bytes(queries[3])], clicks[bytes(queries[4])]) == ({30: 2, 31: 1}, {40: 1})
+    assert len(list(folder.glob("*.safetensors"))) == 2
+
+
+def test_clicks_go_with_what_is_thinned_and_cleared(folder: Path, queries: np.ndarray) -> None:
+    recorder = recorded(folder, queries)
+    for query in queries:
+        recorder.click(query, 1)
+    recorder.flush()
+    thin(folder, 20)
+    found = read(folder)
+    assert found is not None
+    assert found.answers is not None
+    assert found.answers.tolist() == [1] * 20
+    recorder.flush()  # it notices
+    recorder.click(found.array()[0], 2)
+    recorder.flush()
+    again = read(folder)
+    assert again is not None
+    assert sum(sum(counts.values()) for counts in again.clicks) == 21
+    clear(folder)
+    recorder.flush()
+    recorder.add(queries[:1])
+    recorder.close()
+    found = read(folder)
+    assert found is not None
+    assert found.answers is None
+
+
+@pytest.mark.parametrize(
+    ("query", "target", "said"),
+    [
+        (
+            "my red shoes",
+            1,
+            "expected a query's vector, or its id of 16 hexadecimal digits; got a text of 12 characters",
+        ),
+        (np.zeros((2, 2, 2)), 1, "got shape (2, 2, 2)"),
+        (None, 1, ""),
+        *(
+            ("0123456789abcdef", target, "expected the id of a target")
+            for target in (-1, 1.5, True, None, "", "x" * 201)
+        ),
+    ],
+)
+def test_what_is_no_click_is_one_line_in_the_log_without_what_was_written(
+    folder: Path, queries: np.ndarray, caplog: pytest.LogCaptureFixture, query: Any, target: Any, said: str
+) -> None:
+    recorder = Recorder(folder)
+    for _ in range(3):
+        recorder.click(query, target)
+    recorder.add(queries)
+    recorder.close()
+    found = read(folder)
+    assert found is not None
+    assert (found.rows, found.answers) == (300, None)
+    (record,) = caplog.records
+    assert record.message.startswith(f"a click is not recorded in {folder}: ")
+    assert said in record.message
+    assert "shoes" not in record.message
+    assert "xxx" not in record.message
 
 
 def test_texts_are_kept_only_if_asked_for(folder: Path, queries: np.ndarray) -> None:
@@ -263,7 +381,25 @@ ARRAYS = [
 ]
 
 
-@pytest.mark.parametrize("damage", [{"about": about} for about in ABOUT] + ARRAYS, ids=lambda damage: str(damage)[:40])
+def clicks(given: Any) -> dict[str, Any]:
+    """What is wrong in the clicks of a part, though they are the bytes that were written."""
+    content = given if isinstance(given, bytes) else json.dumps(given).encode()
+    return {"about": {"format": 2, "clicks": digest_of(content)}, "clicks": np.frombuffer(content, np.uint8)}
+
+
+CLICKS = [
+    {"about": {"format": 2, "clicks": 7}, "clicks": np.frombuffer(b"[]", np.uint8)},
+    {"about": {"format": 2, "clicks": 7}},
+    *map(clicks, (b"[", b"[" * 100_000, [7], [["7", [[1, 1]]]], [[-1, [[1, 1]]]], [[2**64, [[1, 1]]]], [[7, []]])),
+    *(clicks([[7, [[1, count]]]]) for count in (0, -1, 1.5, True, "1", None)),
+    *(clicks([[7, [[target, 1]]]]) for target in (-1, 1.5, True, None, "", "17", "x" * 201, [1])),
+    clicks([[7, [[target, 1] for target in range(9)]]]),
+]
+
+
+@pytest.mark.parametrize(
+    "damage", [{"about": about} for about in ABOUT] + ARRAYS + CLICKS, ids=lambda damage: str(damage)[:40]
+)
 def test_a_part_that_makes_no_sense_is_left_out_with_a_warning(
     damage: dict[str, Any], folder: Path, queries: np.ndarray, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -287,9 +423,11 @@ def test_whatever_byte_changes_a_part_is_left_out_or_holds_what_was_asked(
     folder: Path, queries: np.ndarray, rng: np.random.Generator
 ) -> None:
     recorder = Recorder(folder, texts=True)
-    for query in queries[:12]:
+    for number, query in enumerate(queries[:12]):
         recorder.add(query, text="red shoes")
+        recorder.click(query, number)
     recorder.close()
+    expected = {bytes(query): {number: 1} for number, query in enumerate(queries[:12])}
     part = folder / "part-0.safetensors"
     whole = part.read_bytes()
     header = 8 + int.from_bytes(whole[:8], "little")
@@ -303,7 +441,11 @@ def test_whatever_byte_changes_a_part_is_left_out_or_holds_what_was_asked(
         part.write_bytes(content[: rng.integers(len(whole))] if rng.random() < 0.1 else content)
         found = read(folder, dim=8)
         left_out += found is None
-        assert found is None or rows(found.array()) <= rows(queries[:12])
+        if found is not None:
+            assert rows(found.array()) <= rows(queries[:12])
+            assert found.answers is None or all(
+                expected[bytes(query)] == counts for query, counts in zip(found.array(), found.clicks, strict=True)
+            )
     assert 500 < left_out < 1_500
 
 
@@ -451,7 +593,9 @@ recorder = hubplugin.Recorder(sys.argv[1], 200, seconds=0.001)
 rng = np.random.default_rng(int(sys.argv[2]))
 print("recording", flush=True)
 for _ in range(int(sys.argv[3])):
-    recorder.add(rng.normal(size=64))
+    query = rng.normal(size=64)
+    recorder.add(query)
+    recorder.click(recorder.id_of(query), 7)
 """
 
 
@@ -469,6 +613,7 @@ def test_several_processes_record_at_the_same_time_and_end_without_a_call(folder
     assert found.seen == 6_000
     assert found.rows >= 200
     assert 3_000 < found.different < 5_200, "4,000, since two of them asked the same"
+    assert all(counts in ({7: 1}, {7: 2}) for counts in found.clicks), "each query was clicked as often as it was asked"
 
 
 def seen_above(folder: Path, seen: int) -> int:
@@ -494,6 +639,7 @@ def test_a_kill_while_it_is_written_leaves_a_sample_that_is_whole(folder: Path) 
         found = read(folder)
         assert found is not None
         assert found.rows == 200
+        assert found.clicks.count({7: 1}) >= 199, "but for one that was asked and not clicked yet"
         assert found.seen >= written, "what was written stays"
         seen = found.seen
     assert len(list(folder.glob("*.safetensors"))) == 1

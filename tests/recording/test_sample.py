@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hubplugin.recording.sample import ALL, Sample, digest_of, joined
+from hubplugin.recording.sample import ALL, MOST_TARGETS, Sample, digest_of, joined
 
 
 def vector(number: int) -> bytes:
@@ -101,3 +102,67 @@ def test_a_query_that_is_asked_again_has_its_last_time_and_keeps_its_text() -> N
     sample.add(vector(1), 2.0)
     (asked,) = sample.kept.values()
     assert (asked.time, asked.text) == (2.0, "red shoes")
+
+
+EVENTS = st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 40), st.integers(0, 3)), max_size=150)
+"""In which of three processes a query was asked, or else a target of it clicked."""
+
+
+@settings(max_examples=80, deadline=None)
+@given(EVENTS, st.integers(1, 20))
+def test_clicks_stay_of_the_smallest_digests_whichever_process_they_came_to(
+    events: list[tuple[int, bool, int, int]], size: int
+) -> None:
+    parts = [Sample(size) for _ in range(3)]
+    given = [dict[int, Counter[int | str]]() for _ in range(3)]
+    for process, asks, number, target in events:
+        digest = digest_of(vector(number))
+        if asks:
+            parts[process].add(vector(number), 0.0)
+        else:
+            parts[process].click(digest, target)
+            given[process].setdefault(digest, Counter())[target] += 1
+    found = joined(part.copy() for part in parts)
+    expected = dict[int, Counter[int | str]]()
+    for each in given:
+        for digest in sorted(each)[:size]:
+            if digest <= found.limit:
+                expected.setdefault(digest, Counter()).update(each[digest])
+    assert found.clicks == expected
+    assert all(len(part.clicks) <= size for part in parts)
+
+
+@settings(max_examples=60, deadline=None)
+@given(NUMBERS, st.sets(st.integers(0, 60)), st.integers(1, 20))
+def test_each_query_that_is_kept_has_its_clicks_and_no_other_has(
+    numbers: list[int], clicked: set[int], size: int
+) -> None:
+    """So the clicked ones among the kept are the clicked ones of the smallest digests: a uniform sample of them."""
+    searching, told = sample_of(numbers, size), Sample(size)
+    clicked &= set(numbers)
+    for number in clicked:
+        told.click(digest_of(vector(number)), number)
+    found = joined([searching, told])
+    kept = set(found.kept)
+    assert kept & set(found.clicks) == kept & {digest_of(vector(number)) for number in clicked}
+
+
+def test_a_query_with_many_targets_keeps_those_that_are_clicked_most() -> None:
+    sample = Sample(10)
+    digest = digest_of(vector(1))
+    for number in range(100):
+        for target in (number, "often", "often", -1 - number):
+            sample.click(digest, target)
+    counts = sample.clicks[digest]
+    assert len(counts) == MOST_TARGETS
+    assert counts["often"] == max(counts.values()) == 200
+    assert sample.clicked == 400
+
+
+def test_what_is_not_in_the_sample_has_no_clicks_and_takes_none_away() -> None:
+    sample = sample_of(list(range(40)), 5)
+    (largest, *_) = sorted(sample.kept, reverse=True)
+    for digest in (*sample.kept, largest + 1, ALL):
+        sample.click(digest, 7)
+    assert set(sample.copy().clicks) == set(sample.kept)
+    assert set(sample.thinned(2).clicks) == set(sorted(sample.kept)[:2])

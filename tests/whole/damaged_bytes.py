@@ -67,6 +67,7 @@ def built(folder: Path) -> dict[str, list[Path]]:
     recorder = hubplugin.Recorder(folder / "0/x.faiss.queries")
     for query in BANK:
         recorder.add(query[None], text="what is asked")
+        recorder.click(query, len(query))
     recorder.close()
     beside = [path for path in (folder / "0/x.faiss.hub").rglob("*") if path.is_file() and path.name != "lock"]
     return {

@@ -83,6 +83,19 @@ def test_recorded_queries_are_shown_exported_thinned_and_cleared(bank):
     assert asked("bank", "faiss:photos.faiss")["queries"] == 0
 
 
+def test_clicks_are_shown_as_pairs_and_targets(bank):
+    record(bank)
+    assert "clicks" not in typed("bank", "faiss:photos.faiss").stdout
+    recorder = hubplugin.Recorder("photos.faiss.queries")
+    for row, target in ((0, 3), (0, 3), (0, 4), (1, 3)):
+        recorder.click(bank[row], target)
+    recorder.close()
+    shown = typed("bank", "faiss:photos.faiss").stdout
+    assert "; 4 clicks on 3 different pairs of query and target, 2 targets, in photos.faiss.queries" in shown
+    figures = asked("bank", "faiss:photos.faiss")
+    assert [figures[name] for name in ("queries", "clicks", "pairs", "targets")] == [500, 4, 3, 2]
+
+
 @pytest.mark.slow
 def test_apply_and_diagnose_use_what_is_recorded(bank):
     record(bank)
