@@ -27,7 +27,7 @@ from hubplugin.errors import InputError
 from hubplugin.methods import FitInput, configured
 from hubplugin.methods.inverted_softmax import DualInvertedSoftmax, InvertedSoftmax
 from hubplugin.metric import Metric
-from hubplugin.model import LogSumExp, OffsetModel, Setting, unmapped
+from hubplugin.model import LogSumExp, OffsetModel, Setting
 from hubplugin.vectors import VectorLike, as_vectors
 
 NO_SIMILARITY = 1e-7
@@ -98,15 +98,13 @@ class Dynamic(Rule):
     """The offsets of `model` for the queries whose raw nearest target is in the model's activation set, and the
     raw similarities for all others: QB-Norm eq. 2 (`dis`).
 
+    Where the model has a query map, similarities are those of `model.queries(q)` for all queries.
+
     Scores are in the log domain, tau * log of the paper's where corrected; each query is ranked by one of the
     two, never by a mixture.
     """
 
     model: OffsetModel
-
-    def __post_init__(self) -> None:
-        if self.model.query_map is not None:
-            raise unmapped("a rule that depends on the query")
 
     @property
     def fitted(self) -> OffsetModel:

@@ -12,7 +12,7 @@ from hubplugin.errors import InputError
 from hubplugin.model import OffsetModel, unmapped
 from hubplugin.query_dependent import DualDynamic, DualSoftmax, Dynamic, GloballyCorrected, Reranker, Rule
 from hubplugin.vectors import OffsetsLike, VectorLike, as_vectors
-from hubplugin_faiss.index import checked_offsets
+from hubplugin_faiss.index import checked_offsets, normalises_queries
 
 GROWTH = 4
 
@@ -34,10 +34,17 @@ class Certified:
     fetched: np.ndarray
 
 
+def _mapping(correction: OffsetsLike | OffsetModel | Rule) -> OffsetModel | None:
+    """The model in `correction` that maps queries, if one does."""
+    model = correction.model if isinstance(correction, Dynamic) else correction
+    return model if isinstance(model, OffsetModel) and model.query_map is not None else None
+
+
 class CorrectedSearch:
     """`search(x, k)` by corrected scores over an index that stays as it is.
 
     If the L best candidates end at similarity s_L, no other target can score more than s_L + M, M the largest offset.
+    Of a model that maps queries, these are similarities to the mapped query, which the index is searched with.
     Answers are certified once their k-th corrected score reaches that bound. Until then more candidates are fetched,
     four times as many each time. The certificate holds for an exact index; an approximate one may miss what its raw
     search misses.
@@ -70,6 +77,9 @@ class CorrectedSearch:
             raise InputError(f"the index has metric {metric}, neither inner product nor L2: an offset is no part of it")
         self._euclidean = metric == faiss.METRIC_L2
         self._rule: Rule | None = None
+        self._mapping = _mapping(correction)
+        if self._mapping is not None and isinstance(index, faiss.Index) and normalises_queries(index):
+            raise unmapped("an index that normalises queries (L2norm)")
         count = getattr(index, "ntotal", None)
         if isinstance(correction, OffsetModel | Rule):
             if targets is None:
@@ -78,8 +88,6 @@ class CorrectedSearch:
         if isinstance(correction, Rule):
             self._rule, self._kept = correction, correction.keep(gallery)
         else:
-            if isinstance(correction, OffsetModel) and correction.query_map is not None:
-                raise unmapped("a CorrectedSearch")
             offsets = np.array(
                 correction.members.offsets(gallery) if isinstance(correction, OffsetModel) else correction
             )
@@ -107,6 +115,7 @@ class CorrectedSearch:
         d, count = getattr(self._index, "d", None), getattr(self._index, "ntotal", None)
         if queries.ndim != 2 or k < 1 or d not in (None, queries.shape[1]) or not np.isfinite(queries).all():
             raise InputError(f"expected finite queries [m, {d or 'd'}] and k >= 1, got shape {queries.shape}, k = {k}")
+        queries = queries if self._mapping is None else self._mapping.queries(queries)
         if count not in (None, len(self._kept)):
             raise InputError(f"the index holds {count} now, and {len(self._kept)} when this was made: make it anew")
         scores, ids = np.full((len(queries), k), -np.inf), np.full((len(queries), k), -1, np.int64)

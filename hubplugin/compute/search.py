@@ -118,9 +118,9 @@ def search(
 ) -> None:
     """Shows every collector all scores s(q, t) + offsets[c, t], in one pass over queries x targets.
 
-    queries: prepared, [q, d]. offsets: [c, n], one row a candidate correction (one row of zeros by default).
-    However many candidates and collectors there are, each similarity is computed once. Targets are read in
-    blocks, queries stay resident; memory holds one block, one tile and what the collectors keep.
+    queries: prepared, [q, d]; what a query map gives keeps its length. offsets: [c, n], one row a candidate correction
+    (one row of zeros by default). However many candidates and collectors there are, each similarity is computed once.
+    Targets are read in blocks, queries stay resident; memory holds one block, one tile and what the collectors keep.
     """
     offsets = np.zeros((1, targets.rows), np.float32) if offsets is None else np.atleast_2d(offsets)
     if offsets.shape[1] != targets.rows:
@@ -129,8 +129,9 @@ def search(
         collector.begin(len(offsets), queries, targets, metric)
     largest = np.abs(offsets).max()
     quiet, asked, start = compute.quiet, as_vectors(queries, "queries"), 0
+    of_prepared = Metric.DOT if metric is Metric.COSINE else metric
     for block in prepared_blocks(targets, metric):
-        similarities = Similarities(block, metric, quiet)
+        similarities = Similarities(block, of_prepared, quiet)
         shifts = offsets[:, start : start + len(block)]
         for tile in similarities.tiles(asked, what):
             tie = TIE * step_of(tile.s) * (tile.bound + float(largest))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.util import find_spec
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from hubplugin.jobs.naming import Naming
 from hubplugin.measures.retrieval import Ranks, Truth, expected_ranks
 from hubplugin.methods import METHODS, FitInput, configured
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, Setting, unmapped
+from hubplugin.model import OffsetModel, QueryMap, Setting
 from hubplugin.query_dependent import QUERY_METHODS
 from hubplugin.store import Id, Store
 from hubplugin.vectors import VectorLike, Vectors, as_vectors, prepared
@@ -308,14 +308,13 @@ class RankedArrays:
         self.judged = pairs.judged
 
     def rankings(self) -> Iterator[Ranking]:
-        """Those with offsets share one search."""
-        scene, top = self._scene, TopK(self._scene.k)
-        counts = TruthCounts(scene.truth.query_rows, scene.truth.target_rows)
-        offsets = np.stack([each.offsets for each in self._candidates if each.offsets is not None])
-        search(scene.queries, scene.targets, scene.metric, scene.compute, top, counts, offsets=offsets)
-        searched = iter(zip(counts.greater, counts.equal, top.rows, strict=True))
+        """Those with offsets share one search; a model that maps queries has its own."""
+        scene, searched = self._scene, dict[str, Counted]()
+        shared = [each for each in self._candidates if each.scores is None and each.query_map is None]
+        for some in (shared, *([each] for each in self._candidates if each.query_map is not None)):
+            searched |= _searched(some, scene)
         for candidate in self._candidates:
-            greater, equal, nearest = next(searched) if candidate.scores is None else _scored(candidate, scene)
+            greater, equal, nearest = searched.get(candidate.label) or _scored(candidate, scene)
             ranks = expected_ranks(scene.truth, greater, equal)
             yield Ranking(
                 label=candidate.label,
@@ -382,19 +381,33 @@ def _require_usable(queries: Vectors, gallery: Vectors, k: int, models: Mapping[
 
 @dataclass(frozen=True)
 class Candidate:
-    """A method that was asked for. Either its offsets [n] are known, or its scores for some of the queries
-    (rows -> [rows, n])."""
+    """A method that was asked for. Either its offsets [n] are known, and what maps its queries, or its scores for some
+    of the queries (rows -> [rows, n])."""
 
     label: str
     method: str
     parameters: dict[str, Setting]
     offsets: np.ndarray | None = None
     scores: Callable[[slice], np.ndarray] | None = None
+    query_map: QueryMap | None = None
 
 
-def _scored(candidate: Candidate, scene: Scene) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What `TruthCounts` and `TopK` give, of a method that gives scores and no offsets: as many queries at a time as
-    memory allows."""
+Counted: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""What `TruthCounts` and `TopK` give of one candidate."""
+
+
+def _searched(candidates: Sequence[Candidate], scene: Scene) -> dict[str, Counted]:
+    """By label, of candidates with offsets and the query map of the first."""
+    top, counts = TopK(scene.k), TruthCounts(scene.truth.query_rows, scene.truth.target_rows)
+    queries = scene.queries if candidates[0].query_map is None else candidates[0].query_map(scene.queries)
+    offsets = np.stack([each.offsets for each in candidates if each.offsets is not None])
+    search(queries, scene.targets, scene.metric, scene.compute, top, counts, offsets=offsets)
+    each_one = zip(counts.greater, counts.equal, top.rows, strict=True)
+    return dict(zip((each.label for each in candidates), each_one, strict=True))
+
+
+def _scored(candidate: Candidate, scene: Scene) -> Counted:
+    """Of a method that gives scores and no offsets: as many queries at a time as memory allows."""
     assert candidate.scores is not None
     truth, count = scene.truth, len(scene.queries)
     greater, equal = np.empty(len(truth.query_rows), np.int64), np.empty(len(truth.query_rows), np.int64)
@@ -431,13 +444,11 @@ def candidates_of(methods: Sequence[str] | None, models: Mapping[str, OffsetMode
 
 
 def fitted(label: str, model: OffsetModel, scene: Scene) -> Candidate:
-    if model.query_map is not None:
-        raise unmapped("an evaluation")
     if model.metric is not scene.metric:
         raise InputError(f"model {label!r} is for {model.metric.value}, the evaluation for {scene.metric.value}")
     compute = scene.compute
     offsets = model.members.offsets(scene.targets, compute=compute)
-    return Candidate(label, model.method, model.parameters, offsets)
+    return Candidate(label, model.method, model.parameters, offsets, query_map=model.query_map)
 
 
 def candidate_of(method: str, scene: Scene) -> Candidate:

@@ -9,8 +9,7 @@ import hubplugin
 from hubplugin import learning
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError
-from hubplugin.model import FORMAT, MAPPED_FORMAT, QueryMap
-from hubplugin.query_dependent import Dynamic
+from hubplugin.model import FORMAT, MAPPED_FORMAT
 from tests.core import formulas
 
 N, D, PAIRS = 600, 16, 400
@@ -170,13 +169,3 @@ def test_queries_of_other_dimensions_are_refused(asked):
     model = hubplugin.fit(targets, queries)
     with pytest.raises(InputError, match="queries have 15 dimensions, the query bank of this model has 16"):
         model.queries(queries[:, :15])
-
-
-def test_what_does_not_apply_the_map_refuses_the_model(asked):
-    targets, queries, answers = asked
-    model = hubplugin.fit(targets, queries, "is").with_activation(targets)
-    mapped = model.having(query_map=QueryMap(np.eye(D, dtype=np.float32), 1.0, PAIRS))
-    with pytest.raises(InputError, match=r"has a query map .*, which a rule that depends on the query does not apply"):
-        Dynamic(mapped)
-    with pytest.raises(InputError, match="which an evaluation does not apply"):
-        hubplugin.evaluate(targets, queries=queries, truth=answers, methods=[], models={"mine": mapped})

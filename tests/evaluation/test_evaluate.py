@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -11,6 +12,7 @@ from scipy import stats
 
 import hubplugin
 from hubplugin import InputError
+from hubplugin.model import QueryMap
 from hubplugin.query_dependent import fit_rule
 from tests.core.formulas import inverted_softmax, similarity
 
@@ -60,6 +62,29 @@ def test_raw_and_corrected_figures_are_those_of_the_whole_matrix(scene, metric):
         assert result.mean_rank.value == pytest.approx(ranks.mean())
         assert result.mean_average_precision.value == pytest.approx(np.where(ranks <= 10, 1 / ranks, 0).mean())
         assert result.hubness.skewness == pytest.approx(skewness_in(scores, 10))
+
+
+def test_a_model_with_a_query_map_is_ranked_by_mapped_queries_beside_others(scene, rng):
+    targets, queries = scene["targets"], scene["queries"]
+    plain = hubplugin.fit(targets, scene["bank"], "is")
+    step = (0.2 * rng.normal(size=(12, 12))).astype(np.float32)
+    mapped = replace(plain, query_map=QueryMap(step, 1.0, 200)).centred_on(targets)
+    found = hubplugin.evaluate(
+        targets, queries=queries, methods=[], models={"mapped": mapped, "plain": plain}, metric="cosine"
+    )
+    q = queries / np.linalg.norm(queries, axis=1, keepdims=True)
+    for label, asked, model in (
+        ("raw", q, None),
+        ("mapped", q + q @ step.astype(np.float64).T, mapped),
+        ("plain", q, plain),
+    ):
+        scores = asked @ (targets / np.linalg.norm(targets, axis=1, keepdims=True)).T
+        scores += 0 if model is None else model.offsets(targets)
+        ranks = ranks_in(scores)
+        assert found[label].recall[1].value == pytest.approx((ranks <= 1).mean())
+        assert found[label].mean_rank.value == pytest.approx(ranks.mean())
+        assert found[label].hubness.skewness == pytest.approx(skewness_in(scores, 10))
+    assert found["mapped"].mean_rank.value != found["plain"].mean_rank.value
 
 
 def test_every_kind_of_method_stands_in_the_result(evaluation):

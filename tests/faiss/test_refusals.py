@@ -364,7 +364,8 @@ def test_a_subclass_without_names_takes_over_no_index_type():
     assert type(handler_for(flat())) is FlatCodesHandler
 
 
-def test_a_corrected_search_refuses_a_model_with_a_query_map():
+def test_a_corrected_search_refuses_a_query_map_before_an_index_that_normalises():
     model = hubplugin.fit(X, X[::-1] + 0.1, "is").having(query_map=QueryMap(np.eye(8, dtype=np.float32), 1.0, 200))
-    with pytest.raises(hubplugin.InputError, match=r"has a query map .*, which a CorrectedSearch does not apply"):
-        hubplugin_faiss.CorrectedSearch(flat(), model, targets=X)
+    index = faiss.IndexPreTransform(faiss.NormalizationTransform(8), flat())
+    with pytest.raises(hubplugin.InputError, match=r"has a query map .*, which an index that normalises queries"):
+        hubplugin_faiss.CorrectedSearch(index, model, targets=X)

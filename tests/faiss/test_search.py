@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import faiss
 import numpy as np
 import pytest
@@ -9,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hubplugin
-from hubplugin.query_dependent import fit_rule
+from hubplugin.model import QueryMap
+from hubplugin.query_dependent import Dynamic, fit_rule
 from hubplugin_faiss import CorrectedSearch
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
@@ -51,6 +54,25 @@ def test_a_model_is_taken_for_its_offsets():
     np.testing.assert_array_equal(found, wanted)
     with pytest.raises(hubplugin.InputError, match="OffsetModel needs to know the gallery: pass targets="):
         CorrectedSearch(case.index, model)
+
+
+@pytest.mark.parametrize("metric", [IP, L2])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_query_map_is_part_of_the_ranking_that_is_certified(metric, dynamic, rng):
+    case = cases.made("Flat", metric)
+    step = (0.2 * rng.normal(size=(24, 24))).astype(np.float32)
+    plain = hubplugin.fit(case.vectors, case.queries + 0.1, "is")
+    model = replace(plain, query_map=QueryMap(step, 1.0, 200)).centred_on(case.vectors).with_activation(case.vectors)
+    q = case.queries.astype(np.float64)
+    truth = (q + q @ step.T) @ case.vectors.T
+    active = model.activated(case.vectors)[truth.argmax(axis=1)]
+    assert 0 < active.mean() < 1
+    truth += model.offsets(case.vectors) * (active[:, None] if dynamic else 1)
+    search = CorrectedSearch(case.index, Dynamic(model) if dynamic else model, targets=case.vectors)
+    found = search.search_certified(case.queries, 10)
+    assert found.certified.all()
+    assert (found.fetched < case.index.ntotal).any()
+    cases.assert_ranked(found.ids, truth, case.ids)
 
 
 def test_what_probes_too_little_certifies_nothing():
