@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from typing import cast
@@ -11,7 +12,7 @@ from hubplugin.bank import Bank, BankLike
 from hubplugin.cluster import ShardedGallery, Workspace
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
-from hubplugin.learning import require_learnable, taught
+from hubplugin.learning import NOTHING, require_learnable, taught
 from hubplugin.methods import asked_for
 from hubplugin.methods.robust import bounded
 from hubplugin.metric import Metric
@@ -60,7 +61,7 @@ def fit(
     """
     require_executor(executor, shards, workspace)
     if learn:
-        require_learnable(method, metric, targets, robust=robust, executor=executor)
+        require_learnable(method, metric, targets, executor=executor)
     configuration = asked_for(method, parameters, fit)
     if targets is None and (executor is not None or configuration is None):
         needed = "method 'auto' is chosen" if configuration is None else "an executor computes"
@@ -72,15 +73,16 @@ def fit(
             planned = shards_of(cast(GalleryLike, targets), shards)
             targets = ShardedGallery("targets", planned, executor, stack.enter_context(Workspace(workspace)), compute)
         gallery = cast("VectorLike | None", targets)
-        if learn and configuration is not None:
-            known = Bank.of(bank).prepare(metric, compute).against(cast(VectorLike, gallery))
-            return taught(configuration.fit(known), configuration, known)
-        if configuration is not None:
+        if configuration is not None and not learn:
             fit_input = Bank.of(bank).read(metric, compute, targets=gallery)
+            model = configuration.fit(fit_input)
         else:
             fit_input = Bank.of(bank).prepare(metric, compute).against(cast(VectorLike, gallery))
-            configuration = chosen_by(stack.enter_context(closing(Experiment(fit_input, robust=robust))))
-        model = configuration.fit(fit_input)
+            if configuration is None:
+                configuration = chosen_by(stack.enter_context(closing(Experiment(fit_input, robust=robust))))
+            model = taught(configuration, fit_input).model if learn else configuration.fit(fit_input)
+            if learn and model.query_map is None:
+                warnings.warn(NOTHING, stacklevel=2)
         return bounded(model, fit_input) if robust else model
 
 

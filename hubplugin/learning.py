@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -11,7 +10,7 @@ import numpy as np
 
 from hubplugin.bank import PreparedBank, own_share
 from hubplugin.errors import InputError, Parameter
-from hubplugin.methods import Method
+from hubplugin.methods import FitInput, Method
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, QueryMap
 from hubplugin.vectors import as_vectors, prepared_blocks, sampled, spool, taken
@@ -74,7 +73,7 @@ class KnownPairs:
 def require_learnable(method: str, metric: Metric | str, targets: object, **others: object) -> None:
     """Raises InputError for what was not measured together with a query map, or does not apply it. others: parameters
     of a fit that must not be set."""
-    if method != "blend":
+    if method not in ("blend", "auto"):
         raise InputError("learn=True goes with the default method, not with ", Parameter("method", method))
     if Metric.parse(metric) is Metric.EUCLIDEAN:
         raise InputError("learn=True is for inner products, not for ", Parameter("metric", "euclidean"))
@@ -85,19 +84,61 @@ def require_learnable(method: str, metric: Metric | str, targets: object, **othe
             raise InputError("learn=True does not go with ", Parameter(name), ": leave one of the two out")
 
 
-def taught(model: OffsetModel, configuration: Method, given: PreparedBank) -> OffsetModel:
-    """`model`, which `configuration` gave on `given`, with the query map that the known answers of the bank teach.
+@dataclass(frozen=True)
+class Learning:
+    """How offsets and a map are fitted together: a `method`, and the strength and temperature of the map."""
 
-    Without one, and a warning that says so, where held-out targets gain nothing by it. Raises InputError where the
-    bank knows too few answers.
+    method: Method
+    strength: float
+    tau: float
+
+    def query_map(self, queries: np.ndarray, own: np.ndarray, targets: np.ndarray) -> QueryMap:
+        """What pairs teach; see `learned`."""
+        step = np.float32(self.strength) * learned(queries, own, targets, self.tau)
+        return QueryMap(step, self.strength, len(queries))
+
+    def fit(self, given: FitInput, query_map: QueryMap) -> OffsetModel:
+        """The method fitted on the bank of `given`, mapped. The model has the bank as it was given."""
+        asked = query_map.of_bank(given.query_bank)
+        model = self.method.fit(replace(given, query_bank=asked))
+        terms = tuple(replace(term, bank=given.query_bank) if term.bank is asked else term for term in model.terms)
+        return model.having(terms=terms, query_map=query_map, bank_fingerprint=given.fingerprint)
+
+
+NOTHING = "the pairs taught nothing beyond the offsets: the model has no query map"
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What the known answers of a bank taught. model: with a query map, or without one where held-out targets gain
+    nothing by it. how: its method, with the strength that was chosen."""
+
+    model: OffsetModel
+    how: Learning
+
+    @property
+    def notes(self) -> list[str]:
+        found = self.model.query_map
+        if found is None:
+            return [NOTHING]
+        return [f"queries are mapped: {found.pairs} pairs taught it, at strength {found.strength:g}"]
+
+
+def taught(configuration: Method, given: PreparedBank) -> Lesson:
+    """`configuration` fitted on `given`, with the query map that the known answers of the bank teach.
+
+    Raises InputError where the bank knows too few answers.
     """
-    pairs, tau = KnownPairs.of(given), float(str(model.parameters["tau"]))
-    strength = chosen_strength(pairs, tau, given, _raw_offsets(model, configuration, given))
+    pairs, method = KnownPairs.of(given), configuration.resolved(given)
+    model, tau = method.fit(given), float(str(method.parameters["tau"]))
+    strength = chosen_strength(pairs, tau, given, _raw_offsets(model, method, given))
+    how = Learning(method, strength, tau)
     if strength == 0:
-        warnings.warn("the pairs taught nothing beyond the offsets: the model has no query map", stacklevel=3)
-        return model
-    step = np.float32(strength) * learned(pairs.queries, pairs.own, pairs.targets, tau)
-    return model.having(query_map=QueryMap(step, strength, len(pairs.queries)))
+        return Lesson(model, how)
+    query_map = how.query_map(pairs.queries, pairs.own, pairs.targets)
+    asked = replace(given, query_bank=query_map.of_bank(given.query_bank))
+    how = replace(how, method=configuration.resolved(asked))
+    return Lesson(how.fit(given, query_map), how)
 
 
 def learned(queries: np.ndarray, own: np.ndarray, targets: np.ndarray, tau: float) -> np.ndarray:

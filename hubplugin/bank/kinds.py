@@ -318,6 +318,8 @@ def displacement(model: OffsetModel, bank: Vectors, gallery: Vectors, compute: C
     offsets = model.members.offsets(targets)
     if model.metric is Metric.COSINE:
         queries, targets = normalise(queries, bank.name), normalise(targets, gallery.name)
+    if model.query_map is not None:
+        queries = model.query_map(queries)
     raw = dense(Similarities(queries, model.metric, compute), as_vectors(targets, "targets")).numpy()
     best = np.argmax(raw + offsets, axis=1)
     return float((raw > np.take_along_axis(raw, best[:, None], axis=1)).mean())

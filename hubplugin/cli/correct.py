@@ -49,6 +49,9 @@ Robust = Annotated[
 ]
 
 
+Learn = Annotated[bool, typer.Option("--learn", help="Known answers teach a map of the query, too (docs/learning.md).")]
+
+
 @command
 def apply(
     store: StoreUrl,
@@ -59,6 +62,7 @@ def apply(
     settings: Settings = None,
     group_by: GroupBy = None,
     robust: Robust = False,
+    learn: Learn = False,
     force: Annotated[bool, typer.Option("--force", help="Apply it even if it would not help.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Fit and check, and write nothing.")] = False,
     keep: Keep = KEEP,
@@ -81,8 +85,8 @@ def apply(
     parameters = parameters_of(method, settings)
     with workers(executor) as engine, progress_shown() as progress:
         applied = apply(
-            opened, bank, method, group_by=group_by, robust=robust, force=force, dry_run=dry_run, keep=keep,
-            compute=computing.compute(progress), executor=engine, shards=shards,
+            opened, bank, method, group_by=group_by, robust=robust, learn=learn, force=force, dry_run=dry_run,
+            keep=keep, compute=computing.compute(progress), executor=engine, shards=shards,
             workspace=workspace, **parameters,
         )  # fmt: skip
     report = applied.report()
@@ -201,6 +205,9 @@ def refit(
         str | None, typer.Option(help="As for apply; by default that of the active correction, auto chooses.")
     ] = None,
     settings: Settings = None,
+    learn: Annotated[
+        bool | None, typer.Option("--learn/--no-learn", help="As for apply; by default as in the active correction.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Activate it even if it is worse.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Fit and compare, and write nothing.")] = False,
     keep: Keep = KEEP,
@@ -218,8 +225,8 @@ def refit(
     parameters = {} if method is None else parameters_of(method, settings)
     with progress_shown() as progress:
         done = refit(
-            opened, bank, method, force=force, dry_run=dry_run, keep=keep, compute=computing.compute(progress),
-            **parameters,
+            opened, bank, method, learn=learn, force=force, dry_run=dry_run, keep=keep,
+            compute=computing.compute(progress), **parameters,
         )  # fmt: skip
     return Answer(f"{opened.url}: {done}", told(opened, done))
 

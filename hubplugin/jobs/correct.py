@@ -39,6 +39,7 @@ from hubplugin.jobs.write import (
     write,
     written,
 )
+from hubplugin.learning import require_learnable, taught
 from hubplugin.measures.hubness import skewness
 from hubplugin.methods import METHODS, FitInput, Method, asked_for
 from hubplugin.methods.robust import bounded
@@ -68,6 +69,7 @@ def apply(
     *,
     group_by: str | None = None,
     robust: bool = False,
+    learn: bool = False,
     force: bool = False,
     dry_run: bool = False,
     keep: int = KEEP,
@@ -79,7 +81,8 @@ def apply(
 ) -> Applied:
     """Fits offsets on everything in `store`, writes them, and activates them in one step.
 
-    bank, method, robust, parameters: as in `hubplugin.fit`; robust not with group_by. A `hubplugin.Bank` without
+    bank, method, robust, learn, parameters: as in `hubplugin.fit`; robust and learn not with group_by. With learn the
+    store's own search maps the queries; stores that hold no map are refused. A `hubplugin.Bank` without
     queries is of those that were recorded of the store. A fitted model in the place of the bank is written as it is,
     and not tried.
 
@@ -96,7 +99,10 @@ def apply(
     """
     if isinstance(bank, OffsetModel):
         compute = _usable(compute, keep)
-        _require_none(method=method != "blend", group_by=group_by, robust=robust, executor=executor, **parameters)
+        method_given = method != "blend"
+        _require_none(
+            method=method_given, group_by=group_by, robust=robust, learn=learn, executor=executor, **parameters
+        )
         require_match(bank, store)
         if dry_run:
             return replace(unwritten(store, bank, compute), notes=store.plan())
@@ -105,13 +111,16 @@ def apply(
         raise InputError(
             Parameter("robust", True), " bounds offsets over a whole gallery: leave out ", Parameter("group_by")
         )
+    if learn:
+        _require_learnable(store, method, group_by, executor)
     compute = _usable(compute, keep)
     configuration = asked_for(method, parameters, apply)
     prepared = bank_for(store, bank).prepare(store.metric, compute, store)
     if require_executor(executor, shards, workspace):
         _require_by_shards(prepared, group_by, robust)
     _require_usable(store, prepared, configuration, force, dry_run)
-    cut_off = None if dry_run else _cut_off(store, configuration, prepared, group_by, robust)
+    recipe = Recipe(configuration, group_by, robust, learn, force)
+    cut_off = None if dry_run else _cut_off(store, recipe, prepared)
     with ExitStack() as stack:
         gallery: SpooledGallery | ShardedStore
         if executor is not None:
@@ -120,7 +129,6 @@ def apply(
             gallery = SpooledGallery(store, compute.progress, group_by, prepared.clicks)
         if cut_off is not None:
             return written(store, cut_off, None if executor is None else gallery, compute, keep, force)
-        recipe = Recipe(configuration, group_by, robust, force)
         return _corrected(store, prepared.against(gallery.vectors, gallery.rows), gallery, recipe, dry_run, keep)[0]
 
 
@@ -129,6 +137,7 @@ def refit(
     bank: BankLike | None = None,
     method: str | None = None,
     *,
+    learn: bool | None = None,
     force: bool = False,
     dry_run: bool = False,
     keep: int = KEEP,
@@ -139,7 +148,7 @@ def refit(
 
     bank: as for `hubplugin.apply`; by default the queries that were recorded. method: by default that of the
     active correction with its parameters, but for those that a method finds in bank and gallery; "auto" chooses.
-    A robust correction stays one.
+    A robust correction stays one. learn: likewise, by default a correction with a query map is learned anew.
     dry_run, keep: as for `hubplugin.apply`. force: activates it though it is worse.
 
     The guard tries the new correction as it does in `apply`. Then old and new rank held-out queries of the new bank.
@@ -154,11 +163,14 @@ def refit(
     """
     old = _active(store)
     compute = _usable(compute, keep)
+    learn = old.query_map is not None if learn is None else learn
+    if learn:
+        _require_learnable(store, old.method if method is None else method, group_key(old), None)
     configuration = _same(old, parameters) if method is None else asked_for(method, parameters, refit)
     prepared = bank_for(store, Bank() if bank is None else bank).prepare(store.metric, compute, store)
     _require_usable(store, prepared, configuration, force, dry_run)
     gallery = SpooledGallery(store, compute.progress, group_key(old), prepared.clicks)
-    recipe = Recipe(configuration, group_key(old), old.bound is not None, force, old)
+    recipe = Recipe(configuration, group_key(old), old.bound is not None, learn, force, old)
     done, versus = _corrected(store, prepared.against(gallery.vectors, gallery.rows), gallery, recipe, dry_run, keep)
     assert versus is not None
     before, now = len(old.terms[0].bank), len(prepared.query_bank)  # of `dn` the old one kept is its mean alone
@@ -169,11 +181,13 @@ def refit(
 @dataclass(frozen=True)
 class Recipe:
     """How to make a correction. configuration: None where it is chosen. group_by: the key within whose values it is
-    fitted. old: the active model that the new one must not be worse than."""
+    fitted. learn: whether known answers teach a query map. old: the active model that the new one must not be worse
+    than."""
 
     configuration: Method | None
     group_by: str | None
     robust: bool
+    learn: bool
     force: bool
     old: OffsetModel | None = None
 
@@ -185,7 +199,7 @@ def _corrected(
     or the new correction is worse than the old one; nothing is written then."""
     configuration, compute = recipe.configuration, bank.compute
     logger.info("%s: trying %s", store.url, "auto" if configuration is None else configuration.name)
-    trial, versus, neutral = None, None, dict[Value, str]()
+    trial, versus, lesson, neutral = None, None, None, dict[Value, str]()
     with closing(Experiment(bank, robust=recipe.robust)) as experiment:
         if not recipe.force and (recipe.group_by is None or recipe.old is not None):
             require_kind(experiment)  # before the search for a method
@@ -194,12 +208,14 @@ def _corrected(
         configuration = configuration.resolved(bank)
         if recipe.group_by is None:
             trial = None if recipe.force else check_by(experiment, configuration)
+            lesson = taught(configuration, bank) if recipe.learn else None
             if recipe.old is not None:
-                versus = _versus([tuple(experiment.run([None, recipe.old, configuration]))])
+                new = configuration if lesson is None else lesson.how
+                versus = _versus([tuple(experiment.run([None, recipe.old, new]))])
                 _require_not_worse(versus, recipe.force)
     logger.info("%s: fitting %s on %d bank queries", store.url, configuration.name, len(bank.query_bank))
     if recipe.group_by is None:
-        model = configuration.fit(bank)
+        model = configuration.fit(bank) if lesson is None else lesson.model
         model = bounded(model, bank) if recipe.robust else model
         model = counted(model, bank) if isinstance(gallery, SpooledGallery) else model
         if not recipe.force:
@@ -218,6 +234,7 @@ def _corrected(
         done = written(store, model, gallery, compute, keep, recipe.force, answered)
     # Where nothing was tried, what to expect of the bank is still worth a line.
     notes = [*(small_bank(len(bank.distinct)) if trial is None else []), *done.notes]
+    notes += [] if lesson is None else lesson.notes
     return replace(done, neutral=neutral, trial=trial, notes=notes), versus
 
 
@@ -235,6 +252,13 @@ def _require_none(**arguments: object) -> None:
     for name, value in arguments.items():
         if value is not None and value is not False:
             raise InputError("a fitted model has its bank and its method already: leave out ", Parameter(name))
+
+
+def _require_learnable(store: Store, method: str, group_by: str | None, executor: Executor | None) -> None:
+    """Raises InputError where a correction cannot have a query map, before anything is read."""
+    if not store.maps_queries:
+        raise InputError(f"{store.url} holds no map of queries: leave out ", Parameter("learn"))
+    require_learnable(method, store.metric, store, group_by=group_by, executor=executor)
 
 
 def _require_by_shards(bank: PreparedBank, group_by: str | None, robust: bool) -> None:
@@ -279,16 +303,15 @@ def bank_for(store: Store, bank: BankLike, learn: object = False) -> Bank:
     return replace(bank, queries=recorded, answers=answers)
 
 
-def _cut_off(
-    store: Store, configuration: Method | None, bank: FitInput, group_by: str | None, robust: bool
-) -> OffsetModel | None:
+def _cut_off(store: Store, recipe: Recipe, bank: FitInput) -> OffsetModel | None:
     """The model whose writing was cut off, if it is the one that is asked for."""
     correction = store.correction()
-    if correction is None or correction.active or configuration is None:
+    if correction is None or correction.active or recipe.configuration is None:
         return None
-    same = configuration.made(correction.model, bank) and group_key(correction.model) == group_by
-    same &= (correction.model.bound is not None) == robust
-    return correction.model if same else None
+    model = correction.model
+    same = recipe.configuration.made(model, bank) and group_key(model) == recipe.group_by
+    same &= (model.bound is not None, model.query_map is not None) == (recipe.robust, recipe.learn)
+    return model if same else None
 
 
 def _active(store: Store) -> OffsetModel:

@@ -38,13 +38,14 @@ from hubplugin.jobs.suspects import (
 )
 from hubplugin.jobs.write import Comparison, InvalidVectors, ToldInvalidVectors, compared
 from hubplugin.measures.hubness import skewness_by_chance
+from hubplugin.measures.significance import standard_error
 from hubplugin.methods.robust import BANK_QUERIES
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import GroupedModel, HubnessAtFit, OffsetModel
 from hubplugin.report import Hub, Plot, Report, Reported, Tile, Verdict, bank_tile, plots, share_tile
 from hubplugin.report.sections import NEVER, RECALL, WORST
 from hubplugin.store import Hits, Id, Store, recorded_of
-from hubplugin.trial import OCCURRENCE, standard_error
+from hubplugin.trial import OCCURRENCE
 from hubplugin.vectors import Vectors
 
 logger = logging.getLogger(__name__)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from hubplugin.measures.hubness import binomial, k_occurrence
 
@@ -39,6 +42,46 @@ class Comparison(BaseModel):
     lost: int
     difference: Figure
     p: float
+
+
+@dataclass(frozen=True)
+class Side:
+    """R@1 of some `queries`, 0 to 1, before and after, and the standard error of the change; what the queries are."""
+
+    before: float
+    after: float
+    error: float
+    queries: Annotated[int, Field(serialization_alias="probes")]
+    what: str
+
+    @classmethod
+    def of(cls, before: np.ndarray, after: np.ndarray, what: str) -> Side:
+        """Of the same queries: whether each was right before and after, [q]."""
+        return cls(float(before.mean()), float(after.mean()), standard_error(after - before), len(before), what)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the change."""
+        change = self.after - self.before
+        return change - 1.96 * self.error, change + 1.96 * self.error
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether the change is none beyond chance."""
+        low, high = self.interval
+        return low <= 0 <= high
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return (
+            f"R@1 {100 * self.before:.1f} -> {100 * self.after:.1f} (95 % interval of the change {100 * low:+.1f} to "
+            f"{100 * high:+.1f}, {self.queries} {self.what})"
+        )
+
+
+def standard_error(differences: np.ndarray) -> float:
+    """Of their mean."""
+    return float(differences.std(ddof=1) / math.sqrt(len(differences)))
 
 
 def interval(

@@ -44,10 +44,13 @@ def bounded(model: OffsetModel, given: FitInput) -> OffsetModel:
     targets = given.require_targets(model.method)
     if isinstance(model.terms[0], Dot):
         raise InputError(f"method {model.method!r} keeps no bank to bound offsets by; leave out ", Parameter("robust"))
+    if model.query_map is not None:  # the lists are those that mapped queries find
+        given = replace(given, query_bank=model.query_map.of_bank(model.terms[0].bank))
     plain = model.offsets(targets, compute=given.compute.quiet)
     # What is bounded leaves its places to others, so that levels are taken again.
     first = replace(_bound(given, plain), for_members=True)
-    offsets = first.lowered(plain, model.terms[0], given.metric, targets, given.compute)
+    over_bank = replace(model.terms[0], bank=given.query_bank)
+    offsets = first.lowered(plain, over_bank, given.metric, targets, given.compute)
     return model.having(bound=_bound(given, offsets))
 
 

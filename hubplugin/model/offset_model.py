@@ -261,7 +261,8 @@ class OffsetModel:
     that 0 is the neutral offset. gallery: None where the fit was given no targets. activation: the activation set,
     which `query_dependent.Dynamic` and `DualDynamic` ask; offsets do not depend on it. bound: of a robust model.
     hubness_at_fit: counted by `apply` and `refit`, for `monitor` to compare with; it makes no other model. query_map:
-    what known answers taught, None where nothing was to be learned from them; offsets do not depend on it.
+    what known answers taught, None where nothing was to be learned from them. Banks lie here as they were given, and
+    are mapped as all queries are: offsets belong to what is searched with.
     """
 
     method: str
@@ -310,7 +311,12 @@ class OffsetModel:
         offsets = capped(self.raw_offsets(vectors, compute) - self.centre, self.gallery)
         if self.bound is None:
             return offsets
-        return self.bound.lowered(offsets, self.terms[0], self.metric, vectors, compute)
+        first = self.terms[0]
+        return self.bound.lowered(offsets, replace(first, bank=self._asked(first)), self.metric, vectors, compute)
+
+    def _asked(self, term: Term) -> np.ndarray:
+        """What the bank of `term` is searched with: [m, d]."""
+        return term.bank if self.query_map is None else self.query_map.of_bank(term.bank)
 
     def queries(self, queries: VectorLike) -> np.ndarray:
         """What is searched with in the place of `queries` [m, d]: float32 [m, d]. The score of the target t is its
@@ -331,7 +337,8 @@ class OffsetModel:
         return self if self.bound is None else self.having(bound=replace(self.bound, for_members=True))
 
     def having(self, **changes: Any) -> OffsetModel:
-        """This model with another `bound`, `hubness_at_fit` or `query_map`: its raw offsets do not depend on them."""
+        """This model with another `bound` or `hubness_at_fit`, on which its raw offsets do not depend; or with a
+        `query_map` and the `terms` that give the same raw offsets with it."""
         model = replace(self, **changes)
         object.__setattr__(model, "_kept", self._kept)
         return model
@@ -363,7 +370,8 @@ class OffsetModel:
             raise InputError(f"activation set: k={k} is not between 1 and the {vectors.rows} targets of the gallery")
         if any(isinstance(term, Dot) for term in self.terms):
             raise InputError(f"method {self.method!r} keeps the mean of its bank only, so it has no activation set")
-        thresholds = [kth_largest(Similarities(term.bank, self.metric, compute), vectors, k) for term in self.terms]
+        banks = [Similarities(self._asked(term), self.metric, compute) for term in self.terms]
+        thresholds = [kth_largest(bank, vectors, k) for bank in banks]
         return replace(self, activation=Activation(k, tuple(thresholds)))
 
     def activated(self, targets: VectorLike, *, compute: Compute = Compute()) -> np.ndarray:
@@ -375,7 +383,7 @@ class OffsetModel:
         vectors, compute = as_vectors(targets, "targets"), compute
         inside = np.zeros(vectors.rows, bool)
         for term, thresholds in zip(self.terms, self.activation.thresholds, strict=True):
-            inside |= reaches(Similarities(term.bank, self.metric, compute), vectors, thresholds)
+            inside |= reaches(Similarities(self._asked(term), self.metric, compute), vectors, thresholds)
         return inside
 
     def raw_offsets(self, targets: VectorLike, compute: Compute) -> np.ndarray:
@@ -393,13 +401,13 @@ class OffsetModel:
             return kept
         total = np.zeros(vectors.rows)
         for terms in of_one_bank(self.terms):
-            first = terms[0]
+            first, bank = terms[0], Similarities.of(self._asked(terms[0]), self.metric, compute)
             if isinstance(first, Dot):
-                values = [dot(Similarities.of(first.bank, self.metric, compute), vectors, "offsets")]
+                values = [dot(bank, vectors, "offsets")]
             else:
                 left_out = None if first.answers is None else LeftOut(first.answers)
                 reductions = [reduction_of(term) for term in terms]
-                values = reduce(Similarities.of(first.bank, self.metric, compute), vectors, reductions, left_out)
+                values = reduce(bank, vectors, reductions, left_out)
             with np.errstate(over="ignore", invalid="ignore"):
                 for term, value in zip(terms, values, strict=True):  # what a worker sent may be read-only
                     total += np.multiply(value, term.scale, out=value if value.flags.writeable else None)

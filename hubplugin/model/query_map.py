@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -11,20 +11,29 @@ from hubplugin.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class QueryMap:
-    """A query q is searched with as q + `step` q; offsets and targets stay as they are.
+    """A query q is searched with as q + `step` q; targets stay as they are.
 
-    step: float32 [d, d], the learned map times `strength`. strength: as the folds chose it. pairs: how many different
-    pairs taught it.
+    step: float32 [d, d]. strength: of the learned part, as the folds chose it. pairs: how many different pairs taught
+    it.
     """
 
     step: np.ndarray
     strength: float
     pairs: int
+    _last: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list, init=False, repr=False)
 
     def __call__(self, queries: np.ndarray) -> np.ndarray:
         """What is searched with in the place of `queries` [m, d]: float32 [m, d]."""
         mapped: np.ndarray = queries + queries @ self.step.T
         return mapped
+
+    def of_bank(self, bank: np.ndarray) -> np.ndarray:
+        """`bank` mapped, the same array each time: terms that share a bank share its products."""
+        for known, mapped in self._last:
+            if known is bank:
+                return mapped
+        self._last[:] = [(bank, self(bank))]
+        return self._last[0][1]
 
 
 def unmapped(what: str) -> InputError:

@@ -9,7 +9,6 @@ from hubplugin.trial.experiment import (
     Sides,
     Trial,
     require_enough,
-    standard_error,
 )
 from hubplugin.trial.guard import (
     check_by,
@@ -38,5 +37,4 @@ __all__ = [
     "require_kind",
     "require_size",
     "small_bank",
-    "standard_error",
 ]

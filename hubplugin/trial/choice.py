@@ -8,9 +8,10 @@ from itertools import product
 
 import numpy as np
 
+from hubplugin.measures.significance import standard_error
 from hubplugin.methods import Method
 from hubplugin.methods.blend import Blend
-from hubplugin.trial.experiment import Experiment, Trial, standard_error
+from hubplugin.trial.experiment import Experiment, Trial
 
 TEMPERATURES, STRENGTHS = (0.7, 1.0, 1.4), (0.6, 1.0, 1.4)
 """Multiples of the default's temperature and strength that are tried."""

@@ -15,50 +15,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Any, TypeAlias
 
 import numpy as np
-from pydantic import Field
 
 from hubplugin.bank import BankProfile, PreparedBank, profile
 from hubplugin.compute import HoldingCompute, Similarities, dense, torch
 from hubplugin.errors import CorrectionRefused, InputError, Parameter
+from hubplugin.learning import Learning
 from hubplugin.measures.hubness import Hubness, k_occurrence, skewness
+from hubplugin.measures.significance import Side, standard_error
 from hubplugin.methods import FitInput, Method
 from hubplugin.methods.blend import Blend
 from hubplugin.methods.robust import bounded
-from hubplugin.model import OffsetModel, Setting, unmapped
+from hubplugin.model import OffsetModel, QueryMap, Setting
 from hubplugin.vectors import as_vectors, sampled, taken
-
-
-@dataclass(frozen=True)
-class Side:
-    """R@1 of some `queries`, 0 to 1, before and after, and the standard error of the change; what the queries are."""
-
-    before: float
-    after: float
-    error: float
-    queries: Annotated[int, Field(serialization_alias="probes")]
-    what: str
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the change."""
-        change = self.after - self.before
-        return change - 1.96 * self.error, change + 1.96 * self.error
-
-    @property
-    def is_noise(self) -> bool:
-        """Whether the change is none beyond chance."""
-        low, high = self.interval
-        return low <= 0 <= high
-
-    def __str__(self) -> str:
-        low, high = self.interval
-        return (
-            f"R@1 {100 * self.before:.1f} -> {100 * self.after:.1f} (95 % interval of the change {100 * low:+.1f} to "
-            f"{100 * high:+.1f}, {self.queries} {self.what})"
-        )
 
 
 @dataclass(frozen=True)
@@ -206,10 +177,6 @@ def _short(value: Setting) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def standard_error(differences: np.ndarray) -> float:
-    return float(differences.std(ddof=1) / math.sqrt(len(differences)))
-
-
 FOLDS = 5
 """Each fit keeps 4/5 of the bank, so that what is best for it is best for the whole."""
 
@@ -318,12 +285,19 @@ FIT_ROWS = 2_048
 """Bank rows of one fit. The best temperature falls by about half a step of the search from 500 rows to 4,000."""
 
 
+Tried: TypeAlias = Method | Learning | OffsetModel | None
+"""What an experiment tries: None is no correction."""
+
+
 @dataclass(frozen=True)
 class Fold:
     """Fitted on `fit_input`, whose targets are the gallery's and then those that held-out queries ask for and it lacks.
-    similarities [p, ...] of these queries to them; own [p], the column of each one's target, or None."""
+    fitted: the rows of its bank. queries [p, d] are held out; similarities [p, ...] of these to the targets; own [p],
+    the column of each one's target, or None."""
 
     fit_input: FitInput
+    fitted: np.ndarray
+    queries: np.ndarray
     similarities: torch.Tensor
     own: torch.Tensor | None
 
@@ -462,6 +436,8 @@ class Experiment:
         vectors = as_vectors(targets, "targets")
         return Fold(
             FitInput(bank.query_bank[fitted], vectors, second, bank.metric, compute),
+            fitted,
+            bank.query_bank[held_out],
             dense(Similarities(bank.query_bank[held_out], bank.metric, compute), vectors),
             own,
         )
@@ -472,9 +448,9 @@ class Experiment:
         products = len(fold.fit_input.query_bank) * (fold.fit_input.require_targets("auto").rows + second)
         return FOLDS * (4 * products + 8 * fold.similarities.numel()) <= self.bank.compute.bytes() // 2
 
-    def run(self, configurations: Sequence[Method | OffsetModel | None]) -> list[Outcome]:
+    def run(self, configurations: Sequence[Tried]) -> list[Outcome]:
         """Each configuration over all folds; the folds are the outer loop, so that each is multiplied once. A model
-        is tried as it is."""
+        is tried as it is; where it maps queries, or a fold learns to, those held out are mapped."""
         if not configurations:
             return []
         n, total = len(self.targets), FOLDS * len(configurations)
@@ -491,16 +467,19 @@ class Experiment:
         for configuration, parts in zip(configurations, found, strict=True):
             rows, costs, *paired = (np.concatenate(column) for column in zip(*parts, strict=True))
             hits, log_ranks = paired or (None, None)
-            outcomes.append(Outcome(configuration, k_occurrence(rows, n), costs, gap, hits, log_ranks, rows))
+            method = configuration.method if isinstance(configuration, Learning) else configuration
+            outcomes.append(Outcome(method, k_occurrence(rows, n), costs, gap, hits, log_ranks, rows))
         return outcomes
 
-    def _tried(
-        self, fold: Fold, configuration: Method | OffsetModel | None, nearest: torch.Tensor
-    ) -> tuple[np.ndarray, ...]:
+    def _tried(self, fold: Fold, configuration: Tried, nearest: torch.Tensor) -> tuple[np.ndarray, ...]:
         """The nearest targets [p, k], costs [p] and, with answers, hits and log ranks [p] of one fold's queries."""
         n, scores = len(self.targets), fold.similarities
         if configuration is not None:
-            scores = scores + torch.from_numpy(_offsets(configuration, fold.fit_input, self._robust))
+            offsets, query_map = self._fitted(configuration, fold)
+            if query_map is not None:
+                mapped = Similarities(query_map(fold.queries), self.bank.metric, fold.fit_input.compute.quiet)
+                scores = dense(mapped, fold.fit_input.require_targets("auto"))
+            scores = scores + torch.tensor(offsets)
         found = scores[:, :n].topk(min(OCCURRENCE, max(n // 4, 1)), dim=1).indices
         costs = nearest - fold.similarities.gather(1, found[:, :1])[:, 0]
         if fold.own is None:
@@ -520,6 +499,33 @@ class Experiment:
         _, columns = with_rows(self.targets, self.answers(self.split.rows))
         share = float((columns < len(self.targets)).mean())
         return min(share * self.bank.require_targets("auto").rows / len(self.targets), 1.0)
+
+    def _fitted(self, configuration: Method | Learning | OffsetModel, fold: Fold) -> tuple[np.ndarray, QueryMap | None]:
+        """Offsets [n] of the targets of a fold, and what its queries are mapped by: of a model, or of a fit on what the
+        fold does not hold out, which is bounded if `robust`."""
+        given = fold.fit_input
+        if isinstance(configuration, OffsetModel):
+            model = configuration
+        else:
+            if isinstance(configuration, Learning) and configuration.strength:
+                model = configuration.fit(given, self._learned(configuration, fold))
+            else:
+                method = configuration.method if isinstance(configuration, Learning) else configuration
+                if not self._robust:
+                    return method.raw_offsets(given), None
+                model = method.fit(given)
+            model = bounded(model, given) if self._robust else model
+        targets, compute = given.require_targets(model.method), given.compute
+        if model.bound is None:
+            return model.raw_offsets(targets, compute), model.query_map
+        return model.members.offsets(targets, compute=compute.quiet), model.query_map
+
+    def _learned(self, configuration: Learning, fold: Fold) -> QueryMap:
+        """What the known answers that a fold does not hold out teach."""
+        assert self.bank.known is not None
+        rows = fold.fitted[self.bank.known[fold.fitted] >= 0]
+        _, first, own = np.unique(self.bank.known[rows], return_index=True, return_inverse=True)
+        return configuration.query_map(self.bank.query_bank[rows], own.reshape(-1), self.answers(rows[first]))
 
     def margins(self, blends: Sequence[Blend]) -> np.ndarray:
         """How far the own target of each held-out query is ahead of the next one: [configurations, queries]. With pairs
@@ -542,20 +548,6 @@ class Experiment:
                 self.bank.compute.report("trying candidates", number * len(blends) + len(rows), FOLDS * len(blends))
             columns.append(np.stack(rows))
         return np.concatenate(columns, axis=1).astype(np.float64)
-
-
-def _offsets(configuration: Method | OffsetModel, fit_input: FitInput, robust: bool) -> np.ndarray:
-    """Offsets [n] of the targets of `fit_input`, by a model, or by a fit on its bank, which is bounded if `robust`."""
-    if isinstance(configuration, Method):
-        if not robust:
-            return configuration.raw_offsets(fit_input)
-        configuration = bounded(configuration.fit(fit_input), fit_input)
-    if configuration.query_map is not None:
-        raise unmapped("a trial")
-    targets, compute = fit_input.require_targets(configuration.method), fit_input.compute
-    if configuration.bound is None:
-        return configuration.raw_offsets(targets, compute)
-    return configuration.members.offsets(targets, compute=compute.quiet)
 
 
 def with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -23,6 +23,7 @@ from hubplugin.bank import Bank, BankLike, BankProfile, PreparedBank
 from hubplugin.bank.kinds import FARTHEST, displacement
 from hubplugin.compute import MOST_ANSWERS, Compute, Nearest, Similarities, dense, torch
 from hubplugin.errors import CorrectionRefused, Parameter
+from hubplugin.measures.significance import Side
 from hubplugin.methods import METHODS, FitInput, Method, configured
 from hubplugin.methods.blend import Blend
 from hubplugin.metric import Metric
@@ -31,14 +32,12 @@ from hubplugin.trial.experiment import (
     FOLDS,
     USE_BLEND,
     Experiment,
-    Side,
     Sides,
     Trial,
     change,
     folds_within,
     remedy,
     require_enough,
-    standard_error,
     too_small_is_refused,
     ways_out,
     with_rows,
@@ -167,7 +166,7 @@ def _side(log: _Log, scores: torch.Tensor, parts: list[tuple[np.ndarray, np.ndar
         before.append((part.argmax(dim=1).numpy() == log.answer[queries]).astype(float))
         after.append(((part + torch.from_numpy(offsets)).argmax(dim=1).numpy() == log.answer[queries]).astype(float))
     raw, corrected = np.concatenate(before), np.concatenate(after)
-    return Side(float(raw.mean()), float(corrected.mean()), standard_error(corrected - raw), len(raw), what)
+    return Side.of(raw, corrected, what)
 
 
 def _stand_ins(log: _Log, rng: np.random.Generator) -> torch.Tensor:

@@ -10,6 +10,7 @@ from hubplugin import learning
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError
 from hubplugin.model import FORMAT, MAPPED_FORMAT
+from hubplugin.trial import Experiment
 from tests.core import formulas
 
 N, D, PAIRS = 600, 16, 400
@@ -35,7 +36,8 @@ def test_queries_are_mapped_as_the_formula_says(asked, metric):
     found = model.query_map
     assert found.strength == 1
     assert found.pairs == PAIRS
-    step = found.strength * formulas.query_map(queries, answers, targets, model.parameters["tau"])
+    plain = hubplugin.fit(targets, hubplugin.Bank(queries, answers), metric=metric)
+    step = found.strength * formulas.query_map(queries, answers, targets, plain.parameters["tau"])
     np.testing.assert_allclose(found.step, step, rtol=0, atol=2e-5 * np.abs(step).max())
     wanted = queries.astype(np.float64) @ (np.eye(D) + step).T
     given = 3 * queries if metric == "cosine" else queries  # which comes to unit length before the map
@@ -52,13 +54,61 @@ def test_the_map_finds_what_offsets_alone_do_not(asked, rng):
     assert right[1] > right[0] + 0.1
 
 
-def test_offsets_are_those_of_a_fit_that_learns_nothing(asked):
+def test_offsets_are_those_of_the_bank_as_it_is_searched_with(asked, rng):
     targets, queries, answers = asked
     bank = hubplugin.Bank(queries, answers)
     plain, learned = (hubplugin.fit(targets, bank, learn=learn) for learn in (False, True))
-    np.testing.assert_array_equal(plain.offsets(targets), learned.offsets(targets))
     assert plain.query_map is None
     np.testing.assert_allclose(plain.queries(2 * queries), queries, rtol=0, atol=1e-6)
+    mapped = queries.astype(np.float64) @ (np.eye(D) + learned.query_map.step).T
+    left_out, weights = formulas.without_answers(mapped @ targets.T)
+    strength, tau = PAIRS / (PAIRS + 100), learned.parameters["tau"]
+    parts = [
+        formulas.log_of("sn", left_out, weights, tau=tau, iterations=10),
+        formulas.log_of("nnn", left_out, weights, k=16, alpha=0.5),
+    ]
+    wanted = strength * (parts[0] + parts[1]) / 2
+    np.testing.assert_allclose(learned.offsets(targets), wanted - wanted.mean(), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(learned.terms[0].bank, queries, rtol=0, atol=1e-6)  # users' own, to search with
+    assert learned.bank_fingerprint == plain.bank_fingerprint
+    newcomers = unit(rng.normal(size=(50, D)))
+    twin = hubplugin.fit(targets, learned.queries(queries), metric="dot", tau=tau)
+    np.testing.assert_allclose(learned.offsets(newcomers), twin.offsets(newcomers), rtol=0, atol=1e-5)
+
+
+def test_a_robust_model_bounds_the_lists_of_mapped_queries(asked):
+    targets, queries, answers = asked
+    model = hubplugin.fit(targets, hubplugin.Bank(queries, answers), learn=True, robust=True)
+    mapped = model.queries(queries).astype(np.float64)
+    newcomers = unit(np.concatenate([mapped.mean(0, keepdims=True), mapped[:20]]))
+    levels = np.sort(mapped @ targets.T + model.members.offsets(targets), axis=1)[:, -10]
+    shares = (mapped @ newcomers.T + model.offsets(newcomers) >= levels[:, None]).mean(axis=0)
+    plain = hubplugin.fit(targets, hubplugin.Bank(queries, answers), learn=True)
+    assert (mapped @ newcomers.T + plain.offsets(newcomers) >= levels[:, None]).mean(axis=0).max() > model.bound.share
+    assert shares.max() <= model.bound.share
+
+
+def test_a_trial_maps_what_it_holds_out_by_what_the_others_teach(asked):
+    targets, queries, answers = asked
+    given = hubplugin.Bank(queries, answers).prepare("cosine", Compute("cpu")).against(targets)
+    method = hubplugin.METHODS["blend"]().resolved(given)
+    how, experiment = learning.Learning(method, 0.5, 0.07), Experiment(given)
+    model = hubplugin.fit(targets, hubplugin.Bank(queries, answers), learn=True)
+    _, learned, old = experiment.run([None, how, model])
+    hits: dict[str, list[float]] = {"learned": [], "old": []}
+    for fold in range(5):
+        held, seen = experiment.split.held_out(fold), experiment.split.fitted(fold, 10_000)
+        step = 0.5 * formulas.query_map(queries[seen], answers[seen], targets, 0.07)
+        mapped = [queries[rows].astype(np.float64) @ (np.eye(D) + step).T for rows in (seen, held)]
+        offsets = hubplugin.fit(experiment.targets, mapped[0], metric="dot", tau=method.tau, strength=method.strength)
+        own = answers[held]
+        scores = mapped[1] @ experiment.targets.T + offsets.offsets(experiment.targets)
+        hits["learned"] += (scores.argmax(1) == own).tolist()
+        scores = model.queries(queries[held]) @ experiment.targets.T + model.offsets(experiment.targets)
+        hits["old"] += (scores.argmax(1) == own).tolist()
+    assert learned.hits.mean() == pytest.approx(np.mean(hits["learned"]), abs=0.003)
+    assert old.hits.mean() == pytest.approx(np.mean(hits["old"]), abs=0.003)
+    assert old.hits.mean() > learned.hits.mean()  # it has seen the answers
 
 
 @pytest.mark.parametrize("answers_are", ["rows", "vectors"])
@@ -137,10 +187,8 @@ def test_what_cannot_learn_is_refused_in_one_line(asked):
         "pass a Bank with answers=": {"bank": queries},
         "400 different pairs of 5 targets": {"bank": hubplugin.Bank(queries, answers % 5)},
         "default method, not with method='csls'": {"method": "csls"},
-        "default method, not with method='auto'": {"method": "auto"},
         "not for metric='euclidean'": {"metric": "euclidean"},
         "pass targets=": {"targets": None},
-        "does not go with robust=": {"robust": True},
         "does not go with executor=": {"executor": object()},
     }.items():
         with pytest.raises(InputError, match=expected.replace("(", r"\(")) as said:

@@ -14,11 +14,12 @@ import hubplugin
 from hubplugin.bank import Bank
 from hubplugin.cli import app
 from hubplugin.compute import Compute
+from hubplugin.measures.significance import Side
 from hubplugin.methods import configure
 from hubplugin.metric import Metric
 from hubplugin.registry import open_store
 from hubplugin.trial import FOLDS, Experiment, choose_by, judge
-from hubplugin.trial.experiment import Side, Sides, folds_within
+from hubplugin.trial.experiment import Sides, folds_within
 from hubplugin.trial.guard import FOUND, STAND_INS, both_sides
 from tests.core import formulas
 
