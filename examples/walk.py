@@ -20,13 +20,14 @@ from typing import Any
 import numpy as np
 from qdrant_client import QdrantClient, models
 
+from hubplugin import Recorder
 from hubplugin_qdrant import HubQdrantClient
 
 DATA = Path(__file__).parent / "data"
 COLLECTION = "hubplugin-walk"
-RECORDED, LATER, MEASURED, COMPARED = 2000, 500, 300, 50
-"""How many queries are asked and recorded before the first fit, how many after it; how many are evaluated, and how many
-are searched raw and corrected, side by side."""
+RECORDED, LATER, MEASURED, COMPARED, CLICKED = 2000, 500, 300, 50, 400
+"""How many queries are asked and recorded before the first fit, how many after it; how many are evaluated, how many are
+searched raw and corrected, side by side, and in how many somebody clicks what was looked for."""
 
 FIRST = 1000
 """How many targets the gallery has before it changes."""
@@ -79,6 +80,14 @@ class Walk:
         for query in queries:
             client.query_points(COLLECTION, query.tolist(), limit=10)
 
+    def click(self, client: HubQdrantClient, rows: range) -> None:
+        """The queries that look for the targets `rows` are asked, and whoever is shown what he looks for clicks it."""
+        for row in rows:
+            found = client.query_points(COLLECTION, self.measured[row].tolist(), limit=10).points
+            search = Recorder.id_of(self.measured[row])  # goes to a browser beside what was found, and comes back
+            if row in [point.id for point in found]:
+                client.click(COLLECTION, search, row)
+
     def first_ten(self, client: QdrantClient, queries: np.ndarray) -> list[list[Any]]:
         """The ids that each query finds."""
         found = (client.query_points(COLLECTION, query.tolist(), limit=10).points for query in queries)
@@ -122,9 +131,11 @@ def walk(one: Walk) -> None:
     one.fill(FIRST, len(one.targets))
     one.typed("monitor", status=4)
 
-    told("a new fit, on what has been asked since, too; it is activated if it is not worse")
+    told("a new fit, on what has been asked and clicked since, too; it is activated if it is not worse")
     with one.client() as client:
         one.search(client, one.asked[RECORDED : RECORDED + LATER])
+        one.click(client, range(MEASURED, MEASURED + CLICKED))
+    one.typed("bank")
     one.typed("refit")
     one.typed("monitor")
     one.typed("versions")

@@ -14,12 +14,13 @@ import os
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
-from qdrant_client import AsyncQdrantClient, QdrantClient
+from qdrant_client import AsyncQdrantClient, QdrantClient, models
 from qdrant_client.client_base import QdrantBase
 from typing_extensions import Self
 
 from hubplugin.errors import InputError
 from hubplugin.recording import Recorder
+from hubplugin.vectors import VectorLike
 from hubplugin_qdrant import plain_client, searches, writes
 from hubplugin_qdrant.metadata import CorrectionCache, OfClient, Operation, at_once, run, run_async
 from hubplugin_qdrant.plain_client import Arguments
@@ -29,6 +30,9 @@ Client = TypeVar("Client", QdrantClient, AsyncQdrantClient)
 
 Record: TypeAlias = "str | os.PathLike[str] | Recorder | None"
 """A folder, or a `Recorder` with other settings than the default's; None to record nothing."""
+
+Clicked: TypeAlias = "VectorLike | models.Document | str"
+"""The query of a click: a vector, a document, or its id."""
 
 
 def recorder_of(record: Record) -> Recorder | None:
@@ -248,6 +252,16 @@ class HubQdrantClient(_Corrected, QdrantClient):
         raw: QdrantClient = self._corrections.raw.client
         return raw
 
+    def click(
+        self, collection_name: str, query: Clicked, target: models.ExtendedPointId, using: str | None = None
+    ) -> None:
+        """`target`, the id of a point, was clicked in the answer to `query`, a vector, a document that the client
+        embeds, or `hubplugin.Recorder.id_of` the vector. using: the name of the vector that was searched.
+
+        Never raises but for InputError, of a client that records nothing. See docs/recording.md.
+        """
+        run(searches.click(self._corrections, collection_name, query, target, using))
+
     def close(self, grpc_grace: float | None = None, **kwargs: Any) -> None:
         """QdrantClient's, once recorded queries are on disk."""
         if self._corrections.recorder is not None:
@@ -273,6 +287,12 @@ class AsyncHubQdrantClient(_Corrected, AsyncQdrantClient):
         """The plain client on the same connection, which sees a collection as it lies in the store."""
         raw: AsyncQdrantClient = self._corrections.raw.client
         return raw
+
+    async def click(
+        self, collection_name: str, query: Clicked, target: models.ExtendedPointId, using: str | None = None
+    ) -> None:
+        """As of `HubQdrantClient`."""
+        await run_async(searches.click(self._corrections, collection_name, query, target, using))
 
     async def close(self, grpc_grace: float | None = None, **kwargs: Any) -> None:
         """AsyncQdrantClient's, once recorded queries are on disk."""

@@ -19,6 +19,7 @@ import numpy as np
 from qdrant_client import grpc, models
 from qdrant_client.conversions.conversion import GrpcToRest
 
+from hubplugin.errors import InputError, Parameter
 from hubplugin.recording import Recorder
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import plain_client
@@ -136,13 +137,34 @@ def _record(cache: CorrectionCache, recorder: Recorder, arguments: Arguments, te
     name = arguments["collection_name"]
     known = cache.known.get(name)
     collection = name if known is None else known.collection
-    if recorder.collections is not None and recorder.collections.isdisjoint((name, collection)):
+    if not _keeps(recorder, name, collection):
         return
     try:
         for using, query in _dense_queries(arguments):
             recorder.within(collection, using).add(query, text)
     except Exception as error:  # a search that was answered never fails
         recorder.fail(error)
+
+
+def _keeps(recorder: Recorder, *names: str) -> bool:
+    """Whether `recorder` keeps the queries to the collection of these names."""
+    return recorder.collections is None or not recorder.collections.isdisjoint(names)
+
+
+def click(cache: CorrectionCache, collection_name: str, query: Any, target: Any, using: str | None) -> Operation:
+    """Records a click beside the queries to the vector `using` of a collection."""
+    recorder = cache.recorder
+    if recorder is None:
+        raise InputError("this client records nothing: name a folder where it is made, ", Parameter("record"))
+    try:
+        if isinstance(query, models.Document):
+            (request,) = yield from cache.embedded_queries([models.QueryRequest(query=query)])
+            query = request.query
+        known = yield from cache.lookup(collection_name)
+        if _keeps(recorder, collection_name, known.collection):
+            recorder.within(known.collection, using or "").click(query, target)
+    except Exception as error:  # who clicked has been sent on already
+        recorder.fail(error, "a click is")
 
 
 def _dense_queries(arguments: Arguments) -> Iterable[tuple[str, Any]]:

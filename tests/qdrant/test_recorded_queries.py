@@ -173,3 +173,43 @@ def test_a_bank_that_was_recorded_corrects_its_collection(cosine, folder):
     assert rows(folder / "photos") == asked(cosine.bank)
     applied = hubplugin_qdrant.apply(cosine.plain, "photos", recorded, method="is", force=True)
     assert applied.scanned == 120
+
+
+@pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
+def test_clicks_join_the_queries_of_their_collection_and_vector(folder, awaited, monkeypatch):
+    photos = Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE, awaited=awaited)
+    alias = models.CreateAlias(collection_name="photos", alias_name="live")
+    photos.plain.update_collection_aliases([models.CreateAliasOperation(create_alias=alias)])
+    client, elsewhere = photos.wrapped(record=folder), photos.wrapped(record=folder)
+    one, two, three = photos.queries[:3].tolist()
+    for query in (one, two, three):
+        client.query_points("photos", query, "image")
+    monkeypatch.setattr(
+        "hubplugin_qdrant.plain_client.embedded_queries",
+        lambda client, requests: [each.model_copy(update={"query": three}) for each in requests],
+    )
+    monkeypatch.setattr("hubplugin_qdrant.plain_client.has_documents", lambda client, requests: True)
+    elsewhere.click("live", Recorder.id_of(one), 17, using="image")  # another process, which has searched nothing
+    client.click("photos", two, "17", "image")
+    client.click("live", models.Document(text="red shoes", model="some/model"), 18, "image")
+    store = hubplugin_qdrant.open_store(photos.plain, "photos", vector="image", record=folder)
+    for each in (client, elsewhere):
+        each.close()
+    recorded = recorded_of(store)
+    answers = dict(zip(map(tuple, recorded.array().tolist()), recorded.answers, strict=True))
+    assert [answers[next(iter(asked([query])))] for query in (one, two, three)] == [17, 17, 18]
+
+
+@pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
+def test_a_click_that_cannot_be_recorded_fails_nothing(folder, awaited, caplog):
+    photos = Photos(QdrantClient(":memory:"), "", models.Distance.COSINE, awaited=awaited)
+    client = photos.wrapped(record=Recorder(folder, collections=["photos"]))
+    client.click("photos", "red shoes", 1)
+    client.click("other", photos.queries[0], 1)
+    client.close()
+    (record,) = caplog.records
+    assert "a click is not recorded in" in record.message
+    assert "shoes" not in record.message
+    assert not folder.exists()
+    with pytest.raises(InputError, match="this client records nothing: name a folder where it is made, record="):
+        photos.wrapped().click("photos", photos.queries[0], 1)

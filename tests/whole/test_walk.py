@@ -22,6 +22,8 @@ def test_the_walk_goes_from_recorded_queries_to_a_rollback(tmp_path):
     before, after = map(float, re.search(r"^R@1: ([\d.]+) .*-> ([\d.]+)", said, re.MULTILINE).groups())
     assert after > before
     assert "of the results are the same" in said
+    clicks, pairs = re.search(r"; (\d+) clicks on (\d+) different pairs of query and target", said).groups()
+    assert 200 < int(pairs) == int(clicks) <= 400
     monitored = said.partition("hubplugin monitor")[2]
     assert monitored.index("(exit status 4)") < monitored.index("hubplugin refit")
     assert "<!doctype html>" in (tmp_path / "report.html").read_text()[:200].lower()
