@@ -34,10 +34,15 @@ from hubplugin.vectors import Progress, VectorLike, even_ranges
 from hubplugin_faiss.calibration import Asked
 from hubplugin_faiss.disk import room_for_offsets
 from hubplugin_faiss.folder import CLAIM, MODEL, OFFSETS, Run
-from hubplugin_faiss.handlers.base import reason
+from hubplugin_faiss.handlers.base import is_mapped, reason
 from hubplugin_faiss.index import normalises_queries, require_upgradable
 from hubplugin_faiss.index_file import HALF, Entry, IndexFile
 from hubplugin_faiss.versions import KeptVersions
+
+ADD_BEHIND_MAP = (
+    "a query map stands before the index, which plain Faiss would put what it adds through, too: add with "
+    "hubplugin_faiss.add, or behind it, to faiss.downcast_index(index.index), and set index.ntotal"
+)
 
 
 class FaissStore(Store):
@@ -144,6 +149,9 @@ class FaissStore(Store):
             [row[keep].tolist() for row, keep in zip(scores, found, strict=True)],
         )
 
+    def notes(self) -> Sequence[str]:
+        return [ADD_BEHIND_MAP] if is_mapped(self._file.index) else []
+
     def explain(self, asked: np.ndarray | Id, k: int = 10) -> Explanation:
         """The same for every query: `asked` and `k` are what they always were."""
         extra = self._file.handler.extra_dimensions()
@@ -151,11 +159,14 @@ class FaissStore(Store):
             raise StoreError(f"{self.url}: no correction is active; run `hubplugin apply` first")
         appended = [float(str(each)) for each in extra[0].query.astype(np.float32)]
         scores = "|q - t|^2 - 2 offset, plus a constant" if extra[0].euclidean else "similarity + offset"
+        mapped = is_mapped(self._file.index)
+        first = "maps q by a linear transform and then" if mapped else "itself"
         text = (
             "Plain Faiss, in any language, searches this file corrected: read_index, then search(q, k) with queries\n"
-            f"of {self.dim} components as before. The index itself turns q into [q, {str(appended)[1:-1]}], whose\n"
+            f"of {self.dim} components as before. The index {first} turns q into [q, {str(appended)[1:-1]}], whose\n"
             f"extra components meet those that store each target's offset. A score is {scores}."
         )
+        text += f"\n{ADD_BEHIND_MAP}" if mapped else ""
         return Explanation(text, {"dim": self.dim, "appended": appended})
 
     def remove(self, progress: Progress | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from dataclasses import replace
 
@@ -13,6 +14,8 @@ import hubplugin
 import hubplugin_faiss
 from hubplugin.errors import InputError, StoreError
 from hubplugin.model import QueryMap
+from hubplugin_faiss.handlers import handler_for
+from hubplugin_faiss.handlers.base import is_mapped
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
 
@@ -112,11 +115,120 @@ def test_the_vectors_of_a_mapped_index_are_those_behind_the_map(rng):
         hubplugin_faiss.add(upgraded, case.queries, model.having(query_map=None))
 
 
+def test_what_a_plain_add_puts_through_the_map_is_named_by_inspect_and_comes_last(rng, tmp_path):
+    case, file = cases.made("Flat", IP, n=300), tmp_path / "x.faiss"
+    faiss.write_index(case.index, str(file))
+    store = hubplugin.open_store(f"faiss:{file}")
+    applied = hubplugin.apply(store, model_of(case.vectors, rng))
+    assert any("a query map stands before the index" in note for note in applied.notes)
+    assert "maps q by a linear transform" in store.explain(case.queries[0]).text
+    index = faiss.read_index(str(file))
+    index.add(case.queries[:5])
+    faiss.write_index(index, str(file))
+    store = hubplugin.open_store(f"faiss:{file}")
+    seen = hubplugin.inspect(store, queries=0).invalid_vectors
+    assert sorted(seen.named) == [300, 301, 302, 303, 304]
+    hubplugin.refresh(store)
+    smallest = applied.model.gallery.smallest
+    np.testing.assert_allclose(np.concatenate([batch.offsets for batch in store.scan()])[300:], smallest, atol=1e-5)
+
+
 def test_a_map_within_another_index_is_refused(rng):
     case = cases.made("Flat", IP, n=300)
     upgraded = hubplugin_faiss.upgrade(case.index, model_of(case.vectors, rng))
     with pytest.raises(StoreError, match="a query map stands within this IndexPreTransform"):
         hubplugin_faiss.Gallery(faiss.IndexPreTransform(upgraded)).array()
+
+
+ROUNDED = {"SQ8": 1e-3, "PQ6x4fs": 0.1, "RaBitQ": 0.3}
+"""By how much scores differ where Faiss rounds them beyond what it decodes, or a second stage holds other lengths."""
+
+
+def of_what_it_holds(index: faiss.Index, model: hubplugin.OffsetModel, queries: np.ndarray) -> np.ndarray:
+    """Scores [m, n] in float64 of mapped queries and what an upgraded index decodes, with the offsets it holds, in the
+    order of `handler.labels()`."""
+    blocks = list(handler_for(index).scan(0, 100))
+    vectors, offsets = (np.concatenate(part) for part in zip(*blocks, strict=True))
+    q = queries.astype(np.float64)
+    return cases.similarities(q + q @ model.query_map.step.T, vectors, index.metric_type) + offsets
+
+
+def assert_found(index: faiss.Index, model: hubplugin.OffsetModel, queries: np.ndarray, kind: str) -> None:
+    """Plain Faiss ranks as `of_what_it_holds`."""
+    wanted, labels = of_what_it_holds(index, model, queries), handler_for(index).labels()
+    cases.assert_ranked(index.search(queries, K)[1], wanted, labels, ROUNDED.get(kind, 2e-4))
+
+
+def widened(index: faiss.Index) -> faiss.Index:
+    """`index`, searched as widely as it can be."""
+    cases.look_everywhere(index)
+    for name, value in {"ef_search": 700, "k_factor": 60}.items():
+        with contextlib.suppress(InputError):
+            hubplugin_faiss.tune(index, **{name: value})
+    return index
+
+
+@pytest.mark.parametrize("metric", [IP, L2], ids=["ip", "l2"])
+@pytest.mark.parametrize("kind", cases.slow_but(cases.FEW, [kind for kind in cases.ALL if "L2norm" not in kind]))
+def test_the_map_stands_before_an_index_of_any_type(kind, metric, rng):
+    """What lies behind is an upgraded index like any other, which is tested by itself."""
+    case = cases.made(kind, metric)
+    model = model_of(case.vectors, rng)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of recall: the bank is random
+        upgraded = hubplugin_faiss.upgrade(case.index, model, force=True)
+    upgraded = faiss.deserialize_index(faiss.serialize_index(upgraded))
+    scores, found = upgraded.search(case.queries, K)
+    behind = faiss.downcast_index(upgraded.index)
+    wanted, as_found = behind.search(model.queries(case.queries), K)
+    np.testing.assert_allclose(scores, wanted, rtol=0, atol=0.1 if "fs" in kind or "RaBitQ" in kind else 1e-4)
+    assert (found == as_found).mean() > (0.9 if "fs" in kind or "RaBitQ" in kind else 0.99)
+    if kind in cases.FEW:
+        assert_found(widened(upgraded), model, case.queries, kind)
+    downgraded = hubplugin_faiss.downgrade(hubplugin_faiss.upgrade(case.index, model, force=True, rebuild=False))
+    np.testing.assert_array_equal(faiss.serialize_index(downgraded), faiss.serialize_index(case.index))
+
+
+@pytest.mark.parametrize("metric", [IP, pytest.param(L2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", cases.FEW)
+def test_a_file_with_a_map_is_applied_amended_rolled_back_and_as_it_was(kind, metric, rng, tmp_path):
+    case, file = cases.made(kind, metric), tmp_path / "x.faiss"
+    faiss.write_index(case.index, str(file))
+    raw = file.read_bytes()
+    store = hubplugin.open_store(f"faiss:{file}?metric=cosine")
+    first = hubplugin.fit(store, case.queries + 0.1, "nnn", k=5)
+    mapped = replace(model_of(case.vectors, rng), bank_fingerprint="mapped").centred_on(store)
+
+    def searched(model: hubplugin.OffsetModel) -> None:
+        index, found = hubplugin_faiss.read_index(file)
+        assert found.fingerprint == model.fingerprint
+        assert_found(widened(index), model, case.queries, kind)
+        hits = hubplugin.open_store(f"faiss:{file}").search(case.queries, K)
+        np.testing.assert_array_equal(hits.ids, faiss.read_index(str(file)).search(case.queries, K)[1])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of recall: the bank is random
+        hubplugin.apply(store, mapped, force=True)
+        searched(mapped)
+        hubplugin.remove(hubplugin.open_store(f"faiss:{file}"))
+        if "HNSW" not in kind:  # a graph that was built anew stays
+            assert file.read_bytes() == raw
+        store = hubplugin.open_store(f"faiss:{file}?metric=cosine")
+        hubplugin.apply(store, first, force=True)
+        hubplugin.apply(store, mapped, force=True)
+        index, model = hubplugin_faiss.read_index(file)
+        new = cases.unit(rng.normal(size=(30, D)))
+        hubplugin_faiss.add(index, new, model, np.arange(10_000, 10_030) if "IDMap" in kind else None)
+        faiss.write_index(index, str(file))
+        store = hubplugin.open_store(f"faiss:{file}")
+        hubplugin.refresh(store)  # newcomers may change the norm bias of codes by a step
+        report = hubplugin.inspect(store, queries=0)
+        assert (report.count, report.missing, report.stale) == (630, 0, 0)
+        searched(mapped)
+        hubplugin.rollback(store)
+        assert not is_mapped(faiss.read_index(str(file)))
+        hubplugin.rollback(store, to=2)
+        searched(mapped)
 
 
 def test_an_index_that_normalises_queries_refuses_a_map(rng):
