@@ -82,9 +82,9 @@ def apply(
     """Fits offsets on everything in `store`, writes them, and activates them in one step.
 
     bank, method, robust, learn, parameters: as in `hubplugin.fit`; robust and learn not with group_by. With learn the
-    store's own search maps the queries; stores that hold no map are refused. A `hubplugin.Bank` without
-    queries is of those that were recorded of the store. A fitted model in the place of the bank is written as it is,
-    and not tried.
+    store's own search maps the queries; stores that hold no map are refused. A `hubplugin.Bank` without queries is of
+    those that were recorded of the store, and with learn of their clicks. A fitted model in the place of the bank is
+    written as it is, and not tried.
 
     The correction is first tried on held-out bank queries (`hubplugin.judge`), which raises CorrectionRefused if it
     would do harm; force=True applies it untried. group_by: a key of the targets, where searches are filtered by its
@@ -115,7 +115,7 @@ def apply(
         _require_learnable(store, method, group_by, executor)
     compute = _usable(compute, keep)
     configuration = asked_for(method, parameters, apply)
-    prepared = bank_for(store, bank).prepare(store.metric, compute, store)
+    prepared = bank_for(store, bank, learn).prepare(store.metric, compute, store)
     if require_executor(executor, shards, workspace):
         _require_by_shards(prepared, group_by, robust)
     _require_usable(store, prepared, configuration, force, dry_run)
@@ -167,7 +167,7 @@ def refit(
     if learn:
         _require_learnable(store, old.method if method is None else method, group_key(old), None)
     configuration = _same(old, parameters) if method is None else asked_for(method, parameters, refit)
-    prepared = bank_for(store, Bank() if bank is None else bank).prepare(store.metric, compute, store)
+    prepared = bank_for(store, Bank() if bank is None else bank, learn).prepare(store.metric, compute, store)
     _require_usable(store, prepared, configuration, force, dry_run)
     gallery = SpooledGallery(store, compute.progress, group_key(old), prepared.clicks)
     recipe = Recipe(configuration, group_key(old), old.bound is not None, learn, force, old)
@@ -280,7 +280,7 @@ def _require_usable(store: Store, bank: PreparedBank, configuration: Method | No
         require_size(bank, configuration)
 
 
-def bank_for(store: Store, bank: BankLike, learn: object = False) -> Bank:
+def bank_for(store: Store, bank: BankLike, learn: bool = False) -> Bank:
     """`bank` as one for `store`, whose recorded queries take the place of none; raises InputError if there are none.
 
     learn: with what was recorded of their clicks. Nothing else uses those: people click what a search showed them, so

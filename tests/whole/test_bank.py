@@ -107,6 +107,33 @@ def test_apply_and_diagnose_use_what_is_recorded(bank):
     assert typed("apply", "faiss:photos.faiss", "--bank", "same.npy", "--dry-run").stdout == by_record
 
 
+@pytest.mark.slow
+def test_what_was_clicked_teaches_a_map_where_that_is_asked_for(bank, real):
+    queries = real["test_queries"][:600].astype(np.float32)
+    record(bank[:100])
+    recorder = hubplugin.Recorder("photos.faiss.queries")
+    recorder.add(queries)
+    for row in range(199):
+        recorder.click(recorder.id_of(queries[row]), row)
+    recorder.flush()
+    said = typed("apply", "faiss:photos.faiss", "--learn", "--force", status=1).stderr
+    assert "the bank has 199 different pairs of 199 targets; learn=True needs 200" in said
+    for row in range(199, 600):
+        recorder.click(queries[row], row)
+    recorder.close()
+    recorded = recorded_of(hubplugin.open_store("faiss:photos.faiss"))
+    assert sorted(recorded.answers.tolist()) == [-1] * 100 + [*range(600)]
+    np.save("same.npy", recorded.array())
+    np.save("answers.npy", recorded.answers.astype(np.int64))
+    by_file = ("apply", "faiss:photos.faiss", "--bank", "same.npy", "--dry-run", "--force")
+    assert typed("apply", "faiss:photos.faiss", "--dry-run", "--force").stdout == typed(*by_file).stdout
+    taught = typed(*by_file, "--answers", "answers.npy", "--learn").stdout
+    assert typed("apply", "faiss:photos.faiss", "--learn", "--dry-run", "--force").stdout == taught
+    typed("apply", "faiss:photos.faiss", "--force")
+    assert "map" in typed("refit", "faiss:photos.faiss", "--learn", "--force").stdout
+    assert hubplugin.open_store("faiss:photos.faiss").correction().model.query_map.pairs == 600
+
+
 @pytest.mark.parametrize("command", ["apply", "diagnose"])
 def test_without_any_queries_one_line_says_what_can_be_done(bank, command):
     said = typed(command, "faiss:photos.faiss", status=1).stderr
