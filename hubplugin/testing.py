@@ -23,9 +23,10 @@ import numpy as np
 import pytest
 
 from hubplugin.abilities import Quarantining, Versioned, able, versions_of
+from hubplugin.bank import Bank
 from hubplugin.errors import HubpluginError, InputError, StoreError
 from hubplugin.fitting import fit
-from hubplugin.jobs.correct import apply
+from hubplugin.jobs.correct import apply, refit
 from hubplugin.jobs.health import inspect, monitor
 from hubplugin.jobs.versions import quarantine, rollback
 from hubplugin.jobs.write import refresh, write
@@ -335,6 +336,29 @@ class QueryMapConformance(StoreUnderTest):
         after = store.search(self.queries(), K)
         assert after.ids == raw.ids
         np.testing.assert_allclose(after.scores, raw.scores, rtol=0, atol=1e-5)
+
+    def test_what_pairs_teach_is_applied_and_learned_anew_by_a_refit(self, mapping: Store) -> None:
+        turn = np.eye(self.dim) + 0.3 * np.random.default_rng(8).normal(size=(self.dim, self.dim))
+        asked = self._scaled(self.vectors() @ np.linalg.inv(turn))  # a map finds the way back
+        pairs = Bank(asked, np.array(self.ids()))
+        apply(mapping, pairs, learn=True, force=True)
+        store = self.reopen(mapping)
+        first = self._active(store)
+        assert first.query_map is not None
+        self._assert_whole(store, first)
+        refit(store, Bank(asked[:-20], np.array(self.ids()[:-20])), force=True)
+        store = self.reopen(store)
+        second = self._active(store)
+        assert second.query_map is not None
+        assert second.fingerprint != first.fingerprint
+        self._assert_whole(store, second)
+
+    @staticmethod
+    def _active(store: Store) -> OffsetModel:
+        found = store.correction()
+        assert found is not None
+        assert found.active
+        return found.model
 
     def test_what_is_in_quarantine_is_found_by_no_mapped_query(self, mapping: Store) -> None:
         if not isinstance(mapping, Quarantining) or self.metric is not Metric.COSINE:

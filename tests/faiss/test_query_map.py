@@ -14,6 +14,8 @@ import hubplugin
 import hubplugin_faiss
 from hubplugin.errors import InputError, StoreError
 from hubplugin.model import QueryMap
+from hubplugin_faiss import index_file
+from hubplugin_faiss.calibration import loss_of_recall
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import is_mapped
 from tests.faiss import cases
@@ -131,6 +133,59 @@ def test_what_a_plain_add_puts_through_the_map_is_named_by_inspect_and_comes_las
     hubplugin.refresh(store)
     smallest = applied.model.gallery.smallest
     np.testing.assert_allclose(np.concatenate([batch.offsets for batch in store.scan()])[300:], smallest, atol=1e-5)
+
+
+def test_a_large_file_gets_another_map_from_file_to_file(rng, tmp_path, monkeypatch):
+    case, file = cases.made("IVF8,Flat", IP, n=300), tmp_path / "x.faiss"
+    faiss.write_index(case.index, str(file))
+    raw = file.read_bytes()
+    monkeypatch.setattr(index_file, "MAPPED", 0)
+    for model in (model_of(case.vectors, rng), model_of(case.vectors, rng)):
+        hubplugin.apply(hubplugin.open_store(f"faiss:{file}"), model, force=True)
+        found = faiss.read_index(str(file)).search(case.queries, K)[1]
+        np.testing.assert_array_equal(found, np.argsort(-expected(model, case.queries, case.vectors), axis=1)[:, :K])
+    hubplugin.remove(hubplugin.open_store(f"faiss:{file}"))
+    assert file.read_bytes() == raw
+
+
+def test_an_evaluation_of_a_file_searches_it_mapped(rng, tmp_path):
+    case, file = cases.made("Flat", IP, n=300), tmp_path / "x.faiss"
+    faiss.write_index(case.index, str(file))
+    store, model = hubplugin.open_store(f"faiss:{file}"), model_of(case.vectors, rng)
+    hubplugin.apply(store, model)
+    true = rng.integers(0, 300, len(case.queries))
+    found = hubplugin.evaluate(store, queries=case.queries, truth=[[int(each)] for each in true], k=50)
+    for label, scores in (
+        ("raw", case.queries.astype(np.float64) @ case.vectors.T),
+        ("corrected", expected(model, case.queries, case.vectors)),
+    ):
+        hit = (np.argsort(-scores, axis=1)[:, :50] == true[:, None]).any(axis=1)
+        assert 0 < hit.mean() < 1
+        assert found[label].recall[50].value == pytest.approx(hit.mean())
+
+
+@pytest.mark.parametrize("metric", [IP, L2])
+def test_an_index_is_tried_with_mapped_queries_against_their_own_ranking(metric, rng):
+    case = cases.made("IVF8,Flat", metric)
+    model = model_of(case.vectors, rng)
+    recall = loss_of_recall(case.index, hubplugin_faiss.upgrade(case.index, model), model)
+    assert recall.before == recall.after == 1.0
+
+
+def test_the_norm_bias_of_codes_goes_by_how_near_mapped_queries_come(rng):
+    case = cases.made("PQ6x8np", IP)
+    model = model_of(case.vectors, rng)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of recall: the bank is random
+        upgraded = hubplugin_faiss.upgrade(case.index, model, force=True)
+    vectors, stored = (np.concatenate(part) for part in zip(*handler_for(upgraded).scan(0, 100), strict=True))
+    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
+    bank = model.terms[0].bank
+    of_mapped, of_asked = (q @ (vectors / lengths[:, None]).T for q in (model.queries(bank), bank))
+    nearness, other = (round(20 * np.sort(each, axis=1)[:, -10].mean()) / 20 for each in (of_mapped, of_asked))
+    assert nearness > other + 0.2
+    apart = stored - (lengths * model.offsets(vectors) - nearness * lengths)
+    np.testing.assert_allclose(apart, apart.mean(), rtol=0, atol=0.02)
 
 
 def test_a_map_within_another_index_is_refused(rng):
