@@ -71,9 +71,9 @@ class Answer:
     figures: Mapping[str, object] = field(default_factory=dict)
     attention: bool = False
 
-    def as_text(self, width: int) -> str:
-        """`text`, for so many columns."""
-        return self.text if isinstance(self.text, str) else as_text(self.text, width)
+    def as_text(self, width: int, verbose: bool) -> str:
+        """`text`, for so many columns; verbose: with all details."""
+        return self.text if isinstance(self.text, str) else as_text(self.text, width, verbose)
 
 
 class Commands(TyperGroup):
@@ -115,7 +115,7 @@ def options(
 
 Json = Annotated[bool, typer.Option("--json", help="Print figures as JSON instead of text.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors and what needs attention.")]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Say on stderr what is being done.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Print all details, and say on stderr what is being done.")]
 Threads = Annotated[
     int | None,
     typer.Option("--threads", min=1, help="Threads that compute; by default what OMP_NUM_THREADS says, or all."),
@@ -163,7 +163,7 @@ def command(function: Callable[..., Answer]) -> Callable[..., Answer]:
             _use(threads)
         with _loudness(quiet, verbose):
             answer = answer_of(function, **arguments)
-        _show(answer, function.__name__, json, quiet)
+        _show(answer, function.__name__, json, quiet, verbose)
         if answer.attention:
             raise typer.Exit(ATTENTION)
 
@@ -215,11 +215,11 @@ def _loudness(quiet: bool, verbose: bool) -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _show(answer: Answer, name: str, as_json: bool, quiet: bool) -> None:
+def _show(answer: Answer, name: str, as_json: bool, quiet: bool, verbose: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"command": name, "version": JSON_VERSION, **answer.figures}, allow_nan=False))
     elif answer.text and (not quiet or answer.attention):
-        typer.echo(answer.as_text(Console().width))
+        typer.echo(answer.as_text(Console().width, verbose))
 
 
 def main() -> None:

@@ -104,6 +104,6 @@ def _described(annotation: Any) -> Any:
 
 def _result(answer: Answer) -> CallToolResult:
     """What people would read, and the figures beside it."""
-    text = answer.as_text(120)
+    text = answer.as_text(120, verbose=True)
     figures = json.loads(json.dumps(answer.figures, allow_nan=False)) or None
     return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=figures)

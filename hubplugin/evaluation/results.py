@@ -168,7 +168,8 @@ class Results(Reported, BaseModel):
             tiles=self._tiles(shown),
             k=self.k,
             verdict=self._verdict(),
-            sentences=self._beside_raw() if of_store else self._side_by_side(),
+            sentences=self._recalls() if of_store else self._side_by_side(),
+            details=self._beside_raw() if of_store else [],
             examples=self.examples,
             hubs=self.hubs,
             after=after,
@@ -214,7 +215,7 @@ class Results(Reported, BaseModel):
         if self.store is not None:
             change = versus.difference
             first_now = first.recall[1].value
-            told = changes_told(self.raw.worst, first.worst, self.queries, self.raw.recall[1].value, first_now)
+            told = changes_told(self.raw.worst, first.worst, self.queries, self.raw.recall[1].value, first_now, change)
             if change.low > 0:
                 return Verdict("better", f"it helps; {told}", more)
             if change.high < 0:
@@ -254,17 +255,26 @@ class Results(Reported, BaseModel):
             )
         return told
 
-    def _beside_raw(self) -> list[str]:
-        """The search of a store, raw -> corrected."""
-        sides = [each for each in (self.raw, self.shown) if each is not None]
-        lines = [f"{self.store}: {self._scene()}", *([self.correction] if self.correction else [])]
+    @property
+    def _sides(self) -> list[MethodResult]:
+        """The search of a store: raw and, where there is a correction, corrected."""
+        return [each for each in (self.raw, self.shown) if each is not None]
+
+    def _recalls(self) -> list[str]:
+        """R@k, raw -> corrected, and what changes beyond chance for a part of the queries."""
+        lines = [f"{self.store}: {self._scene()}"]
         for k in self.raw.recall:
-            lines.append(f"R@{k}: " + " -> ".join(_interval(each.recall[k]) for each in sides))
+            lines.append(f"R@{k}: " + " -> ".join(_interval(each.recall[k]) for each in self._sides))
         for some, share in (("some bank query finds", self.found_first), ("no bank query finds", self.not_found_first)):
             if share is not None and not share.is_noise:
                 lines.append(
                     f"R@1 of {share.queries:,} queries whose target {some} first changes by {points(share.change)}"
                 )
+        return lines
+
+    def _beside_raw(self) -> list[str]:
+        """What else is to be seen of a store's search, raw -> corrected."""
+        sides, lines = self._sides, [self.correction] if self.correction else []
         told: list[tuple[str, list[float | None]]] = [
             (f"queries that find the worst hub in the top {self.k}", [each.worst for each in sides]),
             ("places that the most found 1 % of the targets take", [each.most_found for each in sides]),

@@ -378,7 +378,7 @@ class Refitted(Applied):
 
     def report(self) -> Report:
         applied = super().report()
-        return replace(applied, sentences=[*applied.sentences, str(self.versus)])
+        return replace(applied, details=[*applied.details, str(self.versus)])
 
 
 def _require_not_worse(versus: OldVersusNew, force: bool) -> None:

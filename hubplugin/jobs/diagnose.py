@@ -19,7 +19,7 @@ from hubplugin.bank import Bank, BankLike, PreparedBank
 from hubplugin.causes import HUBBY, Finding, collapsed, copies, cut_off, lengths, other_model, shifted, short_texts
 from hubplugin.compute import Compute, Similarities, TopK, dense, search
 from hubplugin.jobs.correct import bank_for
-from hubplugin.jobs.facts import ToldChoice, ToldTrial, tiles_of
+from hubplugin.jobs.facts import ToldChoice, ToldTrial, gain_of, tiles_of
 from hubplugin.jobs.naming import Naming
 from hubplugin.measures.hubness import (
     Hubness,
@@ -31,7 +31,6 @@ from hubplugin.measures.hubness import (
     share_of_most_found_by_chance,
     skewness_by_chance,
 )
-from hubplugin.measures.significance import Figure
 from hubplugin.methods import FitInput
 from hubplugin.metric import Metric
 from hubplugin.report import Hub, Plot, Report, Reported, Verdict, percent, plots, points
@@ -223,15 +222,10 @@ class Diagnosis(Reported):
 
     def report(self) -> Report:
         """The tiles are of held-out queries, raw and with the correction that would be fitted."""
-        raw, after, hubness = self.trial.raw, self.trial, self.hubness
-        assert raw is not None
+        after, hubness = self.trial, self.hubness
         chance = skewness_by_chance(self.queries, hubness.k, self.targets)
-        expected = (
-            f"expected on {after.queries:,} held-out queries: skewness from {raw.skewness:.2f} to {after.skewness:.2f}"
-        )
-        if after.gain is not None and after.error is not None:
-            low, high = (after.gain + side * 1.96 * after.error for side in (-1, 1))
-            expected += f", R@1 {points(Figure(value=after.gain, low=low, high=high))}"
+        expected, gain = f"expected with a bank of this size: {after.change_of_skewness()}", gain_of(after)
+        expected += "" if gain is None else f", R@1 changes by {points(gain)}"
         would = "help" if self.helps else "be applied, and no effect can be measured"
         if self.trial.objections:
             would = "be refused: " + "; ".join(self.trial.objections)
@@ -245,7 +239,13 @@ class Diagnosis(Reported):
             verdict=Verdict(
                 "worse" if self.hubby or self.causes else "better",
                 self.verdict,
-                [str(self.trial.bank), f"candidate: {candidate}", expected, *self.trial.notes, f"it would {would}"],
+                [
+                    str(self.trial.bank),
+                    f"candidate of method auto: {candidate}",
+                    expected,
+                    *self.trial.notes,
+                    f"it would {would}",
+                ],
             ),
             sentences=[
                 *self.sentences(),

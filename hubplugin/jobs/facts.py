@@ -168,7 +168,14 @@ def in_a_sentence(trial: Trial) -> str:
     """What users will see of it, by held-out queries of the bank."""
     before = trial.raw
     assert before is not None
-    return changes_told(before.largest, trial.largest, trial.queries, before.recall, trial.recall)
+    return changes_told(before.largest, trial.largest, trial.queries, before.recall, trial.recall, gain_of(trial))
+
+
+def gain_of(trial: Trial) -> Figure | None:
+    """The change of R@1 with its 95 % interval; None where answers are not known."""
+    if trial.gain is None or trial.error is None:
+        return None
+    return Figure(value=trial.gain, low=trial.gain - 1.96 * trial.error, high=trial.gain + 1.96 * trial.error)
 
 
 def tried(trial: Trial) -> list[str]:
@@ -180,7 +187,6 @@ def tried(trial: Trial) -> list[str]:
     ]
 
 
-def guard_says(trial: Trial) -> list[str]:
+def guard_says(trial: Trial) -> str:
     objections = "; ".join(trial.objections)
-    said = f"would refuse it: {objections}" if objections else f"lets {trial.name} pass; {trial.bank}"
-    return [f"the guard {said}", *(f"note: {note}" for note in trial.notes)]
+    return f"the guard would refuse it: {objections}" if objections else f"the guard lets it pass; {trial.bank}"

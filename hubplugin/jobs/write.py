@@ -382,7 +382,6 @@ class Applied(Reported):
     def report(self) -> Report:
         tested = self.trial
         lines = [f"{self.scanned} targets, of which {self.missing} had no offset and {self.stale} another one"]
-        lines += [] if tested is None else tried(tested)
         if self.neutral:
             some = itertools.islice(self.neutral.items(), NAMED_GROUPS)
             more = f"; and {len(self.neutral) - NAMED_GROUPS} more" if len(self.neutral) > NAMED_GROUPS else ""
@@ -390,16 +389,19 @@ class Applied(Reported):
         lines += [str(self.invalid_vectors)] if self.invalid_vectors.count else []
         state = "active" if self.written else "nothing was written; would be active"
         line = f"{state}: {self.model}"
-        also = [] if tested is None else [line, *guard_says(tested)]
+        details = list[str]()
         if tested is not None:
+            lines += [f"note: {note}" for note in tested.notes]
+            details = [*tried(tested), line, guard_says(tested)]
             done = "applied" if self.written else "nothing was written"
             line = f"{done}; on held-out bank queries {in_a_sentence(tested)}"
         return Report(
             title="The correction",
             subtitle=str(self.model),
             tiles=[] if tested is None else tiles_of(tested),
-            verdict=Verdict("better", line, also),
+            verdict=Verdict("better", line),
             sentences=[*lines, *self.notes],
+            details=details,
             facts={"fingerprint": self.model.fingerprint},
         )
 

@@ -47,11 +47,13 @@ ROOMY, WIDEST = 130, 150
 """Columns from which on a table is shown whole, and those that are used where nobody says how many there are."""
 
 
-def as_text(report: Report, width: int = WIDEST) -> str:
-    """What `report` says, a line each, and first what it comes to; pictures, tiles and examples are for pages."""
+def as_text(report: Report, width: int = WIDEST, verbose: bool = False) -> str:
+    """What `report` says, a line each, and first what it comes to; pictures, tiles and examples are for pages. verbose:
+    also how it was found."""
     first = [] if report.verdict is None else [f"{report.verdict.line[:1].upper()}{report.verdict.line[1:]}."]
     tables = [_table(table, width) for table in report.tables if table.brief]
-    return "\n".join([*first, *tables, *_lines(report)])
+    details = report.details if verbose else ()
+    return "\n".join([*first, *tables, *_lines(report), *details])
 
 
 def _lines(report: Report) -> Iterator[str]:

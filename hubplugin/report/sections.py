@@ -139,7 +139,8 @@ class Verdict:
 @dataclass(frozen=True)
 class Report:
     """What a result shows; what is empty is left out. k: of the k-occurrence. after: the label of the search that is
-    shown beside the raw one. causes: each with cause, found, says and advice. facts: how it was made, by name."""
+    shown beside the raw one. details: how it was found, which a terminal shows when asked. causes: each with cause,
+    found, says and advice. facts: how it was made, by name."""
 
     title: str
     subtitle: str = ""
@@ -147,6 +148,7 @@ class Report:
     k: int = 10
     verdict: Verdict | None = None
     sentences: Sequence[str] = ()
+    details: Sequence[str] = ()
     causes: Sequence[Any] = ()
     examples: Sequence[Example] = ()
     hubs: Sequence[Hub] = ()
@@ -172,16 +174,23 @@ def share_tile(
 
 
 def changes_told(
-    worst: float | None, now: float | None, queries: int, first: float | None, first_now: float | None
+    worst: float | None,
+    now: float | None,
+    queries: int,
+    first: float | None,
+    first_now: float | None,
+    change: Figure | None = None,
 ) -> str:
-    """In words: the share of queries that find the worst hub, and R@1, before and now; "" where neither is known."""
+    """In words: the share of queries that find the worst hub, and R@1, before and now; "" where neither is known.
+    change: of R@1, whose interval is told."""
     told = []
     if worst is not None and now is not None:
         one, other = round(worst * queries), round(now * queries)
         went = "falls" if other < one else "rises" if other > one else "stays"
         told.append(f"the worst hub {went} from {one:,} to {other:,} of {queries:,} queries")
     if first is not None and first_now is not None:
-        told.append(f"right answers first: {100 * first:.1f} to {percent(first_now)}")
+        interval = "" if change is None else f" ({100 * change.low:+.1f} to {100 * change.high:+.1f} points)"
+        told.append(f"right answers first: {100 * first:.1f} to {percent(first_now)}{interval}")
     return "; ".join(told)
 
 

@@ -124,16 +124,20 @@ class Trial:
         return seen or (self.sides is not None and bool(self.sides.sentences()))
 
     def change_of_skewness(self) -> str:
+        """With its 95 % interval, of held-out queries that are drawn anew."""
         assert self.raw is not None
-        return f"hubness (skewness) goes {change(self.raw.skewness, self.skewness)}"
+        told = f"hubness (skewness) goes {change(self.raw.skewness, self.skewness)}"
+        if self.noise is None:
+            return told
+        low, high = (self.skewness - self.raw.skewness + side * 1.96 * self.noise for side in (-1, 1))
+        return f"{told} on {self.queries:,} held-out queries (a change of {low:+.2f} to {high:+.2f})"
 
     def without_effect(self) -> str:
         """That no effect is measurable, with the figures."""
-        assert self.noise is not None
-        told = [f"{self.change_of_skewness()} (+- {1.96 * self.noise:.2f})"]
+        told = [self.change_of_skewness()]
         if self.raw is not None and self.raw.recall is not None and self.recall is not None and self.error is not None:
             told.append(f"R@1 {change(100 * self.raw.recall, 100 * self.recall)} (+- {196 * self.error:.1f})")
-        return f"no effect can be measured with {self.queries} held-out queries: {', '.join(told)}"
+        return f"no effect can be measured: {', '.join(told)}"
 
     def figures(self) -> str:
         """In one line."""
