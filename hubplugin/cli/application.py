@@ -65,15 +65,18 @@ JSON_VERSION = 1
 @dataclass(frozen=True)
 class Answer:
     """What a command answers: `text` for people, or a report that becomes text, and `figures` for programs as plain
-    JSON. attention: whether somebody should look at it, which is the command's exit status."""
+    JSON. attention: whether somebody should look at it, which is the command's exit status. of: the store whose URL
+    stands before the text."""
 
     text: str | Report
     figures: Mapping[str, object] = field(default_factory=dict)
     attention: bool = False
+    of: str = ""
 
     def as_text(self, width: int, verbose: bool) -> str:
         """`text`, for so many columns; verbose: with all details."""
-        return self.text if isinstance(self.text, str) else as_text(self.text, width, verbose)
+        text = self.text if isinstance(self.text, str) else as_text(self.text, width, verbose)
+        return f"{self.of}: {text}" if self.of else text
 
 
 class Commands(TyperGroup):

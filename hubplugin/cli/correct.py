@@ -96,7 +96,7 @@ def apply(
         with progress_shown() as progress:
             seen = inspect(opened, compute=Compute(progress=progress)).report(called)
         report = replace(report, tiles=report.tiles or seen.tiles, hubs=seen.hubs, plots=seen.plots)
-    return replace(answer(report, applied, shown.report, opened), text=f"{opened.url}: {applied}")
+    return replace(answer(report, applied, shown.report, opened), of=opened.url)
 
 
 @command
@@ -228,7 +228,7 @@ def refit(
             opened, bank, method, learn=learn, force=force, dry_run=dry_run, keep=keep,
             compute=computing.compute(progress), **parameters,
         )  # fmt: skip
-    return Answer(f"{opened.url}: {done}", told(opened, done))
+    return replace(answer(done.report(), done, store=opened), of=opened.url)
 
 
 @command
