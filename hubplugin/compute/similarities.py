@@ -175,10 +175,12 @@ def like(values: np.ndarray, array: Array) -> Array:
     return values.astype(array.dtype, copy=False) if isinstance(array, np.ndarray) else as_tensor(values).to(array)
 
 
-def squared_lengths(vectors: np.ndarray) -> np.ndarray:
-    """|v|^2 of every row: float64 [b]."""
-    squares: np.ndarray = np.einsum("jd,jd->j", vectors, vectors, dtype=np.float64)
-    return squares
+def squared_lengths(vectors: np.ndarray, metric: Metric) -> np.ndarray:
+    """|v|^2 of every row: float64 [b]. But for distances they are bounds alone, for which float32 sums will do."""
+    if metric is Metric.COSINE:
+        return np.ones(len(vectors))
+    squares = np.einsum("jd,jd->j", vectors, vectors, dtype=np.float64 if metric is Metric.EUCLIDEAN else None)
+    return np.asarray(squares, np.float64)
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:
@@ -359,7 +361,7 @@ class Similarities:
         # Far from the origin |b|^2 and |t|^2 swallow the distance; it stays what it is when both are moved there.
         self._origin = bank.mean(axis=0, dtype=np.float64) if metric is Metric.EUCLIDEAN else None
         self._source = self._moved(bank)
-        squares = np.ones(self.m) if metric is Metric.COSINE else squared_lengths(self._source)
+        squares = squared_lengths(self._source, metric)
         self._norm = math.sqrt(squares.max())
         self._own = -squares / 2 if metric is Metric.EUCLIDEAN else np.zeros(self.m)
         self._banks: dict[str, Array] = {}
@@ -404,7 +406,7 @@ class Similarities:
         done = 0
         for read in prepared_blocks(targets, self.metric, max(height, BLOCK_ROWS // height * height)):
             block = self._moved(read)
-            squares = np.ones(len(block)) if self.metric is Metric.COSINE else squared_lengths(block)
+            squares = squared_lengths(block, self.metric)
             similarity = self._norm * math.sqrt(squares.max())
             wide = self._needs_float64(
                 similarity if self.metric is not Metric.EUCLIDEAN else max(self._norm**2, squares.max())
