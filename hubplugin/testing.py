@@ -142,7 +142,7 @@ class StoreUnderTest(ABC):
     ) -> np.ndarray:
         """What `_assert_ranking` compares with, in float64: [q, t], of `self.queries()` by default."""
         gallery = self.vectors()
-        offsets = np.zeros(len(gallery)) if model is None else model.offsets(gallery).astype(np.float64)
+        offsets = np.zeros(len(gallery)) if model is None else model.members.offsets(gallery).astype(np.float64)
         if fresh is not None:
             gallery = np.concatenate([gallery, fresh])
             offsets = np.concatenate([offsets, np.zeros(len(fresh)) if of_fresh is None else of_fresh])
@@ -337,11 +337,12 @@ class QueryMapConformance(StoreUnderTest):
         assert after.ids == raw.ids
         np.testing.assert_allclose(after.scores, raw.scores, rtol=0, atol=1e-5)
 
-    def test_what_pairs_teach_is_applied_and_learned_anew_by_a_refit(self, mapping: Store) -> None:
+    @pytest.mark.parametrize("robust", [False, True])
+    def test_what_pairs_teach_is_applied_and_learned_anew_by_a_refit(self, mapping: Store, robust: bool) -> None:
         turn = np.eye(self.dim) + 0.3 * np.random.default_rng(8).normal(size=(self.dim, self.dim))
         asked = self._scaled(self.vectors() @ np.linalg.inv(turn))  # a map finds the way back
         pairs = Bank(asked, np.array(self.ids()))
-        apply(mapping, pairs, learn=True, force=True)
+        apply(mapping, pairs, learn=True, robust=robust, force=True)
         store = self.reopen(mapping)
         first = self._active(store)
         assert first.query_map is not None
@@ -351,6 +352,7 @@ class QueryMapConformance(StoreUnderTest):
         second = self._active(store)
         assert second.query_map is not None
         assert second.fingerprint != first.fingerprint
+        assert (first.bound is not None) == (second.bound is not None) == robust
         self._assert_whole(store, second)
 
     @staticmethod
