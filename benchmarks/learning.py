@@ -1,16 +1,26 @@
 """What a learned query map does to R@1, over the default without it: on what was asked, what was not, and clean pairs.
 
     python -m benchmarks.learning [--data FOLDER] [--only WORD ...] [--splits 4] [--write docs/learning.md]
+    python -m benchmarks.learning --rounds [--write docs/learning.md]
+    python -m benchmarks.learning --speed
 
-Settings are those of benchmarks/bank_settings.py that know at least 200 answers. FOLDER holds coco500, code_search,
-debian, tldr_ko and tldr_log; by default it is shared/data beside the checkout. Figures are changes in points, means of
-all splits with their standard error:
+Settings are those of benchmarks/bank_settings.py that know at least 200 answers, and a log in which ten targets have
+half of the clicks. FOLDER holds coco500, code_search, debian, tldr_ko and tldr_log; by default it is shared/data beside
+the checkout. Figures are changes in points, means of all splits with their standard error:
 
-default       over raw
-map           over the default: fit(..., learn=True)
-no margin     the same, where a strength must only be no worse than none in the folds
-strength 1    the whole map, whatever the folds say
-noisy clicks  the map of clicks of which a fifth is wrong, seen by position (of logs; offsets are the same)
+default        over raw
+map            over the default: fit(..., learn=True)
+map over raw   the same, over raw
+not whitened   a map that is learned alone
+strength 1     the whole map, whatever the folds say
+noisy clicks   the map of clicks of which a fifth is wrong, seen by position (of logs), over the default of these clicks
+judged         the same, where 100 right pairs that are not in the log choose (of logs)
+adapter        a linear adapter of the field, trained by the usual recipe (benchmarks/remedies.py), with the default's
+               offsets fitted on the queries that it gives
+
+--rounds simulates a log that grows: five times a corrected search shows its ten best, people click on these, and the
+correction is fitted anew. A tenth of the clicks is wrong. A round's figures are those of the map over the default.
+--speed: the fit of a map of 15,000 pairs in 384 dimensions, and what a query costs.
 
 Results are kept in benchmarks/results/learning.json.
 """
@@ -20,9 +30,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -32,64 +44,144 @@ import numpy as np
 import torch
 
 import hubplugin
-from benchmarks.bank_settings import Family, Setting, further, seventeen
-from benchmarks.tables import RESULTS, SHARED, machine, markdown, write_table
+from benchmarks.bank_settings import Family, Setting, further, seventeen, wordings_log
+from benchmarks.remedies import adapter, unit
+from benchmarks.tables import RESULTS, SHARED, machine, markdown, peak, write_table
 from hubplugin import learning
+from hubplugin.model import QueryMap
 
 FILE = RESULTS / "learning.json"
 
-COLUMNS = ("default", "map", "no margin", "strength 1", "noisy clicks")
+COLUMNS = ("default", "map", "map over raw", "not whitened", "strength 1", "noisy clicks", "judged", "adapter")
+BESIDE = {"default": "raw", "map over raw": "raw", "noisy clicks": "noisy default", "judged": "noisy default"}
 SIDES = {"asked": "asked", "not asked": "not asked", "": "clean"}
-NO_MARGIN = {"ERRORS": 0.0, "ERRORS_APART": 0.0, "SMALLEST_GAIN": 0.0}
-WHOLE = {"STRENGTHS": (0.0, 1.0), "ERRORS": -np.inf, "ERRORS_APART": -np.inf, "SMALLEST_GAIN": -np.inf}
+JUDGED, ROUNDS = 100, 5
+
+
+def ten_hot(rng: np.random.Generator, truth: np.ndarray) -> np.ndarray:
+    """Of ten targets all wordings but two, and as many wordings of others, one each."""
+    hot = rng.choice(np.flatnonzero(np.bincount(truth) >= 12), 10, replace=False)
+    logged = np.zeros(len(truth), bool)
+    for target in hot:
+        logged[rng.permutation(np.flatnonzero(truth == target))[2:]] = True
+    rows = rng.permutation(np.flatnonzero(~np.isin(truth, hot)))
+    once = rows[np.unique(truth[rows], return_index=True)[1]]
+    logged[rng.choice(once, logged.sum(), replace=False)] = True
+    return logged
+
+
+def families(data: Path) -> Iterator[Family]:
+    tldr = data / "tldr_log"
+    hot = Family("commands, ten targets with half of it", "popular log", tldr, 4, partial(wordings_log, tldr, ten_hot))
+    return chain(seventeen(data), further(data), [hot])
+
+
+def clicked(shown: np.ndarray, answer: int, wrong: float, rng: np.random.Generator) -> int:
+    """What somebody clicks of what is shown, best first, -1 for nothing. With the probability `wrong` it is any place,
+    with the weight 1 / place; a right answer is clicked with the probability 1 / sqrt(place)."""
+    place, weights = np.flatnonzero(shown == answer), 1 / np.arange(1, len(shown) + 1)
+    if rng.random() < wrong:
+        return int(rng.choice(shown, p=weights / weights.sum()))
+    return answer if len(place) and rng.random() < (place[0] + 1) ** -0.5 else -1
 
 
 def noisy(setting: Setting, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Clicks of people: rows of the bank, and of what they clicked. A fifth is wrong, on a place of the raw top 10 with
-    the weight 1 / place; a right answer is clicked with the probability 1 / sqrt(place), and only where it is shown."""
-    rng, places = np.random.default_rng(seed), 1 / np.arange(1, 11)
+    """Clicks of people on a raw search, a fifth of them wrong: rows of the bank, and of what they clicked."""
+    rng = np.random.default_rng(seed)
     assert setting.clicks is not None
     top = np.argsort(-(setting.bank @ setting.targets.T), axis=1)[:, :10]
-    rows, clicked = [], []
-    for row, (shown, answer) in enumerate(zip(top, setting.clicks, strict=True)):
-        place = np.flatnonzero(shown == answer)
-        if rng.random() < 0.2:
-            rows, clicked = [*rows, row], [*clicked, rng.choice(shown, p=places / places.sum())]
-        elif len(place) and rng.random() < (place[0] + 1) ** -0.5:
-            rows, clicked = [*rows, row], [*clicked, answer]
-    return np.array(rows), np.array(clicked)
+    found = np.array([clicked(shown, answer, 0.2, rng) for shown, answer in zip(top, setting.clicks, strict=True)])
+    rows = np.flatnonzero(found >= 0)
+    return rows, found[rows]
 
 
-def fitted(setting: Setting, bank: hubplugin.Bank, **rule: Any) -> hubplugin.OffsetModel:
-    """The model of a fit that learns, by another rule for the strength where one is given."""
-    with mock.patch.multiple(learning, **rule) if rule else warnings.catch_warnings(), warnings.catch_warnings():
+def fitted(targets: np.ndarray, bank: hubplugin.Bank, learn: bool = True, **given: Any) -> hubplugin.OffsetModel:
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that pairs taught nothing
-        return hubplugin.fit(setting.targets, bank, learn=True)
+        return hubplugin.fit(targets, bank, learn=learn, **given)
+
+
+def by_another_rule(change: str) -> Any:
+    """Within it, a map is not whitened, or is learned at strength 1 whatever the folds say."""
+    if change == "not whitened":
+        return mock.patch.object(learning, "whitening", lambda bank, *given: np.eye(bank.shape[1], dtype=np.float32))
+    return mock.patch.object(learning, "chosen", return_value=(0, len(learning.STRENGTHS) - 1))
+
+
+Ranker = Callable[[np.ndarray], np.ndarray]
+
+
+def ranker(model: hubplugin.OffsetModel, targets: np.ndarray) -> Ranker:
+    offsets = model.offsets(targets)
+    return lambda queries: model.queries(queries) @ targets.T + offsets
+
+
+def rankers(setting: Setting, seed: int) -> tuple[dict[str, Ranker], hubplugin.OffsetModel]:
+    """Scores by column, and the model with the map."""
+    targets = setting.targets
+    if setting.clicks is None:
+        bank = hubplugin.Bank(setting.bank, setting.target_bank, pairs=True)
+        answers = setting.target_bank
+    else:
+        bank, answers = hubplugin.Bank(setting.bank, setting.clicks), targets[setting.clicks]
+    assert answers is not None
+    model = fitted(targets, bank)
+    found = {
+        "raw": lambda queries: queries @ targets.T,
+        "default": ranker(fitted(targets, bank, learn=False), targets),
+        "map": ranker(model, targets),
+    }
+    for change in ("not whitened", "strength 1"):
+        with by_another_rule(change):
+            found[change] = ranker(fitted(targets, bank), targets)
+    matrix = adapter(setting.bank, answers)
+    mapped = hubplugin.Bank(unit(setting.bank @ matrix), bank.answers, pairs=bank.pairs)
+    offsets = fitted(targets, mapped, learn=False).offsets(targets)
+    found["adapter"] = lambda queries: unit(queries @ matrix) @ targets.T + offsets
+    if setting.clicks is not None:
+        rows, clicks = noisy(setting, seed)
+        if len(rows) >= learning.FEWEST_PAIRS:
+            log = hubplugin.Bank(setting.bank[rows], clicks)
+            found["noisy default"] = ranker(fitted(targets, log, learn=False), targets)
+            found["noisy clicks"] = ranker(fitted(targets, log), targets)
+    return found, model
 
 
 def measured(setting: Setting, seed: int) -> dict[str, dict[str, float]]:
     """R@1 in points by test and column, and the strength that was chosen."""
-    if setting.clicks is None:
-        bank = hubplugin.Bank(setting.bank, setting.target_bank, pairs=True)
-    else:
-        bank = hubplugin.Bank(setting.bank, setting.clicks)
-    models = {"map": fitted(setting, bank), "no margin": fitted(setting, bank, **NO_MARGIN)}
-    models["strength 1"] = fitted(setting, bank, **WHOLE)
-    if setting.clicks is not None:
-        rows, clicked = noisy(setting, seed)
-        if len(rows) >= learning.FEWEST_PAIRS:
-            models["noisy clicks"] = fitted(setting, hubplugin.Bank(setting.bank[rows], clicked))
-    offsets, found = models["map"].offsets(setting.targets), {}
+    by_column, model = rankers(setting, seed)
+    judged = judged_by(setting, seed) if "noisy clicks" in by_column else {}
+    found = {}
     for name, (queries, truth) in setting.tests.items():
 
-        def right(asked: np.ndarray, offsets: np.ndarray | float, truth: np.ndarray = truth) -> float:
-            return 100 * float(((asked @ setting.targets.T + offsets).argmax(axis=1) == truth).mean())
+        def right(rank: Ranker, queries: np.ndarray = queries, truth: np.ndarray = truth) -> float:
+            return 100 * float((rank(queries).argmax(axis=1) == truth).mean())
 
-        found[name] = {"raw": right(queries, 0.0), "default": right(queries, offsets)}
-        found[name] |= {column: right(model.queries(queries), offsets) for column, model in models.items()}
-        strength = models["map"].query_map
-        found[name]["strength"] = 0.0 if strength is None else strength.strength
+        found[name] = {column: right(rank) for column, rank in by_column.items()}
+        found[name]["map over raw"] = found[name]["map"]
+        if name in judged:
+            rank, rest = judged[name]
+            found[name]["judged"] = right(rank, queries[rest], truth[rest])
+            found[name]["judged default"] = right(by_column["noisy default"], queries[rest], truth[rest])
+        found[name]["strength"] = 0.0 if model.query_map is None else model.query_map.strength
+        found[name]["whitened"] = float(model.query_map is not None and model.query_map.whitened)
     return found
+
+
+def judged_by(setting: Setting, seed: int) -> dict[str, tuple[Ranker, np.ndarray]]:
+    """By test: the map of noisy clicks, chosen by some of all test queries, and the rows of the others."""
+    rows, clicks = noisy(setting, seed)
+    rng, parts, rest = np.random.default_rng(seed), [], {}
+    for name, (queries, _) in setting.tests.items():
+        order = rng.permutation(len(queries))
+        parts.append((name, order[: JUDGED // len(setting.tests)]))
+        rest[name] = order[JUDGED // len(setting.tests) :]
+    judged = hubplugin.Bank(
+        np.concatenate([setting.tests[name][0][some] for name, some in parts]),
+        np.concatenate([setting.tests[name][1][some] for name, some in parts]),
+    )
+    model = fitted(setting.targets, hubplugin.Bank(setting.bank[rows], clicks), judged=judged)
+    return {name: (ranker(model, setting.targets), rest[name]) for name in rest}
 
 
 def rows_of(family: Family, splits: int) -> Iterator[dict[str, Any]]:
@@ -104,9 +196,9 @@ def rows_of(family: Family, splits: int) -> Iterator[dict[str, Any]]:
 
 
 def changes(row: dict[str, Any], column: str) -> np.ndarray:
-    """By split: over raw of the default, over the default of all others; empty where it was not measured."""
+    """By split, over what the column is compared with; empty where it was not measured."""
     found = row["found"]
-    beside = np.array(found["raw" if column == "default" else "default"])
+    beside = np.array(found.get("judged default" if column == "judged" else BESIDE.get(column, "default"), ()))
     return np.array(found[column]) - beside if len(found.get(column, ())) == len(beside) else np.empty(0)
 
 
@@ -119,9 +211,10 @@ def table(rows: list[dict[str, Any]]) -> str:
             cells.append(
                 f"{values.mean():+.1f}±{values.std() / max(len(values) - 1, 1) ** 0.5:.1f}" if len(values) else ""
             )
-        strengths = "/".join(f"{value:g}" for value in sorted(set(row["found"]["strength"])))
+        chosen = zip(row["found"]["strength"], row["found"]["whitened"], strict=True)
+        strengths = "/".join(sorted({f"{strength:g}{' w' if white else ''}" for strength, white in chosen}))
         lines.append([row["setting"], row["side"], f"{np.mean(row['found']['raw']):.1f}", *cells, strengths])
-    return markdown(["setting", "tested on", "raw R@1", *COLUMNS, "strengths"], lines)
+    return markdown(["setting", "tested on", "raw R@1", *COLUMNS, "strengths, w: whitened"], lines)
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
@@ -135,16 +228,89 @@ def summary(rows: list[dict[str, Any]]) -> str:
     return markdown(["tested on", *COLUMNS], lines)
 
 
+def simulated(setting: Setting, seed: int) -> list[dict[str, float]]:
+    """R@1 in points of the map over the default, by round: of each test, and of the strength that was chosen."""
+    assert setting.clicks is not None
+    rng, targets = np.random.default_rng(seed), setting.targets
+    order, rank = rng.permutation(len(setting.bank)), lambda queries: queries @ targets.T
+    clicks, figures = np.full(len(order), -1), []
+    for rows in np.array_split(np.arange(len(order)), ROUNDS):
+        shown = np.argsort(-rank(setting.bank[order[rows]]), axis=1)[:, :10]
+        answers = setting.clicks[order[rows]]
+        clicks[rows] = [clicked(*each, 0.1, rng) for each in zip(shown, answers, strict=True)]
+        logged = order[: rows[-1] + 1]
+        bank = hubplugin.Bank(setting.bank[logged], clicks[: len(logged)])
+        if (bank.answers >= 0).sum() < learning.FEWEST_PAIRS:
+            rank = ranker(fitted(targets, bank, learn=False), targets)
+            continue
+        model = fitted(targets, bank)
+        both = [ranker(fitted(targets, bank, learn=False), targets), ranker(model, targets)]
+        rank, gains = both[1], {}
+        for name, (queries, truth) in setting.tests.items():
+            before, after = (100 * float((each(queries).argmax(axis=1) == truth).mean()) for each in both)
+            gains[name] = after - before
+        figures.append(gains | {"strength": 0.0 if model.query_map is None else model.query_map.strength})
+    return figures
+
+
+def rounds(data: Path, only: list[str], splits: int) -> str:
+    """The table of the simulation: mean change by round, of the settings that are logs."""
+    lines = []
+    for family in families(data):
+        if not family.source.is_dir() or "log" not in family.kind or not any(word in family.name for word in only):
+            continue
+        if family.draw(0).clicks is None or len(family.draw(0).bank) < 400:
+            continue
+        found = [simulated(family.draw(seed), seed) for seed in range(min(splits, family.splits))]
+        count = min(map(len, found))
+        for test in family.draw(0).tests:
+            cells = [
+                f"{np.mean([each[len(each) - count + place][test] for each in found]):+.1f}" for place in range(count)
+            ]
+            lines.append([family.name, SIDES[test], *[""] * (ROUNDS - count), *cells])
+        print(family.name, file=sys.stderr, flush=True)
+    return markdown(["setting", "tested on", *(f"round {number}" for number in range(1, ROUNDS + 1))], lines)
+
+
+def speed() -> str:
+    """Seconds and memory of the fit of a map, and microseconds a query."""
+    rng, (m, d, c) = np.random.default_rng(0), (15_000, 384, 10_000)
+    queries, targets = (unit(rng.normal(size=(size, d)).astype(np.float32)) for size in (m, c))
+    own, before, start = rng.integers(0, c, m), peak(), time.perf_counter()
+    step = learning.learned(queries, own, targets, 0.05)
+    seconds, memory = time.perf_counter() - start, peak() - before
+    query_map, one, costs = QueryMap(step, 1.0, m), queries[:1], []
+    for _ in range(2000):
+        start = time.perf_counter()
+        query_map(one)
+        costs.append(time.perf_counter() - start)
+    return (
+        f"map of {m:,} pairs of {c:,} targets, {d} dimensions: {seconds:.1f} s, {memory / 2**20:.0f} MiB; a query "
+        f"{1e6 * float(np.median(costs)):.1f} us\n{machine(torch.get_num_threads())}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=SHARED, help="folder of the data sets")
     parser.add_argument("--only", nargs="*", default=[""], help="settings whose name holds one of these words")
     parser.add_argument("--splits", type=int, default=4, help="draws a setting")
     parser.add_argument("--write", type=Path, help="page whose table is replaced")
+    parser.add_argument("--rounds", action="store_true", help="a log that grows by what corrected searches show")
+    parser.add_argument("--speed", action="store_true", help="what it costs")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    if given.speed:
+        print(speed())
+        return
+    if given.rounds:
+        text = rounds(given.data, given.only, given.splits)
+        print(text)
+        if given.write:
+            write_table(given.write, "rounds", text)
+        return
     rows = []
-    for family in chain(seventeen(given.data), further(given.data)):
+    for family in families(given.data):
         if not family.source.is_dir() or not any(word in family.name for word in given.only):
             continue
         setting = family.draw(0)

@@ -13,7 +13,7 @@ from hubplugin.cluster import ShardedGallery, Workspace
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
 from hubplugin.learning import NOTHING, require_learnable, taught
-from hubplugin.methods import asked_for
+from hubplugin.methods import FitInput, asked_for
 from hubplugin.methods.robust import bounded
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
@@ -30,6 +30,7 @@ def fit(
     compute: Compute = Compute(),
     robust: bool = False,
     learn: bool = False,
+    judged: BankLike | None = None,
     executor: Executor | None = None,
     shards: int | None = None,
     workspace: str | os.PathLike[str] | None = None,
@@ -52,6 +53,8 @@ def fit(
         more, at least. docs/security.md says what is promised and what honest newcomers pay.
     learn: learn a map of the query, too, from a bank whose answers are known: at least 200 different pairs. Search with
         `model.queries(q)` then. Where held-out targets gain nothing, a warning says so. See docs/learning.md.
+    judged: a small bank with clicks that somebody has looked at, at least 50. Where clicks are noisy, it chooses better
+        how strong the map may be.
     executor: any `concurrent.futures.Executor`, whose workers read the gallery in shards, see docs/scale.md. targets
         are then files (a list, a pattern such as "parts/*.npy", fsspec URLs), or a store that workers can open.
     shards: into how many parts one file, or a store, is divided; by default one for 250,000 rows.
@@ -62,6 +65,8 @@ def fit(
     require_executor(executor, shards, workspace)
     if learn:
         require_learnable(method, metric, targets, executor=executor)
+    elif judged is not None:
+        raise InputError(Parameter("judged"), " chooses how strong a map is: pass ", Parameter("learn", True))
     configuration = asked_for(method, parameters, fit)
     if targets is None and (executor is not None or configuration is None):
         needed = "method 'auto' is chosen" if configuration is None else "an executor computes"
@@ -74,13 +79,18 @@ def fit(
             targets = ShardedGallery("targets", planned, executor, stack.enter_context(Workspace(workspace)), compute)
         gallery = cast("VectorLike | None", targets)
         if configuration is not None and not learn:
-            fit_input = Bank.of(bank).read(metric, compute, targets=gallery)
+            fit_input: FitInput = Bank.of(bank).read(metric, compute, targets=gallery)
             model = configuration.fit(fit_input)
         else:
-            fit_input = Bank.of(bank).prepare(metric, compute).against(cast(VectorLike, gallery))
+            fit_input = prepared = Bank.of(bank).prepare(metric, compute).against(cast(VectorLike, gallery))
             if configuration is None:
-                configuration = chosen_by(stack.enter_context(closing(Experiment(fit_input, robust=robust))))
-            model = taught(configuration, fit_input).model if learn else configuration.fit(fit_input)
+                configuration = chosen_by(stack.enter_context(closing(Experiment(prepared, robust=robust))))
+            if learn:
+                looked_at = None if judged is None else Bank.of(judged).prepare(metric, compute)
+                looked_at = None if looked_at is None else looked_at.against(cast(VectorLike, gallery))
+                model = taught(configuration, prepared, looked_at).model
+            else:
+                model = configuration.fit(prepared)
             if learn and model.query_map is None:
                 warnings.warn(NOTHING, stacklevel=2)
         return bounded(model, fit_input) if robust else model

@@ -1,4 +1,4 @@
-"""What known answers teach: a linear map of the query, one closed step, as strong as held-out targets allow."""
+"""What known answers teach: a linear map of the query, one closed step, as strong as held-out answers allow."""
 
 from __future__ import annotations
 
@@ -9,28 +9,40 @@ from itertools import chain
 import numpy as np
 
 from hubplugin.bank import PreparedBank, own_share
-from hubplugin.errors import InputError, Parameter
+from hubplugin.errors import CorrectionRefused, InputError, Parameter
+from hubplugin.measures.significance import Side
 from hubplugin.methods import FitInput, Method
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, QueryMap
-from hubplugin.vectors import as_vectors, prepared_blocks, sampled, spool, taken
+from hubplugin.vectors import Vectors, as_vectors, prepared_blocks, sampled, spool, taken
 
 FEWEST_PAIRS, FEWEST_TARGETS = 200, 10
 """Different pairs, and different targets in them, below which nothing is learned: the map gains nothing there."""
 
+NEARER = 0.75
+"""The share of pairs whose query is nearer to its own answer than to another's, below which they are no pairs of this
+model and gallery. It is 0.5 by chance."""
+
 STRENGTHS = 0.0, 0.25, 0.5, 1.0
-FOLDS, PROBES = 3, 300
-"""Folds over targets, and the pairs of each that are tried. The target of a probe was never among the learned."""
+FOLDS, PROBES = 3, 500
+"""Folds, and the pairs of each that are tried on either side."""
+
+FEWEST_JUDGED = 50
+"""Judged pairs, below which they do not choose."""
+
+FEWEST_WORDINGS = 50
+"""Other wordings of targets that stay asked for, below which nothing is said of what was asked before."""
 
 SOFTNESS = 0.4
 """A probe counts as right to the degree sigmoid((own score - best other score) / (SOFTNESS tau))."""
 
-SMALLEST_GAIN = 0.001
-"""A smaller gain over the folds counts as none."""
+APART, ERRORS = 0.85, 2.0
+"""Where `own_share` is `APART` or more, as across modalities and languages, queries are not whitened, and a strength
+must be ahead of none by so many standard errors: logs lose there if they are not held to it (benchmarks/learning.py).
+"""
 
-APART, ERRORS, ERRORS_APART = 0.85, 1.0, 2.0
-"""So many standard errors a strength must be ahead of none, and so many where `own_share` is `APART` or more: across
-modalities and languages, where logs lose if they are not held to it (benchmarks/learning.py)."""
+KEPT = 0.9
+"""How much of the identity a whitening keeps."""
 
 PRODUCTS = 1 << 24
 """Similarities that are held at once."""
@@ -47,8 +59,9 @@ class KnownPairs:
     numbers: np.ndarray
 
     @classmethod
-    def of(cls, given: PreparedBank) -> KnownPairs:
-        """Raises InputError where the bank has too few."""
+    def of(cls, given: PreparedBank, what: str = "the bank", fewest: int = FEWEST_PAIRS) -> KnownPairs:
+        """Raises InputError where the bank has less than `fewest`, CorrectionRefused where they are no pairs of this
+        gallery. what: what errors call it."""
         known = given.known
         if known is None:
             raise InputError("learn=True learns from what each query asks for: pass a Bank with ", Parameter("answers"))
@@ -56,9 +69,9 @@ class KnownPairs:
         first = {(given.query_bank[row].tobytes(), int(known[row])): row for row in rows[::-1]}
         rows = np.sort(np.fromiter(first.values(), np.int64, len(first)))
         numbers, own = np.unique(known[rows], return_inverse=True)
-        if len(rows) < FEWEST_PAIRS or len(numbers) < FEWEST_TARGETS:
+        if len(rows) < fewest or len(numbers) < FEWEST_TARGETS:
             raise InputError(
-                f"the bank has {len(rows)} different pairs of {len(numbers)} targets; learn=True needs {FEWEST_PAIRS} "
+                f"{what} has {len(rows)} different pairs of {len(numbers)} targets; learn=True needs {fewest} "
                 f"pairs of {FEWEST_TARGETS} targets: collect more, or leave ",
                 Parameter("learn"),
                 " out",
@@ -67,35 +80,48 @@ class KnownPairs:
             targets = given.require_target_bank("learn")[numbers]
         else:
             targets = taken(given.require_targets("learn"), numbers, given.metric)
-        return cls(given.query_bank[rows], own.reshape(-1), targets, numbers)
+        pairs = cls(given.query_bank[rows], own.reshape(-1), targets, numbers)
+        if (nearer := pairs.nearer) < NEARER:
+            raise CorrectionRefused(
+                f"the answers of {what} do not belong to its queries: {nearer:.0%} of these are nearer to their own "
+                f"than to another's ({NEARER:.0%} is needed, 50% is chance); nothing was changed: pass answers in this "
+                "gallery, and queries that its model embedded"
+            )
+        return pairs
 
+    @property
+    def nearer(self) -> float:
+        """Share of the pairs whose query is nearer to its own target than to one drawn from the others."""
+        other = (self.own + np.random.default_rng(0).integers(1, len(self.targets), len(self.own))) % len(self.targets)
+        ahead = (self.queries * (self.targets[self.own] - self.targets[other])).sum(axis=1)
+        return float((ahead > 0).mean())
 
-def require_learnable(method: str, metric: Metric | str, targets: object, **others: object) -> None:
-    """Raises InputError for what was not measured together with a query map, or does not apply it. others: parameters
-    of a fit that must not be set."""
-    if method not in ("blend", "auto"):
-        raise InputError("learn=True goes with the default method, not with ", Parameter("method", method))
-    if Metric.parse(metric) is Metric.EUCLIDEAN:
-        raise InputError("learn=True is for inner products, not for ", Parameter("metric", "euclidean"))
-    if targets is None:
-        raise InputError("learn=True is tried on the gallery: pass ", Parameter("targets"))
-    for name, value in others.items():
-        if value:
-            raise InputError("learn=True does not go with ", Parameter(name), ": leave one of the two out")
+    def some(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Queries, own and targets of the pairs `rows`, as `learned` takes them."""
+        clicked, own = np.unique(self.own[rows], return_inverse=True)
+        return self.queries[rows], own.reshape(-1), self.targets[clicked]
 
 
 @dataclass(frozen=True)
 class Learning:
-    """How offsets and a map are fitted together: a `method`, and the strength and temperature of the map."""
+    """How offsets and a map are fitted together: a `method`, and strength, temperature and whitening of the map."""
 
     method: Method
     strength: float
     tau: float
+    whitening: np.ndarray | None = None
+
+    @property
+    def maps(self) -> bool:
+        return self.strength > 0 or self.whitening is not None
 
     def query_map(self, queries: np.ndarray, own: np.ndarray, targets: np.ndarray) -> QueryMap:
-        """What pairs teach; see `learned`."""
-        step = np.float32(self.strength) * learned(queries, own, targets, self.tau)
-        return QueryMap(step, self.strength, len(queries))
+        """What pairs teach, see `learned`: (I + s W) Z, with Z the whitening."""
+        eye = np.eye(queries.shape[1], dtype=np.float32)
+        first = eye if self.whitening is None else self.whitening
+        w = learned(queries @ first.T, own, targets, self.tau) if self.strength else np.zeros_like(eye)
+        step = (eye + np.float32(self.strength) * w) @ first - eye
+        return QueryMap(step, self.strength, len(queries), self.whitening is not None)
 
     def fit(self, given: FitInput, query_map: QueryMap) -> OffsetModel:
         """The method fitted on the bank of `given`, mapped. The model has the bank as it was given."""
@@ -110,35 +136,92 @@ NOTHING = "the pairs taught nothing beyond the offsets: the model has no query m
 
 @dataclass(frozen=True)
 class Lesson:
-    """What the known answers of a bank taught. model: with a query map, or without one where held-out targets gain
-    nothing by it. how: its method, with the strength that was chosen."""
+    """What the known answers of a bank taught. model: with a query map, or without one where held-out answers gain
+    nothing by it. how: its method, and what was chosen. asked, other: R@1 of held-out pairs without and with the map,
+    of other wordings of targets that stay asked for, None where there are few, and of targets that nobody else asks
+    for."""
 
     model: OffsetModel
     how: Learning
+    asked: Side | None
+    other: Side
 
     @property
     def notes(self) -> list[str]:
         found = self.model.query_map
         if found is None:
             return [NOTHING]
-        return [f"queries are mapped: {found.pairs} pairs taught it, at strength {found.strength:g}"]
+        sides = [("asked before", self.asked), ("not asked before", self.other)]
+        said = "; ".join(f"{name}: {side}" for name, side in sides if side is not None)
+        return [f"{found}; over the offsets alone, {said}"]
 
 
-def taught(configuration: Method, given: PreparedBank) -> Lesson:
+@dataclass(frozen=True)
+class Base:
+    """Before a map is learned. how: the offsets alone, or with a whitening. offsets: of all candidates, float32 [n]."""
+
+    how: Learning
+    model: OffsetModel
+    offsets: np.ndarray
+
+    def queries(self, queries: np.ndarray) -> np.ndarray:
+        whitening = self.how.whitening
+        return queries if whitening is None else queries @ whitening.T
+
+
+def taught(configuration: Method, given: PreparedBank, judged: PreparedBank | None = None) -> Lesson:
     """`configuration` fitted on `given`, with the query map that the known answers of the bank teach.
 
-    Raises InputError where the bank knows too few answers.
+    judged: clicks that somebody has looked at, by which strength and whitening are chosen in the place of the bank's.
+    Raises InputError where either has too few answers, CorrectionRefused where these do not belong to the queries.
     """
-    pairs, method = KnownPairs.of(given), configuration.resolved(given)
-    model, tau = method.fit(given), float(str(method.parameters["tau"]))
-    strength = chosen_strength(pairs, tau, given, _raw_offsets(model, method, given))
-    how = Learning(method, strength, tau)
-    if strength == 0:
-        return Lesson(model, how)
-    query_map = how.query_map(pairs.queries, pairs.own, pairs.targets)
-    asked = replace(given, query_bank=query_map.of_bank(given.query_bank))
-    how = replace(how, method=configuration.resolved(asked))
-    return Lesson(how.fit(given, query_map), how)
+    pairs, rng, gallery = KnownPairs.of(given), np.random.default_rng(0), given.require_targets("learn")
+    tried = pairs
+    if judged is not None:
+        if given.clicks is None or judged.clicks is None:
+            raise InputError(Parameter("judged"), " is for logs: pass ids or rows as answers, in both banks")
+        tried = KnownPairs.of(judged, "the judged bank", FEWEST_JUDGED)
+    some = sampled(gallery, len(given.query_bank), given.metric, rng)
+    apart = own_share(given.query_bank, some, given.compute, rng) >= APART
+    bases = [base_of(configuration, given, None)]
+    if not apart:
+        bases.append(base_of(configuration, given, whitening(given.query_bank, gallery, given.metric)))
+    sides = sides_of(pairs, tried, bases, given)
+    base, strength = chosen(list(sides.values()), bases[0].how.tau, ERRORS if apart else 0.0)
+    how = replace(bases[base].how, strength=STRENGTHS[strength])
+    figures = {}
+    for name, margins in sides.items():
+        before, after = ((margins[place] > 0).astype(float) for place in ((0, 0), (base, strength)))
+        figures[name] = Side.of(before, after, WHAT[name])
+    model = bases[0].model
+    if how.maps:
+        query_map = how.query_map(pairs.queries, pairs.own, pairs.targets)
+        asked = replace(given, query_bank=query_map.of_bank(given.query_bank))
+        how = replace(how, method=configuration.resolved(asked))
+        model = how.fit(given, query_map)
+    return Lesson(model, how, figures.get("asked"), figures["other"])
+
+
+WHAT = {"asked": "other wordings", "other": "pairs"}
+"""What the held-out pairs of each side are."""
+
+
+def chosen(sides: list[np.ndarray], tau: float, errors: float) -> tuple[int, int]:
+    """The base and the strength, by their numbers, from the margins [bases, strengths, probes] of each side.
+
+    Both are the last whose soft R@1 is not behind that of the first base without a map, on any side; the strength is
+    ahead of it by so many standard `errors`. Of what is asked again the folds of a log with one wording a target see
+    nothing, and there the strongest map gains most.
+    """
+    soft = [1 / (1 + np.exp(np.clip(-margins / (SOFTNESS * tau), -30, 30))) for margins in sides]
+    gains = [each - each[:1, :1] for each in soft]
+
+    def ahead(base: int, strength: int, errors: float) -> bool:
+        found = [each[base, strength] for each in gains]
+        return all(each.mean() >= errors * each.std() / len(each) ** 0.5 for each in found)
+
+    base = max(number for number in range(len(soft[0])) if ahead(number, 0, 0.0))
+    return base, max((s for s in range(1, len(STRENGTHS)) if ahead(base, s, errors)), default=0)
 
 
 def learned(queries: np.ndarray, own: np.ndarray, targets: np.ndarray, tau: float) -> np.ndarray:
@@ -165,43 +248,39 @@ def learned(queries: np.ndarray, own: np.ndarray, targets: np.ndarray, tau: floa
     return np.ascontiguousarray(solution.T, np.float32)
 
 
-def chosen_strength(pairs: KnownPairs, tau: float, given: PreparedBank, offsets: np.ndarray) -> float:
-    """The largest of `STRENGTHS` that is ahead of none by enough on pairs whose targets were held out."""
-    gains = _gains(pairs, tau, given, offsets)
-    rng, gallery = np.random.default_rng(0), given.require_targets("learn")
-    shares = own_share(given.query_bank, sampled(gallery, len(given.query_bank), given.metric, rng), given.compute, rng)
-    errors = ERRORS_APART if shares >= APART else ERRORS
-    needed = np.maximum(errors * gains.std(axis=1) / gains.shape[1] ** 0.5, SMALLEST_GAIN)
-    return max((s for s, ok in zip(STRENGTHS[1:], gains.mean(axis=1) >= needed, strict=True) if ok), default=0.0)
+def whitening(bank: np.ndarray, gallery: Vectors, metric: Metric) -> np.ndarray:
+    """Z [d, d], a mild whitening of what is searched with, which needs no answers:
+
+        Z = t (k t I + (1 - k) C)^-1,  C the covariance of `bank` [m, d] and `gallery`, each about its own mean
+
+    t is the mean of the diagonal of C, and k is `KEPT`.
+    """
+    dim, count, total = bank.shape[1], 0, np.zeros(bank.shape[1])
+    products = np.zeros((dim, dim))
+    for block in prepared_blocks(gallery, metric):
+        products += block.T @ block
+        total += block.sum(axis=0, dtype=np.float64)
+        count += len(block)
+    centred = bank - bank.mean(axis=0)
+    products += centred.T @ centred - np.outer(total, total) / count
+    covariance = products / (count + len(bank))
+    size = max(float(np.trace(covariance)) / dim, 1e-30)
+    z = size * np.linalg.inv(KEPT * size * np.eye(dim) + (1 - KEPT) * covariance)
+    return np.ascontiguousarray(z, np.float32)
 
 
-def _gains(pairs: KnownPairs, tau: float, given: PreparedBank, offsets: np.ndarray) -> np.ndarray:
-    """What each strength above 0 gains on each probe, over strength 0: [strengths, probes]."""
-    rng = np.random.default_rng(0)
-    fold = (rng.permutation(len(pairs.targets)) % FOLDS)[pairs.own]
-    probes = [rng.permutation(np.flatnonzero(fold == held))[:PROBES] for held in range(FOLDS)]
-    steps = []
-    for held, rows in enumerate(probes):
-        seen = fold != held
-        clicked, own = np.unique(pairs.own[seen], return_inverse=True)
-        step = learned(pairs.queries[seen], own.reshape(-1), pairs.targets[clicked], tau)
-        steps.append(pairs.queries[rows] @ step.T)
-    chosen, stepped = np.concatenate(probes), np.concatenate(steps)
-    queries, number = pairs.queries[chosen], pairs.numbers[pairs.own[chosen]]
-    strengths = np.array(STRENGTHS, np.float32)[:, None]
-    own_vectors = pairs.targets[pairs.own[chosen]]
-    own_scores = (queries * own_vectors).sum(1) + offsets[number] + strengths * (stepped * own_vectors).sum(1)
-    best, start = np.full(own_scores.shape, -np.inf), 0
-    for block in _candidates(given):
-        scores = queries @ block.T + offsets[start : start + len(block)].astype(np.float32)
-        further = stepped @ block.T
-        inside = np.flatnonzero((number >= start) & (number < start + len(block)))
-        scores[inside, number[inside] - start] = -np.inf
-        for row, strength in enumerate(STRENGTHS):
-            best[row] = np.maximum(best[row], (scores + np.float32(strength) * further).max(axis=1))
-        start += len(block)
-    right = 1 / (1 + np.exp(np.clip((best - own_scores) / (SOFTNESS * tau), -30, 30)))
-    return np.asarray(right[1:] - right[0])
+def base_of(configuration: Method, given: PreparedBank, first: np.ndarray | None) -> Base:
+    """A fit on the bank, `first` whitened."""
+    if first is not None:
+        given = replace(given, query_bank=given.query_bank @ first.T)
+    method = configuration.resolved(given)
+    model, how = method.fit(given), Learning(method, 0.0, float(str(method.parameters["tau"])), first)
+    if given.pairs is None:
+        offsets = model.raw_offsets(given.require_targets("learn"), given.compute)
+    else:  # answers are part of the gallery, so that they stand no worse beside it than the answers of a search will
+        together = as_vectors(spool(_candidates(given), "targets and answers"), "targets")
+        offsets = method.raw_offsets(replace(given, targets=together, target_bank=None, pairs=None))
+    return Base(how, model, offsets.astype(np.float32))
 
 
 def _candidates(given: PreparedBank) -> Iterator[np.ndarray]:
@@ -210,12 +289,84 @@ def _candidates(given: PreparedBank) -> Iterator[np.ndarray]:
     return gallery if given.pairs is None else chain([given.require_target_bank("learn")], gallery)
 
 
-def _raw_offsets(model: OffsetModel, configuration: Method, given: PreparedBank) -> np.ndarray:
-    """Offsets of all candidates [n]. Where answers are vectors, of a fit for which they are part of the gallery, so
-    that they stand no worse beside it than the answers of a search will."""
-    if given.pairs is None:
-        return model.raw_offsets(given.require_targets("learn"), given.compute)
-    together = spool(_candidates(given), "targets and answers")
-    return configuration.raw_offsets(
-        replace(given, targets=as_vectors(together, "targets"), target_bank=None, pairs=None)
-    )
+Folds = list[tuple[np.ndarray, np.ndarray]]
+"""Of each fold the rows that are tried, and the rows of the pairs that are learned from."""
+
+
+def sides_of(pairs: KnownPairs, tried: KnownPairs, bases: list[Base], given: PreparedBank) -> dict[str, np.ndarray]:
+    """The margins [bases, strengths, probes] by side, of pairs among `tried`: "other", where the target of a probe was
+    never among the learned; and "asked", other wordings of targets that stay asked for, where there are enough."""
+    rng, numbers = np.random.default_rng(0), np.union1d(pairs.numbers, tried.numbers)
+    fold = rng.permutation(len(numbers)) % FOLDS
+    of_tried, of_pairs = (fold[np.searchsorted(numbers, each.numbers)][each.own] for each in (tried, pairs))
+    sides = {"other": _folds(of_tried, of_pairs, rng)}
+    if tried is pairs:
+        within = folds_within(pairs.own, FOLDS)
+        again = _folds(within, within, rng)
+    else:
+        known = {query.tobytes() for query in tried.queries}
+        seen = np.array([query.tobytes() not in known for query in pairs.queries])
+        still = np.isin(tried.numbers[tried.own], pairs.numbers[pairs.own[seen]])
+        again = [(np.flatnonzero(still), np.flatnonzero(seen))]
+    if sum(len(rows) for rows, _ in again) >= FEWEST_WORDINGS:
+        sides["asked"] = again
+    return {
+        name: np.stack([_margins(pairs, tried, each, base, given) for base in bases]) for name, each in sides.items()
+    }
+
+
+def _folds(tried: np.ndarray, learned_from: np.ndarray, rng: np.random.Generator) -> Folds:
+    """From the fold that holds out each pair that may be tried, and each that may be learned from, -1 for none."""
+    probes = [rng.permutation(np.flatnonzero(tried == held))[:PROBES] for held in range(FOLDS)]
+    return [(rows, np.flatnonzero(learned_from != held)) for held, rows in enumerate(probes)]
+
+
+def _margins(pairs: KnownPairs, tried: KnownPairs, folds: Folds, base: Base, given: PreparedBank) -> np.ndarray:
+    """How far the own target of each probe is ahead of the best other candidate at each strength."""
+    steps = []
+    for rows, seen in folds:
+        queries, own, targets = pairs.some(seen)
+        step = learned(base.queries(queries), own, targets, base.how.tau)
+        steps.append(base.queries(tried.queries[rows]) @ step.T)
+    chosen, stepped = np.concatenate([rows for rows, _ in folds]), np.concatenate(steps)
+    queries, number = base.queries(tried.queries[chosen]), tried.numbers[tried.own[chosen]]
+    strengths = np.array(STRENGTHS, np.float32)[:, None]
+    vectors = tried.targets[tried.own[chosen]]
+    own_scores = (queries * vectors).sum(1) + base.offsets[number] + strengths * (stepped * vectors).sum(1)
+    best, start = np.full(own_scores.shape, -np.inf), 0
+    for block in _candidates(given):
+        scores = queries @ block.T + base.offsets[start : start + len(block)]
+        further = stepped @ block.T
+        inside = np.flatnonzero((number >= start) & (number < start + len(block)))
+        scores[inside, number[inside] - start] = -np.inf
+        for row, strength in enumerate(STRENGTHS):
+            best[row] = np.maximum(best[row], (scores + np.float32(strength) * further).max(axis=1))
+        start += len(block)
+    return np.asarray(own_scores - best)
+
+
+def folds_within(answer: np.ndarray, folds: int) -> np.ndarray:
+    """The fold of each query, of those whose answer [m] is that of others too; -1 for others and where it is -1. The
+    wordings of one target are spread over the folds, so that each fold leaves some of them."""
+    by_target = np.argsort(answer, kind="stable")
+    _, first, group, count = np.unique(answer[by_target], return_index=True, return_inverse=True, return_counts=True)
+    group = group.reshape(-1)
+    fold_of = np.empty(len(answer), np.int64)
+    fold_of[by_target] = (np.arange(len(answer)) - first[group] + group) % folds
+    fold_of[by_target[count[group] < 2]] = -1
+    fold_of[answer < 0] = -1
+    return fold_of
+
+
+def require_learnable(method: str, metric: Metric | str, targets: object, **others: object) -> None:
+    """Raises InputError for what was not measured together with a query map, or does not apply it. others: parameters
+    of a fit that must not be set."""
+    if method not in ("blend", "auto"):
+        raise InputError("learn=True goes with the default method, not with ", Parameter("method", method))
+    if Metric.parse(metric) is Metric.EUCLIDEAN:
+        raise InputError("learn=True is for inner products, not for ", Parameter("metric", "euclidean"))
+    if targets is None:
+        raise InputError("learn=True is tried on the gallery: pass ", Parameter("targets"))
+    for name, value in others.items():
+        if value:
+            raise InputError("learn=True does not go with ", Parameter(name), ": leave one of the two out")

@@ -85,8 +85,8 @@ def apply(
     parameters = parameters_of(method, settings)
     with workers(executor) as engine, progress_shown() as progress:
         applied = apply(
-            opened, bank, method, group_by=group_by, robust=robust, learn=learn, force=force, dry_run=dry_run,
-            keep=keep, compute=computing.compute(progress), executor=engine, shards=shards,
+            opened, bank, method, group_by=group_by, robust=robust, learn=learn, judged=None, force=force,
+            dry_run=dry_run, keep=keep, compute=computing.compute(progress), executor=engine, shards=shards,
             workspace=workspace, **parameters,
         )  # fmt: skip
     report = applied.report()
@@ -225,7 +225,7 @@ def refit(
     parameters = {} if method is None else parameters_of(method, settings)
     with progress_shown() as progress:
         done = refit(
-            opened, bank, method, learn=learn, force=force, dry_run=dry_run, keep=keep,
+            opened, bank, method, learn=learn, judged=None, force=force, dry_run=dry_run, keep=keep,
             compute=computing.compute(progress), **parameters,
         )  # fmt: skip
     return replace(answer(done.report(), done, store=opened), of=opened.url)

@@ -70,6 +70,7 @@ def apply(
     group_by: str | None = None,
     robust: bool = False,
     learn: bool = False,
+    judged: BankLike | None = None,
     force: bool = False,
     dry_run: bool = False,
     keep: int = KEEP,
@@ -81,10 +82,10 @@ def apply(
 ) -> Applied:
     """Fits offsets on everything in `store`, writes them, and activates them in one step.
 
-    bank, method, robust, learn, parameters: as in `hubplugin.fit`; robust and learn not with group_by. With learn the
-    store's own search maps the queries; stores that hold no map are refused. A `hubplugin.Bank` without queries is of
-    those that were recorded of the store, and with learn of their clicks. A fitted model in the place of the bank is
-    written as it is, and not tried.
+    bank, method, robust, learn, judged, parameters: as in `hubplugin.fit`; robust and learn not with group_by. With
+    learn the store's own search maps the queries; stores that hold no map are refused. A `hubplugin.Bank` without
+    queries is of those that were recorded of the store, and with learn of their clicks. A fitted model in the place of
+    the bank is written as it is, and not tried.
 
     The correction is first tried on held-out bank queries (`hubplugin.judge`), which raises CorrectionRefused if it
     would do harm; force=True applies it untried. group_by: a key of the targets, where searches are filtered by its
@@ -119,6 +120,7 @@ def apply(
     if require_executor(executor, shards, workspace):
         _require_by_shards(prepared, group_by, robust)
     _require_usable(store, prepared, configuration, force, dry_run)
+    looked_at = _looked_at(store, judged, learn, compute)
     recipe = Recipe(configuration, group_by, robust, learn, force)
     cut_off = None if dry_run else _cut_off(store, recipe, prepared)
     with ExitStack() as stack:
@@ -126,9 +128,11 @@ def apply(
         if executor is not None:
             gallery = ShardedStore(store, shards, executor, stack.enter_context(Workspace(workspace)), compute)
         elif cut_off is None:
-            gallery = SpooledGallery(store, compute.progress, group_by, prepared.clicks)
+            gallery = SpooledGallery(store, compute.progress, group_by, _clicked(prepared, looked_at))
         if cut_off is not None:
             return written(store, cut_off, None if executor is None else gallery, compute, keep, force)
+        if looked_at is not None:
+            recipe = replace(recipe, judged=looked_at.against(gallery.vectors, gallery.rows))
         return _corrected(store, prepared.against(gallery.vectors, gallery.rows), gallery, recipe, dry_run, keep)[0]
 
 
@@ -138,6 +142,7 @@ def refit(
     method: str | None = None,
     *,
     learn: bool | None = None,
+    judged: BankLike | None = None,
     force: bool = False,
     dry_run: bool = False,
     keep: int = KEEP,
@@ -149,6 +154,7 @@ def refit(
     bank: as for `hubplugin.apply`; by default the queries that were recorded. method: by default that of the
     active correction with its parameters, but for those that a method finds in bank and gallery; "auto" chooses.
     A robust correction stays one. learn: likewise, by default a correction with a query map is learned anew.
+    judged: as for `hubplugin.apply`.
     dry_run, keep: as for `hubplugin.apply`. force: activates it though it is worse.
 
     The guard tries the new correction as it does in `apply`. Then old and new rank held-out queries of the new bank.
@@ -169,8 +175,10 @@ def refit(
     configuration = _same(old, parameters) if method is None else asked_for(method, parameters, refit)
     prepared = bank_for(store, Bank() if bank is None else bank, learn).prepare(store.metric, compute, store)
     _require_usable(store, prepared, configuration, force, dry_run)
-    gallery = SpooledGallery(store, compute.progress, group_key(old), prepared.clicks)
-    recipe = Recipe(configuration, group_key(old), old.bound is not None, learn, force, old)
+    looked_at = _looked_at(store, judged, learn, compute)
+    gallery = SpooledGallery(store, compute.progress, group_key(old), _clicked(prepared, looked_at))
+    looked_at = None if looked_at is None else looked_at.against(gallery.vectors, gallery.rows)
+    recipe = Recipe(configuration, group_key(old), old.bound is not None, learn, force, old, looked_at)
     done, versus = _corrected(store, prepared.against(gallery.vectors, gallery.rows), gallery, recipe, dry_run, keep)
     assert versus is not None
     before, now = len(old.terms[0].bank), len(prepared.query_bank)  # of `dn` the old one kept is its mean alone
@@ -182,7 +190,7 @@ def refit(
 class Recipe:
     """How to make a correction. configuration: None where it is chosen. group_by: the key within whose values it is
     fitted. learn: whether known answers teach a query map. old: the active model that the new one must not be worse
-    than."""
+    than. judged: what chooses how strong a map is."""
 
     configuration: Method | None
     group_by: str | None
@@ -190,6 +198,7 @@ class Recipe:
     learn: bool
     force: bool
     old: OffsetModel | None = None
+    judged: PreparedBank | None = None
 
 
 def _corrected(
@@ -208,7 +217,7 @@ def _corrected(
         configuration = configuration.resolved(bank)
         if recipe.group_by is None:
             trial = None if recipe.force else check_by(experiment, configuration)
-            lesson = taught(configuration, bank) if recipe.learn else None
+            lesson = taught(configuration, bank, recipe.judged) if recipe.learn else None
             if recipe.old is not None:
                 new = configuration if lesson is None else lesson.how
                 versus = _versus([tuple(experiment.run([None, recipe.old, new]))])
@@ -259,6 +268,21 @@ def _require_learnable(store: Store, method: str, group_by: str | None, executor
     if not store.maps_queries:
         raise InputError(f"{store.url} holds no map of queries: leave out ", Parameter("learn"))
     require_learnable(method, store.metric, store, group_by=group_by, executor=executor)
+
+
+def _looked_at(store: Store, judged: BankLike | None, learn: bool, compute: Compute) -> PreparedBank | None:
+    """The judged bank; raises InputError where nothing is learned."""
+    if judged is None:
+        return None
+    if not learn:
+        raise InputError(Parameter("judged"), " chooses how strong a map is: pass ", Parameter("learn", True))
+    return Bank.of(judged).prepare(store.metric, compute, store)
+
+
+def _clicked(*banks: PreparedBank | None) -> np.ndarray | None:
+    """The ids that were clicked in any of `banks`."""
+    known = [bank.clicks for bank in banks if bank is not None and bank.clicks is not None]
+    return np.concatenate(known) if known else None
 
 
 def _require_by_shards(bank: PreparedBank, group_by: str | None, robust: bool) -> None:

@@ -464,7 +464,7 @@ class OffsetModel:
             header["finds"] = asdict(self.hubness_at_fit)
         if self.query_map is not None:
             header["format"] = file.MAPPED_FORMAT
-            header["query_map"] = {"strength": self.query_map.strength, "pairs": self.query_map.pairs}
+            header["query_map"] = {name: getattr(self.query_map, name) for name in ("strength", "pairs", "whitened")}
             tensors["query_map.step"] = np.ascontiguousarray(self.query_map.step)
         return header, tensors
 

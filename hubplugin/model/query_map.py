@@ -14,18 +14,25 @@ class QueryMap:
     """A query q is searched with as q + `step` q; targets stay as they are.
 
     step: float32 [d, d]. strength: of the learned part, as the folds chose it. pairs: how many different pairs taught
-    it.
+    it. whitened: whether the step has a mild whitening in it, which needs no pairs (`hubplugin.learning`).
     """
 
     step: np.ndarray
     strength: float
     pairs: int
+    whitened: bool = False
     _last: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list, init=False, repr=False)
 
     def __call__(self, queries: np.ndarray) -> np.ndarray:
         """What is searched with in the place of `queries` [m, d]: float32 [m, d]."""
         mapped: np.ndarray = queries + queries @ self.step.T
         return mapped
+
+    def __str__(self) -> str:
+        if not self.strength:
+            return f"queries are whitened; {self.pairs} pairs taught nothing beyond that"
+        first = "whitened, and " if self.whitened else ""
+        return f"queries are {first}mapped at strength {self.strength:g}, as {self.pairs} pairs taught"
 
     def of_bank(self, bank: np.ndarray) -> np.ndarray:
         """`bank` mapped, the same array each time: terms that share a bank share its products."""

@@ -22,7 +22,7 @@ import numpy as np
 from hubplugin.bank import BankProfile, PreparedBank, profile
 from hubplugin.compute import HoldingCompute, Similarities, dense, torch
 from hubplugin.errors import CorrectionRefused, InputError, Parameter
-from hubplugin.learning import Learning
+from hubplugin.learning import Learning, folds_within
 from hubplugin.measures.hubness import Hubness, k_occurrence, skewness
 from hubplugin.measures.significance import Side, standard_error
 from hubplugin.methods import FitInput, Method
@@ -365,7 +365,7 @@ class Experiment:
             return Split(distinct[order], np.arange(len(distinct)) % FOLDS)
         if self._again:
             order = rng.permutation(len(distinct))
-            return Split(distinct[order], folds_within(known[distinct[order]]))
+            return Split(distinct[order], folds_within(known[distinct[order]], FOLDS))
         # Queries of one target stay together: they would give it away to each other.
         answered = distinct[known[distinct] >= 0]
         groups = np.unique(known[answered], return_inverse=True)[1].reshape(-1)
@@ -511,7 +511,7 @@ class Experiment:
         if isinstance(configuration, OffsetModel):
             model = configuration
         else:
-            if isinstance(configuration, Learning) and configuration.strength:
+            if isinstance(configuration, Learning) and configuration.maps:
                 model = configuration.fit(given, self._learned(configuration, fold))
             else:
                 method = configuration.method if isinstance(configuration, Learning) else configuration
@@ -561,16 +561,3 @@ def with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.nda
     columns = np.array([places.setdefault(row.tobytes(), len(targets) + len(places) - known) for row in rows])
     new = np.unique(columns, return_index=True)[1][np.unique(columns) >= len(targets)]
     return np.concatenate([targets, rows[new]]), columns
-
-
-def folds_within(answer: np.ndarray) -> np.ndarray:
-    """The fold of each query, of those whose answer [m] is that of others too; -1 for others and where it is -1. The
-    wordings of one target are spread over the folds, so that each fold leaves some of them."""
-    by_target = np.argsort(answer, kind="stable")
-    _, first, group, count = np.unique(answer[by_target], return_index=True, return_inverse=True, return_counts=True)
-    group = group.reshape(-1)
-    fold_of = np.empty(len(answer), np.int64)
-    fold_of[by_target] = (np.arange(len(answer)) - first[group] + group) % FOLDS
-    fold_of[by_target[count[group] < 2]] = -1
-    fold_of[answer < 0] = -1
-    return fold_of

@@ -23,6 +23,7 @@ from hubplugin.bank import Bank, BankLike, BankProfile, PreparedBank
 from hubplugin.bank.kinds import FARTHEST, displacement
 from hubplugin.compute import MOST_ANSWERS, Compute, Nearest, Similarities, dense, torch
 from hubplugin.errors import CorrectionRefused, Parameter
+from hubplugin.learning import FEWEST_WORDINGS, folds_within
 from hubplugin.measures.significance import Side
 from hubplugin.methods import METHODS, FitInput, Method, configured
 from hubplugin.methods.blend import Blend
@@ -35,7 +36,6 @@ from hubplugin.trial.experiment import (
     Sides,
     Trial,
     change,
-    folds_within,
     remedy,
     require_enough,
     too_small_is_refused,
@@ -53,9 +53,6 @@ ROWS = 2_048
 
 FEWEST = 100
 """Bank queries below which nothing is said."""
-
-FEWEST_WORDINGS = 50
-"""Held-out wordings of targets that stay asked for, below which stand-ins take their place."""
 
 SHARED = 1 / 3
 """Share of the queries with a clear nearest target that have it in common with another, from which on these are taken
@@ -91,7 +88,7 @@ def both_sides(experiment: Experiment, method: Method) -> Sides | None:
     together = rng.integers(0, FOLDS, log.gallery.rows)[log.answer]  # all that asked for a target in one fold
     together[log.answer < 0] = -1
     apart = np.full(len(log.queries), -1)
-    apart[log.clear] = folds_within(log.answer[log.clear])
+    apart[log.clear] = folds_within(log.answer[log.clear], FOLDS)
     again, whole = apart >= 0, _offsets(log, method, np.ones(len(log.queries), bool))
     if again.sum() >= FEWEST_WORDINGS and (log.known or again.sum() >= SHARED * log.clear.sum()):
         what, scores, tried = "other wordings" if log.known else "guessed wordings", log.scores, again

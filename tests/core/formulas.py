@@ -135,3 +135,12 @@ def query_map(queries, answers, targets, tau):
     p = np.exp(x - logsumexp(x, axis=1)[:, None])
     gram = q.T @ q
     return (t[answers] - p @ t[asked]).T @ q @ np.linalg.inv(gram + np.linalg.eigvalsh(gram).mean() * np.eye(len(gram)))
+
+
+def whitening(bank, targets, kept=0.9):
+    """Z of docs/learning.md: of the covariance of bank and targets, each about its own mean."""
+    b, t = np.asarray(bank, np.float64), np.asarray(targets, np.float64)
+    centred = np.concatenate([t - t.mean(axis=0), b - b.mean(axis=0)])
+    covariance = centred.T @ centred / len(centred)
+    size = np.trace(covariance) / len(covariance)
+    return size * np.linalg.inv(kept * size * np.eye(len(covariance)) + (1 - kept) * covariance)

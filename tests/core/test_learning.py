@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import given, settings, strategies
 
 import hubplugin
 from hubplugin import learning
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError
+from hubplugin.metric import Metric
 from hubplugin.model import FORMAT, MAPPED_FORMAT
 from hubplugin.trial import Experiment
+from hubplugin.vectors import as_vectors
 from tests.core import formulas
 
 N, D, PAIRS = 600, 16, 400
@@ -36,12 +41,36 @@ def test_queries_are_mapped_as_the_formula_says(asked, metric):
     found = model.query_map
     assert found.strength == 1
     assert found.pairs == PAIRS
-    plain = hubplugin.fit(targets, hubplugin.Bank(queries, answers), metric=metric)
-    step = found.strength * formulas.query_map(queries, answers, targets, plain.parameters["tau"])
-    np.testing.assert_allclose(found.step, step, rtol=0, atol=2e-5 * np.abs(step).max())
+    z = formulas.whitening(queries, targets) if found.whitened else np.eye(D)
+    tau = hubplugin.fit(targets, queries @ z, metric="dot").parameters["tau"]
+    step = (np.eye(D) + found.strength * formulas.query_map(queries @ z, answers, targets, tau)) @ z - np.eye(D)
+    np.testing.assert_allclose(found.step, step, rtol=0, atol=1e-4 * np.abs(step).max())
     wanted = queries.astype(np.float64) @ (np.eye(D) + step).T
     given = 3 * queries if metric == "cosine" else queries  # which comes to unit length before the map
     np.testing.assert_allclose(model.queries(given), wanted, rtol=0, atol=1e-4)
+
+
+@given(
+    seed=strategies.integers(0, 2**32 - 1),
+    strength=strategies.sampled_from([0.0, 0.25, 1.0]),
+    whiten=strategies.booleans(),
+    metric=strategies.sampled_from(["cosine", "dot"]),
+)
+@settings(max_examples=25, deadline=None)
+def test_strength_and_whitening_make_one_matrix(seed, strength, whiten, metric):
+    rng = np.random.default_rng(seed)
+    queries, targets = unit(rng.normal(size=(40, 6)) * rng.exponential(size=6)), unit(rng.normal(size=(90, 6)))
+    answers, z = rng.integers(0, 90, 40), formulas.whitening(queries, targets) if whiten else np.eye(6)
+    first = None
+    if whiten:
+        first = learning.whitening(queries, as_vectors(targets, "targets"), Metric.parse(metric))
+        np.testing.assert_allclose(first, z, rtol=0, atol=1e-5)
+    clicked, own = np.unique(answers, return_inverse=True)
+    found = learning.Learning(hubplugin.METHODS["blend"](), strength, 0.1, first).query_map(
+        queries, own.reshape(-1), targets[clicked]
+    )
+    wanted = (np.eye(6) + strength * formulas.query_map(queries @ z, answers, targets, 0.1)) @ z
+    np.testing.assert_allclose(np.eye(6) + found.step, wanted, rtol=0, atol=1e-4)
 
 
 def test_the_map_finds_what_offsets_alone_do_not(asked, rng):
@@ -112,7 +141,7 @@ def test_a_trial_maps_what_it_holds_out_by_what_the_others_teach(asked):
 
 
 @pytest.mark.parametrize("answers_are", ["rows", "vectors"])
-def test_gains_of_held_out_targets_are_those_of_the_formula(asked, answers_are):
+def test_margins_of_held_out_pairs_are_those_of_the_formula(asked, answers_are):
     targets, queries, answers = asked
     if answers_are == "rows":
         bank, gallery, candidates, number = hubplugin.Bank(queries, answers), targets, targets, answers
@@ -123,52 +152,87 @@ def test_gains_of_held_out_targets_are_those_of_the_formula(asked, answers_are):
         bank, gallery = hubplugin.Bank(queries, targets[answers], pairs=True), targets[others]
         candidates, number = np.concatenate([targets[answers], gallery]), np.arange(half)
     given = bank.prepare("cosine", Compute("cpu")).against(gallery)
-    pairs, tau = learning.KnownPairs.of(given), 0.07
+    pairs, tau, z = learning.KnownPairs.of(given), 0.07, formulas.whitening(queries, gallery)
     offsets = np.random.default_rng(3).normal(size=len(candidates)) / 50
-    found = learning._gains(pairs, tau, given, offsets)
+    how = learning.Learning(hubplugin.METHODS["blend"](), 0.0, tau)
+    bases = [
+        learning.Base(replace(how, whitening=first), None, offsets.astype(np.float32))
+        for first in (None, z.astype(np.float32))
+    ]
+    sides = learning.sides_of(pairs, pairs, bases, given)
+    assert set(sides) == ({"other", "asked"} if answers_are == "rows" else {"other"})
 
-    rng = np.random.default_rng(0)  # the draws of the folds; all else is float64 from the formulas
-    names = np.unique(number)
-    fold_of = dict(zip(names, rng.permutation(len(names)) % 3, strict=True))
-    fold = np.array([fold_of[each] for each in number])
-    columns = []
-    for held in range(3):
-        probes, seen = rng.permutation(np.flatnonzero(fold == held))[:300], fold != held
-        w = formulas.query_map(queries[seen], number[seen], candidates, tau)
-        assert not set(number[seen]) & set(number[probes])
-        for probe in probes:
-            q, soft = queries[probe].astype(np.float64), []
-            for strength in (0, 0.25, 0.5, 1):
-                scores = (q + strength * w @ q) @ candidates.T.astype(np.float64) + offsets
-                other = np.delete(scores, number[probe]).max()
-                soft.append(1 / (1 + np.exp((other - scores[number[probe]]) / (0.4 * tau))))
-            columns.append(np.array(soft[1:]) - soft[0])
-    np.testing.assert_allclose(found, np.array(columns).T, rtol=0, atol=2e-4)
+    rng, names = np.random.default_rng(0), np.unique(number)  # the draws of the folds
+    by_target = rng.permutation(len(names)) % 3
+    fold_of = {"other": np.array([dict(zip(names, by_target, strict=True))[each] for each in number])}
+    fold_of["asked"] = learning.folds_within(np.unique(number, return_inverse=True)[1].reshape(-1), 3)
+    for side in ("other", "asked")[: len(sides)]:
+        held_out = [rng.permutation(np.flatnonzero(fold_of[side] == held)) for held in range(3)]
+        for number_of_base, first in enumerate((np.eye(D), z)):
+            columns = []
+            for held, probes in enumerate(held_out):
+                seen = fold_of[side] != held
+                shared = set(number[seen]) & set(number[probes])
+                assert shared == (set(number[probes]) if side == "asked" else set())
+                w = formulas.query_map(queries[seen] @ first, number[seen], candidates, tau)
+                for probe in probes:
+                    q, margins = first @ queries[probe].astype(np.float64), []
+                    for strength in learning.STRENGTHS:
+                        scores = (q + strength * w @ q) @ candidates.T.astype(np.float64) + offsets
+                        margins.append(scores[number[probe]] - np.delete(scores, number[probe]).max())
+                    columns.append(margins)
+            np.testing.assert_allclose(sides[side][number_of_base], np.array(columns).T, rtol=0, atol=2e-5)
 
 
-def test_pairs_by_chance_teach_nothing_and_a_warning_says_so(rng):
-    targets, queries = unit(rng.normal(size=(N, 64))), unit(rng.normal(size=(PAIRS, 64)))
-    bank = hubplugin.Bank(queries, rng.integers(0, N, PAIRS))
+def margins_of(*gains):
+    """Margins [1, 4, 400] whose soft R@1 is 0.5 and, at the strengths above 0, more by `gains`, with an error of .01"""
+    noise = 0.2 * np.array([1.0, -1.0] * 200)
+    soft = 0.5 + np.array([np.zeros(400), *(gain + noise for gain in gains)])
+    return (0.4 * 0.05 * np.log(soft / (1 - soft)))[None]
+
+
+@pytest.mark.parametrize(
+    ("sides", "errors", "strength"),
+    [
+        ([(0.01, 0.02, 0.03)], 0.0, 3),
+        ([(0.01, 0.02, -0.001)], 0.0, 2),  # behind none
+        ([(0.05, 0.02, 0.03)], 0.0, 3),  # the strongest, not the best
+        ([(0.01, 0.02, 0.03)], 2.0, 3),
+        ([(0.021, 0.021, 0.019)], 2.0, 2),
+        ([(0.019, 0.019, 0.019)], 2.0, 0),
+        ([(0.01, 0.02, 0.03), (0.01, -0.001, -0.001)], 0.0, 1),  # the other side decides, too
+        ([(-0.01, -0.01, -0.01), (0.01, 0.02, 0.03)], 0.0, 0),
+    ],
+)
+def test_the_strength_is_the_largest_that_no_side_is_behind_with(sides, errors, strength):
+    assert learning.chosen([margins_of(*gains) for gains in sides], 0.05, errors) == (0, strength)
+
+
+def test_a_bank_is_whitened_where_no_side_is_behind_with_it():
+    plain, ahead, behind = margins_of(0, 0, 0), margins_of(0, 0, 0) + 0.001, margins_of(0, 0, 0) - 0.001
+    both = [np.concatenate([plain, other]) for other in (ahead, behind)]
+    assert learning.chosen([both[0]], 0.05, 0.0)[0] == 1
+    assert learning.chosen([both[0], both[1]], 0.05, 0.0)[0] == 0
+
+
+def test_pairs_that_teach_nothing_are_said_to(asked, monkeypatch):
+    targets, queries, answers = asked
+    monkeypatch.setattr(learning, "chosen", lambda *given: (0, 0))
     with pytest.warns(UserWarning, match="the pairs taught nothing beyond the offsets"):
-        model = hubplugin.fit(targets, bank, learn=True)
+        model = hubplugin.fit(targets, hubplugin.Bank(queries, answers), learn=True)
     assert model.query_map is None
+    np.testing.assert_array_equal(model.offsets(targets), hubplugin.fit(targets, queries).offsets(targets))
 
 
-@pytest.mark.parametrize(("share", "strength"), [(0.8, 0.5), (0.9, 0.0)])
-def test_sets_that_lie_apart_need_two_standard_errors(asked, monkeypatch, share, strength):
+def test_pairs_of_another_gallery_or_another_model_are_refused_in_one_line(asked, rng):
     targets, queries, answers = asked
-    given = hubplugin.Bank(queries, answers).prepare("cosine", Compute("cpu")).against(targets)
-    each = np.array([[0.012], [0.015], [0.005]]) + 0.1 * np.array([1.0, -1.0] * 50)  # standard error 0.01
-    monkeypatch.setattr(learning, "_gains", lambda *given: each)
-    monkeypatch.setattr(learning, "own_share", lambda *given: share)
-    assert learning.chosen_strength(learning.KnownPairs.of(given), 0.05, given, np.zeros(N)) == strength
-
-
-def test_a_gain_below_a_thousandth_counts_as_none(asked, monkeypatch):
-    targets, queries, answers = asked
-    given = hubplugin.Bank(queries, answers).prepare("cosine", Compute("cpu")).against(targets)
-    monkeypatch.setattr(learning, "_gains", lambda *given: np.array([[0.002], [0.0009], [0.0009]]) * np.ones(90))
-    assert learning.chosen_strength(learning.KnownPairs.of(given), 0.05, given, np.zeros(N)) == 0.25
+    turned = np.linalg.qr(rng.normal(size=(D, D)))[0].astype(np.float32)
+    for bank in (hubplugin.Bank(queries, rng.permutation(answers)), hubplugin.Bank(queries @ turned, answers)):
+        with pytest.raises(
+            hubplugin.CorrectionRefused, match=r"the answers of the bank do not belong to its queries: \d\d% of"
+        ) as said:
+            hubplugin.fit(targets, bank, learn=True)
+        assert "\n" not in str(said.value)
 
 
 def test_a_pair_that_is_there_twice_counts_once(asked):
@@ -183,7 +247,7 @@ def test_a_pair_that_is_there_twice_counts_once(asked):
 def test_what_cannot_learn_is_refused_in_one_line(asked):
     targets, queries, answers = asked
     bank = hubplugin.Bank(queries, answers)
-    for expected, given in {
+    for expected, changed in {
         "pass a Bank with answers=": {"bank": queries},
         "400 different pairs of 5 targets": {"bank": hubplugin.Bank(queries, answers % 5)},
         "default method, not with method='csls'": {"method": "csls"},
@@ -192,7 +256,7 @@ def test_what_cannot_learn_is_refused_in_one_line(asked):
         "does not go with executor=": {"executor": object()},
     }.items():
         with pytest.raises(InputError, match=expected.replace("(", r"\(")) as said:
-            hubplugin.fit(**({"targets": targets, "bank": bank, "learn": True} | given))
+            hubplugin.fit(**({"targets": targets, "bank": bank, "learn": True} | changed))
         assert "\n" not in str(said.value)
 
 
@@ -217,3 +281,42 @@ def test_queries_of_other_dimensions_are_refused(asked):
     model = hubplugin.fit(targets, queries)
     with pytest.raises(InputError, match="queries have 15 dimensions, the query bank of this model has 16"):
         model.queries(queries[:, :15])
+
+
+def test_judged_clicks_choose_in_the_place_of_noisy_ones(asked, rng):
+    targets, queries, answers = asked
+    noisy = np.where(rng.random(PAIRS) < 0.2, rng.permutation(answers), answers)
+    given, judged = (
+        hubplugin.Bank(queries[rows], some[rows]).prepare("cosine", Compute("cpu")).against(targets)
+        for rows, some in ((slice(None), noisy), (slice(100, 200), answers))
+    )
+    pairs, tried = learning.KnownPairs.of(given), learning.KnownPairs.of(judged, fewest=50)
+    base = learning.Base(learning.Learning(hubplugin.METHODS["blend"](), 0.0, 0.07), None, np.zeros(N, np.float32))
+    sides = learning.sides_of(pairs, tried, [base], given)
+    assert len(sides["other"][0, 0]) == 100, "all are tried once"
+    scores = queries[100:200].astype(np.float64) @ targets.T
+    own = scores[np.arange(100), answers[100:200]]
+    scores[np.arange(100), answers[100:200]] = -np.inf
+    wanted = own - scores.max(1)
+    np.testing.assert_allclose(np.sort(sides["other"][0, 0]), np.sort(wanted), rtol=0, atol=1e-5)
+    w = formulas.query_map(np.delete(queries, np.s_[100:200], 0), np.delete(noisy, np.s_[100:200]), targets, 0.07)
+    still = np.isin(answers[100:200], np.delete(noisy, np.s_[100:200]))
+    mapped = (queries[100:200].astype(np.float64) @ (np.eye(D) + w).T)[still]
+    scores, rows = mapped @ targets.T, np.arange(still.sum())
+    own = scores[rows, answers[100:200][still]]
+    scores[rows, answers[100:200][still]] = -np.inf
+    np.testing.assert_allclose(sides["asked"][0, 3], own - scores.max(1), rtol=0, atol=2e-5)
+
+
+def test_a_judged_bank_that_cannot_choose_is_refused(asked):
+    targets, queries, answers = asked
+    log = hubplugin.Bank(queries, answers)
+    for expected, judged, changed in (
+        ("the judged bank has 49 different pairs", hubplugin.Bank(queries[:49], answers[:49]), {}),
+        ("judged= is for logs", hubplugin.Bank(queries, targets[answers], pairs=True), {}),
+        ("pass learn=True", log, {"learn": False}),
+    ):
+        with pytest.raises(InputError, match=expected.replace("(", r"\(")):
+            hubplugin.fit(**({"targets": targets, "bank": log, "judged": judged, "learn": True} | changed))
+    model = hubplugin.fit(targets, log, learn=True, judged=hubplugin.Bank(queries[:60], answers[:60]))
+    assert model.query_map.strength == 1

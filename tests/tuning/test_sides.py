@@ -61,7 +61,7 @@ def test_clicks_say_what_each_query_asks_for_and_all_wordings_are_tried(wordings
 def test_asked_wordings_are_tried_on_a_fit_without_them_and_with_the_others(wordings):
     queries, targets, clicks = wordings
     raw = formulas.similarity(queries, targets, "cosine")
-    fold_of, hits = folds_within(clicks), []
+    fold_of, hits = folds_within(clicks, 5), []
     for fold in range(FOLDS):
         offsets = formulas.offsets("is", queries[fold_of != fold], targets, "cosine", tau=0.05)
         probes = np.flatnonzero(fold_of == fold)
@@ -73,7 +73,7 @@ def test_asked_wordings_are_tried_on_a_fit_without_them_and_with_the_others(word
 @given(st.lists(st.integers(-1, 5), min_size=1, max_size=60))
 def test_each_fold_leaves_a_wording_of_each_target_that_it_holds_out(asked):
     asked = np.array(asked)
-    fold_of = folds_within(asked)
+    fold_of = folds_within(asked, 5)
     assert ((fold_of >= 0) == [(target >= 0) and (asked == target).sum() > 1 for target in asked]).all()
     for fold in range(FOLDS):
         held = set(asked[fold_of == fold].tolist())
