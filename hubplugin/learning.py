@@ -37,9 +37,8 @@ SOFTNESS = 0.4
 """A probe counts as right to the degree sigmoid((own score - best other score) / (SOFTNESS tau))."""
 
 APART, ERRORS = 0.85, 2.0
-"""Where `own_share` is `APART` or more, as across modalities and languages, queries are not whitened, and a strength
-must be ahead of none by so many standard errors: logs lose there if they are not held to it (benchmarks/learning.py).
-"""
+"""Where `own_share` is `APART` or more, as across modalities and languages, whitening and strength must be ahead of
+none by so many standard errors: logs lose there if they are not held to it (benchmarks/learning.py)."""
 
 KEPT = 0.9
 """How much of the identity a whitening keeps."""
@@ -84,8 +83,8 @@ class KnownPairs:
         if (nearer := pairs.nearer) < NEARER:
             raise CorrectionRefused(
                 f"the answers of {what} do not belong to its queries: {nearer:.0%} of these are nearer to their own "
-                f"than to another's ({NEARER:.0%} is needed, 50% is chance); nothing was changed: pass answers in this "
-                "gallery, and queries that its model embedded"
+                f"than to another's ({NEARER:.0%} is needed, 50% is chance); nothing was changed: pass answers of "
+                "this gallery to queries of its model"
             )
         return pairs
 
@@ -183,9 +182,9 @@ def taught(configuration: Method, given: PreparedBank, judged: PreparedBank | No
         tried = KnownPairs.of(judged, "the judged bank", FEWEST_JUDGED)
     some = sampled(gallery, len(given.query_bank), given.metric, rng)
     apart = own_share(given.query_bank, some, given.compute, rng) >= APART
-    bases = [base_of(configuration, given, None)]
-    if not apart:
-        bases.append(base_of(configuration, given, whitening(given.query_bank, gallery, given.metric)))
+    bases = [
+        base_of(configuration, given, first) for first in (None, whitening(given.query_bank, gallery, given.metric))
+    ]
     sides = sides_of(pairs, tried, bases, given)
     base, strength = chosen(list(sides.values()), bases[0].how.tau, ERRORS if apart else 0.0)
     how = replace(bases[base].how, strength=STRENGTHS[strength])
@@ -209,19 +208,19 @@ WHAT = {"asked": "other wordings", "other": "pairs"}
 def chosen(sides: list[np.ndarray], tau: float, errors: float) -> tuple[int, int]:
     """The base and the strength, by their numbers, from the margins [bases, strengths, probes] of each side.
 
-    Both are the last whose soft R@1 is not behind that of the first base without a map, on any side; the strength is
-    ahead of it by so many standard `errors`. Of what is asked again the folds of a log with one wording a target see
-    nothing, and there the strongest map gains most.
+    Both are the last whose soft R@1 is not behind that of the first base without a map, on any side, but ahead by so
+    many standard `errors`. Of what is asked again the folds of a log with one wording a target see nothing, and there
+    the strongest map gains most.
     """
     soft = [1 / (1 + np.exp(np.clip(-margins / (SOFTNESS * tau), -30, 30))) for margins in sides]
     gains = [each - each[:1, :1] for each in soft]
 
-    def ahead(base: int, strength: int, errors: float) -> bool:
+    def ahead(base: int, strength: int) -> bool:
         found = [each[base, strength] for each in gains]
         return all(each.mean() >= errors * each.std() / len(each) ** 0.5 for each in found)
 
-    base = max(number for number in range(len(soft[0])) if ahead(number, 0, 0.0))
-    return base, max((s for s in range(1, len(STRENGTHS)) if ahead(base, s, errors)), default=0)
+    base = max((number for number in range(1, len(soft[0])) if ahead(number, 0)), default=0)
+    return base, max((s for s in range(1, len(STRENGTHS)) if ahead(base, s)), default=0)
 
 
 def learned(queries: np.ndarray, own: np.ndarray, targets: np.ndarray, tau: float) -> np.ndarray:
