@@ -27,7 +27,7 @@ from hubplugin import atomic
 from hubplugin.abilities import Explanation
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, load, unmapped
+from hubplugin.model import OffsetModel, load
 from hubplugin.quarantine import Quarantine, parse
 from hubplugin.recording import folder_within
 from hubplugin.store import Batch, Found, Hits, Id, require_ungrouped
@@ -37,7 +37,7 @@ from hubplugin_qdrant.calibration import calibrated, chosen_queries
 from hubplugin_qdrant.explanation import shard_explanation
 from hubplugin_qdrant.manifest import Manifest, Metadata, Payload, Version
 from hubplugin_qdrant.points import PointReader, texts_at
-from hubplugin_qdrant.requests import rewrite, similarity_threshold, with_distances
+from hubplugin_qdrant.requests import mapped, rewrite, similarity_threshold, with_distances
 from hubplugin_qdrant.store import VersionedStore, VersionWriting, usable_key
 from hubplugin_qdrant.transport import plain_id
 
@@ -178,9 +178,11 @@ class Options(TypedDict, total=False):
     with_vector: bool | list[str]
 
 
-def formula(version: Version) -> edge.Formula:
+def formula(version: Version, length: float) -> edge.Formula:
     """The corrected similarity of a candidate, as `hubplugin_qdrant.requests.formula` has it for a server."""
     score = edge.Expression.Variable("$score")
+    if length != 1:
+        score = edge.Expression.Mult([edge.Expression.Constant(length), score])
     if version.metric is Metric.EUCLIDEAN:
         score = edge.Expression.Mult([edge.Expression.Constant(-0.5), score, score])
     return edge.Formula(
@@ -225,6 +227,7 @@ class EdgeStore(VersionedStore):
     ):
         self.shard, self.url = shard, f"qdrant-edge:{Path(path)}"
         self.using, (self.metric, self.dim) = _chosen_vector(self.url, Path(path), vector or "")
+        self.maps_queries = self.metric is not Metric.EUCLIDEAN
         self.record = folder_within(f"{os.fspath(path)}.queries", self.using)
         self.metadata: Folder = Folder(Path(path), self.url)
         self.offset_key = usable_key(offset_key)
@@ -258,7 +261,7 @@ class EdgeStore(VersionedStore):
 
     def _searched(self, raw: bool) -> Version | None:
         """The version that a search uses."""
-        return None if raw else self.metadata.read_manifest().active.get(self.using)
+        return None if raw else self.mapping(self.metadata.read_manifest().active.get(self.using))
 
     def nearest(
         self, version: Version | None, queries: np.ndarray, limit: int, **options: Unpack[Options]
@@ -274,15 +277,16 @@ class EdgeStore(VersionedStore):
     ) -> edge.QueryRequest:
         given: dict[str, Any] = {"with_payload": False, "with_vector": False, **options}
         offset = given.pop("offset", 0)
-        raw = edge.Query.Nearest(query.tolist(), self.using or None)
         if version is None:
-            return edge.QueryRequest(limit, offset, raw, **given)
+            return edge.QueryRequest(limit, offset, edge.Query.Nearest(query.tolist(), self.using or None), **given)
+        asked, length = mapped(query.tolist(), version)
+        raw = edge.Query.Nearest(asked, self.using or None)
         filtered = {name: given.pop(name, None) for name in ("filter", "params")}
         params = filtered["params"]
         exact = params is not None and params.exact
         candidates = edge.Prefetch(version.candidates(limit + offset, exact), raw, **filtered)
         given["score_threshold"] = similarity_threshold(given.get("score_threshold"), version.metric)
-        return edge.QueryRequest(limit, offset, formula(version), [candidates], **given)
+        return edge.QueryRequest(limit, offset, formula(version, length), [candidates], **given)
 
     def named(self, ids: Sequence[Id], key: str) -> list[str | None]:
         def retrieved(part: Sequence[Id]) -> list[Any]:
@@ -299,7 +303,7 @@ class EdgeStore(VersionedStore):
         version = self.active_version()
         query = asked.astype(np.float32).tolist() if isinstance(asked, np.ndarray) else asked
         given = models.QueryRequest(query=query, using=self.using or None, limit=k, with_payload=True)
-        manifest = Manifest(active={self.using: version})
+        manifest = Manifest(active={self.using: self.mapping(version) or version})
         return shard_explanation(version, rewrite(given, manifest, manifest.offset_key).request)
 
     def count(self) -> int:
@@ -355,8 +359,6 @@ class EdgeStore(VersionedStore):
         return {plain_id(record.id): record.payload for record in records}
 
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> EdgeWriting:
-        if model.query_map is not None:
-            raise unmapped(self.url)
         self.require_writable()
         version, found = self.version_of(model, progress)
         return EdgeWriting(self, version, found, model)
@@ -386,7 +388,7 @@ class EdgeWriting(VersionWriting):
     """The offsets of `version` on their way into the shard. model: theirs, by whose bank the search is calibrated."""
 
     def __init__(self, store: EdgeStore, version: Version, found: Found, model: OffsetModel):
-        super().__init__(store, version, found)
+        super().__init__(store, version, found, model)
         self._edge, self._model = store, model
 
     def scan(self) -> Iterator[Batch]:

@@ -20,17 +20,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 
 import hubplugin
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric
-from hubplugin.model import GroupedModel, OffsetModel, Setting
+from hubplugin.model import GroupedModel, OffsetModel, QueryMap, Setting
 from hubplugin.quarantine import Quarantine
 from hubplugin.store import State, StoredVersion
 
-FORMAT = 3
-"""Version of the manifest. A reader refuses what a newer version wrote; 1 had no kept versions, 2 no `offset_key`."""
+FORMAT = 4
+"""Version of the manifest. A reader refuses what a newer version wrote; 1 had no kept versions, 2 no `offset_key`, 3 no
+`mapped`: who does not know it would search, and write, without the map."""
 
 KEY = "hub_offset"
 """The payload key that holds offsets, where nobody has named another."""
@@ -76,9 +77,10 @@ class Version(FrozenModel):
     made: when its writing began. group_by: the payload key within whose values the offsets were fitted. owner: the run
     that writes it.
     ceiling: upper bound of the offsets; under Euclidean distance the augmented vector stores
-    sqrt(2 (ceiling - offset)), and larger offsets are clipped.
+    sqrt(2 (ceiling - offset)), and larger offsets are clipped. mapped: whether the model has a query map.
     everywhere: whether every point was seen to have its augmented vector. codes: whether the store can search codes
-    instead of vectors, which local mode cannot. A reader finds out both for itself; neither is written.
+    instead of vectors, which local mode cannot. query_map: that of the model. A reader finds out these three for
+    itself; they are not written.
     """
 
     number: int
@@ -107,9 +109,11 @@ class Version(FrozenModel):
     max_candidates: int | None = None
     made: str | None = None
     group_by: str | None = None
+    mapped: bool = False
     owner: str = ""
     everywhere: bool = Field(default=False, exclude=True)
     codes: bool = Field(default=True, exclude=True)
+    query_map: InstanceOf[QueryMap] | None = Field(default=None, exclude=True)
 
     @classmethod
     def of(cls, model: OffsetModel, number: int, vector: str, parts: int, **where: Any) -> Version:
@@ -134,8 +138,19 @@ class Version(FrozenModel):
             ceiling=max(caps),
             missing=model.bound.floor if model.bound is not None else 0.0,
             group_by=model.key if isinstance(model, GroupedModel) else None,
+            mapped=model.query_map is not None,
             **where,
         )
+
+    def having(self, query_map: QueryMap | None) -> Version:
+        """This version with the map of its model."""
+        return self if query_map is self.query_map else self.model_copy(update={"query_map": query_map})
+
+    @property
+    def map(self) -> QueryMap | None:
+        """The query map, None where there is none. A version whose map nobody has read must not be taken for one."""
+        assert self.query_map is not None or not self.mapped, f"the query map of version {self.number} was not read"
+        return self.query_map
 
     @property
     def key(self) -> str:
@@ -155,10 +170,13 @@ class Version(FrozenModel):
         """Where the offsets lie, and how they are searched, for people."""
         if self.storage == "vector":
             searched = f", searched with hnsw_ef {self.hnsw_ef}" if self.hnsw_ef else ""
-            return f"offsets in the vector {self.augmented_vector!r}{searched}{self._measured()}"
+            held = "offsets and the query map" if self.mapped else "offsets"
+            return f"{held} in the vector {self.augmented_vector!r}{searched}{self._measured()}"
         candidates = f"{self.oversampling:.3g} candidates a result"
         exactly = "" if self.exact_oversampling is None else f", in exact searches to {self.exact_oversampling:.3g}"
         text = f"offsets in the payload key {self.key!r}; the server adds them to {candidates}{exactly}"
+        if self.mapped:
+            text += "; the client maps each query"
         if self.oversampling > MANY_CANDIDATES:
             text += ", which is slow; storage='vector' needs none, where the server can add one (1.18)"
         return text + self._measured()

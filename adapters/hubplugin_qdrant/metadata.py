@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 from qdrant_client import models
 
 from hubplugin.errors import HubpluginError, StoreError
-from hubplugin.model import OffsetModel
+from hubplugin.model import OffsetModel, QueryMap
 from hubplugin.quarantine import Quarantine, parse
 from hubplugin.recording import Recorder
 from hubplugin_qdrant import manifest as m
@@ -271,7 +271,8 @@ class CachedManifest:
     """The manifest of a collection, valid until `until` (monotonic seconds; inf: it never expires).
 
     collection: its real name, where it was looked up by an alias. manifest: None if it has no correction.
-    augmented_vectors, offset_key: what of the collection is ours, as `manifest` tells. place: the metadata collection.
+    augmented_vectors, offset_key: what of the collection is ours, as `manifest` tells. needs_vectors: whether a query
+    must be a vector before it is rewritten, for which a document is embedded. place: the metadata collection.
     kept_up: the versions that a write must bring along. theirs: names
     that look like ours, and were not when they were last seen.
     """
@@ -281,6 +282,7 @@ class CachedManifest:
     until: float
     augmented_vectors: tuple[str, ...] = ()
     offset_key: str | None = None
+    needs_vectors: bool = False
     place: str = ""
     kept_up: tuple[Version, ...] = ()
     theirs: frozenset[str] = frozenset()
@@ -290,6 +292,8 @@ class CachedManifest:
         self.kept_up = self.manifest.kept_up() if self.manifest is not None else ()
         self.augmented_vectors = self.manifest.augmented_vectors() if self.manifest is not None else ()
         self.offset_key = self.manifest.offset_key if self.manifest is not None else None
+        active = self.manifest.active.values() if self.manifest is not None else ()
+        self.needs_vectors = any(version.storage == "vector" or version.mapped for version in active)
 
     def strange(self, names: Iterable[str]) -> frozenset[str]:
         """Those of `names` that look like ours, and of which `manifest` does not tell."""
@@ -307,7 +311,8 @@ class CorrectionCache:
 
     raw: the plain client. compute: runs a function, in a thread for the async client. oversampling, hnsw_ef: take the
     places of the calibrated ones. recorder: keeps the queries, if they are to be kept. heeds_switch: whether a
-    correction that is switched off is not searched.
+    correction that is switched off is not searched. maps: of a collection and a vector, the fingerprint of a model and
+    its map.
     """
 
     raw: Any
@@ -318,6 +323,7 @@ class CorrectionCache:
     heeds_switch: bool = True
     known: dict[str, CachedManifest] = field(default_factory=dict)
     fits: dict[str, OffsetModel] = field(default_factory=dict)
+    maps: dict[tuple[str, str], tuple[str, QueryMap | None]] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)
 
     def lookup(self, name: str) -> Operation:
@@ -373,10 +379,31 @@ class CorrectionCache:
                 if collection != name:
                     manifest = yield from self._read(collection)
         if manifest is not None:
+            manifest = yield from self._mapping(collection, manifest)
+        if manifest is not None:
             manifest = yield from self._seen(collection, manifest)
         found = CachedManifest(collection, manifest, time.monotonic() + MANIFEST_SECONDS)
         self.known[name] = found
         return found
+
+    def _mapping(self, collection: str, manifest: Manifest) -> Operation:
+        """`manifest` with the maps by which this client maps queries, out of their models; that of the version before
+        is forgotten. None, with a warning, where one cannot be read."""
+        active = dict(manifest.active)
+        for vector, version in manifest.active.items():
+            if not version.mapped or version.storage == "vector":  # where the map lies in the augmented vectors
+                continue
+            fingerprint, query_map = self.maps.get((collection, vector), ("", None))
+            if fingerprint != version.model:
+                try:
+                    model = yield from read_model(self.raw, m.metadata_collection(collection), version)
+                except HubpluginError as error:
+                    self.warn(f"{error}; until then its searches are raw here, and what is written gets no offsets")
+                    return None
+                query_map = model.query_map
+                self.maps[collection, vector] = version.model, query_map
+            active[vector] = version.having(query_map)
+        return manifest.changed(active=active)
 
     def _seen(self, collection: str, manifest: Manifest) -> Operation:
         """`manifest` with what is so for now: whether a point lacks its augmented vector, and whether there are codes;
@@ -457,7 +484,8 @@ class CorrectionCache:
         for version in known.kept_up:
             if version.model not in self.fits:
                 self.fits[version.model] = yield from read_model(self.raw, known.place, version)
-            pairs.append((version, self.fits[version.model]))
+            model = self.fits[version.model]
+            pairs.append((version.having(model.query_map), model))
         return pairs
 
     def stored_offsets(

@@ -109,14 +109,23 @@ class PayloadStorage(Storage[float]):
 
 
 class VectorStorage(Storage[list[float]]):
-    """The augmented vector "hub_v3": [t, offset] or, under Euclidean distance, [t, sqrt(2 (ceiling - offset))]."""
+    """The augmented vector "hub_v3": [t, offset] or, under Euclidean distance, [t, sqrt(2 (ceiling - offset))].
+
+    A query map lies in it, so that no query need be mapped: <q + S q, t> = <q, t + S' t>.
+    """
 
     def values(self, vectors: np.ndarray, offsets: np.ndarray) -> list[list[float]]:
-        if self.version.metric is Metric.COSINE:
-            vectors = normalise(vectors, "vectors")
-        augmented = augment_targets(vectors, offsets, self.version.metric, max_offset=self.version.ceiling)
+        targets = self._targets(vectors)
+        augmented = augment_targets(targets, offsets, self.version.metric, max_offset=self.version.ceiling)
         listed: list[list[float]] = augmented.tolist()
         return listed
+
+    def _targets(self, vectors: np.ndarray) -> np.ndarray:
+        """What stands for `vectors` [b, d] in the augmented ones, before the offset."""
+        if self.version.metric is Metric.COSINE:
+            vectors = normalise(vectors, "vectors")
+        query_map = self.version.map
+        return vectors if query_map is None else query_map.on_targets(vectors)
 
     def neutral(self) -> list[float]:
         return [0.0] * (self.version.dim + 1)
@@ -132,9 +141,7 @@ class VectorStorage(Storage[list[float]]):
         if not rows:
             return found
         written = np.array([augmented[row] for row in rows], np.float32)
-        given = vectors[rows]
-        if self.version.metric is Metric.COSINE:
-            given = normalise(given, "vectors")
+        given = self._targets(vectors[rows])
         extra, written = written[:, -1], written[:, :-1]
         room = 1e-2 * (np.abs(given).max(axis=1, keepdims=True) + np.abs(written))  # float16 is exact to 1e-3
         same = (np.abs(given - written) <= room).all(axis=1)

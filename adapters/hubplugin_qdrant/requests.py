@@ -9,6 +9,13 @@ their own:
 
     query=q, limit=10   ->   prefetch=[query=[q, 1] using hub_v1, query=q where there is no hub_v1], sum of both
 
+Where the model has a query map, S, the first form maps the query; in the second it lies in the augmented vectors:
+
+    query=q, limit=10   ->   prefetch=[query=q + S q, limit=100], query=formula(|q + S q| * $score + hub_offset.v1)
+
+Under cosine the server divides by that length. Every other query on such a vector, as a recommendation, has the vectors
+in it mapped; points in it, named by their ids, are targets and stay.
+
 This is done wherever it stands in the tree, so that a fusion, a user's formula or a re-scoring above it gets
 corrected candidates and corrected scores. A formula ranks descending, so under Euclidean distance it yields the
 similarity S = offset - distance^2 / 2, which is turned into a distance again in what is found.
@@ -20,7 +27,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 from uuid import UUID
 
 import numpy as np
@@ -30,6 +37,7 @@ from qdrant_client.conversions.conversion import GrpcToRest
 
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
+from hubplugin.model import QueryMap
 from hubplugin.store import Id
 from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.manifest import Manifest, Version
@@ -129,12 +137,70 @@ def corrected_version(query: object, using: str | None, manifest: Manifest) -> V
     wanted = nearest(query)
     if version.storage == "payload" or (isinstance(wanted, list) and len(wanted) == version.dim):
         return version
-    if isinstance(wanted, (models.Document, models.Image, models.InferenceObject)):
+    if isinstance(wanted, EMBEDDED):
         raise InputError(
             f"a {type(wanted).__name__} that the server embeds cannot be augmented for storage='vector': "
             "embed it in the client (cloud_inference=False), or apply storage='payload'"
         )
     return None  # another dimension, or a point that is not there, is the server's to refuse
+
+
+EMBEDDED = (models.Document, models.Image, models.InferenceObject)
+"""What somebody embeds: the client, before a request is rewritten, or else the server."""
+
+WITH_EXAMPLES = tuple(
+    getattr(models, name)
+    for name in ("NearestQuery", "RecommendQuery", "DiscoverQuery", "ContextQuery", "RelevanceFeedbackQuery")
+    if hasattr(models, name)  # qdrant-client 1.18 lacks the last
+)
+"""Queries that hold vectors, which a query map maps."""
+
+
+def mapped(query: list[float], version: Version) -> tuple[list[float], float]:
+    """What is searched with for the vector `query`, and by what its scores are multiplied: by its length under cosine,
+    since the server divides by that. Without a query map the query, and 1."""
+    if version.map is None:
+        return query, 1.0
+    if version.metric is not Metric.COSINE:
+        return _mapped(query, version.map), 1.0
+    asked = _mapped(_unit(query), version.map)
+    return asked, math.hypot(*asked)
+
+
+def _mapped(vector: list[float], query_map: QueryMap) -> list[float]:
+    if len(vector) != len(query_map.step):
+        return vector  # the server's to refuse
+    asked: list[float] = query_map(np.array([vector], np.float32))[0].tolist()
+    return asked
+
+
+def with_mapped_examples(query: Any, using: str | None, manifest: Manifest) -> Any:
+    """A `query` that is not corrected, with the vectors in it mapped where the vector that it searches has a map that
+    clients apply."""
+    version = manifest.active.get(using or "")
+    if version is None or version.storage == "vector" or version.map is None or not isinstance(query, WITH_EXAMPLES):
+        return query
+    return _mapped_within(query, version.map)
+
+
+def _mapped_within(part: Any, query_map: QueryMap) -> Any:
+    """`part` of a query with the vectors in it mapped. Each keeps its length, by which an average weighs it."""
+    if isinstance(part, list):
+        if part and isinstance(part[0], float):
+            return _mapped(part, query_map)
+        return [_mapped_within(each, query_map) for each in part]
+    if isinstance(part, EMBEDDED):
+        raise _unmappable(part)
+    if not isinstance(part, BaseModel) or isinstance(part, models.SparseVector):
+        return part
+    return changed(part, {name: _mapped_within(value, query_map) for name, value in part.__dict__.items()})
+
+
+def _unmappable(document: object) -> InputError:
+    return InputError(
+        f"a {type(document).__name__} that the server embeds cannot go through the query map of the correction: "
+        "embed it in the client (cloud_inference=False), or apply storage='vector', where the map lies in the store"
+    )
 
 
 def is_exact(params: models.SearchParams | None) -> bool:
@@ -248,11 +314,17 @@ UNLISTED = 1e15
 Points: TypeAlias = list[models.ScoredPoint]
 
 
-def formula(version: Version) -> models.FormulaQuery:
-    """The corrected similarity of what a prefetch finds; see `hubplugin_qdrant.requests`."""
+def formula(version: Version, length: float = 1.0) -> models.FormulaQuery:
+    """The corrected similarity of what a prefetch finds; see `hubplugin_qdrant.requests`. length: that of the mapped
+    query, by which scores are multiplied."""
     if version.storage == "vector":
         return _sum_by_either_vector(version.metric, version.ceiling, version.augmented_vector)
-    return _sum_with_key(version.key, version.metric, version.missing, version.ceiling)
+    unweighed = _sum_with_key(version.key, version.metric, version.missing, version.ceiling)
+    if length == 1.0:
+        return unweighed
+    score = models.MultExpression.model_construct(mult=[length, "$score"])
+    _, *offset = cast(models.SumExpression, unweighed.formula).sum
+    return changed(unweighed, {"formula": models.SumExpression.model_construct(sum=[score, *offset])})
 
 
 @lru_cache
@@ -393,16 +465,18 @@ def rewrite(request: models.QueryRequest, manifest: Manifest, hidden: str | None
     shown = without_our_key(request.with_payload, hidden)
     prefetches = [rewrite_prefetch(child, manifest) for child in prefetches_of(request.prefetch)]
     if version is None:
-        query = _over_corrected(request.query, prefetches_of(request.prefetch), manifest)
+        query = with_mapped_examples(request.query, request.using, manifest)
+        query = _over_corrected(query, prefetches_of(request.prefetch), manifest)
         fields = {"prefetch": prefetches or None, "query": query, "with_payload": shown}
         return Rewritten(changed(request, fields))
     if version.everywhere and version.metric is not Metric.EUCLIDEAN:
         return Rewritten(changed(request, _augmented(request, prefetches, version) | {"with_payload": shown}))
+    candidates, query = _candidates(request, prefetches, _results(request), version)
     corrected = changed(
         request,
         {
-            "prefetch": _candidates(request, prefetches, _results(request), version),
-            "query": formula(version),
+            "prefetch": candidates,
+            "query": query,
             "using": None,
             "filter": None,
             "lookup_from": None,
@@ -424,16 +498,18 @@ def rewrite_prefetch(prefetch: models.Prefetch, manifest: Manifest) -> models.Pr
     prefetches = [rewrite_prefetch(child, manifest) for child in children]
     version = corrected_version(prefetch.query, prefetch.using, manifest)
     if version is None:
-        if not prefetches:
+        query = with_mapped_examples(prefetch.query, prefetch.using, manifest)
+        if not prefetches and query is prefetch.query:
             return prefetch
-        query = _over_corrected(prefetch.query, children, manifest)
-        return changed(prefetch, {"prefetch": prefetches, "query": query})
+        query = _over_corrected(query, children, manifest)
+        return changed(prefetch, {"prefetch": prefetches or None, "query": query})
     if version.everywhere and version.metric is not Metric.EUCLIDEAN:
         return changed(prefetch, _augmented(prefetch, prefetches, version))
     results = prefetch.limit or SERVER_LIMIT
+    candidates, query = _candidates(prefetch, prefetches, results, version)
     return _prefetch(
-        prefetch=_candidates(prefetch, prefetches, results, version),
-        query=formula(version),
+        prefetch=candidates,
+        query=query,
         limit=results,
         score_threshold=similarity_threshold(prefetch.score_threshold, version.metric),
     )
@@ -447,23 +523,32 @@ def _prefetch(**fields: Any) -> models.Prefetch:
     return changed(_PREFETCH, fields)
 
 
-def _candidates(node: Node, prefetches: list[models.Prefetch], results: int, version: Version) -> list[models.Prefetch]:
-    """The raw query of `node` over as many candidates as its corrected results may hide among."""
+def _candidates(
+    node: Node, prefetches: list[models.Prefetch], results: int, version: Version
+) -> tuple[list[models.Prefetch], models.FormulaQuery]:
+    """The raw query of `node`, mapped where there is a map, over as many candidates as its corrected results may hide
+    among; and the formula that ranks them."""
     if version.storage == "vector":
-        return _by_augmented_vector(node, prefetches, results, version)
+        return _by_augmented_vector(node, prefetches, results, version), formula(version)
     limit = _over_all(prefetches, version.candidates(results, is_exact(node.params)), version)
-    return [
-        _prefetch(
-            prefetch=prefetches or None,
-            # Local mode up to 1.19.0 takes no bare id in a prefetch.
-            query=node.query if isinstance(node.query, list) else resolved(node.query),
-            using=node.using,
-            filter=node.filter,
-            params=node.params,
-            limit=limit,
-            lookup_from=node.lookup_from,
-        )
-    ]
+    # Local mode up to 1.19.0 takes no bare id in a prefetch.
+    query, length = node.query if isinstance(node.query, list) else resolved(node.query), 1.0
+    if version.map is not None:
+        asked = nearest(query)
+        if isinstance(asked, EMBEDDED):
+            raise _unmappable(asked)
+        if isinstance(asked, list):
+            query, length = mapped(asked, version)
+    made = _prefetch(
+        prefetch=prefetches or None,
+        query=query,
+        using=node.using,
+        filter=node.filter,
+        params=node.params,
+        limit=limit,
+        lookup_from=node.lookup_from,
+    )
+    return [made], formula(version, length)
 
 
 def _over_all(prefetches: list[models.Prefetch], limit: int, version: Version) -> int:

@@ -259,7 +259,7 @@ def rewritten_requests(
     cache: CorrectionCache, known: CachedManifest, requests: list[models.QueryRequest], manifest: Manifest
 ) -> Operation:
     """`requests` as they are sent: corrected by `manifest`, and our payload key left out of all."""
-    if known.augmented_vectors and manifest is not RAW:
+    if known.needs_vectors and manifest is not RAW:
         requests = yield from _resolved(cache, known, requests, manifest)
     rewritten = [rewrite(request, manifest, known.offset_key) for request in requests]
     if (span := _span()) is not None:

@@ -22,7 +22,7 @@ from qdrant_client import QdrantClient, models
 from hubplugin.abilities import Explanation, Share
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, unmapped
+from hubplugin.model import OffsetModel, QueryMap
 from hubplugin.quarantine import Quarantine
 from hubplugin.recording import folder_within
 from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, StoredVersion, Writing, now
@@ -59,6 +59,15 @@ class VersionedStore(Store):
     storage: Literal["payload", "vector"] = "payload"
     offset_key: str | None = None
     metadata: Metadata
+    _read_map: tuple[str, QueryMap | None] = ("", None)  # the fingerprint of a model, and its map
+
+    def mapping(self, version: Version | None) -> Version | None:
+        """`version` with the query map of its model, as searches and readers need it."""
+        if version is None or not version.mapped:
+            return version
+        if self._read_map[0] != version.model:
+            self._read_map = (version.model, self.metadata.read_model(version).query_map)
+        return version.having(self._read_map[1])
 
     def correction(self) -> Correction | None:
         version, active = self.metadata.read_manifest().lying(self.using)
@@ -209,10 +218,10 @@ class VersionedStore(Store):
 
 
 class VersionWriting(Writing):
-    """The offsets of `version` on their way into `store`, which no other run may write meanwhile."""
+    """The offsets of `version`, those of `model`, on their way into `store`; no other run may write them meanwhile."""
 
-    def __init__(self, store: VersionedStore, version: Version, found: Found):
-        self.store, self.version, self.found = store, version, found
+    def __init__(self, store: VersionedStore, version: Version, found: Found, model: OffsetModel):
+        self.store, self.version, self.found = store, version.having(model.query_map), found
         self.is_taken_out = False  # what another run has taken out is taken out once more, with what came later
 
     def undisturbed(self) -> Manifest:
@@ -287,6 +296,7 @@ class QdrantStore(VersionedStore):
             manifest = run(metadata.read_manifest(self.client, self.collection))
         self._schemas = schemas(self._transport, vector or "", manifest)
         self.using, self.metric, self.dim = (getattr(self._schemas["payload"], n) for n in ("using", "metric", "dim"))
+        self.maps_queries = self.metric is not Metric.EUCLIDEAN
         self.storage, self._choice = chosen_storage(self._schemas, storage, manifest)
         self.record = None if record is None else folder_within(record, self.collection, self.using)
 
@@ -304,7 +314,7 @@ class QdrantStore(VersionedStore):
     def scan_between(self, between: IdRange, group_by: str | None = None) -> Iterator[Batch]:
         """`scan` of the points between two ids."""
         manifest = self.metadata.read_manifest()
-        version = manifest.active.get(self.using)
+        version = self.mapping(manifest.active.get(self.using))
         key = group_by or (version.group_by if version is not None else None)
         return PointReader(self, manifest, version, key).read(self._transport, between=between)
 
@@ -320,14 +330,12 @@ class QdrantStore(VersionedStore):
 
     def sample(self, count: int) -> Iterator[Batch]:
         manifest = self.metadata.read_manifest()
-        version = manifest.active.get(self.using)
+        version = self.mapping(manifest.active.get(self.using))
         reader = PointReader(self, manifest, version, version.group_by if version is not None else None)
         for records in self._transport.sampled(count, reader.vectors, reader.payload):
             yield from reader.batches(records)
 
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> QdrantWriting:
-        if model.query_map is not None:
-            raise unmapped(self.url)
         self.require_writable()
         schema = self._schemas[self.storage]
         with self._transport.one_line("preparing"):
@@ -488,7 +496,7 @@ class QdrantWriting(VersionWriting):
         progress: Progress | None,
         between: IdRange = EVERY_ID,
     ):
-        super().__init__(store, version, found)
+        super().__init__(store, version, found, model)
         self._schema, self._transport, self._model = schema, schema.transport, model
         self._progress, self._between = progress, between
         self._undirected: dict[Id | None, list[Id]] = {}  # points of length 0 that are not neutral, by shard key

@@ -42,6 +42,11 @@ class QueryMap:
         self._last[:] = [(bank, self(bank))]
         return self._last[0][1]
 
+    def on_targets(self, targets: np.ndarray) -> np.ndarray:
+        """What stands for `targets` [b, d] where queries go unmapped, <q + S q, t> = <q, t + S' t>: float32 [b, d]."""
+        mapped: np.ndarray = targets + targets @ self.step
+        return mapped
+
 
 def unmapped(what: str) -> InputError:
     """Says that `what` does not apply the query map of a model, where offsets alone would rank otherwise in silence."""

@@ -15,8 +15,11 @@ import numpy as np
 import pytest
 from qdrant_client import AsyncQdrantClient, QdrantClient, models
 
+import hubplugin
 import hubplugin_qdrant
 from hubplugin import OffsetModel
+from hubplugin.jobs.write import write
+from hubplugin.model import QueryMap
 from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
 from hubplugin_qdrant.manifest import Manifest, Version
 
@@ -119,6 +122,18 @@ class Photos:
         plain._client.aliases = self.plain._client.aliases
         return Awaited(AsyncHubQdrantClient.wrap(plain, **options))
 
+    def apply_mapped(self) -> Any:
+        """Writes a model with a query map, and returns a corrected client. The map turns and stretches, so that its
+        transpose, or a forgotten length, ranks otherwise."""
+        step = 0.6 * np.random.default_rng(9).normal(size=(DIM, DIM)).astype(np.float32)
+        metric = {models.Distance.COSINE: "cosine", models.Distance.DOT: "dot"}[self.distance]
+        model = hubplugin.fit(self.gallery, self.bank, "is", metric=metric).having(query_map=QueryMap(step, 1.0, 200))
+        write(self.store(), model)
+        return self.wrapped()
+
+    def store(self) -> Any:
+        return hubplugin_qdrant.open_store(self.plain, "photos", vector=self.using, storage=self.storage)
+
     def settings(self):
         return {"method": "is", "force": True, "storage": self.storage}
 
@@ -145,6 +160,8 @@ class Photos:
         q, t = np.asarray(queries, np.float64), self.gallery.astype(np.float64)
         if self.distance is models.Distance.COSINE:
             q, t = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (q, t))
+        if self.model.query_map is not None:
+            q = q + q @ self.model.query_map.step.T.astype(np.float64)
         if self.distance is models.Distance.EUCLID:
             s = -((q[:, None, :] - t[None, :, :]) ** 2).sum(axis=2) / 2
         else:

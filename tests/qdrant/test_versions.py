@@ -80,7 +80,7 @@ def test_the_manifest_of_an_older_version_is_read_and_written_as_a_new_one():
     old = applied(Manifest(), 1).model_dump(mode="json") | {"format": 1}
     del old["kept"], old["active"]["image"]["made"]
     read = parse(old, "photos")
-    assert (read.format, read.kept, read.active["image"].made) == (3, (), None)
+    assert (read.format, read.kept, read.active["image"].made) == (4, (), None)
     assert [each.state for each in read.stored("image")] == ["active"]
 
 

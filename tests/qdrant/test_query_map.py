@@ -1,0 +1,286 @@
+"""A collection whose model maps queries ranks as model.queries(q) @ t + offset, however it is asked."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from qdrant_client import QdrantClient, models
+
+import hubplugin
+from hubplugin import InputError, StoreError
+from hubplugin.jobs.versions import rollback
+from hubplugin.jobs.write import write
+from hubplugin.recording import read
+from hubplugin_qdrant import manifest as m
+from tests.qdrant.conftest import DIM, ROWS, Photos, clustered
+from tests.qdrant.test_explain import sent
+
+COSINE, DOT = models.Distance.COSINE, models.Distance.DOT
+
+KINDS = {
+    "cosine-payload": ("", COSINE, "payload"),
+    "cosine-vector": ("image", COSINE, "vector"),
+    "dot-payload-async": ("image", DOT, "payload", True),
+    "dot-vector": ("image", DOT, "vector"),
+}
+
+RRF = models.FusionQuery(fusion=models.Fusion.RRF)
+
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS)
+def photos(request):
+    return Photos(QdrantClient(":memory:"), *request.param)
+
+
+@pytest.fixture(params=[COSINE, DOT], ids=["cosine", "dot"])
+def in_payload(request):
+    return Photos(QdrantClient(":memory:"), "image", request.param)
+
+
+@pytest.fixture
+def in_vector():
+    return Photos(QdrantClient(":memory:"), *KINDS["cosine-vector"])
+
+
+def ids(points):
+    return [point.id for point in points]
+
+
+def as_mapped(photos, query):
+    """What a plain client would have to send for a raw search of the mapped query."""
+    return (query + photos.model.query_map.step @ query).tolist()
+
+
+def test_a_search_returns_the_ranking_and_the_scores_of_the_definition(photos):
+    client = photos.apply_mapped()
+    unmapped = photos.model.having(query_map=None)
+    assert (
+        ids(client.query_points("photos", photos.queries[0], photos.using or None).points)
+        != np.argsort(-(photos.queries[0] @ photos.gallery.T + unmapped.offsets(photos.gallery)))[:10].tolist()
+    ), "else the map would not be seen"
+    for query, expected in zip(3 * photos.queries, photos.similarities(3 * photos.queries), strict=True):
+        found = client.query_points("photos", query, photos.using or None).points
+        assert ids(found) == photos.best(query)
+        np.testing.assert_allclose([p.score for p in found], np.sort(expected)[::-1][:10], rtol=1e-5, atol=1e-5)
+    hits = photos.store().search(photos.queries, 10)
+    exact = [photos.best(query) for query in photos.queries]
+    assert np.mean([len({*one} & {*other}) / 10 for one, other in zip(hits.ids, exact, strict=True)]) >= 0.9
+    raw = photos.store().search(photos.queries[:1], 10, raw=True)
+    assert raw.ids == [ids(photos.plain.query_points("photos", photos.queries[0], photos.using or None).points)]
+
+
+def test_a_threshold_and_pages_are_of_the_corrected_scores(photos):
+    client = photos.apply_mapped()
+    scores, using = photos.similarities(photos.queries[:1])[0], photos.using or None
+    limit = float(np.sort(scores)[-30])
+    found = client.query_points("photos", photos.queries[0], using, score_threshold=limit - 1e-4, limit=ROWS).points
+    assert len(found) == 30
+    second = client.query_points("photos", photos.queries[0], using, limit=10, offset=10).points
+    assert ids(second) == photos.best(photos.queries[0], 20)[10:]
+
+
+def test_batches_groups_and_prefetches_are_mapped(photos):
+    client, using = photos.apply_mapped(), photos.using or None
+    requests = [models.QueryRequest(query=query.tolist(), using=using, limit=10) for query in photos.queries]
+    found = client.query_batch_points("photos", requests)
+    assert [ids(each.points) for each in found] == [photos.best(query) for query in photos.queries]
+    query = photos.queries[0]
+    groups = client.query_points_groups("photos", "n", query, using, limit=5, group_size=1).groups
+    assert [group.id for group in groups] == photos.best(query, 5)
+    nested = models.Prefetch(
+        prefetch=[models.Prefetch(query=query.tolist(), using=using, limit=4)],
+        query=photos.queries[1].tolist(),
+        using=using,
+        limit=3,
+    )
+    assert ids(client.query_points("photos", RRF, prefetch=[nested]).points) == photos.best(
+        photos.queries[1], 3, rows=photos.best(query, 4)
+    )
+
+
+def test_vectors_in_other_queries_are_mapped_and_points_are_not(in_payload):
+    client, (one, two, *_), step = in_payload.apply_mapped(), in_payload.queries, 3
+    mapped_one, mapped_two = as_mapped(in_payload, one), as_mapped(in_payload, two)
+
+    def asked(a, b):
+        pair = models.ContextPair(positive=b, negative=5)
+        return [
+            models.RecommendQuery(recommend=models.RecommendInput(positive=[a, step], negative=[b])),
+            models.RecommendQuery(
+                recommend=models.RecommendInput(positive=[a, b, step], strategy=models.RecommendStrategy.BEST_SCORE)
+            ),
+            models.DiscoverQuery(discover=models.DiscoverInput(target=a, context=[pair])),
+            models.ContextQuery(context=pair),
+            models.NearestQuery(nearest=a, mmr=models.Mmr(diversity=0.5, candidates_limit=50)),
+        ]
+
+    for given, expected in zip(asked(one.tolist(), two.tolist()), asked(mapped_one, mapped_two), strict=True):
+        plain = in_payload.plain.query_points("photos", expected, "image").points
+        assert ids(client.query_points("photos", given, "image").points) == ids(plain), type(given).__name__
+        together = client.query_points("photos", RRF, prefetch=models.Prefetch(query=given, using="image", limit=10))
+        assert ids(together.points) == ids(plain)
+    by_points = models.RecommendQuery(recommend=models.RecommendInput(positive=[1, 2], negative=[step]))
+    expected = in_payload.plain.query_points("photos", by_points, "image").points
+    assert ids(client.query_points("photos", by_points, "image").points) == ids(expected)
+
+
+def test_a_point_named_by_its_id_is_a_target_and_is_not_mapped(in_payload):
+    client = in_payload.apply_mapped()
+    target, gallery = in_payload.gallery[7].astype(np.float64), in_payload.gallery.astype(np.float64)
+    if in_payload.distance is COSINE:
+        target, gallery = target / np.linalg.norm(target), gallery / np.linalg.norm(gallery, axis=1, keepdims=True)
+    scores = gallery @ target + in_payload.model.offsets(in_payload.gallery)
+    best = [int(row) for row in np.argsort(-scores) if row != 7][:10]
+    assert ids(client.query_points("photos", 7, "image").points) == best
+
+
+@pytest.mark.parametrize("query", [models.Document(text="a dog", model="m"), None], ids=["nearest", "recommend"])
+def test_a_document_that_the_server_embeds_is_refused_in_one_line(in_payload, query):
+    client = in_payload.apply_mapped()
+    client._corrections.raw.client.cloud_inference = True
+    document = models.Document(text="a dog", model="m")
+    query = query or models.RecommendQuery(recommend=models.RecommendInput(positive=[document]))
+    with pytest.raises(InputError, match=r"a Document that the server embeds.*query map.*storage='vector'"):
+        client.query_points("photos", query, "image")
+
+
+def test_what_the_wrapped_client_writes_is_searched_mapped(photos):
+    client = photos.apply_mapped()
+    fresh = clustered(11, 4)
+    client.upsert("photos", [photos.point(ROWS + row, vector) for row, vector in enumerate(fresh)])
+    whole = np.concatenate([photos.gallery, fresh])
+    photos.gallery = whole
+    best = {key: photos.similarities([key])[0] for key in map(tuple, photos.queries.tolist())}
+    for query, scores in best.items():
+        expected = np.argsort(-scores, kind="stable")[:10].tolist()
+        assert ids(client.query_points("photos", list(query), photos.using or None).points) == expected
+    report = hubplugin.inspect(photos.store(), queries=0)
+    assert (report.count, report.missing, report.stale) == (ROWS + 4, 0, 0)
+
+
+def test_what_others_write_is_missing_or_stale_until_a_refresh(photos):
+    client = photos.apply_mapped()
+    (changed, new) = clustered(12, 2)
+    photos.plain.upsert("photos", [photos.point(ROWS, new)])
+    if photos.storage == "vector":
+        vectors = [models.PointVectors(id=3, vector={photos.using: changed.tolist()})]
+        photos.plain.update_vectors("photos", vectors)
+    report = hubplugin.inspect(photos.store(), queries=0)
+    assert (report.missing, report.stale) == (1, int(photos.storage == "vector"))
+    hubplugin.refresh(photos.store())
+    report = hubplugin.inspect(photos.store(), queries=0)
+    assert (report.missing, report.stale) == (0, 0)
+    client = photos.wrapped()
+    gallery = np.concatenate([photos.gallery, new[None]])
+    if photos.storage == "vector":
+        gallery[3] = changed
+    photos.gallery = gallery
+    scores = photos.similarities(photos.queries[:1])[0]
+    found = client.query_points("photos", photos.queries[0], photos.using or None).points
+    assert ids(found) == np.argsort(-scores)[:10].tolist()
+
+
+def test_a_point_without_its_second_vector_is_found_by_its_raw_score(in_vector):
+    in_vector.apply_mapped()
+    query = in_vector.queries[0]
+    in_vector.plain.upsert("photos", [in_vector.point(ROWS, query)])
+    found = in_vector.wrapped().query_points("photos", query, "image", limit=ROWS + 1).points
+    assert {point.id: point.score for point in found}[ROWS] == pytest.approx(1, abs=1e-5)
+    assert [key for key in ids(found) if key != ROWS] == in_vector.best(query, ROWS)
+
+
+def test_a_rollback_returns_to_searches_without_the_map_and_a_removal_leaves_nothing(photos):
+    before = photos.plain.retrieve("photos", range(ROWS), with_vectors=True)
+    photos.apply_mapped()
+    mapped = photos.model
+    write(photos.store(), mapped.having(query_map=None))
+    store = photos.store()
+    for model in (mapped.having(query_map=None), mapped):
+        assert photos.model.fingerprint == model.fingerprint
+        client = photos.wrapped()
+        for query in photos.queries[:5]:
+            assert ids(client.query_points("photos", query, photos.using or None).points) == photos.best(query)
+        report = hubplugin.inspect(store, queries=0)
+        assert (report.missing, report.stale) == (0, 0)
+        if model.query_map is None:
+            rollback(store, to=1)
+    store.remove()
+    after = photos.plain.retrieve("photos", range(ROWS), with_vectors=True)
+    assert [point.payload for point in after] == [point.payload for point in before]
+    assert not any(photos.stored(key) for key in range(ROWS))
+    assert not photos.plain.collection_exists("photos--hub")
+
+
+def test_a_recorder_keeps_what_was_asked(photos, tmp_path):
+    photos.apply_mapped()
+    client, using = photos.wrapped(record=tmp_path), photos.using or None
+    client.query_points("photos", photos.queries[0], using)
+    client.query_points("photos", RRF, prefetch=models.Prefetch(query=photos.queries[1].tolist(), using=using))
+    client.close()
+    found = read(tmp_path / "photos" / photos.using)
+    assert found is not None
+    np.testing.assert_allclose(sorted(found.array().tolist()), sorted(photos.queries[:2].tolist()), rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.*search_params:UserWarning")
+def test_a_plain_client_finds_the_same_by_the_printed_request(photos):
+    photos.apply_mapped()
+    explained = photos.store().explain(photos.queries[0], 10)
+    client = photos.wrapped(oversampling=None)
+    expected = client.query_points("photos", photos.queries[0], photos.using or None).points
+    assert ids(sent(photos, explained)) == ids(expected)
+    if photos.storage == "vector":
+        assert "send the query as it is, not mapped" in explained.text
+        return
+    assert "is mapped: q + S q" in explained.text
+    assert ("multiplies $score" in explained.text) == (photos.distance is COSINE)
+    body = json.loads(json.dumps(explained.request["body"]))
+    unit = photos.queries[0] / (np.linalg.norm(photos.queries[0]) if photos.distance is COSINE else 1)
+    np.testing.assert_allclose(body["prefetch"][0]["query"], as_mapped(photos, unit), rtol=1e-4, atol=1e-6)
+
+
+def test_an_older_client_refuses_the_manifest(photos, monkeypatch):
+    photos.apply_mapped()
+    payload = photos.plain.retrieve("photos--hub", [0])[0].payload
+    assert payload["active"][photos.using]["mapped"] is True
+    monkeypatch.setattr(m, "FORMAT", 3)
+    with pytest.raises(StoreError, match=r"manifest format 4 .* upgrade hubplugin"):
+        m.parse(payload, "photos")
+
+
+def test_a_model_that_is_lost_makes_searches_raw_with_a_warning(in_payload):
+    in_payload.apply_mapped()
+    points = [record.id for record in in_payload.plain.scroll("photos--hub")[0] if record.id != 0]
+    in_payload.plain.delete("photos--hub", points)
+    query = in_payload.queries[0]
+    with pytest.warns(UserWarning, match=r"model of version 1 is incomplete.*searches are raw here"):
+        found = in_payload.wrapped().query_points("photos", query, "image").points
+    assert ids(found) == ids(in_payload.plain.query_points("photos", query, "image").points)
+
+
+def test_the_map_is_read_once_and_again_for_another_model(in_payload, monkeypatch):
+    client, reads = in_payload.apply_mapped(), []
+    retrieve = in_payload.plain.retrieve
+
+    def counted(name, ids, **given):
+        reads.append(ids)
+        return retrieve(name, ids=ids, **given)
+
+    monkeypatch.setattr(client._corrections.raw.client, "retrieve", counted)
+    for _ in range(3):
+        client.query_points("photos", in_payload.queries[0], "image")
+        client._corrections.known.clear()
+    assert len(reads) == 4, "three manifests and one model"
+    write(in_payload.store(), in_payload.model.having(query_map=None))
+    hits = client.query_points("photos", in_payload.queries[0], "image").points
+    assert ids(hits) == in_payload.best(in_payload.queries[0])
+
+
+def test_a_map_is_refused_by_distance(tmp_path):
+    photos = Photos(QdrantClient(":memory:"), "", models.Distance.EUCLID)
+    model = hubplugin.fit(photos.gallery, photos.bank, "is", metric="euclidean")
+    step = np.eye(DIM, dtype=np.float32)
+    with pytest.raises(InputError, match="has a query map"):
+        write(photos.store(), model.having(query_map=hubplugin.model.QueryMap(step, 1.0, 200)))
