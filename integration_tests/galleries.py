@@ -15,7 +15,7 @@ import qdrant_edge as edge
 from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
-from hubplugin import OffsetModel
+from hubplugin import Bank, OffsetModel
 from hubplugin.cli.demo import example_data
 from hubplugin.metric import normalise
 from hubplugin.store import Store
@@ -53,6 +53,9 @@ LATER = _example.test_targets[300:350]
 QUERIES = _example.test_queries[:40]
 BANK, OTHER_BANK = _example.bank_queries[:600], _example.bank_queries[600:1200]
 """The gallery, targets that come later, the queries of the scenarios, and two banks: [rows, 384], unit length."""
+
+PAIRS = Bank(_example.bank_queries, _example.bank_targets)
+"""A bank that knows what its queries ask for."""
 
 FIT: dict[str, Any] = {"method": "dbsn", "tau": 0.05}
 APPLY = FIT | {"force": True}
@@ -123,10 +126,13 @@ class Gallery(ABC):
 
 
 def exact_scores(queries: np.ndarray, vectors: np.ndarray, model: OffsetModel | None) -> np.ndarray:
-    """s(q, t) + offset(t) in double precision: [queries, targets]."""
+    """s(q, t) + offset(t) in double precision, with the queries mapped if `model` has a map: [queries, targets]."""
     unit = normalise(vectors, "targets").astype(np.float64)
     offsets = 0.0 if model is None else model.offsets(vectors).astype(np.float64)
-    return np.einsum("qd,td->qt", normalise(queries, "queries").astype(np.float64), unit) + offsets
+    asked = normalise(queries, "queries").astype(np.float64)
+    if model is not None and model.query_map is not None:
+        asked = asked + np.einsum("ed,qd->qe", model.query_map.step.astype(np.float64), asked)
+    return np.einsum("qd,td->qt", asked, unit) + offsets
 
 
 def assert_same(content: Content, before: Content) -> None:

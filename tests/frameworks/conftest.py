@@ -14,6 +14,8 @@ from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
 from hubplugin import OffsetModel
+from hubplugin.jobs.write import write
+from hubplugin.model import QueryMap
 
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"  # read at import
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
@@ -42,7 +44,10 @@ class Search:
         texts = [function.code for function in self.functions]
         targets = np.array(stdlib_search.embed(texts), np.float64)
         query = np.array(stdlib_search.embed([question]), np.float64)[0]
-        similarities = targets @ query / np.linalg.norm(targets, axis=1) / np.linalg.norm(query)
+        query /= np.linalg.norm(query)
+        if self.model.query_map is not None and not raw:
+            query = query + self.model.query_map.step.astype(np.float64) @ query
+        similarities = targets @ query / np.linalg.norm(targets, axis=1)
         scores = similarities + (0 if raw else self.model.offsets(targets.astype(np.float32)))
         found = {function.name: float(score) for function, score in zip(self.functions, scores, strict=True)}
         kept = [name for name in found if package is None or name.startswith(f"{package}.")]
@@ -65,6 +70,16 @@ def corrected(client: QdrantClient, collection: str, using: str, functions: list
     found = hubplugin_qdrant.open_store(client, collection, vector=using).correction()
     assert found is not None
     return Search(functions, found.model)
+
+
+def mapped(client: QdrantClient, collection: str, using: str, functions: list[stdlib_search.Function]) -> Search:
+    """The same with a query map that the client must apply, since the offsets lie in payloads."""
+    model = corrected(client, collection, using, functions).model
+    size = model.dim
+    step = 0.5 * np.random.default_rng(0).normal(size=(size, size)) / size**0.5
+    model = model.having(query_map=QueryMap(step.astype(np.float32), 1.0, 200))
+    write(hubplugin_qdrant.open_store(client, collection, vector=using, storage="payload"), model)
+    return Search(functions, model)
 
 
 def stored_offsets(client: QdrantClient, collection: str) -> dict[UUID, float]:

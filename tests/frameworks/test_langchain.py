@@ -11,7 +11,7 @@ from qdrant_client import QdrantClient, models
 
 from hubplugin_qdrant import HubQdrantClient
 from hubplugin_qdrant.langchain import HubQdrantVectorStore
-from tests.frameworks.conftest import SHOUT, corrected, first_answers_right, reciprocal_ranks, stored_offsets
+from tests.frameworks.conftest import SHOUT, corrected, first_answers_right, mapped, reciprocal_ranks, stored_offsets
 
 pytestmark = pytest.mark.slow
 
@@ -44,6 +44,14 @@ def test_a_search_returns_the_corrected_ranking(plain, client, search):
     found = [example.names(example.store(client, DENSE), question) for question in search.questions]
     assert found == [search.best(question) for question in search.questions]
     assert found != [example.names(example.store(plain, DENSE), question) for question in search.questions]
+
+
+def test_a_search_goes_through_the_query_map(plain, functions):
+    search = mapped(plain, COLLECTION, "dense", functions)
+    store = example.store(HubQdrantClient.wrap(plain), DENSE)
+    assert [example.names(store, question) for question in search.questions] == [
+        search.best(question) for question in search.questions
+    ]
 
 
 def test_an_awaited_search_returns_the_corrected_ranking(client, search):

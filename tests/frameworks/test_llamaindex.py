@@ -11,7 +11,7 @@ from llama_index.vector_stores.qdrant import QdrantVectorStore
 from qdrant_client import QdrantClient
 
 from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
-from tests.frameworks.conftest import SHOUT, corrected, first_answers_right, stored_offsets
+from tests.frameworks.conftest import SHOUT, corrected, first_answers_right, mapped, stored_offsets
 
 COLLECTION = example.COLLECTION
 
@@ -43,6 +43,14 @@ def test_a_search_returns_the_corrected_ranking(plain, index, search):
     found = [example.names(index, question) for question in search.questions]
     assert found == [search.best(question) for question in search.questions]
     assert found != [example.names(example.index_of(plain), question) for question in search.questions]
+
+
+def test_a_search_goes_through_the_query_map(plain, functions):
+    search = mapped(plain, COLLECTION, "text-dense", functions)
+    index = example.index_of(HubQdrantClient.wrap(plain))
+    assert [example.names(index, question) for question in search.questions] == [
+        search.best(question) for question in search.questions
+    ]
 
 
 def test_a_search_of_an_index_without_hybrid_returns_the_corrected_ranking(functions):

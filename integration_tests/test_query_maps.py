@@ -1,0 +1,170 @@
+"""A map of the query that pairs have taught: every search ranks as model.queries(q) @ t + offset, in float64."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from qdrant_client import models
+
+import hubplugin
+from hubplugin import OffsetModel
+from hubplugin.jobs.write import write
+from integration_tests.galleries import (
+    AGREED,
+    LATER,
+    PAIRS,
+    QUERIES,
+    TARGETS,
+    K,
+    assert_same,
+    exact_scores,
+    payload,
+    point_id,
+)
+
+EXACT = models.SearchParams(exact=True)
+
+
+@pytest.fixture(scope="session")
+def model() -> OffsetModel:
+    """A default model with the map that 2,500 pairs teach, which changes half of the rankings."""
+    fitted = hubplugin.fit(TARGETS, PAIRS, learn=True)
+    mapped, plain = (exact_scores(QUERIES, TARGETS, each) for each in (fitted, fitted.having(query_map=None)))
+    different = (np.argsort(-mapped)[:, :K] != np.argsort(-plain)[:, :K]).any(axis=1)
+    assert different.mean() > 0.5
+    return fitted
+
+
+def assert_exact(found, scores):
+    """found: the points of each query, best first; scores: exact ones of all points [queries, targets]."""
+    best = -np.sort(-scores, axis=1)[:, :K]
+    np.testing.assert_allclose([[point.score for point in points] for points in found], best, rtol=0, atol=2e-6)
+
+
+@pytest.fixture
+def mapped(backend, fill, storage, model):
+    """A collection that was given the model, its exact scores, and the client that an application has."""
+    gallery = fill(using="code")
+    gallery.before = gallery.content()
+    write(gallery.store(storage), model)
+    gallery.scores = exact_scores(QUERIES, gallery.vectors, model)
+    gallery.every = {"oversampling": len(gallery.ids) / K}  # every point is a candidate
+    gallery.hub = backend.wrapped(**gallery.every)
+    return gallery
+
+
+@pytest.mark.needs("client")
+def test_single_searches_batches_and_prefetches_rank_by_the_mapped_query(mapped):
+    name, hub = mapped.name, mapped.hub
+    alone = [hub.query_points(name, query, "code", limit=K, search_params=EXACT).points for query in 2 * QUERIES]
+    assert_exact(alone, mapped.scores)
+    requests = [models.QueryRequest(query=query.tolist(), using="code", limit=K, params=EXACT) for query in QUERIES]
+    assert_exact([response.points for response in hub.query_batch_points(name, requests)], mapped.scores)
+    for query, points in zip(QUERIES[:5], alone, strict=False):
+        inner = models.Prefetch(query=query.tolist(), using="code", limit=K, params=EXACT)
+        fused = hub.query_points(name, models.FusionQuery(fusion=models.Fusion.RRF), prefetch=[inner], limit=K).points
+        assert [point.id for point in fused] == [point.id for point in points]
+
+
+@pytest.mark.needs("client")
+def test_thresholds_and_groups_are_of_the_mapped_query(mapped):
+    threshold = float(np.quantile(mapped.scores[0], 0.9))
+    found = mapped.hub.query_points(
+        mapped.name, QUERIES[0], "code", limit=100, score_threshold=threshold, search_params=EXACT
+    ).points
+    assert len(found) == (mapped.scores[0] >= threshold).sum()
+    groups = mapped.hub.query_points_groups(
+        mapped.name, "row", QUERIES[0], "code", limit=K, group_size=1, search_params=EXACT
+    ).groups
+    assert_exact([[group.hits[0] for group in groups]], mapped.scores[:1])
+
+
+@pytest.mark.needs("client")
+def test_an_async_client_ranks_by_the_mapped_query(backend, mapped):
+    async def search():
+        hub = backend.wrapped_async(**mapped.every)
+        try:
+            asked = [hub.query_points(mapped.name, query, "code", limit=K, search_params=EXACT) for query in QUERIES]
+            return [(await each).points for each in asked]
+        finally:
+            await hub.close()
+
+    if "server" in backend.can:
+        assert_exact(asyncio.run(search()), mapped.scores)
+
+
+@pytest.mark.needs("client")
+def test_a_plain_client_finds_the_same_by_the_printed_request(backend, mapped, storage):
+    store = mapped.store()
+    for row, query in enumerate(QUERIES[:5]):
+        body = store.explain(query, K).request["body"]
+        (response,) = backend.client().query_batch_points(mapped.name, [models.QueryRequest.model_validate(body)])
+        if storage == "vector":
+            assert_exact([response.points], mapped.scores[row : row + 1])
+        else:
+            assert {point.score for point in response.points} <= {
+                pytest.approx(score, abs=2e-6) for score in mapped.scores[row]
+            }
+
+
+@pytest.mark.needs("client")
+def test_examples_that_are_vectors_are_mapped_and_points_are_not(backend, mapped, storage, model):
+    if storage == "vector":
+        pytest.skip("a recommendation goes to the collection's own vector, where no map lies")
+    given = models.RecommendInput(positive=[QUERIES[0].tolist(), mapped.ids[3]], negative=[QUERIES[1].tolist()])
+    asked = model.queries(QUERIES[:2])
+    expected = models.RecommendInput(positive=[asked[0].tolist(), mapped.ids[3]], negative=[asked[1].tolist()])
+    found, plain = (
+        client.query_points(mapped.name, models.RecommendQuery(recommend=each), "code", limit=K).points
+        for client, each in ((mapped.hub, given), (backend.client(), expected))
+    )
+    assert [point.id for point in found] == [point.id for point in plain]
+
+
+@pytest.mark.needs("client")
+def test_newcomers_a_rollback_and_a_removal_know_the_map(backend, mapped, storage, model):
+    mine = [point_id(len(mapped.ids) + row) for row in range(len(LATER))]
+    theirs, own = mine[:20], mine[20:]
+    mapped.insert(theirs, LATER[:20])
+    points = [
+        models.PointStruct(id=key, vector={"code": vector.tolist()}, payload=payload(row))
+        for row, (key, vector) in enumerate(zip(own, LATER[20:], strict=True))
+    ]
+    mapped.hub.upsert(mapped.name, points, wait=True)
+    report = hubplugin.inspect(mapped.store(), queries=0)
+    assert (report.missing, report.stale) == (20, 0)
+    hubplugin.refresh(mapped.store())
+    assert hubplugin.inspect(mapped.store(), queries=0).missing == 0
+    vectors = np.concatenate([mapped.vectors, LATER])
+
+    def exact():
+        hub = backend.wrapped(oversampling=len(vectors) / K)
+        return [hub.query_points(mapped.name, q, "code", limit=K, search_params=EXACT).points for q in QUERIES]
+
+    assert_exact(exact(), exact_scores(QUERIES, vectors, model))
+    plain = model.having(query_map=None)
+    write(mapped.store(), plain)
+    assert_exact(exact(), exact_scores(QUERIES, vectors, plain))
+    hubplugin.rollback(mapped.store())
+    assert_exact(exact(), exact_scores(QUERIES, vectors, model))
+    backend.client().delete(mapped.name, mine, wait=True)
+    hubplugin.remove(mapped.store())
+    assert_same(mapped.content(), mapped.before)
+
+
+@pytest.mark.needs("client", "graph")
+def test_a_graph_finds_as_much_of_the_mapped_ranking_as_of_the_raw_one(fill, storage, model):
+    gallery = fill(using="code", graph=True)
+    store = gallery.store(storage)
+    write(store, model)
+    raw = gallery.agreement(store.search(QUERIES, K, raw=True).ids, None)
+    assert gallery.agreement(gallery.store().search(QUERIES, K).ids, model) >= raw - 0.02
+
+
+def test_a_store_of_any_kind_ranks_by_the_mapped_query(fill, model):
+    gallery = fill(using="code")
+    write(gallery.store(), model)
+    assert gallery.agreement(gallery.store().search(QUERIES, K).ids, model) >= AGREED
+    assert gallery.agreement(gallery.store().search(QUERIES, K, raw=True).ids, None) == 1
