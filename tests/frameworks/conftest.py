@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import UUID
 
@@ -77,7 +77,7 @@ def mapped(client: QdrantClient, collection: str, using: str, functions: list[st
     model = corrected(client, collection, using, functions).model
     size = model.dim
     step = 0.5 * np.random.default_rng(0).normal(size=(size, size)) / size**0.5
-    model = model.having(query_map=QueryMap(step.astype(np.float32), 1.0, 200))
+    model = replace(model, query_map=QueryMap(step.astype(np.float32), 1.0, 200))
     write(hubplugin_qdrant.open_store(client, collection, vector=using, storage="payload"), model)
     return Search(functions, model)
 

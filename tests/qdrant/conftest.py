@@ -7,7 +7,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version as installed
 from typing import Any
 
@@ -127,9 +127,13 @@ class Photos:
         transpose, or a forgotten length, ranks otherwise."""
         step = 0.6 * np.random.default_rng(9).normal(size=(DIM, DIM)).astype(np.float32)
         metric = {models.Distance.COSINE: "cosine", models.Distance.DOT: "dot"}[self.distance]
-        model = hubplugin.fit(self.gallery, self.bank, "is", metric=metric).having(query_map=QueryMap(step, 1.0, 200))
-        write(self.store(), model)
+        model = hubplugin.fit(self.gallery, self.bank, "is", metric=metric)
+        write(self.store(), replace(model, query_map=QueryMap(step, 1.0, 200)).centred_on(self.gallery))
         return self.wrapped()
+
+    def without_map(self) -> OffsetModel:
+        """The model that is stored, without its query map."""
+        return replace(self.model, query_map=None).centred_on(self.gallery)
 
     def store(self) -> Any:
         return hubplugin_qdrant.open_store(self.plain, "photos", vector=self.using, storage=self.storage)

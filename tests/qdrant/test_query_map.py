@@ -55,7 +55,7 @@ def as_mapped(photos, query):
 
 def test_a_search_returns_the_ranking_and_the_scores_of_the_definition(photos):
     client = photos.apply_mapped()
-    unmapped = photos.model.having(query_map=None)
+    unmapped = photos.without_map()
     assert (
         ids(client.query_points("photos", photos.queries[0], photos.using or None).points)
         != np.argsort(-(photos.queries[0] @ photos.gallery.T + unmapped.offsets(photos.gallery)))[:10].tolist()
@@ -194,10 +194,10 @@ def test_a_point_without_its_second_vector_is_found_by_its_raw_score(in_vector):
 def test_a_rollback_returns_to_searches_without_the_map_and_a_removal_leaves_nothing(photos):
     before = photos.plain.retrieve("photos", range(ROWS), with_vectors=True)
     photos.apply_mapped()
-    mapped = photos.model
-    write(photos.store(), mapped.having(query_map=None))
+    mapped, plain = photos.model, photos.without_map()
+    write(photos.store(), plain)
     store = photos.store()
-    for model in (mapped.having(query_map=None), mapped):
+    for model in (plain, mapped):
         assert photos.model.fingerprint == model.fingerprint
         client = photos.wrapped()
         for query in photos.queries[:5]:
@@ -273,7 +273,7 @@ def test_the_map_is_read_once_and_again_for_another_model(in_payload, monkeypatc
         client.query_points("photos", in_payload.queries[0], "image")
         client._corrections.known.clear()
     assert len(reads) == 4, "three manifests and one model"
-    write(in_payload.store(), in_payload.model.having(query_map=None))
+    write(in_payload.store(), in_payload.without_map())
     hits = client.query_points("photos", in_payload.queries[0], "image").points
     assert ids(hits) == in_payload.best(in_payload.queries[0])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -31,7 +33,7 @@ def store(request, tmp_path):
     step = 0.4 * rng.normal(size=(DIM, DIM)).astype(np.float32)
     model = hubplugin.fit(targets, rng.normal(size=(60, DIM)), "is", tau=0.2, metric=request.param)
     opened = EdgeStore(shard, path)
-    write(opened, model.having(query_map=QueryMap(step, 1.0, 200)))
+    write(opened, replace(model, query_map=QueryMap(step, 1.0, 200)).centred_on(targets))
     yield opened
     shard.close()
 
