@@ -143,13 +143,13 @@ class Version(FrozenModel):
         )
 
     def having(self, query_map: QueryMap | None) -> Version:
-        """This version with the map of its model."""
-        return self if query_map is self.query_map else self.model_copy(update={"query_map": query_map})
+        """This version, which is `mapped`, with the map of its model."""
+        return self.model_copy(update={"query_map": query_map})
 
     @property
-    def map(self) -> QueryMap | None:
-        """The query map, None where there is none. A version whose map nobody has read must not be taken for one."""
-        assert self.query_map is not None or not self.mapped, f"the query map of version {self.number} was not read"
+    def map(self) -> QueryMap:
+        """The map of a version that is `mapped`, and whose model was read."""
+        assert self.query_map is not None
         return self.query_map
 
     @property

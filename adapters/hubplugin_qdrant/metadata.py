@@ -485,7 +485,7 @@ class CorrectionCache:
             if version.model not in self.fits:
                 self.fits[version.model] = yield from read_model(self.raw, known.place, version)
             model = self.fits[version.model]
-            pairs.append((version.having(model.query_map), model))
+            pairs.append((version.having(model.query_map) if version.mapped else version, model))
         return pairs
 
     def stored_offsets(

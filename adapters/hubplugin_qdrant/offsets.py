@@ -124,8 +124,7 @@ class VectorStorage(Storage[list[float]]):
         """What stands for `vectors` [b, d] in the augmented ones, before the offset."""
         if self.version.metric is Metric.COSINE:
             vectors = normalise(vectors, "vectors")
-        query_map = self.version.map
-        return vectors if query_map is None else query_map.on_targets(vectors)
+        return self.version.map.on_targets(vectors) if self.version.mapped else vectors
 
     def neutral(self) -> list[float]:
         return [0.0] * (self.version.dim + 1)

@@ -159,7 +159,7 @@ WITH_EXAMPLES = tuple(
 def mapped(query: list[float], version: Version) -> tuple[list[float], float]:
     """What is searched with for the vector `query`, and by what its scores are multiplied: by its length under cosine,
     since the server divides by that. Without a query map the query, and 1."""
-    if version.map is None:
+    if not version.mapped:
         return query, 1.0
     if version.metric is not Metric.COSINE:
         return _mapped(query, version.map), 1.0
@@ -178,7 +178,7 @@ def with_mapped_examples(query: Any, using: str | None, manifest: Manifest) -> A
     """A `query` that is not corrected, with the vectors in it mapped where the vector that it searches has a map that
     clients apply."""
     version = manifest.active.get(using or "")
-    if version is None or version.storage == "vector" or version.map is None or not isinstance(query, WITH_EXAMPLES):
+    if version is None or not version.mapped or version.storage == "vector" or not isinstance(query, WITH_EXAMPLES):
         return query
     return _mapped_within(query, version.map)
 
@@ -533,7 +533,7 @@ def _candidates(
     limit = _over_all(prefetches, version.candidates(results, is_exact(node.params)), version)
     # Local mode up to 1.19.0 takes no bare id in a prefetch.
     query, length = node.query if isinstance(node.query, list) else resolved(node.query), 1.0
-    if version.map is not None:
+    if version.mapped:
         asked = nearest(query)
         if isinstance(asked, EMBEDDED):
             raise _unmappable(asked)

@@ -221,7 +221,9 @@ class VersionWriting(Writing):
     """The offsets of `version`, those of `model`, on their way into `store`; no other run may write them meanwhile."""
 
     def __init__(self, store: VersionedStore, version: Version, found: Found, model: OffsetModel):
-        self.store, self.version, self.found = store, version.having(model.query_map), found
+        self.store, self.version, self.found = store, version, found
+        if version.mapped:
+            self.version = version.having(model.query_map)
         self.is_taken_out = False  # what another run has taken out is taken out once more, with what came later
 
     def undisturbed(self) -> Manifest:
