@@ -7,9 +7,9 @@ Jobs: `store` (the contract of `hubplugin.store`) reads by `points` and writes b
 `calibration`; each asks by `transport`. `places` knows URLs and ranges of ids. `edge` is the same for a shard of
 Qdrant Edge.
 
-Clients: `client` drives the operations of `searches` and `writes`, which send what the pure functions in `requests`
-make. `plain_client` has all that is used of qdrant-client's privates. `langchain` and `haystack` put the client into
-frameworks.
+Clients: `client` drives the operations of `searches` and `writes`, which send what the pure functions in `requests` and
+`query_maps` make. `plain_client` has all that is used of qdrant-client's privates. `langchain` and `haystack` put the
+client into frameworks.
 
 Both: `manifest` (values and what follows from them), `metadata` (where these lie, and what is known of them), `offsets`
 (what a point holds).

@@ -37,7 +37,8 @@ from hubplugin_qdrant.calibration import calibrated, chosen_queries
 from hubplugin_qdrant.explanation import shard_explanation
 from hubplugin_qdrant.manifest import Manifest, Metadata, Payload, Version
 from hubplugin_qdrant.points import PointReader, texts_at
-from hubplugin_qdrant.requests import mapped, rewrite, similarity_threshold, with_distances
+from hubplugin_qdrant.query_maps import mapped
+from hubplugin_qdrant.requests import rewrite, similarity_threshold, with_distances
 from hubplugin_qdrant.store import VersionedStore, VersionWriting, usable_key
 from hubplugin_qdrant.transport import plain_id
 

@@ -37,11 +37,11 @@ from qdrant_client.conversions.conversion import GrpcToRest
 
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
-from hubplugin.model import QueryMap
 from hubplugin.store import Id
 from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.manifest import Manifest, Version
 from hubplugin_qdrant.plain_client import Arguments, ShardKey, changed, resolved
+from hubplugin_qdrant.query_maps import EMBEDDED, mapped, unit, unmappable, with_mapped_examples
 
 _ARGUMENTS = {
     "prefetch": "prefetch",
@@ -143,64 +143,6 @@ def corrected_version(query: object, using: str | None, manifest: Manifest) -> V
             "embed it in the client (cloud_inference=False), or apply storage='payload'"
         )
     return None  # another dimension, or a point that is not there, is the server's to refuse
-
-
-EMBEDDED = (models.Document, models.Image, models.InferenceObject)
-"""What somebody embeds: the client, before a request is rewritten, or else the server."""
-
-WITH_EXAMPLES = tuple(
-    getattr(models, name)
-    for name in ("NearestQuery", "RecommendQuery", "DiscoverQuery", "ContextQuery", "RelevanceFeedbackQuery")
-    if hasattr(models, name)  # qdrant-client 1.18 lacks the last
-)
-"""Queries that hold vectors, which a query map maps."""
-
-
-def mapped(query: list[float], version: Version) -> tuple[list[float], float]:
-    """What is searched with for the vector `query`, and by what its scores are multiplied: by its length under cosine,
-    since the server divides by that. Without a query map the query, and 1."""
-    if not version.mapped:
-        return query, 1.0
-    if version.metric is not Metric.COSINE:
-        return _mapped(query, version.map), 1.0
-    asked = _mapped(_unit(query), version.map)
-    return asked, math.hypot(*asked)
-
-
-def _mapped(vector: list[float], query_map: QueryMap) -> list[float]:
-    if len(vector) != len(query_map.step):
-        return vector  # the server's to refuse
-    asked: list[float] = query_map(np.array([vector], np.float32))[0].tolist()
-    return asked
-
-
-def with_mapped_examples(query: Any, using: str | None, manifest: Manifest) -> Any:
-    """A `query` that is not corrected, with the vectors in it mapped where the vector that it searches has a map that
-    clients apply."""
-    version = manifest.active.get(using or "")
-    if version is None or not version.mapped or version.storage == "vector" or not isinstance(query, WITH_EXAMPLES):
-        return query
-    return _mapped_within(query, version.map)
-
-
-def _mapped_within(part: Any, query_map: QueryMap) -> Any:
-    """`part` of a query with the vectors in it mapped. Each keeps its length, by which an average weighs it."""
-    if isinstance(part, list):
-        if part and isinstance(part[0], float):
-            return _mapped(part, query_map)
-        return [_mapped_within(each, query_map) for each in part]
-    if isinstance(part, EMBEDDED):
-        raise _unmappable(part)
-    if not isinstance(part, BaseModel) or isinstance(part, models.SparseVector):
-        return part
-    return changed(part, {name: _mapped_within(value, query_map) for name, value in part.__dict__.items()})
-
-
-def _unmappable(document: object) -> InputError:
-    return InputError(
-        f"a {type(document).__name__} that the server embeds cannot go through the query map of the correction: "
-        "embed it in the client (cloud_inference=False), or apply storage='vector', where the map lies in the store"
-    )
 
 
 def is_exact(params: models.SearchParams | None) -> bool:
@@ -443,9 +385,6 @@ def _as_distances(expression: models.Expression, names: set[str]) -> models.Expr
 SERVER_LIMIT = 10
 """The limit of a request or prefetch that states none."""
 
-UNIT = 1e-6
-"""By how much the length of a vector may differ from 1 for it to go as it is: what its numbers are rounded by."""
-
 
 @dataclass(frozen=True)
 class Rewritten:
@@ -536,7 +475,7 @@ def _candidates(
     if version.mapped:
         asked = nearest(query)
         if isinstance(asked, EMBEDDED):
-            raise _unmappable(asked)
+            raise unmappable(asked)
         if isinstance(asked, list):
             query, length = mapped(asked, version)
     made = _prefetch(
@@ -587,7 +526,7 @@ def _augmented(node: Node, prefetches: list[models.Prefetch], version: Version) 
     """The query of `node` in d + 1 dimensions, [q, 1] or, under Euclidean distance, [q, 0]: where it goes, over what,
     and how. The last component is unlike the others, so that codes made for those lose it."""
     query = nearest(node.query)
-    query = query if version.metric is not Metric.COSINE else _unit(query)
+    query = query if version.metric is not Metric.COSINE else unit(query)
     last = 0.0 if version.metric is Metric.EUCLIDEAN else 1.0
     params = node.params
     if version.codes:
@@ -605,13 +544,6 @@ def _augmented(node: Node, prefetches: list[models.Prefetch], version: Version) 
 
 _SEARCH_PARAMS = models.SearchParams()
 _FULL_VECTORS = models.QuantizationSearchParams(ignore=True)
-
-
-def _unit(vector: list[float]) -> list[float]:
-    length = math.hypot(*vector) or 1.0
-    if abs(length - 1.0) < UNIT:
-        return vector
-    return [value / length for value in vector]
 
 
 def _over_corrected(query: object, children: list[models.Prefetch], manifest: Manifest) -> Any:

@@ -142,7 +142,7 @@ def test_a_document_that_the_server_embeds_is_refused_in_one_line(in_payload, qu
     client._corrections.raw.client.cloud_inference = True
     document = models.Document(text="a dog", model="m")
     query = query or models.RecommendQuery(recommend=models.RecommendInput(positive=[document]))
-    with pytest.raises(InputError, match=r"a Document that the server embeds.*query map.*storage='vector'"):
+    with pytest.raises(InputError, match=r"a Document that the server embeds.*query map.*cloud_inference=False"):
         client.query_points("photos", query, "image")
 
 
@@ -191,7 +191,7 @@ def test_a_point_without_its_second_vector_is_found_by_its_raw_score(in_vector):
     assert [key for key in ids(found) if key != ROWS] == in_vector.best(query, ROWS)
 
 
-def test_a_rollback_returns_to_searches_without_the_map_and_a_removal_leaves_nothing(photos):
+def test_a_rollback_goes_back_to_unmapped_searches_and_a_removal_leaves_nothing(photos):
     before = photos.plain.retrieve("photos", range(ROWS), with_vectors=True)
     photos.apply_mapped()
     mapped, plain = photos.model, photos.without_map()
