@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from email import message_from_bytes
@@ -30,8 +33,9 @@ def run(*command: str | Path, cwd: Path, check: bool = True) -> subprocess.Compl
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
+    """Made from the source distribution, which lies beside it."""
     folder = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
     return next(folder.glob("*.whl"))
 
 
@@ -83,7 +87,63 @@ def test_every_extra_names_only_extras_that_there_are(metadata):
 
 
 def test_the_page_that_an_index_shows_can_be_rendered(wheel):
-    run(sys.executable, "-m", "twine", "check", "--strict", wheel, cwd=wheel.parent)
+    made = sorted(wheel.parent.iterdir())
+    assert [path.suffix for path in made] == [".whl", ".gz"]
+    run(sys.executable, "-m", "twine", "check", "--strict", *made, cwd=wheel.parent)
+
+
+def test_the_source_distribution_has_the_tests_and_nothing_of_a_workplace(wheel):
+    with tarfile.open(next(wheel.parent.glob("*.tar.gz"))) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames()}
+    assert {"pyproject.toml", "README.md", "tests/whole/test_wheel.py"} <= names
+    assert not {name for name in names if name.startswith((".github/", ".ci/", ".venv", "dist/"))}
+
+
+PROGRAM = (
+    "import hubplugin, hubplugin_faiss, hubplugin_qdrant, sys; print(hubplugin.__version__, 'torch' in sys.modules)"
+)
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
+def test_the_wheel_serves_without_torch_on_every_python(wheel, tmp_path, version):
+    installed = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))  # pyenv's own command chooses one
+    python = next(iter(installed), shutil.which(f"python{version}"))
+    if python is None:
+        pytest.skip(f"Python {version} is not on this machine: install it, with its venv")
+    run(python, "-m", "venv", tmp_path / "env", cwd=tmp_path)
+    pip = (tmp_path / "env" / "bin" / "python", "-m", "pip", "install", "--quiet", "--only-binary", ":all:")
+    run(*pip, "--constraint", ROOT / "constraints.txt", f"{wheel}[faiss,qdrant]", cwd=tmp_path)
+    shown = run(tmp_path / "env" / "bin" / "python", "-c", PROGRAM, cwd=tmp_path).stdout
+    assert shown == f"{__version__} False\n"
+    assert "diagnose" in run(tmp_path / "env" / "bin" / "hubplugin", "--help", cwd=tmp_path).stdout
+
+
+@pytest.mark.network
+def test_the_steps_of_the_dockerfile_make_a_service(tmp_path):
+    """Its first two stages as a script in a folder, where no base image is to be had."""
+    venv.create(tmp_path / "env", with_pip=True)
+    stages = (ROOT / "Dockerfile").read_text().replace("\\\n", " ").split("\nFROM ")[1:3]
+    for line in "\n".join(stages).splitlines():
+        step, _, rest = line.partition(" ")
+        here = re.sub(r"(?<=[\s\"])/(?=wheel|tmp)", f"{tmp_path}/", f" {rest}")
+        if step == "WORKDIR":
+            (tmp_path / "source").mkdir()
+        elif step == "COPY" and "--from" not in rest:
+            *sources, target = here.split()
+            for each in sources:
+                place = tmp_path / "source" / target if not target.startswith("/") else Path(target)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                whole = (ROOT / each).is_dir()
+                shutil.copytree(ROOT / each, place) if whole else shutil.copy(ROOT / each, place)
+        elif step == "COPY":
+            _, made, target = here.split()
+            shutil.copytree(made, target)
+        elif step == "RUN":
+            script = here.replace("&& useradd --create-home user", "")
+            path = f"PATH={tmp_path / 'env' / 'bin'}:$PATH"
+            run("bash", "-euc", f"export {path}; {script}", cwd=tmp_path / "source")
+    assert "diagnose" in run(tmp_path / "env" / "bin" / "hubplugin", "--help", cwd=tmp_path).stdout
 
 
 @pytest.mark.network
