@@ -177,8 +177,6 @@ def like(values: np.ndarray, array: Array) -> Array:
 
 def squared_lengths(vectors: np.ndarray, metric: Metric) -> np.ndarray:
     """|v|^2 of every row: float64 [b]. But for distances they are bounds alone, for which float32 sums will do."""
-    if metric is Metric.COSINE:
-        return np.ones(len(vectors))
     squares = np.einsum("jd,jd->j", vectors, vectors, dtype=np.float64 if metric is Metric.EUCLIDEAN else None)
     return np.asarray(squares, np.float64)
 
@@ -362,7 +360,7 @@ class Similarities:
         self._origin = bank.mean(axis=0, dtype=np.float64) if metric is Metric.EUCLIDEAN else None
         self._source = self._moved(bank)
         squares = squared_lengths(self._source, metric)
-        self._norm = math.sqrt(squares.max())
+        self.longest = math.sqrt(squares.max())  # by cosine 1, but for what a query map gives
         self._own = -squares / 2 if metric is Metric.EUCLIDEAN else np.zeros(self.m)
         self._banks: dict[str, Array] = {}
 
@@ -406,10 +404,10 @@ class Similarities:
         done = 0
         for read in prepared_blocks(targets, self.metric, max(height, BLOCK_ROWS // height * height)):
             block = self._moved(read)
-            squares = squared_lengths(block, self.metric)
-            similarity = self._norm * math.sqrt(squares.max())
+            squares = np.ones(len(block)) if self.metric is Metric.COSINE else squared_lengths(block, self.metric)
+            similarity = self.longest * math.sqrt(squares.max())
             wide = self._needs_float64(
-                similarity if self.metric is not Metric.EUCLIDEAN else max(self._norm**2, squares.max())
+                similarity if self.metric is not Metric.EUCLIDEAN else max(self.longest**2, squares.max())
             )
             shift = middle - (squares / 2 * scale if self.metric is Metric.EUCLIDEAN else np.zeros(len(block)))
             bank = self._bank("float64" if wide else "float32")

@@ -302,7 +302,7 @@ class Kernel:
 
 def serves_first_iteration(similarities: Similarities, tau: float) -> bool:
     """Whether exponentials at log alpha = 0 neither overflow nor vanish over all targets."""
-    return similarities.metric is Metric.COSINE and 1 / tau <= SAFE_EXPONENT
+    return similarities.metric is Metric.COSINE and similarities.longest / tau <= SAFE_EXPONENT
 
 
 def _shares_of(exponentials: torch.Tensor, weights: torch.Tensor, out: None = None) -> torch.Tensor:

@@ -15,6 +15,7 @@ import hubplugin
 from hubplugin.compute import Columns, Compute, Similarities, reduces_precision, sinkhorn
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
+from hubplugin.model import QueryMap
 from hubplugin.vectors import as_vectors
 from tests.core import formulas
 
@@ -118,6 +119,19 @@ def test_a_temperature_below_the_rounding_of_similarities_is_refused(metric, see
     for tau in (1e-17, 1e-30):
         with pytest.raises(InputError, match=f"tau={tau:g} is out of proportion .* below their rounding"):
             hubplugin.fit(targets, bank, "sn", metric=metric, tau=tau)
+
+
+@pytest.mark.parametrize("stretch", [0.5, 1.0, 3.0])
+def test_a_bank_that_a_query_map_makes_longer_overflows_nothing(stretch, rng):
+    """exp(s/tau) of unit vectors is inside float32 at this temperature; of twice the length it is not."""
+    targets = rng.normal(size=(300, 16)).astype(np.float32)
+    bank = np.concatenate([targets[:40], rng.normal(size=(200, 16)).astype(np.float32)])
+    model = hubplugin.fit(targets, bank, "is", tau=0.017)
+    stretched = QueryMap((stretch * np.eye(16)).astype(np.float32), 1.0, 200)
+    found = replace(model, query_map=stretched).centred_on(targets).offsets(targets)
+    raw = (1 + stretch) * formulas.similarity(bank, targets, "cosine") / 0.017
+    expected = -0.017 * np.logaddexp.reduce(raw, axis=0)
+    np.testing.assert_allclose(found, expected - expected.mean(), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("method", "parameters"), SETTINGS)
