@@ -97,7 +97,7 @@ $(VENV)/demo: $(VENV)/torch pyproject.toml
 
 $(VENV)/installed: $(VENV)/torch pyproject.toml
 	@echo "Installing hubplugin with everything that its tests need ..."
-	@$(PIP) --editable '.[dev]' --editable examples/lancedb_adapter
+	@$(PIP) --editable '.[dev]'
 	@touch $@
 
 clean:

@@ -466,7 +466,9 @@ class StoreConformance(VersionConformance, QueryMapConformance):
         before = store.search(self.queries(), K)
         self._write_until("within a batch", store, model)
         store = self.reopen(store)
-        assert store.search(self.queries(), K).ids == before.ids
+        again = store.search(self.queries(), K)  # an approximate index that is written to may find another near one
+        same = [len(set(one) & set(other)) / K for one, other in zip(before.ids, again.ids, strict=True)]
+        assert np.mean(same) >= self.recall
         write(store, model)
         self._assert_whole(store, model)
 

@@ -83,9 +83,8 @@ def _core() -> Iterator[str]:
 
 
 def _adapters() -> Iterator[str]:
-    for name in ("hubplugin_faiss", "hubplugin_qdrant"):
-        yield f"## {name}\n"
-        folder = ROOT / "adapters" / name
+    for folder in sorted(each.parent for each in (ROOT / "adapters").glob("*/__init__.py")):
+        yield f"## {folder.name}\n"
         yield f"{_chapters(folder)}\n"
         for inner in sorted(each.parent for each in folder.glob("*/__init__.py")):
             yield f"{_package(inner)}\n"

@@ -33,7 +33,6 @@ from hubplugin.jobs.write import (
     Members,
     ShardedStore,
     SpooledGallery,
-    group_key,
     require_match,
     unwritten,
     write,
@@ -43,7 +42,17 @@ from hubplugin.learning import require_learnable, taught
 from hubplugin.measures.hubness import skewness
 from hubplugin.methods import METHODS, FitInput, Method, asked_for
 from hubplugin.methods.robust import bounded
-from hubplugin.model import Dot, GalleryStatistics, Group, GroupedModel, LogSumExp, OffsetModel, Setting, Value
+from hubplugin.model import (
+    Dot,
+    GalleryStatistics,
+    Group,
+    GroupedModel,
+    LogSumExp,
+    OffsetModel,
+    Setting,
+    Value,
+    group_key,
+)
 from hubplugin.report import Report
 from hubplugin.store import KEEP, Store, recorded_of
 from hubplugin.trial import (

@@ -13,11 +13,11 @@ from pydantic import Field
 
 from hubplugin.compute import Compute, MeanOfLargest, Similarities, TopK, clusters, reduce, search
 from hubplugin.errors import StoreError
-from hubplugin.jobs.write import Comparison, group_key
+from hubplugin.jobs.write import Comparison
 from hubplugin.measures.hubness import k_occurrence, skewness, skewness_by_chance, skewness_of_found
 from hubplugin.methods import FitInput
 from hubplugin.methods.robust import BANK_QUERIES, CLUSTERS, rows_of_sample
-from hubplugin.model import Bound, HubnessAtFit, OffsetModel
+from hubplugin.model import Bound, HubnessAtFit, OffsetModel, group_key
 from hubplugin.store import Batch, Hits, Id, Store
 from hubplugin.trial import OCCURRENCE
 from hubplugin.vectors import as_vectors

@@ -27,7 +27,7 @@ from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.jobs.facts import ToldModel, ToldTrial, guard_says, in_a_sentence, tiles_of, tried
 from hubplugin.methods.robust import floor_of
 from hubplugin.metric import Metric
-from hubplugin.model import GroupedModel, OffsetModel, Value, unmapped, warn_if_swapped
+from hubplugin.model import OffsetModel, Value, group_key, unmapped, warn_if_swapped
 from hubplugin.report import Report, Reported, Verdict
 from hubplugin.store import KEEP, Batch, Store, Writing
 from hubplugin.vectors import Progress, Sliceable, Vectors, cannot_keep, spool
@@ -191,11 +191,6 @@ def compared(store: Store, model: OffsetModel, compute: Compute, what: str) -> C
         comparison.offsets(batch)
         comparison.done(batch)
     return comparison
-
-
-def group_key(model: OffsetModel) -> str | None:
-    """The key within whose values `model` has offsets, if it has them within groups."""
-    return model.key if isinstance(model, GroupedModel) else None
 
 
 class Members(Vectors):

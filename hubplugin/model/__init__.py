@@ -1,7 +1,7 @@
 """What a fit returns: terms over a bank, the model that sums them, its form by groups, and its file."""
 
 from hubplugin.model.file import FORMAT, MAPPED_FORMAT
-from hubplugin.model.grouped import Group, GroupedModel
+from hubplugin.model.grouped import Group, GroupedModel, group_key
 from hubplugin.model.offset_model import (
     Activation,
     Bound,
@@ -37,6 +37,7 @@ __all__ = [
     "Term",
     "TopKMean",
     "Value",
+    "group_key",
     "load",
     "reduction_of",
     "unmapped",

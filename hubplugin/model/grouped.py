@@ -108,3 +108,8 @@ class GroupedModel(OffsetModel):
 
     def __repr__(self) -> str:
         return f"{super().__repr__()} within each {self.key!r}, {len(self.groups)} of them corrected"
+
+
+def group_key(model: OffsetModel) -> str | None:
+    """The key within whose values `model` has offsets, if it has them within groups."""
+    return model.key if isinstance(model, GroupedModel) else None

@@ -20,26 +20,34 @@ def run(program: str, missing: tuple[str, ...] = ()) -> str:
     return result.stdout
 
 
+STORES = (
+    *("chromadb", "faiss", "lancedb", "qdrant_client", "qdrant_edge"),
+    *("hubplugin_chroma", "hubplugin_faiss", "hubplugin_lancedb", "hubplugin_qdrant"),
+)
+
+
 @pytest.mark.slow
 def test_the_core_fits_and_corrects_with_neither_store_installed():
     run(
         "import numpy as np, hubplugin, hubplugin.cli, hubplugin.jobs.correct\n"
         "x = np.eye(4)\n"
         "assert hubplugin.fit(x, x).offsets(x).shape == (4,)\n",
-        missing=("faiss", "qdrant_client", "qdrant_edge", "hubplugin_faiss", "hubplugin_qdrant"),
+        missing=STORES,
     )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("adapter", "missing"),
+    ("adapter", "needed"),
     [
-        ("hubplugin_faiss", ("qdrant_client", "qdrant_edge", "hubplugin_qdrant")),
-        ("hubplugin_qdrant", ("faiss", "hubplugin_faiss")),
+        ("hubplugin_chroma", {"chromadb", "hubplugin_chroma"}),
+        ("hubplugin_faiss", {"faiss", "hubplugin_faiss"}),
+        ("hubplugin_lancedb", {"lancedb", "hubplugin_lancedb"}),
+        ("hubplugin_qdrant", {"qdrant_client", "qdrant_edge", "hubplugin_qdrant"}),
     ],
 )
-def test_each_adapter_imports_without_the_other(adapter, missing):
-    run(f"import {adapter}, {adapter}.store", missing)
+def test_each_adapter_imports_without_the_others(adapter, needed):
+    run(f"import {adapter}, {adapter}.store", tuple(set(STORES) - needed))
 
 
 def test_importing_hubplugin_imports_no_torch():

@@ -9,7 +9,9 @@ import yaml
 from typer.main import get_command
 
 import hubplugin
+import hubplugin_chroma
 import hubplugin_faiss
+import hubplugin_lancedb
 import hubplugin_qdrant
 from hubplugin.cli import app
 from pages import architecture
@@ -30,7 +32,9 @@ def test_the_reference_names_every_command_and_every_option():
 
 
 @pytest.mark.parametrize(
-    "package", [hubplugin, hubplugin_faiss, hubplugin_qdrant], ids=lambda package: package.__name__
+    "package",
+    [hubplugin, hubplugin_chroma, hubplugin_faiss, hubplugin_lancedb, hubplugin_qdrant],
+    ids=lambda package: package.__name__,
 )
 def test_every_public_name_stands_in_the_reference(package):
     page = (ROOT / "docs" / "reference" / "api.md").read_text()

@@ -45,11 +45,13 @@ def metadata(wheel) -> Message:
     return message_from_bytes(zipfile.ZipFile(wheel).read(name))
 
 
-def test_the_wheel_carries_three_packages_their_types_and_the_example_data(wheel):
+def test_the_wheel_carries_the_packages_their_types_and_the_example_data(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     for expected in (
         "hubplugin/py.typed",
+        "hubplugin_chroma/py.typed",
         "hubplugin_faiss/py.typed",
+        "hubplugin_lancedb/py.typed",
         "hubplugin_qdrant/py.typed",
         "hubplugin/data/test_queries.npy",
         "hubplugin/report/report.html",
@@ -57,7 +59,9 @@ def test_the_wheel_carries_three_packages_their_types_and_the_example_data(wheel
         assert expected in names
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {
         "hubplugin",
+        "hubplugin_chroma",
         "hubplugin_faiss",
+        "hubplugin_lancedb",
         "hubplugin_qdrant",
     }
 
@@ -83,7 +87,7 @@ def test_every_extra_names_only_extras_that_there_are(metadata):
         if requirement.name == "hubplugin":
             assert requirement.extras <= extras
         if requirement.marker is None:  # the core needs neither store
-            assert not requirement.name.startswith(("faiss", "qdrant"))
+            assert not requirement.name.startswith(("chroma", "faiss", "lance", "qdrant"))
 
 
 def test_the_page_that_an_index_shows_can_be_rendered(wheel):

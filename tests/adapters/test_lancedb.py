@@ -1,4 +1,4 @@
-"""A third adapter, over somebody else's store and through its entry point, passes the conformance suite."""
+"""The adapter for LanceDB, through its entry point, passes the conformance suite."""
 
 from __future__ import annotations
 

@@ -1,0 +1,191 @@
+"""For a store that keeps a correction as a copy of its vectors with one more dimension, such as a second column or a
+second collection: what is the same in each of them. An adapter says where copies lie, and how they are searched."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hubplugin.metric import Metric, augment_queries, augment_targets
+from hubplugin.model import OffsetModel, group_key
+from hubplugin.store import Batch, Correction, Found, Hits, Id, State, Store, StoredVersion, Writing, now
+from hubplugin.vectors import Progress
+
+ROUNDING = 1e-5
+"""By how much, of its largest component, a vector in a copy may differ from its target's and still be that."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One version of a correction; fingerprint: that of its model."""
+
+    number: int
+    state: State
+    made: str
+    fingerprint: str
+
+
+class CopyStore(Store):
+    """A `Versioned` store of copies. Searches go to the copy that is active, with s(q, t) + offset(t) as its score:
+
+    inner product, cosine of unit vectors   [t + S't, offset / e], searched with [q, e]: q + Sq is the query map
+    squared Euclidean distance              [t, sqrt(2 (cap - offset))], searched with [q, 0]
+    """
+
+    _model: OffsetModel | None = None
+
+    @abstractmethod
+    def copies(self) -> list[Copy]:
+        """The versions, in the order in which `list_copies` was given them."""
+
+    @abstractmethod
+    def list_copies(self, copies: Sequence[Copy]) -> None:
+        """Makes `copies` the versions, in one step, and then deletes what belongs to none of them."""
+
+    @abstractmethod
+    def create_copy(self, copy: Copy, model: OffsetModel) -> None:
+        """Makes room for a copy that is not listed yet, and keeps its model."""
+
+    @abstractmethod
+    def model_bytes(self, copy: Copy) -> bytes:
+        """The model of a copy that is listed, as `OffsetModel.to_bytes` made it."""
+
+    @abstractmethod
+    def batches(self, copy: Copy | None, group_by: str | None) -> Iterator[Batch]:
+        """As `scan`, with the offsets in `copy`."""
+
+    @abstractmethod
+    def write_copy(self, copy: Copy, ids: Sequence[Id], vectors: np.ndarray) -> None:
+        """Puts `vectors` [b, d + 1] of the targets `ids` into `copy`."""
+
+    @property
+    def maps_queries(self) -> bool:  # type: ignore[override]
+        return self.metric is not Metric.EUCLIDEAN
+
+    def model_of(self, copy: Copy) -> OffsetModel:
+        """The model of a copy that is listed."""
+        if self._model is None or self._model.fingerprint != copy.fingerprint:
+            self._model = OffsetModel.from_bytes(self.model_bytes(copy), self.url)
+        return self._model
+
+    def copy_in(self, state: State) -> Copy | None:
+        """The version that is in `state`, if there is one."""
+        return next((copy for copy in self.copies() if copy.state == state), None)
+
+    def scan(self, group_by: str | None = None) -> Iterator[Batch]:
+        copy = self.copy_in("active")
+        return self.batches(copy, group_by or (None if copy is None else group_key(self.model_of(copy))))
+
+    def correction(self) -> Correction | None:
+        copy = self.copy_in("active") or self.copy_in("half-written")
+        return None if copy is None else Correction(self.model_of(copy), copy.state == "active")
+
+    def begin(self, model: OffsetModel, progress: Progress | None = None) -> CopyWriting:
+        copies = self.copies()
+        for copy in copies:
+            if copy.fingerprint == model.fingerprint and copy.state != "kept":
+                return CopyWriting(self, copy, model, "active" if copy.state == "active" else "half-written")
+        number = 1 + max((copy.number for copy in copies), default=0)
+        begun, others = (
+            Copy(number, "half-written", now(), model.fingerprint),
+            [copy for copy in copies if copy.state != "half-written"],
+        )
+        self.list_copies(others)
+        self.create_copy(begun, model)
+        self.list_copies([*others, begun])
+        return CopyWriting(self, begun, model, "nothing")
+
+    def versions(self) -> list[StoredVersion]:
+        ordered = sorted(self.copies(), key=lambda copy: copy.number)
+        return [StoredVersion.of(self.model_of(copy), copy.number, copy.state, copy.made) for copy in ordered]
+
+    def return_to(self, number: int) -> None:
+        kept = [replace(copy, state="kept") if copy.state == "active" else copy for copy in self.copies()]
+        others = [copy for copy in kept if copy.number != number]
+        self.list_copies([*others, *(replace(copy, state="active") for copy in kept if copy.number == number)])
+
+    def prune(self, keep: int, progress: Progress | None = None) -> None:
+        kept = [copy for copy in self.copies() if copy.state == "kept"]
+        gone = kept[: max(len(kept) - keep, 0)]
+        self.list_copies([copy for copy in self.copies() if copy not in gone])
+
+    def augmented(self, model: OffsetModel, vectors: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """What a copy holds of targets [b, d] with `offsets` [b]: float32 [b, d + 1]. A zero vector stays one."""
+        if self.metric is Metric.COSINE:
+            lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
+            vectors = (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+        if model.query_map is not None:
+            vectors = vectors + vectors @ model.query_map.step
+        return augment_targets(vectors, offsets, self.metric, e=e_of(model), max_offset=cap_of(model))
+
+    def augmented_queries(self, model: OffsetModel, queries: np.ndarray) -> np.ndarray:
+        """What a copy is searched with in the place of `queries` [m, d]: float32 [m, d + 1]."""
+        return augment_queries(model.having(query_map=None).queries(queries), self.metric, e=e_of(model))
+
+    def offsets_of(self, model: OffsetModel, vectors: np.ndarray, stored: np.ndarray) -> np.ndarray:
+        """The offsets in what a copy has `stored` [b, d + 1] of targets [b, d]: float32 [b], NaN where the vector has
+        changed since."""
+        extra = stored[:, -1].astype(np.float64)
+        offsets = cap_of(model) - extra**2 / 2 if self.metric is Metric.EUCLIDEAN else e_of(model) * extra
+        expected = self.augmented(model, vectors, offsets)[:, :-1]
+        apart = np.abs(stored[:, :-1] - expected).max(axis=1)
+        changed = apart > ROUNDING * np.maximum(1, np.abs(expected).max(axis=1))
+        return np.where(changed, np.nan, offsets).astype(np.float32)
+
+    def corrected(self, model: OffsetModel, asked: np.ndarray, k: int, of_copy: Hits, neutral: Hits) -> Hits:
+        """The k best of what `asked` [m, d], which is `model.queries(q)`, found in a copy and among the vectors of the
+        targets that it lacks.
+
+        All scores are distances, as most stores say: 1 - s for inner product and cosine, else |q - t|^2. Corrected they
+        are less by the offset, under squared Euclidean distance by twice the offset.
+        """
+        constant = 2 * cap_of(model) if self.metric is Metric.EUCLIDEAN else 0.0
+        # By cosine, a store divides what a map has made of a query by its length.
+        lengths = np.linalg.norm(asked, axis=1) if self.metric is Metric.COSINE else np.ones(len(asked))
+        ids, scores = [], []
+        for row, length in enumerate(lengths.tolist()):
+            pairs = [(score - constant, key) for score, key in _pairs(of_copy, row)]
+            pairs += [(1 - length * (1 - score), key) for score, key in _pairs(neutral, row)]
+            best = sorted(pairs, key=lambda pair: pair[0])[:k]
+            ids.append([key for _, key in best])
+            scores.append([score for score, _ in best])
+        return Hits(ids, scores)
+
+
+class CopyWriting(Writing):
+    """The offsets of `model` on their way into a copy, which no search reads before it is activated."""
+
+    def __init__(self, store: CopyStore, copy: Copy, model: OffsetModel, found: Found):
+        self._store, self._copy, self._model, self.found = store, copy, model, found
+
+    def scan(self) -> Iterator[Batch]:
+        return self._store.batches(self._copy, group_key(self._model))
+
+    def write(self, batch: Batch, offsets: np.ndarray) -> None:
+        self._store.write_copy(self._copy, batch.ids, self._store.augmented(self._model, batch.vectors, offsets))
+
+    def activate(self) -> None:
+        self._store.return_to(self._copy.number)
+
+
+def cap_of(model: OffsetModel) -> float:
+    """No offset of `model` is larger; what is stored under Euclidean distance needs a bound."""
+    return 0.0 if model.gallery is None else model.gallery.cap
+
+
+def e_of(model: OffsetModel) -> float:
+    """The last component of a query, so that that of the targets, offset / e, spreads half as far as any other.
+
+    A graph (HNSW) by inner product misses neighbours where one component outweighs the others, or weighs nothing:
+    `benchmarks/extra_component.py`.
+    """
+    spread = 0.0 if model.gallery is None else model.gallery.deviation
+    bank = model.terms[0].bank
+    return 2 * spread / float(np.sqrt(np.square(bank, dtype=np.float64).mean())) if spread > 0 else 1.0
+
+
+def _pairs(hits: Hits, row: int) -> Iterator[tuple[float, Id]]:
+    return zip(hits.scores[row], hits.ids[row], strict=True)

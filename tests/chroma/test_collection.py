@@ -1,0 +1,155 @@
+"""`HubCollection`: an application searches and writes as before, corrected, and both collections stay the same."""
+
+from __future__ import annotations
+
+import chromadb
+import numpy as np
+import pytest
+
+import hubplugin
+from hubplugin_chroma import ChromaStore, HubCollection
+
+pytestmark = pytest.mark.slow
+
+
+def gallery(rng, count=200, dim=16):
+    vectors = rng.normal(size=(8, dim))[rng.integers(8, size=count)] + rng.normal(size=(count, dim))
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+@pytest.fixture(params=["cosine", "l2"])
+def photos(request, tmp_path, rng):
+    """A corrected collection as an application has it, beside what hubplugin knows of it."""
+    client = chromadb.PersistentClient(tmp_path)
+    plain = client.create_collection("photos", configuration={"hnsw": {"space": request.param}})
+    vectors = gallery(rng)
+    ids = [f"p{number}" for number in range(200)]
+    plain.add(
+        ids=ids, embeddings=vectors, metadatas=[{"even": number % 2 == 0} for number in range(200)], documents=ids
+    )
+    store = ChromaStore(client, plain)
+    metric = "cosine" if request.param == "cosine" else "euclidean"
+    hubplugin.apply(store, hubplugin.fit(vectors, vectors[:100] + 0.1, "is", metric=metric), force=True)
+    return HubCollection(client, client.get_collection("photos")), store, vectors
+
+
+def ranked(store, vectors, offsets, query):
+    """The numbers of the targets, nearest first, and their corrected distances, in float64."""
+    similarity = vectors.astype(np.float64) @ query.astype(np.float64)
+    distance = 1 - similarity - offsets if store.metric.value == "cosine" else 2 - 2 * similarity - 2 * offsets
+    return np.argsort(distance), np.sort(distance)
+
+
+def test_a_query_answers_corrected_with_all_that_was_asked_for(photos):
+    collection, store, vectors = photos
+    offsets = store.correction().model.offsets(vectors).astype(np.float64)
+    found = collection.query(vectors[:3], n_results=5, include=["documents", "distances", "embeddings", "metadatas"])
+    for row in range(3):
+        order, distances = ranked(store, vectors, offsets, vectors[row])
+        assert found["ids"][row] == [f"p{number}" for number in order[:5]]
+        assert found["documents"][row] == found["ids"][row]
+        np.testing.assert_allclose(found["distances"][row], distances[:5], atol=1e-5)
+        np.testing.assert_allclose(found["embeddings"][row], vectors[order[:5]], atol=1e-6)
+    assert found["uris"] is None
+    assert collection.query(query_embeddings=vectors[0], n_results=5, include=[])["distances"] is None
+
+
+def test_a_filter_is_kept_and_ranks_corrected(photos):
+    collection, store, vectors = photos
+    offsets = store.correction().model.offsets(vectors).astype(np.float64)
+    order, _ = ranked(store, vectors[::2], offsets[::2], vectors[1])
+    found = collection.query(query_embeddings=[vectors[1].tolist()], n_results=5, where={"even": True})
+    assert found["ids"][0] == [f"p{2 * number}" for number in order[:5]]
+    assert collection.query(query_embeddings=[vectors[1].tolist()], n_results=5, ids=["p7", "p8"])["ids"][0] in (
+        ["p7", "p8"],
+        ["p8", "p7"],
+    )
+    assert collection.query(query_embeddings=vectors[:1], where_document={"$contains": "nowhere"})["ids"] == [[]]
+
+
+def test_what_is_written_has_its_offset_at_once(photos, rng):
+    collection, store, vectors = photos
+    fresh = gallery(rng, 3)
+    collection.add(ids=["a", "b"], embeddings=fresh[:2])
+    collection.upsert(["c"], fresh[2:], None, ["text"])
+    collection.update(ids="p0", embeddings=fresh[2].tolist())
+    collection.delete(where={"even": False})
+    report = hubplugin.inspect(store, queries=0)
+    assert (report.count, report.missing, report.stale) == (103, 0, 0)
+    everything = np.concatenate([fresh[2:], vectors[2::2], fresh])
+    names = ["p0", *(f"p{number}" for number in range(2, 200, 2)), "a", "b", "c"]
+    offsets = store.correction().model.offsets(everything).astype(np.float64)
+    order, _ = ranked(store, everything, offsets, vectors[5])
+    assert collection.query(vectors[5], n_results=8)["ids"][0] == [names[number] for number in order[:8]]
+
+
+def test_what_was_written_and_deleted_past_it_is_seen(photos, rng):
+    collection, store, vectors = photos
+    plain, fresh = chromadb.Collection(collection._client, collection._model), gallery(rng, 2)
+    before = collection.query(vectors[:1], n_results=200)["ids"][0]
+    plain.delete(ids=before[:3])
+    plain.add(ids=["x", "y", "z"], embeddings=[*fresh, fresh[0]])  # as many as were deleted
+    found = store.search(vectors[:1], 20)
+    assert not set(before[:3]) & set(found.ids[0])
+    assert len(store.search(fresh, 200).ids[0]) == 200
+    assert {"x", "z"} <= set(store.search(fresh[:1], 10).ids[0])
+    hubplugin.refresh(store)
+    report = hubplugin.inspect(store, queries=0)
+    assert (report.count, report.missing, report.stale) == (200, 0, 0)
+
+
+def test_a_vector_changed_past_it_is_stale_although_its_offset_is_the_same(photos):
+    collection, store, vectors = photos
+    model = store.correction().model
+    moved = vectors[9].copy()
+    chromadb.Collection(collection._client, collection._model).update(ids=["p9"], embeddings=[-moved])
+    assert hubplugin.inspect(store, queries=0).missing + hubplugin.inspect(store, queries=0).stale >= 1
+    hubplugin.refresh(store)
+    assert store.correction().model.fingerprint == model.fingerprint
+    assert hubplugin.inspect(store, queries=0).missing == 0
+
+
+def test_without_a_correction_and_after_its_removal_it_is_the_collection(photos):
+    collection, store, vectors = photos
+    corrected = collection.query(vectors[:20], n_results=5)["ids"]
+    store.remove()
+    plain = chromadb.Collection(collection._client, collection._model)
+    assert collection.query(vectors[:20], n_results=5) == plain.query(vectors[:20], n_results=5)
+    assert collection.query(vectors[:20], n_results=5)["ids"] != corrected
+    assert isinstance(collection, chromadb.Collection)
+    assert collection.count() == 200
+    collection.add(ids=["new"], embeddings=vectors[:1])
+    assert [each.name for each in store._client.list_collections()] == ["photos"]
+
+
+def test_a_collection_of_the_same_name_does_not_inherit_the_correction(tmp_path, rng):
+    client, vectors = chromadb.PersistentClient(tmp_path), gallery(rng)
+    for _ in range(2):
+        plain = client.create_collection("photos", configuration={"hnsw": {"space": "cosine"}})
+        plain.add(ids=[str(number) for number in range(200)], embeddings=vectors)
+        store = ChromaStore(client, plain)
+        assert store.correction() is None
+        hubplugin.apply(store, hubplugin.fit(vectors, vectors[:100] + 0.1, "is"), force=True)
+        assert store.correction().active
+        client.delete_collection("photos")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("chroma:{folder}/nothing", r"Collection \[nothing\] does not exist"),
+        ("chroma:{folder}/sub/photos", "no folder of Chroma; expected chroma:FOLDER/COLLECTION"),
+        ("chroma://localhost:1/photos", "Could not connect to a Chroma server"),
+    ],
+)
+def test_a_store_that_is_not_there_is_named_in_one_line(url, said, tmp_path):
+    chromadb.PersistentClient(tmp_path)
+    with pytest.raises(hubplugin.StoreError, match=said) as raised:
+        hubplugin.open_store(url.format(folder=tmp_path))
+    assert "\n" not in str(raised.value)
+
+
+def test_an_empty_collection_says_that_it_is_empty(tmp_path):
+    chromadb.PersistentClient(tmp_path).create_collection("photos")
+    with pytest.raises(hubplugin.StoreError, match="is empty"):
+        hubplugin.apply(hubplugin.open_store(f"chroma:{tmp_path}/photos"), np.ones((10, 4), np.float32))

@@ -1,0 +1,14 @@
+import chromadb
+import numpy as np
+
+import hubplugin
+from hubplugin_chroma import ChromaStore
+
+gallery, bank = (np.load(f"examples/data/{name}.npy").astype("float32") for name in ("test_targets", "bank_queries"))
+plain = chromadb.PersistentClient("data").create_collection("photos", configuration={"hnsw": {"space": "cosine"}})
+for start in range(0, len(gallery), 400):
+    part = gallery[start : start + 400]
+    ids = [str(start + row) for row in range(len(part))]
+    plain.add(ids=ids, embeddings=part, metadatas=[{"year": 2025}] * len(part))
+hubplugin.apply(ChromaStore(chromadb.PersistentClient("data"), plain), bank)
+vector = bank[0]
