@@ -188,6 +188,20 @@ def test_the_norm_bias_of_codes_goes_by_how_near_mapped_queries_come(rng):
     np.testing.assert_allclose(apart, apart.mean(), rtol=0, atol=0.02)
 
 
+@pytest.mark.parametrize("kind", ["IVF8,Flat", "IDMap2,IVF8,Flat"])
+def test_settings_parameters_and_ranges_reach_the_index_through_the_map(kind, rng):
+    case = cases.made(kind, IP)
+    model = model_of(case.vectors, rng)
+    upgraded = hubplugin_faiss.upgrade(case.index, model)
+    wanted = expected(model, case.queries, case.vectors)
+    assert upgraded.range_search(case.queries, 1.0)[0][-1] == (wanted >= 1.0).sum()
+    narrow = upgraded.search(case.queries, K, params=faiss.SearchParametersIVF(nprobe=1))[1]
+    faiss.extract_index_ivf(upgraded).nprobe = 1
+    np.testing.assert_array_equal(upgraded.search(case.queries, K)[1], narrow)
+    hubplugin_faiss.tune(upgraded, nprobe=8)
+    assert (upgraded.search(case.queries, K)[1] != narrow).any()
+
+
 def test_a_map_within_another_index_is_refused(rng):
     case = cases.made("Flat", IP, n=300)
     upgraded = hubplugin_faiss.upgrade(case.index, model_of(case.vectors, rng))
