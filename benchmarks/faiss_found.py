@@ -3,8 +3,8 @@
     python -m benchmarks.faiss_found [TYPE ...] [--settings WORD ...] [--size 50000] [--rules] [--write]
 
 A type is a factory string; {n} in it is that share of the dimensions, as in PQ{8}np, {lists} the square root of the
-gallery, and `@16` behind it is its efSearch. Each is tried by inner product and by L2. With `--size` a smaller gallery
-is filled up with vectors between two of its targets, which are not like real ones. All rankings are those of the true
+gallery, and `@16` behind it is its efSearch. Each is tried by inner product and by L2. With `--size` the galleries of
+the three settings that MiniLM made are filled up with the vectors of each other. All rankings are those of the true
 vectors.
 
 Of each type: recall@10 of the raw index against the exact raw ranking, of the upgraded one against the exact corrected
@@ -77,13 +77,32 @@ def settings(data: Path) -> Iterator[tuple[str, Path, Callable[[], Setting]]]:
     yield "images", coco, partial(bank_settings.half_log, coco, False, 250, 0)
 
 
-def filled(gallery: np.ndarray, size: int) -> np.ndarray:
-    """`gallery` and, up to `size` unit vectors [size, d], vectors between two of it."""
-    rng, missing = np.random.default_rng(0), max(size - len(gallery), 0)
-    first, second = gallery[rng.integers(0, len(gallery), (2, missing))]
-    between = 0.7 * first + 0.3 * second
-    between /= np.maximum(np.linalg.norm(between, axis=1, keepdims=True), 1e-9)
-    return np.concatenate([gallery, between.astype(np.float32)])
+MINILM = {
+    "code": ("code_search", "examples", "debian"),
+    "examples": ("examples", "code_search", "debian"),
+    "packages": ("code_search", "examples", "debian/targets"),
+}
+"""What a gallery is filled up with, by setting: all vectors of these sets, which one model made. Other wordings of the
+packages that are asked for would be answers that count for none."""
+
+
+def filled(name: str, setting: Setting, size: int, data: Path) -> Setting:
+    """`setting` with `size` targets, if it has fewer: others of `MINILM` that it holds nowhere else, nor twice."""
+    missing = size - len(setting.targets)
+    if missing <= 0:
+        return setting
+    folders = [EXAMPLES if source == "examples" else data / source for source in MINILM[name]]
+    sources = [file for folder in folders for file in sorted(folder.glob("*.npy")) or [folder.with_suffix(".npy")]]
+    pool = np.concatenate([bank_settings.read(file) for file in sources])
+    held = [setting.bank, setting.targets, *(queries for queries, _ in setting.tests.values())]
+    held += [] if setting.target_bank is None else [setting.target_bank]
+    whole = np.dtype((np.void, pool.strides[0]))
+    known, names = (np.ascontiguousarray(part).view(whole).ravel() for part in (np.concatenate(held), pool))
+    _, first = np.unique(names, return_index=True)
+    others = pool[np.sort(first[~np.isin(names[first], known)])]
+    if len(others) < missing:
+        raise SystemExit(f"{name}: {len(setting.targets) + len(others)} vectors at most")
+    return replace(setting, targets=np.concatenate([setting.targets, others[:missing]]))
 
 
 def asked(setting: Setting, most: int = 1000) -> Asked:
@@ -174,8 +193,9 @@ def measured(kinds: list[str], words: list[str], size: int, rules: bool) -> Iter
     for name, source, draw in settings(SHARED):
         if not source.is_dir() or (words and name not in words):
             continue
-        setting = draw()
-        setting = replace(setting, targets=filled(setting.targets, size))
+        if size and name not in MINILM:
+            continue
+        setting = filled(name, draw(), size, SHARED)
         test = asked(setting)
         for kind in kinds:
             for metric in (faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2):

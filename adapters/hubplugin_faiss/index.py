@@ -122,7 +122,7 @@ def upgraded_by(
         of_rebuilt = trial.recall(rebuilt)
         if of_rebuilt.after > recall.after:
             upgraded, recall = rebuilt, of_rebuilt
-    require_recall(widen(upgraded, trial, recall), index, upgraded, force, trial)
+    require_recall(trial, widen(upgraded, trial, recall), index, upgraded, force)
     return upgraded
 
 

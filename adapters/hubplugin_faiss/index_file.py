@@ -7,6 +7,7 @@ A new file is written to the folder of the index, read back and searched. Then i
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
 from hubplugin.store import Batch
 from hubplugin.vectors import Progress, VectorLike, Vectors
-from hubplugin_faiss.calibration import Asked, holds_graph, is_exact, keeps_lengths, loss_of_recall, require_recall
+from hubplugin_faiss.calibration import Asked, holds_graph, is_exact, keeps_lengths, require_recall, trial_of
 from hubplugin_faiss.encoding.codecs import upgrade_spec
 from hubplugin_faiss.encoding.layout import Assemble
 from hubplugin_faiss.files import (
@@ -36,7 +37,7 @@ from hubplugin_faiss.files import (
 )
 from hubplugin_faiss.folder import MODEL, HubFolder, Run
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import IndexScale, block_rows, nearness_of, with_map
+from hubplugin_faiss.handlers.base import SAMPLE, IndexScale, block_rows, nearness_of, with_map
 from hubplugin_faiss.handlers.lists import free_name
 from hubplugin_faiss.index import (
     Gallery,
@@ -279,6 +280,12 @@ class IndexFile:
                 if wanted <= 0:
                     break
 
+    def sample_offsets(self) -> np.ndarray:
+        """Offsets of a block of an upgraded index, as they are stored: float32 [b]; 0 of an empty one."""
+        parts = [np.zeros(1, np.float32)]
+        parts += [own for _, own in itertools.islice(self.handler.scan(0, SAMPLE), 1) if own is not None]
+        return np.concatenate(parts)
+
     def stored_offsets(self) -> np.ndarray:
         """The offsets in an upgraded index, as they are stored: float32 [n]."""
         return np.concatenate([offsets for _, _, offsets in self.blocks() if offsets is not None])
@@ -361,7 +368,8 @@ def put(
         _replace(new, lambda _: made, partial(asked.require_found, new.index))
         return
 
-    spec = upgrade_spec(offsets, model, nearness=nearness, vectors=originals)
+    between = partial(give_back_pages, *new.mapped)
+    spec = upgrade_spec(offsets, model, nearness=nearness, vectors=originals, between=between)
 
     def make(assemble: Assemble) -> faiss.Index:
         return with_map(handler.upgraded(offsets, replace(spec, assemble=assemble)), model.query_map)
@@ -369,8 +377,9 @@ def put(
     def measured(written: faiss.Index) -> None:
         if originals is not None or not is_exact(new.index):
             give_back = partial(give_back_pages, *new.mapped, new.run.new_index)
-            recall = loss_of_recall(new.index, written, model, give_back, originals)
-            require_recall(recall, new.index, written, asked.force)
+            trial = trial_of(new.index, written, model, give_back, originals)
+            if trial is not None:
+                require_recall(trial, trial.recall(written), new.index, written, asked.force)
             asked.require_found(new.index, written)
 
     _replace(new, make, measured)

@@ -65,7 +65,9 @@ class FaissStore(Store):
         model, handler = self._file.model(), self._file.handler
         if model is None or model.gallery is None:
             return Store.precision
-        tried = np.linspace(model.gallery.smallest, model.gallery.largest, 1000, dtype=np.float32)
+        held = self._file.sample_offsets()  # which lengths and norm bias have taken out of the model's own range
+        low, high = min(held.min(), model.gallery.smallest), max(held.max(), model.gallery.largest)
+        tried = np.linspace(low, high, 1000, dtype=np.float32)
         # A second stage that an upgrade added rounds the vectors, too, and so what a model gives for them.
         rounded = 2 * (handler.rounding(tried) + (HALF if handler.two_stage else 0.0))
         return Store.precision + rounded / self._file.scale(model).shortest

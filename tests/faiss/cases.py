@@ -10,6 +10,8 @@ import faiss
 import numpy as np
 import pytest
 
+from hubplugin_faiss.calibration import trial_of
+
 IP, L2 = faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2
 
 EXACT = ("Flat", "IDMap,Flat", "IDMap2,Flat", "IVF8,Flat", "IDMap2,IVF8,Flat", "L2norm,Flat", "IVF8_HNSW8,Flat")
@@ -129,3 +131,9 @@ def assert_ranked(labels: np.ndarray, truth: np.ndarray, ids: np.ndarray, ties: 
     found = np.take_along_axis(truth, column[labels], axis=1)
     best = -np.sort(-truth, axis=1)[:, : labels.shape[1]]
     np.testing.assert_allclose(found, best, rtol=0, atol=ties)
+
+
+def loss_of_recall(index, upgraded, model, originals=None):
+    """The `Recall` of both, as they are set to search."""
+    trial = trial_of(index, upgraded, model, originals=originals)
+    return None if trial is None else trial.recall(upgraded)

@@ -15,11 +15,10 @@ import hubplugin_faiss
 from hubplugin.errors import InputError, StoreError
 from hubplugin.model import QueryMap
 from hubplugin_faiss import index_file
-from hubplugin_faiss.calibration import loss_of_recall
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import is_mapped
 from tests.faiss import cases
-from tests.faiss.cases import IP, L2
+from tests.faiss.cases import IP, L2, loss_of_recall
 
 D, K = 24, 10
 

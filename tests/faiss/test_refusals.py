@@ -12,7 +12,7 @@ import pytest
 import hubplugin
 import hubplugin_faiss
 from hubplugin.model import QueryMap
-from hubplugin_faiss.calibration import loss_of_recall
+from hubplugin_faiss import calibration
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import FlatCodesHandler
 from hubplugin_faiss.handlers.two_stage import RaBitQDecoder
@@ -209,9 +209,9 @@ def test_a_graph_that_finds_less_says_so_with_a_call_that_works_when_pasted():
     with pytest.warns(UserWarning, match=r"recall@10 of bank queries is 0\.\d+ against the exact") as caught:
         index = hubplugin_faiss.upgrade(index, model, rebuild=False, force=True)
     advice = str(caught[0].message).rpartition(": ")[2]
-    before = loss_of_recall(index, index, model)
+    before = cases.loss_of_recall(index, index, model)
     exec(advice, {"index": index, "hubplugin_faiss": hubplugin_faiss})
-    after = loss_of_recall(index, index, model)
+    after = cases.loss_of_recall(index, index, model)
     assert re.fullmatch(r"hubplugin_faiss\.tune\(index, ef_search=\d+\)", advice)
     assert before is not None
     assert after is not None
@@ -224,7 +224,8 @@ def test_a_graph_says_with_which_search_it_finds_what_it_found():
     index = faiss.index_factory(16, "HNSW8", IP)
     index.add(vectors)
     model = hubplugin.fit(vectors, bank, "nnn", k=3, alpha=1.0)
-    with pytest.warns(UserWarning, match="this brings it back: hubplugin_faiss.tune") as caught:
+    says = r"this brings it back, in \d\.\d times the time of a search: hubplugin_faiss.tune"
+    with pytest.warns(UserWarning, match=says) as caught:
         upgraded = hubplugin_faiss.upgrade(index, model, rebuild=False, force=True)
     inner = faiss.downcast_index(upgraded.index)
     assert inner.hnsw.efSearch == 16
@@ -236,6 +237,55 @@ def test_a_graph_says_with_which_search_it_finds_what_it_found():
         recalls.append(np.mean([len(np.intersect1d(a, b)) / 10 for a, b in zip(found, best, strict=True)]))
     assert inner.hnsw.efSearch > 16
     assert recalls[1] > recalls[0] - 0.003
+
+
+def lists_of_which_few_are_visited(alpha: float) -> tuple[faiss.Index, hubplugin.OffsetModel]:
+    """Targets that offsets lift lie in other lists than a query, so that lists in their raw order hide them."""
+    rng = np.random.default_rng(1)
+    vectors, bank = cases.unit(rng.normal(size=(4000, 16))), cases.unit(rng.normal(size=(300, 16)))
+    index = faiss.index_factory(16, "IVF64(SQ8),SQ8", IP)  # residual codes behind such centroids are not ranked
+    index.train(vectors)
+    index.add(vectors)
+    index.nprobe = 16
+    return index, hubplugin.fit(vectors, bank, "nnn", k=3, alpha=alpha)
+
+
+@pytest.mark.parametrize("in_a_file", [False, True])
+def test_lists_that_lose_say_which_nprobe_makes_up_for_it_and_what_it_costs(tmp_path, in_a_file):
+    index, model = lists_of_which_few_are_visited(alpha=1.0)
+    file = tmp_path / "x.faiss"
+    says = r"this brings it back, in \d\.\d times the time of a search: hubplugin_faiss.tune\(index, nprobe=(\d+)\)"
+    faiss.write_index(index, str(file))
+
+    def upgraded_one() -> faiss.Index:
+        if not in_a_file:
+            return hubplugin_faiss.upgrade(index, model)
+        hubplugin.apply(hubplugin_faiss.open_store(file), model)
+        return hubplugin_faiss.read_index(file)[0]
+
+    with pytest.warns(UserWarning, match=says) as caught:
+        upgraded = upgraded_one()
+    assert faiss.extract_index_ivf(upgraded).nprobe == 16
+    before = cases.loss_of_recall(index, upgraded, model)
+    exec(str(caught[0].message).rpartition(": ")[2], {"index": upgraded, "hubplugin_faiss": hubplugin_faiss})
+    after = cases.loss_of_recall(index, upgraded, model)
+    assert before.after < before.before - 0.01
+    assert after.after > before.before - 0.003
+    if in_a_file:  # Faiss keeps the setting in the file
+        faiss.write_index(upgraded, str(file))
+        assert faiss.extract_index_ivf(hubplugin_faiss.read_index(file)[0]).nprobe > 16
+        assert hubplugin.refresh(hubplugin_faiss.open_store(file)).stale == 0
+
+
+@pytest.mark.filterwarnings("ignore:recall@10")
+def test_a_loss_that_no_wider_search_makes_up_for_is_refused_where_it_is_small_too(monkeypatch):
+    index, model = lists_of_which_few_are_visited(alpha=1.5)
+    monkeypatch.setattr(calibration, "WIDTHS", ())
+    with pytest.raises(
+        hubplugin.CorrectionRefused, match=r"0\.01 is the most where no search up to four times as wide"
+    ):
+        hubplugin_faiss.upgrade(index, model)
+    hubplugin_faiss.upgrade(index, model, force=True)
 
 
 @pytest.mark.parametrize("in_a_file", [False, True])
@@ -250,7 +300,7 @@ def test_a_graph_whose_links_lose_too_much_is_built_anew(tmp_path, in_a_file):
         upgraded = faiss.read_index(str(tmp_path / "x.faiss"))
     else:
         upgraded = hubplugin_faiss.upgrade(index, model, force=True)
-    losses = [loss_of_recall(index, found, model) for found in (kept, upgraded)]
+    losses = [cases.loss_of_recall(index, found, model) for found in (kept, upgraded)]
     assert losses[0] is not None
     assert losses[1] is not None
     assert losses[1][1] > losses[0][1] + 0.01

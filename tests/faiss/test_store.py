@@ -136,6 +136,7 @@ def test_known_answers_that_are_found_less_often_keep_a_file_as_it_was(tmp_path,
     content = file.read_bytes()
     monkeypatch.setattr("hubplugin.jobs.correct.check_by", lambda *_: None)
     monkeypatch.setattr("hubplugin.jobs.correct.require_displacement", lambda *_: None)
+    monkeypatch.setattr("hubplugin_faiss.index.require_recall", lambda *_: None)
     says = r"R@1 of \d+ bank queries with known answers from \d+\.\d to \d+\.\d \(\d+\.\d \+- \d\.\d points less\)"
     with pytest.raises(hubplugin.CorrectionRefused, match=f"would take {says}; nothing was changed; force=True"):
         hubplugin.apply(hubplugin_faiss.open_store(file), bank, "nnn", k=1, alpha=5.0)

@@ -15,7 +15,6 @@ import pytest
 import hubplugin
 import hubplugin_faiss
 from hubplugin.vectors import as_vectors
-from hubplugin_faiss.calibration import loss_of_recall
 from hubplugin_faiss.encoding.layout import list_ids
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import IndexHandler, nearness_of
@@ -135,23 +134,64 @@ def test_offsets_that_make_up_for_lengths_leave_a_search_by_l2_what_it_finds(kin
     assert recall[1] > recall[0] - 0.05
 
 
+def best_of_lists(vectors, offsets, lists, centres, queries, own, metric):
+    """How far the best entry of each list scores above its centroid, in the mean of the queries that do not lie in it
+    themselves, plainly and in float64."""
+
+    def similarity(u, t):
+        return -((u - t) ** 2).sum() / 2 if metric == L2 else u @ t
+
+    vectors, centres, queries = (each.astype(np.float64) for each in (vectors, centres, queries))
+    ranks, sizes = np.zeros(len(centres)), np.bincount(lists, minlength=len(centres))
+    for number in np.flatnonzero(sizes):
+        ranks[number] = np.mean(
+            [
+                max(similarity(u, vectors[row]) + offsets[row] for row in np.flatnonzero(lists == number))
+                - similarity(u, centres[number])
+                for u, lies_in in zip(queries, own, strict=True)
+                if lies_in != number
+            ]
+        )
+    ranks += offsets.mean() - (ranks * sizes).sum() / sizes.sum()
+    return np.where(sizes > 0, np.clip(ranks, offsets.min(), offsets.max()), 0)
+
+
+@pytest.mark.parametrize("metric", [IP, L2])
+@pytest.mark.parametrize("within", [False, True])
+def test_the_rank_of_a_list_is_that_of_its_best_entry_above_its_centroid(metric, within, rng):
+    vectors, centres, queries = (rng.normal(size=(rows, 6)).astype(np.float32) for rows in (200, 9, 25))
+    offsets, lists = rng.normal(size=200).astype(np.float32), rng.integers(0, 8, 200)  # the last list is empty
+    own = lists[:25] if within else None
+    blocks = [(vectors[part], offsets[part], lists[part]) for part in (slice(0, 70), slice(70, 200))]
+    found = list_ranks(blocks, centres, (queries, own), metric == L2)
+    expected = best_of_lists(vectors, offsets, lists, centres, queries, np.full(25, -1) if own is None else own, metric)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert (found < offsets.max()).any()
+    assert found[8] == 0
+
+
 @kinds("IVF32,Flat", "IVF32(SQ8),Flat", "IVF32(HNSW8,SQ8),Flat", "IVF32(PCA8,Flat),Flat", "IVF32(PQ4x4),Flat",
        "IVF32(SQ8),PQ8x4fs", "IVF32(PCA8,Flat),RQ4x4")  # fmt: skip
-def test_lists_are_ranked_by_their_offsets_whatever_holds_their_centroids(kind):
+def test_lists_are_ranked_by_what_the_bank_finds_in_them_whatever_holds_centroids(kind):
     rng = np.random.default_rng(0)
-    vectors, queries = (rng.normal(size=(rows, 16)).astype(np.float32) for rows in (3000, 100))
-    offsets = (3 * np.sign(vectors[:, 0]) + rng.normal(size=3000)).astype(np.float32)
+    vectors, queries, bank = (rng.normal(size=(rows, 16)).astype(np.float32) for rows in (3000, 100, 60))
     index = faiss.index_factory(16, kind, IP)
     index.train(vectors)
     index.add(vectors)
-    upgraded = hubplugin_faiss.upgrade(index, offsets)
+    model = hubplugin.fit(index, bank, "csls", metric="dot")
+    upgraded = hubplugin_faiss.upgrade(index, model, force=True)
     raw, ranked = (faiss.extract_index_ivf(each) for each in (index, upgraded))
-    lists = [list_ids(raw.invlists, number) for number in range(32)]
-    ranks = list_ranks(offsets[np.concatenate(lists)], np.cumsum([0, *map(len, lists)]), None)
+    held = [(part, own) for part, own in handler_for(upgraded).scan(0, 1 << 20)]
+    held, offsets = (np.concatenate(part) for part in zip(*held, strict=True))
+    labels, lists = handler_for(upgraded).labels(), np.empty(3000, np.int64)
+    for number in range(32):
+        lists[list_ids(raw.invlists, number)] = number
+    centres = raw.quantizer.reconstruct_n(0, 32)
+    ranks = best_of_lists(held, offsets, lists[labels], centres, bank, np.full(60, -1), IP)
     asked = queries
     for number in range(upgraded.chain.size() if ranked.d > 16 else 0):
         asked = upgraded.chain.at(number).apply(asked)
-    expected = np.argsort(-(queries @ raw.quantizer.reconstruct_n(0, 32).T + ranks), axis=1)[:, :5]
+    expected = np.argsort(-(queries @ centres.T + ranks), axis=1)[:, :5]
     visited = ranked.quantizer.search(asked, 5)[1]
     assert np.mean([len(np.intersect1d(a, b)) for a, b in zip(visited, expected, strict=True)]) > 4.5
 
@@ -894,8 +934,8 @@ def test_what_codes_lose_shows_against_the_originals_alone():
     rng = np.random.default_rng(11)
     model = hubplugin.fit(case.vectors, cases.unit(rng.normal(size=(100, 24))), "nnn", k=5)
     upgraded = hubplugin_faiss.upgrade(case.index, model)
-    alone = loss_of_recall(case.index, upgraded, model)
-    against = loss_of_recall(case.index, upgraded, model, originals=as_vectors(case.vectors, "originals"))
+    alone = cases.loss_of_recall(case.index, upgraded, model)
+    against = cases.loss_of_recall(case.index, upgraded, model, originals=as_vectors(case.vectors, "originals"))
     assert alone is not None
     assert against is not None
     assert alone[0] > 0.8

@@ -15,7 +15,7 @@ import numpy as np
 from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, QueryMap
-from hubplugin_faiss.encoding.codecs import Coder, ExtraDimensions, UpgradeSpec, codec_of
+from hubplugin_faiss.encoding.codecs import ASKED, Coder, ExtraDimensions, UpgradeSpec, codec_of, evenly
 from hubplugin_faiss.encoding.layout import Assemble, EncodedIndex, Entries, codes_of, in_memory
 
 BLOCK_BYTES = 8 << 20
@@ -160,8 +160,8 @@ ASSEMBLED = {
 """What to do with types that put other indexes together, all of which would need the same extra dimensions."""
 
 
-ASKED, RANK, RUNS = 200, 10, 16
-"""Bank queries, the rank of the target by whose similarity `nearness_of` goes, and the runs of entries looked at."""
+RANK, RUNS = 10, 16
+"""The rank of the target by whose similarity `nearness_of` goes, and the runs of entries looked at."""
 
 STEP = 0.05
 """`nearness_of` is a multiple of it, so that a few entries more or less change no offset. Code vectors, whose own is
@@ -179,10 +179,9 @@ def nearness_of(handler: IndexHandler, model: OffsetModel | None) -> float | Non
         return None
     # A second stage that an upgrade made holds unit vectors, and its index is slow to read in runs.
     vectors = some_entries(handler, 1 if handler.two_stage else RUNS) if handler.lossy_inside else np.empty(0)
-    bank = model.terms[0].bank
     if not len(vectors):  # all lengths are what they were
         return 0.0
-    asked = model.queries(bank[np.linspace(0, len(bank) - 1, min(len(bank), ASKED)).astype(np.int64)])
+    asked = model.queries(evenly(model.terms[0].bank, ASKED))
     lengths = np.maximum(np.linalg.norm(vectors, axis=1), 1e-30)
     rank = min(max(round(RANK * len(vectors) / handler.count), 1), len(vectors))
     similarities = np.partition(asked @ (vectors / lengths[:, None]).T, -rank, axis=1)[:, -rank]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -16,6 +16,7 @@ import numpy as np
 
 from hubplugin.errors import StoreError
 from hubplugin_faiss.encoding.codecs import (
+    ASKED,
     HALF,
     Coder,
     ExtraDimensions,
@@ -23,6 +24,7 @@ from hubplugin_faiss.encoding.codecs import (
     ScalarCodec,
     UpgradeSpec,
     codec_of,
+    evenly,
     require_finite,
 )
 from hubplugin_faiss.encoding.layout import (
@@ -55,63 +57,69 @@ from hubplugin_faiss.handlers.base import (
 )
 from hubplugin_faiss.handlers.graph import GraphHandler
 
-SOFTNESS, SOFTNESS_L2 = 0.6, 0.35
-"""How far, in standard deviations of all offsets, `list_ranks` looks below the largest offset of a list.
+BESTS = 1 << 23
+"""Lists are ranked by fewer queries, down to 40, where the best entry of each list for each of them would be more
+numbers than this."""
 
-The larger it is, the less recall falls at equal nprobe, and the longer are the lists that are visited. As it stands
-they are longer by 4 to 11 %, and by 0 to 7 % by L2, where recall does not fall anyway (20,000 and 3,700 code vectors in
-32 to 512 lists).
-Ranks that are trained on the queries of the bank find 0.003 more of the former at equal length, none of the latter.
-The second one is for unit vectors by L2.
-"""
+READ = 1 << 13
+"""So many entries at most are compared with the queries at once."""
 
 
-def soft_maxima(values: np.ndarray, numbers: np.ndarray, nlist: int, softness: float) -> np.ndarray:
-    """a LSE(v / a) over the `values` v [n] of each list, with the softness a; `numbers` [n] are their lists. More for a
-    long list, since the best of many lies higher than the best of few. 0 for an empty list: float64 [nlist]."""
-    peaks, sums, size = np.full(nlist, -np.inf), np.zeros(nlist), max(SAMPLE, nlist)
-    np.maximum.at(peaks, numbers, values)
-    peaks[np.isneginf(peaks)] = 0
-    for first in range(0, len(values), size):
-        of, part = numbers[first : first + size], values[first : first + size].astype(np.float64)
-        sums += np.bincount(of, np.exp((part - peaks[of]) / softness), minlength=nlist)
-    return np.asarray(peaks + softness * np.log(np.maximum(sums, 1)))
-
-
-def softness_of(offsets: np.ndarray, share: float = SOFTNESS) -> float:
-    return max(share * float(offsets.std(dtype=np.float64)), 1e-9)
-
-
-def distances_of_best(
-    offsets: np.ndarray, apart: np.ndarray, numbers: np.ndarray, nlist: int, softness: float, unit: bool
+def list_ranks(
+    entries: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]],
+    centres: np.ndarray,
+    asked: tuple[np.ndarray, np.ndarray | None],
+    euclidean: bool,
 ) -> np.ndarray:
-    """By L2, the squared distance from its centroid of what is best in each list: float64 [nlist].
+    """What is added to the similarity of a centroid, so that it comes to that of the best entry of its list with its
+    offset: float32 [nlist].
 
-    offsets, apart, numbers [k]: of some entries, their squared distance from their centroid and their list. For `unit`
-    vectors it is the mean distance. For others that would not do: offsets that make up for the lengths of vectors are
-    largest where distances are.
+        rank(j) = mean over queries u of ( max over t in list j of ( s(u, t) + offset(t) ) - s(u, c_j) )
+
+    That is more for a long list and for one whose entries lie close together, and nothing that their offsets tell
+    alone: under inner product centroids have unit length, however far from them their entries lie.
+
+    Args:
+        entries: vectors [b, d], their offsets [b] and their lists [b].
+        centres: the centroids [nlist, d].
+        asked: queries [m, d], and the list [m] that each of them itself lies in, of which it says nothing; None for
+            queries from elsewhere.
+        euclidean: s is -|u - t|^2 / 2, else u.t.
     """
-    if unit:
-        sums, sizes = (np.bincount(numbers, of, minlength=nlist) for of in (apart, None))
-        return np.asarray(sums / np.maximum(sizes, 1))
-    near = soft_maxima(offsets - apart / 2, numbers, nlist, softness)
-    return np.asarray(2 * (soft_maxima(offsets, numbers, nlist, softness) - near))
+    queries, own = asked
+    best = np.full((len(queries), len(centres)), -np.inf, np.float32)
+    sizes, total, low, high = np.zeros(len(centres), np.int64), 0.0, np.inf, -np.inf
+    for vectors, offsets, lists in entries:
+        order = np.argsort(lists, kind="stable")
+        numbers, first, count = np.unique(lists[order], return_index=True, return_counts=True)
+        scores = similarities(queries, vectors[order], euclidean) + offsets[order]
+        best[:, numbers] = np.fmax(best[:, numbers], np.fmax.reduceat(scores, first, axis=1))
+        sizes[numbers] += count
+        total += float(offsets.sum(dtype=np.float64))
+        low, high = min(low, float(offsets.min())), max(high, float(offsets.max()))
+    best -= similarities(queries, centres, euclidean)
+    if own is not None:
+        best[np.arange(len(queries)), own] = np.nan
+    known = np.isfinite(best)
+    ranks = np.where(known, best, 0).sum(axis=0, dtype=np.float64) / np.maximum(known.sum(axis=0), 1)
+    ranks += (total - (ranks * sizes).sum()) / sizes.sum()
+    return np.where(sizes > 0, np.clip(ranks, low, high), 0).astype(np.float32)
 
 
-def list_ranks(offsets: np.ndarray, starts: np.ndarray, apart: np.ndarray | None, unit: bool = False) -> np.ndarray:
-    """What is added to the similarity of a centroid, so that it comes near that of the best entry of its list:
-    float32 [nlist].
+def queries_for_ranks(
+    spec: UpgradeSpec, nlist: int, of_index: Callable[[int], tuple[np.ndarray, np.ndarray]]
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Queries of the bank, and None; without a bank those that `of_index` makes of some entries, and their lists."""
+    most = max(BESTS // nlist, 40)
+    if spec.queries is None:
+        return of_index(min(ASKED, most))
+    return evenly(spec.queries, most), None
 
-    offsets: of all entries, list by list. starts [nlist + 1]: the first entry of each list, and the count. apart
-    [nlist]: by L2, the squared distance of the best entries from the centroid of their list: by it they lie further
-    from a query than that does. unit: as in `distances_of_best`.
-    """
-    sizes = np.diff(starts)
-    numbers = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-    softness = softness_of(offsets, SOFTNESS if apart is None or not unit else SOFTNESS_L2)
-    ranks = soft_maxima(offsets, numbers, len(sizes), softness) - (0 if apart is None else apart / 2)
-    ranks += offsets.mean(dtype=np.float64) - (ranks * sizes).sum() / sizes.sum()
-    return np.where(sizes > 0, np.clip(ranks, offsets.min(), offsets.max()), 0).astype(np.float32)
+
+def similarities(queries: np.ndarray, vectors: np.ndarray, euclidean: bool) -> np.ndarray:
+    """float32 [m, b]; by L2 less what depends on the query alone."""
+    products = queries @ vectors.T
+    return np.asarray(products - (vectors**2).sum(axis=1) / 2 if euclidean else products)
 
 
 FLOATS = ("IndexFlat", "IndexFlatIP", "IndexFlatL2", "IndexHNSWFlat")
@@ -204,9 +212,7 @@ class InvertedListsHandler(BaseIndexHandler):
             for _, codes, _, _ in self._blocks(0, block_rows(self.index.d)):
                 require_finite(codes.view(np.uint16))
         rows = sample_rows(offsets, starts[:-1][np.diff(starts) > 0])
-        ranks = list_ranks(
-            offsets, starts, self._spreads(rows, offsets, spec.unit) if self.euclidean else None, spec.unit
-        )
+        ranks = self._ranks(offsets, spec)
         of_rows = np.searchsorted(starts, rows, "right") - 1
         based = self._residual and name_of(self.index.quantizer) in FLOATS  # else codes hold all of it
         coder = codec.design(spec, offsets[rows], ranks[of_rows] if based else None)
@@ -315,17 +321,24 @@ class InvertedListsHandler(BaseIndexHandler):
         lists = self.index.invlists
         return np.cumsum([0, *(lists.list_size(number) for number in range(self.index.nlist))])
 
-    def _spreads(self, rows: np.ndarray, offsets: np.ndarray, unit: bool) -> np.ndarray:
-        """`distances_of_best` of each list, by the entries in `rows`; `offsets` [n] of all: float64 [nlist]."""
-        starts, nlist, size = self._starts(), self.index.nlist, block_rows(self.index.d)
-        numbers = np.searchsorted(starts, rows, "right") - 1
-        centres, apart = self.index.quantizer.reconstruct_n(0, nlist), np.empty(len(rows), np.float32)
-        for first in range(0, len(rows), size):
-            part = numbers[first : first + size]
-            places = rows[first : first + size] - starts[part]
-            codes = [self._codes(int(n), int(at), int(at) + 1) for n, at in zip(part, places, strict=True)]
-            apart[first : first + size] = ((self._decode(np.concatenate(codes), part) - centres[part]) ** 2).sum(axis=1)
-        return distances_of_best(offsets[rows], apart, numbers, nlist, softness_of(offsets), unit)
+    def _ranks(self, offsets: np.ndarray, spec: UpgradeSpec) -> np.ndarray:
+        """`list_ranks` for `offsets` [n] of all entries."""
+
+        def of_index(count: int) -> tuple[np.ndarray, np.ndarray]:
+            rows, starts = np.linspace(0, self.count - 1, count).astype(np.int64), self._starts()
+            numbers = np.searchsorted(starts, rows, "right") - 1
+            places = rows - starts[numbers]
+            codes = [self._codes(int(n), int(at), int(at) + 1) for n, at in zip(numbers, places, strict=True)]
+            return self._decode(np.concatenate(codes), numbers), numbers
+
+        def entries() -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+            for numbers, codes, _, rows in self._blocks(0, min(block_rows(self.index.d), READ)):
+                yield self._decode(codes, numbers), offsets[rows], numbers
+                spec.between()
+
+        nlist = self.index.nlist
+        asked = queries_for_ranks(spec, nlist, of_index)
+        return list_ranks(entries(), self.index.quantizer.reconstruct_n(0, nlist), asked, self.euclidean)
 
     def _codes(self, number: int, start: int, stop: int) -> np.ndarray:
         """The codes of the entries [start, stop) of one list: uint8 [stop - start, code_size]."""

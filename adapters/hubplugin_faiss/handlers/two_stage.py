@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
 from hubplugin.metric import normalise
-from hubplugin_faiss.encoding.codecs import ExtraDimensions, UpgradeSpec
+from hubplugin_faiss.encoding.codecs import ExtraDimensions, UpgradeSpec, evenly
 from hubplugin_faiss.encoding.layout import (
     Assemble,
     codes_of,
@@ -25,25 +24,21 @@ from hubplugin_faiss.encoding.layout import (
 )
 from hubplugin_faiss.handlers.base import (
     IndexHandler,
-    IndexScale,
     base_index_handler,
     block_rows,
     copied,
-    copy_fields,
     handed_over,
-    handler_for,
     name_of,
 )
 from hubplugin_faiss.handlers.lists import (
-    distances_of_best,
+    READ,
     list_ranks,
     mapped_anew,
+    queries_for_ranks,
     ranked_quantizer,
     replace_quantizer,
-    softness_of,
     unranked_quantizer,
 )
-from hubplugin_faiss.handlers.wrappers import close_up
 
 FAST = faiss.IndexFastScan, faiss.IndexIVFFastScan
 
@@ -104,11 +99,8 @@ class TwoStageHandler(IndexHandler):
     def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
         d, metric = self.index.d, self.index.metric_type
         stage = faiss.IndexScalarQuantizer(d, faiss.ScalarQuantizer.QT_fp16, metric)
-        given = (
-            (vectors for vectors, _ in self.scan(0, block_rows(d))) if spec.vectors is None else spec.vectors.blocks()
-        )
-        for vectors in given:
-            stage.add(normalise(vectors, "index") if spec.unit else vectors)
+        for vectors in self._held_by_second(spec, block_rows(d)):
+            stage.add(vectors)
         # The first transform changes nothing; it marks a second stage that an upgrade has made.
         same = faiss.RemapDimensionsTransform(d, d, False)
         second = base_index_handler(stage).upgraded_behind([same], offsets, replace(spec, assemble=in_memory))
@@ -184,24 +176,34 @@ class TwoStageHandler(IndexHandler):
         """A copy of the index; a search ranks its lists, if it has any, by the offsets of their entries."""
         new = copied(self.index)
         if isinstance(new, faiss.IndexIVF):
-            lists = [list_ids(new.invlists, number) for number in range(new.nlist)]
-            apart = self._spreads(lists, offsets, spec) if self.euclidean else None
-            starts = np.cumsum([0, *map(len, lists)])
-            ranks = list_ranks(offsets[np.concatenate(lists)], starts, apart, spec.unit)
-            replace_quantizer(new, ranked_quantizer(new.quantizer, ranks, spec))
+            replace_quantizer(new, ranked_quantizer(new.quantizer, self._ranks(offsets, spec), spec))
         return new
 
-    def _spreads(self, lists: list[np.ndarray], offsets: np.ndarray, spec: UpgradeSpec) -> np.ndarray:
-        """`distances_of_best` of each list, which has the ids of `lists`; `offsets` [n] of all: float64 [nlist]."""
-        centres = self.index.quantizer.reconstruct_n(0, self.index.nlist)
-        if spec.unit:  # 1 - |c|^2 about their mean, whatever codes make of their distances
-            return np.asarray(1 - (centres.astype(np.float64) ** 2).sum(axis=1))
-        apart, numbers, first = np.empty(self.count, np.float32), np.empty(self.count, np.int64), 0
-        numbers[np.concatenate(lists)] = np.repeat(np.arange(len(lists)), [len(own) for own in lists])
-        for vectors, _ in self.scan(0, block_rows(self.index.d)):
-            rows = slice(first, first + len(vectors))
-            apart[rows], first = ((vectors - centres[numbers[rows]]) ** 2).sum(axis=1), rows.stop
-        return distances_of_best(offsets, apart, numbers, len(lists), softness_of(offsets), unit=False)
+    def _ranks(self, offsets: np.ndarray, spec: UpgradeSpec) -> np.ndarray:
+        """`list_ranks` for `offsets` [n] of all entries, by the vectors that the second stage holds."""
+        index, numbers, size = self.index, np.empty(self.count, np.int64), min(block_rows(self.index.d), READ)
+        for number in range(index.nlist):
+            numbers[list_ids(index.invlists, number)] = number
+
+        def entries() -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+            first = 0
+            for vectors in self._held_by_second(spec, size):
+                rows = slice(first, first + len(vectors))
+                yield vectors, offsets[rows], numbers[rows]
+                first = rows.stop
+
+        def of_index(count: int) -> tuple[np.ndarray, np.ndarray]:
+            vectors = next(self._held_by_second(spec, size))
+            return evenly(vectors, count), evenly(numbers[: len(vectors)], count)
+
+        asked = queries_for_ranks(spec, index.nlist, of_index)
+        return list_ranks(entries(), index.quantizer.reconstruct_n(0, index.nlist), asked, self.euclidean)
+
+    def _held_by_second(self, spec: UpgradeSpec, size: int) -> Iterator[np.ndarray]:
+        """Blocks [b, d] of what the second stage holds, b <= size, before it is rounded."""
+        given = (vectors for vectors, _ in self.scan(0, size)) if spec.vectors is None else spec.vectors.blocks(size)
+        for vectors in given:
+            yield normalise(vectors, "index") if spec.unit else vectors
 
 
 def unranked(index: faiss.Index) -> faiss.Index:
@@ -283,180 +285,6 @@ class RaBitQHandler(TwoStageHandler):
             return codes_of_list(self.index, number, 0, size)
         memory: np.ndarray = faiss.rev_swig_ptr(lists.get_codes(number), size * lists.code_size)
         return memory.reshape(size, lists.code_size)
-
-
-SHRUNK, RUNS = 512, 16
-"""From how many entries the slope of codes is taken, in how many runs. On six settings 256 to 2,048 give the same slope
-to 0.01."""
-
-
-class RefineHandler(IndexHandler):
-    """Candidates from a base index, ranked by a second stage. Entries are in the order of the latter, that of ids."""
-
-    names = ("IndexRefine", "IndexRefineFlat")
-
-    def check(self) -> None:
-        super().check()
-        self._base.check()
-        self._second.check()
-
-    def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
-        second = self._second.upgraded(offsets, spec)
-        if self._base.two_stage:
-            base = self._base
-            candidates = (
-                base.ranked(offsets, spec) if isinstance(base, TwoStageHandler) else copied(self.index.base_index)
-            )
-            return self._of(candidates, second, self.index.k_factor * K_FACTOR)
-        labels = self._base.labels()
-        first, of_second = self._scales(spec.nearness)
-        shrunk = self._shrinkage * of_second.of_entries(of_second.of_model, offsets)[labels]
-        offsets = first.of_entries(first.unbiased, shrunk)
-        return self._of(self._base.upgraded(offsets, spec), second, self.index.k_factor)
-
-    def downgraded(self, assemble: Assemble) -> faiss.Index:
-        if not self._base.two_stage:
-            return self._of(self._base.downgraded(assemble), self._second.downgraded(assemble), self.index.k_factor)
-        candidates = unranked(self.index.base_index)
-        if self.two_stage:
-            return candidates
-        return self._of(candidates, self._second.downgraded(assemble), self.index.k_factor / K_FACTOR)
-
-    def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-        """Where the second stage holds what the codes of the first stand for, rounded to 16 bits, the codes are read:
-        a model that leaves out answers knows them by their exact similarity."""
-        if not self.two_stage or self._holds_originals:
-            yield from self._second.scan(start, size)
-            return
-        for (vectors, _), (_, offsets) in zip(
-            self._base.scan(start, size), self._second.scan(start, size), strict=True
-        ):
-            yield vectors, offsets
-
-    def require_takes(
-        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, nearness: float | None = None
-    ) -> None:
-        if ids is not None:
-            raise StoreError(f"{name_of(self.index)} numbers its entries itself; add without ids")
-        self._second.require_takes(self._held(vectors, nearness), offsets, None, nearness)
-        self._base.require_takes(vectors, self._offsets_of_base(vectors, offsets, nearness), None, nearness)
-
-    def append(
-        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, nearness: float | None = None
-    ) -> None:
-        held, of_base = self._held(vectors, nearness), self._offsets_of_base(vectors, offsets, nearness)
-        self._second.append(held, offsets, None, nearness)
-        self._base.append(vectors, of_base, None, nearness)
-        self.index.ntotal = self.index.refine_index.ntotal
-
-    def _held(self, vectors: np.ndarray, nearness: float | None) -> np.ndarray:
-        """What the second stage holds of `vectors` [n, d]."""
-        if not self.two_stage:
-            return vectors
-        held = self.coded(vectors)
-        return held if nearness is None else normalise(held, "vectors")
-
-    def _offsets_of_base(self, vectors: np.ndarray, offsets: np.ndarray, nearness: float | None) -> np.ndarray:
-        """The offsets [n] in the base index, where the second stage holds `offsets` [n] with `vectors` [n, d]."""
-        if self._base.two_stage:
-            return offsets
-        first, second = self._scales(nearness)
-        shrunk = self._shrinkage * second.of_model(offsets, self._second.coded(vectors))
-        return first.unbiased(shrunk, self._base.coded(vectors))
-
-    def _scales(self, nearness: float | None) -> tuple[IndexScale, IndexScale]:
-        """Of both stages. That of the first takes the norm bias off alone: lengths are part of `_shrinkage`."""
-        return IndexScale(self._base, nearness), IndexScale(self._second, nearness)
-
-    def remove(self, ids: np.ndarray) -> None:
-        """Removes entries and closes up the ids of the others, since the second stage finds entries by their row."""
-        self._base.remove(ids)
-        self._second.remove(ids)
-        close_up(self._base, np.unique(ids))
-        self.index.ntotal = self.index.refine_index.ntotal
-
-    def coded(self, vectors: np.ndarray) -> np.ndarray:
-        if self.two_stage and not self._holds_originals:
-            return self._base.coded(vectors)  # among decoded vectors an exact one would win
-        return self._second.coded(vectors)
-
-    def lengths_and_bias(
-        self, vectors: np.ndarray, nearness: float | None
-    ) -> tuple[np.ndarray | float, np.ndarray | float]:
-        return (1.0, 0.0) if self.two_stage else self._second.lengths_and_bias(vectors, nearness)
-
-    def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
-        return self._second.labels(start, stop)
-
-    def order(self) -> np.ndarray | slice:
-        return self._second.order()
-
-    def rounding(self, offsets: np.ndarray, vectors: np.ndarray | None = None) -> float:
-        return self._second.rounding(offsets, vectors)
-
-    def extra_dimensions(self) -> list[ExtraDimensions]:
-        return self._base.extra_dimensions() + self._second.extra_dimensions()
-
-    def files(self) -> list[str]:
-        return self._base.files()
-
-    @cached_property
-    def _base(self) -> IndexHandler:
-        return handler_for(self.index.base_index)
-
-    @cached_property
-    def _shrinkage(self) -> float:
-        """The slope of what the first stage decodes on what the second holds, each less its mean: by so much codes
-        shrink similarities, and offsets that are not shrunk as well push right answers out of the candidates."""
-        length = min(self._base.count, SHRUNK // RUNS)
-        coded, held = [], []
-        for start in sorted({*map(int, np.linspace(0, self._base.count - length, RUNS))}) if length else ():
-            coded.append(next(iter(self._base.scan(start, length)))[0][:length])
-            labels = self._base.labels(start, start + len(coded[-1]))
-            held += [next(iter(self._second.scan(int(label), 1)))[0] for label in labels]
-        true, decoded = (np.concatenate(part) if part else np.zeros((1, 1)) for part in (held, coded))
-        true, decoded = true - true.mean(axis=0), decoded - decoded.mean(axis=0)
-        spread = float((true**2).sum())
-        return float((true * decoded).sum()) / spread if spread else 1.0
-
-    @property
-    def lossy(self) -> bool:
-        return self._second.lossy or self.two_stage
-
-    @property
-    def lossy_inside(self) -> bool:
-        return self.lossy or self._base.lossy_inside
-
-    @property
-    def exhaustive(self) -> bool:
-        return False
-
-    @property
-    def two_stage(self) -> bool:
-        """Whether the second stage came with the upgrade."""
-        chain = getattr(self._second.index, "chain", None)
-        if chain is None or chain.size() == 0:
-            return False
-        first = faiss.downcast_VectorTransform(chain.at(0))
-        return isinstance(first, faiss.RemapDimensionsTransform) and first.d_in == first.d_out
-
-    @property
-    def _holds_originals(self) -> bool:
-        """Whether the second stage that came with the upgrade holds other vectors than the first decodes to."""
-        for (coded, _), (held, _) in zip(self._base.scan(0, 16), self._second.scan(0, 16), strict=True):
-            lengths = np.linalg.norm(coded, axis=1) * np.linalg.norm(held, axis=1)
-            return bool(((coded * held).sum(axis=1) < (1 - 1e-4) * lengths).any())
-        return False
-
-    @cached_property
-    def _second(self) -> IndexHandler:
-        return handler_for(self.index.refine_index)
-
-    def _of(self, base: faiss.Index, second: faiss.Index, k_factor: float) -> faiss.Index:
-        new = faiss.IndexRefine(base, second)
-        new.own_fields, new.own_refine_index, new.k_factor = handed_over(base), handed_over(second), k_factor
-        copy_fields(new, self.index)
-        return new
 
 
 TRIED, AGREES = 16, 1e-3

@@ -172,6 +172,7 @@ class PreTransformHandler(WrapperHandler):
 
     def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
         part, chain = self._inner, self._copied_chain()
+        spec = replace(spec, queries=None if spec.queries is None else self._transformed(spec.queries))
         if isinstance(part, BaseIndexHandler):
             return part.upgraded_behind(chain, offsets, spec)
         given = None if spec.vectors is None else Transformed(spec.vectors, self)

@@ -1,0 +1,263 @@
+"""Refined indexes: candidates of a first stage, ranked by a second, and the first one's share of the offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TypeAlias
+
+import faiss
+import numpy as np
+
+from hubplugin.errors import StoreError
+from hubplugin.metric import normalise
+from hubplugin_faiss.encoding.codecs import ExtraDimensions, UpgradeSpec, evenly
+from hubplugin_faiss.encoding.layout import Assemble
+from hubplugin_faiss.handlers.base import (
+    IndexHandler,
+    IndexScale,
+    block_rows,
+    copied,
+    copy_fields,
+    handed_over,
+    handler_for,
+    name_of,
+)
+from hubplugin_faiss.handlers.lists import READ, similarities
+from hubplugin_faiss.handlers.two_stage import K_FACTOR, TwoStageHandler, unranked
+from hubplugin_faiss.handlers.wrappers import close_up
+
+SHRUNK, RUNS = 512, 16
+"""From how many entries the slope of codes is taken, in how many runs. On six settings 256 to 2,048 give the same slope
+to 0.01."""
+
+SHARED, NEAREST = 100, 40
+"""How many queries of the bank, and how many of the best targets of each, say which share of the offsets the first
+stage gets. Farther targets say less of what is found: by the 400 best it would be 0 across languages."""
+
+Scanned: TypeAlias = tuple[np.ndarray, np.ndarray | None]
+"""Vectors [b, d], and their offsets [b] if the index is upgraded."""
+
+
+class RefineHandler(IndexHandler):
+    """Candidates from a base index, ranked by a second stage. Entries are in the order of the latter, that of ids."""
+
+    names = ("IndexRefine", "IndexRefineFlat")
+
+    def check(self) -> None:
+        super().check()
+        self._base.check()
+        self._second.check()
+
+    def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
+        second = self._second.upgraded(offsets, spec)
+        if self._base.two_stage:
+            base = self._base
+            candidates = (
+                base.ranked(offsets, spec) if isinstance(base, TwoStageHandler) else copied(self.index.base_index)
+            )
+            return self._of(candidates, second, self.index.k_factor * K_FACTOR)
+        labels = self._base.labels()
+        first, of_second = self._scales(spec.nearness)
+        of_model = of_second.of_entries(of_second.of_model, offsets)
+        share = self._slope_of_codes if spec.queries is None else self._share(first, offsets, of_model, spec.queries)
+        of_base = first.of_entries(first.unbiased, share * of_model[labels])
+        return self._of(self._base.upgraded(of_base, spec), second, self.index.k_factor)
+
+    def downgraded(self, assemble: Assemble) -> faiss.Index:
+        if not self._base.two_stage:
+            return self._of(self._base.downgraded(assemble), self._second.downgraded(assemble), self.index.k_factor)
+        candidates = unranked(self.index.base_index)
+        if self.two_stage:
+            return candidates
+        return self._of(candidates, self._second.downgraded(assemble), self.index.k_factor / K_FACTOR)
+
+    def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        """Where the second stage holds what the codes of the first stand for, rounded to 16 bits, the codes are read:
+        a model that leaves out answers knows them by their exact similarity."""
+        if not self.two_stage or self._holds_originals:
+            yield from self._second.scan(start, size)
+            return
+        for (vectors, _), (_, offsets) in zip(
+            self._base.scan(start, size), self._second.scan(start, size), strict=True
+        ):
+            yield vectors, offsets
+
+    def require_takes(
+        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, nearness: float | None = None
+    ) -> None:
+        if ids is not None:
+            raise StoreError(f"{name_of(self.index)} numbers its entries itself; add without ids")
+        self._second.require_takes(self._held(vectors, nearness), offsets, None, nearness)
+        self._base.require_takes(vectors, self._offsets_of_base(vectors, offsets, nearness), None, nearness)
+
+    def append(
+        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, nearness: float | None = None
+    ) -> None:
+        held, of_base = self._held(vectors, nearness), self._offsets_of_base(vectors, offsets, nearness)
+        self._second.append(held, offsets, None, nearness)
+        self._base.append(vectors, of_base, None, nearness)
+        self.index.ntotal = self.index.refine_index.ntotal
+
+    def _held(self, vectors: np.ndarray, nearness: float | None) -> np.ndarray:
+        """What the second stage holds of `vectors` [n, d]."""
+        if not self.two_stage:
+            return vectors
+        held = self.coded(vectors)
+        return held if nearness is None else normalise(held, "vectors")
+
+    def _offsets_of_base(self, vectors: np.ndarray, offsets: np.ndarray, nearness: float | None) -> np.ndarray:
+        """The offsets [n] in the base index, where the second stage holds `offsets` [n] with `vectors` [n, d]."""
+        if self._base.two_stage:
+            return offsets
+        first, second = self._scales(nearness)
+        shrunk = self._share_held(first, second) * second.of_model(offsets, self._second.coded(vectors))
+        return first.unbiased(shrunk, self._base.coded(vectors))
+
+    def _scales(self, nearness: float | None) -> tuple[IndexScale, IndexScale]:
+        """Of both stages. That of the first takes the norm bias off alone: lengths are part of its share of offsets."""
+        return IndexScale(self._base, nearness), IndexScale(self._second, nearness)
+
+    def remove(self, ids: np.ndarray) -> None:
+        """Removes entries and closes up the ids of the others, since the second stage finds entries by their row."""
+        self._base.remove(ids)
+        self._second.remove(ids)
+        close_up(self._base, np.unique(ids))
+        self.index.ntotal = self.index.refine_index.ntotal
+
+    def coded(self, vectors: np.ndarray) -> np.ndarray:
+        if self.two_stage and not self._holds_originals:
+            return self._base.coded(vectors)  # among decoded vectors an exact one would win
+        return self._second.coded(vectors)
+
+    def lengths_and_bias(
+        self, vectors: np.ndarray, nearness: float | None
+    ) -> tuple[np.ndarray | float, np.ndarray | float]:
+        return (1.0, 0.0) if self.two_stage else self._second.lengths_and_bias(vectors, nearness)
+
+    def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        return self._second.labels(start, stop)
+
+    def order(self) -> np.ndarray | slice:
+        return self._second.order()
+
+    def rounding(self, offsets: np.ndarray, vectors: np.ndarray | None = None) -> float:
+        return self._second.rounding(offsets, vectors)
+
+    def extra_dimensions(self) -> list[ExtraDimensions]:
+        return self._base.extra_dimensions() + self._second.extra_dimensions()
+
+    def files(self) -> list[str]:
+        return self._base.files()
+
+    @cached_property
+    def _base(self) -> IndexHandler:
+        return handler_for(self.index.base_index)
+
+    @cached_property
+    def _slope_of_codes(self) -> float:
+        """The slope of what the first stage decodes on what the second holds, each less its mean: by so much codes
+        shrink similarities, and offsets that are not shrunk as well push right answers out of the candidates."""
+        coded, held = ([vectors for vectors, _ in stage] for stage in zip(*self._pairs(), strict=True))
+        true, decoded = (np.concatenate(part) if part else np.zeros((1, 1)) for part in (held, coded))
+        true, decoded = true - true.mean(axis=0), decoded - decoded.mean(axis=0)
+        spread = float((true**2).sum())
+        return float((true * decoded).sum()) / spread if spread else 1.0
+
+    def _share_held(self, first: IndexScale, second: IndexScale) -> float:
+        """The share of the second stage's offsets that the first stage of an upgraded index has."""
+        of_first, of_second = [], []
+        for (coded, shrunk), (held, offsets) in self._pairs():
+            assert shrunk is not None
+            assert offsets is not None
+            of_first.append(shrunk - first.unbiased(np.zeros(len(shrunk)), coded))
+            of_second.append(second.of_model(offsets, held))
+        x, y = (np.concatenate(part) if part else np.zeros(1) for part in (of_second, of_first))
+        spread = float(((x - x.mean()) ** 2).sum())
+        return float(((x - x.mean()) * (y - y.mean())).sum()) / spread if spread else 1.0
+
+    def _pairs(self) -> Iterator[tuple[Scanned, Scanned]]:
+        """What both stages hold of the same entries, in some runs."""
+        length = min(self._base.count, SHRUNK // RUNS)
+        for start in sorted({*map(int, np.linspace(0, self._base.count - length, RUNS))}) if length else ():
+            coded, offsets = next(iter(self._base.scan(start, length)))
+            labels = self._base.labels(start, start + len(coded[:length]))
+            held = [next(iter(self._second.scan(int(label), 1))) for label in labels]
+            vectors = np.concatenate([vector for vector, _ in held])
+            own = [offset for _, offset in held if offset is not None]
+            yield (
+                (coded[:length], None if offsets is None else offsets[:length]),
+                (vectors, np.concatenate(own) if own else None),
+            )
+
+    def _share(self, first: IndexScale, stored: np.ndarray, offsets: np.ndarray, queries: np.ndarray) -> float:
+        """The share of `offsets` [n] that the first stage gets, 0 to 1, both in the order of ids; the second has
+        `stored` [n] of them.
+
+        Among the best targets of each of `queries` [m, d], the score that the second stage gives is predicted by the
+        decoded similarity and the offset, by least squares. Codes shrink what sets a right answer apart, by far more
+        where vectors lie close together: a share of 0.5 is best for text to code, of 0.1 to 0.3 across languages.
+        """
+        queries, euclidean = evenly(queries, SHARED), self.euclidean
+        scores: np.ndarray = np.empty((len(queries), 0), np.float32)
+        best: np.ndarray = np.empty((len(queries), 0), np.int64)
+        row, size, known = 0, block_rows(self.index.d), {}
+        for vectors, _ in self._second.scan(0, min(size, READ)):
+            rows = np.arange(row, row + len(vectors))
+            scores = np.concatenate([scores, similarities(queries, vectors, euclidean) + stored[rows]], axis=1)
+            best = np.concatenate([best, np.broadcast_to(rows, (len(queries), len(rows)))], axis=1)
+            kept = np.argpartition(-scores, min(NEAREST, scores.shape[1]) - 1, axis=1)[:, :NEAREST]
+            scores, best = (np.take_along_axis(each, kept, axis=1) for each in (scores, best))
+            row += len(rows)
+        wanted, start = np.unique(best), 0
+        for vectors, _ in self._base.scan(0, size):
+            labels = self._base.labels(start, start + len(vectors))
+            for place in np.flatnonzero(np.isin(labels, wanted)):
+                known[int(labels[place])] = vectors[place]
+            start += len(labels)
+        decoded = np.stack([known[int(label)] for label in wanted])
+        of_codes = similarities(queries, decoded, euclidean) + first.unbiased(np.zeros(len(wanted)), decoded)
+        of_codes = np.take_along_axis(of_codes, np.searchsorted(wanted, best), axis=1)
+        sides = [each - each.mean(axis=1, keepdims=True) for each in (of_codes, offsets[best], scores)]
+        codes, own, goal = (each.ravel().astype(np.float64) for each in sides)
+        (by_codes, by_offset), *_ = np.linalg.lstsq(np.stack([codes, own], axis=1), goal, rcond=None)
+        return float(np.clip(by_offset / by_codes, 0, 1)) if by_codes > 0 else self._slope_of_codes
+
+    @property
+    def lossy(self) -> bool:
+        return self._second.lossy or self.two_stage
+
+    @property
+    def lossy_inside(self) -> bool:
+        return self.lossy or self._base.lossy_inside
+
+    @property
+    def exhaustive(self) -> bool:
+        return False
+
+    @property
+    def two_stage(self) -> bool:
+        """Whether the second stage came with the upgrade."""
+        chain = getattr(self._second.index, "chain", None)
+        if chain is None or chain.size() == 0:
+            return False
+        first = faiss.downcast_VectorTransform(chain.at(0))
+        return isinstance(first, faiss.RemapDimensionsTransform) and first.d_in == first.d_out
+
+    @property
+    def _holds_originals(self) -> bool:
+        """Whether the second stage that came with the upgrade holds other vectors than the first decodes to."""
+        for (coded, _), (held, _) in zip(self._base.scan(0, 16), self._second.scan(0, 16), strict=True):
+            lengths = np.linalg.norm(coded, axis=1) * np.linalg.norm(held, axis=1)
+            return bool(((coded * held).sum(axis=1) < (1 - 1e-4) * lengths).any())
+        return False
+
+    @cached_property
+    def _second(self) -> IndexHandler:
+        return handler_for(self.index.refine_index)
+
+    def _of(self, base: faiss.Index, second: faiss.Index, k_factor: float) -> faiss.Index:
+        new = faiss.IndexRefine(base, second)
+        new.own_fields, new.own_refine_index, new.k_factor = handed_over(base), handed_over(second), k_factor
+        copy_fields(new, self.index)
+        return new
