@@ -31,16 +31,17 @@ def mapped(query: list[float], version: Version) -> tuple[list[float], float]:
     since the server divides by that. Without a query map the query, and 1."""
     if not version.mapped:
         return query, 1.0
-    if version.metric is not Metric.COSINE:
+    if version.metric is not Metric.COSINE or len(query) != version.dim:
         return _mapped(query, version.map), 1.0
-    asked = _mapped(unit(query), version.map)
-    return asked, math.hypot(*asked)
+    given = np.array(query)
+    asked = version.map((given / (math.sqrt(given @ given) or 1.0)).astype(np.float32))
+    return asked.tolist(), math.sqrt(asked @ asked)
 
 
 def _mapped(vector: list[float], query_map: QueryMap) -> list[float]:
     if len(vector) != len(query_map.step):
         return vector  # the server's to refuse
-    asked: list[float] = query_map(np.array([vector], np.float32))[0].tolist()
+    asked: list[float] = query_map(np.array(vector, np.float32)).tolist()
     return asked
 
 

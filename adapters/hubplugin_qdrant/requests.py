@@ -264,9 +264,12 @@ def formula(version: Version, length: float = 1.0) -> models.FormulaQuery:
     unweighed = _sum_with_key(version.key, version.metric, version.missing, version.ceiling)
     if length == 1.0:
         return unweighed
-    score = models.MultExpression.model_construct(mult=[length, "$score"])
-    _, *offset = cast(models.SumExpression, unweighed.formula).sum
-    return changed(unweighed, {"formula": models.SumExpression.model_construct(sum=[score, *offset])})
+    score = changed(_WEIGHED, {"mult": [length, "$score"]})
+    whole = cast(models.SumExpression, unweighed.formula)
+    return changed(unweighed, {"formula": changed(whole, {"sum": [score, *whole.sum[1:]]})})
+
+
+_WEIGHED = models.MultExpression(mult=["$score"])
 
 
 @lru_cache
