@@ -339,15 +339,18 @@ class QueryMapConformance(StoreUnderTest):
 
     @pytest.mark.parametrize("robust", [False, True])
     def test_what_pairs_teach_is_applied_and_learned_anew_by_a_refit(self, mapping: Store, robust: bool) -> None:
-        turn = np.eye(self.dim) + 0.3 * np.random.default_rng(8).normal(size=(self.dim, self.dim))
-        asked = self._scaled(self.vectors() @ np.linalg.inv(turn))  # a map finds the way back
-        pairs = Bank(asked, np.array(self.ids()))
+        rng, vectors = np.random.default_rng(8), self.vectors()
+        turn = np.eye(self.dim) + 0.3 * rng.normal(size=(self.dim, self.dim))
+        worded = np.concatenate([vectors, vectors + 0.1 * vectors.std() * rng.normal(size=vectors.shape)])
+        asked = self._scaled(worded @ np.linalg.inv(turn))  # a map finds the way back
+        answers = np.array([*self.ids(), *self.ids()])
+        pairs = Bank(asked, answers)
         apply(mapping, pairs, learn=True, robust=robust, force=True)
         store = self.reopen(mapping)
         first = self._active(store)
         assert first.query_map is not None
         self._assert_whole(store, first)
-        refit(store, Bank(asked[:-20], np.array(self.ids()[:-20])), force=True)
+        refit(store, Bank(asked[:-20], answers[:-20]), force=True)
         store = self.reopen(store)
         second = self._active(store)
         assert second.query_map is not None
