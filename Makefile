@@ -34,9 +34,9 @@ lint: $(VENV)/installed
 fast: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not network and not server"
 
-# One after the other: they start processes of their own, or measure memory.
+# A file in one process, since its tests share what they make. What measures memory does so in a process of its own.
 slow: $(VENV)/installed
-	$(BIN)/python -m pytest -m "(slow or network) and not server"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "(slow or network) and not server"
 
 # A part of the numerical tests under each instruction set that this machine has; says which it lacks.
 levels: $(VENV)/installed

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
+import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,9 +16,35 @@ import numpy as np
 
 COMMAND = Path(sys.executable).with_name("hubplugin")
 
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["tests.whole.commands", "torch", "qdrant_client", "hubplugin.cli.json_types"])
+"""Each command has a process of its own, forked from one that has imported what takes a second and computed nothing."""
+
 
 def hubplugin(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([COMMAND, *map(str, arguments)], capture_output=True, text=True)
+    """What `hubplugin ARGUMENTS` does and says. What it imports is for tests that start an interpreter."""
+    words = [str(COMMAND), *map(str, arguments)]
+    with tempfile.TemporaryDirectory() as folder:
+        said = [Path(folder, name) for name in ("stdout", "stderr")]
+        process = PROCESSES.Process(target=_type, args=(words, os.getcwd(), dict(os.environ), said))
+        process.start()
+        process.join()
+        return subprocess.CompletedProcess(words, process.exitcode or 0, *(path.read_text() for path in said))
+
+
+def _type(words: list[str], folder: str, environment: dict[str, str], said: list[Path]) -> None:
+    for number, path in enumerate(said, 1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.argv = words
+    from hubplugin.cli import main
+
+    try:
+        main()
+    finally:
+        atexit._run_exitfuncs()  # which a process of multiprocessing leaves out
 
 
 def write_photos(folder: Path, real: Mapping[str, np.ndarray]) -> np.ndarray:

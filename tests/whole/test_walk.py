@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 
 import pytest
 
 from tests.sizes import ROOT
+from tests.whole.commands import hubplugin
 
 pytestmark = pytest.mark.slow
 
 
-def test_the_walk_goes_from_recorded_queries_to_a_rollback(tmp_path):
-    run = subprocess.run(
-        [sys.executable, ROOT / "examples" / "walk.py", "--folder", tmp_path], capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
-    said = run.stdout
+def test_the_walk_goes_from_recorded_queries_to_a_rollback(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    import walk
+
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: hubplugin(*command[command.index("hubplugin") + 1 :]))
+    walk.main(["--folder", str(tmp_path)])
+    said = capsys.readouterr().out
     before, after = map(float, re.search(r"^R@1: ([\d.]+) .*-> ([\d.]+)", said, re.MULTILINE).groups())
     assert after > before
     assert "of the results are the same" in said
