@@ -1,0 +1,45 @@
+"""hubplugin for PostgreSQL with pgvector: offsets in a column, searched by an index over vector and offset.
+
+`hubplugin.open_store("postgresql://user@host/db?table=photos")` is what every job takes; `order_by` is for an
+application's own searches, `offsets` for its inserts.
+
+`store` is the contract of `hubplugin.store`; it reads and writes the table that `schema` found, keeps versions in
+`metadata`, and asks by `transport`. The SQL of a ranking is in `requests`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hubplugin.vectors import VectorLike
+from hubplugin_pgvector.requests import OrderBy
+from hubplugin_pgvector.store import PgvectorStore, open_url
+
+__all__ = ["OrderBy", "PgvectorStore", "offsets", "open_url", "order_by"]
+
+
+def order_by(store: PgvectorStore, query: np.ndarray, alias: str = "") -> OrderBy:
+    """What an ORDER BY says for the corrected ranking of one query [d], so that the index is used.
+
+        order = order_by(store, query)
+        connection.execute(f"SELECT id FROM photos ORDER BY {order.sql} LIMIT 10", order.parameters)
+        session.scalars(select(Photo).order_by(order.sqlalchemy()).limit(10))
+        Photo.objects.order_by(order.django())[:10]
+
+    A query map of the correction has been applied to the query. alias: what the query calls the table, where columns of
+    another have the same names. It asks the database which correction is active: one short statement a call.
+
+    Raises InputError for a query of another shape, StoreError where no correction is active.
+    """
+    return store.order_by(query, alias)
+
+
+def offsets(store: PgvectorStore, vectors: VectorLike) -> np.ndarray:
+    """The offsets [n] float32 of `vectors` [n, d], for the column `hub_offset` of rows that are inserted or updated:
+
+        INSERT INTO photos (id, embedding, hub_offset) VALUES (%s, %s, %s)
+
+    A row without one is found by its raw similarity until `hubplugin refresh`. The model is read anew where it is not
+    the one of the last call. Raises StoreError where no correction is active.
+    """
+    return store.model(store.active_version()).offsets(vectors)

@@ -1,0 +1,167 @@
+"""What is known of the corrections in a database: a table in a schema of ours, a row for each version.
+
+The offsets of the active version lie in the column `hub_offset` of the user's table, those of version 3, kept or
+half-written, in `hub_offset_v3`. To activate is to rename, so that SQL which names `hub_offset` stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from psycopg import sql
+from psycopg.types.json import Json
+
+from hubplugin.model import GroupedModel, OffsetModel
+from hubplugin.store import State, StoredVersion, now
+from hubplugin_pgvector.schema import OFFSET, Table
+from hubplugin_pgvector.transport import Transport, name_of, short
+
+MADE_BY = "made by hubplugin; it goes with the last correction"
+CREATE_SCHEMA = ("CREATE SCHEMA hubplugin", f"COMMENT ON SCHEMA hubplugin IS '{MADE_BY}'")
+CREATE_TABLE = """
+CREATE TABLE hubplugin.versions (
+    target regclass, vector text, number int, state text NOT NULL, made text NOT NULL, owner text NOT NULL,
+    activated int NOT NULL, base text NOT NULL, index text NOT NULL, scale float8 NOT NULL, facts json NOT NULL,
+    model bytea NOT NULL, PRIMARY KEY (target, vector, number))
+"""
+COLUMNS = "number, state, made, owner, activated, base, index, scale, facts"
+
+
+@dataclass(frozen=True)
+class Version:
+    """One row: see `hubplugin.store.StoredVersion`. owner: the run that writes it. activated: counts activations; the
+    largest is the last. base: what the column of the active version is called. scale: see `requests`."""
+
+    number: int
+    state: State
+    made: str
+    owner: str
+    activated: int
+    base: str
+    index: str
+    scale: float
+    facts: dict[str, object]
+
+    @property
+    def column(self) -> str:
+        return self.base if self.state == "active" else f"{self.base}_v{self.number}"
+
+    @property
+    def fingerprint(self) -> object:
+        return self.facts["model"]
+
+    @property
+    def group_by(self) -> str | None:
+        key = self.facts["group_by"]
+        return None if key is None else str(key)
+
+    def stored(self) -> StoredVersion:
+        facts = {name: value for name, value in self.facts.items() if name not in ("group_by", "mapped")}
+        return StoredVersion(self.number, self.state, self.made, **facts)  # type: ignore[arg-type]
+
+
+class Metadata:
+    """The versions of one vector column."""
+
+    def __init__(self, transport: Transport, table: Table):
+        self._transport, self._table = transport, table
+        self._which = (table.oid, table.vector)
+
+    def exists(self) -> bool:
+        # By a query, since to_regclass may know nothing of what another run has just made.
+        found = "SELECT FROM pg_class JOIN pg_namespace n ON n.oid = relnamespace WHERE nspname = %s AND relname = %s"
+        return bool(self._transport.rows(found, ("hubplugin", "versions")))
+
+    def versions(self, lock: str = "") -> Sequence[Version]:
+        """In the order of their numbers. lock: FOR SHARE or FOR UPDATE, until the end of the transaction."""
+        if not self.exists():
+            return []
+        query = f"SELECT {COLUMNS} FROM hubplugin.versions WHERE target = %s AND vector = %s ORDER BY number {lock}"
+        return [Version(*row) for row in self._transport.rows(query, self._which)]
+
+    def active(self) -> Version | None:
+        return next((version for version in self.versions() if version.state == "active"), None)
+
+    def model(self, version: Version) -> OffsetModel:
+        query = "SELECT model FROM hubplugin.versions WHERE target = %s AND vector = %s AND number = %s"
+        rows = self._transport.rows(query, (*self._which, version.number))
+        return OffsetModel.from_bytes(rows[0][0], self._transport.url)
+
+    def create(self) -> None:
+        """Makes the place for versions, and keeps all others from changing any until the end of the transaction."""
+        self._transport.rows("SELECT pg_advisory_xact_lock(hashtext('hubplugin'))::text")
+        is_schema_there = self._transport.rows("SELECT FROM pg_namespace WHERE nspname = 'hubplugin'")
+        for statement in () if is_schema_there else CREATE_SCHEMA:
+            self._transport.run(statement, what="making a schema for the model")
+        if not self.exists():
+            self._transport.run(CREATE_TABLE, what="making a table for the model")
+
+    def base(self) -> str:
+        """What a first version calls its column: another name where one more vector of the table is corrected."""
+        others = self.exists() and self._transport.rows(
+            "SELECT FROM hubplugin.versions WHERE target = %s AND vector <> %s AND base = %s", (*self._which, OFFSET)
+        )
+        return f"{short(self._table.vector, 40)}_{OFFSET}" if others else OFFSET
+
+    def add(self, version: Version, model: OffsetModel) -> None:
+        self._transport.run(
+            f"INSERT INTO hubplugin.versions (target, vector, {COLUMNS}, model) VALUES ({', '.join(['%s'] * 12)})",
+            (*self._which, *list(vars(version).values())[:-1], Json(version.facts), model.to_bytes()),
+        )
+
+    def change(self, version: Version, **fields: Any) -> None:
+        """Sets `fields` of `version`, and renames its column if it is called otherwise then."""
+        assignments = sql.SQL(", ").join(sql.SQL("{} = %s").format(name_of(name)) for name in fields)
+        self._transport.run(
+            sql.SQL("UPDATE hubplugin.versions SET {} WHERE target = %s AND vector = %s AND number = %s").format(
+                assignments
+            ),
+            (*fields.values(), *self._which, version.number),
+        )
+        changed = replace(version, **fields)
+        if changed.column != version.column:
+            self._alter("RENAME COLUMN {} TO {}", version.column, changed.column)
+
+    def add_column(self, version: Version) -> None:
+        self._alter("ADD COLUMN {} real", version.column)
+
+    def delete(self, versions: Sequence[Version]) -> None:
+        """Deletes `versions` and their columns, whose indexes go with them."""
+        for version in versions:
+            self._alter("DROP COLUMN IF EXISTS {}", version.column)
+            self._transport.run(
+                "DELETE FROM hubplugin.versions WHERE target = %s AND vector = %s AND number = %s",
+                (*self._which, version.number),
+            )
+
+    def delete_place(self) -> None:
+        """Deletes the table of versions, and the schema, where nothing is left in it."""
+        if self._transport.rows("SELECT FROM hubplugin.versions LIMIT 1"):
+            return
+        self._transport.run("DROP TABLE hubplugin.versions")
+        ours = "SELECT WHERE obj_description(to_regnamespace('hubplugin'), 'pg_namespace') = %s"
+        if self._transport.rows(ours, (MADE_BY,)):
+            self._transport.run("DROP SCHEMA hubplugin")
+
+    def _alter(self, what: str, *names: str) -> None:
+        change = sql.SQL(what).format(*map(name_of, names))
+        self._transport.run(
+            sql.SQL("ALTER TABLE {} ").format(self._table.identifier) + change, what="changing the table"
+        )
+
+
+def begun(model: OffsetModel, number: int, owner: str, base: str, table: Table, scale: float) -> Version:
+    """The row of a version that begins now."""
+    stored = StoredVersion.of(model, number, "half-written", None)
+    facts: dict[str, object] = {
+        "method": stored.method,
+        "parameters": dict(stored.parameters),
+        "model": stored.model,
+        "bank_fingerprint": stored.bank_fingerprint,
+        "group_by": model.key if isinstance(model, GroupedModel) else None,
+        "mapped": model.query_map is not None,
+    }
+    index = f"{short(table.name, 24)}_{short(base, 24)}_v{number}"
+    return Version(number, "half-written", now(), owner, 0, base, index, scale, facts)

@@ -1,0 +1,208 @@
+"""Pure: how SQL ranks by the corrected score, and what a client needs to say so.
+
+A target is indexed as one vector of d + 1 components, and a query is compared with it:
+
+    cosine      [t/|t|, offset / scale]            by <#> with [q/|q|, scale]
+    dot         [t, offset / scale]                by <#> with [q, scale]
+    euclidean   [t, sqrt(2 (scale - offset))]      by <-> with [q, 0]
+
+A row without an offset has the offset 0: nothing that another program inserts can fail, or be lifted or sunk.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from psycopg import sql
+
+from hubplugin.abilities import Explanation
+from hubplugin.metric import Metric, augment_queries
+from hubplugin.model import OffsetModel
+from hubplugin_pgvector.schema import Table
+from hubplugin_pgvector.transport import name_of
+
+if TYPE_CHECKING:
+    from django.db.models.expressions import RawSQL
+    from sqlalchemy import TextClause
+
+RAW = {Metric.COSINE: "<=>", Metric.DOT: "<#>", Metric.EUCLIDEAN: "<->"}
+SMALL = 4.0
+"""The scale as a multiple of the largest offset (benchmarks/pgvector.py)."""
+CANDIDATES = 10
+"""How many candidates for each result `explain` re-ranks."""
+
+
+def scale_of(model: OffsetModel) -> float:
+    """A power of two, so that most fits have the same, and SQL stays as it is.
+
+    Under Euclidean distance it is at least every offset, 0 among them. Else it keeps the last component of targets
+    small: an index of inner products joins targets by theirs, and large offsets would choose the neighbours.
+    """
+    gallery = model.gallery
+    smallest, largest = (0.0, 0.0) if gallery is None else (gallery.smallest, gallery.cap)
+    least = largest if model.metric is Metric.EUCLIDEAN else SMALL * max(largest, -smallest)
+    return 2.0 ** math.ceil(math.log2(max(least, 1e-6 if model.metric is Metric.EUCLIDEAN else 1.0)))
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The corrected ranking of `table` by the offsets in `column`; `scale` as above. alias: what a query calls the
+    table, where it must say so."""
+
+    table: Table
+    column: str
+    scale: float
+    alias: str = ""
+
+    def indexed(self) -> sql.Composable:
+        """The expression over which the index is built."""
+        offset = self.offset()
+        if self.table.metric is Metric.EUCLIDEAN:
+            offset = sql.SQL("sqrt(2 * greatest({} - {}, 0))").format(sql.Literal(self.scale), offset)
+        elif self.scale != 1:
+            offset = sql.SQL("{} / {}").format(offset, sql.Literal(self.scale))
+        vector = self._column(self.table.vector)
+        if self.table.metric is Metric.COSINE:
+            vector = sql.SQL("l2_normalize({})").format(vector)
+        return sql.SQL("({} || ARRAY[{}]::real[]::{})::{}").format(
+            vector, offset, sql.SQL(self.table.type), sql.SQL(self.type)
+        )
+
+    def opclass(self) -> sql.Composable:
+        """The expression as an index has it, and how it compares."""
+        name = "l2" if self.table.metric is Metric.EUCLIDEAN else "ip"
+        return sql.SQL("(({}) {}_{}_ops)").format(self.indexed(), sql.SQL(self._kind), sql.SQL(name))
+
+    def distance(self) -> sql.Composable:
+        """By what an ORDER BY ranks: the index in use, and the query of `query` as the parameter."""
+        if self.table.index == "none":
+            return self.exact()
+        operator = "<->" if self.table.metric is Metric.EUCLIDEAN else "<#>"
+        return sql.SQL("{} {} %s::{}").format(self.indexed(), sql.SQL(operator), sql.SQL(self.type))
+
+    def raw(self) -> sql.Composable:
+        """The user's own distance."""
+        vector = self._column(self.table.vector)
+        kind = sql.SQL(f"{self.table.type}({self.table.dim})")
+        return sql.SQL("{} {} %s::{}").format(vector, sql.SQL(RAW[self.table.metric]), kind)
+
+    def exact(self) -> sql.Composable:
+        """The corrected distance without the index, as of `index` up to a constant."""
+        vector, kind = self._column(self.table.vector), sql.SQL(f"{self.table.type}({self.table.dim})")
+        if self.table.metric is Metric.EUCLIDEAN:
+            distance = sql.SQL("({} <-> %s::{}) ^ 2 / 2").format(vector, kind)
+        else:
+            unit = sql.SQL("l2_normalize({})" if self.table.metric is Metric.COSINE else "{}").format(vector)
+            distance = sql.SQL("({} <#> %s::{})").format(unit, kind)
+        return sql.SQL("{} - {}").format(distance, self.offset())
+
+    def reranked(self, candidates: int, k: int) -> sql.Composable:
+        """A query for the best k of the `candidates` that the user's own index finds; it has two parameters."""
+        key = self.table.key.listed()
+        inner = sql.SQL("SELECT {}, {} AS corrected FROM {} ORDER BY {} LIMIT {}").format(
+            key, self.exact(), self.table.identifier, self.raw(), sql.Literal(candidates)
+        )
+        return sql.SQL("SELECT {} FROM ({}) AS candidates ORDER BY corrected LIMIT {}").format(
+            key, inner, sql.Literal(k)
+        )
+
+    def queries(self, queries: np.ndarray) -> np.ndarray:
+        """What `distance` is given for `queries` [m, d], which are at unit length for cosine, and mapped where
+        the model has a map: float32 [m, d + 1]. Without an index the queries themselves."""
+        return queries if self.table.index == "none" else augment_queries(queries, self.table.metric, e=self.scale)
+
+    def score(self, distance: float) -> float:
+        """The corrected similarity, of what `distance` gives."""
+        if self.table.metric is Metric.EUCLIDEAN and self.table.index != "none":
+            return self.scale - distance**2 / 2
+        return -distance
+
+    def raw_score(self, distance: float) -> float:
+        """The similarity, of what `raw` gives: pgvector's distances are 1 - s, -s and |q - t|."""
+        if self.table.metric is Metric.EUCLIDEAN:
+            return -(distance**2) / 2
+        return (1.0 if self.table.metric is Metric.COSINE else 0.0) - distance
+
+    def offset(self) -> sql.Composable:
+        return sql.SQL("coalesce({}, 0)").format(self._column(self.column))
+
+    @property
+    def type(self) -> str:
+        return f"{self._kind}({self.table.dim + 1})"
+
+    @property
+    def _kind(self) -> str:
+        return self.table.type if self.table.index == "none" else self.table.index
+
+    def _column(self, name: str) -> sql.Composable:
+        return name_of(self.alias, name) if self.alias else name_of(name)
+
+
+@dataclass(frozen=True)
+class OrderBy:
+    """An ORDER BY for one query: `sql` has one placeholder %s, for the text in `parameters`."""
+
+    sql: str
+    parameters: Sequence[str]
+
+    def sqlalchemy(self) -> TextClause:
+        """For `select(...).order_by(...)` of SQLAlchemy."""
+        from sqlalchemy import text
+
+        escaped = self.sql.replace("::", "\\:\\:").replace("%s", ":hub_query").replace("%%", "%")
+        return text(escaped).bindparams(hub_query=self.parameters[0])
+
+    def django(self) -> RawSQL:
+        """For `Model.objects.order_by(...)` of Django."""
+        from django.db.models.expressions import RawSQL
+
+        return RawSQL(self.sql, list(self.parameters))
+
+
+def as_text(vector: np.ndarray) -> str:
+    """A vector as pgvector reads it, each number as short as float32 allows."""
+    return "[" + ",".join(map(str, vector.astype(np.float32))) + "]"
+
+
+def order_by(ranking: Ranking, query: np.ndarray) -> OrderBy:
+    return OrderBy(ranking.distance().as_string(None), [as_text(ranking.queries(query[None])[0])])
+
+
+def explanation(ranking: Ranking, query: np.ndarray, k: int, mapped: bool) -> Explanation:
+    """How SQL asks for the k nearest of `query` [d]: by the index, exactly, and by the user's own index and offsets."""
+    table = ranking.table
+    order = order_by(ranking, query)
+    head = sql.SQL("SELECT {} FROM {} ORDER BY ").format(table.key.listed(), table.identifier).as_string(None)
+    own = as_text(query)
+
+    def filled(text: str, vector: str) -> str:
+        return text.replace("%s", f"'{vector}'").replace("%%", "%")
+
+    indexed = f"{filled(head + order.sql, order.parameters[0])} LIMIT {k};"
+    exact = f"{filled(head + ranking.exact().as_string(None), own)} LIMIT {k};"
+    reranked = filled(ranking.reranked(CANDIDATES * k, k).as_string(None), own) + ";"
+    lines = [
+        f"-- by the index: {_last(ranking)}",
+        indexed,
+        "-- exact: no index is used, so best behind a filter that leaves few rows",
+        exact,
+        f"-- re-ranked: {CANDIDATES} candidates for each result by your own index",
+        reranked,
+    ]
+    if mapped:
+        lines.insert(
+            0, "-- the correction has a query map, which these vectors went through: hubplugin_pgvector.order_by"
+        )
+    request: dict[str, Any] = {"sql": order.sql, "parameters": list(order.parameters), "limit": k}
+    return Explanation("\n".join(lines), request)
+
+
+def _last(ranking: Ranking) -> str:
+    if ranking.table.index == "none":
+        return "there is none, as index=none says, so that this is the exact form"
+    unit = "the query divided by its length" if ranking.table.metric is Metric.COSINE else "the query"
+    return f"the vector is {unit}, then {0 if ranking.table.metric is Metric.EUCLIDEAN else ranking.scale:g}"

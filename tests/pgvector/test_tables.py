@@ -1,0 +1,221 @@
+"""What a table may look like: corrected, and after a removal as it was to the last line of a dump; or refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import hubplugin
+import hubplugin_pgvector.store
+from hubplugin.errors import StoreError
+from tests.pgvector.conftest import Database
+
+pytestmark = pytest.mark.slow
+
+ROWS, DIM = 200, 8
+
+TABLES = {
+    "plain": ("photos", "id int PRIMARY KEY, embedding vector(8)", "", {}),
+    "uuid": ("photos", "id uuid PRIMARY KEY DEFAULT gen_random_uuid(), embedding vector(8) NOT NULL", "", {}),
+    "composite": (
+        "photos",
+        "tenant text, id bigint GENERATED ALWAYS AS IDENTITY, embedding vector(8), PRIMARY KEY (tenant, id)",
+        "",
+        {},
+    ),
+    "unique": ("photos", "id text NOT NULL, embedding vector(8), UNIQUE (id)", "", {"key": "id"}),
+    "quoted": (
+        '"My Schema"."Photos ""1"" of 100%"',
+        '"The Id" int PRIMARY KEY, "Em{bed}ding" vector(8)',
+        "",
+        {"vector": '"Em{bed}ding"', "key": '"The Id"'},
+    ),
+    "halfvec": ("photos", "id int PRIMARY KEY, embedding halfvec(8)", "", {}),
+    "rounded": ("photos", "id int PRIMARY KEY, embedding vector(8)", "", {"index": "halfvec"}),
+    "unindexed": ("photos", "id int PRIMARY KEY, embedding vector(8)", "", {"index": "none"}),
+    "partitioned": (
+        "photos",
+        "id int, tenant int, embedding vector(8), PRIMARY KEY (tenant, id)",
+        "PARTITION BY LIST (tenant)",
+        {},
+    ),
+    "indexed": ("photos", "id int PRIMARY KEY, embedding vector(8), hits int DEFAULT 0", "", {"metric": ""}),
+}
+
+AFTER = {
+    "partitioned": [
+        "CREATE TABLE even PARTITION OF photos FOR VALUES IN (0)",
+        "CREATE TABLE odd PARTITION OF photos FOR VALUES IN (1) PARTITION BY RANGE (id)",
+        "CREATE TABLE odd1 PARTITION OF odd FOR VALUES FROM (0) TO (100)",
+        "CREATE TABLE odd2 PARTITION OF odd FOR VALUES FROM (100) TO (1000000)",
+    ],
+    "indexed": ["CREATE INDEX ON photos USING hnsw (embedding vector_cosine_ops) WITH (m = 8, ef_construction = 32)"],
+}
+INSERTS = {
+    "uuid": "INSERT INTO photos (embedding) SELECT {v} FROM generate_series(0, 199) i",
+    "composite": "INSERT INTO photos (tenant, embedding) SELECT 'a, \"' || i % 3, {v} FROM generate_series(0, 199) i",
+    "unique": "INSERT INTO photos SELECT 'key ' || i, {v} FROM generate_series(0, 199) i",
+    "partitioned": "INSERT INTO photos SELECT i, i % 2, {v} FROM generate_series(0, 199) i",
+}
+
+
+@pytest.fixture(params=sorted(TABLES))
+def made(request, database):
+    """A table of each kind, the names that its URL needs, and whether its store is a `halfvec`."""
+    table, columns, how, named = TABLES[request.param]
+    if table.startswith('"My'):
+        database.run('CREATE SCHEMA "My Schema"')
+    database.run(f"CREATE TABLE {table} ({columns}) {how}", *AFTER.get(request.param, []))
+    vector = "(SELECT array_agg(random() - 0.5 + 0 * i * j)::real[]::vector FROM generate_series(1, 8) j)"
+    insert = INSERTS.get(request.param, "INSERT INTO {t} SELECT i, {v} FROM generate_series(0, 199) i")
+    database.run(
+        "SELECT setseed(0.5)", insert.format(t=table, v=vector + ("::halfvec" if request.param == "halfvec" else ""))
+    )
+    named = {name: value for name, value in {"metric": "cosine", **named}.items() if value}
+    return request.param, table, named
+
+
+def queries(count=40):
+    return np.random.default_rng(3).normal(size=(count, DIM)).astype(np.float32)
+
+
+def exact(store, model):
+    """The corrected top 10 of `queries`, in float64 from what is stored."""
+    batches = list(store.scan())
+    ids = [key for batch in batches for key in batch.ids]
+    vectors = np.concatenate([batch.vectors for batch in batches])
+    unit = vectors.astype(np.float64) / np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
+    asked = queries().astype(np.float64)
+    scores = asked / np.linalg.norm(asked, axis=1, keepdims=True) @ unit.T + model.offsets(vectors)
+    return [[ids[row] for row in line] for line in np.argsort(-scores, axis=1)[:, :10]]
+
+
+def test_each_kind_of_table_is_corrected_refreshed_and_left_as_it_was(made, database, monkeypatch):
+    kind, table, named = made
+    monkeypatch.setattr(hubplugin_pgvector.store, "PAGE", 17)
+    before = database.dump()
+    store = database.open(table, **named)
+    assert store.count() == ROWS
+    model = hubplugin.apply(store, queries(100), "is", force=True).model
+    report, ids = hubplugin.inspect(store, queries=0), [key for batch in store.scan() for key in batch.ids]
+    assert len(ids) == len(set(ids)) == ROWS
+    assert (report.count, report.missing, report.stale) == (ROWS, 0, 0)
+
+    database.run(f"ALTER DATABASE {database.name} SET enable_seqscan = off")
+    database.run(f"ALTER DATABASE {database.name} SET enable_sort = off")
+    again = database.open(table, **named)
+    assert ("uses the index" in "".join(again.notes())) == (kind != "unindexed")
+    found, expected = again.search(queries(), 10).ids, exact(again, model)
+    same = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found, expected, strict=True)])
+    assert same >= (0.95 if kind in ("halfvec", "rounded", "indexed") else 0.98)
+
+    assert hubplugin.refresh(again).stale == 0
+    hubplugin.remove(again)
+    database.run(f"ALTER DATABASE {database.name} RESET ALL")
+    assert sorted(database.dump().splitlines()) == sorted(before.splitlines())  # updates leave rows in another order
+    assert database.open(table, **named).correction() is None
+
+
+def test_the_index_has_the_options_of_the_one_that_is_there(database):
+    database.run(f"CREATE TABLE photos ({TABLES['indexed'][1]})", *AFTER["indexed"])
+    database.fill(queries(100))
+    hubplugin.apply(database.open(), queries(), "is", force=True)
+    (indexed,) = database.run("SELECT indexdef FROM pg_indexes WHERE indexname = 'photos_hub_offset_v1'")[0]
+    assert "(m='8', ef_construction='32')" in indexed
+
+
+def test_two_columns_of_one_table_are_corrected_each_on_its_own(database):
+    database.run("CREATE TABLE photos (id int PRIMARY KEY, embedding vector(8), title vector(8))")
+    database.fill(queries(100))
+    database.run("UPDATE photos SET title = embedding * embedding")
+    for vector in ("embedding", "title"):
+        hubplugin.apply(database.open(vector=vector, metric="dot"), queries(), "is", force=True)
+    one, other = (database.open(vector=vector, metric="dot") for vector in ("embedding", "title"))
+    assert one.active_version().column == "hub_offset"
+    assert other.active_version().column == "title_hub_offset"
+    hubplugin.remove(one)
+    assert hubplugin.inspect(other, queries=0).missing == 0
+
+
+REFUSED = {
+    "no table": ("SELECT", {"table": "nothing"}, "there is no table nothing"),
+    "a view": ("CREATE VIEW seen AS SELECT * FROM photos", {"table": "seen"}, "seen is a view"),
+    "a materialised view": ("CREATE MATERIALIZED VIEW seen AS SELECT * FROM photos", {"table": "seen"}, "materialised"),
+    "a foreign table": (
+        "CREATE FOREIGN DATA WRAPPER w; CREATE SERVER s FOREIGN DATA WRAPPER w;"
+        " CREATE FOREIGN TABLE far (id int, embedding vector(8)) SERVER s",
+        {"table": "far"},
+        "far is a foreign table",
+    ),
+    "a partition": (
+        "CREATE TABLE p (id int PRIMARY KEY, embedding vector(8)) PARTITION BY RANGE (id);"
+        " CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (9)",
+        {"table": "p1"},
+        "p1 is a partition",
+    ),
+    "a parent": ("CREATE TABLE child () INHERITS (photos)", {}, "by inheritance"),
+    "no key": ("ALTER TABLE photos DROP CONSTRAINT photos_pkey", {}, "has no primary key; name the columns"),
+    "another key": ("SELECT", {"key": "hits"}, "key=hits is not unique"),
+    "no vector": ("ALTER TABLE photos DROP COLUMN embedding", {}, "0 columns are vectors"),
+    "two vectors": ("ALTER TABLE photos ADD v2 vector(3)", {}, r"name one: vector=embedding\|v2"),
+    "another vector": ("SELECT", {"vector": "hits"}, "no column hits of type vector or halfvec"),
+    "no dimension": ("ALTER TABLE photos ALTER embedding TYPE vector", {}, "no fixed dimension"),
+    "no metric": ("SELECT", {"metric": ""}, "no index says how embedding is compared; add metric=cosine"),
+    "an unknown metric": ("SELECT", {"metric": "l1"}, "unknown metric 'l1'"),
+    "2,000 dimensions": ("ALTER TABLE photos ALTER embedding TYPE vector(2000)", {}, "add index=halfvec"),
+    "4,000 dimensions": ("ALTER TABLE photos ALTER embedding TYPE halfvec(4000)", {}, "add index=none"),
+    "another index": ("SELECT", {"index": "ivfflat"}, "expected vector, halfvec or none"),
+    "no pgvector": ("DROP EXTENSION vector CASCADE", {}, "has no pgvector"),
+}
+
+
+@pytest.mark.parametrize("what", sorted(REFUSED))
+def test_what_can_carry_no_offsets_is_refused_in_one_line(what, database):
+    statements, named, said = REFUSED[what]
+    database.run("CREATE TABLE photos (id int PRIMARY KEY, embedding vector(8), hits int)", *statements.split(";"))
+    given = {name: value for name, value in {"metric": "dot", **named}.items() if value}
+    with pytest.raises(StoreError, match=said) as caught:
+        database.open(**given)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("type_", "index"), [("vector(2000)", "halfvec"), ("halfvec(4000)", "none")])
+def test_the_way_out_that_a_refusal_names_is_one(type_, index, database):
+    dim = int(type_.split("(")[1][:-1])
+    vectors = np.random.default_rng(1).normal(size=(60, dim)).astype(np.float32)
+    database.run(f"CREATE TABLE photos (id int PRIMARY KEY, embedding {type_})")
+    database.fill(vectors, cast=type_.split("(")[0])
+    store = database.open(metric="cosine", index=index)
+    hubplugin.apply(store, vectors[:20], "is", force=True)
+    assert [line[0] for line in store.search(vectors[:20], 1).ids] == list(range(20))
+
+
+def test_a_column_of_the_users_own_is_not_written_over(database: Database):
+    database.run("CREATE TABLE photos (id int PRIMARY KEY, embedding vector(8), hub_offset text)")
+    database.fill(queries())
+    before, store = database.dump(), database.open(metric="dot")
+    with pytest.raises(StoreError, match="the column hub_offset holds something of yours; rename it, or drop it"):
+        hubplugin.apply(store, queries(), "is", force=True)
+    assert database.dump() == before
+
+
+def test_removal_leaves_a_schema_that_others_made(database):
+    database.run("CREATE SCHEMA hubplugin", "CREATE TABLE photos (id int PRIMARY KEY, embedding vector(8))")
+    database.fill(queries())
+    before, store = database.dump(), database.open(metric="dot")
+    hubplugin.apply(store, queries(), "is", force=True)
+    hubplugin.remove(store)
+    assert sorted(database.dump().splitlines()) == sorted(before.splitlines())
+
+
+def test_no_message_has_a_password_in_it(database):
+    host = database.address.partition("?")[2]
+    for url in (
+        f"postgresql://postgres:geheim@/{database.name}?{host}&table=nothing",
+        f"postgresql://postgres@/{database.name}?{host}&password=geheim&table=nothing",
+        "postgresql://me:geheim@127.0.0.1:1/db?table=nothing",
+    ):
+        with pytest.raises(StoreError) as caught:
+            hubplugin.open_store(url)
+        assert "geheim" not in str(caught.value)
+        assert caught.value.__cause__ is None
