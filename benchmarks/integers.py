@@ -1,75 +1,98 @@
-"""What products of eight-bit integers would save, and cost the offsets: `python -m benchmarks.integers`.
+"""What products of eight-bit integers save, and cost the offsets: `python -m benchmarks.integers`.
 
-A number is its row's largest over 127 times a high half, and a 254th of that times a low one. Prints the time of a tile
-beside a float32 product, in turns, by the size of the bank; then how far offsets of code_search are from float64's.
+Prints the time of a tile beside that of its float32 product, in turns, by the size of the bank, and of what else a tile
+takes; then how far offsets are from float64's, and for how many queries the ten best are others than by float32.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
 import typer
 
-from benchmarks.bfloat16 import METHODS
-from benchmarks.tables import CODE_SEARCH, machine
+import hubplugin
+from benchmarks.tables import EXAMPLES, SHARED, machine
+from hubplugin.compute import largest
+from hubplugin.compute.integers import IntegerBank, are_fast
+
+METHODS: dict[str, tuple[str, dict[str, float]]] = {
+    "is": ("is", {"tau": 0.05}),
+    "sn": ("sn", {"tau": 0.05}),
+    "nnn": ("nnn", {"k": 16}),
+    "csls": ("csls", {}),
+    "blend": ("blend", {}),
+}
 
 
-def halves(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The high half [b, d], low and high half side by side [b, 2 d], and the scale [b, 1]."""
-    scale = rows.abs().amax(dim=1, keepdim=True) / 127
-    high = (rows / scale).round()
-    low = ((rows / scale - high) * 254).round()
-    return high.to(torch.int8), torch.cat([low, high], dim=1).to(torch.int8), scale
+def sets() -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
+    """Name, bank, targets and queries of every data set that is there."""
+    for name, folder, *files in (
+        ("examples", EXAMPLES, "bank_queries", "test_targets", "test_queries"),
+        ("code_search", SHARED / "code_search", "bank_queries", "test_targets", "test_queries"),
+        ("debian", SHARED / "debian", "queries_a", "targets", "queries_b"),
+        ("tldr_ko", SHARED / "tldr_ko", "queries", "targets", "queries"),
+        ("tldr_log", SHARED / "tldr_log", "wordings", "targets", "wordings"),
+    ):
+        if (folder / f"{files[0]}.npy").exists():
+            bank, targets, queries = (unit(folder / f"{file}.npy") for file in files)
+            yield name, bank[:4_000], targets[:4_000], queries[-1_000:]
 
 
-def product(targets: torch.Tensor, bank: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """The tile [b, m]: halves of `targets` are formed, those of the bank [hi], [hi lo] are there."""
-    high, both, scale = halves(targets)
-    small = torch._int_mm(both, bank[1].T)
-    small.add_(torch._int_mm(high, bank[0].T), alpha=254)
-    return small.float().mul_(bank[2].T / 254).mul_(scale)
-
-
-def swapped(bank: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    high, both, scale = halves(bank)
-    return high, both.roll(bank.shape[1], dims=1).contiguous(), scale
+def unit(path: Path) -> np.ndarray:
+    rows = np.load(path).astype(np.float32)
+    normal: np.ndarray = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return normal
 
 
 def times(m: int) -> str:
-    bank, targets = torch.randn(m, 384), torch.randn((2 << 20) // m, 384)
-    ready = swapped(bank)
+    bank, targets = torch.randn(m, 384) / 384**0.5, torch.randn((2 << 20) // m, 384) / 384**0.5
+    out, bias, ready = torch.empty(len(targets), m), torch.zeros(m), IntegerBank(bank)
+    exponents = (targets @ bank.T).mul_(20)
     ways: dict[str, Callable[[], object]] = {
-        "float32": lambda: targets @ bank.T,
-        "halves of the targets, products, scaling": lambda: product(targets, ready),
-        "halves of the bank, once": lambda: swapped(bank),
+        "float32": lambda: torch.addmm(bias, targets, bank.T, out=out),
+        "integers": lambda: ready.product(bias, targets, out),
+        "halves of the bank, once": lambda: IntegerBank(bank),
+        "exponential": lambda: torch.exp(exponents, out=out),
+        "sums": lambda: out.sum(1),
+        "the 16 largest": lambda: largest(exponents, 16),
+        "the 128 largest": lambda: largest(exponents, 128),
     }
     best = dict.fromkeys(ways, float("inf"))
     for _ in range(10):
         for way, run in ways.items():
-            start = time.perf_counter()
+            start = time.process_time()
             run()
-            best[way] = min(best[way], time.perf_counter() - start)
+            best[way] = min(best[way], time.process_time() - start)
     return ", ".join(f"{way} {best[way] / best['float32']:.2f}" for way in ways)
 
 
-def main(rows: int = 1_500, threads: int = 1) -> None:
+def offsets(bank: np.ndarray, targets: np.ndarray, name: str, precision: str) -> np.ndarray:
+    method, parameters = METHODS[name]
+    compute = hubplugin.Compute("cpu", precision=precision)  # type: ignore[arg-type]
+    return hubplugin.fit(targets, bank, method, compute=compute, **parameters).offsets(targets, compute=compute)
+
+
+def main(threads: int = 1) -> None:
     torch.set_num_threads(threads)
     print(machine(threads))
+    if not are_fast():
+        raise SystemExit("this processor has no AVX-512 with VNNI, or has AMX: integers are not multiplied")
     for m in (2_000, 15_000):
         print(f"bank of {m:,}: {times(m)}")
-    read = [np.load(CODE_SEARCH / f"{part}.npy")[:rows].astype(np.float32) for part in ("bank_queries", "test_targets")]
-    bank, targets = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in read)
-    exact = targets.astype(np.float64) @ bank.T.astype(np.float64)
-    found = product(torch.from_numpy(targets), swapped(torch.from_numpy(bank))).double().numpy()
-    print(
-        f"similarities off by {np.abs(found - exact).mean():.1e} in the mean, {np.abs(found - exact).max():.1e} at most"
-    )
-    for name, method in METHODS.items():
-        error = method(found) - method(exact)
-        print(f"{name}: offsets off by at most {np.abs(error - error.mean()).max():.1e}")
+    for data, bank, targets, queries in sets():
+        scores = queries @ targets.T
+        for name in METHODS:
+            found = {each: offsets(bank, targets, name, each) for each in ("auto", "float32", "float64")}
+            error = np.abs(found["auto"].astype(np.float64) - found["float64"]).max()
+            ten = [np.argsort(-(scores + found[each]), axis=1)[:, :10] for each in ("auto", "float32")]
+            others = int((ten[0] != ten[1]).any(axis=1).sum())
+            first = int((ten[0][:, 0] != ten[1][:, 0]).sum())
+            lists = f"of {len(queries):,} queries {others} have another list of ten, {first} another first"
+            print(f"{data}, {name}: off by at most {error:.1e}; {lists}", flush=True)
 
 
 if __name__ == "__main__":

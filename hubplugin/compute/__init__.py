@@ -14,6 +14,7 @@ from hubplugin.compute.answers import (
     spacing_ratio,
     survey,
 )
+from hubplugin.compute.largest import largest, reaching
 from hubplugin.compute.search import TIE, TopK, TruthCounts, search
 from hubplugin.compute.similarities import (
     ANSWER_SLACK,
@@ -31,8 +32,6 @@ from hubplugin.compute.similarities import (
     dense,
     dense_array,
     has_torch,
-    largest,
-    reaching,
     reduces_precision,
     torch,
 )

@@ -18,17 +18,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hubplugin.compute.largest import largest, reaching
 from hubplugin.compute.similarities import (
     MOST_ANSWERS,
     LeftOut,
     Similarities,
     Tile,
     as_tensor,
-    largest,
     leave_largest_out,
     like,
+    put_entries_right,
+    put_right,
     reached,
-    reaching,
     torch,
     with_own,
 )
@@ -68,8 +69,8 @@ class Nearest:
 
     def see(self, tile: Tile, first: int, scale: float = 1.0) -> None:
         """A tile of `scale` * s, whose targets are numbered from `first` + tile.start on."""
-        s = with_own(tile)
-        highest = s.amax(dim=0).cpu().double() / scale
+        s, highest = put_right(tile, like(scale * self._similarity.numpy(), tile.s), of_nearest=True)
+        highest = highest.cpu().double() / scale
         nearer = (highest > self._similarity).nonzero()[:, 0]  # ever fewer, so that their rows cost next to nothing
         self._similarity[nearer] = highest[nearer]
         self._rows[nearer] = first + tile.start + s[:, nearer.to(s.device)].argmax(dim=0).cpu()
@@ -103,7 +104,7 @@ class NearestOfShard(Task):
 
     def __call__(self, similarities: Similarities, targets: Vectors) -> ShardResult:
         nearest = Nearest(similarities.m)
-        for tile in similarities.tiles(targets, self.what, scale=self.scale):
+        for tile in similarities.tiles(targets, self.what, scale=self.scale, averaged=True):
             nearest.see(tile, 0, self.scale)
         return nearest.found
 
@@ -179,6 +180,9 @@ SPARE = 8
 """Answers that the list of a target has room for. A target with more is multiplied again: one in a hundred is, where
 answers are spread over the gallery."""
 
+RIGHT = 3
+"""Entries of a target with answers made exact beside its largest: what is left of its sum may be one of them."""
+
 MOST_TAKEN = 1 - 2.0**-6
 """The largest share of a sum that is taken out of it by subtraction, which costs six of a float32's bits."""
 
@@ -243,8 +247,7 @@ class Seeker:
     def see(self, tile: Tile, first: int, scale: float = 1.0) -> torch.Tensor:
         """A tile of `scale` * s, whose targets are numbered from `first` + tile.start on. Returns which of them may
         have answers: those that `keep` is to know of."""
-        s = with_own(tile)
-        highest = s.amax(dim=0)
+        s, highest = put_right(tile, like(scale * self._levels.numpy(), tile.s), of_nearest=True)
         exact = highest.cpu().double() / scale
         nearer = exact > self._levels
         self._levels = torch.where(nearer, exact, self._levels)
@@ -279,6 +282,7 @@ class Seeker:
         of_all, places = largest(tile.s, count if many else (k or 0) + 1)
         values, columns = (of_all[some], places[some]) if many else largest(tile.s[some], count)
         leave_largest_out(tile, places[:, :1])
+        put_entries_right(tile, some, columns[:, 1 : 1 + RIGHT])
         means = None
         if k is not None:
             means = ((of_all[:, 1 : k + 1].cpu().double().mean(dim=1) + tile.own) / scale).numpy()
@@ -354,7 +358,8 @@ def reduce_and_seek(
         return reduce(similarities, targets, reductions, LeftOut(answers.levels), what), answers
     seeker, first = Seeker(similarities.m), targets.rows
     results = [np.empty(targets.rows) for _ in reductions]
-    for tile in similarities.tiles(targets, what):
+    averaged = all(each.averages for each in reductions)
+    for tile in similarities.tiles(targets, what, averaged=averaged):
         some, columns, means = seeker.see_and_list(tile, 0, largest_k)
         for reduction, result in zip(reductions, results, strict=True):
             if isinstance(reduction, LogSum):
@@ -363,7 +368,7 @@ def reduce_and_seek(
             else:
                 result[tile.start : tile.stop] = means
     for part in others:
-        for tile in similarities.tiles(part, "answers of the bank"):
+        for tile in similarities.tiles(part, "answers of the bank", averaged=True):
             seeker.see(tile, first)
         first += part.rows
     found, answers = seeker.found(targets.rows), seeker.answers

@@ -1,10 +1,11 @@
-"""With what to compute; similarities of a bank and targets, tile by tile; and what is large in a tile.
+"""With what to compute; and similarities of a bank and targets, tile by tile.
 
 Every similarity is an inner product plus
 one number a bank row plus one number a target. The last two are zero but for Euclidean, where
 s = b.t - |b|^2/2 - |t|^2/2. So a tile [targets, bank] is one `addmm` and every reduction runs along its contiguous
 rows. A tile is as large as the memory budget and the cache allow; nothing of size bank x targets is held unless the
-budget has room for it. Products have the full precision of their type, whatever a program has allowed for its training.
+budget has room for it. Products have the full precision of their type, whatever a program has allowed for its training,
+or are of integers where these are faster and the caller averages over the bank.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from hubplugin.compute.integers import COARSEST, IntegerBank, are_fast
+from hubplugin.compute.largest import Array, largest, reaching
 from hubplugin.errors import InputError, Parameter
 from hubplugin.metric import Metric
 from hubplugin.vectors import BLOCK_ROWS, Progress, Vectors, prepared_blocks
@@ -51,7 +54,7 @@ FEW = 1e10
 """Products of two numbers that numpy does before an import of torch is over, which takes some 3 s: an upsert of 1,000
 vectors of 384 dimensions against a bank of 15,000 takes 6e9 (benchmarks/serving.py)."""
 
-Precision: TypeAlias = Literal["float32", "float64"]
+Precision: TypeAlias = Literal["auto", "float32", "float64"]
 
 
 @cache
@@ -70,8 +73,9 @@ class Compute:
         what is held of similarities beyond the bank itself. A Sinkhorn fit that finds room for m x n in float16 takes
         the time of one product, else of `iterations`.
     progress: called as progress(what, done, total).
-    precision: "float32" is within 1e-5 of exact arithmetic, or of 1e-4 of the temperature where that is more; it goes
-        over to float64 by itself where similarities are large. "float64" computes so throughout, at twice the time.
+    precision: "auto" is within 1e-5 of exact arithmetic, or of 1e-4 of the temperature where that is more. It goes
+        over to float64 by itself where similarities are large, and multiplies eight-bit integers where that is faster
+        and averages out. "float32" does the first alone. "float64" computes so throughout, at twice the time.
 
     Raises InputError for an unknown precision, and for an amount of memory that is no bound here.
     """
@@ -79,7 +83,7 @@ class Compute:
     device: str = "auto"
     memory: int | str = SAFE
     progress: Progress | None = None
-    precision: Precision = "float32"
+    precision: Precision = "auto"
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
@@ -150,11 +154,6 @@ class Compute:
             self.progress(what, done, total)
 
 
-Array: TypeAlias = Any
-"""A numpy array or a torch tensor. A formula is written once, in functions that both modules have under one name;
-`module_of(array)` is the module."""
-
-
 def module_of(array: Array) -> ModuleType:
     """numpy or torch."""
     return np if isinstance(array, np.ndarray) else sys.modules["torch"]
@@ -215,76 +214,6 @@ def reduces_precision(factor: torch.Tensor) -> bool:
     return precision not in ("none", "ieee")
 
 
-GROUP = 8
-"""Columns of a group."""
-
-SORTED = 256
-"""The longest rows that are sorted at once on a CPU. Up to here numpy's sort keeps a row in registers: 0.5 us for 256;
-four times as long for 272. torch.topk takes 2.5 us."""
-
-
-def largest(s: Array, k: int) -> tuple[Array, Array]:
-    """The k largest of every row of s [b, m], the largest first, k <= m: values and columns, [b, k] each."""
-    b, m = s.shape
-    if isinstance(s, np.ndarray):
-        some = s.argmax(axis=1)[:, None] if k == 1 else np.argpartition(s, m - k, axis=1)[:, m - k :]
-        values = np.take_along_axis(s, some, axis=1)
-        order = np.argsort(-values, axis=1, kind="stable")
-        return np.take_along_axis(values, order, axis=1), np.take_along_axis(some, order, axis=1)
-    groups = m // GROUP
-    if k == 1 and s.device.type == "cpu":  # numpy reads it at the speed of the cache, torch.argmax at a tenth of that
-        columns = torch.from_numpy(s.numpy().argmax(axis=1))[:, None]
-    elif groups <= k or m <= SORTED:
-        columns = _places(s, k)
-    else:
-        # A group is every groups-th column, so that maxima are taken over contiguous parts of a row.
-        best = largest(s.as_strided((b, GROUP, groups), (s.stride(0), groups, 1)).amax(dim=1), k)[1]
-        members = best[:, None, :] + groups * torch.arange(GROUP, device=s.device)[:, None]
-        rest = torch.arange(GROUP * groups, m, device=s.device)
-        members = torch.cat([members.flatten(1), rest.expand(b, -1)], dim=1)
-        columns = members.gather(1, _places(s.gather(1, members), k))
-    return s.gather(1, columns), columns
-
-
-def reaching(s: Array, levels: Array, highest: Array) -> tuple[Array, Array]:
-    """Rows and columns of the entries of s [b, m] that are at least their column's level [m]; `highest` [m] is the
-    largest of each column. Most columns have none."""
-    if isinstance(s, np.ndarray):
-        return np.nonzero(s >= levels)  # type: ignore[return-value]
-    some = (highest >= levels).nonzero()[:, 0]
-    if 2 * len(some) < s.shape[1]:
-        s, levels = s.index_select(1, some), levels[some]
-    else:  # to read all costs less than to copy the half
-        some = torch.arange(s.shape[1], device=s.device)
-    if s.device.type == "cpu":  # where numpy compares, and finds few, much faster than torch
-        places = torch.from_numpy(np.flatnonzero(s.numpy() >= levels.numpy()))
-    else:
-        places = (s >= levels).flatten().nonzero()[:, 0]
-    return places // max(len(some), 1), some[places % max(len(some), 1)]
-
-
-def _places(s: torch.Tensor, k: int) -> torch.Tensor:
-    """Of the k largest of every row [b, m], the largest first: int64 [b, k]."""
-    if s.device.type != "cpu" or s.dtype is torch.float64 or 2 * k > SORTED:
-        return s.topk(k, dim=1).indices
-    # A float32 leaves 29 bits of a float64 free, and they hold its place: so numpy's sort, which is the fastest at
-    # hand, tells places too.
-    m = s.shape[1]
-    keys = s.double().clamp_(min=torch.finfo(torch.float32).min).view(torch.int64)
-    keys = keys.bitwise_or_(torch.arange(m)).view(torch.float64)
-    while (width := keys.shape[1]) > SORTED:
-        chunks = -(-width // SORTED)
-        keys = torch.nn.functional.pad(keys, (0, chunks * SORTED - width), value=-np.inf)
-        keys = _sorted(keys.view(-1, SORTED))[:, -k:].reshape(len(s), chunks * k)
-    return (_sorted(keys)[:, -k:].flip(1).view(torch.int64)) & ((1 << 29) - 1)
-
-
-def _sorted(keys: torch.Tensor) -> torch.Tensor:
-    keys = keys.contiguous()
-    keys.numpy().sort(axis=1)
-    return keys
-
-
 CACHE_BYTES = 8 << 20
 """On a CPU a tile is at most this large, so that the reductions find it in cache. Measured: within 5 %
 of the best from 4 to 16 MiB on two machines; a tile of 512 MiB is a third slower."""
@@ -294,6 +223,11 @@ FLOAT32_SIMILARITY = 16.0
 """Similarities up to this size lose less than 1e-5 in a float32 product; larger ones are done in float64."""
 
 
+MANY_ROWS = 1_000
+"""Bank rows below which no integers are multiplied: there is little to gain, and with what is held in float16, which
+fewer rows average out less, offsets would be off by 1.1e-5."""
+
+
 SAFE_EXPONENT = 60.0
 """exp(+-60) summed over a bank of any size stays inside float32, so no maximum need be taken out first."""
 
@@ -301,6 +235,11 @@ SAFE_EXPONENT = 60.0
 MOST_ANSWERS = 0.1
 """A target may be the answer of this share of the bank's queries. One that is nearest to more of them is a hub, however
 it came to be one, and keeps all its entries."""
+
+
+MOST_DOUBTFUL = 1 / 64
+"""The share of a tile's entries that are made exact one by one. Where it is more, as of targets that are all alike, a
+product of all takes less time."""
 
 
 ANSWER_SLACK = 1e-6
@@ -321,16 +260,36 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
+class Coarse:
+    """What a tile of integer products comes from, for the entries that must be exact: `bias` [m] + `targets` [b, d]
+    times `bank` [m, d]. error: the largest of the tile, safely."""
+
+    bias: Array
+    targets: Array
+    bank: Array
+    error: float
+
+    def exact(self, rows: Array, columns: Array) -> Array:
+        """Of single entries, all by themselves: [e]."""
+        values = torch.empty(len(rows), dtype=self.bias.dtype)
+        for start in range(0, len(rows), BLOCK_ROWS):
+            some = slice(start, start + BLOCK_ROWS)
+            values[some] = torch.linalg.vecdot(self.targets[rows[some]], self.bank[columns[some]])
+        return values.add_(self.bias[columns])
+
+
+@dataclass(frozen=True)
 class Tile:
     """Targets [start, start + b) against every bank row: their values are `s` [b, m] + `own` [b] (float64).
 
     `own` is one number a target, kept apart for precision. `s` may be overwritten by whoever holds it and is
-    overwritten by the next tile. `bound` is at least every |s|."""
+    overwritten by the next tile. `bound` is at least every |s|. coarse: None where `s` has full precision."""
 
     start: int
     s: Array
     own: Array
     bound: float
+    coarse: Coarse | None = None
 
     @property
     def stop(self) -> int:
@@ -363,6 +322,7 @@ class Similarities:
         self.longest = math.sqrt(squares.max())  # by cosine 1, but for what a query map gives
         self._own = -squares / 2 if metric is Metric.EUCLIDEAN else np.zeros(self.m)
         self._banks: dict[str, Array] = {}
+        self._integers: IntegerBank | None = None
 
     @classmethod
     def of(cls, bank: np.ndarray, metric: Metric, compute: Compute) -> Similarities:
@@ -377,21 +337,25 @@ class Similarities:
         scale: float = 1.0,
         weights: np.ndarray | None = None,
         left_out: LeftOut | None = None,
+        averaged: bool = False,
     ) -> Iterator[Tile]:
         """Tiles over all of `targets` in order. `weights` [m] float64 is added to each bank row; what is left out is
-        -inf."""
+        -inf. averaged: the caller averages over many bank rows, and small errors of single ones do not matter to it."""
         if left_out is None:
-            yield from self._multiplied(targets, what, scale, weights)
+            yield from self._multiplied(targets, what, scale, weights, averaged)
             return
         bias, middle, largest = around_zero(np.zeros(self.m) if weights is None else weights)
-        for tile in self._multiplied(targets, what, scale, None):
+        for tile in self._multiplied(targets, what, scale, None, averaged):
             _leave_out(tile, left_out, scale)
             if weights is not None:
                 s = tile.s
                 s += like(bias, s)
-            yield replace(tile, own=tile.own + middle, bound=tile.bound + largest)
+            coarse = tile.coarse and replace(tile.coarse, bias=tile.coarse.bias + like(bias, tile.s))
+            yield replace(tile, own=tile.own + middle, bound=tile.bound + largest, coarse=coarse)
 
-    def _multiplied(self, targets: Vectors, what: str, scale: float, weights: np.ndarray | None) -> Iterator[Tile]:
+    def _multiplied(
+        self, targets: Vectors, what: str, scale: float, weights: np.ndarray | None, averaged: bool
+    ) -> Iterator[Tile]:
         """`tiles` with nothing left out."""
         if targets.dim != self.dim:
             raise InputError(
@@ -415,17 +379,27 @@ class Similarities:
             given, bank_bias = like(block, bank) * scale, like(bias, bank)
             if wide not in buffers:
                 buffers[wide] = self._buffer(height, bank)
-            s = buffers[wide]
+            integers = self._integer_bank(bank) if averaged and not wide else None
             for start in range(0, len(block), height):
                 part = given[start : start + height]
-                yield Tile(
-                    done + start,
-                    product(bank_bias, part, bank.T, s[: len(part)]),
-                    own[start : start + height],
-                    similarity * abs(scale) + largest_bias,
-                )
+                s, coarse = buffers[wide][: len(part)], None
+                if integers is not None:
+                    error = integers.product(bank_bias, part, s)
+                    coarse = Coarse(bank_bias, part, bank, 2 * error) if error <= COARSEST * abs(scale) else None
+                if coarse is None:
+                    product(bank_bias, part, bank.T, s)
+                bound = similarity * abs(scale) + largest_bias
+                yield Tile(done + start, s, own[start : start + height], bound, coarse)
                 self.compute.report(what, done + start + len(part), targets.rows)
             done += len(block)
+
+    def _integer_bank(self, bank: Array) -> IntegerBank | None:
+        """The halves of `bank`, where integers are asked for and serve."""
+        if self.compute.precision != "auto" or self.device is None or self.device.type != "cpu" or self.m < MANY_ROWS:
+            return None
+        if self._integers is None and are_fast():
+            self._integers = IntegerBank(bank)
+        return self._integers
 
     def _buffer(self, height: int, bank: Array) -> Array:
         if self.device is None:
@@ -475,9 +449,11 @@ class HeldSimilarities(Similarities):
         super().__init__(bank, metric, compute)
         self._products: dict[int, tuple[Vectors, list[Tile]]] = {}
 
-    def _multiplied(self, targets: Vectors, what: str, scale: float, weights: np.ndarray | None) -> Iterator[Tile]:
+    def _multiplied(
+        self, targets: Vectors, what: str, scale: float, weights: np.ndarray | None, averaged: bool
+    ) -> Iterator[Tile]:
         if id(targets) not in self._products:
-            tiles = [replace(tile, s=copy_of(tile.s)) for tile in super()._multiplied(targets, what, 1.0, None)]
+            tiles = [replace(tile, s=copy_of(tile.s)) for tile in super()._multiplied(targets, what, 1.0, None, False)]
             self._products[id(targets)] = (targets, tiles)  # holds on to the targets too, so that the id stays theirs
         bias, middle, largest_bias = around_zero(np.zeros(self.m) if weights is None else weights)
         for tile in self._products[id(targets)][1]:
@@ -530,10 +506,52 @@ def reached(levels: np.ndarray) -> np.ndarray:
     return slack
 
 
+def put_right(tile: Tile, levels: Array, of_nearest: bool) -> tuple[Array, Array]:
+    """Makes exact, in place, what decides about `levels` [m] in a tile; returns all of it, as `with_own` does, and the
+    largest of each column [m].
+
+    That is every entry which may reach its column's level in truth; of_nearest: and its column's largest.
+    """
+    s = with_own(tile)
+    highest = module_of(s).amax(s, 0)
+    if (coarse := tile.coarse) is None:
+        return s, highest
+    doubtful = levels - coarse.error
+    if of_nearest:
+        doubtful = doubtful.maximum(highest - 2 * coarse.error)
+    rows, columns = reaching(s, doubtful, highest)
+    if len(rows) > MOST_DOUBTFUL * s.numel():
+        product(coarse.bias, coarse.targets, coarse.bank.T, tile.s)
+        s = with_own(tile)
+        return s, s.amax(0)
+    exact = coarse.exact(rows, columns)
+    tile.s[rows, columns] = exact
+    if s is not tile.s:
+        exact = exact + like(host(tile.own), s)[rows]
+        s[rows, columns] = exact
+    highest = highest.index_fill(0, columns, -math.inf).scatter_reduce_(0, columns, exact, "amax")
+    return s, highest
+
+
+def put_largest_right(tile: Tile) -> None:
+    """Makes the largest of each target exact, in place, for a sum that it may be most of."""
+    if tile.coarse is not None:
+        put_entries_right(tile, torch.arange(len(tile.s)), largest(tile.s, 1)[1])
+
+
+def put_entries_right(tile: Tile, rows: Array, columns: Array) -> None:
+    """Makes exact, in place, the entries in `columns` [r, l] of some `rows` [r], but for those that are left out."""
+    if tile.coarse is not None:
+        rows, columns = rows[:, None].expand_as(columns).reshape(-1), columns.reshape(-1)
+        there = tile.s[rows, columns] > -math.inf
+        rows, columns = rows[there], columns[there]
+        tile.s[rows, columns] = tile.coarse.exact(rows, columns)
+
+
 def _leave_out(tile: Tile, left_out: LeftOut, scale: float) -> None:
     """Sets to -inf, in place, the entries of a tile of `scale` * s(b_u, t) that are left out."""
-    s = with_own(tile)
-    rows, columns = reaching(s, like(scale * reached(left_out.levels), s), module_of(s).amax(s, 0))
+    s, highest = put_right(tile, like(scale * left_out.levels, tile.s), of_nearest=False)
+    rows, columns = reaching(s, like(scale * reached(left_out.levels), s), highest)
     few = module_of(s).bincount(rows, minlength=len(s))[rows] <= MOST_ANSWERS * s.shape[1]
     tile.s[rows[few], columns[few]] = -math.inf
     if left_out.largest:

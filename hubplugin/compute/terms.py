@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from hubplugin.compute.largest import Array, largest
 from hubplugin.compute.similarities import (
-    Array,
     LeftOut,
     Similarities,
     Tile,
@@ -22,9 +22,9 @@ from hubplugin.compute.similarities import (
     copy_of,
     exponentials_of,
     host,
-    largest,
     like,
     module_of,
+    put_largest_right,
 )
 from hubplugin.vectors import Spread, Vectors
 
@@ -52,6 +52,11 @@ def over(similarities: Similarities, targets: Vectors, task: Task) -> list[tuple
     return [(0, task(similarities, targets))]
 
 
+AVERAGING_TAU, AVERAGING_K = 0.04, 8
+"""The smallest temperature, and k, at which so many entries share in a sum that small errors of single ones average
+out: see docs/speed.md."""
+
+
 @dataclass(frozen=True)
 class LogSum:
     """LSE_u( s(b_u, t)/tau + log_weights_u ); log_weights [m], 0 where None."""
@@ -60,11 +65,17 @@ class LogSum:
     log_weights: np.ndarray | None = None
 
     @property
+    def averages(self) -> bool:
+        """Whether many bank rows share in it."""
+        return self.tau >= AVERAGING_TAU
+
+    @property
     def weights(self) -> np.ndarray | None:
         return None if self.log_weights is None else np.asarray(self.log_weights, np.float64)
 
     def of_exponents(self, tile: Tile) -> np.ndarray:
         """Of a tile of s/tau + log_weights, which is overwritten with what is summed: float64 [b]."""
+        put_largest_right(tile)
         exponentials, peak = exponentials_of(tile)
         with np.errstate(divide="ignore"):  # a sum of 0 is told where offsets are checked
             sums: np.ndarray = np.log(host(exponentials.sum(1))) + host(peak) + host(tile.own)
@@ -73,6 +84,7 @@ class LogSum:
     def of(self, tile: Tile) -> np.ndarray:
         """Of a tile of s, which is overwritten with what is summed: float64 [b]."""
         bias, middle, largest = around_zero(np.zeros(tile.s.shape[1]) if self.weights is None else self.weights)
+        put_largest_right(tile)
         module, s = module_of(tile.s), tile.s
         module.add(module.multiply(s, 1 / self.tau, out=s), like(bias, s), out=s)
         return self.of_exponents(
@@ -85,6 +97,11 @@ class MeanOfLargest:
     """Mean of the k largest s(b_u, t); of all that are not left out, where they are fewer."""
 
     k: int
+
+    @property
+    def averages(self) -> bool:
+        """Whether many bank rows share in it."""
+        return self.k >= AVERAGING_K
 
     def of(self, tile: Tile) -> np.ndarray:
         """Of a tile of s, which stays as it is: float64 [b]."""
@@ -124,15 +141,21 @@ class ReducedShard(Task):
 
     def __call__(self, similarities: Similarities, targets: Vectors) -> ShardResult:
         reductions, results = self.reductions, [np.empty(targets.rows) for _ in self.reductions]
-        only = reductions[0]
+        only, averaged = reductions[0], all(each.averages for each in reductions)
         if len(reductions) == 1 and isinstance(only, LogSum):  # the product itself can scale and add
-            scale, weights = 1 / only.tau, only.weights
-            for tile in similarities.tiles(targets, self.what, scale=scale, weights=weights, left_out=self.left_out):
+            for tile in similarities.tiles(
+                targets,
+                self.what,
+                scale=1 / only.tau,
+                weights=only.weights,
+                left_out=self.left_out,
+                averaged=averaged,
+            ):
                 results[0][tile.start : tile.stop] = only.of_exponents(tile)
             return {"0": results[0]}
         # What overwrites its tile comes last.
         order = sorted(range(len(reductions)), key=lambda i: isinstance(reductions[i], LogSum))
-        for tile in similarities.tiles(targets, self.what, left_out=self.left_out):
+        for tile in similarities.tiles(targets, self.what, left_out=self.left_out, averaged=averaged):
             for i in order:
                 whole = i == order[-1] or isinstance(reductions[i], MeanOfLargest)
                 part = tile if whole else replace(tile, s=copy_of(tile.s))

@@ -349,7 +349,7 @@ class OffsetModel:
         vectors, compute = as_vectors(targets, "targets"), compute
         return self.centred_by(self.raw_offsets(vectors, compute), vectors, compute.precision)
 
-    def centred_by(self, raw: np.ndarray, targets: Vectors, precision: Precision = "float32") -> OffsetModel:
+    def centred_by(self, raw: np.ndarray, targets: Vectors, precision: Precision = "auto") -> OffsetModel:
         """`centred_on` for whoever knows the raw offsets of the targets: float64 [n]. The model keeps them."""
         centre = float(self._checked(raw).mean())
         centred = raw - centre
