@@ -38,7 +38,7 @@ from hubplugin.jobs.write import (
     write,
     written,
 )
-from hubplugin.learning import require_learnable, taught
+from hubplugin.learning import FEWEST_WORDINGS, Lesson, require_learnable, taught
 from hubplugin.measures.hubness import skewness
 from hubplugin.methods import METHODS, FitInput, Method, asked_for
 from hubplugin.methods.robust import bounded
@@ -168,7 +168,8 @@ def refit(
 
     The guard tries the new correction as it does in `apply`. Then old and new rank held-out queries of the new bank.
     With known answers the new one is worse if R@1 falls by more than two standard errors, otherwise if hubness rises
-    by more than `WORSE`. The old model may have been fitted on some of these queries, which speaks for it.
+    by more than `WORSE`. The old model may have been fitted on some of these queries, which speaks for it. A query map
+    would speak too loudly: with one, they are compared on queries that the old bank lacks.
     Offsets within groups stay so. Each group is fitted and tried among its own targets, and old and new are compared
     over all groups: their queries together, and their hubness on average, by the number of targets.
 
@@ -228,8 +229,10 @@ def _corrected(
             trial = None if recipe.force else check_by(experiment, configuration)
             lesson = taught(configuration, bank, recipe.judged) if recipe.learn else None
             if recipe.old is not None:
-                new = configuration if lesson is None else lesson.how
-                versus = _versus([tuple(experiment.run([None, recipe.old, new]))])
+                if lesson is None and recipe.old.query_map is None:
+                    versus = _versus([tuple(experiment.run([None, recipe.old, configuration]))])
+                else:
+                    versus = _on_what_is_new(bank, recipe, configuration, lesson)
                 _require_not_worse(versus, recipe.force)
     logger.info("%s: fitting %s on %d bank queries", store.url, configuration.name, len(bank.query_bank))
     if recipe.group_by is None:
@@ -254,6 +257,23 @@ def _corrected(
     notes = [*(small_bank(len(bank.distinct)) if trial is None else []), *done.notes]
     notes += [] if lesson is None else lesson.notes
     return replace(done, neutral=neutral, trial=trial, notes=notes), versus
+
+
+def _on_what_is_new(bank: PreparedBank, recipe: Recipe, configuration: Method, lesson: Lesson | None) -> OldVersusNew:
+    """Old and new on queries that the old model has not seen. A map knows the answers it was taught, so that it would
+    be ahead of any that learns without them. Where there are few, both are tried as they are: they have seen the same.
+    """
+    old, known = recipe.old, bank.known
+    assert old is not None
+    seen = {row.tobytes() for row in old.terms[0].bank.round(5) + 0.0}
+    fresh = np.array([row.tobytes() not in seen for row in bank.query_bank.round(5) + 0.0])
+    if known is not None and (fresh & (known >= 0))[bank.distinct].sum() >= FEWEST_WORDINGS:
+        with closing(Experiment(bank, robust=recipe.robust, tried=fresh)) as experiment:
+            return _versus([tuple(experiment.run([None, old, configuration if lesson is None else lesson.how]))])
+    new = configuration.fit(bank) if lesson is None else lesson.model
+    new = bounded(new, bank) if recipe.robust else new
+    with closing(Experiment(bank)) as experiment:
+        return _versus([tuple(experiment.run([None, old, new]))])
 
 
 def _usable(compute: Compute, keep: int) -> Compute:

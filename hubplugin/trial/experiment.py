@@ -333,14 +333,22 @@ class Experiment:
 
     again: of a log whose answers are known, hold out single wordings, so that their targets stay asked for by others;
     by default all wordings of a target are held out together. robust: what is fitted is bounded, as it will be.
+    tried: whether each query may be held out, bool [m]; then each for itself, and what it asks for stays asked for.
 
     Folds are held from one run to the next where half of the memory is enough, so `close` it behind the last.
     """
 
-    def __init__(self, bank: PreparedBank, seed: int = 0, again: bool = False, robust: bool = False):
+    def __init__(
+        self,
+        bank: PreparedBank,
+        seed: int = 0,
+        again: bool = False,
+        robust: bool = False,
+        tried: np.ndarray | None = None,
+    ):
         if seed < 0:
             raise InputError(Parameter("seed", seed), ": expected 0 or more")
-        self.bank, self.seed, self._again, self._robust = bank, seed, again, robust
+        self.bank, self.seed, self._again, self._robust, self._only = bank, seed, again, robust, tried
         self._held: dict[int, Fold] = {}
         # Held at one time: fit x (targets + target bank), target bank x targets, and a Sinkhorn fit's exponentials.
         self._fit_rows = min(FIT_ROWS, max(math.isqrt(self.bank.compute.bytes() // 32), 2 * FOLDS))
@@ -366,6 +374,10 @@ class Experiment:
         if self._again:
             order = rng.permutation(len(distinct))
             return Split(distinct[order], folds_within(known[distinct[order]], FOLDS))
+        if self._only is not None:
+            order = rng.permutation(distinct)
+            kept = self._only[order] & (known[order] >= 0)
+            return Split(order, np.where(kept, np.cumsum(kept) % FOLDS, -1))
         # Queries of one target stay together: they would give it away to each other.
         answered = distinct[known[distinct] >= 0]
         groups = np.unique(known[answered], return_inverse=True)[1].reshape(-1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 
 import faiss
 import numpy as np
@@ -245,3 +246,72 @@ def test_the_commands_end_with_the_exit_status_that_cron_acts_upon(photos, real,
     assert any("run refresh" in each for each in found["attention"])
     assert not math.isnan(found["offsets"]["shift"])
     assert typed("rollback", store, "--quiet").returncode == 0
+
+
+@pytest.fixture
+def clicked(real, tmp_path):
+    """A raw index of real vectors, and a log of what people asked of it, with clicks."""
+    targets = write_photos(tmp_path, real)
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, len(targets), 900)
+    queries = real["test_queries"][rows] + 0.02 * rng.normal(size=(900, targets.shape[1]))
+    return open_store(f"faiss:{tmp_path / 'photos.faiss'}"), hubplugin.Bank(queries.astype(np.float32), rows)
+
+
+def test_a_log_with_clicks_teaches_a_store_a_map_and_what_it_gains_is_said(clicked):
+    store, log = clicked
+    said = str(hubplugin.apply(store, log, learn=True))
+    assert re.search(r"mapped at strength 1, as \d+ pairs taught; over the offsets alone, asked before: R@1", said)
+    assert re.search(r"not asked before: R@1 \d+\.\d -> \d+\.\d \(95 % interval of the change .* pairs\)", said)
+    first = store.correction().model
+    assert first.query_map.strength == 1
+    assert refit(store, log).model.query_map.pairs == first.query_map.pairs, "a correction with a map stays one"
+    assert refit(store, log, learn=False, force=True).model.query_map is None
+    assert refit(store, log, dry_run=True).model.query_map is None
+
+
+def test_a_refit_compares_maps_on_queries_that_the_old_one_has_not_seen(clicked):
+    store, log = clicked
+    old = hubplugin.Bank(log.queries[:600], log.answers[:600])
+    hubplugin.apply(store, old, learn=True)
+    beside = refit(store, log, dry_run=True).versus
+    assert beside.new.queries == beside.old.queries == 300
+    assert abs(beside.gain) < 0.1, "the old one would be ahead by 0.3 on what it was taught"
+    model = store.correction().model
+    found = store.search(log.queries[600:], 1).ids
+    assert beside.old.recall == pytest.approx(
+        np.mean([each == [row] for each, row in zip(found, log.answers[600:], strict=True)])
+    )
+    assert model.query_map.strength == 1
+    assert refit(store, old, dry_run=True).versus.gain == pytest.approx(0, abs=0.01), "both have seen all of it"
+
+
+def test_judged_clicks_are_ids_of_the_store(clicked):
+    store, log = clicked
+    judged = hubplugin.Bank(log.queries[:80], log.answers[:80])
+    done = hubplugin.apply(store, log, learn=True, judged=judged, dry_run=True)
+    assert done.model.query_map.strength == 1
+    with pytest.raises(hubplugin.InputError, match="pass learn=True"):
+        hubplugin.apply(store, log, judged=judged, dry_run=True)
+
+
+def test_what_cannot_have_a_map_is_refused_before_anything_is_read(clicked, monkeypatch):
+    store, log = clicked
+    with pytest.raises(hubplugin.InputError, match="learn=True does not go with group_by="):
+        hubplugin.apply(store, log, learn=True, group_by="language")
+    with pytest.raises(hubplugin.CorrectionRefused, match="do not belong to its queries"):
+        hubplugin.apply(store, hubplugin.Bank(log.queries, log.answers[::-1]), learn=True, force=True)
+    monkeypatch.setattr(type(store), "maps_queries", False)
+    with pytest.raises(hubplugin.InputError, match=r"photos.faiss holds no map of queries: leave out learn="):
+        hubplugin.apply(store, log, learn=True)
+    assert store.correction() is None
+
+
+def test_the_commands_take_learn(clicked, tmp_path):
+    store, log = clicked
+    np.save(tmp_path / "log.npy", log.queries)
+    np.save(tmp_path / "clicks.npy", log.answers)
+    bank = ("--bank", str(tmp_path / "log.npy"), "--answers", str(tmp_path / "clicks.npy"))
+    assert "mapped at strength 1" in typed("apply", store.url, *bank, "--learn").stdout
+    assert "mapped at strength 1" in typed("refit", store.url, *bank, "--dry-run").stdout
+    assert "mapped at" not in typed("refit", store.url, *bank, "--no-learn", "--dry-run", "--force").stdout
