@@ -401,13 +401,13 @@ class OffsetModel:
             return kept
         total = np.zeros(vectors.rows)
         for terms in of_one_bank(self.terms):
-            first, bank = terms[0], Similarities.of(self._asked(terms[0]), self.metric, compute)
+            first, asked = terms[0], self._asked(terms[0])
             if isinstance(first, Dot):
-                values = [dot(bank, vectors, "offsets")]
+                values = [dot(Similarities.of(asked, self.metric, compute), vectors, "offsets")]
             else:
                 left_out = None if first.answers is None else LeftOut(first.answers)
                 reductions = [reduction_of(term) for term in terms]
-                values = reduce(bank, vectors, reductions, left_out)
+                values = reduce(Similarities.of(asked, self.metric, compute), vectors, reductions, left_out)
             with np.errstate(over="ignore", invalid="ignore"):
                 for term, value in zip(terms, values, strict=True):  # what a worker sent may be read-only
                     total += np.multiply(value, term.scale, out=value if value.flags.writeable else None)
