@@ -131,12 +131,12 @@ def walk(one: Walk) -> None:
     one.fill(FIRST, len(one.targets))
     one.typed("monitor", status=4)
 
-    told("a new fit, on what has been asked and clicked since, too; it is activated if it is not worse")
+    told("a new fit, on what has been asked since, too, and what was clicked; it is activated if it is not worse")
     with one.client() as client:
         one.search(client, one.asked[RECORDED : RECORDED + LATER])
         one.click(client, range(MEASURED, MEASURED + CLICKED))
     one.typed("bank")
-    one.typed("refit")
+    one.typed("refit", "--learn")
     one.typed("monitor")
     one.typed("versions")
 
