@@ -279,9 +279,9 @@ def speed() -> str:
     """Seconds and memory of the fit of a map, and microseconds a query."""
     rng, (m, d, c) = np.random.default_rng(0), (15_000, 384, 10_000)
     queries, targets = (unit(rng.normal(size=(size, d)).astype(np.float32)) for size in (m, c))
-    own, before, start = rng.integers(0, c, m), peak(), time.perf_counter()
+    own, before, start = rng.integers(0, c, m), peak(), time.process_time()
     step = learning.learned(queries, own, targets, 0.05)
-    seconds, memory = time.perf_counter() - start, peak() - before
+    seconds, memory = time.process_time() - start, peak() - before
     query_map, one, costs = QueryMap(step, 1.0, m), queries[:1], []
     for _ in range(2000):
         start = time.perf_counter()

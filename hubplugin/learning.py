@@ -43,8 +43,8 @@ none by so many standard errors: logs lose there if they are not held to it (ben
 KEPT = 0.9
 """How much of the identity a whitening keeps."""
 
-PRODUCTS = 1 << 24
-"""Similarities that are held at once."""
+PRODUCTS = 1 << 22
+"""Similarities that are held at once: 16 MiB, which a cache has room for."""
 
 
 @dataclass(frozen=True)
@@ -235,12 +235,10 @@ def learned(queries: np.ndarray, own: np.ndarray, targets: np.ndarray, tau: floa
     size = max(PRODUCTS // len(targets), 1)
     for start in range(0, len(queries), size):
         rows = slice(start, start + size)
-        p = queries[rows] @ targets.T
+        p = (queries[rows] / np.float32(tau)) @ targets.T
         p -= p.max(axis=1, keepdims=True)
-        p /= np.float32(tau)
         np.exp(p, out=p)
-        p /= p.sum(axis=1, keepdims=True)
-        residual[rows] = targets[own[rows]] - p @ targets
+        residual[rows] = targets[own[rows]] - (p @ targets) / p.sum(axis=1, keepdims=True)
     gram = (queries.T @ queries).astype(np.float64)
     ridge = np.trace(gram) / len(gram) * np.eye(len(gram))
     solution = np.linalg.solve(gram + ridge, (queries.T @ residual).astype(np.float64))
@@ -334,12 +332,15 @@ def _margins(pairs: KnownPairs, tried: KnownPairs, folds: Folds, base: Base, giv
     own_scores = (queries * vectors).sum(1) + base.offsets[number] + strengths * (stepped * vectors).sum(1)
     best, start = np.full(own_scores.shape, -np.inf), 0
     for block in _candidates(given):
-        scores = queries @ block.T + base.offsets[start : start + len(block)]
-        further = stepped @ block.T
-        inside = np.flatnonzero((number >= start) & (number < start + len(block)))
-        scores[inside, number[inside] - start] = -np.inf
-        for row, strength in enumerate(STRENGTHS):
-            best[row] = np.maximum(best[row], (scores + np.float32(strength) * further).max(axis=1))
+        size = max(PRODUCTS // len(block), 1)
+        for rows in (slice(first, first + size) for first in range(0, len(queries), size)):
+            scores = queries[rows] @ block.T + base.offsets[start : start + len(block)]
+            further, here = stepped[rows] @ block.T, number[rows] - start
+            inside = np.flatnonzero((here >= 0) & (here < len(block)))
+            scores[inside, here[inside]] = -np.inf
+            for row, strength in enumerate(STRENGTHS):
+                moved = scores + np.float32(strength) * further
+                best[row, rows] = np.maximum(best[row, rows], moved.max(axis=1))
         start += len(block)
     return np.asarray(own_scores - best)
 
