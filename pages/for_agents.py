@@ -28,6 +28,7 @@ def skill() -> str:
     from hubplugin.cli import app
 
     commands = get_command(app).commands  # type: ignore[attr-defined]
+    questions = (DOCS / "questions.md").read_text().split("\n\n", 2)[2].replace("## ", "### ").strip()
     limits = (DOCS / "index.md").read_text().split("## When not to use it\n")[1].strip()
     return (
         (Path(__file__).parent / "skill.md")
@@ -37,6 +38,7 @@ def skill() -> str:
             commands="\n".join(
                 f"- `hubplugin {name}`: {' '.join(each.help.split())}" for name, each in commands.items()
             ),
+            questions=_for_the_root(questions),
             limits=_for_the_root(limits),
             pages="\n".join(f"- `docs/{page}`: {_title(page)}" for _, pages in _navigation() for page in pages),
         )
