@@ -21,6 +21,7 @@ from qdrant_client.qdrant_remote import QdrantRemote
 
 import hubplugin
 import hubplugin_qdrant
+from hubplugin.model import QueryMap
 
 DIM, TURNS, CALLS = 384, 60, 50
 """CALLS: searches of a turn, one by one or all at once."""
@@ -117,11 +118,13 @@ def main() -> None:
     rng = np.random.default_rng(0)
     manifest = hubplugin_qdrant.open_store(corrected_collection(rng), "photos").metadata.read_manifest()
     second = manifest.active[""].model_copy(update={"storage": "vector", "everywhere": True})
+    step = (0.5 * rng.normal(size=(DIM, DIM)) / DIM**0.5).astype(np.float32)
+    mapped = manifest.active[""].model_copy(update={"mapped": True, "query_map": QueryMap(step, 1.0, 200)})
     vectors = list(rng.normal(size=(CALLS, DIM)).astype(np.float32))
     lists = [vector.tolist() for vector in vectors]
     folder = tempfile.TemporaryDirectory()
     recorder = hubplugin.Recorder(folder.name, 1_000)
-    for collection in ("photos", "second vector", "other"):
+    for collection in ("photos", "second vector", "mapped", "other"):
         recorder.within(collection, "").add(rng.normal(size=(100_000, DIM)).astype(np.float32))
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}; microseconds a call")
     columns = ["raw: median", "above it: median", "quickest tenth", "recorded: more", "quickest tenth"]
@@ -132,12 +135,14 @@ def main() -> None:
         for client in (corrected, recording):
             client._corrections.keep("photos", manifest)
             client._corrections.keep("second vector", manifest.changed(active={"": second}))
+            client._corrections.keep("mapped", manifest.changed(active={"": mapped}))
             client._corrections.keep("other", None)
         for name, collection, queries, searched in (
             ("list", "photos", lists, one_by_one),
             ("numpy array", "photos", vectors, one_by_one),
             ("NearestQuery", "photos", [models.NearestQuery(nearest=vector) for vector in lists], one_by_one),
             ("list, a second vector", "second vector", lists, one_by_one),
+            ("list, a query map", "mapped", lists, one_by_one),
             (f"{CALLS} lists at once", "photos", lists, at_once),
             ("the same, a second vector", "second vector", lists, at_once),
             ("collection not corrected", "other", vectors, one_by_one),

@@ -10,6 +10,7 @@ import pytest
 from qdrant_client import models
 
 import hubplugin
+import hubplugin_qdrant
 from hubplugin import OffsetModel
 from hubplugin.jobs.write import write
 from integration_tests.galleries import (
@@ -71,6 +72,16 @@ def test_single_searches_batches_and_prefetches_rank_by_the_mapped_query(mapped)
         inner = models.Prefetch(query=query.tolist(), using="code", limit=K, params=EXACT)
         fused = hub.query_points(name, models.FusionQuery(fusion=models.Fusion.RRF), prefetch=[inner], limit=K).points
         assert [point.id for point in fused] == [point.id for point in points]
+
+
+@pytest.mark.needs("client")
+def test_pairs_are_applied_by_one_call_and_searched_mapped(backend, fill, storage):
+    gallery, given = fill(using="code"), {"vector": "code", "storage": storage, "learn": True, "force": True}
+    model = hubplugin_qdrant.apply(backend.client(), gallery.name, PAIRS, **given).model
+    assert model.query_map is not None
+    hub = backend.wrapped(oversampling=len(gallery.ids) / K)
+    found = [hub.query_points(gallery.name, query, "code", limit=K, search_params=EXACT).points for query in QUERIES]
+    assert_exact(found, exact_scores(QUERIES, gallery.vectors, model))
 
 
 @pytest.mark.needs("client")
