@@ -97,7 +97,7 @@ def test_thresholds_and_groups_are_of_the_mapped_query(mapped):
     assert_exact([[group.hits[0] for group in groups]], mapped.scores[:1])
 
 
-@pytest.mark.needs("client")
+@pytest.mark.needs("client", "server")  # an async client of local mode is another collection
 def test_an_async_client_ranks_by_the_mapped_query(backend, mapped):
     async def search():
         hub = backend.wrapped_async(**mapped.every)
@@ -107,8 +107,7 @@ def test_an_async_client_ranks_by_the_mapped_query(backend, mapped):
         finally:
             await hub.close()
 
-    if "server" in backend.can:
-        assert_exact(asyncio.run(search()), mapped.scores)
+    assert_exact(asyncio.run(search()), mapped.scores)
 
 
 @pytest.mark.needs("client")
