@@ -14,6 +14,7 @@ from hubplugin.jobs.versions import rollback
 from hubplugin.jobs.write import write
 from hubplugin.recording import read
 from hubplugin_qdrant import manifest as m
+from hubplugin_qdrant.requests import rewrite
 from tests.qdrant.conftest import DIM, ROWS, Photos, clustered
 from tests.qdrant.test_explain import sent
 
@@ -124,6 +125,29 @@ def test_vectors_in_other_queries_are_mapped_and_points_are_not(in_payload):
     by_points = models.RecommendQuery(recommend=models.RecommendInput(positive=[1, 2], negative=[step]))
     expected = in_payload.plain.query_points("photos", by_points, "image").points
     assert ids(client.query_points("photos", by_points, "image").points) == ids(expected)
+
+
+@pytest.mark.skipif(not hasattr(models, "RelevanceFeedbackQuery"), reason="qdrant-client 1.18 has none")
+def test_the_vectors_of_a_relevance_feedback_are_mapped(in_payload):
+    in_payload.apply_mapped()
+    version = in_payload.version.having(in_payload.model.query_map)
+    one, two = in_payload.queries[:2]
+    given = models.RelevanceFeedbackQuery(
+        relevance_feedback=models.RelevanceFeedbackInput(
+            target=one.tolist(),
+            feedback=[models.FeedbackItem(example=two.tolist(), score=1.0), models.FeedbackItem(example=3, score=0.1)],
+            strategy=models.NaiveFeedbackStrategy(naive=models.NaiveFeedbackStrategyParams(a=0.1, b=0.2, c=0.3)),
+        )
+    )
+    request = models.QueryRequest(query=given, using="image", limit=3)
+    found = rewrite(request, m.Manifest(active={"image": version})).request.query.relevance_feedback
+    assert found.target == pytest.approx(as_mapped(in_payload, one), rel=1e-5, abs=1e-6)
+    assert found.feedback[0].example == pytest.approx(as_mapped(in_payload, two), rel=1e-5, abs=1e-6)
+    assert (found.feedback[1], found.strategy) == (
+        given.relevance_feedback.feedback[1],
+        given.relevance_feedback.strategy,
+    )
+    assert given.relevance_feedback.target == one.tolist(), "what was asked is not changed"
 
 
 def test_a_point_named_by_its_id_is_a_target_and_is_not_mapped(in_payload):
