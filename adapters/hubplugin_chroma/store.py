@@ -72,7 +72,7 @@ class ChromaStore(CopyStore):
     def __init__(self, client: ClientAPI, collection: chromadb.Collection, url: str | None = None, every: float = 0.0):
         self.url = url or f"chroma:{collection.name}"
         self._client, self._targets = Told(client, self.url), Told(collection, self.url)
-        self._hnsw = collection.configuration_json.get("hnsw")
+        self._hnsw: dict[str, Any] = collection.configuration_json.get("hnsw") or {}
         if not self._hnsw:
             raise StoreError(f"{self.url} has another index than HNSW, as in Chroma Cloud; use a server or a folder")
         self.metric = METRICS[self._hnsw["space"]]

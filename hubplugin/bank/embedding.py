@@ -68,6 +68,21 @@ def _sentence_transformers(name: str) -> Embedder:
     return lambda texts: encode(list(texts), show_progress_bar=False)
 
 
+def _sentence_transformers_documents(name: str) -> Embedder:
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(name)
+    encode = getattr(model, "encode_document", model.encode)
+    return lambda texts: encode(list(texts), show_progress_bar=False)
+
+
+def _fastembed_documents(name: str) -> Embedder:
+    from fastembed import TextEmbedding
+
+    model = TextEmbedding(name)
+    return lambda texts: list(model.passage_embed(list(texts)))
+
+
 def _fastembed(name: str) -> Embedder:
     from fastembed import TextEmbedding
 
@@ -78,7 +93,15 @@ def _fastembed(name: str) -> Embedder:
 FRAMEWORKS: dict[str, Callable[[str], Embedder]] = {
     "sentence-transformers": _sentence_transformers,
     "fastembed": _fastembed,
+    "sentence-transformers-documents": _sentence_transformers_documents,
+    "fastembed-documents": _fastembed_documents,
 }
+
+
+def for_documents(spec: str) -> str:
+    """The model called `spec` as it embeds documents, where it tells them from queries."""
+    kind, _, name = spec.partition(":")
+    return f"{kind}-documents:{name}" if f"{kind}-documents" in FRAMEWORKS else spec
 
 
 def _function(spec: str, module: str, name: str) -> Embedder:

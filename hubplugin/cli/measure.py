@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hubplugin.bank import Bank, holds_texts
+from hubplugin.bank.embedding import for_documents
 from hubplugin.cli.application import Answer, command, progress_shown
 from hubplugin.cli.options import (
     AnswerOptions,
@@ -24,6 +25,9 @@ from hubplugin.cli.options import (
 )
 from hubplugin.errors import InputError, Parameter
 from hubplugin.vectors import Progress, Vectors
+
+if TYPE_CHECKING:
+    from hubplugin.evaluation.beir import Beir
 
 
 @command
@@ -80,7 +84,11 @@ Methods = Annotated[
     typer.Option(help="As 'dbsn' or 'nnn k=128 alpha=0.75', or auto; may be repeated. All additive ones by default."),
 ]
 MeasuredQueries = Annotated[
-    str, typer.Option(help="Queries whose true targets are known: a file of vectors or, with --embed, of texts.")
+    str,
+    typer.Option(
+        help="Queries whose true targets are known: a file of vectors or, with --embed, of texts, or a BEIR folder, "
+        "whose corpus is the gallery unless there is another."
+    ),
 ]
 InStore = Annotated[
     str | None,
@@ -117,24 +125,27 @@ def evaluate(
     for_files = {
         "--targets": targets, "--bank": banks.bank, "--answers": banks.answers, "--method": method,
     }  # fmt: skip
+    beir = _beir(queries, banks.embed) if Path(queries).is_dir() else None
+    truth = truth if beir is None or truth is not None else str(beir.qrels)
     if store is not None:
         for option in (name for name, value in for_files.items() if value):
             raise InputError(f"{option} is for files; a STORE is searched as it is")
         if truth is None:
             raise InputError("a STORE needs --truth: for each query the id of its true target")
-    elif targets is None:
+    elif targets is None and beir is None:
         raise InputError("expected a STORE, to search it as it is, or --targets, to try methods on files")
     elif condition is not None:
         raise InputError("--filter is for a STORE; files are searched whole")
-    test_queries, bank = _queries_and_bank(queries, banks)
+    test_queries, bank = _queries_and_bank(queries if beir is None else beir.queries, banks)
     require_files(read=(truth, query_names, shown.names if store is None else None), written=(shown.report,))
-    ranked, names = _ranked(store, targets, shown.names)
+    ranked, names = _ranked(store, targets, shown.names, beir, banks.embed)
 
     from hubplugin.evaluation.evaluate import evaluate
     from hubplugin.fitting import fit
 
     with progress_shown() as progress:
         models, compute = dict[str, Any](), computing.compute(progress)
+        ranked = ranked.vectors(None, progress) if isinstance(ranked, Bank) else ranked
         if bank is not None:
             bank = replace(bank, queries=bank.vectors(ranked, progress), embed=None, field=None)
         if "auto" in (method or []):
@@ -144,14 +155,19 @@ def evaluate(
         results = evaluate(
             ranked, bank, queries=_each_row(test_queries, ranked, progress), truth=truth,
             methods=[name for name in method if name not in models] if method else None, models=models or None, k=k,
-            condition=condition, names=names, query_names=query_names, metric=metric if store is None else None,
-            seed=seed, compute=compute,
+            condition=condition, names=names, query_names=query_names if beir is None else beir.query_ids,
+            metric=metric if store is None else None, seed=seed, compute=compute,
         )  # fmt: skip
     return answer(results.report(), results, shown.report)
 
 
-def _ranked(store: str | None, targets: str | None, names: str | None) -> tuple[Any, Any]:
-    """What is evaluated, a store or the vectors in a file, and what its targets are called."""
+def _ranked(
+    store: str | None, targets: str | None, names: str | None, beir: Beir | None, embed: str | None
+) -> tuple[Any, Any]:
+    """What is evaluated, a store, the vectors in a file or a corpus to embed, and what its targets are called."""
+    if store is None and beir is not None:
+        corpus = Bank(beir.documents, embed=for_documents(str(embed)), name="corpus")
+        return (corpus if targets is None else vectors(targets, "targets")), beir.ids
     if store is None:
         return vectors(targets, "targets"), names
     from hubplugin.jobs.naming import naming
@@ -161,12 +177,23 @@ def _ranked(store: str | None, targets: str | None, names: str | None) -> tuple[
     return opened, naming(names, opened, "--names")
 
 
-def _queries_and_bank(queries: str, banks: BankOptions) -> tuple[Bank, Bank | None]:
+def _beir(folder: str, embed: str | None) -> Beir:
+    """What lies in a folder that was named in the place of a file of queries."""
+    from hubplugin.evaluation.beir import read_beir
+
+    if embed is None:
+        raise InputError(f"{folder!r} is a folder, as of BEIR: name the model of its texts by ", Parameter("embed"))
+    return read_beir(Path(folder))
+
+
+def _queries_and_bank(queries: str | list[str], banks: BankOptions) -> tuple[Bank, Bank | None]:
     """Test queries and bank as they were typed; either may be texts and the other vectors."""
     in_queries, in_bank = (
-        path is not None and holds_texts(path, banks.embed is not None) for path in (queries, banks.bank)
+        path is not None and (isinstance(path, list) or holds_texts(path, banks.embed is not None))
+        for path in (queries, banks.bank)
     )
     embed, field = (banks.embed, banks.field) if in_queries or not in_bank else (None, None)
+    field = None if isinstance(queries, list) else field
     test_queries = Bank(queries, embed=embed, field=field, name="queries").look()
     if banks.bank is None:
         return test_queries, None

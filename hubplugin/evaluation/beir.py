@@ -1,0 +1,53 @@
+"""A folder as BEIR has it: corpus.jsonl, queries.jsonl, and qrels/SPLIT.tsv."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hubplugin.errors import InputError
+from hubplugin.evaluation.truth import judgements_of
+
+
+@dataclass(frozen=True)
+class Beir:
+    """documents [n]: title and text of each, ids [n]. queries [q]: those with a relevant document, query_ids [q].
+    qrels: the file that says which."""
+
+    documents: list[str]
+    ids: list[str]
+    queries: list[str]
+    query_ids: list[str]
+    qrels: Path
+
+
+def read_beir(folder: Path, split: str = "test") -> Beir:
+    """What lies in `folder`. Raises InputError for a file that is missing or of another form, and for a corpus without
+    texts."""
+    qrels = folder / "qrels" / f"{split}.tsv"
+    asked = {judgement.query_id for judgement in judgements_of(qrels)}
+    documents = dict(_texts(folder / "corpus.jsonl"))
+    queries = {key: text for key, text in _texts(folder / "queries.jsonl") if key in asked}
+    if not documents or not queries:
+        what = "documents" if not documents else f"queries of {qrels.name}"
+        raise InputError(f"{str(folder)!r} has no {what}; expected a BEIR folder")
+    return Beir(list(documents.values()), list(documents), list(queries.values()), list(queries), qrels)
+
+
+def _texts(path: Path) -> Iterator[tuple[str, str]]:
+    """The id of each line, and its title and text."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    found = json.loads(line)
+                    text = " ".join(part for part in (found.get("title"), found["text"]) if part)
+                    yield str(found["_id"]), text or " "  # an empty document can still be found
+                except (ValueError, KeyError, TypeError, AttributeError):
+                    raise InputError(f"{path.name}: line {number} has no _id and text, as BEIR has them") from None
+    except OSError as error:
+        raise InputError(f"BEIR: cannot read {str(path)!r}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"BEIR: {str(path)!r} is not in UTF-8") from None
