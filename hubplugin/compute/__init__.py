@@ -35,7 +35,18 @@ from hubplugin.compute.similarities import (
     reduces_precision,
     torch,
 )
-from hubplugin.compute.sinkhorn import HALF_PEAK, HALF_TERMS, SAFE_DRIFT, Columns, Scaling, sinkhorn
+from hubplugin.compute.sinkhorn import (
+    HALF_PEAK,
+    HALF_TERMS,
+    SAFE_DRIFT,
+    Columns,
+    Half,
+    SampleError,
+    Scaling,
+    most_held,
+    sinkhorn,
+    sinkhorn_on_sample,
+)
 from hubplugin.compute.terms import (
     Limit,
     LogSum,
@@ -65,6 +76,7 @@ __all__ = [
     "Answers",
     "Columns",
     "Compute",
+    "Half",
     "HeldSimilarities",
     "HoldingCompute",
     "LeftOut",
@@ -73,6 +85,7 @@ __all__ = [
     "MeanOfLargest",
     "Nearest",
     "Precision",
+    "SampleError",
     "Scaling",
     "ShardResult",
     "Similarities",
@@ -92,6 +105,7 @@ __all__ = [
     "largest",
     "log_sum_exp",
     "look",
+    "most_held",
     "reaches",
     "reaching",
     "reduce",
@@ -99,6 +113,7 @@ __all__ = [
     "reduces_precision",
     "search",
     "sinkhorn",
+    "sinkhorn_on_sample",
     "spacing_ratio",
     "survey",
     "torch",

@@ -18,6 +18,7 @@ import numpy as np
 from hubplugin.compute.answers import Answers, Seeker, find_answers, listed, may_be_log
 from hubplugin.compute.similarities import (
     SAFE_EXPONENT,
+    Compute,
     LeftOut,
     Similarities,
     Tile,
@@ -26,7 +27,7 @@ from hubplugin.compute.similarities import (
     put_largest_right,
     torch,
 )
-from hubplugin.compute.terms import AVERAGING_K, AVERAGING_TAU, MeanOfLargest
+from hubplugin.compute.terms import AVERAGING_K, AVERAGING_TAU, MeanOfLargest, log_sum_exp
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin.vectors import Vectors, as_vectors, taken
@@ -52,6 +53,10 @@ HALF_FALL = 7.0
 
 HALF_TERMS = 256
 """Targets, and bank rows, below which what float16 rounds off is not taken to average out."""
+
+
+PROBE = 1_000
+"""Targets whose offsets are compared between the halves of a sample."""
 
 
 HALF_TAU = 0.1
@@ -83,6 +88,11 @@ class Exponentials:
         return full_product(torch.matmul, scale, self.exponentials) * self.weights
 
 
+def most_held(m: int, compute: Compute) -> int:
+    """How many targets find room beside a bank of m, so that one product serves all iterations."""
+    return compute.bytes() // (m * (8 if compute.precision == "float64" else 2))
+
+
 class Kernel:
     """exp( s(b_u, t_j)/tau + log alpha_u ), tile by tile.
 
@@ -94,7 +104,14 @@ class Kernel:
     k_means: see `Scaling`, NaN before a product at log alpha = 0.
     """
 
-    def __init__(self, similarities: Similarities, columns: Sequence[Columns], tau: float, k: int | None = None):
+    def __init__(
+        self,
+        similarities: Similarities,
+        columns: Sequence[Columns],
+        tau: float,
+        k: int | None = None,
+        hold: bool = True,
+    ):
         self._similarities, self._tau = similarities, tau
         self._columns, self._masses = [part.targets for part in columns], [part.mass for part in columns]
         self._rows = sum(part.rows for part in self._columns)
@@ -104,7 +121,7 @@ class Kernel:
         dtypes = [torch.float64]
         if similarities.compute.precision != "float64":
             dtypes = [torch.float32, torch.float16] if self._enough else [torch.float32]
-        self._dtype = next((dtype for dtype in dtypes if size * dtype.itemsize <= room), None)
+        self._dtype = next((dtype for dtype in dtypes if hold and size * dtype.itemsize <= room), None)
         self._held: list[Exponentials] = []
         self._reference = torch.zeros(0)
         self.left_out: LeftOut | None = None
@@ -307,7 +324,7 @@ class Kernel:
 
 def serves_first_iteration(similarities: Similarities, tau: float) -> bool:
     """Whether exponentials at log alpha = 0 neither overflow nor vanish over all targets."""
-    return similarities.metric is Metric.COSINE and similarities.longest / tau <= SAFE_EXPONENT
+    return similarities.metric is Metric.COSINE and 1 / tau <= SAFE_EXPONENT
 
 
 def _shares_of(exponentials: torch.Tensor, weights: torch.Tensor, out: None = None) -> torch.Tensor:
@@ -317,15 +334,31 @@ def _shares_of(exponentials: torch.Tensor, weights: torch.Tensor, out: None = No
 
 
 @dataclass(frozen=True)
+class SampleError:
+    """How well a sample stands for its gallery.
+
+    marginal: half the sum of |r_u - v_u|, 0 to 1. r is what the bank rows had of the targets before the last iteration,
+    v what they should have.
+    change: the largest difference between the offsets of some targets by the one half of the sample and by the other.
+    It is about twice the error of their mean.
+    """
+
+    marginal: float
+    change: float
+
+
+@dataclass(frozen=True)
 class Scaling:
     """What `sinkhorn` found. log_alpha: [m], float64. log_sums: LSE_u( s(b_u, t)/tau + log_alpha_u ) of the first
     columns [n], float64, to 1e-4 where the exponentials were held; None where they were not. answers: what was left
-    out. k_means: the mean of the k largest s(b_u, t) of the first columns [n], float64, if asked for."""
+    out. k_means: the mean of the k largest s(b_u, t) of the first columns [n], float64, if asked for. error: of a
+    sample."""
 
     log_alpha: np.ndarray
     log_sums: np.ndarray | None
     answers: Answers | None = None
     k_means: np.ndarray | None = None
+    error: SampleError | None = None
 
 
 def sinkhorn(
@@ -356,18 +389,64 @@ def sinkhorn(
 
     Raises InputError where tau is below the rounding of the similarities, for which that does not hold.
     """
-    m, n = similarities.m, sum(part.targets.rows * part.mass for part in columns)
+    n = _mass(columns)
     kernel = Kernel(similarities, columns, tau, k)
     if answers == "seek":
         answers = kernel.find_answers()
     kernel.left_out = None if answers is None else LeftOut(answers.levels)
-    weights = np.ones(m) if answers is None else answers.weights
-    log_mass = torch.from_numpy(np.log(weights / weights.sum()))
+    log_mass = _log_mass(similarities, answers)
     log_alpha = _finite(log_mass - kernel.first_log_sums())
     for iteration in range(2, iterations + 1):
         shares = kernel.shares(log_alpha, f"Sinkhorn iteration {iteration} of {iterations}")
         log_alpha = _finite(log_alpha + log_mass - (shares / n).log())
     return Scaling(log_alpha.numpy(), kernel.held_log_sums(log_alpha), answers, kernel.k_means)
+
+
+@dataclass(frozen=True)
+class Half:
+    """Half of a sample: `all` of it, and `few` targets of it that can be held."""
+
+    few: Sequence[Columns]
+    all: Sequence[Columns]
+
+
+def sinkhorn_on_sample(
+    similarities: Similarities,
+    halves: Sequence[Half],
+    tau: float,
+    iterations: int,
+    answers: Answers | None = None,
+) -> Scaling:
+    """`sinkhorn` for more targets than can be held, by each half of a sample for itself; log alpha is their mean.
+
+    All iterations but the last are over the few targets of a half, of which one product serves all, and the last is
+    over the whole half. What so few targets lack lies in log alpha. log beta, a mean over the bank, feels little of it,
+    so one iteration over many brings log alpha close to what they can tell.
+    """
+    log_mass, found, marginals = _log_mass(similarities, answers), [], []
+    for half in halves:
+        log_alpha = torch.from_numpy(sinkhorn(similarities, half.few, tau, max(iterations - 1, 1), answers).log_alpha)
+        kernel = Kernel(similarities, half.all, tau, hold=False)
+        kernel.left_out = None if answers is None else LeftOut(answers.levels)
+        shares = kernel.shares(log_alpha, f"Sinkhorn iteration {iterations}, all of the sample") / _mass(half.all)
+        marginals.append(float((shares - log_mass.exp()).abs().sum()) / 2)
+        found.append(_finite(log_alpha + log_mass - shares.log()))
+    few = halves[0].few[0].targets
+    probe = as_vectors(few.some(np.arange(min(PROBE, few.rows))), "some targets")
+    offsets = [-tau * log_sum_exp(similarities, probe, tau, each.numpy()) for each in found]
+    change = np.ptp([each - each.mean() for each in offsets], axis=0).max()
+    error = SampleError(float(np.mean(marginals)), float(change))
+    return Scaling(torch.stack(found).mean(0).numpy(), None, answers, error=error)
+
+
+def _mass(columns: Sequence[Columns]) -> float:
+    return sum(part.targets.rows * part.mass for part in columns)
+
+
+def _log_mass(similarities: Similarities, answers: Answers | None) -> torch.Tensor:
+    """log v_u: [m]."""
+    weights = np.ones(similarities.m) if answers is None else answers.weights
+    return torch.from_numpy(np.log(weights / weights.sum()))
 
 
 def _finite(log_alpha: torch.Tensor) -> torch.Tensor:
