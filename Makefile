@@ -32,7 +32,7 @@ lint: $(VENV)/installed
 	$(BIN)/mypy
 
 fast: $(VENV)/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not network and not server"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not network and not server" tests
 
 # A file in one process, since its tests share what they make. What measures memory does so in a process of its own.
 slow: $(VENV)/installed

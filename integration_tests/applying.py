@@ -26,7 +26,7 @@ def run(url: str, bank: int, environment: dict[str, str], begun: Connection) -> 
 def start(url: str, bank: int) -> multiprocessing.process.BaseProcess:
     """The process, which has begun. It is given the api key: a fork server has the environment of its own start."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context.set_forkserver_preload([__name__, "torch"])
     here, there = context.Pipe(duplex=False)
     environment = {name: os.environ[name] for name in ("QDRANT_API_KEY",) if name in os.environ}
     process = context.Process(target=run, args=(url, bank, environment, there))

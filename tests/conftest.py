@@ -15,8 +15,12 @@ FULL = 50_000
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leaves the frameworks out where slow tests are: to import them takes longer than all that is fast."""
-    return True if collection_path.name == "frameworks" and "not slow" in config.getoption("markexpr") else None
+    """Leaves out files whose tests are all slow where slow tests are: to import what they need takes seconds, and the
+    frameworks longer than all that is fast."""
+    if "not slow" not in config.getoption("markexpr"):
+        return None
+    wholly = collection_path.suffix == ".py" and "\npytestmark = pytest.mark.slow\n" in collection_path.read_text()
+    return True if wholly or collection_path.name == "frameworks" else None
 
 
 @pytest.hookimpl(hookwrapper=True)
