@@ -130,6 +130,7 @@ def apply(
         _require_by_shards(prepared, group_by, robust)
     _require_usable(store, prepared, configuration, force, dry_run)
     looked_at = _looked_at(store, judged, learn, compute)
+    clicked = _clicked(prepared, looked_at)
     recipe = Recipe(configuration, group_by, robust, learn, force)
     cut_off = None if dry_run else _cut_off(store, recipe, prepared)
     with ExitStack() as stack:
@@ -137,7 +138,7 @@ def apply(
         if executor is not None:
             gallery = ShardedStore(store, shards, executor, stack.enter_context(Workspace(workspace)), compute)
         elif cut_off is None:
-            gallery = SpooledGallery(store, compute.progress, group_by, _clicked(prepared, looked_at))
+            gallery = SpooledGallery(store, compute.progress, group_by, clicked)
         if cut_off is not None:
             return written(store, cut_off, None if executor is None else gallery, compute, keep, force)
         if looked_at is not None:
@@ -186,7 +187,8 @@ def refit(
     prepared = bank_for(store, Bank() if bank is None else bank, learn).prepare(store.metric, compute, store)
     _require_usable(store, prepared, configuration, force, dry_run)
     looked_at = _looked_at(store, judged, learn, compute)
-    gallery = SpooledGallery(store, compute.progress, group_key(old), _clicked(prepared, looked_at))
+    clicked = _clicked(prepared, looked_at)
+    gallery = SpooledGallery(store, compute.progress, group_key(old), clicked)
     looked_at = None if looked_at is None else looked_at.against(gallery.vectors, gallery.rows)
     recipe = Recipe(configuration, group_key(old), old.bound is not None, learn, force, old, looked_at)
     done, versus = _corrected(store, prepared.against(gallery.vectors, gallery.rows), gallery, recipe, dry_run, keep)
