@@ -10,6 +10,7 @@ import hubplugin
 import hubplugin_faiss
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import nearness_of
+from tests.faiss import cases
 
 
 @pytest.mark.parametrize("factory", ["PQ8x4fs,RFlat", "PQ8np,RFlat", "Flat,RFlat"])
@@ -71,3 +72,16 @@ def test_the_first_stage_has_the_share_that_predicts_scores_and_newcomers_too(me
     for part in (slice(0, 500), slice(500, 600)):
         slope = np.polyfit(model.offsets(vectors[part]), (found + bias)[part], 1)[0]
         assert slope == pytest.approx(share, rel=0.1)
+
+
+def test_the_first_stage_has_room_for_a_norm_bias_wider_than_the_offsets():
+    case = cases.made("PQ6x8np,RFlat", faiss.METRIC_L2)
+    model = hubplugin.fit(case.index, case.queries, metric="cosine")
+    upgraded = hubplugin_faiss.upgrade(case.index, model, force=True)  # which raises where codes have no room
+    (vectors, stored), *_ = handler_for(faiss.downcast_index(upgraded).base_index).scan(0, 600)
+    offsets = model.offsets(case.vectors)
+    assert np.ptp(stored) > 1.5 * np.ptp(offsets)
+    bias = nearness_of(handler_for(case.index), model) * lengths(vectors) - lengths(vectors) ** 2 / 2
+    slope, _ = np.polyfit(offsets, stored + bias, 1)
+    left = stored + bias - slope * offsets
+    assert np.abs(left - left.mean()).max() < 1e-3

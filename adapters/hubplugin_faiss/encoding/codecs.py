@@ -134,6 +134,12 @@ class UpgradeSpec:
     def size(self) -> float:
         return max(-self.low, self.high)
 
+    def covering(self, offsets: np.ndarray) -> UpgradeSpec:
+        """The same with room for `offsets` [n], too, and for half their range more on either side."""
+        low, high = float(offsets.min()), float(offsets.max())
+        room = (high - low) / 2
+        return replace(self, low=min(self.low, low - room), high=max(self.high, high + room))
+
     @property
     def longest(self) -> float:
         """The largest sqrt(2 (high - offset)), which is what Euclidean extra dimensions hold."""
@@ -148,10 +154,10 @@ def upgrade_spec(
     low, high = float(offsets.min()), float(offsets.max())
     if model is not None and model.gallery is not None:
         low, high = min(low, model.gallery.smallest), max(high, model.gallery.largest)
-    room = (high - low) / 2
     fingerprint, asked = ("", None) if model is None else (model.fingerprint, bank_queries(model, ASKED))
     queries = None if model is None or asked is None else model.queries(asked)
-    return UpgradeSpec(min(low - room, 0), max(high + room, 0), fingerprint, assemble, queries=queries, **options)
+    spec = UpgradeSpec(0.0, 0.0, fingerprint, assemble, queries=queries, **options)
+    return spec.covering(np.array([low, high]))
 
 
 ASKED, FEWEST = 200, 20

@@ -62,7 +62,7 @@ class RefineHandler(IndexHandler):
         of_model = of_second.of_entries(of_second.of_model, offsets)
         share = self._slope_of_codes if spec.queries is None else self._share(first, offsets, of_model, spec.queries)
         of_base = first.of_entries(first.unbiased, share * of_model[labels])
-        return self._of(self._base.upgraded(of_base, spec), second, self.index.k_factor)
+        return self._of(self._base.upgraded(of_base, spec.covering(of_base)), second, self.index.k_factor)
 
     def downgraded(self, assemble: Assemble) -> faiss.Index:
         if not self._base.two_stage:
