@@ -1,12 +1,14 @@
 """What should one try first where the same targets come back? Remedies that people name, side by side on real settings.
 
     python -m benchmarks.remedies [--splits 2] [--only WORD ...] [--write]
+    python -m benchmarks.remedies --keywords [--write]     # with bm25s; the texts are those of Python 3.11.7
 
 Settings are those of benchmarks/bank_settings.py, as far as their data are there. Of each remedy: the mean change of
 R@1 over the raw search in points, with the half width of a 95 % interval over tests, and the worst test, by side (of a
 log what was asked before, and what was not; clean banks); the mean change of R@10;
-and what it needs. `--write` puts the table into docs/comparison.md. Keyword search is not among them: most of these
-settings are vectors alone.
+and what it needs. `--write` puts the table into docs/comparison.md. Most of these settings are vectors alone. Keyword
+search (BM25) and hybrids of it are tried on the one whose texts can be had, examples/data: reciprocal rank fusion of
+the first 100 of both, 1 / (k + place) with k = 60, and with k = 2 as Qdrant has it.
 
 - centred: query less the mean query of the bank, target less the mean target.
 - centred, unit length: likewise, and brought to unit length.
@@ -23,10 +25,14 @@ settings are vectors alone.
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import sys
+import sysconfig
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -182,13 +188,89 @@ def table(gains: dict[str, list[Gain]]) -> str:
     return markdown(["remedy", *(f"R@1, {side}: mean, worst" for side in SIDES.values()), "R@10", "needs"], lines)
 
 
+FUSED = 100
+
+
+def fused(rankings: list[np.ndarray], count: int, k: int) -> np.ndarray:
+    """Scores [q, count] by reciprocal rank fusion of `rankings`, rows of targets [q, FUSED] each, best first."""
+    scores = np.zeros((len(rankings[0]), count))
+    for ranking in rankings:
+        np.put_along_axis(
+            scores,
+            ranking,
+            np.take_along_axis(scores, ranking, axis=1) + 1 / (k + np.arange(1, ranking.shape[1] + 1)),
+            axis=1,
+        )
+    return scores
+
+
+def texts_of_the_example_set() -> tuple[list[str], list[str]]:
+    """Of test queries and test targets. Raises SystemExit where this Python's library is not that of the set."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    import make_data
+
+    library = Path(sysconfig.get_path("stdlib"))
+    test, bank = make_data.split(make_data.drop_duplicates(make_data.read_pairs(make_data.source_files(library))))
+    made = hashlib.sha256(make_data.json_bytes([test, bank])).hexdigest()
+    meta = json.loads((make_data.DATA / "meta.json").read_text())
+    if made != meta["sha256_of_texts"]:
+        raise SystemExit(f"the texts are those of Python {meta['python']}; run this with it")
+    return [pair.query for pair in test], [pair.target for pair in test]
+
+
+def keywords() -> str:
+    """BM25, and hybrids of it with raw, corrected and mapped searches, on the example set."""
+    import bm25s
+
+    asked, texts = texts_of_the_example_set()
+    names = ("bank_queries", "bank_targets", "test_queries", "test_targets")
+    bank, right, queries, targets = (unit(np.load(ROOT / "examples/data" / f"{name}.npy")) for name in names)
+    truth, count = np.arange(len(queries)), len(targets)
+
+    def by_keywords(query: str | list[str], text: str | list[str]) -> np.ndarray:
+        index = bm25s.BM25()
+        index.index(bm25s.tokenize(text, stopwords=None, show_progress=False), show_progress=False)
+        tokens = bm25s.tokenize(query, stopwords=None, show_progress=False)
+        found: np.ndarray = index.retrieve(tokens, k=FUSED, show_progress=False).documents
+        return found
+
+    def apart(each: list[str]) -> list[str]:  # snake_case is several words
+        return [text.replace("_", " ") for text in each]
+
+    default = hubplugin.fit(targets, hubplugin.Bank(bank, right))
+    learned = hubplugin.fit(targets, hubplugin.Bank(bank, right), learn=True)
+    dense = {
+        "raw": queries @ targets.T,
+        "default": queries @ targets.T + default.offsets(targets),
+        "map": learned.queries(queries) @ targets.T + learned.offsets(targets),
+    }
+    words = by_keywords(apart(asked), apart(texts))
+    rows = {"BM25": fused([words], count, 60), **dense}
+    for name, scores in dense.items():
+        nearest = np.argsort(-scores, axis=1)[:, :FUSED]
+        for k in (60, 2):
+            rows[f"BM25 with {name}, k={k}"] = fused([words, nearest], count, k)
+    lines, before = [], places(dense["raw"], truth)
+    for name, scores in rows.items():
+        found = places(scores, truth)
+        lines.append([name, f"{found[0]:.1f}", f"{found[0] - before[0]:+.1f}", f"{found[1]:.1f}"])
+    return markdown(["search", "R@1", "over raw", "R@10"], lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--splits", type=int, default=2)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--keywords", action="store_true", help="keyword search and hybrids, on the example set")
     given = parser.parse_args()
     warnings.simplefilter("ignore")  # that pairs taught nothing
+    if given.keywords:
+        text = keywords()
+        print(text + f"\n{machine(1)}")
+        if given.write:
+            write_table(ROOT / "docs" / "comparison.md", "keywords", text)
+        return
     gains: dict[str, list[Gain]] = defaultdict(list)
     for family in [*seventeen(SHARED), *further(SHARED)]:
         if not family.source.is_dir() or not all(word in family.name for word in given.only):
