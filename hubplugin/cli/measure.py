@@ -102,6 +102,12 @@ Seed = Annotated[int, typer.Option(help="Random seed.")]
 Condition = Annotated[
     str | None, typer.Option("--filter", help="A STORE's own filter, such as Qdrant's in JSON: searched with it.")
 ]
+ChangesFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="Also writes, as Markdown, which targets became findable, which no longer are, and ranks that moved."
+    ),
+]
 
 
 @command
@@ -118,6 +124,7 @@ def evaluate(
     metric: MetricName = "cosine",
     seed: Seed = 0,
     condition: Condition = None,
+    changes: ChangesFile = None,
     shown: ReportOptions,
     computing: ComputeOptions,
 ) -> Answer:
@@ -137,7 +144,7 @@ def evaluate(
     elif condition is not None:
         raise InputError("--filter is for a STORE; files are searched whole")
     test_queries, bank = _queries_and_bank(queries if beir is None else beir.queries, banks)
-    require_files(read=(truth, query_names, shown.names if store is None else None), written=(shown.report,))
+    require_files(read=(truth, query_names, shown.names if store is None else None), written=(shown.report, changes))
     ranked, names = _ranked(store, targets, shown.names, beir, banks.embed)
 
     from hubplugin.evaluation.evaluate import evaluate
@@ -158,6 +165,12 @@ def evaluate(
             condition=condition, names=names, query_names=query_names if beir is None else beir.query_ids,
             metric=metric if store is None else None, seed=seed, compute=compute,
         )  # fmt: skip
+    if changes is not None:
+        if results.changes is None:
+            raise InputError("--changes: there is nothing beside the raw search; apply a correction, or pass --bank")
+        from hubplugin.report.render import write_text
+
+        write_text(changes, results.changes.markdown())
     return answer(results.report(), results, shown.report)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from hubplugin.bank import BankLike
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
+from hubplugin.evaluation.changes import ROWS, Changes, Moved, changed, moved_most
 from hubplugin.evaluation.ranked import Ranked, RankedArrays, RankedStore, Ranking
 from hubplugin.evaluation.results import MethodResult, Results, best_of, shares, shown_of
 from hubplugin.evaluation.truth import Names, TrueIds, TruthLike, as_names
@@ -131,6 +132,9 @@ def results_of(
     for _, place in examples:
         mentioned += [*ranked.true_targets(place), *(key for side in sides for key in _found(ranked, side, place))]
     names = dict(zip(mentioned, ranked.names(mentioned), strict=True))
+    if other is not None:
+        pair = occurrences[0], next(each for each, method in zip(occurrences, methods, strict=True) if method is shown)
+        parts["changes"] = _changes(ranked, raw, other, pair, queries, k, query_names)
     return Results(
         queries=queries,
         judged=len(ranked.judged),
@@ -152,6 +156,41 @@ def results_of(
         **parts,
         **ranked.facts(),
     )
+
+
+def _changes(
+    ranked: Ranked,
+    raw: Ranking,
+    other: Ranking,
+    occurrences: tuple[np.ndarray, np.ndarray],
+    queries: int,
+    k: int,
+    query_names: Sequence[object] | None,
+) -> Changes:
+    places, moved = changed(occurrences), moved_most(raw.best, other.best).tolist()
+    found, lost = ([ranked.ids[row] for row in rows[:ROWS]] for rows in places)
+    true = [ranked.true_targets(place)[0] for place in moved]
+    names = iter(ranked.names([*found, *lost, *true]))
+    times = [occurrence[rows[:ROWS]].tolist() for occurrence, rows in zip(occurrences[::-1], places, strict=True)]
+    asked = [int(ranked.judged[place]) for place in moved]
+    return Changes(
+        before=raw.label,
+        after=other.label,
+        k=k,
+        queries=queries,
+        found=[(next(names), count) for count in times[0]],
+        lost=[(next(names), count) for count in times[1]],
+        of=(len(places[0]), len(places[1])),
+        moved=[
+            Moved(_called(row, query_names), next(names), float(raw.best[place]), float(other.best[place]))
+            for row, place in zip(asked, moved, strict=True)
+        ],
+        first=(float((raw.best <= 1).mean()), float((other.best <= 1).mean())),
+    )
+
+
+def _called(row: int, query_names: Sequence[object] | None) -> str:
+    return f"query {row}" if query_names is None else str(query_names[row])
 
 
 def _occurrence(ranking: Ranking, ranked: Ranked) -> np.ndarray:
@@ -266,7 +305,7 @@ def _example(
     )
     return Example(
         outcome=outcome,
-        query=f"query {row}" if query_names is None else str(query_names[row]),
+        query=_called(row, query_names),
         truth=[names[key] for key in true],
         raw=before,
         corrected=after,

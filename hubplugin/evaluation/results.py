@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from hubplugin.errors import InputError
+from hubplugin.evaluation.changes import Changes
 from hubplugin.measures.hubness import Hubness
 from hubplugin.measures.significance import Comparison, Figure, compare, interval
 from hubplugin.model import Setting
@@ -86,7 +87,7 @@ class Results(Reported, BaseModel):
     how many targets a query finds, of the k-occurrence, mAP and nDCG. best: the label of the method recommended on
     these queries, None where none is better than the raw search beyond chance. anti_hubs: some of the targets that no
     query finds. Of the method `shown`: found_first, not_found_first: queries whose true target some bank query finds
-    first in the raw search, and the others; offsets; examples: queries that it won and lost.
+    first in the raw search, and the others; offsets; examples: queries that it won and lost; changes: target by target.
 
     Of arrays: query_bank, target_bank: their rows; coverage: the share of the gallery that is nearest to some bank
     query. Of a store: its URL, its active correction, and the condition of the search.
@@ -114,6 +115,7 @@ class Results(Reported, BaseModel):
     not_found_first: Share | None = None
     offsets: Histogram | None = None
     examples: list[Example] = []
+    changes: Changes | None = Field(default=None, exclude=True, repr=False)
 
     def __getitem__(self, label: str) -> MethodResult:
         """The method called `label`; raises InputError that lists the labels."""
