@@ -20,6 +20,7 @@ import numpy as np
 from psycopg import sql
 
 from hubplugin.abilities import Explanation
+from hubplugin.copies import cap_of, e_of
 from hubplugin.metric import Metric, augment_queries
 from hubplugin.model import OffsetModel
 from hubplugin_pgvector.schema import Table
@@ -30,22 +31,18 @@ if TYPE_CHECKING:
     from sqlalchemy import TextClause
 
 RAW = {Metric.COSINE: "<=>", Metric.DOT: "<#>", Metric.EUCLIDEAN: "<->"}
-SMALL = 4.0
-"""The scale as a multiple of the largest offset (benchmarks/pgvector.py)."""
 CANDIDATES = 10
 """How many candidates for each result `explain` re-ranks."""
 
 
-def scale_of(model: OffsetModel) -> float:
-    """A power of two, so that most fits have the same, and SQL stays as it is.
-
-    Under Euclidean distance it is at least every offset, 0 among them. Else it keeps the last component of targets
-    small: an index of inner products joins targets by theirs, and large offsets would choose the neighbours.
-    """
-    gallery = model.gallery
-    smallest, largest = (0.0, 0.0) if gallery is None else (gallery.smallest, gallery.cap)
-    least = largest if model.metric is Metric.EUCLIDEAN else SMALL * max(largest, -smallest)
-    return 2.0 ** math.ceil(math.log2(max(least, 1e-6 if model.metric is Metric.EUCLIDEAN else 1.0)))
+def scale_of(model: OffsetModel, before: float | None = None) -> float:
+    """A power of two: under Euclidean distance at least every offset, 0 among them, else near that by which an index of
+    inner products finds most. That of the version `before` if it will do, so that SQL outlives a refit."""
+    if model.metric is Metric.EUCLIDEAN:
+        least = max(cap_of(model), 1e-6)
+        return before if before is not None and before >= least else 2.0 ** math.ceil(math.log2(least))
+    best = e_of(model)
+    return before if before is not None and best / 4 <= before <= best * 4 else 2.0 ** round(math.log2(best))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
-from pgvector import HalfVector, Vector
 from psycopg import sql
 
 from hubplugin.abilities import Explanation
@@ -21,6 +20,11 @@ from hubplugin_pgvector import schema
 from hubplugin_pgvector.metadata import Metadata, Version, begun
 from hubplugin_pgvector.requests import OrderBy, Ranking, as_text, explanation, order_by, scale_of
 from hubplugin_pgvector.transport import Transport, name_of, parted, short
+
+try:
+    from pgvector import HalfVector, Vector
+except ImportError:  # before 0.4, which LangChain's package for PostgreSQL asks for
+    from pgvector.utils import HalfVector, Vector  # type: ignore[import-not-found,no-redef]
 
 UPDATE_TRIGGERS = """
 SELECT tgname::text FROM pg_trigger
@@ -162,7 +166,8 @@ class PgvectorStore(Store):
             self.metadata.delete([each for each in versions if each.state == "half-written"])
             number = max((each.number for each in versions), default=0) + 1
             base = versions[0].base if versions else self.metadata.base()
-            version = begun(model, number, owner, base, self.table, scale_of(model))
+            before = next((each.scale for each in versions if each.state == "active"), None)
+            version = begun(model, number, owner, base, self.table, scale_of(model, before))
             self.metadata.add(version, model)
             self.metadata.add_column(version)
         return PgvectorWriting(self, version, "nothing")
