@@ -1,7 +1,7 @@
 """What a learned query map does to R@1, over the default without it: on what was asked, what was not, and clean pairs.
 
     python -m benchmarks.learning [--data FOLDER] [--only WORD ...] [--splits 4] [--write docs/learning.md]
-    python -m benchmarks.learning --rounds [--write docs/learning.md]
+    python -m benchmarks.learning --rounds
     python -m benchmarks.learning --speed
 
 Settings are those of benchmarks/bank_settings.py that know at least 200 answers, and a log in which ten targets have
@@ -11,14 +11,14 @@ the checkout. Figures are changes in points, means of all splits with their stan
 default        over raw
 map            over the default: fit(..., learn=True)
 map over raw   the same, over raw
-not whitened   a map that is learned alone
-strength 1     the whole map, whatever the folds say
 noisy clicks   the map of clicks of which a fifth is wrong, seen by position (of logs), over the default of these clicks
 judged         the same, where 100 right pairs that are not in the log choose (of logs)
+not whitened   a map that is learned alone
+strength 1     the whole map, whatever the folds say
 adapter        a linear adapter of the field, trained by the usual recipe (benchmarks/remedies.py), with the default's
                offsets fitted on the queries that it gives
 
-Not whitened, strength 1, judged and adapter are of the first two splits.
+The last four are of the first two splits.
 
 --rounds simulates a log that grows: five times a corrected search shows its ten best, people click on these, and the
 correction is fitted anew. A tenth of the clicks is wrong. A round's figures are those of the map over the default.
@@ -54,7 +54,7 @@ from hubplugin.model import QueryMap
 
 FILE = RESULTS / "learning.json"
 
-COLUMNS = ("default", "map", "map over raw", "not whitened", "strength 1", "noisy clicks", "judged", "adapter")
+COLUMNS = ("default", "map", "map over raw", "noisy clicks", "judged", "not whitened", "strength 1", "adapter")
 BESIDE = {"default": "raw", "map over raw": "raw", "noisy clicks": "noisy default", "judged": "noisy default"}
 SIDES = {"asked": "asked", "not asked": "not asked", "": "clean"}
 JUDGED, ROUNDS, COMPARED = 100, 5, 2
@@ -307,10 +307,7 @@ def main() -> None:
         print(speed())
         return
     if given.rounds:
-        text = rounds(given.data, given.only, given.splits)
-        print(text)
-        if given.write:
-            write_table(given.write, "rounds", text)
+        print(rounds(given.data, given.only, given.splits))
         return
     rows = []
     for family in families(given.data):
