@@ -66,7 +66,7 @@ def test_the_manifest_has_the_fields_that_the_page_names():
     manifest, switch = client.retrieve("photos--hub", **MANIFEST)
     table = PAGE.split("| field | is |")[1].split("\n\n")[0]
     names = re.findall(r"`(\w+)`", "\n".join(row.split("|")[1] for row in table.splitlines() if row.count("|") > 2))
-    assert len(names) == 8
+    assert len(names) == 11
     assert set(names) <= set(manifest.payload["active"][""])
     assert switch.payload == {"off": True}
 
