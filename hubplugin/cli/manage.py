@@ -13,7 +13,8 @@ from hubplugin.abilities import Explaining, Quarantining, Switched, able
 from hubplugin.cli.application import Answer, command, progress_shown
 from hubplugin.cli.options import StoreUrl, require_files, told, vectors
 from hubplugin.compute import Compute
-from hubplugin.errors import InputError, Parameter, install
+from hubplugin.errors import InputError, Parameter, StoreError, install
+from hubplugin.model import OffsetModel, load
 from hubplugin.recording import Recorded, clear, thin
 from hubplugin.store import Store, recorded_of
 
@@ -52,6 +53,29 @@ def quarantine(
     listed = listed or able(opened, Quarantining).quarantined()
     lines += [f"{len(listed.last)} in quarantine", *map(str, listed.last.values())]
     return Answer("\n".join(lines), told(opened, listed) | {"written": what != "list" and not dry_run})
+
+
+@command
+def card(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model file, photos.hub, or a corrected STORE.")],
+) -> Answer:
+    """Print a model, of a file or in a store, as a card in Markdown: method, bank, gallery, offsets, hubness."""
+    from hubplugin.model.card import card
+
+    found = _model(model)
+    return Answer(card(found).rstrip(), {"fingerprint": found.fingerprint, "markdown": card(found)})
+
+
+def _model(named: str) -> OffsetModel:
+    """The model in a file, or the active one of a store."""
+    from hubplugin.registry import adapters, open_store
+
+    if named.partition(":")[0] not in adapters():
+        return load(named)
+    correction = open_store(named).correction()
+    if correction is None:
+        raise StoreError(f"{named} has no correction; apply one first")
+    return correction.model
 
 
 @command

@@ -75,8 +75,9 @@ def moved_most(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     known = np.concatenate([before, after])
     last = known[np.isfinite(known)].max(initial=0) + 1
     apart = np.abs(np.minimum(before, last) - np.minimum(after, last))
-    order = np.argsort(-apart, kind="stable")[:ROWS]
-    return order[apart[order] > 0]
+    order: np.ndarray = np.argsort(-apart, kind="stable")[:ROWS]
+    moved: np.ndarray = order[apart[order] > 0]
+    return moved
 
 
 def _rank(rank: float) -> str:

@@ -177,7 +177,7 @@ def test_a_password_in_a_url_is_never_printed(made):
     ("arguments", "says"),
     [
         (("inspect", "qdrant://127.0.0.1:9/photos"), "no answer"),
-        (("inspect", "redis:photos"), "no store URL that an installed adapter knows; known: faiss:..., "),
+        (("inspect", "redis:photos"), "no store URL that an installed adapter knows; known: chroma:..., "),
         (
             ("inspect", "qdrant://127.0.0.1:6334/photos"),
             "6334 is usually the port of gRPC, a URL has that of HTTP, 6333",

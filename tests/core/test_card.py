@@ -1,0 +1,60 @@
+"""The card of a model says what it was made of, and nothing that it does not know."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import hubplugin
+from hubplugin.cli import app
+from hubplugin.model.card import card
+
+
+@pytest.fixture
+def model(rng):
+    return hubplugin.fit(rng.normal(size=(60, 8)), rng.normal(size=(40, 8)), "is", tau=0.1)
+
+
+def test_a_card_names_method_bank_gallery_and_offsets(model, rng):
+    text = card(model)
+    assert "| method | is (tau=0.1" in text
+    assert "| similarity | cosine, 8 dimensions |" in text
+    assert f"| banks | 40 vectors, {model.bank_fingerprint} |" in text
+    assert "| gallery of the fit | 60 targets |" in text
+    assert f"{model.gallery.smallest:+.4f} to {model.gallery.largest:+.4f}" in text
+    assert model.fingerprint in text
+    assert "query map" not in text
+    assert "skewness" not in text
+
+
+def test_a_card_of_a_model_without_a_gallery_leaves_it_out(rng):
+    text = card(hubplugin.fit(None, rng.normal(size=(40, 8)), "nnn", k=4))
+    assert "gallery of the fit" not in text
+
+
+def test_the_command_prints_it_of_a_file(model, tmp_path):
+    model.save(tmp_path / "photos.hub")
+    done = CliRunner().invoke(app, ["card", str(tmp_path / "photos.hub")])
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("# Offsets by is\n")
+    refused = CliRunner().invoke(app, ["card", str(tmp_path / "nothing.hub")])
+    assert refused.exit_code == 1
+    assert refused.output.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_the_command_prints_it_of_a_store_with_the_hubness_that_apply_counted(tmp_path, rng):
+    import faiss
+
+    gallery, bank = (rng.normal(size=(count, 8)).astype(np.float32) for count in (300, 400))
+    faiss.normalize_L2(gallery)
+    index = faiss.IndexFlatIP(8)
+    index.add(gallery)
+    faiss.write_index(index, str(tmp_path / "x.faiss"))
+    url = f"faiss:{tmp_path}/x.faiss"
+    assert "has no correction" in CliRunner().invoke(app, ["card", url]).output
+    hubplugin.apply(hubplugin.open_store(url), bank, force=True)
+    done = CliRunner().invoke(app, ["card", url])
+    assert done.exit_code == 0, done.output
+    assert "skewness of the 10-occurrence" in done.output
