@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import psycopg
 from psycopg import errors, sql
@@ -13,21 +14,37 @@ from psycopg import errors, sql
 from hubplugin.errors import StoreError
 
 OURS = ("table", "vector", "key", "metric", "index")
-SECRET = ("password", "sslpassword")
+SECRET = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 LOCK_TIMEOUT = "5s"
 """How long a change of the table waits for others, where no lock_timeout is set: whoever comes behind waits as long."""
 
 
+UNREADABLE = (
+    "a postgresql:// URL is not readable: in a name or password write / ? # @ [ ] % as %2F %3F %23 %40 %5B %5D %25, "
+    "or keep the password in PGPASSFILE"
+)
+NO_BYTE = re.compile("%00|%(?![0-9A-Fa-f]{2})")
+"""What libpq refuses, and repeats."""
+
+
 def parted(url: str) -> tuple[str, str, Mapping[str, str]]:
-    """What libpq is given of `url`, `url` without what is secret in it, and the names of `OURS` that stand there."""
-    parts = urlsplit(url)
+    """What libpq is given of `url`, `url` without what is secret in it, and the names of `OURS` that stand there.
+
+    Raises StoreError for a URL that a password may have cut in two, without repeating any of it."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise StoreError(UNREADABLE) from None
     given = parse_qsl(parts.query, keep_blank_values=True)
+    if "@" in parts.path + parts.fragment + "".join(name for name, _ in given) or NO_BYTE.search(parts.netloc):
+        raise StoreError(UNREADABLE)
     for_libpq = urlencode([pair for pair in given if pair[0] not in OURS], quote_via=quote)
     user, at, hosts = parts.netloc.rpartition("@")
     shown = urlencode([pair for pair in given if pair[0] not in SECRET], quote_via=quote, safe="/,.")
+    # By hand: urlunsplit takes the slashes off a URL without a host, which is how a local server is named.
     return (
-        urlunsplit(parts._replace(query=for_libpq, fragment="")),
-        urlunsplit(parts._replace(netloc=user.partition(":")[0] + at + hosts, query=shown, fragment="")),
+        f"{parts.scheme}://{parts.netloc}{parts.path}?{for_libpq}",
+        f"{parts.scheme}://{user.partition(':')[0]}{at}{hosts}{parts.path}?{shown}",
         {name: value for name, value in given if name in OURS},
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import parse_qsl, urlsplit
+
 import numpy as np
 import pytest
 
@@ -208,12 +210,29 @@ def test_removal_leaves_a_schema_that_others_made(database):
     assert sorted(database.dump().splitlines()) == sorted(before.splitlines())
 
 
+def test_a_url_without_a_host_is_of_a_local_server(database):
+    database.run("CREATE TABLE photos (id int PRIMARY KEY, embedding vector(3))")
+    host = dict(parse_qsl(urlsplit(database.address).query))["host"]
+    url = f"postgresql:///{database.name}?host={host}&user=postgres&table=photos&metric=dot"
+    store = hubplugin.open_store(url)
+    assert (store.count(), store.url) == (0, url)
+
+
 def test_no_message_has_a_password_in_it(database):
     host = database.address.partition("?")[2]
     for url in (
         f"postgresql://postgres:geheim@/{database.name}?{host}&table=nothing",
         f"postgresql://postgres@/{database.name}?{host}&password=geheim&table=nothing",
         "postgresql://me:geheim@127.0.0.1:1/db?table=nothing",
+        "postgresql://me:geheim%zz@127.0.0.1:1/db?table=nothing",
+        "postgresql://me:geheim%00@127.0.0.1:1/db?table=nothing",
+        "postgresql://me:geheim/2@127.0.0.1:1/db?table=nothing",
+        "postgresql://me:geheim?2@127.0.0.1:1/db?table=nothing",
+        "postgresql://me:2?geheim@127.0.0.1:1/db?table=nothing",
+        "postgresql://me:geheim#2@127.0.0.1:1/db?table=nothing",
+        "postgresql://me:geheim[2@127.0.0.1:1/db?table=nothing",
+        "postgresql://me:p@geheim/2@127.0.0.1:1/db?table=nothing",
+        "postgresql://me@127.0.0.1:1/db?oauth_client_secret=geheim&table=nothing",
     ):
         with pytest.raises(StoreError) as caught:
             hubplugin.open_store(url)
