@@ -339,13 +339,8 @@ class QueryMapConformance(StoreUnderTest):
 
     @pytest.mark.parametrize("robust", [False, True])
     def test_what_pairs_teach_is_applied_and_learned_anew_by_a_refit(self, mapping: Store, robust: bool) -> None:
-        rng, vectors = np.random.default_rng(8), self.vectors()
-        turn = np.eye(self.dim) + 0.3 * rng.normal(size=(self.dim, self.dim))
-        worded = np.concatenate([vectors, vectors + 0.1 * vectors.std() * rng.normal(size=vectors.shape)])
-        asked = self._scaled(worded @ np.linalg.inv(turn))  # a map finds the way back
-        answers = np.array([*self.ids(), *self.ids()])
-        pairs = Bank(asked, answers)
-        apply(mapping, pairs, learn=True, robust=robust, force=True)
+        asked, answers = self._pairs()
+        apply(mapping, Bank(asked, answers), learn=True, robust=robust, force=True)
         store = self.reopen(mapping)
         first = self._active(store)
         assert first.query_map is not None
@@ -357,6 +352,24 @@ class QueryMapConformance(StoreUnderTest):
         assert second.fingerprint != first.fingerprint
         assert (first.bound is not None) == (second.bound is not None) == robust
         self._assert_whole(store, second)
+
+    def test_what_was_cut_off_is_learned_anew_where_other_answers_are_known(self, mapping: Store) -> None:
+        asked, answers = self._pairs()
+        fewer = answers.astype(object)
+        fewer[-20:] = -1
+        model = apply(mapping, Bank(asked, answers), learn=True, force=True, dry_run=True).model
+        self._write_until("all written", mapping, model)
+        apply(self.reopen(mapping), Bank(asked, fewer), learn=True, force=True)
+        found = self._active(self.reopen(mapping)).query_map
+        assert (model.query_map is None, found is None) == (False, False)
+        assert (model.query_map.pairs, found.pairs) == (len(answers), len(answers) - 20)
+
+    def _pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Queries of which a map finds the way to their targets, two for each, and the ids of these."""
+        rng, vectors = np.random.default_rng(8), self.vectors()
+        turn = np.eye(self.dim) + 0.3 * rng.normal(size=(self.dim, self.dim))
+        worded = np.concatenate([vectors, vectors + 0.1 * vectors.std() * rng.normal(size=vectors.shape)])
+        return self._scaled(worded @ np.linalg.inv(turn)), np.array([*self.ids(), *self.ids()])
 
     @staticmethod
     def _active(store: Store) -> OffsetModel:

@@ -359,13 +359,14 @@ def bank_for(store: Store, bank: BankLike, learn: bool = False) -> Bank:
 
 
 def _cut_off(store: Store, recipe: Recipe, bank: FitInput) -> OffsetModel | None:
-    """The model whose writing was cut off, if it is the one that is asked for."""
+    """The model whose writing was cut off, if it is the one that is asked for. Of what was learned only another fit
+    tells: a model does not say which answers taught it. If that is the same, it is still written where it stopped."""
     correction = store.correction()
-    if correction is None or correction.active or recipe.configuration is None:
+    if correction is None or correction.active or recipe.configuration is None or recipe.learn:
         return None
     model = correction.model
     same = recipe.configuration.made(model, bank) and group_key(model) == recipe.group_by
-    same &= (model.bound is not None, model.query_map is not None) == (recipe.robust, recipe.learn)
+    same &= (model.bound is not None, model.query_map is not None) == (recipe.robust, False)
     return model if same else None
 
 
