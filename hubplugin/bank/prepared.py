@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from hubplugin.bank.texts import is_number
 from hubplugin.compute import Similarities, dense
 from hubplugin.errors import InputError, Parameter
 from hubplugin.methods import FitInput
@@ -131,8 +132,11 @@ def _mapping(pairs: bool | np.ndarray | None, fit_input: FitInput) -> np.ndarray
 
 
 def places(ids: Sequence[int | str], first: int, wanted: Container[int | str]) -> dict[int | str, int]:
-    """The rows of those of `ids` that are wanted, of which the first is in row `first`."""
-    return {each: first + row for row, each in enumerate(ids) if each in wanted}
+    """The rows of those of `ids` that are wanted, of which the first is in row `first`. Clicks have digits as a number,
+    a store of texts has them as a text."""
+    rows = {each: first + row for row, each in enumerate(ids) if each in wanted}
+    digits = ((int(each), row) for row, each in enumerate(ids) if isinstance(each, str) and is_number(each))
+    return rows | {each: first + row for each, row in digits if each in wanted}
 
 
 def _spooled(store: Scannable, clicks: np.ndarray) -> tuple[Vectors, dict[int | str, int]]:

@@ -217,5 +217,10 @@ def _click_table(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _id(text: str) -> int | str:
-    """An id as stores have it: a number, or a text."""
-    return int(text) if text.isascii() and text.isdecimal() else text
+    """An id as most stores have it: a number as it is usually written, or a text."""
+    return int(text) if is_number(text) else text
+
+
+def is_number(text: str) -> bool:
+    """Whether these are the digits of a whole number, and nothing would be lost: 042 is a text, as a barcode is."""
+    return text.isascii() and text.isdecimal() and len(text) < 40 and str(int(text)) == text

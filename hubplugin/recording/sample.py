@@ -47,14 +47,16 @@ LONGEST = 200
 
 
 def as_target(target: object) -> Target:
-    """The id of a target as it is kept: digits are a number, as in a file of clicks. Raises InputError for what is no
+    """The id of a target as it is kept: digits are a number, as in a file of clicks, but for those that begin with 0
+    and would lose it. Raises InputError for what is no
     id, without repeating it: it may be what somebody wrote."""
     if isinstance(target, UUID):
         return str(target)
     if isinstance(target, (int, np.integer)) and not isinstance(target, bool) and 0 <= target <= ALL:
         return int(target)
     if isinstance(target, str) and 0 < len(target) <= LONGEST:
-        return int(target) if target.isascii() and target.isdecimal() and int(target) <= ALL else target
+        digits = target.isascii() and target.isdecimal() and str(int(target)) == target
+        return int(target) if digits and int(target) <= ALL else target
     raise InputError(f"expected the id of a target, 0 or more or up to {LONGEST} characters; got {_kind(target)}")
 
 

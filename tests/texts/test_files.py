@@ -129,6 +129,8 @@ def test_clicks_name_queries_by_row_or_by_text(tmp_path):
     assert found.dtype == np.int64
     found = clicked(tmp_path, "id,query\n5ab8c-9,2\n", 3)
     assert found.tolist() == [-1, -1, "5ab8c-9"]
+    found = clicked(tmp_path, f"query,target\n0,042\n1,0\n2,{'9' * 5000}\n", 3)
+    assert found.tolist() == ["042", 0, "9" * 5000], "a barcode keeps its zeros"
     found = clicked(tmp_path, "query,target\n2000,7\n", 2, ["red", "2000"])
     np.testing.assert_array_equal(found, [-1, 7], "a text that is a number is a text")
 

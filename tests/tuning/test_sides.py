@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import hubplugin
 from hubplugin.bank import Bank
+from hubplugin.bank.prepared import places
 from hubplugin.cli import app
 from hubplugin.compute import Compute
 from hubplugin.measures.significance import Side
@@ -207,6 +208,12 @@ def test_clicks_name_the_ids_of_a_store(wordings, tmp_path):
     assert CliRunner().invoke(app, [*typed, "--answers", str(tmp_path / "clicks.npy")]).exit_code == 0
     missing = CliRunner().invoke(app, [*typed, "--answers", str(tmp_path / "none.npy")])
     assert (missing.exit_code, "answers: there is no file" in missing.output) == (1, True)
+
+
+def test_digits_that_were_clicked_are_a_text_in_a_store_of_texts():
+    wanted = {7, "042", "a", -1, 9}
+    assert places(["7", "042", "a", "b", "-1"], 10, wanted) == {7: 10, "042": 11, "a": 12}
+    assert places([7, 42, 9], 0, wanted) == {7: 0, 9: 2}
 
 
 @pytest.mark.parametrize(
