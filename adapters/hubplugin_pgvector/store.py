@@ -6,6 +6,7 @@ import json
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from psycopg import sql
@@ -41,8 +42,8 @@ def open_url(url: str) -> PgvectorStore:
     table: as in SQL, with its schema where it is not on the search path. vector: the column, by default the only one of
     type vector or halfvec. key: the columns that tell rows apart, by default the primary key. metric: cosine, dot or
     euclidean, by default that of the index on the column. index: the type of the corrected index, "vector" or
-    "halfvec", by default that of the column; "none" builds no index. All else in it is libpq's; passwords are best kept
-    in PGPASSFILE or a service file.
+    "halfvec", by default that of the column; "none" builds no index. record: the folder of a `hubplugin.Recorder`. All
+    else in it is libpq's; passwords are best kept in PGPASSFILE or a service file.
 
     Raises StoreError for what is not there or cannot carry offsets, and for a server that cannot be reached.
     """
@@ -54,6 +55,9 @@ class PgvectorStore(Store):
 
     shared = True
     maps_queries = True
+    how_to_record = (
+        "hubplugin.Recorder(FOLDER).add(queries) beside each search, and name it behind the table: &record=FOLDER"
+    )
 
     def __init__(self, url: str):
         conninfo, self.url, given = parted(url)
@@ -65,6 +69,7 @@ class PgvectorStore(Store):
         self.table = schema.read(self.transport, given)
         self.metric, self.dim = self.table.metric, self.table.dim
         self.metadata = Metadata(self.transport, self.table)
+        self.record = Path(given["record"]) if given.get("record") else None
         self._condition: sql.Composable = NOTHING
         self._model: OffsetModel | None = None
 

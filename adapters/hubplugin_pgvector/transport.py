@@ -13,7 +13,7 @@ from psycopg import errors, sql
 
 from hubplugin.errors import StoreError
 
-OURS = ("table", "vector", "key", "metric", "index")
+OURS = ("table", "vector", "key", "metric", "index", "record")
 SECRET = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 LOCK_TIMEOUT = "5s"
 """How long a change of the table waits for others, where no lock_timeout is set: whoever comes behind waits as long."""
