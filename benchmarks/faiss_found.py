@@ -196,7 +196,7 @@ def measured(kinds: list[str], words: list[str], size: int, rules: bool) -> Iter
         if size and name not in MINILM:
             continue
         setting = filled(name, draw(), size, SHARED)
-        test = asked(setting)
+        test = asked(setting, 400 if size else 1000)
         for kind in kinds:
             for metric in (faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2):
                 if kind == "LSH" and metric == faiss.METRIC_INNER_PRODUCT:
