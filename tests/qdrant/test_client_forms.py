@@ -49,7 +49,7 @@ def elsewhere(photos):
 
 
 def test_every_form_is_corrected_wherever_it_stands(photos, elsewhere):
-    client = photos.apply()
+    client = photos.corrected()
     for asked, left_out in forms(photos, 7):
         expected = photos.best(photos.gallery[7], 5, [row for row in range(0, ROWS, 3) if row != 7 or not left_out])
         assert ids(client.query_points("photos", query_filter=RED, limit=5, **asked)) == expected, asked
@@ -65,7 +65,7 @@ def test_every_form_is_corrected_wherever_it_stands(photos, elsewhere):
 
 
 def test_structures_of_grpc_are_taken_where_the_plain_client_takes_them(photos):
-    client, query, using = photos.apply(), photos.queries[0], photos.using or None
+    client, query, using = photos.corrected(), photos.queries[0], photos.using or None
     rest = {"query_filter": RED, "search_params": EXACT, "with_payload": True}
     structures = {
         "query_filter": RestToGrpc.convert_filter(RED),
@@ -78,7 +78,7 @@ def test_structures_of_grpc_are_taken_where_the_plain_client_takes_them(photos):
 
 
 def test_a_point_that_is_not_there_is_the_clients_own_error(photos):
-    client = photos.apply()
+    client = photos.corrected()
     with pytest.raises(Exception, match="999") as plain:
         photos.plain.query_points("photos", 999, photos.using or None)
     with pytest.raises(type(plain.value), match="999"):
@@ -87,7 +87,7 @@ def test_a_point_that_is_not_there_is_the_clients_own_error(photos):
 
 @pytest.mark.parametrize("wrong", ["dimension", "vector", "collection"])
 def test_what_cannot_be_searched_is_the_clients_own_error(photos, wrong):
-    client = photos.apply()
+    client = photos.corrected()
     query = [1.0, 2.0] if wrong == "dimension" else photos.queries[0]
     asked = (
         "pictures" if wrong == "collection" else "photos",
@@ -107,7 +107,7 @@ INFINITE = [float("inf"), *[1.0] * (DIM - 1)]
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 @pytest.mark.parametrize("query", [INFINITE, [-value for value in INFINITE], [1e39] * DIM, np.full(DIM, np.inf)])
 def test_a_query_whose_scores_are_infinite_is_answered_as_by_the_plain_client(photos, query):
-    client, using = photos.apply(), photos.using or None
+    client, using = photos.corrected(), photos.using or None
     expected = photos.plain.query_points("photos", query, using)
     assert ids(client.query_points("photos", query, using)) == ids(expected)
     prefetch = models.Prefetch(query=list(query), using=using, limit=5)
@@ -118,11 +118,11 @@ def test_a_query_whose_scores_are_infinite_is_answered_as_by_the_plain_client(ph
 def test_a_limit_that_is_no_whole_number_is_refused_in_one_line(photos, wrong):
     ((name, value),) = wrong.items()
     with pytest.raises(InputError, match=f"^{name}={value}: expected a whole number$"):
-        photos.apply().query_points("photos", photos.queries[0], photos.using or None, **wrong)
+        photos.corrected().query_points("photos", photos.queries[0], photos.using or None, **wrong)
 
 
 def test_a_limit_that_is_a_whole_number_is_taken_in_every_form(photos):
-    client, query, using = photos.apply(), photos.queries[0], photos.using or None
+    client, query, using = photos.corrected(), photos.queries[0], photos.using or None
     for limit in (3.0, np.float32(3), np.int64(3)):
         assert ids(client.query_points("photos", query, using, limit=limit)) == photos.best(query, 3)
 
@@ -144,7 +144,7 @@ def test_points_that_are_queries_are_left_out_where_plain_leaves_them_out(photos
         {"query": RRF, "prefetch": by(3, lookup_from=itself)},
     ]
     expected = [set(ids(photos.plain.query_points("photos", **each, limit=ROWS))) for each in asked]
-    client = photos.apply()
+    client = photos.corrected()
     assert [set(ids(client.query_points("photos", **each, limit=ROWS))) for each in asked] == expected
     assert len(expected[0]) == ROWS
     assert expected[4] == {*range(ROWS)} - {3}
@@ -155,7 +155,7 @@ def mmr(query):
 
 
 def test_diversity_stays_raw_in_a_prefetch_too(photos):
-    client, query, using = photos.apply(), photos.queries[0], photos.using or None
+    client, query, using = photos.corrected(), photos.queries[0], photos.using or None
     prefetch = models.Prefetch(query=mmr(query), using=using, limit=5)
     expected = photos.plain.query_points("photos", mmr(query), using, limit=5)
     assert ids(client.query_points("photos", RRF, prefetch=prefetch, limit=5)) == ids(expected)
@@ -186,7 +186,7 @@ DOCUMENT = models.Document(text="3", model="a model")
 
 
 def test_a_document_that_the_client_embeds_is_corrected(photos, embedding):
-    client, using, expected = photos.apply(), photos.using or None, photos.best(photos.queries[3])
+    client, using, expected = photos.corrected(), photos.using or None, photos.best(photos.queries[3])
     for query in (DOCUMENT, models.NearestQuery(nearest=DOCUMENT)):
         assert ids(client.query_points("photos", query, using)) == expected
         request = models.QueryRequest(query=query, using=using)
@@ -196,7 +196,7 @@ def test_a_document_that_the_client_embeds_is_corrected(photos, embedding):
 
 
 def test_a_document_that_the_client_embeds_is_written_with_its_offset(in_payload, embedding):
-    client, named = in_payload.apply(), in_payload.using
+    client, named = in_payload.corrected(), in_payload.using
     expected = pytest.approx(in_payload.model.offsets(in_payload.queries[3:4])[0], abs=1e-5)
     points = [models.PointStruct(id=key, vector={named: DOCUMENT} if named else DOCUMENT) for key in (500, 501)]
     client.upsert("photos", points[:1])
@@ -205,7 +205,7 @@ def test_a_document_that_the_client_embeds_is_written_with_its_offset(in_payload
 
 
 def test_a_document_that_the_server_embeds_has_no_offset_and_a_warning_says_so(cosine, monkeypatch):
-    client, sent = cosine.apply(), []
+    client, sent = cosine.corrected(), []
     client.raw.cloud_inference = True
     monkeypatch.setattr(client.raw._client, "upsert", lambda *given, **named: sent.append(named["points"]))
     with pytest.warns(UserWarning, match="documents that the server embeds get no offset here; run refresh"):
@@ -214,7 +214,7 @@ def test_a_document_that_the_server_embeds_has_no_offset_and_a_warning_says_so(c
 
 
 def test_without_fastembed_a_document_is_refused_as_by_the_plain_client(photos):
-    client, using = photos.apply(), photos.using or None
+    client, using = photos.corrected(), photos.using or None
     with pytest.raises(ImportError, match="fastembed"):
         photos.plain.query_points("photos", DOCUMENT, using)
     with pytest.raises(ImportError, match="fastembed"):
@@ -222,7 +222,7 @@ def test_without_fastembed_a_document_is_refused_as_by_the_plain_client(photos):
 
 
 def test_a_document_that_the_server_embeds_is_corrected_there_or_refused(photos, monkeypatch):
-    client, using = photos.apply(), photos.using or None
+    client, using = photos.corrected(), photos.using or None
     sent = []
     raw = client.raw
     raw.cloud_inference = True
@@ -239,7 +239,7 @@ def test_a_document_that_the_server_embeds_is_corrected_there_or_refused(photos,
 
 
 def test_points_of_another_program_are_found_with_a_neutral_offset(photos):
-    photos.apply()
+    photos.corrected()
     query = photos.queries[0]
     photos.plain.upsert("photos", [photos.point(500, query)])
     found = photos.wrapped().query_points("photos", query, photos.using or None, limit=ROWS + 1).points
@@ -251,7 +251,7 @@ def test_points_of_another_program_are_found_with_a_neutral_offset(photos):
 
 def test_a_collection_that_was_made_anew_past_the_wrapper_is_searched_raw():
     photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, "vector")
-    photos.apply()
+    photos.corrected()
     photos.plain.delete_collection("photos")
     photos.__post_init__()
     client, query = photos.wrapped(), photos.queries[0]
@@ -263,7 +263,7 @@ def test_a_collection_that_was_made_anew_past_the_wrapper_is_searched_raw():
 @pytest.mark.parametrize("awaited", [False, True], ids=["sync", "async"])
 def test_uploads_go_through_to_a_collection_that_was_made_anew_past_the_wrapper(awaited):
     photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, "vector", awaited)
-    photos.apply()
+    photos.corrected()
     photos.plain.delete_collection("photos")
     photos.__post_init__()
     vector = photos.gallery[:1]
@@ -279,14 +279,14 @@ def test_uploads_go_through_to_a_collection_that_was_made_anew_past_the_wrapper(
 
 def test_a_collection_that_is_migrated_stays_corrected(by_sync_client):
     photos = by_sync_client  # the async client has no migrate
-    client, other = photos.apply(), QdrantClient(":memory:")
+    client, other = photos.corrected(), QdrantClient(":memory:")
     client.migrate(HubQdrantClient.wrap(other))
     found = HubQdrantClient.wrap(other).query_points("photos", photos.queries[0], photos.using or None)
     assert ids(found) == photos.best(photos.queries[0])
 
 
 def test_dicts_are_taken_where_the_plain_client_takes_them(photos):
-    client, query, using = photos.apply(), photos.queries[0].tolist(), photos.using or None
+    client, query, using = photos.corrected(), photos.queries[0].tolist(), photos.using or None
     expected = ids(client.query_points("photos", query, using, query_filter=RED))
     red = RED.model_dump(exclude_none=True)
     dicts = {"query_filter": red, "search_params": {"exact": True}, "with_payload": {"exclude": ["n"]}}
@@ -317,6 +317,6 @@ def test_dicts_are_taken_where_the_plain_client_takes_them(photos):
 )
 def test_arguments_that_the_plain_client_does_not_have_are_a_type_error(awaited, corrected, call, says):
     photos = Photos(QdrantClient(":memory:"), "", models.Distance.COSINE, awaited=awaited)
-    client = photos.apply() if corrected else photos.wrapped()
+    client = photos.corrected() if corrected else photos.wrapped()
     with pytest.raises(TypeError, match=says):
         call(client)

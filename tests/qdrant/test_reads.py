@@ -34,20 +34,20 @@ def search(photos, client, query, **given):
 
 
 def test_a_nearest_query_returns_the_exact_corrected_ranking(photos):
-    client = photos.apply()
+    client = photos.corrected()
     for query in photos.queries:
         assert ids(search(photos, client, query)) == photos.best(query)
 
 
 def test_a_filter_is_applied_before_the_ranking(photos):
-    client = photos.apply()
+    client = photos.corrected()
     query = photos.queries[0]
     found = search(photos, client, query, query_filter=RED)
     assert ids(found) == photos.best(query, rows=range(0, ROWS, 3))
 
 
 def test_pages_follow_one_another_to_the_end(photos):
-    client = photos.apply()
+    client = photos.corrected()
     query = photos.queries[1]
     pages = [ids(search(photos, client, query, limit=30, offset=start)) for start in range(0, 150, 30)]
     assert [len(page) for page in pages] == [30] * 4 + [0]
@@ -55,7 +55,7 @@ def test_pages_follow_one_another_to_the_end(photos):
 
 
 def test_scores_come_in_the_direction_and_on_the_scale_of_the_collection(photos):
-    client = photos.apply()
+    client = photos.corrected()
     query = photos.queries[2]
     found = search(photos, client, query)
     expected = np.sort(photos.similarities([query])[0])[::-1][:10]
@@ -66,7 +66,7 @@ def test_scores_come_in_the_direction_and_on_the_scale_of_the_collection(photos)
 
 
 def test_a_score_threshold_applies_to_the_corrected_score(photos):
-    client = photos.apply()
+    client = photos.corrected()
     query = photos.queries[3]
     every = search(photos, client, query, limit=ROWS).points
     between = (every[6].score + every[7].score) / 2
@@ -74,7 +74,7 @@ def test_a_score_threshold_applies_to_the_corrected_score(photos):
 
 
 def test_payload_and_vectors_come_as_asked_and_without_our_key(photos):
-    client = photos.apply()
+    client = photos.corrected()
     query = photos.queries[0]
     best = photos.best(query, 1)[0]
     colour = photos.point(best, photos.gallery[best]).payload
@@ -95,14 +95,14 @@ def test_payload_and_vectors_come_as_asked_and_without_our_key(photos):
 
 
 def test_every_form_of_a_dense_query_is_corrected(photos):
-    client, query = photos.apply(), photos.queries[0]
+    client, query = photos.corrected(), photos.queries[0]
     expected = photos.best(query)
     for form in (query, query.astype(np.float64), query.tolist(), models.NearestQuery(nearest=query.tolist())):
         assert ids(search(photos, client, form)) == expected
 
 
 def test_the_nearest_of_a_point_are_corrected_and_leave_it_out(photos):
-    client = photos.apply()
+    client = photos.corrected()
     expected = [row for row in photos.best(photos.gallery[7], 11) if row != 7][:10]
     assert ids(search(photos, client, 7)) == expected
     reds = [row for row in photos.best(photos.gallery[7], 11, rows=range(0, ROWS, 3)) if row != 7][:10]
@@ -113,7 +113,7 @@ def test_the_nearest_of_a_point_are_corrected_and_leave_it_out(photos):
 
 
 def test_a_batch_of_requests_is_corrected_one_by_one(photos):
-    client = photos.apply()
+    client = photos.corrected()
     requests = [
         models.QueryRequest(query=query.tolist(), using=photos.using or None, limit=5) for query in photos.queries
     ]
@@ -122,7 +122,7 @@ def test_a_batch_of_requests_is_corrected_one_by_one(photos):
 
 
 def test_groups_are_those_of_the_corrected_ranking(photos):
-    client = photos.apply()
+    client = photos.corrected()
     query = photos.queries[4]
     found = client.query_points_groups(
         "photos", "colour", query=query, using=photos.using or None, limit=3, group_size=2
@@ -133,7 +133,7 @@ def test_groups_are_those_of_the_corrected_ranking(photos):
 
 
 def test_fusion_gets_corrected_candidates(photos):
-    client = photos.apply()
+    client = photos.corrected()
     query = photos.queries[5]
     prefetch = [models.Prefetch(query=query.tolist(), using=photos.using or None, limit=7)]
     found = client.query_points("photos", models.FusionQuery(fusion=models.Fusion.RRF), prefetch=prefetch, limit=7)
@@ -141,7 +141,7 @@ def test_fusion_gets_corrected_candidates(photos):
 
 
 def test_a_rescoring_is_corrected_over_all_its_candidates(photos):
-    client = photos.apply()
+    client = photos.corrected()
     query, using = photos.queries[6], photos.using or None
     candidates = models.Prefetch(filter=RED, limit=ROWS)
     found = client.query_points("photos", query, using, prefetch=candidates, limit=5)
@@ -149,7 +149,7 @@ def test_a_rescoring_is_corrected_over_all_its_candidates(photos):
 
 
 def test_the_score_in_a_users_formula_is_the_corrected_one_on_the_collections_scale(photos):
-    client = photos.apply()
+    client = photos.corrected()
     query, using = photos.queries[7], photos.using or None
     plain = client.query_points("photos", query, using, limit=20)
     sign = -1.0 if photos.distance is models.Distance.EUCLID else 1.0
@@ -172,14 +172,14 @@ def test_recommend_order_by_sample_and_mmr_stay_raw(cosine):
         None,
     ]
     before = [ids(cosine.plain.query_points("photos", query)) for query in raw]
-    client = cosine.apply()
+    client = cosine.corrected()
     assert [ids(client.query_points("photos", query)) for query in raw] == before
 
 
 def test_another_collection_and_another_vector_are_as_without_the_wrapper(photos):
     photos.plain.create_collection("other", models.VectorParams(size=2, distance=models.Distance.DOT))
     photos.plain.upsert("other", [models.PointStruct(id=1, vector=[1, 2], payload={"hub_offset": {"v1": 9}})])
-    client = photos.apply()
+    client = photos.corrected()
     for method, given in [
         ("query_points", {"query": [1.0, 1.0]}),
         ("retrieve", {"ids": [1]}),
@@ -190,7 +190,7 @@ def test_another_collection_and_another_vector_are_as_without_the_wrapper(photos
 
 
 def test_an_alias_is_searched_corrected(photos):
-    client = photos.apply()
+    client = photos.corrected()
     rename = models.CreateAlias(collection_name="photos", alias_name="pictures")
     client.update_collection_aliases([models.CreateAliasOperation(create_alias=rename)])
     found = client.query_points("pictures", photos.queries[0], photos.using or None)
@@ -208,7 +208,7 @@ def test_a_client_that_knows_only_where_the_store_is_searches_corrected(tmp_path
 
 
 def test_a_removal_made_elsewhere_is_noticed(photos, monkeypatch):
-    client, query, using = photos.apply(), photos.queries[0], photos.using or None
+    client, query, using = photos.corrected(), photos.queries[0], photos.using or None
     corrected = client.query_points("photos", query, using).points
     hubplugin.remove(hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using))
     client.query_points("photos", query, using)
@@ -221,7 +221,7 @@ def test_a_removal_made_elsewhere_is_noticed(photos, monkeypatch):
 def test_a_collection_restored_without_offsets_is_searched_raw_with_one_warning(in_payload, monkeypatch):
     """As from a snapshot that was taken before the correction."""
     photos = in_payload
-    photos.apply()
+    photos.corrected()
     photos.plain.delete_payload("photos", ["hub_offset"], points=models.Filter())
     client, query, using = photos.wrapped(), photos.queries[0], photos.using or None
     with pytest.warns(UserWarning, match="no point of 'photos' has an offset of version 1.*run refresh") as warned:
@@ -238,7 +238,7 @@ def test_a_collection_restored_without_offsets_is_searched_raw_with_one_warning(
 
 def test_where_some_point_or_no_vector_is_left_nothing_is_said_of_lost_offsets(in_payload):
     photos = in_payload
-    photos.apply()
+    photos.corrected()
     others = models.Filter(must_not=[models.HasIdCondition(has_id=[ROWS - 1])])
     photos.plain.delete_payload("photos", ["hub_offset"], points=others)
     with warnings.catch_warnings():
@@ -316,7 +316,7 @@ def test_a_manifest_of_a_newer_version_is_searched_raw_and_never_overwritten(cos
 
 
 def test_a_corrected_request_is_valid_for_rest_and_grpc(photos):
-    photos.apply()
+    photos.corrected()
     written = Manifest.model_validate(photos.plain.retrieve("photos--hub", [0])[0].payload)
     complete = {"everywhere": photos.storage == "vector"}
     everywhere = {name: version.model_copy(update=complete) for name, version in written.active.items()}
@@ -359,7 +359,7 @@ def test_the_documented_lines_rank_candidates_by_a_rule(tmp_path, monkeypatch):
 def test_a_rescoring_ranks_what_its_prefetch_gives_and_nothing_else(distance):
     """With second vectors, of which one point of the prefetch and one outside it have none."""
     photos = Photos(QdrantClient(":memory:"), "image", distance, "vector")
-    photos.apply()
+    photos.corrected()
     query, fresh = photos.queries[0], photos.queries[:2]
     photos.plain.upsert("photos", [photos.point(500 + row, vector) for row, vector in enumerate(fresh)])
     inside = models.Filter(must=[models.HasIdCondition(has_id=[3, 4, 5, 500])])
@@ -389,7 +389,7 @@ def test_one_point_without_a_second_vector_changes_no_other_score_of_a_rescoring
 def test_a_rescoring_finds_points_without_a_second_vector_among_all_its_candidates():
     """Also those that are not the first by the raw score: the others fall behind them by their offsets."""
     photos, lacking = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, "vector"), list(range(0, 60, 3))
-    photos.apply()
+    photos.corrected()
     photos.plain.delete_vectors("photos", [photos.version.augmented_vector], points=lacking)
     expected = photos.similarities(photos.queries)[:, :60]
     expected[:, lacking] -= photos.model.offsets(photos.gallery)[lacking]
@@ -405,7 +405,7 @@ def test_a_rescoring_finds_points_without_a_second_vector_among_all_its_candidat
 def test_a_rescoring_of_more_than_strict_mode_allows_begins_with_the_best(distance):
     """With second vectors, of which some points have none: each of the two lists may have 12 of the candidates."""
     photos = Photos(QdrantClient(":memory:"), "image", distance, "vector")
-    client = photos.apply()
+    client = photos.corrected()
     photos.plain.delete_vectors("photos", [photos.version.augmented_vector], points=[7, 50])
     limited = photos.version.model_copy(update={"max_candidates": 12})
     client._corrections.keep("photos", Manifest(active={"image": limited}))
@@ -427,7 +427,7 @@ def test_a_rescoring_of_more_than_strict_mode_allows_begins_with_the_best(distan
 @pytest.mark.parametrize("storage", ["payload", "vector"])
 def test_points_that_groups_are_looked_up_as_show_nothing_of_ours(storage, awaited):
     photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT, storage, awaited)
-    photos.apply()
+    photos.corrected()
     client, given = (
         photos.wrapped(),
         {"group_by": "n", "query": photos.queries[0].tolist(), "using": "image", "limit": 2},
@@ -441,14 +441,14 @@ def test_points_that_groups_are_looked_up_as_show_nothing_of_ours(storage, await
 
 
 def test_a_search_in_local_mode_gives_no_warning_that_the_plain_one_does_not(photos):
-    client = photos.apply()
+    client = photos.corrected()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         search(photos, client, photos.queries[0])
 
 
 def test_a_list_of_collections_and_a_description_show_nothing_of_ours(photos):
-    client = photos.apply()
+    client = photos.corrected()
     plain = photos.plain.get_collection("photos")
     shown = client.get_collection("photos")
     before = Photos(QdrantClient(":memory:"), photos.using, photos.distance).plain.get_collection("photos")
@@ -461,7 +461,7 @@ def test_a_list_of_collections_and_a_description_show_nothing_of_ours(photos):
 
 
 def test_a_description_leaves_our_payload_index_out(cosine, monkeypatch):
-    client = cosine.apply()
+    client = cosine.corrected()
     info, index = cosine.plain.get_collection("photos"), models.PayloadIndexInfo(data_type="float", points=1)
     schema = {"colour": index, "hub_offset.v1": index}
     monkeypatch.setattr(client.raw, "get_collection", lambda **_: info.model_copy(update={"payload_schema": schema}))

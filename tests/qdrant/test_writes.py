@@ -44,7 +44,7 @@ def check(photos, key, vector):
 
 
 def test_upserted_points_get_their_offsets(photos):
-    client = photos.apply()
+    client = photos.corrected()
     client.upsert("photos", [photos.point(500 + row, vector) for row, vector in enumerate(NEW)])
     for row, vector in enumerate(NEW):
         check(photos, 500 + row, vector)
@@ -52,7 +52,7 @@ def test_upserted_points_get_their_offsets(photos):
 
 
 def test_an_upserted_batch_gets_its_offsets(photos):
-    client = photos.apply()
+    client = photos.corrected()
     vectors = column(photos, NEW)
     client.upsert("photos", models.Batch(ids=[500, 501, 502], vectors=vectors))
     client.upsert("photos", models.Batch(ids=[503, 504, 505], vectors=vectors, payloads=[{"n": 1}, {}, {"n": 3}]))
@@ -62,7 +62,7 @@ def test_an_upserted_batch_gets_its_offsets(photos):
 
 
 def test_an_upsert_replaces_the_offset_of_the_point_that_was_there(photos):
-    client = photos.apply()
+    client = photos.corrected()
     client.upsert("photos", [photos.point(3, NEW[0])])
     check(photos, 3, NEW[0])
 
@@ -80,7 +80,7 @@ NUMBER_3 = models.Filter(must=[models.FieldCondition(key="n", match=models.Match
     ],
 )
 def test_a_conditional_upsert_writes_the_offsets_of_what_it_writes_and_no_others(photos, condition, written):
-    client = photos.apply()
+    client = photos.corrected()
     points = [photos.point(key, vector) for key, vector in zip((3, 4, 500), NEW, strict=True)]
     client.upsert("photos", points, **condition)
     for key, vector in zip((3, 4, 500), NEW, strict=True):
@@ -94,7 +94,7 @@ def test_a_conditional_upsert_writes_the_offsets_of_what_it_writes_and_no_others
 
 @pytest.mark.parametrize("wait", [True, False])
 def test_a_conditional_update_of_vectors_brings_offsets_under_the_same_condition(photos, wait):
-    client = photos.apply()
+    client = photos.corrected()
     updates = [
         models.PointVectors(id=key, vector=struct(photos, vector)) for key, vector in zip((3, 4), NEW, strict=False)
     ]
@@ -104,7 +104,7 @@ def test_a_conditional_update_of_vectors_brings_offsets_under_the_same_condition
 
 
 def test_uploaded_points_get_their_offsets(photos):
-    client = photos.apply()
+    client = photos.corrected()
     client.upload_points("photos", (photos.point(500 + row, vector) for row, vector in enumerate(NEW)), batch_size=2)
     assert client.count("photos").count == ROWS + 3
     for row, vector in enumerate(NEW):
@@ -113,7 +113,7 @@ def test_uploaded_points_get_their_offsets(photos):
 
 @pytest.mark.parametrize("form", ["array", "list", "stream"])
 def test_an_uploaded_collection_gets_its_offsets(photos, form):
-    client = photos.apply()
+    client = photos.corrected()
     if form == "array":
         vectors = {photos.using: NEW} if photos.using else NEW
     else:
@@ -126,7 +126,7 @@ def test_an_uploaded_collection_gets_its_offsets(photos, form):
 
 
 def test_updated_vectors_get_their_new_offsets(photos):
-    client = photos.apply()
+    client = photos.corrected()
     result = client.update_vectors("photos", [models.PointVectors(id=3, vector=struct(photos, NEW[0]))])
     assert isinstance(result, models.UpdateResult)
     check(photos, 3, NEW[0])
@@ -135,7 +135,7 @@ def test_updated_vectors_get_their_new_offsets(photos):
 
 def test_a_deleted_vector_takes_its_offset_with_it():
     photos = Photos(QdrantClient(":memory:"), "image", models.Distance.DOT)
-    client = photos.apply()
+    client = photos.corrected()
     client.delete_vectors("photos", ["image"], points=[3])
     assert not photos.stored(3)
     assert photos.stored(4)
@@ -145,7 +145,7 @@ def test_a_deleted_vector_takes_its_offset_with_it():
     "points", [[3], models.Filter(must=[models.FieldCondition(key="n", match=models.MatchValue(value=3))])]
 )
 def test_overwriting_and_clearing_a_payload_keeps_the_offset(photos, points):
-    client = photos.apply()
+    client = photos.corrected()
     before = photos.stored(3)
     client.overwrite_payload("photos", {"n": 3, "new": 1}, points=points)
     assert client.retrieve("photos", [3])[0].payload == {"n": 3, "new": 1}
@@ -156,7 +156,7 @@ def test_overwriting_and_clearing_a_payload_keeps_the_offset(photos, points):
 
 
 def test_a_batch_of_updates_is_done_in_order_with_one_result_each(photos):
-    client = photos.apply()
+    client = photos.corrected()
     operations = [
         models.UpsertOperation(upsert=models.PointsList(points=[photos.point(500, NEW[0], k=1)])),
         models.ClearPayloadOperation(clear_payload=models.PointIdsList(points=[500, 3])),
@@ -199,7 +199,7 @@ def test_a_batch_of_updates_is_done_in_order_with_one_result_each(photos):
     ],
 )
 def test_a_write_to_our_key_is_refused_and_changes_nothing(cosine, write):
-    client = cosine.apply()
+    client = cosine.corrected()
     before = cosine.plain.retrieve("photos", [3], with_vectors=True)
     with pytest.raises(InputError, match="'hub_offset' is reserved"):
         write(client, cosine)
@@ -237,7 +237,7 @@ OURS = {"image": NEW[0].tolist(), "hub_v1": [1.0] * (DIM + 1)}
 @pytest.mark.parametrize("distance", [models.Distance.DOT, models.Distance.EUCLID])
 def test_a_write_to_our_vector_is_refused_and_changes_nothing(distance, write):
     photos = Photos(QdrantClient(":memory:"), "image", distance, "vector")
-    client = photos.apply()
+    client = photos.corrected()
     before = photos.plain.retrieve("photos", [3], with_vectors=True)
     with pytest.raises(InputError, match="'hub_v1': it is reserved"):
         write(client)
@@ -249,7 +249,7 @@ def test_a_users_own_vector_that_is_called_like_ours_can_be_written():
     photos = Photos(plain, "image", models.Distance.DOT, "vector")
     dense = models.DenseVectorConfig(size=2, distance=models.Distance.DOT)
     plain.create_vector_name("photos", "hub_v70", models.DenseVectorNameConfig(dense=dense))
-    client = photos.apply()
+    client = photos.corrected()
     client.update_vectors("photos", [models.PointVectors(id=3, vector={"hub_v70": [1.0, 2.0]})])
     (point,) = client.retrieve("photos", [3], with_vectors=True)
     assert point.vector["hub_v70"] == [1.0, 2.0]
@@ -267,14 +267,14 @@ def test_only_paths_that_begin_with_our_key_are_refused(path):
 
 
 def test_a_vector_without_direction_is_written_with_a_neutral_offset(cosine):
-    client = cosine.apply()
+    client = cosine.corrected()
     client.upsert("photos", [cosine.point(500, np.zeros(8, np.float32)), cosine.point(501, NEW[0])])
     assert cosine.stored(500) == {"v1": 0.0}
     check(cosine, 501, NEW[0])
 
 
 def test_points_written_while_a_new_fit_is_under_way_are_right_afterwards(photos):
-    client = photos.apply()
+    client = photos.corrected()
     seen = []
 
     def meanwhile(what, done, total):
@@ -292,7 +292,7 @@ def test_points_written_while_a_new_fit_is_under_way_are_right_afterwards(photos
 
 
 def test_a_refresh_says_how_many_were_missing_and_stale(photos):
-    photos.apply()
+    photos.corrected()
     photos.plain.upsert("photos", [photos.point(500, NEW[0]), photos.point(501, NEW[1])])
     photos.plain.update_vectors("photos", [models.PointVectors(id=3, vector=struct(photos, NEW[2]))])
     refreshed = hubplugin.refresh(hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using))
@@ -301,7 +301,7 @@ def test_a_refresh_says_how_many_were_missing_and_stale(photos):
 
 
 def test_a_collection_that_is_deleted_takes_its_correction_with_it(cosine):
-    client = cosine.apply()
+    client = cosine.corrected()
     client.delete_collection("photos")
     assert not cosine.plain.get_collections().collections
     Photos(cosine.plain, "", models.Distance.COSINE)
@@ -312,7 +312,7 @@ def test_a_collection_that_is_deleted_takes_its_correction_with_it(cosine):
 @pytest.fixture(params=["payload", "vector"])
 def of_cosine(request):
     photos = Photos(QdrantClient(":memory:"), "image", models.Distance.COSINE, request.param)
-    return photos, photos.apply()
+    return photos, photos.corrected()
 
 
 def scores_of(photos, client):
@@ -352,7 +352,7 @@ def test_a_refresh_makes_vectors_of_length_0_of_another_program_neutral(of_cosin
 
 def test_distant_newcomers_under_euclidean_distance_are_right_and_not_stale():
     photos = Photos(QdrantClient(":memory:"), "image", models.Distance.EUCLID, "vector")
-    client = photos.apply()
+    client = photos.corrected()
     far = 3 * clustered(9, 40)
     client.upsert("photos", [photos.point(500 + row, vector) for row, vector in enumerate(far)])
     report = hubplugin.inspect(hubplugin_qdrant.open_store(photos.plain, "photos"), queries=0)
@@ -373,7 +373,7 @@ def test_the_correction_of_a_vector_that_was_deleted_can_be_removed(storage, by,
     plain.create_vector_name(
         "photos", "text", models.DenseVectorNameConfig(dense=models.DenseVectorConfig(size=2, distance="Dot"))
     )
-    client = photos.apply()
+    client = photos.corrected()
     (client if by == "wrapped" else plain).delete_vector_name("photos", "image")
     if by == "wrapped":
         with pytest.raises(ValueError, match="image"):  # the plain client's own error
@@ -392,7 +392,7 @@ def test_what_is_left_of_a_deleted_vector_goes_by_the_removal_of_another(storage
     plain.create_vector_name("photos", "text", models.DenseVectorNameConfig(dense=dense))
     vectors = [models.PointVectors(id=row, vector={"text": each.tolist()}) for row, each in enumerate(photos.gallery)]
     plain.update_vectors("photos", vectors)
-    photos.apply()
+    photos.corrected()
     hubplugin_qdrant.apply(plain, "photos", photos.bank, vector="text", **photos.settings())
     plain.delete_vector_name("photos", "image")
     hubplugin.remove(hubplugin_qdrant.open_store(plain, "photos", vector="text"))
