@@ -17,6 +17,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -92,12 +93,13 @@ def main(
     ] = USUAL,
     only: Annotated[list[str] | None, typer.Option(help="A contender, and what it is compared with first.")] = None,
 ) -> None:
-    console, command = Console(width=150), f"python -m benchmarks.fit --repeats {repeats} --threads {threads}"
+    chosen = "".join(f" --only '{name}'" for name in only or ())
+    console, command = Console(width=150), f"python -m benchmarks.fit --repeats {repeats} --threads {threads}{chosen}"
     torch.set_num_threads(threads)
     results: dict[str, dict[str, Any]] = {}
     found = stored(family())
     run = found["runs"].setdefault(str(threads), {"contenders": {}})
-    run |= {"machine": machine(threads), "command": command, "operands": str(operands(data))}
+    run |= {"machine": machine(threads), "command": command, "operands": str(operands(data)), "date": str(date.today())}
     for name in only or CONTENDERS:
         contender = CONTENDERS[name]
         if contender.needs and importlib.util.find_spec(contender.needs) is None:

@@ -15,9 +15,13 @@ from benchmarks.tables import RESULTS, ROOT, markdown, write_table
 PAGE, README = ROOT / "docs" / "speed.md", ROOT / "README.md"
 FOLDER = RESULTS / "fit"
 
-SHOWN = ("is", "nnn k=128", "nnn k=128, nnn-retrieval", "dbsn", "dbsn and its offsets",
-         "dbsn and its offsets, POT", "dbsn and its offsets, geomloss", "blend, the default")  # fmt: skip
-"""What the README shows."""
+PEERS = {
+    "is": None,
+    "nnn k=128": "nnn k=128, nnn-retrieval",
+    "dbsn and its offsets": "dbsn and its offsets, POT",
+    "blend, the default": None,
+}
+"""What the README shows, and beside it the peer that a user would take."""
 
 
 def file_of(family: str) -> Path:
@@ -34,7 +38,21 @@ def write_pages() -> None:
     }
     about = "\n".join(f"- {name}: {_about(run)}" for name, run in runs.items()) + "\n\n"
     write_table(PAGE, "fit", about + table(runs, tuple(CONTENDERS)))
-    write_table(README, "speed", table(runs, SHOWN))
+    write_table(README, "speed", short(runs))
+
+
+def short(runs: dict[str, dict[str, Any]]) -> str:
+    """A line for each method of the newest run, with its peer where one was measured."""
+    newest = max(runs, key=lambda name: runs[name]["date"])
+    lines = []
+    for name, peer in PEERS.items():
+        seen = [
+            f"{peer.split(', ')[1]} {run['contenders'][peer]['ratio']:.2f} ({where}, {run['date']})"
+            for where, run in runs.items()
+            if peer in run["contenders"]
+        ]
+        lines.append([name, f"{runs[newest]['contenders'][name]['ratio']:.2f}", *(seen[:1] or ["none known"])])
+    return markdown(["work", f"{newest}, {runs[newest]['date']}", "peer"], lines)
 
 
 def table(runs: dict[str, dict[str, Any]], names: tuple[str, ...]) -> str:
@@ -57,7 +75,7 @@ def _cell(seen: dict[str, Any] | None) -> str:
 
 
 def _about(run: dict[str, Any]) -> str:
-    return f"{run['operands']}; {run['machine']}; `{run['command']}`"
+    return f"{run['date']}; {run['operands']}; {run['machine']}; `{run['command']}`"
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
@@ -109,9 +110,11 @@ class Compute:
                 return torch.device("cuda")
             return torch.device("mps" if torch.backends.mps.is_available() and not double else "cpu")
         try:
+            if str(self.device).startswith("xla"):
+                import_module("torch_xla")  # which makes it known to torch
             device = torch.device(self.device)
             torch.empty(1, device=device).cpu()
-        except (RuntimeError, AssertionError, TypeError) as error:
+        except (RuntimeError, AssertionError, TypeError, ImportError) as error:
             reason = str(error).splitlines()[0].partition(". ")[0]
             if "device type" in reason:  # torch lists all it has ever heard of
                 reason = "known are cuda, mps and cpu"
