@@ -36,6 +36,7 @@ class CopyStore(Store):
     """
 
     _model: OffsetModel | None = None
+    _e: tuple[OffsetModel, float] | None = None
 
     @abstractmethod
     def copies(self) -> list[Copy]:
@@ -119,17 +120,24 @@ class CopyStore(Store):
             vectors = (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
         if model.query_map is not None:
             vectors = vectors + vectors @ model.query_map.step
-        return augment_targets(vectors, offsets, self.metric, e=e_of(model), max_offset=cap_of(model))
+        return augment_targets(vectors, offsets, self.metric, e=self._e_of(model), max_offset=cap_of(model))
 
     def augmented_queries(self, model: OffsetModel, queries: np.ndarray) -> np.ndarray:
         """What a copy is searched with in the place of `queries` [m, d]: float32 [m, d + 1]."""
-        return augment_queries(model.having(query_map=None).queries(queries), self.metric, e=e_of(model))
+        plain = model if model.query_map is None else model.having(query_map=None)
+        return augment_queries(plain.queries(queries), self.metric, e=self._e_of(model))
+
+    def _e_of(self, model: OffsetModel) -> float:
+        """`e_of`, which reads the whole bank, once a model."""
+        if self._e is None or self._e[0] is not model:
+            self._e = model, e_of(model)
+        return self._e[1]
 
     def offsets_of(self, model: OffsetModel, vectors: np.ndarray, stored: np.ndarray) -> np.ndarray:
         """The offsets in what a copy has `stored` [b, d + 1] of targets [b, d]: float32 [b], NaN where the vector has
         changed since."""
         extra = stored[:, -1].astype(np.float64)
-        offsets = cap_of(model) - extra**2 / 2 if self.metric is Metric.EUCLIDEAN else e_of(model) * extra
+        offsets = cap_of(model) - extra**2 / 2 if self.metric is Metric.EUCLIDEAN else self._e_of(model) * extra
         expected = self.augmented(model, vectors, offsets)[:, :-1]
         apart = np.abs(stored[:, :-1] - expected).max(axis=1)
         changed = apart > ROUNDING * np.maximum(1, np.abs(expected).max(axis=1))

@@ -59,7 +59,8 @@ class HubCollection(chromadb.Collection):
         if not any(hits.ids):
             return super().query(*args, **kwargs)
         include = [each for each in asked["include"] if each != "distances"]
-        held: dict[str, Any] = {**self.get(ids=list({str(key) for row in hits.ids for key in row}), include=include)}
+        found = list({str(key) for row in hits.ids for key in row})
+        held: dict[str, Any] = {**self.get(ids=found, include=include)} if include else {"ids": []}
         at: dict[Id, int] = {key: row for row, key in enumerate(held["ids"])}
         result: dict[str, Any] = dict.fromkeys(("embeddings", "documents", "uris", "data", "metadatas", "distances"))
         result |= {each: [[held[each][at[key]] for key in row] for row in hits.ids] for each in include}
