@@ -333,14 +333,14 @@ def _margins(pairs: KnownPairs, tried: KnownPairs, folds: Folds, base: Base, giv
     best, start = np.full(own_scores.shape, -np.inf), 0
     for block in _candidates(given):
         size = max(PRODUCTS // len(block), 1)
-        for rows in (slice(first, first + size) for first in range(0, len(queries), size)):
-            scores = queries[rows] @ block.T + base.offsets[start : start + len(block)]
-            further, here = stepped[rows] @ block.T, number[rows] - start
+        for some in (slice(first, first + size) for first in range(0, len(queries), size)):
+            scores = queries[some] @ block.T + base.offsets[start : start + len(block)]
+            further, here = stepped[some] @ block.T, number[some] - start
             inside = np.flatnonzero((here >= 0) & (here < len(block)))
             scores[inside, here[inside]] = -np.inf
             for row, strength in enumerate(STRENGTHS):
                 moved = scores + np.float32(strength) * further
-                best[row, rows] = np.maximum(best[row, rows], moved.max(axis=1))
+                best[row, some] = np.maximum(best[row, some], moved.max(axis=1))
         start += len(block)
     return np.asarray(own_scores - best)
 
