@@ -47,23 +47,15 @@ def metadata(wheel) -> Message:
 
 def test_the_wheel_carries_the_packages_their_types_and_the_example_data(wheel):
     names = zipfile.ZipFile(wheel).namelist()
+    adapters = {each.parent.name for each in ROOT.glob("adapters/*/__init__.py")}
     for expected in (
         "hubplugin/py.typed",
-        "hubplugin_chroma/py.typed",
-        "hubplugin_faiss/py.typed",
-        "hubplugin_lancedb/py.typed",
-        "hubplugin_qdrant/py.typed",
+        *(f"{adapter}/py.typed" for adapter in adapters),
         "hubplugin/data/test_queries.npy",
         "hubplugin/report/report.html",
     ):
         assert expected in names
-    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {
-        "hubplugin",
-        "hubplugin_chroma",
-        "hubplugin_faiss",
-        "hubplugin_lancedb",
-        "hubplugin_qdrant",
-    }
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"hubplugin", *adapters}
 
 
 def test_the_wheel_carries_every_module_and_nothing_else(wheel):
