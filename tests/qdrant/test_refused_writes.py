@@ -48,24 +48,24 @@ class Pair:
     def __init__(self, using: str, distance: models.Distance, storage: str, is_async: bool):
         self._photos, self._is_async = corrected(using, distance, storage), is_async
         self.using = using
+        # To make a client takes longer than all that an example does with it.
+        self.stores = [QdrantClient(":memory:") for _ in range(2)]
+        self._plain: list[Any] = [AsyncQdrantClient(":memory:") for _ in range(2)] if is_async else self.stores
 
     def __enter__(self) -> Pair:
-        self.stores = [QdrantClient(":memory:") for _ in range(2)]
-        for store in self.stores:
-            store._client.collections = copy.deepcopy(self._photos.plain._client.collections)
+        for store, plain in zip(self.stores, self._plain, strict=True):
+            collections = copy.deepcopy(self._photos.plain._client.collections)
+            store._client.collections = plain._client.collections = collections
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
 
     def clients(self) -> list[Any]:
+        plain, other = self._plain
         if not self._is_async:
-            return [self.stores[0], HubQdrantClient.wrap(self.stores[1])]
-        plain = []
-        for store in self.stores:
-            plain.append(AsyncQdrantClient(":memory:"))
-            plain[-1]._client.collections = store._client.collections
-        return [Awaited(plain[0]), Awaited(AsyncHubQdrantClient.wrap(plain[1]))]
+            return [plain, HubQdrantClient.wrap(other)]
+        return [Awaited(plain), Awaited(AsyncHubQdrantClient.wrap(other))]
 
     def contents(self) -> list[list[str]]:
         return [
