@@ -5,9 +5,8 @@
 Every contender runs in a process of its own, in turns with the product. Other work on the machine makes either slower
 and never faster, so a ratio is the fastest turn of the contender over the fastest of the product; on one thread it is
 processor time that counts. Results that must agree are compared before anything is printed. Writes
-benchmarks/results/fit/FAMILY.json, a file for each family of processors, and the tables of docs/speed.md and of the
-README, which are made from all of these files (`benchmarks.speed_page`). A run that is cut off keeps what it has
-measured.
+benchmarks/results/fit/FAMILY.json, a file for each family of processors, and the table of docs/speed.md, which is made
+from all of these files (`benchmarks.speed_page`). A run that is cut off keeps what it has measured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tables of fits in docs/speed.md and in the README, from what is stored of every family of processors.
+"""The table of fits in docs/speed.md, from what is stored of every family of processors.
 
 python -m benchmarks.speed_page
 """
@@ -12,16 +12,8 @@ from typing import Any
 from benchmarks.contenders import CONTENDERS
 from benchmarks.tables import RESULTS, ROOT, markdown, write_table
 
-PAGE, README = ROOT / "docs" / "speed.md", ROOT / "README.md"
+PAGE = ROOT / "docs" / "speed.md"
 FOLDER = RESULTS / "fit"
-
-PEERS = {
-    "is": None,
-    "nnn k=128": "nnn k=128, nnn-retrieval",
-    "dbsn and its offsets": "dbsn and its offsets, POT",
-    "blend, the default": None,
-}
-"""What the README shows, and beside it the peer that a user would take."""
 
 
 def file_of(family: str) -> Path:
@@ -38,21 +30,6 @@ def write_pages() -> None:
     }
     about = "\n".join(f"- {name}: {_about(run)}" for name, run in runs.items()) + "\n\n"
     write_table(PAGE, "fit", about + table(runs, tuple(CONTENDERS)))
-    write_table(README, "speed", short(runs))
-
-
-def short(runs: dict[str, dict[str, Any]]) -> str:
-    """A line for each method of the newest run, with its peer where one was measured."""
-    newest = max(runs, key=lambda name: runs[name]["date"])
-    lines = []
-    for name, peer in PEERS.items():
-        seen = [
-            f"{peer.split(', ')[1]} {run['contenders'][peer]['ratio']:.2f} ({where}, {run['date']})"
-            for where, run in runs.items()
-            if peer in run["contenders"]
-        ]
-        lines.append([name, f"{runs[newest]['contenders'][name]['ratio']:.2f}", *(seen[:1] or ["none known"])])
-    return markdown(["work", f"{newest}, {runs[newest]['date']}", "peer"], lines)
 
 
 def table(runs: dict[str, dict[str, Any]], names: tuple[str, ...]) -> str:
