@@ -42,7 +42,7 @@ SELECT split_part(opcname, '_', 2), array_to_string(reloptions, ', '), amname::t
     WHERE indrelid = %s AND attname = %s AND amname IN ('hnsw', 'ivfflat') ORDER BY amname = 'hnsw'
 """
 KEYS = """
-SELECT array_agg(attname::text ORDER BY place), array_agg(format_type(atttypid, NULL) ORDER BY place), indisprimary,
+SELECT array_agg(attname::text ORDER BY place), array_agg(format_type(atttypid, -1) ORDER BY place), indisprimary,
     bool_and(attnotnull)
     FROM pg_index, unnest(indkey::int2[]) WITH ORDINALITY AS keys(number, place)
     JOIN pg_attribute ON attnum = number

@@ -26,6 +26,7 @@ TABLES = {
         {},
     ),
     "unique": ("photos", "id text NOT NULL, embedding vector(8), UNIQUE (id)", "", {"key": "id"}),
+    "padded": ("photos", "id char(9), bits bit(8), embedding vector(8), PRIMARY KEY (id, bits)", "", {}),
     "quoted": (
         '"My Schema"."Photos ""1"" of 100%"',
         '"The Id" int PRIMARY KEY, "Em{bed}ding" vector(8)',
@@ -57,6 +58,7 @@ INSERTS = {
     "uuid": "INSERT INTO photos (embedding) SELECT {v} FROM generate_series(0, 199) i",
     "composite": "INSERT INTO photos (tenant, embedding) SELECT 'a, \"' || i % 3, {v} FROM generate_series(0, 199) i",
     "unique": "INSERT INTO photos SELECT 'key ' || i, {v} FROM generate_series(0, 199) i",
+    "padded": "INSERT INTO photos SELECT 'key ' || i, i::bit(8), {v} FROM generate_series(0, 199) i",
     "partitioned": "INSERT INTO photos SELECT i, i % 2, {v} FROM generate_series(0, 199) i",
 }
 
