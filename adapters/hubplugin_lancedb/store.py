@@ -60,14 +60,18 @@ class LanceStore(CopyStore):
         if "id" not in columns or not pa.types.is_fixed_size_list(columns.get("vector", pa.null())):
             raise StoreError(f"{self.url} has the columns {', '.join(columns)}; expected an id and a vector among them")
         self.dim = columns["vector"].list_size
+        for name, kind in columns.items():
+            if OURS(name) and kind != pa.list_(pa.float32(), self.dim + 1):
+                raise StoreError(f"{self.url}: the column {name} holds something of yours; rename it, or drop it")
 
     def count(self) -> int:
-        return self.table.count_rows()
+        return self.table.count_rows("vector IS NOT NULL")
 
     def batches(self, copy: Copy | None, group_by: str | None) -> Iterator[Batch]:
         require_ungrouped(self, group_by)
         wanted = ["id", "vector", *([] if copy is None else [_column(copy)])]
-        for batch in self.table.search().select(wanted).to_batches(BATCH_ROWS):
+        for read in self.table.search().select(wanted).to_batches(BATCH_ROWS):
+            batch = read.filter(read.column("vector").is_valid())
             vectors = _matrix(batch.column("vector"), self.dim)
             offsets = np.full(len(vectors), np.nan, np.float32)
             if copy is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lancedb
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -61,3 +62,25 @@ def test_a_run_cut_off_is_finished_with_its_own_model_though_the_gallery_grew(tm
     assert applied.scanned == 60
     another = apply(open_store(store.url), **{**asked, "tau": 0.1})
     assert another.model.parameters["tau"] == 0.1
+
+
+def test_rows_without_a_vector_are_left_out(tmp_path, rng):
+    vectors = rng.normal(size=(60, 8)).astype(np.float32)
+    given = vectors.copy()
+    given[[3, 7]] = np.nan
+    lancedb.connect(tmp_path).create_table("photos", table(list(range(60)), given), on_bad_vectors="null")
+    store = open_store(f"lancedb:{tmp_path}/photos")
+    model = apply(store, rng.normal(size=(40, 8)).astype(np.float32), "is", force=True).model
+    batches = list(store.scan())
+    ids = [key for batch in batches for key in batch.ids]
+    assert sorted(ids) == [each for each in range(60) if each not in (3, 7)]
+    assert store.count() == model.gallery.count == 58
+    np.testing.assert_array_equal(np.concatenate([batch.vectors for batch in batches]), vectors[ids])
+    assert not {3, 7} & set(store.search(vectors[:1], 60).ids[0])
+
+
+def test_a_column_of_somebody_else_is_never_dropped(tmp_path, rng):
+    rows = table(list(range(9)), rng.normal(size=(9, 8)).astype(np.float32)).append_column("hubplugin_1", [range(9)])
+    lancedb.connect(tmp_path).create_table("photos", rows)
+    with pytest.raises(hubplugin.StoreError, match="the column hubplugin_1 holds something of yours"):
+        open_store(f"lancedb:{tmp_path}/photos")
