@@ -245,8 +245,15 @@ def open_url(url: str) -> ChromaStore:
     end in `?tenant=T&database=D`. Raises StoreError if there is none."""
     parts, (place, _, name) = urlsplit(url), url.partition(":")[2].rpartition("/")
     chroma = Told(chromadb, url)
+    if "@" in parts.netloc:
+        raise StoreError(
+            "a chroma:// URL takes no user and no password: name host, port and collection, and pass a client with "
+            "settings of its own to hubplugin_chroma.ChromaStore"
+        )
     if parts.netloc:
-        name, where = parts.path.strip("/"), dict(parse_qsl(parts.query))
+        name, where = parts.path.strip("/"), dict(parse_qsl(parts.query, keep_blank_values=True))
+        if unknown := sorted(where.keys() - {"tenant", "database"}):
+            raise StoreError(f"{url}: {unknown[0]}= is unknown; expected tenant= or database=")
         client = chroma.HttpClient(parts.hostname, parts.port or 8000, ssl=parts.scheme == "chroma+https", **where)
     elif (Path(place) / "chroma.sqlite3").is_file():
         client = chroma.PersistentClient(place)

@@ -140,6 +140,8 @@ def test_a_collection_of_the_same_name_does_not_inherit_the_correction(tmp_path,
         ("chroma:{folder}/nothing", r"Collection \[nothing\] does not exist"),
         ("chroma:{folder}/sub/photos", "no folder of Chroma; expected chroma:FOLDER/COLLECTION"),
         ("chroma://localhost:1/photos", "Could not connect to a Chroma server"),
+        ("chroma://localhost:1/photos?tenants=a", "tenants= is unknown; expected tenant= or database="),
+        ("chroma://me:geheim@localhost:1/photos", "takes no user and no password"),
     ],
 )
 def test_a_store_that_is_not_there_is_named_in_one_line(url, said, tmp_path):
@@ -147,6 +149,7 @@ def test_a_store_that_is_not_there_is_named_in_one_line(url, said, tmp_path):
     with pytest.raises(hubplugin.StoreError, match=said) as raised:
         hubplugin.open_store(url.format(folder=tmp_path))
     assert "\n" not in str(raised.value)
+    assert "geheim" not in str(raised.value)
 
 
 def test_an_empty_collection_says_that_it_is_empty(tmp_path):
