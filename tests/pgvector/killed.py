@@ -1,15 +1,13 @@
-"""A run that the test kills: `python -m tests.pgvector.killed URL SEED`."""
+"""A run that the test kills: `python -m tests.pgvector.killed URL MODEL`."""
 
 import sys
 
-import numpy as np
-
 import hubplugin
 import hubplugin_pgvector.store
+from hubplugin.jobs.write import write
 
 if __name__ == "__main__":
     hubplugin_pgvector.store.PAGE = 50
-    store = hubplugin.open_store(sys.argv[1])
-    rng = np.random.default_rng(int(sys.argv[2]))
+    store, model = hubplugin.open_store(sys.argv[1]), hubplugin.load(sys.argv[2])
     print("ready", flush=True)
-    hubplugin.apply(store, rng.normal(size=(60, store.dim)).astype(np.float32), "is", force=True)
+    write(store, model, compute=hubplugin.Compute("numpy"))

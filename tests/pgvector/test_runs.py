@@ -43,20 +43,29 @@ def ranked(store):
     return store.search(QUERIES, 10).ids
 
 
-def test_a_run_that_is_killed_changes_no_search_and_the_next_one_finishes_it(store, database):
-    """HUBPLUGIN_KILLS says how often; each run has a bank of its own and dies at a moment of its own."""
+def test_a_run_that_is_killed_changes_no_search_and_the_next_one_finishes_it(store, database, tmp_path):
+    """HUBPLUGIN_KILLS says how often; each run has a model of its own and dies at a moment of its own."""
     write(store, model())
-    moments = random.Random(1)
-    started = time.monotonic()
-    subprocess.run([sys.executable, "-m", "tests.pgvector.killed", store.url, "0"], check=True)
-    whole = time.monotonic() - started
-    interrupted = 0
-    for seed in range(1, KILLS + 1):
+    moments, interrupted = random.Random(1), 0
+
+    def command(number):
+        bank = np.random.default_rng(number).normal(size=(60, DIM)).astype(np.float32)
+        hubplugin.fit(VECTORS, bank, "is", metric="dot").save(tmp_path / "killed.hub")
+        return [sys.executable, "-m", "tests.pgvector.killed", store.url, str(tmp_path / "killed.hub")]
+
+    def started(number):
+        run = subprocess.Popen(command(number), stdout=subprocess.PIPE)
+        assert run.stdout.readline()
+        return run
+
+    whole = started(0)
+    begun = time.monotonic()
+    whole.communicate()
+    took = time.monotonic() - begun
+    for number in range(1, KILLS + 1):
         before, active = ranked(store), store.correction().model.fingerprint
-        command = [sys.executable, "-m", "tests.pgvector.killed", store.url, str(seed)]
-        run = subprocess.Popen(command, stdout=subprocess.PIPE)
-        run.stdout.readline()
-        time.sleep(moments.uniform(0, whole / 2))
+        run = started(number)
+        time.sleep(moments.uniform(0, took))
         run.kill()
         run.communicate()
         again = database.open(metric="dot")
@@ -64,9 +73,10 @@ def test_a_run_that_is_killed_changes_no_search_and_the_next_one_finishes_it(sto
             interrupted += 1
             assert ranked(again) == before
         assert hubplugin.inspect(again, queries=0).missing == 0
-        if seed % 2:  # every other time it is finished, else the next begins anew
-            subprocess.run(command, check=True)
+        if number % 2:  # every other time it is finished, else the next begins anew
+            subprocess.run(command(number), check=True)
             assert hubplugin.inspect(database.open(metric="dot"), queries=0).stale == 0
+    print(f"{interrupted} of {KILLS} runs were killed before they were active")
     assert interrupted
     hubplugin.remove(database.open(metric="dot"))
     assert "hub" not in database.dump()
