@@ -28,7 +28,8 @@ BANK_STEPS, TARGET_STEPS = 127, 113
 its copy would be the same, and what is left out a sum of squares."""
 
 STRIP = 8
-"""Of a tile the columns of the bank rows with the largest scales are compared, and as many others."""
+"""Of a tile the columns of the bank rows with the largest scales are compared, and as many others of all scales: rows
+that lose the most are alike in scale, and not in their place."""
 
 COARSEST = 2.5e-5
 """The largest error of a similarity in that strip for which integers serve. Of unit vectors of 384 dimensions it is
@@ -47,8 +48,8 @@ class IntegerBank:
         self._both = torch.cat([self.high, low], dim=1)
         self._scale = (scale[:, 0] / LOW).contiguous()
         self._longest = _longest(self.high)
-        spread = torch.arange(0, len(bank), max(len(bank) // STRIP, 1))
-        self._columns = torch.cat([scale[:, 0].topk(min(STRIP, len(bank))).indices, spread])
+        by_scale = scale[:, 0].argsort(descending=True)
+        self._columns = torch.cat([by_scale[:STRIP], by_scale[STRIP :: max(len(bank) // STRIP, 1)]])
         self._strip = bank[self._columns].T.double()
         self._other: Any = None
 

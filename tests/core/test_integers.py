@@ -64,13 +64,31 @@ def outlier(rows, number):
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
+def nearly_alike(rng, rows):
+    """Vectors of one large number and many that are almost the same: what their low halves lose adds up."""
+    rows = np.where(np.arange(384) == 0, rng.uniform(4, 12, (rows, 1)), 1) + 1e-4 * rng.normal(size=(rows, 384))
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
 @pytest.mark.parametrize(
-    "case", ["a component that is large in all", "in one target", "in one of either", "sums beyond 32 bits"]
+    "case",
+    [
+        "a component that is large in all",
+        "in one target",
+        "in one of either",
+        "in all but a row here and there",
+        "sums beyond 32 bits",
+    ],
 )
 def test_what_integers_are_too_coarse_for_is_multiplied_in_float32(case, rng):
     bank, targets = unit(rng, 1_000, 384), unit(rng, 50, 384)
     if case == "a component that is large in all":
         bank, targets = outlier(bank, slice(None)), outlier(targets, slice(None))
+    elif case == "in all but a row here and there":  # of which some have the largest components, and lose nothing
+        bank, targets = nearly_alike(rng, 1_000), nearly_alike(rng, 50)
+        bank[::125], bank[1:9] = 0, 0
+        for row in (*range(0, 1_000, 125), *range(1, 9)):
+            bank[row, 1 + rng.permutation(383)[:3]] = 3**-0.5
     elif case == "sums beyond 32 bits":
         bank, targets = np.full((1_000, 2_000), 0.02, np.float32), np.full((50, 2_000), 0.02, np.float32)
     else:
