@@ -59,6 +59,11 @@ PROBE = 1_000
 """Targets whose offsets are compared between the halves of a sample."""
 
 
+LAST = 2
+"""Iterations over all of a sample that cannot be held: the second takes off more than half of the error that the first
+leaves, for a fifth of a product (benchmarks/sampled.py)."""
+
+
 HALF_TAU = 0.1
 """The largest temperature at which log sums of what is held in float16, off by up to 1e-4, are offsets within 1e-5."""
 
@@ -419,18 +424,21 @@ def sinkhorn_on_sample(
 ) -> Scaling:
     """`sinkhorn` for more targets than can be held, by each half of a sample for itself; log alpha is their mean.
 
-    All iterations but the last are over the few targets of a half, of which one product serves all, and the last is
+    All iterations but the last `LAST` are over the few targets of a half, of which one product serves all; these are
     over the whole half. What so few targets lack lies in log alpha. log beta, a mean over the bank, feels little of it,
-    so one iteration over many brings log alpha close to what they can tell.
+    so an iteration over many brings log alpha close to what they can tell.
     """
     log_mass, found, marginals = _log_mass(similarities, answers), [], []
     for half in halves:
-        log_alpha = torch.from_numpy(sinkhorn(similarities, half.few, tau, max(iterations - 1, 1), answers).log_alpha)
+        before = max(iterations - LAST, 1)
+        log_alpha = torch.from_numpy(sinkhorn(similarities, half.few, tau, before, answers).log_alpha)
         kernel = Kernel(similarities, half.all, tau, hold=False)
         kernel.left_out = None if answers is None else LeftOut(answers.levels)
-        shares = kernel.shares(log_alpha, f"Sinkhorn iteration {iterations}, all of the sample") / _mass(half.all)
+        for iteration in range(before + 1, max(iterations, before + 1) + 1):
+            shares = kernel.shares(log_alpha, f"Sinkhorn iteration {iteration}, all of the sample") / _mass(half.all)
+            log_alpha = _finite(log_alpha + log_mass - shares.log())
         marginals.append(float((shares - log_mass.exp()).abs().sum()) / 2)
-        found.append(_finite(log_alpha + log_mass - shares.log()))
+        found.append(log_alpha)
     few = halves[0].few[0].targets
     probe = as_vectors(few.some(np.arange(min(PROBE, few.rows))), "some targets")
     offsets = [-tau * log_sum_exp(similarities, probe, tau, each.numpy()) for each in found]

@@ -52,7 +52,7 @@ class SinkhornNormalisation(Method):
     sample: how many targets, drawn at random with a fixed seed, stand for the whole gallery while log alpha is sought.
     A fit to a large gallery then costs one pass over it instead of `iterations`. "auto", the default, takes 200,000
     where there are more than a million, or more than `memory` has room for beside the bank in float16; "all" takes
-    all of any number. All iterations but the last are over as many of the sample as have room. A warning tells the
+    all of any number. All iterations but the last two are over as many of the sample as have room. A warning tells the
     error, see `compute.SampleError`.
 
     Where answers are left out, bank queries with the same nearest target share the mass of one.
