@@ -102,6 +102,17 @@ Seed = Annotated[int, typer.Option(help="Random seed.")]
 Condition = Annotated[
     str | None, typer.Option("--filter", help="A STORE's own filter, such as Qdrant's in JSON: searched with it.")
 ]
+OtherRuns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--run",
+        metavar="FILE",
+        help="The ranking of another search beside those of files, as TREC and ranx write it; may be repeated.",
+    ),
+]
+RunsFolder = Annotated[
+    Path | None, typer.Option("--write-runs", metavar="FOLDER", help="Also writes each ranking as LABEL.trec.")
+]
 ChangesFile = Annotated[
     Path | None,
     typer.Option(
@@ -124,6 +135,8 @@ def evaluate(
     metric: MetricName = "cosine",
     seed: Seed = 0,
     condition: Condition = None,
+    run: OtherRuns = None,
+    write_runs: RunsFolder = None,
     changes: ChangesFile = None,
     shown: ReportOptions,
     computing: ComputeOptions,
@@ -131,6 +144,7 @@ def evaluate(
     """Queries whose true targets are known: a corrected store beside its raw search, or every method side by side."""
     for_files = {
         "--targets": targets, "--bank": banks.bank, "--answers": banks.answers, "--method": method,
+        "--run": run,
     }  # fmt: skip
     beir = _beir(queries, banks.embed) if Path(queries).is_dir() else None
     truth = truth if beir is None or truth is not None else str(beir.qrels)
@@ -162,9 +176,12 @@ def evaluate(
         results = evaluate(
             ranked, bank, queries=_each_row(test_queries, ranked, progress), truth=truth,
             methods=[name for name in method if name not in models] if method else None, models=models or None, k=k,
+            runs={Path(path).stem: path for path in run} if run else None,
             condition=condition, names=names, query_names=query_names if beir is None else beir.query_ids,
             metric=metric if store is None else None, seed=seed, compute=compute,
         )  # fmt: skip
+    if write_runs is not None:
+        results.to_runs(write_runs)
     if changes is not None:
         if results.changes is None:
             raise InputError("--changes: there is nothing beside the raw search; apply a correction, or pass --bank")

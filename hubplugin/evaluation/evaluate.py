@@ -13,6 +13,7 @@ from hubplugin.errors import InputError, Parameter
 from hubplugin.evaluation.changes import ROWS, Changes, Moved, changed, moved_most
 from hubplugin.evaluation.ranked import Ranked, RankedArrays, RankedStore, Ranking
 from hubplugin.evaluation.results import MethodResult, Results, best_of, shares, shown_of
+from hubplugin.evaluation.runs import RunsLike
 from hubplugin.evaluation.truth import Names, TrueIds, TruthLike, as_names
 from hubplugin.jobs.naming import Naming
 from hubplugin.measures import hubness
@@ -33,6 +34,7 @@ def evaluate(
     truth: TruthLike | TrueIds = None,
     methods: Sequence[str] | None = None,
     models: Mapping[str, OffsetModel] | None = None,
+    runs: RunsLike | None = None,
     k: int = 10,
     condition: str | None = None,
     names: Names | Naming = None,
@@ -57,6 +59,8 @@ def evaluate(
         methods, the query-dependent ones (dis, dualdis, dsl, gc), and otn, l2n and hn, which need no bank and compare
         up to 25 million pairs. By default every additive method that the given bank allows.
     models: fitted models besides, by the label that they get, as {"auto": hubplugin.fit(..., method="auto")}.
+    runs: run files of other searches, as of TREC and ranx, by the label that they get, as {"hybrid": "hybrid.trec"};
+        their queries and targets are called as in a qrels file. Of these R@k counts what the file has.
     Of a store only: condition, a filter, see `Store.filtered`.
 
     All additive methods share one product of queries and targets. Memory holds the queries, one block of targets, and
@@ -75,7 +79,7 @@ def evaluate(
         )
     ranked: Ranked
     if isinstance(targets, Store):
-        for_arrays = {"bank": bank, "methods": methods, "models": models, "metric": metric}
+        for_arrays = {"bank": bank, "methods": methods, "models": models, "runs": runs, "metric": metric}
         for name, value in for_arrays.items():
             if value is not None:
                 raise InputError(Parameter(name), " is for arrays and files; a store is searched as it is")
@@ -101,6 +105,7 @@ def evaluate(
             cast(TruthLike, truth),
             methods=methods,
             models=models or {},
+            runs=runs or {},
             k=k,
             names=cast(Names, names),
             query_names=called,
@@ -127,6 +132,10 @@ def results_of(
         parts = dict(shares(first, raw.best, other.best, seed))
     hubs = [ranked.ids[row] for row in hubness.hubs(occurrences[0], HUBS)]
     never = _never_found(ranked, occurrences[0])
+    called = ranked.ids if ranked.named is None else ranked.named
+    places = np.unique(np.concatenate([ranking.nearest.reshape(-1) for ranking in rankings]))
+    parts["called"] = {place: str(called[place]) for place in places.tolist() if place >= 0}
+    parts["query_names"] = list(range(queries)) if query_names is None else list(query_names)
     examples = [] if other is None else _drawn(raw.best, other.best, seed)
     mentioned = [*hubs, *never]
     for _, place in examples:
@@ -241,6 +250,7 @@ def _methods(
                 versus_raw=versus[number - 1] if number else None,
                 adjusted_p=corrected[number - 1] if number else None,
                 best_ranks=ranking.best,
+                nearest=ranking.nearest,
                 **known,
             )
         )

@@ -68,7 +68,7 @@ def as_truth(
     if isinstance(source, Truth):
         pairs, grades = (source.query_rows, source.target_rows), source.grades
     elif isinstance(source, (str, os.PathLike)) and Path(source).suffix not in (".npy", ".json"):
-        known = _rows(query_names, queries, "query_names"), _rows(names, targets, "names")
+        known = row_by_name(query_names, queries, "query_names"), row_by_name(names, targets, "names")
         pairs, grades = _from_qrels(Path(source), *known)
     else:
         pairs = _from_rows(rows_from_file(Path(source)) if isinstance(source, (str, os.PathLike)) else source, queries)
@@ -157,11 +157,12 @@ def _as_trec(path: Path) -> io.StringIO:
     return io.StringIO("".join(lines))
 
 
-def _rows(names: Sequence[object] | None, count: int, what: str) -> dict[str, int]:
+def row_by_name(names: Sequence[object] | None, count: int, what: str) -> dict[str, int]:
+    """The row of each of `names`, or of the `count` row numbers. Raises InputError for a name that is there twice."""
     rows: dict[str, int] = {}
     for row, name in enumerate(names if names is not None else range(count)):
         if rows.setdefault(str(name), row) != row:
-            raise InputError(f"{what}: {str(name)!r} is there twice, and a qrels file tells by the name")
+            raise InputError(f"{what}: {str(name)!r} is there twice, and a file of TREC tells by the name")
     return rows
 
 
