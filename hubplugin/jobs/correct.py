@@ -26,7 +26,7 @@ from hubplugin.cluster import Workspace
 from hubplugin.compute import Compute
 from hubplugin.errors import CorrectionRefused, InputError, Parameter, StoreError
 from hubplugin.fitting import require_executor
-from hubplugin.jobs.facts import ToldFigures
+from hubplugin.jobs.facts import ToldFigures, gain_at_fit
 from hubplugin.jobs.suspects import counted
 from hubplugin.jobs.write import (
     Applied,
@@ -241,6 +241,7 @@ def _corrected(
         model = configuration.fit(bank) if lesson is None else lesson.model
         model = bounded(model, bank) if recipe.robust else model
         model = counted(model, bank) if isinstance(gallery, SpooledGallery) else model
+        model = model if trial is None else model.having(gain_at_fit=gain_at_fit(trial))
         if not recipe.force:
             require_displacement(model, as_vectors(bank.query_bank, "query bank"), gallery.vectors, compute)
     else:

@@ -22,8 +22,8 @@ queries and none by none. Made by hubplugin; `hubplugin.load(FILE).offsets(targe
 {rows}
 
 **What to know.** It belongs to vectors of the model that embedded its bank and its gallery, and to no others. The file
-holds the vectors of its query bank: treat it like a query log. Gains on held-out queries are not in it;
-`hubplugin evaluate` prints them, with intervals.
+holds the vectors of its query bank: treat it like a query log. Gains are known where `apply` or `refit` knew answers;
+`hubplugin evaluate` measures them on other queries.
 """
 
 
@@ -54,4 +54,11 @@ def _rows(model: OffsetModel) -> Iterator[tuple[str, str]]:
         skewness = f"{counted.raw:.2f} raw, {counted.corrected:.2f} corrected, {counted.chance:.2f} by chance"
         yield f"skewness of the 10-occurrence, {counted.queries:,} bank queries", skewness
         yield "the most found target, corrected", f"in {counted.largest:.1%} of the lists"
+    gain = model.gain_at_fit
+    if gain is not None:
+        low, high = (100 * (gain.corrected - gain.raw + side * 1.96 * gain.error) for side in (-1, 1))
+        shares = (
+            f"{100 * gain.raw:.1f} % raw, {100 * gain.corrected:.1f} % corrected ({low:+.1f} to {high:+.1f} points)"
+        )
+        yield f"right answers first, {gain.queries:,} held-out bank queries", shares
     yield "file", f"format {FORMAT if model.query_map is None else MAPPED_FORMAT}, model {model.fingerprint}"

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 import hubplugin
 from hubplugin.cli import app
+from hubplugin.model import GainAtFit
 from hubplugin.model.card import card
 
 
@@ -41,6 +42,28 @@ def test_the_command_prints_it_of_a_file(model, tmp_path):
     refused = CliRunner().invoke(app, ["card", str(tmp_path / "nothing.hub")])
     assert refused.exit_code == 1
     assert refused.output.count("\n") == 1
+
+
+def test_a_card_has_the_gain_that_apply_saw_on_held_out_queries(model):
+    gained = model.having(gain_at_fit=GainAtFit(2_500, 0.497, 0.524, 0.0055))
+    told = "| right answers first, 2,500 held-out bank queries | 49.7 % raw, 52.4 % corrected (+1.6 to +3.8 points) |"
+    assert told in card(gained)
+    assert told in card(hubplugin.OffsetModel.from_bytes(gained.to_bytes()))
+    assert gained.fingerprint == model.fingerprint
+    assert "right answers" not in card(model)
+
+
+def test_apply_keeps_what_its_trial_gained_with_the_model(real, tmp_path):
+    import faiss
+
+    index = faiss.IndexFlatIP(384)
+    index.add(real["test_targets"][:300])
+    faiss.write_index(index, str(tmp_path / "x.faiss"))
+    store = hubplugin.open_store(f"faiss:{tmp_path}/x.faiss")
+    bank = hubplugin.Bank(real["bank_queries"][:600], real["bank_targets"][:600])
+    trial = hubplugin.apply(store, bank, force=False).trial
+    kept = hubplugin.open_store(store.url).correction().model.gain_at_fit
+    assert kept == GainAtFit(trial.queries, trial.raw.recall, trial.recall, trial.error)
 
 
 @pytest.mark.slow
