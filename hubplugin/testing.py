@@ -359,7 +359,8 @@ class QueryMapConformance(StoreUnderTest):
         fewer[-20:] = -1
         model = apply(mapping, Bank(asked, answers), learn=True, force=True, dry_run=True).model
         self._write_until("all written", mapping, model)
-        apply(self.reopen(mapping), Bank(asked, fewer), learn=True, force=True)
+        mapping = self.reopen(mapping)
+        apply(mapping, Bank(asked, fewer), learn=True, force=True)
         found = self._active(self.reopen(mapping))
         pairs = [each.query_map.pairs for each in (model, found) if each.query_map is not None]
         assert pairs == [len(answers), len(answers) - 20]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import psycopg
@@ -49,6 +51,33 @@ def parted(url: str) -> tuple[str, str, Mapping[str, str]]:
     )
 
 
+class Deadlock(StoreError):
+    """Two transactions waited for each other, and the server ended this one."""
+
+
+WAITS = 0.2, 1.0, 3.0
+"""Seconds before a run that met another is tried again; PostgreSQL looks for deadlocks once a second."""
+
+Given = ParamSpec("Given")
+Returned = TypeVar("Returned")
+
+
+def met_again(method: Callable[Given, Returned]) -> Callable[Given, Returned]:
+    """`method`, whose transactions do all or nothing, tried again after a deadlock: with another run, or with what the
+    server still does for one that was killed."""
+
+    @functools.wraps(method)
+    def run(*arguments: Given.args, **named: Given.kwargs) -> Returned:
+        for wait in WAITS:
+            try:
+                return method(*arguments, **named)
+            except Deadlock:
+                time.sleep(wait)
+        return method(*arguments, **named)
+
+    return run
+
+
 class Transport:
     """A connection by `conninfo`, in which each statement is a transaction of its own; errors name `url`."""
 
@@ -90,7 +119,8 @@ class Transport:
         try:
             yield
         except psycopg.Error as error:
-            raise StoreError(f"{self.url}: {what}: {reason(error)}") from None
+            kind = Deadlock if isinstance(error, errors.DeadlockDetected) else StoreError
+            raise kind(f"{self.url}: {what}: {reason(error)}") from None
 
     def close(self) -> None:
         if self._connection is not None:
