@@ -14,7 +14,7 @@ from pydantic import AliasPath, BaseModel, ConfigDict, Field, GetCoreSchemaHandl
 from pydantic_core import CoreSchema, core_schema
 
 from hubplugin.measures.significance import Figure
-from hubplugin.model import GainAtFit, OffsetModel
+from hubplugin.model import OffsetModel
 from hubplugin.report import Share, Tile, changes_told, share_tile, shares_tile
 from hubplugin.report.sections import NEVER, RECALL, WORST
 from hubplugin.store import Correction, StoredVersion
@@ -169,13 +169,6 @@ def in_a_sentence(trial: Trial) -> str:
     before = trial.raw
     assert before is not None
     return changes_told(before.largest, trial.largest, trial.queries, before.recall, trial.recall, gain_of(trial))
-
-
-def gain_at_fit(trial: Trial) -> GainAtFit | None:
-    """What a model keeps of its trial; None where answers are not known."""
-    if trial.raw is None or trial.raw.recall is None or trial.recall is None or trial.error is None:
-        return None
-    return GainAtFit(trial.queries, trial.raw.recall, trial.recall, trial.error)
 
 
 def gain_of(trial: Trial) -> Figure | None:
