@@ -20,7 +20,7 @@ from hubplugin.vectors import Progress
 from hubplugin_pgvector import schema
 from hubplugin_pgvector.metadata import Metadata, Version, begun
 from hubplugin_pgvector.requests import OrderBy, Ranking, as_text, explanation, order_by, scale_of
-from hubplugin_pgvector.transport import Transport, met_again, name_of, parted, short
+from hubplugin_pgvector.transport import Transport, name_of, parted, retried_after_deadlock, short
 
 try:
     from pgvector import HalfVector, Vector
@@ -157,7 +157,7 @@ class PgvectorStore(Store):
         if not may_create:
             raise StoreError(f"{self.url}: the role may not create the schema hubplugin: GRANT CREATE ON DATABASE")
 
-    @met_again
+    @retried_after_deadlock
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> PgvectorWriting:
         self.require_writable()
         owner = uuid.uuid4().hex
@@ -316,7 +316,7 @@ class PgvectorStore(Store):
     def versions(self) -> Sequence[StoredVersion]:
         return [version.stored() for version in self.metadata.versions()]
 
-    @met_again
+    @retried_after_deadlock
     def return_to(self, number: int) -> None:
         with self.transport.transaction(changes_table=True):
             versions = self.metadata.versions("FOR UPDATE")
@@ -333,7 +333,7 @@ class PgvectorStore(Store):
                 self.metadata.change(each, state="kept")
         self.metadata.change(version, state="active", activated=max(each.activated for each in versions) + 1)
 
-    @met_again
+    @retried_after_deadlock
     def prune(self, keep: int, progress: Progress | None = None) -> None:
         if not self.metadata.exists():
             return
@@ -342,7 +342,7 @@ class PgvectorStore(Store):
             kept.sort(key=lambda version: -version.activated)
             self.metadata.delete(kept[keep:])
 
-    @met_again
+    @retried_after_deadlock
     def remove(self, progress: Progress | None = None) -> None:
         if not self.metadata.exists():
             return
@@ -360,7 +360,7 @@ class PgvectorWriting(Writing):
     def scan(self) -> Iterator[Batch]:
         return self._store.batches(self._version.column, self._version.group_by)
 
-    @met_again
+    @retried_after_deadlock
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
         store, key = self._store, self._store.table.key
         columns = list(zip(*(key.values_of(each) for each in batch.ids), strict=True))
@@ -384,7 +384,7 @@ class PgvectorWriting(Writing):
             self._undisturbed("FOR SHARE")
             store.transport.run(query, [*map(list, columns), offsets.tolist()], "writing offsets")
 
-    @met_again
+    @retried_after_deadlock
     def activate(self) -> None:
         store = self._store
         self._undisturbed("")

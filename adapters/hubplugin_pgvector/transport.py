@@ -56,13 +56,13 @@ class Deadlock(StoreError):
 
 
 WAITS = 0.2, 1.0, 3.0
-"""Seconds before a run that met another is tried again; PostgreSQL looks for deadlocks once a second."""
+"""Seconds before what ended in a deadlock is tried again; PostgreSQL looks for deadlocks once a second."""
 
 Given = ParamSpec("Given")
 Returned = TypeVar("Returned")
 
 
-def met_again(method: Callable[Given, Returned]) -> Callable[Given, Returned]:
+def retried_after_deadlock(method: Callable[Given, Returned]) -> Callable[Given, Returned]:
     """`method`, whose transactions do all or nothing, tried again after a deadlock: with another run, or with what the
     server still does for one that was killed."""
 
