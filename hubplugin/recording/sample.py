@@ -81,8 +81,8 @@ class Sample:
     """At most `size` different queries. seen: how many were asked in all, from `first` to `last` (Unix seconds).
 
     limit: every query that was seen and whose digest is at most this is kept, by its digest, in `kept`.
-    clicks: how often each target was clicked, by the digest of the query; of the `size` smallest that were clicked, up
-    to `limit`, whether the query itself was seen here or not. clicked: how many clicks came since it was read.
+    clicks: how often each target was clicked, by the digest of the query: of those in `kept`, and of the `size`
+    smallest others up to `limit`, which another process may have seen. clicked: how many clicks came since it was read.
     """
 
     size: int
@@ -136,13 +136,15 @@ class Sample:
         if target not in counts and len(counts) == MOST_TARGETS:
             del counts[min(counts, key=lambda each: counts[each])]
         counts[target] = counts.get(target, 0) + 1
-        if len(self.clicks) > self.size:
-            del self.clicks[max(self.clicks)]
+        if len(self.clicks) > 3 * self.size:  # so that every so many clicks pay for one look at all
+            self._trim()
 
     def _trim(self) -> None:
-        """Drops the clicks of queries that no longer belong to the sample."""
+        """Drops the clicks of queries that no longer belong to the sample. Anybody can make up the id of a query, and a
+        small one at that, so those that were only clicked take no room from those that were asked."""
         self.clicks = {digest: dict(counts) for digest, counts in self.clicks.items() if digest <= self.limit}
-        for digest in heapq.nlargest(len(self.clicks) - self.size, self.clicks):
+        others = [digest for digest in self.clicks if digest not in self.kept]
+        for digest in heapq.nlargest(len(others) - self.size, others):
             del self.clicks[digest]
 
     def copy(self) -> Sample:

@@ -110,26 +110,35 @@ EVENTS = st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 40)
 
 @settings(max_examples=80, deadline=None)
 @given(EVENTS, st.integers(1, 20))
-def test_clicks_stay_of_the_smallest_digests_whichever_process_they_came_to(
+def test_clicks_stay_of_what_was_asked_and_of_the_smallest_digests(
     events: list[tuple[int, bool, int, int]], size: int
 ) -> None:
     parts = [Sample(size) for _ in range(3)]
     given = [dict[int, Counter[int | str]]() for _ in range(3)]
+    asked = [set[int]() for _ in range(3)]
     for process, asks, number, target in events:
         digest = digest_of(vector(number))
         if asks:
             parts[process].add(vector(number), 0.0)
+            asked[process] |= {digest} - set(given[process])
         else:
             parts[process].click(digest, target)
             given[process].setdefault(digest, Counter())[target] += 1
-    found = joined(part.copy() for part in parts)
+    for part, each, before in zip(parts, given, asked, strict=True):
+        found = part.copy().clicks
+        wanted = [*sorted(each)[:size], *(before & set(each) & set(part.kept))]
+        assert {digest: found[digest] for digest in wanted if digest <= part.limit} == {
+            digest: each[digest] for digest in wanted if digest <= part.limit
+        }
+        assert max(map(len, (found, part.clicks)), default=0) <= 3 * size
+        assert len(set(found) - set(part.kept)) <= size
+    together = joined(part.copy() for part in parts)
     expected = dict[int, Counter[int | str]]()
-    for each in given:
-        for digest in sorted(each)[:size]:
-            if digest <= found.limit:
-                expected.setdefault(digest, Counter()).update(each[digest])
-    assert found.clicks == expected
-    assert all(len(part.clicks) <= size for part in parts)
+    for part in parts:
+        for digest, counts in part.copy().clicks.items():
+            if digest <= together.limit:
+                expected.setdefault(digest, Counter()).update(counts)
+    assert together.clicks == expected
 
 
 @settings(max_examples=60, deadline=None)
@@ -159,10 +168,20 @@ def test_a_query_with_many_targets_keeps_those_that_are_clicked_most() -> None:
     assert sample.clicked == 400
 
 
+def test_made_up_ids_of_queries_push_no_click_of_a_real_one_out() -> None:
+    sample = sample_of(list(range(1000)), 1000)
+    for digest in sample.kept:
+        sample.click(digest, 7)
+    for forged in range(1, 5001):
+        sample.click(forged, 8)
+    for found in (sample.copy(), joined([sample.copy()], 1000)):
+        assert set(sample.kept) <= set(found.clicks)
+        assert len(found.clicks) == 2000
+
+
 def test_what_is_not_in_the_sample_has_no_clicks_and_takes_none_away() -> None:
     sample = sample_of(list(range(40)), 5)
-    (largest, *_) = sorted(sample.kept, reverse=True)
-    for digest in (*sample.kept, largest + 1, ALL):
+    for digest in (*sample.kept, sample.limit + 1, ALL):
         sample.click(digest, 7)
     assert set(sample.copy().clicks) == set(sample.kept)
     assert set(sample.thinned(2).clicks) == set(sorted(sample.kept)[:2])
