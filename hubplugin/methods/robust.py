@@ -31,6 +31,7 @@ TAU = 0.25
 below the levels of a bank that is known; a higher one costs newcomers R@1 (benchmarks/planted.py)."""
 
 COSINE_WIDTH = 2.0
+"""By how much two similarities to one unit vector can differ."""
 
 BANK_QUERIES, CLUSTERS = 400, 8
 """Bank queries among which hubs are counted, at the fit and later, and into how many clusters they fall."""
@@ -47,15 +48,21 @@ def bounded(model: OffsetModel, given: FitInput) -> OffsetModel:
     if model.query_map is not None:  # the lists are those that mapped queries find
         given = replace(given, query_bank=model.query_map.of_bank(model.terms[0].bank))
     plain = model.offsets(targets, compute=given.compute.quiet)
+    longest = _longest(model)
     # What is bounded leaves its places to others, so that levels are taken again.
-    first = replace(_bound(given, plain), for_members=True)
+    first = replace(_bound(given, plain, longest), for_members=True)
     over_bank = replace(model.terms[0], bank=given.query_bank)
     offsets = first.lowered(plain, over_bank, given.metric, targets, given.compute)
-    return model.having(bound=_bound(given, offsets))
+    return model.having(bound=_bound(given, offsets, longest))
 
 
-def _bound(given: FitInput, offsets: np.ndarray) -> Bound:
-    """The bound beside the targets of `given` with these `offsets` [n]."""
+def _longest(model: OffsetModel) -> float:
+    """The largest length of what is searched with for a query of length 1."""
+    return 1.0 if model.query_map is None else model.query_map.longest
+
+
+def _bound(given: FitInput, offsets: np.ndarray, longest: float) -> Bound:
+    """The bound beside the targets of `given` with these `offsets` [n]; see `_longest`."""
     targets, bank, nearest = given.require_targets("robust"), given.query_bank, TopK(NEAREST)
     search(bank, targets, given.metric, given.compute, nearest, offsets=offsets[None], what="bounding")
     levels, chosen = nearest.scores[0][:, -1].astype(np.float32), rows_of_sample(len(bank))
@@ -66,7 +73,7 @@ def _bound(given: FitInput, offsets: np.ndarray) -> Bound:
         members_share=MEMBER * max(average, fewest),
         tau=max(TAU * given.survey.deviation, 1e-12),
         levels=levels,
-        floor=_floor(given, offsets, levels),
+        floor=_floor(given, offsets, levels, longest),
         largest=found,
         largest_within=within,
     )
@@ -95,14 +102,14 @@ def floor_of(model: OffsetModel) -> float:
             f"{model.method!r} knows no offset with which a target is not found by {model.metric.value}; fit with ",
             Parameter("robust", True),
         )
-    return (0.0 if model.gallery is None else model.gallery.smallest) - COSINE_WIDTH
+    return (0.0 if model.gallery is None else model.gallery.smallest) - COSINE_WIDTH * _longest(model)
 
 
-def _floor(given: FitInput, offsets: np.ndarray, levels: np.ndarray) -> float:
+def _floor(given: FitInput, offsets: np.ndarray, levels: np.ndarray, longest: float) -> float:
     """An offset with which no target comes among the 10 nearest of a bank query; under `dot`, none that is not longer
     than those of the gallery, which has these `offsets`."""
     smallest = float(offsets.min())
     if given.metric is Metric.COSINE:
-        return smallest - COSINE_WIDTH
+        return smallest - COSINE_WIDTH * longest
     highest = float(given.survey.largest.max()) if given.metric is Metric.DOT else 0.0
     return float(min(levels.min() - highest, smallest)) - float(offsets.std())

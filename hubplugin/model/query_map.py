@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -27,6 +28,12 @@ class QueryMap:
         """What is searched with in the place of `queries` [m, d]: float32 [m, d]."""
         mapped: np.ndarray = queries + queries @ self.step.T
         return mapped
+
+    @cached_property
+    def longest(self) -> float:
+        """The largest length of what is searched with for a query of length 1."""
+        whole = np.eye(len(self.step), dtype=np.float32) + self.step
+        return float(np.linalg.eigvalsh(whole.T @ whole)[-1] ** 0.5)
 
     def __str__(self) -> str:
         if not self.strength:

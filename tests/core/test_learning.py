@@ -12,6 +12,7 @@ import hubplugin
 from hubplugin import learning
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError
+from hubplugin.methods import METHODS, FitInput
 from hubplugin.metric import Metric
 from hubplugin.model import FORMAT, MAPPED_FORMAT
 from hubplugin.trial import Experiment
@@ -103,6 +104,16 @@ def test_offsets_are_those_of_the_bank_as_it_is_searched_with(asked, rng):
     newcomers = unit(rng.normal(size=(50, D)))
     twin = hubplugin.fit(targets, learned.queries(queries), metric="dot", tau=tau)
     np.testing.assert_allclose(learned.offsets(newcomers), twin.offsets(newcomers), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["sn", "dbsn"])
+def test_a_low_temperature_serves_queries_that_a_map_makes_longer(method, asked):
+    targets, queries, _ = asked
+    mapped = np.concatenate([3 * targets[:50], queries])  # exponents up to 150, beyond float32
+    given = FitInput(mapped, as_vectors(targets, "targets"), None, Metric.COSINE, Compute())
+    found = METHODS[method](tau=0.02).raw_offsets(given)
+    wanted = formulas.offsets(method, mapped, targets, "dot", tau=0.02, iterations=10)
+    np.testing.assert_allclose(found - found.mean(), wanted, rtol=0, atol=1e-5)
 
 
 def test_a_robust_model_bounds_the_lists_of_mapped_queries(asked):

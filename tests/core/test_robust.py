@@ -8,7 +8,8 @@ from scipy.optimize import brentq
 
 import hubplugin
 from hubplugin import InputError
-from hubplugin.methods.robust import FEWEST, MEMBER, MOST, NEWCOMER, floor_of
+from hubplugin.methods.robust import FEWEST, MEMBER, MOST, NEWCOMER, bounded, floor_of
+from hubplugin.model import QueryMap
 from hubplugin.model.offset_model import WIDER
 
 ROWS = 400
@@ -132,6 +133,20 @@ def test_nothing_with_the_offset_of_the_floor_is_found(metric, sets):
 
     levels = np.sort(similarities(metric, bank, gallery) + model.members.offsets(gallery), axis=1)[:, -10]
     assert (similarities(metric, bank, newcomers) + floor_of(model) < levels[:, None]).all()
+
+
+@pytest.mark.parametrize("robust", [False, True])
+def test_what_is_in_quarantine_is_found_by_no_query_that_a_map_makes_longer(robust, sets):
+    bank, gallery, _ = sets
+    gallery = unit(gallery - 3 * bank.mean(axis=0) / np.linalg.norm(bank.mean(axis=0)))  # opposite to what is asked
+    given = hubplugin.Bank(bank).read("cosine", hubplugin.Compute(), targets=gallery)
+    model = hubplugin.fit(gallery, bank, "is").having(query_map=QueryMap(4 * np.eye(bank.shape[1], dtype="f4"), 1.0, 0))
+    model = bounded(model, given) if robust else model
+
+    asked = model.queries(bank)
+    best = (asked @ gallery.T + model.members.offsets(gallery)).max(axis=1)
+    assert ((asked * bank).sum(axis=1) + floor_of(model) < best).all(), "a copy of the query itself"
+    assert floor_of(model) > model.gallery.smallest - 10.1
 
 
 def test_a_method_without_a_bank_and_groups_are_refused_in_one_line(sets):
