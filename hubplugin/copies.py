@@ -62,6 +62,10 @@ class CopyStore(Store):
     def write_copy(self, copy: Copy, ids: Sequence[Id], vectors: np.ndarray) -> None:
         """Puts `vectors` [b, d + 1] of the targets `ids` into `copy`."""
 
+    def readable(self, copy: Copy) -> bool:
+        """Whether all of `copy` can be read. One that cannot, which a kill may have left, is begun anew."""
+        return True
+
     @property
     def maps_queries(self) -> bool:  # type: ignore[override]
         return self.metric is not Metric.EUCLIDEAN
@@ -86,14 +90,12 @@ class CopyStore(Store):
 
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> CopyWriting:
         copies = self.copies()
-        for copy in copies:
-            if copy.fingerprint == model.fingerprint and copy.state != "kept":
-                return CopyWriting(self, copy, model, "active" if copy.state == "active" else "half-written")
+        there = next((copy for copy in copies if copy.fingerprint == model.fingerprint and copy.state != "kept"), None)
+        if there is not None and self.readable(there):
+            return CopyWriting(self, there, model, "active" if there.state == "active" else "half-written")
         number = 1 + max((copy.number for copy in copies), default=0)
-        begun, others = (
-            Copy(number, "half-written", now(), model.fingerprint),
-            [copy for copy in copies if copy.state != "half-written"],
-        )
+        begun = Copy(number, "half-written", now(), model.fingerprint)
+        others = [copy for copy in copies if copy.state != "half-written" and copy is not there]
         self.list_copies(others)
         self.create_copy(begun, model)
         self.list_copies([*others, begun])

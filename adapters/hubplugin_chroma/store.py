@@ -22,7 +22,7 @@ import chromadb
 import httpx
 import numpy as np
 from chromadb.api import ClientAPI
-from chromadb.errors import ChromaError, NotFoundError
+from chromadb.errors import ChromaError, InternalError, NotFoundError
 
 from hubplugin.compute import Compute
 from hubplugin.copies import Copy, CopyStore
@@ -45,11 +45,15 @@ OF, LISTED = "hubplugin:collection", "hubplugin:versions"
 METRICS = {"cosine": Metric.COSINE, "ip": Metric.DOT, "l2": Metric.EUCLIDEAN}
 
 
-class Told:
-    """A client or collection of Chroma whose errors are StoreErrors of one line."""
+class Unreadable(StoreError):
+    """A copy that Chroma cannot read again: a kill while it writes an index leaves its files of different ages."""
 
-    def __init__(self, of: Any, url: str):
-        self._of, self._url = of, url
+
+class Told:
+    """A client or collection of Chroma whose errors are StoreErrors of one line. copy: the name of a copy of ours."""
+
+    def __init__(self, of: Any, url: str, copy: str | None = None):
+        self._of, self._url, self._copy = of, url, copy
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._of, name)
@@ -59,7 +63,14 @@ class Told:
         try:
             result = function(*args, **named)
         except (ChromaError, ValueError, httpx.HTTPError) as error:
-            raise StoreError(f"{self._url}: {str(error).partition(chr(10))[0]}") from error
+            said = str(error).partition("\n")[0]
+            # A locked or full database is an InternalError, too, and passes.
+            if self._copy and isinstance(error, InternalError) and "database" not in said:
+                raise Unreadable(
+                    f"{self._url}: Chroma cannot read {self._copy} any more, as after a kill while it was written; "
+                    f"`hubplugin refresh` makes the active copy anew ({said})"
+                ) from error
+            raise StoreError(f"{self._url}: {said}") from error
         return Told(result, self._url) if isinstance(result, chromadb.Collection) else result
 
 
@@ -101,13 +112,25 @@ class ChromaStore(CopyStore):
             vectors = np.asarray(page["embeddings"], np.float32)
             offsets = np.full(len(vectors), np.nan, np.float32)
             if copy is not None:
-                stored = self._named(copy.number).get(ids=page["ids"], include=["embeddings"])
+                try:
+                    stored = self._named(copy.number).get(ids=page["ids"], include=["embeddings"])
+                except Unreadable:  # which a search says, and `begin` heeds
+                    stored = {"ids": [], "embeddings": []}
                 rows = dict(zip(page["ids"], range(len(vectors)), strict=True))
                 at = [rows[key] for key in stored["ids"]]
                 found = np.asarray(stored["embeddings"], np.float32).reshape(len(at), vectors.shape[1] + 1)
                 offsets[at] = self.offsets_of(self.model_of(copy), vectors[at], found)
             groups = [(each or {}).get(group_by) for each in page["metadatas"]] if group_by else None
             yield Batch(page["ids"], vectors, offsets, groups=groups)
+
+    def readable(self, copy: Copy) -> bool:
+        there = self._named(copy.number)
+        try:
+            for start in range(0, there.count(), BATCH):
+                there.get(limit=BATCH, offset=start, include=["embeddings"])
+        except Unreadable:
+            return False
+        return True
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         """Scores are Chroma's distances, less the offset; under squared Euclidean distance less twice the offset."""
@@ -209,7 +232,8 @@ class ChromaStore(CopyStore):
         return book if book is not None and book.metadata[OF] == self._id else None
 
     def _named(self, number: int) -> Any:
-        return self._client.get_collection(f"{self._name}-{number}", embedding_function=None)
+        name = f"{self._name}-{number}"
+        return Told(self._client.get_collection(name, embedding_function=None)._of, self.url, name)
 
     def _delete(self, number: int, ids: Collection[str]) -> None:
         if ids:

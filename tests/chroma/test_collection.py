@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sqlite3
+
 import chromadb
 import numpy as np
 import pytest
+from chromadb.api.shared_system_client import SharedSystemClient
 
 import hubplugin
 from hubplugin_chroma import ChromaStore, HubCollection
@@ -132,6 +136,44 @@ def test_a_collection_of_the_same_name_does_not_inherit_the_correction(tmp_path,
         hubplugin.apply(store, hubplugin.fit(vectors, vectors[:100] + 0.1, "is"), force=True)
         assert store.correction().active
         client.delete_collection("photos")
+
+
+@pytest.mark.parametrize("state", ["half-written", "active"])
+@pytest.mark.parametrize(("file", "left"), [("header.bin", 0), ("index_metadata.pickle", 300)])
+def test_a_copy_that_a_kill_left_unreadable_is_made_anew(tmp_path, rng, file, left, state):
+    vectors = gallery(rng)
+    often = {"hnsw": {"space": "cosine", "sync_threshold": 50, "batch_size": 50}}  # the index is on disk at once
+    plain = chromadb.PersistentClient(tmp_path).create_collection("photos", configuration=often)
+    plain.add(ids=[str(number) for number in range(200)], embeddings=vectors)
+    model = hubplugin.fit(vectors, vectors[:100] + 0.1, "is")
+    writing = hubplugin.open_store(f"chroma:{tmp_path}/photos").begin(model)
+    for batch in writing.scan():
+        writing.write(batch, model.offsets(batch.vectors))
+    if state == "active":
+        writing.activate()
+    with sqlite3.connect(tmp_path / "chroma.sqlite3") as database:
+        ours = (
+            "SELECT s.id FROM segments s JOIN collections c ON c.id = s.collection WHERE scope = 'VECTOR' AND c.name = "
+        )
+        (segment,) = database.execute(f"{ours}'photos--hub-1'").fetchone()
+    SharedSystemClient.clear_system_cache()  # as another process finds it
+    os.truncate(tmp_path / segment / file, left)
+
+    store = hubplugin.open_store(f"chroma:{tmp_path}/photos")
+    if state == "active":
+        with pytest.raises(
+            hubplugin.StoreError, match=r"cannot read photos--hub-1 any more.*`hubplugin refresh` makes"
+        ):
+            store.search(vectors[:3], 10)
+        hubplugin.refresh(store)
+    else:
+        store.search(vectors[:3], 10)
+        hubplugin.apply(store, model, force=True)
+    report = hubplugin.inspect(store, queries=0)
+    assert (report.count, report.missing, report.stale) == (200, 0, 0)
+    order, _ = ranked(store, vectors, model.offsets(vectors).astype(np.float64), vectors[5])
+    assert store.search(vectors[5:6], 10).ids[0] == [str(number) for number in order[:10]]
+    assert {each.name for each in store._client.list_collections()} == {"photos", "photos--hub", "photos--hub-2"}
 
 
 @pytest.mark.parametrize(
