@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import zlib
+
 import faiss
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hubplugin_faiss
+from hubplugin_faiss.encoding.codecs import ExtraDimensions
 from hubplugin_faiss.handlers import handler_for
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
@@ -82,3 +85,14 @@ def test_scores_ids_and_bytes(kind, metric, d, n, shape, size, seed):
         if metric == IP:
             # 16 bits hold huge offsets only in larger units, by whose square all scores are shifted alike.
             assert abs(apart.mean()) <= 2e-8 * np.abs(offsets).max() ** 2 + 1e-5 * scale + 1e-5
+
+
+def test_a_model_is_never_taken_for_none():
+    names = [f"{number:016x}" for number in range(20_000)]
+    like_none = [name for name in names if zlib.crc32(name.encode()) % 2**12 == zlib.crc32(b"") % 2**12]
+    assert like_none, "one model in 4,096"
+    for name in [*like_none, names[0]]:
+        extra = ExtraDimensions(np.zeros(1, np.float32), False).with_fingerprint(name, b"state")
+        assert extra.has_fingerprint(name)
+        assert not extra.has_fingerprint("")
+    assert ExtraDimensions(np.zeros(1, np.float32), False).with_fingerprint("", b"state").has_fingerprint("")

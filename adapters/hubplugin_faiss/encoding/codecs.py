@@ -65,14 +65,14 @@ class ExtraDimensions:
         query = self.query.astype(np.float32)
         query[-1] = query[-1] or PADDING
         bits, size = query[-1:].view(np.uint32), MODEL_BITS + STATE_BITS
-        fingerprint_bits = _crc(fingerprint.encode(), MODEL_BITS) | _crc(state, STATE_BITS) << MODEL_BITS
+        fingerprint_bits = _model_bits(fingerprint) | _crc(state, STATE_BITS) << MODEL_BITS
         bits[:] = (bits >> size << size) + np.uint32((1 << size) + fingerprint_bits)
         return replace(self, query=query)
 
     def has_fingerprint(self, fingerprint: str) -> bool:
         """Whether the fingerprint bits are those of `fingerprint`."""
         found = int(self.query[-1:].astype(np.float32).view(np.uint32)[0])
-        return found & ((1 << MODEL_BITS) - 1) == _crc(fingerprint.encode(), MODEL_BITS)
+        return found & ((1 << MODEL_BITS) - 1) == _model_bits(fingerprint)
 
     def offsets(self, components: np.ndarray) -> np.ndarray:
         """The offsets that the extra `components` [n, w] of targets stand for: float32 [n]."""
@@ -96,6 +96,11 @@ class ExtraDimensions:
             components[:, i] = quantise(i, exact)
             left -= (components[:, i] - q[i]) ** 2 if self.euclidean else components[:, i] * q[i]
         return components
+
+
+def _model_bits(fingerprint: str) -> int:
+    """What names a model: 0 for none, and for no model 0."""
+    return max(_crc(fingerprint.encode(), MODEL_BITS), int(fingerprint != ""))
 
 
 def _crc(content: bytes, bits: int) -> int:
