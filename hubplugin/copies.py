@@ -31,7 +31,8 @@ class Copy:
 class CopyStore(Store):
     """A `Versioned` store of copies. Searches go to the copy that is active, with s(q, t) + offset(t) as its score:
 
-    inner product, cosine of unit vectors   [t + S't, offset / e], searched with [q, e]: q + Sq is the query map
+    inner product, cosine of unit vectors   [t + S't, offset / e], searched with [q, e]: q + Sq is the query map,
+                                            and t may be folded
     squared Euclidean distance              [t, sqrt(2 (cap - offset))], searched with [q, 0]
     """
 
@@ -69,6 +70,10 @@ class CopyStore(Store):
     @property
     def maps_queries(self) -> bool:  # type: ignore[override]
         return self.metric is not Metric.EUCLIDEAN
+
+    @property
+    def folds_targets(self) -> bool:  # type: ignore[override]
+        return self.maps_queries
 
     def model_of(self, copy: Copy) -> OffsetModel:
         """The model of a copy that is listed."""
@@ -120,8 +125,10 @@ class CopyStore(Store):
         if self.metric is Metric.COSINE:
             lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
             vectors = (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+        if model.fold is not None:
+            vectors = model.fold(vectors)
         if model.query_map is not None:
-            vectors = vectors + vectors @ model.query_map.step
+            vectors = model.query_map.on_targets(vectors)
         return augment_targets(vectors, offsets, self.metric, e=self._e_of(model), max_offset=cap_of(model))
 
     def augmented_queries(self, model: OffsetModel, queries: np.ndarray) -> np.ndarray:

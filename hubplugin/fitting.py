@@ -12,7 +12,7 @@ from hubplugin.bank import Bank, BankLike
 from hubplugin.cluster import ShardedGallery, Workspace
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
-from hubplugin.learning import NOTHING, require_learnable, taught
+from hubplugin.learning import NOTHING, Learn, require_learnable, taught
 from hubplugin.methods import FitInput, asked_for
 from hubplugin.methods.robust import bounded
 from hubplugin.metric import Metric
@@ -29,7 +29,7 @@ def fit(
     metric: Metric | str = "cosine",
     compute: Compute = Compute(),
     robust: bool = False,
-    learn: bool = False,
+    learn: Learn = False,
     judged: BankLike | None = None,
     executor: Executor | None = None,
     shards: int | None = None,
@@ -52,7 +52,8 @@ def fit(
         against vectors that somebody planted; needs targets, works with every method but dn, and takes three passes
         more, at least. docs/security.md says what is promised and what honest newcomers pay.
     learn: learn a map of the query, too, from a bank whose answers are known: at least 200 different pairs. Search with
-        `model.queries(q)` then. Where held-out targets gain nothing, a warning says so. See docs/learning.md.
+        `model.queries(q)` then. "fold": clicks move the targets, too, which are `model.targets(t)` then. Where held-out
+        targets gain nothing, a warning says so. See docs/learning.md.
     judged: a small bank with clicks that somebody has looked at, at least 50. Where clicks are noisy, it chooses better
         how strong the map may be.
     executor: any `concurrent.futures.Executor`, whose workers read the gallery in shards, see docs/scale.md. targets
@@ -64,7 +65,7 @@ def fit(
     """
     require_executor(executor, shards, workspace)
     if learn:
-        require_learnable(method, metric, targets, executor=executor)
+        require_learnable(learn, method, metric, targets, robust, executor=executor)
     elif judged is not None:
         raise InputError(Parameter("judged"), " chooses how strong a map is: pass ", Parameter("learn", True))
     configuration = asked_for(method, parameters, fit)
@@ -88,10 +89,10 @@ def fit(
             if learn:
                 looked_at = None if judged is None else Bank.of(judged).prepare(metric, compute)
                 looked_at = None if looked_at is None else looked_at.against(cast(VectorLike, gallery))
-                model = taught(configuration, prepared, looked_at).model
+                model = taught(configuration, prepared, looked_at, learn).model
             else:
                 model = configuration.fit(prepared)
-            if learn and model.query_map is None:
+            if learn and not model.learned:
                 warnings.warn(NOTHING, stacklevel=2)
         return bounded(model, fit_input) if robust else model
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ from hubplugin.jobs.health import inspect, monitor
 from hubplugin.jobs.versions import quarantine, rollback
 from hubplugin.jobs.write import refresh, write
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, QueryMap
+from hubplugin.model import OffsetModel, QueryMap, TargetFold
 from hubplugin.store import Hits, Id, Store
 
 K = 10
@@ -150,6 +151,9 @@ class StoreUnderTest(ABC):
         targets = gallery.astype(np.float64)
         if model is not None and model.query_map is not None:
             asked = asked + np.einsum("qd,ed->qe", asked, model.query_map.step.astype(np.float64))
+        if model is not None and model.fold is not None:
+            for target, shift in zip(model.fold.at, model.fold.shifts, strict=True):
+                targets[np.abs(gallery - target).max(axis=1) < 1e-6] += shift
         if self.metric is Metric.EUCLIDEAN:
             scores = -((asked[:, None, :] - targets[None, :, :]) ** 2).sum(axis=2) / 2
         else:
@@ -239,13 +243,18 @@ class VersionConformance(StoreUnderTest):
 
 
 class QueryMapConformance(StoreUnderTest):
-    """A store with `maps_queries` ranks as `model.queries(q)` and the offsets do, in all that is done to a correction;
-    one without refuses a model that has a map."""
+    """A store with `maps_queries` ranks as `model.queries(q)` and the offsets do, in all that is done to a correction,
+    and one with `folds_targets` as `model.targets(t)` do, too; others refuse a model that has a map, or a fold."""
 
-    @pytest.fixture
-    def mapping(self, store: Store) -> Store:
+    folding: bool = False
+
+    @pytest.fixture(params=["map", "map and fold"])
+    def mapping(self, store: Store, request: pytest.FixtureRequest) -> Store:
+        self.folding = request.param == "map and fold"
         if not store.maps_queries:
             pytest.skip("this store holds no query map")
+        if self.folding and not store.folds_targets:
+            pytest.skip("this store keeps targets as they are")
         if self.metric is Metric.EUCLIDEAN:
             pytest.skip("a query map is for inner products")
         return store
@@ -257,6 +266,16 @@ class QueryMapConformance(StoreUnderTest):
             write(store, self._mapped())
         with pytest.raises(InputError, match="has a query map"):
             apply(store, self._mapped(), dry_run=True)
+        assert store.correction() is None
+
+    def test_a_store_that_would_leave_a_fold_out_refuses_it_and_is_unchanged(self, store: Store) -> None:
+        if store.folds_targets:
+            pytest.skip("this store holds a fold")
+        folded = replace(self._model(), fold=self._fold())
+        with pytest.raises(InputError, match="keeps them as they are"):
+            write(store, folded)
+        with pytest.raises(InputError, match="keeps them as they are"):
+            apply(store, folded, dry_run=True)
         assert store.correction() is None
 
     def test_searches_are_by_the_mapped_query_and_raw_ones_by_what_was_asked(self, mapping: Store) -> None:
@@ -339,18 +358,22 @@ class QueryMapConformance(StoreUnderTest):
 
     @pytest.mark.parametrize("robust", [False, True])
     def test_what_pairs_teach_is_applied_and_learned_anew_by_a_refit(self, mapping: Store, robust: bool) -> None:
+        if robust and self.folding:
+            pytest.skip("a bound does not go with a fold")
         asked, answers = self._pairs()
-        apply(mapping, Bank(asked, answers), learn=True, robust=robust, force=True)
-        store = self.reopen(mapping)
-        first = self._active(store)
-        assert first.query_map is not None
-        self._assert_whole(store, first)
-        refit(store, Bank(asked[:-20], answers[:-20]), force=True)
+        with mock.patch("hubplugin.learning.chosen_fold", return_value=2):  # whatever so few queries gain
+            apply(mapping, Bank(asked, answers), learn="fold" if self.folding else True, robust=robust, force=True)
+            store = self.reopen(mapping)
+            first = self._active(store)
+            self._assert_whole(store, first)
+            refit(store, Bank(asked[:-20], answers[:-20]), force=True)
         store = self.reopen(store)
         second = self._active(store)
-        assert second.query_map is not None
         assert second.fingerprint != first.fingerprint
-        assert (first.bound is not None) == (second.bound is not None) == robust
+        for model in (first, second):
+            assert model.query_map is not None
+            assert (model.fold is not None) == self.folding
+            assert (model.bound is not None) == robust
         self._assert_whole(store, second)
 
     def test_what_was_cut_off_is_learned_anew_where_other_answers_are_known(self, mapping: Store) -> None:
@@ -402,7 +425,13 @@ class QueryMapConformance(StoreUnderTest):
         """A model with a map that changes most rankings."""
         step = 0.1 * np.random.default_rng(seed).normal(size=(self.dim, self.dim))
         model = replace(self._model(), query_map=QueryMap(step.astype(np.float32), 1.0, 200))
-        return model.centred_on(self.vectors())
+        return (replace(model, fold=self._fold(seed)) if self.folding else model).centred_on(self.vectors())
+
+    def _fold(self, seed: int = 5) -> TargetFold:
+        """Every third target moved, by a third of its length."""
+        at = self.vectors()[::3]
+        moved = 0.3 * np.random.default_rng(seed).normal(size=at.shape) * at.std()
+        return TargetFold(at, moved.astype(np.float32), 0.2, 200)
 
 
 class StoreConformance(VersionConformance, QueryMapConformance):

@@ -20,18 +20,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 
 import hubplugin
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric
-from hubplugin.model import GroupedModel, OffsetModel, QueryMap, Setting
+from hubplugin.model import GroupedModel, OffsetModel, QueryMap, Setting, TargetFold
 from hubplugin.quarantine import Quarantine
 from hubplugin.store import State, StoredVersion
 
 FORMAT = 4
 """Version of the manifest. A reader refuses what a newer version wrote; 1 had no kept versions, 2 no `offset_key`, 3 no
-`mapped`: who does not know it would search, and write, without the map."""
+`mapped` and `folded`: who does not know them would search, and write, without the map and the fold."""
 
 KEY = "hub_offset"
 """The payload key that holds offsets, where nobody has named another."""
@@ -77,10 +78,10 @@ class Version(FrozenModel):
     made: when its writing began. group_by: the payload key within whose values the offsets were fitted. owner: the run
     that writes it.
     ceiling: upper bound of the offsets; under Euclidean distance the augmented vector stores
-    sqrt(2 (ceiling - offset)), and larger offsets are clipped. mapped: whether the model has a query map.
+    sqrt(2 (ceiling - offset)), and larger offsets are clipped. mapped, folded: whether the model has a map, a fold.
     everywhere: whether every point was seen to have its augmented vector. codes: whether the store can search codes
-    instead of vectors, which local mode cannot. query_map: that of the model. A reader finds out these three for
-    itself; they are not written.
+    instead of vectors, which local mode cannot. query_map, fold: those of the model. A reader finds out these four
+    for itself; they are not written.
     """
 
     number: int
@@ -110,10 +111,12 @@ class Version(FrozenModel):
     made: str | None = None
     group_by: str | None = None
     mapped: bool = False
+    folded: bool = False
     owner: str = ""
     everywhere: bool = Field(default=False, exclude=True)
     codes: bool = Field(default=True, exclude=True)
     query_map: InstanceOf[QueryMap] | None = Field(default=None, exclude=True)
+    fold: InstanceOf[TargetFold] | None = Field(default=None, exclude=True)
 
     @classmethod
     def of(cls, model: OffsetModel, number: int, vector: str, parts: int, **where: Any) -> Version:
@@ -139,18 +142,31 @@ class Version(FrozenModel):
             missing=model.bound.floor if model.bound is not None else 0.0,
             group_by=model.key if isinstance(model, GroupedModel) else None,
             mapped=model.query_map is not None,
+            folded=model.fold is not None,
             **where,
         )
 
-    def having(self, query_map: QueryMap | None) -> Version:
-        """This version, which is `mapped`, with the map of its model."""
-        return self.model_copy(update={"query_map": query_map})
+    @property
+    def learned(self) -> bool:
+        """Whether its model maps queries or folds targets."""
+        return self.mapped or self.folded
+
+    def having(self, model: OffsetModel | Version) -> Version:
+        """This version with the map and the fold of its model, or of a version that has them from there."""
+        return self.model_copy(update={"query_map": model.query_map, "fold": model.fold}) if self.learned else self
 
     @property
     def map(self) -> QueryMap:
         """The map of a version that is `mapped`, and whose model was read."""
         assert self.query_map is not None
         return self.query_map
+
+    def on_targets(self, vectors: np.ndarray) -> np.ndarray:
+        """What stands for `vectors` [b, d] in the augmented ones, of unit length where the metric is cosine: folded,
+        and with the map, so that queries go unmapped."""
+        assert (self.query_map is not None, self.fold is not None) == (self.mapped, self.folded), "the model was read"
+        folded = vectors if self.fold is None else self.fold(vectors)
+        return folded if self.query_map is None else self.query_map.on_targets(folded)
 
     @property
     def key(self) -> str:
@@ -170,7 +186,8 @@ class Version(FrozenModel):
         """Where the offsets lie, and how they are searched, for people."""
         if self.storage == "vector":
             searched = f", searched with hnsw_ef {self.hnsw_ef}" if self.hnsw_ef else ""
-            held = "offsets and the query map" if self.mapped else "offsets"
+            parts = {"the query map": self.mapped, "the fold": self.folded}
+            held = " and ".join(["offsets", *(name for name, there in parts.items() if there)])
             return f"{held} in the vector {self.augmented_vector!r}{searched}{self._measured()}"
         candidates = f"{self.oversampling:.3g} candidates a result"
         exactly = "" if self.exact_oversampling is None else f", in exact searches to {self.exact_oversampling:.3g}"

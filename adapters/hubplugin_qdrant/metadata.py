@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 from qdrant_client import models
 
 from hubplugin.errors import HubpluginError, StoreError
-from hubplugin.model import OffsetModel, QueryMap
+from hubplugin.model import OffsetModel
 from hubplugin.quarantine import Quarantine, parse
 from hubplugin.recording import Recorder
 from hubplugin_qdrant import manifest as m
@@ -311,8 +311,8 @@ class CorrectionCache:
 
     raw: the plain client. compute: runs a function, in a thread for the async client. oversampling, hnsw_ef: take the
     places of the calibrated ones. recorder: keeps the queries, if they are to be kept. heeds_switch: whether a
-    correction that is switched off is not searched. maps: of a collection and a vector, the fingerprint of a model and
-    its map.
+    correction that is switched off is not searched. maps: of a collection and a vector, the version that was active
+    when its model was read, with its map.
     """
 
     raw: Any
@@ -323,7 +323,7 @@ class CorrectionCache:
     heeds_switch: bool = True
     known: dict[str, CachedManifest] = field(default_factory=dict)
     fits: dict[str, OffsetModel] = field(default_factory=dict)
-    maps: dict[tuple[str, str], tuple[str, QueryMap | None]] = field(default_factory=dict)
+    maps: dict[tuple[str, str], Version] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)
 
     def lookup(self, name: str) -> Operation:
@@ -393,16 +393,15 @@ class CorrectionCache:
         for vector, version in manifest.active.items():
             if not version.mapped or version.storage == "vector":  # where the map lies in the augmented vectors
                 continue
-            fingerprint, query_map = self.maps.get((collection, vector), ("", None))
-            if fingerprint != version.model:
+            known = self.maps.get((collection, vector))
+            if known is None or known.model != version.model:
                 try:
                     model = yield from read_model(self.raw, m.metadata_collection(collection), version)
                 except HubpluginError as error:
                     self.warn(f"{error}; until then its searches are raw here, and what is written gets no offsets")
                     return None
-                query_map = model.query_map
-                self.maps[collection, vector] = version.model, query_map
-            active[vector] = version.having(query_map)
+                known = self.maps[collection, vector] = version.having(model)
+            active[vector] = version.having(known)
         return manifest.changed(active=active)
 
     def _seen(self, collection: str, manifest: Manifest) -> Operation:
@@ -485,7 +484,7 @@ class CorrectionCache:
             if version.model not in self.fits:
                 self.fits[version.model] = yield from read_model(self.raw, known.place, version)
             model = self.fits[version.model]
-            pairs.append((version.having(model.query_map) if version.mapped else version, model))
+            pairs.append((version.having(model), model))
         return pairs
 
     def stored_offsets(

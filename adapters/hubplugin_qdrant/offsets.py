@@ -111,7 +111,7 @@ class PayloadStorage(Storage[float]):
 class VectorStorage(Storage[list[float]]):
     """The augmented vector "hub_v3": [t, offset] or, under Euclidean distance, [t, sqrt(2 (ceiling - offset))].
 
-    A query map lies in it, so that no query need be mapped: <q + S q, t> = <q, t + S' t>.
+    A query map lies in it, so that no query need be mapped: <q + S q, t> = <q, t + S' t>; and t may be folded.
     """
 
     def values(self, vectors: np.ndarray, offsets: np.ndarray) -> list[list[float]]:
@@ -124,7 +124,7 @@ class VectorStorage(Storage[list[float]]):
         """What stands for `vectors` [b, d] in the augmented ones, before the offset."""
         if self.version.metric is Metric.COSINE:
             vectors = normalise(vectors, "vectors")
-        return self.version.map.on_targets(vectors) if self.version.mapped else vectors
+        return self.version.on_targets(vectors)
 
     def neutral(self) -> list[float]:
         return [0.0] * (self.version.dim + 1)

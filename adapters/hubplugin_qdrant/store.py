@@ -22,7 +22,7 @@ from qdrant_client import QdrantClient, models
 from hubplugin.abilities import Explanation, Share
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, QueryMap
+from hubplugin.model import OffsetModel
 from hubplugin.quarantine import Quarantine
 from hubplugin.recording import folder_within
 from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, StoredVersion, Writing, now
@@ -59,15 +59,15 @@ class VersionedStore(Store):
     storage: Literal["payload", "vector"] = "payload"
     offset_key: str | None = None
     metadata: Metadata
-    _read_map: tuple[str, QueryMap | None] = ("", None)  # the fingerprint of a model, and its map
+    _learned: Version | None = None  # whose model was read last
 
     def mapping(self, version: Version | None) -> Version | None:
-        """`version` with the query map of its model, as searches and readers need it."""
-        if version is None or not version.mapped:
+        """`version` with the query map and the fold of its model, as searches and readers need them."""
+        if version is None or not version.learned:
             return version
-        if self._read_map[0] != version.model:
-            self._read_map = (version.model, self.metadata.read_model(version).query_map)
-        return version.having(self._read_map[1])
+        if self._learned is None or self._learned.model != version.model:
+            self._learned = version.having(self.metadata.read_model(version))
+        return version.having(self._learned)
 
     def correction(self) -> Correction | None:
         version, active = self.metadata.read_manifest().lying(self.using)
@@ -221,9 +221,7 @@ class VersionWriting(Writing):
     """The offsets of `version`, those of `model`, on their way into `store`; no other run may write them meanwhile."""
 
     def __init__(self, store: VersionedStore, version: Version, found: Found, model: OffsetModel):
-        self.store, self.version, self.found = store, version, found
-        if version.mapped:
-            self.version = version.having(model.query_map)
+        self.store, self.version, self.found = store, version.having(model), found
         self.is_taken_out = False  # what another run has taken out is taken out once more, with what came later
 
     def undisturbed(self) -> Manifest:
@@ -300,6 +298,7 @@ class QdrantStore(VersionedStore):
         self.using, self.metric, self.dim = (getattr(self._schemas["payload"], n) for n in ("using", "metric", "dim"))
         self.maps_queries = self.metric is not Metric.EUCLIDEAN
         self.storage, self._choice = chosen_storage(self._schemas, storage, manifest)
+        self.folds_targets = self.maps_queries and self.storage == "vector"
         self.record = None if record is None else folder_within(record, self.collection, self.using)
 
     how_to_record = (

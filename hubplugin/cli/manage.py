@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from hubplugin.abilities import Explaining, Quarantining, Switched, able
-from hubplugin.cli.application import Answer, command, progress_shown
+from hubplugin.cli.application import Answer, command, progress_shown, say
 from hubplugin.cli.options import StoreUrl, require_files, told, vectors
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter, StoreError, install
@@ -139,11 +139,15 @@ def bank(
         int | None, typer.Option("--thin", metavar="N", min=1, help="Keep N of them, drawn at random.")
     ] = None,
     delete: Annotated[bool, typer.Option("--clear", help="Delete them.")] = False,
+    forget: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID", help="Forget this query, also in the correction, which is fitted anew without it."),
+    ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what --thin or --clear would do, and do nothing.")
+        bool, typer.Option("--dry-run", help="Say what --thin, --clear or --forget would do, and do nothing.")
     ] = False,
 ) -> Answer:
-    """Show, export, thin or clear the queries and clicks that are recorded of the store."""
+    """Show, export, thin, clear or forget the queries and clicks that are recorded of the store."""
     import numpy as np
 
     from hubplugin.registry import open_store
@@ -153,6 +157,8 @@ def bank(
     require_files([], [export])
     if delete and keep is not None:
         raise InputError("--thin keeps some of the queries and --clear none; give one of them")
+    if forget and (delete or keep is not None):
+        raise InputError("--forget takes out the queries that are named; --thin and --clear go without it")
     opened = open_store(store)
     if opened.record is None:
         raise InputError(f"{opened.url}: nobody has said where its queries are recorded; {opened.how_to_record}")
@@ -161,13 +167,14 @@ def bank(
         if recorded is None:
             raise InputError(_nothing(opened))
         np.save(export, recorded.array())
-    changes = recorded is not None and (delete or keep is not None)
-    left = _changed(opened, keep, delete) if (delete or keep is not None) and not dry_run else recorded
+    changes = recorded is not None and (delete or keep is not None or bool(forget))
+    left = _changed(opened, keep, delete, forget or []) if changes and not dry_run else recorded
     lines = [_nothing(opened) if recorded is None else f"{opened.url}: {_summary(recorded)}, in {opened.record}"]
     if export is not None:
         lines.append(f"written to {export}")
     if recorded is not None and changes:
-        planned = 0 if delete else min(recorded.rows, keep or 0)
+        planned = 0 if delete else recorded.rows - len(set(forget or []) & set(recorded.ids))
+        planned = planned if keep is None else min(recorded.rows, keep)
         rows = 0 if left is None else left.rows
         lines.append(f"nothing was changed; would keep {planned}" if dry_run else f"kept: {rows}")
     from hubplugin.cli.json_types import RecordedBank
@@ -178,8 +185,13 @@ def bank(
     return Answer("\n".join(lines), told(opened, figures))
 
 
-def _changed(store: Store, keep: int | None, delete: bool) -> Recorded | None:
-    """What is recorded of `store` once it is thinned or cleared."""
+def _changed(store: Store, keep: int | None, delete: bool, ids: list[str]) -> Recorded | None:
+    """What is recorded of `store` once it is thinned or cleared, or the queries `ids` are forgotten."""
+    if ids:
+        from hubplugin.jobs.forget import forget
+
+        with progress_shown() as progress:
+            say(str(forget(store, ids, compute=Compute(progress=progress))))
     if delete and store.record is not None:
         clear(store.record)
     elif keep is not None and store.record is not None:

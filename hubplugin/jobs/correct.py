@@ -38,7 +38,7 @@ from hubplugin.jobs.write import (
     write,
     written,
 )
-from hubplugin.learning import FEWEST_WORDINGS, Lesson, require_learnable, taught
+from hubplugin.learning import FEWEST_WORDINGS, Learn, Lesson, require_learnable, taught
 from hubplugin.measures.hubness import skewness
 from hubplugin.methods import METHODS, FitInput, Method, asked_for
 from hubplugin.methods.robust import bounded
@@ -53,6 +53,7 @@ from hubplugin.model import (
     Setting,
     Value,
     group_key,
+    unfolded,
 )
 from hubplugin.report import Report
 from hubplugin.store import KEEP, Store, recorded_of
@@ -79,7 +80,7 @@ def apply(
     *,
     group_by: str | None = None,
     robust: bool = False,
-    learn: bool = False,
+    learn: Learn = False,
     judged: BankLike | None = None,
     force: bool = False,
     dry_run: bool = False,
@@ -93,7 +94,8 @@ def apply(
     """Fits offsets on everything in `store`, writes them, and activates them in one step.
 
     bank, method, robust, learn, judged, parameters: as in `hubplugin.fit`; robust and learn not with group_by. With
-    learn the store's own search maps the queries; stores that hold no map are refused. A `hubplugin.Bank` without
+    learn the store's own search maps the queries, and with learn="fold" the vectors that hubplugin wrote are folded;
+    stores that cannot hold either are refused. A `hubplugin.Bank` without
     queries is of those that were recorded of the store, and with learn of their clicks. A fitted model in the place of
     the bank is written as it is, and not tried.
 
@@ -123,7 +125,7 @@ def apply(
             Parameter("robust", True), " bounds offsets over a whole gallery: leave out ", Parameter("group_by")
         )
     if learn:
-        _require_learnable(store, method, group_by, executor)
+        _require_learnable(store, learn, method, group_by, robust, executor)
     compute = _usable(compute, keep)
     configuration = asked_for(method, parameters, apply)
     prepared = bank_for(store, bank, learn).prepare(store.metric, compute, store)
@@ -152,7 +154,7 @@ def refit(
     bank: BankLike | None = None,
     method: str | None = None,
     *,
-    learn: bool | None = None,
+    learn: Learn | None = None,
     judged: BankLike | None = None,
     force: bool = False,
     dry_run: bool = False,
@@ -164,7 +166,7 @@ def refit(
 
     bank: as for `hubplugin.apply`; by default the queries that were recorded. method: by default that of the
     active correction with its parameters, but for those that a method finds in bank and gallery; "auto" chooses.
-    A robust correction stays one. learn: likewise, by default a correction with a query map is learned anew.
+    A robust correction stays one. learn: likewise, by default a correction with a query map or a fold is learned anew.
     judged: as for `hubplugin.apply`.
     dry_run, keep: as for `hubplugin.apply`. force: activates it though it is worse.
 
@@ -181,9 +183,11 @@ def refit(
     """
     old = _active(store)
     compute = _usable(compute, keep)
-    learn = old.query_map is not None if learn is None else learn
+    if learn is None:
+        learn = "fold" if old.fold is not None else old.query_map is not None
     if learn:
-        _require_learnable(store, old.method if method is None else method, group_key(old), None)
+        given = old.method if method is None else method
+        _require_learnable(store, learn, given, group_key(old), old.bound is not None, None)
     configuration = _same(old, parameters) if method is None else asked_for(method, parameters, refit)
     prepared = bank_for(store, Bank() if bank is None else bank, learn).prepare(store.metric, compute, store)
     _require_usable(store, prepared, configuration, force, dry_run)
@@ -202,13 +206,13 @@ def refit(
 @dataclass(frozen=True)
 class Recipe:
     """How to make a correction. configuration: None where it is chosen. group_by: the key within whose values it is
-    fitted. learn: whether known answers teach a query map. old: the active model that the new one must not be worse
+    fitted. learn: what known answers teach beyond offsets. old: the active model that the new one must not be worse
     than. judged: what chooses how strong a map is."""
 
     configuration: Method | None
     group_by: str | None
     robust: bool
-    learn: bool
+    learn: Learn
     force: bool
     old: OffsetModel | None = None
     judged: PreparedBank | None = None
@@ -230,9 +234,9 @@ def _corrected(
         configuration = configuration.resolved(bank)
         if recipe.group_by is None:
             trial = None if recipe.force else check_by(experiment, configuration)
-            lesson = taught(configuration, bank, recipe.judged) if recipe.learn else None
+            lesson = taught(configuration, bank, recipe.judged, recipe.learn) if recipe.learn else None
             if recipe.old is not None:
-                if lesson is None and recipe.old.query_map is None:
+                if lesson is None and not recipe.old.learned:
                     versus = _versus([tuple(experiment.run([None, recipe.old, configuration]))])
                 else:
                     versus = _on_what_is_new(bank, recipe, configuration, lesson)
@@ -303,14 +307,18 @@ def _require_none(**arguments: object) -> None:
             raise InputError("a fitted model has its bank and its method already: leave out ", Parameter(name))
 
 
-def _require_learnable(store: Store, method: str, group_by: str | None, executor: Executor | None) -> None:
-    """Raises InputError where a correction cannot have a query map, before anything is read."""
+def _require_learnable(
+    store: Store, learn: Learn, method: str, group_by: str | None, robust: bool, executor: Executor | None
+) -> None:
+    """Raises InputError where the store cannot hold what is learned, before anything is read."""
     if not store.maps_queries:
         raise InputError(f"{store.url} holds no map of queries: leave out ", Parameter("learn"))
-    require_learnable(method, store.metric, store, group_by=group_by, executor=executor)
+    if learn == "fold" and not store.folds_targets:
+        raise unfolded(store.url)
+    require_learnable(learn, method, store.metric, store, robust, group_by=group_by, executor=executor)
 
 
-def _looked_at(store: Store, judged: BankLike | None, learn: bool, compute: Compute) -> PreparedBank | None:
+def _looked_at(store: Store, judged: BankLike | None, learn: Learn, compute: Compute) -> PreparedBank | None:
     """The judged bank; raises InputError where nothing is learned."""
     if judged is None:
         return None
@@ -344,7 +352,7 @@ def _require_usable(store: Store, bank: PreparedBank, configuration: Method | No
         require_size(bank, configuration)
 
 
-def bank_for(store: Store, bank: BankLike, learn: bool = False) -> Bank:
+def bank_for(store: Store, bank: BankLike, learn: Learn = False) -> Bank:
     """`bank` as one for `store`, whose recorded queries take the place of none; raises InputError if there are none.
 
     learn: with what was recorded of their clicks. Nothing else uses those: people click what a search showed them, so
@@ -375,7 +383,7 @@ def _cut_off(store: Store, recipe: Recipe, bank: FitInput) -> OffsetModel | None
         return None
     model = correction.model
     same = recipe.configuration.made(model, bank) and group_key(model) == recipe.group_by
-    same &= (model.bound is not None, model.query_map is not None) == (recipe.robust, False)
+    same &= (model.bound is not None, model.learned) == (recipe.robust, False)
     return model if same else None
 
 

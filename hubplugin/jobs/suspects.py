@@ -43,10 +43,10 @@ def counted(model: OffsetModel, bank: FitInput) -> OffsetModel:
     both, nearest = np.stack([np.zeros_like(offsets), offsets]), TopK(OCCURRENCE)
     search(queries, targets, model.metric, bank.compute, nearest, offsets=both, what="counting hubs")
     rows_of_both = list(nearest.rows)
-    if model.query_map is not None:
-        mapped = TopK(OCCURRENCE)
-        search(model.query_map(queries), targets, model.metric, quiet, mapped, offsets=offsets)
-        rows_of_both[1] = mapped.rows[0]
+    if model.learned:
+        learned = TopK(OCCURRENCE)
+        search(*model.searched(queries, targets), quiet, learned, offsets=offsets)
+        rows_of_both[1] = learned.rows[0]
     raw, corrected = (k_occurrence(rows, targets.rows) for rows in rows_of_both)
     chance = skewness_by_chance(len(queries), OCCURRENCE, targets.rows)
     largest = float(corrected.max() / len(queries))

@@ -20,6 +20,7 @@ from hubplugin.model.offset_model import (
     warn_if_swapped,
 )
 from hubplugin.model.query_map import QueryMap, unmapped
+from hubplugin.model.target_fold import TargetFold, unfolded
 
 __all__ = [
     "FORMAT",
@@ -36,12 +37,14 @@ __all__ = [
     "OffsetModel",
     "QueryMap",
     "Setting",
+    "TargetFold",
     "Term",
     "TopKMean",
     "Value",
     "group_key",
     "load",
     "reduction_of",
+    "unfolded",
     "unmapped",
     "warn_if_swapped",
 ]

@@ -49,6 +49,8 @@ def _rows(model: OffsetModel) -> Iterator[tuple[str, str]]:
         yield "newcomers", f"in {model.bound.share:.2%} of the bank's lists at most"
     if model.query_map is not None:
         yield "query map", f"taught by {model.query_map.pairs:,} pairs, strength {model.query_map.strength:.3g}"
+    if model.fold is not None:
+        yield "targets folded", f"{len(model.fold.at):,}, strength {model.fold.strength:.3g}"
     counted = model.hubness_at_fit
     if counted is not None:
         skewness = f"{counted.raw:.2f} raw, {counted.corrected:.2f} corrected, {counted.chance:.2f} by chance"
@@ -61,4 +63,4 @@ def _rows(model: OffsetModel) -> Iterator[tuple[str, str]]:
             f"{100 * gain.raw:.1f} % raw, {100 * gain.corrected:.1f} % corrected ({low:+.1f} to {high:+.1f} points)"
         )
         yield f"right answers first, {gain.queries:,} held-out bank queries", shares
-    yield "file", f"format {FORMAT if model.query_map is None else MAPPED_FORMAT}, model {model.fingerprint}"
+    yield "file", f"format {MAPPED_FORMAT if model.learned else FORMAT}, model {model.fingerprint}"

@@ -16,8 +16,8 @@ from hubplugin._version import __version__
 from hubplugin.errors import ModelFileError
 
 FORMAT, MAPPED_FORMAT = 4, 5
-"""Versions of the model file: of a model without a query map, and with one. A reader refuses other versions, so that
-one which knows no maps never takes a model for its offsets alone."""
+"""Versions of the model file: of offsets alone, and of one with a query map or a fold. A reader refuses other versions,
+so that one which knows neither never takes a model for its offsets alone."""
 
 Model = TypeVar("Model")
 

@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -23,7 +23,18 @@ import numpy as np
 from hubplugin import atomic
 from hubplugin.atomic import TEMPORARY
 from hubplugin.errors import InputError
-from hubplugin.recording.sample import ALL, MOST_TARGETS, Asked, Sample, Target, as_target, digest_of, joined
+from hubplugin.recording.sample import (
+    ALL,
+    MOST_TARGETS,
+    Asked,
+    Sample,
+    Target,
+    as_digest,
+    as_target,
+    digest_of,
+    id_of,
+    joined,
+)
 from hubplugin.vectors import Sliceable, one_line
 
 try:
@@ -61,6 +72,7 @@ class Recorded(Sliceable):
         vectors = np.frombuffer(b"".join(each.vector for each in asked), np.float32).reshape(len(asked), -1)
         super().__init__(f"recorded queries ({folder})", vectors, vectors.shape, np.asarray)
         self.times = np.array([each.time for each in asked])
+        self.ids = [id_of(digest) for digest in sample.kept]
         texts = [each.text for each in asked]
         self.texts = texts if any(text is not None for text in texts) else None
         self.seen, self.different = sample.seen, sample.different
@@ -108,12 +120,32 @@ def thin(folder: str | os.PathLike[str], size: int) -> None:
     samples = _alike(Path(folder))
     limit = joined(sample for _, sample in samples).thinned(size).limit
     for path, sample in samples:
-        lock = _lock(path)  # keeps a recorder away that would start meanwhile; one that runs has it, and notices
-        try:
-            save(path, replace(sample, limit=min(limit, sample.limit)))
-        finally:
-            if lock is not None:
-                lock.close()
+        _rewrite(path, replace(sample, limit=min(limit, sample.limit)))
+
+
+def forget(folder: str | os.PathLike[str], ids: Collection[str]) -> int:
+    """Deletes the queries of these ids (`Recorder.id_of`) that are recorded in `folder`, with their clicks; returns how
+    many there were. Recorders that are running notice, and drop what came since they wrote last."""
+    digests, found = {as_digest(each) for each in ids}, set[int]()
+    for path, sample in _samples(Path(folder)):
+        there = digests & (sample.kept.keys() | sample.clicks.keys())
+        if not there:
+            continue
+        found |= there
+        kept = {digest: each for digest, each in sample.kept.items() if digest not in there}
+        clicks = {digest: each for digest, each in sample.clicks.items() if digest not in there}
+        _rewrite(path, replace(sample, kept=kept, clicks=clicks))
+    return len(found)
+
+
+def _rewrite(path: Path, sample: Sample) -> None:
+    """`save` by another than the part's recorder."""
+    lock = _lock(path)  # keeps a recorder away that would start meanwhile; one that runs has it, and notices
+    try:
+        save(path, sample)
+    finally:
+        if lock is not None:
+            lock.close()
 
 
 def _files(folder: Path) -> list[Path]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from hubplugin.errors import InputError
 from hubplugin.recording.parts import Slot, UnreadablePart, folder_within
-from hubplugin.recording.sample import Sample, as_digest, as_target, digest_of, joined
+from hubplugin.recording.sample import Sample, as_digest, as_target, digest_of, id_of, joined
 
 if TYPE_CHECKING:
     from hubplugin.vectors import VectorLike
@@ -111,7 +111,7 @@ class Recorder:
         vectors = _vectors(query)
         if len(vectors) != 1:
             raise InputError(f"expected one query [d]; got {len(vectors)}")
-        return f"{digest_of(vectors[0]):016x}"
+        return id_of(digest_of(vectors[0]))
 
     def click(self, query: VectorLike | str, target: int | str | UUID) -> None:
         """`target`, an id in the store, was clicked by somebody who asked `query`: [d], or its `id_of`. Never raises.

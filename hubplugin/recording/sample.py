@@ -60,6 +60,11 @@ def as_target(target: object) -> Target:
     raise InputError(f"expected the id of a target, 0 or more or up to {LONGEST} characters; got {_kind(target)}")
 
 
+def id_of(digest: int) -> str:
+    """The id of the query of this digest, which `as_digest` reads."""
+    return f"{digest:016x}"
+
+
 def as_digest(search: str) -> int:
     """The digest that an id of a search names; raises InputError for other texts, without repeating them."""
     if len(search) != 16 or not set(search) <= set("0123456789abcdef"):

@@ -28,7 +28,7 @@ from hubplugin.measures.significance import Side, standard_error
 from hubplugin.methods import FitInput, Method
 from hubplugin.methods.blend import Blend
 from hubplugin.methods.robust import bounded
-from hubplugin.model import OffsetModel, QueryMap, Setting
+from hubplugin.model import OffsetModel, QueryMap, Setting, TargetFold
 from hubplugin.vectors import as_vectors, sampled, taken
 
 
@@ -466,7 +466,7 @@ class Experiment:
 
     def run(self, configurations: Sequence[Tried]) -> list[Outcome]:
         """Each configuration over all folds; the folds are the outer loop, so that each is multiplied once. A model
-        is tried as it is; where it maps queries, or a fold learns to, those held out are mapped."""
+        is tried as it is; where it maps queries or folds targets, or a fold learns to, so are those held out."""
         if not configurations:
             return []
         n, total = len(self.targets), FOLDS * len(configurations)
@@ -491,10 +491,11 @@ class Experiment:
         """The nearest targets [p, k], costs [p] and, with answers, hits and log ranks [p] of one fold's queries."""
         n, scores = len(self.targets), fold.similarities
         if configuration is not None:
-            offsets, query_map = self._fitted(configuration, fold)
-            if query_map is not None:
-                mapped = Similarities(query_map(fold.queries), self.bank.metric, fold.fit_input.compute.quiet)
-                scores = dense(mapped, fold.fit_input.require_targets("auto"))
+            offsets, model = self._fitted(configuration, fold)
+            if model is not None and model.learned:
+                gallery = fold.fit_input.require_targets("auto")
+                asked, stored, metric = model.searched(fold.queries, gallery)
+                scores = dense(Similarities(asked, metric, fold.fit_input.compute.quiet), stored)
             scores = scores + torch.tensor(offsets)
         found = scores[:, :n].topk(min(OCCURRENCE, max(n // 4, 1)), dim=1).indices
         costs = nearest - fold.similarities.gather(1, found[:, :1])[:, 0]
@@ -516,15 +517,17 @@ class Experiment:
         share = float((columns < len(self.targets)).mean())
         return min(share * self.bank.require_targets("auto").rows / len(self.targets), 1.0)
 
-    def _fitted(self, configuration: Method | Learning | OffsetModel, fold: Fold) -> tuple[np.ndarray, QueryMap | None]:
-        """Offsets [n] of the targets of a fold, and what its queries are mapped by: of a model, or of a fit on what the
-        fold does not hold out, which is bounded if `robust`."""
+    def _fitted(
+        self, configuration: Method | Learning | OffsetModel, fold: Fold
+    ) -> tuple[np.ndarray, OffsetModel | None]:
+        """Offsets [n] of the targets of a fold, and the model that may change its queries and targets: one that is
+        tried as it is, or a fit on what the fold does not hold out, which is bounded if `robust`."""
         given = fold.fit_input
         if isinstance(configuration, OffsetModel):
             model = configuration
         else:
-            if isinstance(configuration, Learning) and configuration.maps:
-                model = configuration.fit(given, self._learned(configuration, fold))
+            if isinstance(configuration, Learning) and configuration.learns:
+                model = configuration.fit(given, *self._learned(configuration, fold))
             else:
                 method = configuration.method if isinstance(configuration, Learning) else configuration
                 if not self._robust:
@@ -533,15 +536,15 @@ class Experiment:
             model = bounded(model, given) if self._robust else model
         targets, compute = given.require_targets(model.method), given.compute
         if model.bound is None:
-            return model.raw_offsets(targets, compute), model.query_map
-        return model.members.offsets(targets, compute=compute.quiet), model.query_map
+            return model.raw_offsets(targets, compute), model
+        return model.members.offsets(targets, compute=compute.quiet), model
 
-    def _learned(self, configuration: Learning, fold: Fold) -> QueryMap:
+    def _learned(self, configuration: Learning, fold: Fold) -> tuple[QueryMap | None, TargetFold | None]:
         """What the known answers that a fold does not hold out teach."""
         assert self.bank.known is not None
         rows = fold.fitted[self.bank.known[fold.fitted] >= 0]
         _, first, own = np.unique(self.bank.known[rows], return_index=True, return_inverse=True)
-        return configuration.query_map(self.bank.query_bank[rows], own.reshape(-1), self.answers(rows[first]))
+        return configuration.taught_by(self.bank.query_bank[rows], own.reshape(-1), self.answers(rows[first]))
 
     def margins(self, blends: Sequence[Blend]) -> np.ndarray:
         """How far the own target of each held-out query is ahead of the next one: [configurations, queries]. With pairs

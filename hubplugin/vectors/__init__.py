@@ -2,6 +2,7 @@
 
 from hubplugin.vectors.base import (
     BLOCK_ROWS,
+    Changed,
     Number,
     OffsetsLike,
     Progress,
@@ -28,6 +29,7 @@ from hubplugin.vectors.shards import SHARD_ROWS, FileShard, GalleryLike, Shard, 
 __all__ = [
     "BLOCK_ROWS",
     "SHARD_ROWS",
+    "Changed",
     "FileShard",
     "GalleryLike",
     "Number",
