@@ -251,31 +251,23 @@ class QueryMapConformance(StoreUnderTest):
     @pytest.fixture(params=["map", "map and fold"])
     def mapping(self, store: Store, request: pytest.FixtureRequest) -> Store:
         self.folding = request.param == "map and fold"
-        if not store.maps_queries:
-            pytest.skip("this store holds no query map")
-        if self.folding and not store.folds_targets:
-            pytest.skip("this store keeps targets as they are")
-        if self.metric is Metric.EUCLIDEAN:
-            pytest.skip("a query map is for inner products")
+        if not (store.folds_targets if self.folding else store.maps_queries) or self.metric is Metric.EUCLIDEAN:
+            pytest.skip(f"this store holds no {request.param}")
         return store
 
-    def test_a_store_that_would_leave_a_query_map_out_refuses_it_and_is_unchanged(self, store: Store) -> None:
-        if store.maps_queries:
-            pytest.skip("this store holds a query map")
-        with pytest.raises(InputError, match="has a query map"):
-            write(store, self._mapped())
-        with pytest.raises(InputError, match="has a query map"):
-            apply(store, self._mapped(), dry_run=True)
-        assert store.correction() is None
-
-    def test_a_store_that_would_leave_a_fold_out_refuses_it_and_is_unchanged(self, store: Store) -> None:
-        if store.folds_targets:
-            pytest.skip("this store holds a fold")
-        folded = replace(self._model(), fold=self._fold())
-        with pytest.raises(InputError, match="keeps them as they are"):
-            write(store, folded)
-        with pytest.raises(InputError, match="keeps them as they are"):
-            apply(store, folded, dry_run=True)
+    @pytest.mark.parametrize("what", ["map", "fold"])
+    def test_a_store_that_would_leave_out_what_was_learned_refuses_it_and_is_unchanged(
+        self, store: Store, what: str
+    ) -> None:
+        held, model, said = store.maps_queries, self._mapped(), "has a query map"
+        if what == "fold":
+            held, model, said = store.folds_targets, replace(self._model(), fold=self._fold()), "keeps them as they are"
+        if held:
+            pytest.skip(f"this store holds a {what}")
+        with pytest.raises(InputError, match=said):
+            write(store, model)
+        with pytest.raises(InputError, match=said):
+            apply(store, model, dry_run=True)
         assert store.correction() is None
 
     def test_searches_are_by_the_mapped_query_and_raw_ones_by_what_was_asked(self, mapping: Store) -> None:

@@ -20,7 +20,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 
 import hubplugin
@@ -146,27 +145,15 @@ class Version(FrozenModel):
             **where,
         )
 
-    @property
-    def learned(self) -> bool:
-        """Whether its model maps queries or folds targets."""
-        return self.mapped or self.folded
-
     def having(self, model: OffsetModel | Version) -> Version:
         """This version with the map and the fold of its model, or of a version that has them from there."""
-        return self.model_copy(update={"query_map": model.query_map, "fold": model.fold}) if self.learned else self
+        return self.model_copy(update={"query_map": model.query_map, "fold": model.fold})
 
     @property
     def map(self) -> QueryMap:
         """The map of a version that is `mapped`, and whose model was read."""
         assert self.query_map is not None
         return self.query_map
-
-    def on_targets(self, vectors: np.ndarray) -> np.ndarray:
-        """What stands for `vectors` [b, d] in the augmented ones, of unit length where the metric is cosine: folded,
-        and with the map, so that queries go unmapped."""
-        assert (self.query_map is not None, self.fold is not None) == (self.mapped, self.folded), "the model was read"
-        folded = vectors if self.fold is None else self.fold(vectors)
-        return folded if self.query_map is None else self.query_map.on_targets(folded)
 
     @property
     def key(self) -> str:

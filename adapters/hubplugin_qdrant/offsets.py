@@ -124,7 +124,12 @@ class VectorStorage(Storage[list[float]]):
         """What stands for `vectors` [b, d] in the augmented ones, before the offset."""
         if self.version.metric is Metric.COSINE:
             vectors = normalise(vectors, "vectors")
-        return self.version.on_targets(vectors)
+        assert (self.version.query_map is None, self.version.fold is None) == (
+            not self.version.mapped,
+            not self.version.folded,
+        ), "its model was read"
+        folded = vectors if self.version.fold is None else self.version.fold(vectors)
+        return folded if self.version.query_map is None else self.version.query_map.on_targets(folded)
 
     def neutral(self) -> list[float]:
         return [0.0] * (self.version.dim + 1)

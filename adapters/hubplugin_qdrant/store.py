@@ -63,7 +63,7 @@ class VersionedStore(Store):
 
     def mapping(self, version: Version | None) -> Version | None:
         """`version` with the query map and the fold of its model, as searches and readers need them."""
-        if version is None or not version.learned:
+        if version is None or not (version.mapped or version.folded):
             return version
         if self._learned is None or self._learned.model != version.model:
             self._learned = version.having(self.metadata.read_model(version))
@@ -221,7 +221,9 @@ class VersionWriting(Writing):
     """The offsets of `version`, those of `model`, on their way into `store`; no other run may write them meanwhile."""
 
     def __init__(self, store: VersionedStore, version: Version, found: Found, model: OffsetModel):
-        self.store, self.version, self.found = store, version.having(model), found
+        self.store, self.version, self.found = store, version, found
+        if version.mapped or version.folded:
+            self.version = version.having(model)
         self.is_taken_out = False  # what another run has taken out is taken out once more, with what came later
 
     def undisturbed(self) -> Manifest:

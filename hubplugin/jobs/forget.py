@@ -16,6 +16,7 @@ from hubplugin.jobs.correct import Refitted, refit
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import Dot, OffsetModel
 from hubplugin.recording import forget as forget_recorded
+from hubplugin.recording.sample import as_digest, id_of
 from hubplugin.store import Store, recorded_of
 
 logger = logging.getLogger(__name__)
@@ -40,8 +41,8 @@ def forget(store: Store, ids: Collection[str], *, compute: Compute = Compute()) 
     A model holds its bank, and what clicks taught it. So an active correction that was fitted on any of them is first
     fitted anew on what stays recorded, as `refit` does it, and activated even if it is worse: nobody has to wait for
     enough other queries. Where too few pairs stay to learn from, it has offsets alone, and says so. Earlier versions
-    are deleted, so that none returns with a rollback. Files of models that you saved are yours to delete. A run that
-    was cut off does the rest when it is started again.
+    are deleted, so that none returns with a rollback, and so is what a run that was cut off has written. Files of
+    models that you saved are yours to delete. If it is cut off itself, start it again with the same ids.
 
     Args:
         store: an open store, of which queries are recorded.
@@ -52,21 +53,24 @@ def forget(store: Store, ids: Collection[str], *, compute: Compute = Compute()) 
         InputError: an id is none, or nothing is recorded of the store.
         StoreError: no other query stays for the correction to be fitted on; or the store refuses.
     """
-    recorded = recorded_of(store)
+    digests, recorded = [as_digest(each) for each in ids], recorded_of(store)
     if recorded is None or store.record is None:
         raise InputError(f"{store.url}: no queries are recorded that could be forgotten")
-    gone = np.isin(recorded.ids, list(ids))
-    correction, refitted = store.correction(), None
-    vectors = recorded.array()
-    if correction is not None and gone.any() and _knows(correction.model, vectors[gone]):
+    gone = np.isin(recorded.ids, [id_of(digest) for digest in digests])
+    if not gone.any():
+        return Forgotten(0, None)
+    correction, refitted, vectors = store.correction(), None, recorded.array()
+    knows = correction is not None and _knows(correction.model, vectors[gone])
+    if correction is not None and knows and not correction.active:
+        store.remove(compute.progress)  # the beginning of a run that was cut off
+    elif correction is not None and knows:
         if gone.all():
             raise StoreError(
                 f"{store.url}: no query would stay for its correction to be fitted on; take that out (hubplugin "
                 "remove), and delete what is recorded (hubplugin bank --clear)"
             )
-        if correction.active:
-            answers = None if recorded.answers is None else recorded.answers[~gone]
-            refitted = _refitted(store, Bank(vectors[~gone], answers), correction.model, compute)
+        answers = None if recorded.answers is None else recorded.answers[~gone]
+        refitted = _refitted(store, Bank(vectors[~gone], answers), correction.model, compute)
     if isinstance(store, Versioned):
         store.prune(0, compute.progress)
     forget_recorded(store.record, ids)

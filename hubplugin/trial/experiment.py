@@ -520,8 +520,8 @@ class Experiment:
     def _fitted(
         self, configuration: Method | Learning | OffsetModel, fold: Fold
     ) -> tuple[np.ndarray, OffsetModel | None]:
-        """Offsets [n] of the targets of a fold, and the model that may change its queries and targets: one that is
-        tried as it is, or a fit on what the fold does not hold out, which is bounded if `robust`."""
+        """Offsets [n] of the targets of a fold, and the model that may change its queries and targets. It is one that
+        is tried as it is, or a fit on what the fold does not hold out, which is bounded if `robust`."""
         given = fold.fit_input
         if isinstance(configuration, OffsetModel):
             model = configuration

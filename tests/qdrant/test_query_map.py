@@ -25,6 +25,8 @@ KINDS = {
     "cosine-vector": ("image", COSINE, "vector"),
     "dot-payload-async": ("image", DOT, "payload", True),
     "dot-vector": ("image", DOT, "vector"),
+    "cosine-vector-folded": ("image", COSINE, "vector", False, True),
+    "dot-vector-folded-async": ("image", DOT, "vector", True, True),
 }
 
 RRF = models.FusionQuery(fusion=models.Fusion.RRF)
@@ -130,7 +132,7 @@ def test_vectors_in_other_queries_are_mapped_and_points_are_not(in_payload):
 @pytest.mark.skipif(not hasattr(models, "RelevanceFeedbackQuery"), reason="qdrant-client 1.18 has none")
 def test_the_vectors_of_a_relevance_feedback_are_mapped(in_payload):
     in_payload.apply_mapped()
-    version = in_payload.version.having(in_payload.model.query_map)
+    version = in_payload.version.having(in_payload.model)
     one, two = in_payload.queries[:2]
     given = models.RelevanceFeedbackQuery(
         relevance_feedback=models.RelevanceFeedbackInput(
@@ -182,6 +184,27 @@ def test_what_the_wrapped_client_writes_is_searched_mapped(photos):
         assert ids(client.query_points("photos", list(query), photos.using or None).points) == expected
     report = hubplugin.inspect(photos.store(), queries=0)
     assert (report.count, report.missing, report.stale) == (ROWS + 4, 0, 0)
+
+
+@pytest.mark.parametrize("kind", ["cosine-vector-folded", "dot-vector-folded-async"])
+def test_a_target_that_is_written_again_stays_folded_and_one_that_changes_does_not(kind):
+    photos = Photos(QdrantClient(":memory:"), *KINDS[kind])
+    client = photos.apply_mapped()
+    before = {key: photos.stored(key)["hub_v1"] for key in range(9)}
+    client.upsert("photos", [photos.point(key, photos.gallery[key]) for key in range(3)])
+    again = [models.PointVectors(id=key, vector={"image": photos.gallery[key].tolist()}) for key in range(3, 6)]
+    client.update_vectors("photos", again)
+    client.upload_points("photos", [photos.point(key, photos.gallery[key]) for key in range(6, 9)])
+    for key, vector in before.items():
+        np.testing.assert_allclose(photos.stored(key)["hub_v1"], vector, rtol=0, atol=1e-5)
+    changed = clustered(12, 1)[0]
+    client.upsert("photos", [photos.point(0, changed)])
+    wanted = photos.model.query_map.on_targets(photos.model.targets(changed[None]))[0]
+    np.testing.assert_allclose(photos.stored(0)["hub_v1"][:-1], wanted, rtol=0, atol=1e-5)
+    unfolded = photos.model.having(fold=None).targets(changed[None])
+    np.testing.assert_array_equal(photos.model.targets(changed[None]), unfolded)
+    report = hubplugin.inspect(photos.store(), queries=0)
+    assert (report.missing, report.stale) == (0, 0)
 
 
 def test_what_others_write_is_missing_or_stale_until_a_refresh(photos):

@@ -24,10 +24,8 @@ from hubplugin_faiss.encoding.layout import Assemble, in_memory
 Quantise: TypeAlias = Callable[[int, np.ndarray], np.ndarray]
 """quantise(i, values): what a quantiser makes of `values` [n] in extra dimension i."""
 
-
 MODEL_BITS, STATE_BITS = 12, 8
 """How many of the last bits of the query's last extra component name the model, and how many its quantiser's state."""
-
 
 PADDING = 1e-20
 """A component that holds no more than these bits: its square is nothing beside any similarity."""
