@@ -10,8 +10,11 @@ the checkout. Figures are changes in points, means of all splits with their stan
 
 default        over raw
 map            over the default: fit(..., learn=True)
-map over raw   the same, over raw
+map and fold   the same with clicks folded into their targets: fit(..., learn="fold") (of logs)
+map over raw, fold over raw
+               the same, over raw
 noisy clicks   the map of clicks of which a fifth is wrong, seen by position (of logs), over the default of these clicks
+noisy fold     the map and the fold of these
 judged         the same, where 100 right pairs that are not in the log choose (of logs)
 not whitened   a map that is learned alone
 strength 1     the whole map, whatever the folds say

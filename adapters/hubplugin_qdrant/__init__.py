@@ -25,6 +25,7 @@ from qdrant_client import QdrantClient
 from hubplugin.bank import BankLike
 from hubplugin.compute import Compute
 from hubplugin.jobs import correct, write
+from hubplugin.learning import Learn
 from hubplugin.methods import asked_for
 from hubplugin.model import Setting
 from hubplugin.store import KEEP
@@ -80,7 +81,7 @@ def apply(
     offset_key: str | None = None,
     group_by: str | None = None,
     robust: bool = False,
-    learn: bool = False,
+    learn: Learn = False,
     judged: BankLike | None = None,
     force: bool = False,
     dry_run: bool = False,
