@@ -168,6 +168,8 @@ class Learning:
 
 NOTHING = "the pairs taught nothing beyond the offsets: queries are not mapped and targets not folded"
 
+NOT_FOLDED = "no target is folded, since held-out clicks gain nothing by it"
+
 
 @dataclass(frozen=True)
 class Lesson:
@@ -188,7 +190,8 @@ class Lesson:
             return [NOTHING]
         sides = [("asked before", self.asked), ("not asked before", self.other)]
         said = "; ".join(f"{name}: {side}" for name, side in sides if side is not None)
-        return [f"{'; '.join(found)}; over the offsets alone, {said}"]
+        asked_for = self.how.centre is not None and self.model.fold is None
+        return [f"{'; '.join(found)}; over the offsets alone, {said}", *[NOT_FOLDED] * asked_for]
 
 
 @dataclass(frozen=True)

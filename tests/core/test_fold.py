@@ -147,6 +147,17 @@ def test_margins_of_held_out_clicks_are_those_of_the_formula(log):
         np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5)
 
 
+def test_that_nothing_is_folded_is_said(log, monkeypatch):
+    targets, queries, answers = log
+    bank = hubplugin.Bank(queries, answers).prepare("cosine", Compute("cpu")).against(targets)
+    for chosen, said in ((0, True), (4, False)):
+        monkeypatch.setattr(learning, "chosen_fold", lambda *given, chosen=chosen: chosen)
+        notes = learning.taught(hubplugin.METHODS["blend"](), bank, learn="fold").notes
+        assert any("no target is folded" in note for note in notes) == said
+        assert any("150 targets are folded at strength 0.2" in note for note in notes) == (not said)
+    assert not any("fold" in note for note in learning.taught(hubplugin.METHODS["blend"](), bank).notes)
+
+
 def margins_of(*gains):
     """Margins [5, 400] whose soft R@1 is 0.5 and, at the strengths above 0, more by `gains`, with an error of .01."""
     noise = 0.2 * np.array([1.0, -1.0] * 200)
