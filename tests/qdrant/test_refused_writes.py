@@ -458,12 +458,12 @@ def test_operations_are_done_in_one_request_that_is_refused_as_a_whole(using, di
         models.OverwritePayloadOperation(overwrite_payload=models.SetPayload(payload={"k": 1}, points=[500, 3])),
         models.DeleteOperation(delete=models.PointIdsList(points=[5])),
     ]
-    sent: list[int] = []
+    pair, sent = Pair(using, distance, storage, is_async), list[int]()
     update = LocalCollection.batch_update_points
     monkeypatch.setattr(
         LocalCollection, "batch_update_points", lambda self, given: sent.append(len(given)) or update(self, given)
     )
-    assert check_alike(Pair(using, distance, storage, is_async), Write("batch_update_points", operations)) is None
+    assert check_alike(pair, Write("batch_update_points", operations)) is None
     assert len(sent) == 2, "one request by each client"
     if hasattr(LocalCollection, "_validate_update_operation"):
         wrong = [*operations, points(NEW[:1, :2])]
