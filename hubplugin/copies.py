@@ -4,15 +4,18 @@ second collection: what is the same in each of them. An adapter says where copie
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hubplugin.metric import Metric, augment_queries, augment_targets
-from hubplugin.model import OffsetModel, group_key
+from hubplugin.model import OffsetModel, Value, group_key
 from hubplugin.store import Batch, Correction, Found, Hits, Id, State, Store, StoredVersion, Writing, now
 from hubplugin.vectors import Progress
+
+BATCH = 500
+"""The most vectors in one request: a server takes some 32 MB."""
 
 ROUNDING = 1e-5
 """By how much, of its largest component, a vector in a copy may differ from its target's and still be that."""
@@ -52,12 +55,16 @@ class CopyStore(Store):
         """Makes room for a copy that is not listed yet, and keeps its model."""
 
     @abstractmethod
-    def model_bytes(self, copy: Copy) -> bytes:
-        """The model of a copy that is listed, as `OffsetModel.to_bytes` made it."""
+    def stored_model(self, copy: Copy) -> OffsetModel:
+        """The model of a copy that is listed."""
 
     @abstractmethod
     def batches(self, copy: Copy | None, group_by: str | None) -> Iterator[Batch]:
         """As `scan`, with the offsets in `copy`."""
+
+    @abstractmethod
+    def nearest(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
+        """`search` of at most `BATCH` queries."""
 
     @abstractmethod
     def write_copy(self, copy: Copy, ids: Sequence[Id], vectors: np.ndarray) -> None:
@@ -76,9 +83,9 @@ class CopyStore(Store):
         return self.maps_queries
 
     def model_of(self, copy: Copy) -> OffsetModel:
-        """The model of a copy that is listed."""
+        """`stored_model`, read once."""
         if self._model is None or self._model.fingerprint != copy.fingerprint:
-            self._model = OffsetModel.from_bytes(self.model_bytes(copy), self.url)
+            self._model = self.stored_model(copy)
         return self._model
 
     def copy_in(self, state: State) -> Copy | None:
@@ -88,6 +95,27 @@ class CopyStore(Store):
     def scan(self, group_by: str | None = None) -> Iterator[Batch]:
         copy = self.copy_in("active")
         return self.batches(copy, group_by or (None if copy is None else group_key(self.model_of(copy))))
+
+    def batch(
+        self,
+        copy: Copy | None,
+        ids: Sequence[Id],
+        vectors: np.ndarray,
+        stored: Mapping[Id, Sequence[float]],
+        groups: Sequence[Value] | None = None,
+    ) -> Batch:
+        """Targets as `batches` has them. stored: what `copy` holds of those that it has, by id."""
+        offsets = np.full(len(vectors), np.nan, np.float32)
+        rows = [row for row, key in enumerate(ids) if key in stored]
+        if copy is not None and rows:
+            found = np.asarray([stored[ids[row]] for row in rows], np.float32)
+            offsets[rows] = self.offsets_of(self.model_of(copy), vectors[rows], found)
+        return Batch(ids, vectors, offsets, groups=groups)
+
+    def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
+        """Scores are distances: see `corrected`."""
+        found = [self.nearest(queries[row : row + BATCH], k, raw=raw) for row in range(0, len(queries), BATCH)]
+        return Hits([row for each in found for row in each.ids], [row for each in found for row in each.scores])
 
     def correction(self) -> Correction | None:
         copy = self.copy_in("active") or self.copy_in("half-written")

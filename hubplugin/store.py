@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Literal, TypeAlias
+from types import ModuleType
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -239,6 +241,37 @@ class Store(ABC):
     @abstractmethod
     def remove(self, progress: Progress | None = None) -> None:
         """Takes the correction out; the store is as if it had never been there. Nothing happens without one."""
+
+
+class Told:
+    """A client library, or what it gave, whose errors of `kinds` are StoreErrors of one line that begins with `url`. So
+    is all of the same library that it returns. advice: what to add to the line of an error."""
+
+    def __init__(
+        self, of: Any, url: str, kinds: tuple[type[Exception], ...], advice: Callable[[Exception], str] | None = None
+    ):
+        self._of, self._rest = of, (url, kinds, advice)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._of, name)
+        return functools.partial(self._call, value) if callable(value) else value
+
+    def _call(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        url, kinds, advice = self._rest
+        try:
+            result = function(*args, **named)
+        except kinds as error:
+            first = str(error).partition("\n")[0]
+            raise StoreError(f"{url}: {first}{advice(error) if advice else ''}") from error
+        return [self._told(each) for each in result] if isinstance(result, list) else self._told(result)
+
+    def _told(self, result: Any) -> Any:
+        same = _library(result) == (self._of.__name__ if isinstance(self._of, ModuleType) else _library(self._of))
+        return Told(result, *self._rest) if same else result
+
+
+def _library(of: object) -> str:
+    return type(of).__module__.partition(".")[0]
 
 
 def require_ungrouped(store: Store, group_by: str | None) -> None:

@@ -1,6 +1,5 @@
 """hubplugin for Chroma: a corrected copy beside a collection, and a `Collection` that answers from it."""
 
-from hubplugin_chroma.collection import HubCollection
-from hubplugin_chroma.store import ChromaStore
+from hubplugin_chroma.store import ChromaStore, HubCollection
 
 __all__ = ["ChromaStore", "HubCollection"]

@@ -72,26 +72,24 @@ class LanceStore(CopyStore):
         wanted = ["id", "vector", *([] if copy is None else [_column(copy)])]
         for read in self.table.search().select(wanted).to_batches(BATCH_ROWS):
             batch = read.filter(read.column("vector").is_valid())
-            vectors = _matrix(batch.column("vector"), self.dim)
-            offsets = np.full(len(vectors), np.nan, np.float32)
+            ids, stored = batch.column("id").to_pylist(), {}
             if copy is not None:
-                stored = batch.column(_column(copy))
-                there = stored.is_valid().to_numpy(zero_copy_only=False)
-                rows = _matrix(stored.drop_null(), self.dim + 1)
-                offsets[there] = self.offsets_of(self.model_of(copy), vectors[there], rows)
-            yield Batch(batch.column("id").to_pylist(), vectors, offsets)
+                there = batch.filter(batch.column(_column(copy)).is_valid())
+                rows = _matrix(there.column(_column(copy)), self.dim + 1)
+                stored = dict(zip(there.column("id").to_pylist(), rows, strict=True))
+            yield self.batch(copy, ids, _matrix(batch.column("vector"), self.dim), stored)
 
-    def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
+    def nearest(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         copy, unit = None if raw else self.copy_in("active"), normalise(queries, "queries")
         if copy is None:
-            return self._nearest(unit, "vector", "cosine", k)
+            return self._found(unit, "vector", "cosine", k)
         model, column = self.model_of(copy), _column(copy)
         asked = model.queries(unit)
-        found = self._nearest(self.augmented_queries(model, unit), column, "dot", k, f"{column} IS NOT NULL")
-        neutral = self._nearest(asked, "vector", "cosine", k, f"{column} IS NULL")  # what other programs added
+        found = self._found(self.augmented_queries(model, unit), column, "dot", k, f"{column} IS NOT NULL")
+        neutral = self._found(asked, "vector", "cosine", k, f"{column} IS NULL")  # what other programs added
         return self.corrected(model, asked, k, found, neutral)
 
-    def _nearest(
+    def _found(
         self, queries: np.ndarray, column: str, metric: Literal["cosine", "dot"], k: int, where: str | None = None
     ) -> Hits:
         hits = Hits([], [])
@@ -120,8 +118,9 @@ class LanceStore(CopyStore):
         self._book().add([{"place": -1, "model": model.to_bytes(), **vars(copy)}])
         self.table.add_columns(pa.field(_column(copy), pa.list_(pa.float32(), self.dim + 1)))
 
-    def model_bytes(self, copy: Copy) -> bytes:
-        return next(bytes(row["model"]) for row in self._rows(model=True) if row["number"] == copy.number)
+    def stored_model(self, copy: Copy) -> OffsetModel:
+        content = next(bytes(row["model"]) for row in self._rows(model=True) if row["number"] == copy.number)
+        return OffsetModel.from_bytes(content, self.url)
 
     def write_copy(self, copy: Copy, ids: Sequence[Id], vectors: np.ndarray) -> None:
         column = pa.FixedSizeListArray.from_arrays(vectors.ravel(), self.dim + 1)

@@ -10,7 +10,6 @@ is what a corrected client knows: manifests that are read again every few second
 
 from __future__ import annotations
 
-import base64
 import functools
 import inspect
 import json
@@ -78,9 +77,6 @@ can be switched whatever is running."""
 
 QUARANTINE_ID = 2
 """Id of the point of the metadata collection that is the quarantine list: kept whatever becomes of versions."""
-
-PART_BYTES = 3 << 20
-"""A model is split into parts of at most 3 MiB (4 as base64): a server accepts requests of 32 MB by default."""
 
 
 def real_name(raw: Any, name: str) -> Operation:
@@ -181,10 +177,8 @@ def part_id(model: str, number: int) -> str:
 
 def write_model(raw: Any, collection: str, model: OffsetModel) -> Operation:
     """Writes `model` to the metadata collection; returns in how many parts."""
-    content = model.to_bytes()
-    parts = range(0, len(content), PART_BYTES)
-    for number, start in enumerate(parts):
-        part = base64.b64encode(content[start : start + PART_BYTES]).decode()
+    parts = model.to_texts()
+    for number, part in enumerate(parts):
         yield from write(raw, collection, part_id(model.fingerprint, number), {"part": part})
     return len(parts)
 
@@ -197,8 +191,7 @@ def read_model(raw: Any, place: str, version: Version) -> Operation:
         found += yield raw.retrieve(place, ids=[part_id(version.model, number)], with_payload=True)
     if len(found) < version.parts:
         raise StoreError(f"the model of version {version.number} is incomplete in {place!r}; apply again")
-    content = b"".join(base64.b64decode(record.payload["part"]) for record in found)
-    return OffsetModel.from_bytes(content, f"the model in collection {place!r}")
+    return OffsetModel.from_texts([record.payload["part"] for record in found], f"the model in collection {place!r}")
 
 
 class CollectionMetadata(Metadata):

@@ -83,7 +83,7 @@ def test_two_vectors_of_a_collection_are_corrected_and_removed_one_by_one():
 
 
 def test_the_model_travels_in_parts_and_comes_back_whole(cosine, monkeypatch):
-    monkeypatch.setattr("hubplugin_qdrant.metadata.PART_BYTES", 1000)
+    monkeypatch.setattr("hubplugin.model.offset_model.PART_BYTES", 1000)
     cosine.apply()
     manifest = Manifest.model_validate(cosine.plain.retrieve("photos--hub", [0])[0].payload)
     assert manifest.active[""].parts > 3
