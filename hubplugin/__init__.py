@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hubplugin.fitting import fit
     from hubplugin.jobs.correct import apply, refit
     from hubplugin.jobs.diagnose import diagnose
+    from hubplugin.jobs.forget import forget
     from hubplugin.jobs.health import inspect, monitor
     from hubplugin.jobs.versions import rollback
     from hubplugin.jobs.write import refresh, remove
