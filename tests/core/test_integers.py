@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,7 @@ from hubplugin.vectors import as_vectors
 from tests.core.test_numerical_truth import unit
 
 pytestmark = pytest.mark.skipif(
-    not are_fast(), reason="this processor has no AVX-512 with VNNI, or has AMX: float32 is used, as other tests show"
+    not are_fast(), reason="this processor has no AVX-512 with VNNI: float32 is used, as other tests show"
 )
 
 
@@ -106,32 +108,44 @@ def test_another_precision_that_is_asked_for_multiplies_no_integers(precision, r
     assert tile(bank, targets, precision=precision).coarse is None
 
 
-def no_name(*_, **__):
+def no_name(*_):
     raise AttributeError("module 'torch' has no attribute '_int_mm'")
+
+
+def in_a_loop(_, high, both, out):
+    time.sleep(integers.SLOWEST)
+    return out
+
+
+SUMS = "_LaidOut.sums" if "amx_int8" in integers._flags() else "_AsTheyLie.sums"
 
 
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("_multiply", no_name),
-        ("_multiply", lambda rows, columns, out: out.fill_(3)),  # as where a kernel is missing
+        (SUMS, no_name),
+        (SUMS, lambda _, high, both, out: out.fill_(3)),  # as where a kernel is missing
+        (SUMS, in_a_loop),
         ("_flags", lambda: frozenset({"avx2", "fma"})),
-        ("_flags", lambda: frozenset({"avx512_vnni", "amx_int8"})),
     ],
 )
 def test_a_processor_or_a_torch_that_cannot_stays_with_float32(name, value, rng, monkeypatch):
-    monkeypatch.setattr(integers, name, value)
+    monkeypatch.setattr(f"hubplugin.compute.integers.{name}", value)
     bank, targets = unit(rng, 1_000, 64), unit(rng, 50, 64)
     found = tile(bank, targets)
     assert found.coarse is None
     np.testing.assert_allclose(found.s.numpy(), exact(bank, targets), rtol=0, atol=1e-6)
 
 
-def test_torch_has_the_name_that_is_not_public():
-    out = torch.empty(3, 5, dtype=torch.int32)
-    integers._multiply(torch.full((3, 8), -127, dtype=torch.int8), torch.full((8, 5), 127, dtype=torch.int8), out)
-    assert (out == -127 * 127 * 8).all()
+@pytest.mark.parametrize("kernel", [integers._AsTheyLie, integers._LaidOut])
+def test_torch_has_the_names_that_are_not_public(kernel):
+    if kernel is integers._LaidOut and "amx_int8" not in integers._flags():
+        pytest.skip("without AMX oneDNN may take a loop")
+    high, both = (torch.full((rows, d), -127, dtype=torch.int8) for rows, d in ((5, 8), (5, 16)))
+    scale = torch.arange(5.0)
+    found = kernel(high, both, scale).sums(-high[:3], -both[:3], torch.empty(3, 5))
+    assert (found == -(127**2) * (254 * 8 + 16) * scale).all()
 
 
 @pytest.mark.parametrize("answers", ["kept", "left out"])
