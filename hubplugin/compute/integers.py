@@ -106,10 +106,12 @@ class _LaidOut:
     def sums(self, high: torch.Tensor, both: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         import torch
 
-        multiply, nothing = self._ops.qlinear_pointwise, ("none", [], "")
+        multiply, nothing = self._ops.qlinear_pointwise, ("none", (), "")
         bank, kind = (self._scale, self._zeros), (1.0, 0, torch.float32)  # what is written: of scale 1 and zero 0
-        small = multiply(both, 1.0, 0, self._both, *bank, None, *kind, *nothing)
-        return multiply.binary(high, LOW, 0, self._high, *bank, small, None, *kind, 1.0, 0, "sum", 1.0, *nothing)
+        sums: torch.Tensor = multiply(both, 1.0, 0, self._both, *bank, None, *kind, *nothing)
+        # Adds to them in place.
+        multiply.binary(high, LOW, 0, self._high, *bank, sums, None, *kind, 1.0, 0, "sum", 1.0, *nothing)
+        return sums
 
 
 def _halves(rows: torch.Tensor, steps: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
