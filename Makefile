@@ -32,11 +32,11 @@ lint: $(VENV)/installed
 	$(BIN)/mypy
 
 fast: $(VENV)/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not network and not server" tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --durations=20 -m "not slow and not network and not server" tests
 
 # A file in one process, since its tests share what they make. What measures memory does so in a process of its own.
 slow: $(VENV)/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "(slow or network) and not server"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations=20 -m "(slow or network) and not server"
 
 # A part of the numerical tests under each instruction set that this machine has; says which it lacks.
 levels: $(VENV)/installed

@@ -1,15 +1,19 @@
-"""What a service does, in a process in which torch cannot be imported: python -m tests.serving.walk FOLDER STEP.
+"""What a service does, where torch cannot be imported: python -m tests.serving.walk FOLDER STEP ...
 
-FOLDER holds models, fitted elsewhere, `gallery.npy` [n, d] and `queries.npy` [m, d]. Ends with status 0 if the step was
-done, and prints "torch" if it was imported.
+FOLDER holds models, fitted elsewhere, `gallery.npy` [n, d] and `queries.npy` [m, d]. Each step runs in a process of its
+own, a fork of this one, which has imported what all of them need. Prints a line for each: its name and
+"done", or "torch" if that was imported, or "failed", after which its traceback stands.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ import numpy as np
 import pytest
 
 STEPS: dict[str, Callable[[Any], None]] = {}
+ENDS = ["done", "torch", "failed"]
 NO_FIT = r"torch, which is not installed: pip install 'hubplugin\[fit\]'"
 
 
@@ -213,14 +218,30 @@ def what_fits_says_what_to_install(service: Service) -> None:
         assert "\n" not in str(caught.value)
 
 
+def forked(folder: Path, name: str) -> str:
+    """How a step ended."""
+    child = os.fork()
+    if child:
+        return ENDS[os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]
+    end = "failed"
+    try:
+        STEPS[name](Service(folder))
+        end = "done" if sys.modules.get("torch") is None else "torch"
+    except BaseException:
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(ENDS.index(end))
+
+
 def main() -> None:
-    folder, name = Path(sys.argv[1]), sys.argv[2]
-    if "--may-import" not in sys.argv:
+    folder, *given = sys.argv[1:]
+    if "--may-import" not in given:
         sys.modules["torch"] = None  # type: ignore[assignment]
     warnings.simplefilter("ignore")
-    STEPS[name](Service(folder))
-    if sys.modules.get("torch") is not None:
-        print("torch")
+    import_module("hubplugin_qdrant.store")
+    for name in given:
+        if name in STEPS:
+            print(name, forked(Path(folder), name), flush=True)
 
 
 if __name__ == "__main__":
