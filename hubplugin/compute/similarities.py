@@ -231,6 +231,11 @@ MANY_ROWS = 1_000
 fewer rows average out less, offsets would be off by 1.1e-5."""
 
 
+MANY_TARGETS = 4_000
+"""Targets below which no bank is made ready for integers: with AMX that takes as long as the products of 1,700, and a
+third to a half of a product is saved."""
+
+
 SAFE_EXPONENT = 60.0
 """exp(+-60) summed over a bank of any size stays inside float32, so no maximum need be taken out first."""
 
@@ -382,7 +387,7 @@ class Similarities:
             given, bank_bias = like(block, bank) * scale, like(bias, bank)
             if wide not in buffers:
                 buffers[wide] = self._buffer(height, bank)
-            integers = self._integer_bank(bank) if averaged and not wide else None
+            integers = self._integer_bank(bank, targets.rows) if averaged and not wide else None
             for start in range(0, len(block), height):
                 part = given[start : start + height]
                 s, coarse = buffers[wide][: len(part)], None
@@ -396,11 +401,11 @@ class Similarities:
                 self.compute.report(what, done + start + len(part), targets.rows)
             done += len(block)
 
-    def _integer_bank(self, bank: Array) -> IntegerBank | None:
-        """The halves of `bank`, where integers are asked for and serve."""
+    def _integer_bank(self, bank: Array, targets: int) -> IntegerBank | None:
+        """The halves of `bank`, where integers are asked for and serve so many targets."""
         if self.compute.precision != "auto" or self.device is None or self.device.type != "cpu" or self.m < MANY_ROWS:
             return None
-        if self._integers is None and are_fast():
+        if self._integers is None and targets >= MANY_TARGETS and are_fast():
             self._integers = IntegerBank(bank)
         return self._integers
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hubplugin
-from hubplugin.compute import Compute, Similarities, integers
+from hubplugin.compute import Compute, Similarities, integers, similarities
 from hubplugin.compute.integers import COARSEST, IntegerBank, are_fast
 from hubplugin.metric import Metric
 from hubplugin.vectors import as_vectors
@@ -18,6 +18,12 @@ from tests.core.test_numerical_truth import unit
 pytestmark = pytest.mark.skipif(
     not are_fast(), reason="this processor has no AVX-512 with VNNI: float32 is used, as other tests show"
 )
+
+
+@pytest.fixture(autouse=True)
+def many(monkeypatch):
+    """Integers for the few targets that are used here."""
+    monkeypatch.setattr(similarities, "MANY_TARGETS", 1)
 
 
 @pytest.fixture
@@ -173,11 +179,13 @@ def test_offsets_are_within_1e_5_of_float64(method, parameters, answers, case, r
         np.testing.assert_allclose(served.offsets(targets, compute=Compute(device)), offsets[1], rtol=0, atol=1e-5)
 
 
-def test_the_fit_does_multiply_integers(real, monkeypatch):
+@pytest.mark.parametrize("targets", [400, 399])
+def test_the_fit_of_many_targets_multiplies_integers(targets, real, monkeypatch):
     seen = []
     multiply = IntegerBank.product
     monkeypatch.setattr(IntegerBank, "product", lambda self, *given: seen.append(1) or multiply(self, *given))
+    monkeypatch.setattr(similarities, "MANY_TARGETS", 400)
     for method in ("is", "sn", "nnn", "csls", "blend"):
         seen.clear()
-        hubplugin.fit(real["test_targets"][:400], real["bank_queries"][:1_000], method, compute=Compute("cpu"))
-        assert seen, method
+        hubplugin.fit(real["test_targets"][:targets], real["bank_queries"][:1_000], method, compute=Compute("cpu"))
+        assert bool(seen) == (targets == 400), method
