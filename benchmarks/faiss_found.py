@@ -13,7 +13,8 @@ Offsets are the default ones (`blend`) and strong ones (DBSN, tau 0.05), fitted 
 
 `--rules` compares what offsets of codes can be: those of the true vectors, as they are or times the slope of decoded
 similarities on true ones; a model of true vectors, asked for decoded ones; and what is fitted on what the index
-decodes, times the lengths of that or not, with the norm bias taken off or left in. `--write` puts the table into
+decodes, times the lengths of that or not, with the norm bias taken off or left in. `--told` tries what an upgrade says
+itself, on queries of the bank: the search that brings recall back, on the test queries. `--write` puts the table into
 docs/measurements/faiss.md. Data are those of benchmarks/bank_settings.py, as far as they are there.
 """
 
@@ -38,6 +39,7 @@ from benchmarks import bank_settings
 from benchmarks.bank_settings import Setting
 from benchmarks.faiss_types import exact, recall, set_search
 from benchmarks.tables import EXAMPLES, RESULTS, ROOT, SHARED, machine, markdown, write_table
+from hubplugin.errors import CorrectionRefused
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import IndexScale, nearness_of
 
@@ -189,11 +191,63 @@ def rules_of(kind: str, raw: faiss.Index, setting: Setting, test: Asked) -> dict
     return found | {name: both(upgraded(kind, raw, offsets), test, "default") for name, offsets in tried.items()}
 
 
-def measured(kinds: list[str], words: list[str], size: int, rules: bool) -> Iterator[dict[str, object]]:
+def told_of(kind: str, raw: faiss.Index, setting: Setting, test: Asked) -> Iterator[list[str]]:
+    """By each method: what an upgrade says, and what is found with the search that it names."""
+    before = both(raw, test, "raw")
+    for name, fit in METHODS.items():
+        model, said = fit(raw, setting.bank), "refused: "
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                index = hubplugin_faiss.upgrade(raw, model)
+                said = " ".join(str(each.message) for each in caught)
+            except CorrectionRefused as error:
+                said += str(error)
+                index = hubplugin_faiss.upgrade(raw, model, force=True)
+        figures = [before, both(index, test, name)]
+        call = (
+            re.search(r"tune\(index, ([^)]*)\)", said) if "brings it back" in said or "finds as much" in said else None
+        )
+        cost = re.search(r"in ([0-9.]+) times", said)
+        if call is not None:
+            found = re.findall(r"(\w+)=(\d+)", call[1])
+            hubplugin_faiss.tune(index, **{setting: int(value) for setting, value in found})
+            figures.append(both(index, test, name))
+        what = "refused" if said.startswith("refused") else "nothing" if not said else "warned"
+        yield [name, f"{what}, {call[1]}" if call else what, cost[1] if cost else "", *map(_told, figures)]
+
+
+def _told(found: dict[str, float]) -> str:
+    return f"{found['recall']:.3f}, {found['R@1']:.1f}"
+
+
+def told(kinds: list[str], words: list[str], size: int) -> str:
+    head = [
+        "setting",
+        "type",
+        "metric",
+        "offsets",
+        "said",
+        "time of a search x",
+        "raw: recall, R@1",
+        "upgraded",
+        "as said",
+    ]
+    rows = []
+    for name, kind, by, raw, setting, test in tried(kinds, words, size):
+        for row in told_of(kind, raw, setting, test):
+            rows.append([name, f"`{kind}`", by, *row, *([""] if len(row) < 6 else [])])
+            print(*rows[-1], file=sys.stderr, flush=True)
+    return markdown(head, rows)
+
+
+Case = tuple[str, str, str, faiss.Index, Setting, Asked]
+
+
+def tried(kinds: list[str], words: list[str], size: int) -> Iterator[Case]:
+    """Setting, type, metric, raw index, and what it is tried with."""
     for name, source, draw in settings(SHARED):
-        if not source.is_dir() or (words and name not in words):
-            continue
-        if size and name not in MINILM:
+        if not source.is_dir() or (words and name not in words) or (size and name not in MINILM):
             continue
         setting = filled(name, draw(), size, SHARED)
         test = asked(setting, 400 if size else 1000)
@@ -203,11 +257,15 @@ def measured(kinds: list[str], words: list[str], size: int, rules: bool) -> Iter
                     continue  # which Faiss makes for L2 alone
                 if kind.startswith(("OPQ", "PCA", "RQ")) and len(setting.targets) < setting.targets.shape[1]:
                     continue  # Faiss trains none on fewer vectors than dimensions; OPQ ends the process (1.15.1)
-                raw = built(kind, setting.targets, metric)
-                found = (rules_of if rules else types_of)(kind, raw, setting, test)
                 by = "L2" if metric == faiss.METRIC_L2 else "IP"
-                print(name, by, kind, json.dumps(found), file=sys.stderr, flush=True)
-                yield {"setting": name, "size": size, "type": kind, "metric": by, "rules": rules, "found": found}
+                yield name, kind, by, built(kind, setting.targets, metric), setting, test
+
+
+def measured(kinds: list[str], words: list[str], size: int, rules: bool) -> Iterator[dict[str, object]]:
+    for name, kind, by, raw, setting, test in tried(kinds, words, size):
+        found = (rules_of if rules else types_of)(kind, raw, setting, test)
+        print(name, by, kind, json.dumps(found), file=sys.stderr, flush=True)
+        yield {"setting": name, "size": size, "type": kind, "metric": by, "rules": rules, "found": found}
 
 
 def table(rows: list[dict], size: int, rules: bool) -> str:
@@ -239,11 +297,18 @@ def main() -> None:
     parser.add_argument("--settings", nargs="*", default=[])
     parser.add_argument("--size", type=int, default=0, help="Targets to fill up to. Default: none added.")
     parser.add_argument("--rules", action="store_true")
+    parser.add_argument("--told", action="store_true")
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     faiss.omp_set_num_threads(1)
     rows = json.loads(FILE.read_text()) if FILE.exists() else []
     kinds = given.types or (RULED if given.rules else TYPES).split()
+    if given.told:
+        text = told(kinds, given.settings, given.size)
+        print(text + f"\n{machine(1)}")
+        if given.write:
+            write_table(PAGE, "told" + (f" {given.size}" if given.size else ""), text)
+        return
     of = ("setting", "size", "type", "metric", "rules")
     for new in measured(kinds, given.settings, given.size, given.rules):
         rows = [row for row in rows if any(row[each] != new[each] for each in of)] + [new]

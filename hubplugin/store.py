@@ -105,6 +105,19 @@ def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
+@dataclass(frozen=True)
+class Answered:
+    """Queries of the bank [m, d] whose answers are known, and the rows [m] of these in the order of `Store.scan`.
+
+    held_out: by how much exact rankings change R@1, 0 to 1, of queries that are not fitted on, and the standard error
+    of that; of a log, on the side that gains less. None where it was not tried.
+    """
+
+    queries: np.ndarray
+    rows: np.ndarray
+    held_out: tuple[float, float] | None = None
+
+
 class Writing(ABC):
     """The offsets of one model on their way into a store. `Store.begin` returns it, and a `with` ends it:
 
@@ -122,9 +135,8 @@ class Writing(ABC):
     forced: bool = False
     """Whether it is activated even if the store's own searches would lose too much by it."""
 
-    answered: tuple[np.ndarray, np.ndarray] | None = None
-    """Queries [m, d] whose answers are known, and the rows of these in the order of `Store.scan`: int [m]. A store
-    whose searches are not exact can try them before it activates."""
+    answered: Answered | None = None
+    """With which a store whose searches are not exact can try them before it activates."""
 
     @abstractmethod
     def scan(self) -> Iterator[Batch]:

@@ -365,7 +365,7 @@ def put(
 
     if holds_graph(new.index) or handler.two_stage:  # these are made in memory, and some graphs twice
         made = upgraded_by(new.index, offsets, model, originals, None, asked.force)
-        _replace(new, lambda _: made, partial(asked.require_found, new.index))
+        _replace(new, lambda _: made, lambda written: asked.require_found(new.index, written, model, originals))
         return
 
     between = partial(give_back_pages, *new.mapped)
@@ -380,7 +380,7 @@ def put(
             trial = trial_of(new.index, written, model, give_back, originals)
             if trial is not None:
                 require_recall(trial, trial.recall(written), new.index, written, asked.force)
-            asked.require_found(new.index, written)
+            asked.require_found(new.index, written, model, originals)
 
     _replace(new, make, measured)
 

@@ -56,8 +56,9 @@ from hubplugin.model import (
     unfolded,
 )
 from hubplugin.report import Report
-from hubplugin.store import KEEP, Store, recorded_of
+from hubplugin.store import KEEP, Answered, Store, recorded_of
 from hubplugin.trial import (
+    STAND_INS,
     Experiment,
     Outcome,
     Trial,
@@ -259,8 +260,7 @@ def _corrected(
     if dry_run:
         done = replace(unwritten(store, model, compute), notes=store.plan())
     else:
-        answered = None if bank.clicks is None else (bank.query_bank[bank.clicks >= 0], bank.clicks[bank.clicks >= 0])
-        done = written(store, model, gallery, compute, keep, recipe.force, answered)
+        done = written(store, model, gallery, compute, keep, recipe.force, _answered(bank, trial))
     # Where nothing was tried, what to expect of the bank is still worth a line.
     notes = [*(small_bank(len(bank.distinct)) if trial is None else []), *done.notes]
     notes += [] if lesson is None else lesson.notes
@@ -289,6 +289,20 @@ def _gained(trial: Trial) -> GainAtFit | None:
     if trial.raw is None or trial.raw.recall is None or trial.recall is None or trial.error is None:
         return None
     return GainAtFit(trial.queries, trial.raw.recall, trial.recall, trial.error)
+
+
+def _answered(bank: PreparedBank, trial: Trial | None) -> Answered | None:
+    """What a store can try its own searches with; None where clicks are not known. Stand-ins for other wordings show
+    harm that is too large, and count for nothing."""
+    if bank.clicks is None:
+        return None
+    asked, gains = bank.clicks >= 0, list[tuple[float, float]]()
+    if trial is not None and trial.gain is not None and trial.error is not None:
+        gains.append((trial.gain, trial.error))
+    if trial is not None and trial.sides is not None and trial.sides.known:
+        sides = [side for side in (trial.sides.asked, trial.sides.other) if side.what != STAND_INS]
+        gains += [(side.after - side.before, side.error) for side in sides]
+    return Answered(bank.query_bank[asked], bank.clicks[asked], min(gains, default=None))
 
 
 def _usable(compute: Compute, keep: int) -> Compute:

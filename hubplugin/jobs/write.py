@@ -29,7 +29,7 @@ from hubplugin.methods.robust import floor_of
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Value, group_key, unfolded, unmapped, warn_if_swapped
 from hubplugin.report import Report, Reported, Verdict
-from hubplugin.store import KEEP, Batch, Store, Writing
+from hubplugin.store import KEEP, Answered, Batch, Store, Writing
 from hubplugin.vectors import Progress, Sliceable, Vectors, cannot_keep, spool
 
 UNIT = 1e-2
@@ -442,7 +442,7 @@ def written(
     compute: Compute,
     keep: int = KEEP,
     force: bool = False,
-    answered: tuple[np.ndarray, np.ndarray] | None = None,
+    answered: Answered | None = None,
 ) -> Applied:
     """`write`, of what was just read from the store, the `gallery`, where there is one; by its workers, where it has
     some. answered: as of a `Writing`."""

@@ -11,6 +11,7 @@ from hubplugin.trial.experiment import (
     require_enough,
 )
 from hubplugin.trial.guard import (
+    STAND_INS,
     check_by,
     judge,
     judge_by,
@@ -23,6 +24,7 @@ from hubplugin.trial.guard import (
 __all__ = [
     "FOLDS",
     "OCCURRENCE",
+    "STAND_INS",
     "Experiment",
     "Outcome",
     "Sides",
