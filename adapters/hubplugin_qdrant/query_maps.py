@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from typing import Any
 
 import numpy as np
@@ -33,9 +34,21 @@ def mapped(query: list[float], version: Version) -> tuple[list[float], float]:
         return query, 1.0
     if version.metric is not Metric.COSINE or len(query) != version.dim:
         return _mapped(query, version.map), 1.0
-    given = np.array(query)
-    asked = version.map((given / (math.sqrt(given @ given) or 1.0)).astype(np.float32))
-    return asked.tolist(), math.sqrt(asked @ asked)
+    given = _packed(query)
+    square = float(given @ given)
+    if not abs(square - 1.0) < UNIT:
+        # Of a very short or very long one float32 loses the square.
+        given = given / math.sqrt(square) if SMALL < square < 1 / SMALL else _packed(unit(query))
+    asked = version.map(given)
+    return asked.tolist(), math.sqrt(float(asked @ asked))
+
+
+SMALL = 1e-20
+
+
+def _packed(vector: list[float]) -> np.ndarray:
+    """`vector` in float32, in a third of the time that numpy takes of a list."""
+    return np.frombuffer(struct.pack(f"{len(vector)}f", *vector), np.float32)
 
 
 def _mapped(vector: list[float], query_map: QueryMap) -> list[float]:

@@ -25,15 +25,19 @@ class QueryMap:
     _last: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list, init=False, repr=False)
 
     def __call__(self, queries: np.ndarray) -> np.ndarray:
-        """What is searched with in the place of `queries` [m, d]: float32 [m, d]."""
-        mapped: np.ndarray = queries + queries @ self.step.T
+        """What is searched with in the place of `queries` [m, d], or of one query [d]: float32, of the same shape."""
+        mapped: np.ndarray = queries @ self.whole.T
         return mapped
+
+    @cached_property
+    def whole(self) -> np.ndarray:
+        """The step with the query itself in it: float32 [d, d]."""
+        return np.eye(len(self.step), dtype=np.float32) + self.step
 
     @cached_property
     def longest(self) -> float:
         """The largest length of what is searched with for a query of length 1."""
-        whole = np.eye(len(self.step), dtype=np.float32) + self.step
-        return float(np.linalg.eigvalsh(whole.T @ whole)[-1] ** 0.5)
+        return float(np.linalg.eigvalsh(self.whole.T @ self.whole)[-1] ** 0.5)
 
     def __str__(self) -> str:
         if not self.strength:

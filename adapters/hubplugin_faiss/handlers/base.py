@@ -74,7 +74,7 @@ def with_map(index: faiss.Index, query_map: QueryMap | None) -> faiss.Index:
         return index
     d = int(index.d)
     transform = faiss.LinearTransform(d, d, True)
-    faiss.copy_array_to_vector((np.eye(d, dtype=np.float32) + query_map.step).ravel(), transform.A)
+    faiss.copy_array_to_vector(query_map.whole.ravel(), transform.A)
     faiss.copy_array_to_vector(np.full(d, -0.0, np.float32), transform.b)
     transform.is_trained = True
     return pretransform([transform], index)
