@@ -25,7 +25,7 @@ from hubplugin.errors import HubpluginError
 COMMANDS = (measure.diagnose, measure.inspect, measure.evaluate)
 
 FILES = ("store", "queries", "targets", "bank", "answers", "truth", "names", "texts", "query_names")
-SETTINGS = ("pairs", "kind", "condition", "method", "k", "metric", "seed", "device", "memory")
+SETTINGS = ("pairs", "kind", "learn", "condition", "method", "k", "metric", "seed", "device", "memory")
 """What an agent may say: what to read, and how to compute. What a command gets later is left out until it stands here,
 for it may write a file or run somebody's code."""
 

@@ -30,12 +30,19 @@ if TYPE_CHECKING:
     from hubplugin.evaluation.beir import Beir
 
 
+Forecast = Annotated[
+    bool,
+    typer.Option("--learn", help="Also says what known answers would teach, or recorded clicks (docs/learning.md)."),
+]
+
+
 @command
 def diagnose(
     store: StoreUrl,
     *,
     banks: BankOptions,
     answers: AnswerOptions,
+    learn: Forecast = False,
     texts: Texts = None,
     shown: ReportOptions,
     computing: ComputeOptions,
@@ -51,7 +58,8 @@ def diagnose(
     from hubplugin.jobs.diagnose import diagnose
 
     with progress_shown() as progress:
-        diagnosis = diagnose(opened, bank, names=called, texts=worded, compute=computing.compute(progress))
+        computed = computing.compute(progress)
+        diagnosis = diagnose(opened, bank, learn=learn, names=called, texts=worded, compute=computed)
     return answer(diagnosis.report(), diagnosis, shown.report, opened)
 
 

@@ -126,7 +126,7 @@ def apply(
             Parameter("robust", True), " bounds offsets over a whole gallery: leave out ", Parameter("group_by")
         )
     if learn:
-        _require_learnable(store, learn, method, group_by, robust, executor)
+        require_learnable_in(store, learn, method, group_by, robust, executor)
     compute = _usable(compute, keep)
     configuration = asked_for(method, parameters, apply)
     prepared = bank_for(store, bank, learn).prepare(store.metric, compute, store)
@@ -188,7 +188,7 @@ def refit(
         learn = "fold" if old.fold is not None else old.query_map is not None
     if learn:
         given = old.method if method is None else method
-        _require_learnable(store, learn, given, group_key(old), old.bound is not None, None)
+        require_learnable_in(store, learn, given, group_key(old), old.bound is not None, None)
     configuration = _same(old, parameters) if method is None else asked_for(method, parameters, refit)
     prepared = bank_for(store, Bank() if bank is None else bank, learn).prepare(store.metric, compute, store)
     _require_usable(store, prepared, configuration, force, dry_run)
@@ -232,10 +232,11 @@ def _corrected(
             require_kind(experiment)  # before the search for a method
         if configuration is None:
             configuration = chosen_by(experiment)
-        configuration = configuration.resolved(bank)
+        asked, configuration = configuration, configuration.resolved(bank)
         if recipe.group_by is None:
             trial = None if recipe.force else check_by(experiment, configuration)
-            lesson = taught(configuration, bank, recipe.judged, recipe.learn) if recipe.learn else None
+            # Its parameters are found on the bank as it maps that.
+            lesson = taught(asked, bank, recipe.judged, recipe.learn) if recipe.learn else None
             if recipe.old is not None:
                 if lesson is None and not recipe.old.learned:
                     versus = _versus([tuple(experiment.run([None, recipe.old, configuration]))])
@@ -321,7 +322,7 @@ def _require_none(**arguments: object) -> None:
             raise InputError("a fitted model has its bank and its method already: leave out ", Parameter(name))
 
 
-def _require_learnable(
+def require_learnable_in(
     store: Store, learn: Learn, method: str, group_by: str | None, robust: bool, executor: Executor | None
 ) -> None:
     """Raises InputError where the store cannot hold what is learned, before anything is read."""

@@ -18,9 +18,10 @@ from typing_extensions import TypedDict  # that of `typing` has no schema before
 from hubplugin.bank import Bank, BankLike, PreparedBank
 from hubplugin.causes import HUBBY, Finding, collapsed, copies, cut_off, lengths, other_model, shifted, short_texts
 from hubplugin.compute import Compute, Similarities, TopK, dense, search
-from hubplugin.jobs.correct import bank_for
-from hubplugin.jobs.facts import ToldChoice, ToldTrial, gain_of, tiles_of
+from hubplugin.jobs.correct import bank_for, require_learnable_in
+from hubplugin.jobs.facts import ToldChoice, ToldLesson, ToldTrial, gain_of, tiles_of
 from hubplugin.jobs.naming import Naming
+from hubplugin.learning import require_learnable, taught
 from hubplugin.measures.hubness import (
     Hubness,
     hubs,
@@ -31,7 +32,7 @@ from hubplugin.measures.hubness import (
     share_of_most_found_by_chance,
     skewness_by_chance,
 )
-from hubplugin.methods import FitInput
+from hubplugin.methods import METHODS, FitInput
 from hubplugin.metric import Metric
 from hubplugin.report import Hub, Plot, Report, Reported, Verdict, percent, plots, points
 from hubplugin.store import Id, Store
@@ -152,7 +153,8 @@ class Diagnosis(Reported):
     queries that found it among their k nearest). anti_hubs: ids of some that no query found. names: of hubs and
     anti-hubs, where they have one. findings: the causes looked for, in JSON called causes. choice: what would be
     fitted, and what was tried besides. trial: whether it would help, with the expected gain of R@1 where answers are
-    known; in JSON called judgement.
+    known; in JSON called judgement. lesson: what the answers of the bank would teach beside the default, None where
+    that was not asked; in JSON called learning.
     """
 
     targets: int
@@ -167,6 +169,7 @@ class Diagnosis(Reported):
     choice: ToldChoice
     trial: Annotated[ToldTrial, Field(serialization_alias="judgement")]
     occurrences: Annotated[Mapping[int, int], Field(exclude=True)] = field(default_factory=dict, repr=False)
+    lesson: Annotated[ToldLesson | None, Field(serialization_alias="learning")] = None
 
     @property
     def helps(self) -> bool:
@@ -245,6 +248,7 @@ class Diagnosis(Reported):
                     expected,
                     *self.trial.notes,
                     f"it would {would}",
+                    *([] if self.lesson is None else [f"with learn: {note}" for note in self.lesson.notes]),
                 ],
             ),
             sentences=[
@@ -264,6 +268,7 @@ def diagnose(
     bank: BankLike,
     *,
     metric: Metric | str | None = None,
+    learn: bool = False,
     compute: Compute = Compute(),
     seed: int = 0,
     names: Naming | None = None,
@@ -274,13 +279,18 @@ def diagnose(
     targets: [n, d], or a store, whose metric is then the default; otherwise that is cosine. bank: example
     queries, as for `hubplugin.fit`, or for `hubplugin.apply` of a store. Nothing is changed. names, texts: functions
     from ids (rows where `targets` is no store) to what hubs are called, and to the texts of documents, by which short
-    ones are found; `hubplugin.jobs.naming` makes them.
+    ones are found; `hubplugin.jobs.naming` makes them. learn: also, what a query map would gain that the answers of the
+    bank teach (docs/learning.md), or the recorded clicks of a store; it needs at least 200 different pairs.
 
     The expected gain is measured on held-out queries that also chose the candidate, so it leans to the bright side by
     a fraction of its interval. Raises InputError for anything that cannot be used.
     """
     chosen = Metric.parse(metric if metric is not None else getattr(targets, "metric", Metric.COSINE))
-    asking = bank_for(targets, bank) if isinstance(targets, Store) else Bank.of(bank)
+    if learn and isinstance(targets, Store):
+        require_learnable_in(targets, learn, "blend", None, False, None)
+    elif learn:
+        require_learnable(learn, "blend", chosen, targets, False)
+    asking = bank_for(targets, bank, learn) if isinstance(targets, Store) else Bank.of(bank)
     prepared = asking.prepare(chosen, compute, targets)
     require_enough(len(prepared.distinct))  # before the gallery is read
     prepared = prepared.against(targets)
@@ -294,6 +304,7 @@ def diagnose(
     with closing(Experiment(prepared, seed)) as experiment:
         choice = choose_by(experiment)
         (trial,) = judge_by(experiment, [choice[0].tried_method])
+    lesson = taught(METHODS["blend"](), prepared) if learn else None
     logger.info("diagnosed")
     return Diagnosis(
         targets=gallery.rows,
@@ -301,6 +312,7 @@ def diagnose(
         findings=causes,
         choice=choice,
         trial=trial,
+        lesson=lesson,
         **_told(targets, occurrence, len(prepared.query_bank), names),
     )
 

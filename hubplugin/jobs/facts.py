@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, computed_field, model_validator
 from pydantic_core import CoreSchema, core_schema
 
-from hubplugin.measures.significance import Figure
+from hubplugin.learning import Lesson
+from hubplugin.measures.significance import Figure, Side
 from hubplugin.model import OffsetModel
 from hubplugin.report import Share, Tile, changes_told, share_tile, shares_tile
 from hubplugin.report.sections import NEVER, RECALL, WORST
@@ -128,12 +129,30 @@ class TrialFacts(Facts):
         return self.measurable and not self.objections
 
 
+class LessonFacts(Facts):
+    """What known answers would teach beside the default's offsets. strength: of the map of the query, 0 where it would
+    not be learned; whitened: whether queries would be whitened before it. asked, other: R@1 of held-out queries without
+    and with the map, of other wordings of what was asked before, null where there are few, and of what was not."""
+
+    strength: float
+    whitened: bool
+    asked: Side | None
+    other: Side
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of(cls, lesson: Lesson) -> dict[str, Any]:
+        how = {"strength": lesson.how.strength, "whitened": lesson.how.whitening is not None}
+        return how | {"asked": lesson.asked, "other": lesson.other}
+
+
 ToldModel: TypeAlias = Annotated[OffsetModel, ToldAs(ModelFacts)]
 ToldCorrection: TypeAlias = Annotated[Correction, ToldAs(CorrectionFacts)]
 ToldVersion: TypeAlias = Annotated[StoredVersion, ToldAs(VersionFacts)]
 ToldFigures: TypeAlias = Annotated[Trial, ToldAs(CandidateFacts)]
 ToldChoice: TypeAlias = Annotated[list[Trial], ToldAs(ChoiceFacts)]
 ToldTrial: TypeAlias = Annotated[Trial, ToldAs(TrialFacts)]
+ToldLesson: TypeAlias = Annotated[Lesson, ToldAs(LessonFacts)]
 
 
 def tiles_of(trial: Trial) -> list[Tile]:

@@ -32,7 +32,8 @@ class QueryMap:
     @cached_property
     def whole(self) -> np.ndarray:
         """The step with the query itself in it: float32 [d, d]."""
-        return np.eye(len(self.step), dtype=np.float32) + self.step
+        whole: np.ndarray = np.eye(len(self.step), dtype=np.float32) + self.step
+        return whole
 
     @cached_property
     def longest(self) -> float:

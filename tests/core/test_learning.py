@@ -15,6 +15,7 @@ from hubplugin.errors import InputError
 from hubplugin.methods import METHODS, FitInput
 from hubplugin.metric import Metric
 from hubplugin.model import FORMAT, MAPPED_FORMAT
+from hubplugin.report import as_text, facts_of
 from hubplugin.trial import Experiment
 from hubplugin.vectors import as_vectors
 from tests.core import formulas
@@ -219,6 +220,8 @@ def margins_of(*gains):
         ([(0.019, 0.019, 0.019)], 2.0, 0),
         ([(0.01, 0.02, 0.03), (0.01, -0.001, -0.001)], 0.0, 1),  # the other side decides, too
         ([(-0.01, -0.01, -0.01), (0.01, 0.02, 0.03)], 0.0, 0),
+        ([(0.01, -0.019, -0.021)], -2.0, 2),  # behind by no more than two standard errors
+        ([(0.01, 0.02, 0.03), (-0.019, -0.021, -0.021)], -2.0, 1),
     ],
 )
 def test_the_strength_is_the_largest_that_no_side_is_behind_with(sides, errors, strength):
@@ -239,6 +242,25 @@ def test_pairs_that_teach_nothing_are_said_to(asked, monkeypatch):
         model = hubplugin.fit(targets, hubplugin.Bank(queries, answers), learn=True)
     assert model.query_map is None
     np.testing.assert_array_equal(model.offsets(targets), hubplugin.fit(targets, queries).offsets(targets))
+
+
+def test_a_diagnosis_says_what_would_be_learned(asked):
+    targets, queries, answers = asked
+    bank = hubplugin.Bank(queries, answers)
+    found, query_map = hubplugin.diagnose(targets, bank, learn=True), hubplugin.fit(targets, bank, learn=True).query_map
+    told = facts_of(found)["learning"]
+    assert (told["strength"], told["whitened"]) == (query_map.strength, query_map.whitened)
+    assert told["other"]["after"] > told["other"]["before"]
+    assert f"with learn: {query_map}; over the offsets alone, asked before: R@1 " in as_text(
+        found.report(), 200, verbose=True
+    )
+    assert facts_of(hubplugin.diagnose(targets, bank))["learning"] is None
+    with pytest.raises(InputError, match="learn=True needs 200"):
+        hubplugin.diagnose(targets, hubplugin.Bank(queries[:100], answers[:100]), learn=True)
+    with pytest.raises(InputError, match="pass a Bank with answers"):
+        hubplugin.diagnose(targets, queries, learn=True)
+    with pytest.raises(InputError, match="for inner products"):
+        hubplugin.diagnose(targets, bank, metric="euclidean", learn=True)
 
 
 def test_pairs_of_another_gallery_or_another_model_are_refused_in_one_line(asked, rng):
