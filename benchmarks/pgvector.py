@@ -65,17 +65,17 @@ def fill(connection: psycopg.Connection, targets: np.ndarray) -> None:
 
 def measured(url: str, rows: int, raw_last: bool, workers: int, keep: bool) -> None:
     targets, bank, queries = vectors(rows)
-    model = hubplugin.fit(targets, bank)
-    print("fitted", flush=True)
     settings = {"maintenance_work_mem": "4GB", "max_parallel_maintenance_workers": str(workers)}
     options = quote(" ".join(f"-c {name}={value}" for name, value in settings.items()))
     url += f"{'&' if '?' in url else '?'}options={options}"
     with psycopg.connect(url, autocommit=True) as connection:
         if not (keep and filled(connection, rows)):
-            build(connection, url, targets, model, raw_last)
+            build(connection, url, targets, hubplugin.fit(targets, bank), raw_last)
         sizes(connection)
         store = hubplugin.open_store(f"{url}&table=hub_benchmark")
-        expected = exact(targets, 0.0, queries), exact(targets, model.offsets(targets), queries)
+        stored = connection.execute("SELECT array_agg(hub_offset ORDER BY id) FROM hub_benchmark").fetchone()
+        assert stored is not None
+        expected = exact(targets, 0.0, queries), exact(targets, np.array(stored[0], np.float32), queries)
         for width in (40, 100, 200):
             connection.execute(f"SET hnsw.ef_search = {width}")
             asked(connection, store, queries, expected, width)

@@ -15,6 +15,7 @@ import pytest
 
 import hubplugin
 import hubplugin_pgvector.store
+import hubplugin_pgvector.transport
 from hubplugin.errors import StoreError
 from hubplugin.jobs.write import write
 
@@ -116,6 +117,43 @@ def test_two_applies_of_one_model_at_once_leave_one_whole_correction(store, data
     assert [str(error) for error in results if error is not None and "another run has begun" not in str(error)] == []
     report = hubplugin.inspect(database.open(metric="dot"), queries=0)
     assert (report.missing, report.stale) == (0, 0)
+
+
+@pytest.mark.parametrize("tries", [1, 2])
+def test_a_batch_that_ends_in_a_deadlock_is_written_again(tries, store, database, monkeypatch):
+    """Another transaction has a row of the batch, and wants what the run has: the server ends the run's, once."""
+    monkeypatch.setattr(hubplugin_pgvector.transport, "WAITS", [0.1] * (tries - 1))
+    its = database.open(metric="dot", options="-c deadlock_timeout=4s")  # the one who looks first is the one who dies
+    fitted, errors = model(), []
+    writing = its.begin(fitted)
+    batch = next(iter(writing.scan()))
+
+    def run():
+        try:
+            writing.write(batch, fitted.offsets(batch.vectors))
+        except StoreError as error:
+            errors.append(error)
+
+    with psycopg.connect(database.address) as other:
+        other.execute("SET deadlock_timeout = '10min'")
+        other.execute("SELECT FROM photos WHERE id = %s FOR UPDATE", (batch.ids[0],))
+        thread = threading.Thread(target=run)
+        thread.start()
+        while not database.run(
+            "SELECT 1 FROM pg_stat_activity WHERE application_name = 'hubplugin' AND wait_event_type = 'Lock'"
+        ):
+            assert thread.is_alive()
+            time.sleep(0.01)
+        other.execute("SELECT FROM hubplugin.versions FOR UPDATE")  # until the run has lost its own
+    thread.join()
+    written = database.run("SELECT count(hub_offset_v1) FROM photos")[0][0]
+    if tries == 1:
+        assert [type(error) for error in errors] == [hubplugin_pgvector.transport.Deadlock]
+        assert "deadlock detected" in str(errors[0])
+        assert written == 0
+    else:
+        assert errors == []
+        assert written == len(batch.ids)
 
 
 def test_rows_that_come_during_an_apply_have_their_offsets_at_the_end(store, database):
