@@ -1,7 +1,9 @@
 """What products of eight-bit integers save, and cost the offsets: `python -m benchmarks.integers`.
 
 Prints the time of a tile beside that of its float32 product, in turns, by the size of the bank, and of what else a tile
-takes; then how far offsets are from float64's, and for how many queries the ten best are others than by float32.
+takes; then how far offsets are from float64's, and for how many queries the ten best are others than by
+float32 and float64, and for how many they would be by some offsets that are as near.
+`--small`: with integers for sets of fewer targets, too, than they are used for.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import typer
 
 import hubplugin
 from benchmarks.tables import EXAMPLES, SHARED, machine
-from hubplugin.compute import largest
+from hubplugin.compute import largest, similarities
 from hubplugin.compute.integers import IntegerBank, are_fast
 
 METHODS: dict[str, tuple[str, dict[str, float]]] = {
@@ -76,22 +78,31 @@ def offsets(bank: np.ndarray, targets: np.ndarray, name: str, precision: str) ->
     return hubplugin.fit(targets, bank, method, compute=compute, **parameters).offsets(targets, compute=compute)
 
 
-def main(threads: int = 1) -> None:
+def main(threads: int = 1, small: bool = False) -> None:
     torch.set_num_threads(threads)
     print(machine(threads))
     if not are_fast():
         raise SystemExit("this processor has no AVX-512 with VNNI: integers are not multiplied")
     for m in (2_000, 15_000):
         print(f"bank of {m:,}: {times(m)}")
+    if small:
+        similarities.MANY_TARGETS = 1
     for data, bank, targets, queries in sets():
         scores = queries @ targets.T
         for name in METHODS:
             found = {each: offsets(bank, targets, name, each) for each in ("auto", "float32", "float64")}
             error = np.abs(found["auto"].astype(np.float64) - found["float64"]).max()
-            ten = [np.argsort(-(scores + found[each]), axis=1)[:, :10] for each in ("auto", "float32")]
-            others = int((ten[0] != ten[1]).any(axis=1).sum())
-            first = int((ten[0][:, 0] != ten[1][:, 0]).sum())
-            lists = f"of {len(queries):,} queries {others} have another list of ten, {first} another first"
+            ten = {each: np.argsort(-(scores + offset), axis=1)[:, :10] for each, offset in found.items()}
+            others, rounded, alone = (
+                int((ten[one] != ten[other]).any(axis=1).sum())
+                for one, other in (("auto", "float32"), ("float32", "float64"), ("auto", "float64"))
+            )
+            gaps = np.diff(-np.sort(-(scores + found["float64"]), axis=1)[:, :11], axis=1)
+            ties = int((-gaps < 2 * error).any(axis=1).sum())
+            lists = f"of {len(queries):,} queries {others} have another list of ten than by float32"
+            lists += (
+                f", {alone} than by float64, float32 itself {rounded}; in {ties} two lie closer than twice the error"
+            )
             print(f"{data}, {name}: off by at most {error:.1e}; {lists}", flush=True)
 
 
