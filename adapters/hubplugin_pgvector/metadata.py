@@ -58,7 +58,7 @@ class Version:
         return None if key is None else str(key)
 
     def stored(self) -> StoredVersion:
-        facts = {name: value for name, value in self.facts.items() if name not in ("group_by", "mapped")}
+        facts = {name: value for name, value in self.facts.items() if name not in ("group_by", "mapped", "ef_search")}
         return StoredVersion(self.number, self.state, self.made, **facts)  # type: ignore[arg-type]
 
 

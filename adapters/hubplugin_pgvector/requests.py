@@ -169,8 +169,9 @@ def order_by(ranking: Ranking, query: np.ndarray) -> OrderBy:
     return OrderBy(ranking.distance().as_string(None), [as_text(ranking.queries(query[None])[0])])
 
 
-def explanation(ranking: Ranking, query: np.ndarray, k: int, mapped: bool) -> Explanation:
-    """How SQL asks for the k nearest of `query` [d]: by the index, exactly, and by the user's own index and offsets."""
+def explanation(ranking: Ranking, query: np.ndarray, k: int, mapped: bool, width: object = None) -> Explanation:
+    """How SQL asks for the k nearest of `query` [d]: by the index, exactly, and by the user's own index and offsets.
+    width: the hnsw.ef_search to propose."""
     table = ranking.table
     order = order_by(ranking, query)
     head = sql.SQL("SELECT {} FROM {} ORDER BY ").format(table.key.listed(), table.identifier).as_string(None)
@@ -190,6 +191,8 @@ def explanation(ranking: Ranking, query: np.ndarray, k: int, mapped: bool) -> Ex
         f"-- re-ranked: {CANDIDATES} candidates for each result by your own index",
         reranked,
     ]
+    if width:
+        lines.insert(1, f"SET hnsw.ef_search = {width};  -- with which it finds as much as your own index did raw")
     if mapped:
         lines.insert(
             0, "-- the correction has a query map, which these vectors went through: hubplugin_pgvector.order_by"

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 from psycopg import sql
+from psycopg.types.json import Json
 
 from hubplugin.abilities import Explanation
+from hubplugin.calibration import FIRST, chosen_queries, first_that, ratios, recall
 from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import OffsetModel, Value
@@ -32,6 +34,8 @@ SELECT tgname::text FROM pg_trigger
     WHERE tgrelid = %s AND NOT tgisinternal AND tgenabled <> 'D' AND tgtype & 16 > 0
 """
 NOTHING = sql.SQL("")
+DEFAULT_EF, LARGEST_EF = 40, 1000
+"""hnsw.ef_search of a server where it is not set, and the largest that it takes."""
 PAGE = 2048
 """Rows in one statement, of reads and of writes."""
 
@@ -194,8 +198,10 @@ class PgvectorStore(Store):
         bytes_of_index = next((row[0] for row in size if row[0]), 0)
         if not bytes_of_index:
             return [f"{where}; its index {version.index} is gone, so that searches read all rows: hubplugin refresh"]
+        width = version.facts.get("ef_search")
+        wide = f"; with hnsw.ef_search = {width} it finds as much as a raw one did" if width else ""
         used = "uses" if self._uses(version) else "sorts all rows rather than use"
-        return [f"{where}; a search {used} the index {version.index} ({bytes_of_index / 2**20:.1f} MB)"]
+        return [f"{where}; a search {used} the index {version.index} ({bytes_of_index / 2**20:.1f} MB){wide}"]
 
     def _uses(self, version: Version) -> bool:
         """Whether the planner has a search use the index of `version`, or those of its partitions."""
@@ -214,21 +220,44 @@ class PgvectorStore(Store):
         ]
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
-        active = None if raw else self.metadata.active()
+        return self._found(None if raw else self.metadata.active(), queries, k)
+
+    def _found(self, version: Version | None, queries: np.ndarray, k: int, **settings: str) -> Hits:
+        """What a search by `version`, or a raw one, finds with `settings` of the server."""
         ids, scores = [], []
-        if active is None:
+        if version is None:
             ranking = Ranking(self.table, schema.OFFSET, 1.0)
             statement, score, asked = self._searched(ranking.raw(), k), ranking.raw_score, queries
         else:
-            ranking = self._ranking(active)
+            ranking = self._ranking(version)
             statement, score = self._searched(ranking.distance(), k), ranking.score
-            asked = ranking.queries(self.asked(queries, active))
-        with self.transport.reading(hnsw__iterative_scan="strict_order"):
+            asked = ranking.queries(self.asked(queries, version))
+        with self.transport.reading(hnsw__iterative_scan="strict_order", **settings):
             for query in asked:
                 rows = self.transport.rows(statement, (as_text(query),))
                 ids.append([self.table.key.id_of(row[1:]) for row in rows])
                 scores.append([score(row[0]) for row in rows])
         return Hits(ids, scores)
+
+    def width(self, version: Version) -> int | None:
+        """The least hnsw.ef_search with which corrected searches for queries of the bank find as much of the exact
+        results as raw searches do as the server is set. None where the user has no HNSW index to compare with."""
+        if not any(
+            row[2] == "hnsw" for row in self.transport.rows(schema.INDEXES, (self.table.oid, self.table.vector))
+        ):
+            return None
+        queries = chosen_queries(self.model(version), self.batches(None, None))
+        exact = {"enable_indexscan": "off"}
+        raw = recall(self._found(None, queries, FIRST), self._found(None, queries, 2 * FIRST, **exact))
+        truth = self._found(version, queries, 2 * FIRST, **exact)
+        least = int(self.transport.rows("SELECT current_setting('hnsw.ef_search', true)")[0][0] or DEFAULT_EF)
+        widths = [round(least * ratio) for ratio in ratios(max(LARGEST_EF / least, 1.0))]
+
+        def reaches(number: int) -> bool:
+            found = self._found(version, queries, FIRST, hnsw__ef_search=str(widths[number]))
+            return recall(found, truth) >= raw - 1e-9
+
+        return widths[first_that(reaches, len(widths))]
 
     def _searched(self, distance: sql.Composable, k: int) -> sql.Composed:
         return sql.SQL("SELECT {}, {} FROM {} WHERE {}{} ORDER BY 1 LIMIT {}").format(
@@ -271,7 +300,8 @@ class PgvectorStore(Store):
         version = self.active_version()
         query = self._query(asked) if isinstance(asked, np.ndarray) else self._vector_of(asked)
         query = self.asked(query[None], version)[0]
-        return explanation(self._ranking(version), query, k, bool(version.facts["mapped"]))
+        width = version.facts.get("ef_search")
+        return explanation(self._ranking(version), query, k, bool(version.facts["mapped"]), width)
 
     def _query(self, query: np.ndarray) -> np.ndarray:
         query = np.asarray(query, np.float32)
@@ -391,8 +421,10 @@ class PgvectorWriting(Writing):
         if store.table.index != "none":
             ranking = Ranking(store.table, self._version.column, self._version.scale)
             schema.build_index(store.transport, store.table, self._version.index, ranking.opclass())
+            self._version.facts["ef_search"] = store.width(self._version)
         with store.transport.transaction(changes_table=True):
             versions = self._undisturbed("FOR UPDATE")
+            store.metadata.change(self._version, facts=Json(self._version.facts))
             if self._version.state != "active":
                 store.switch_to(self._version, versions)
 

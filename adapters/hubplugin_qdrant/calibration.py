@@ -9,29 +9,22 @@ Queries of the bank stand for those to come. Measured on 10,000 functions and fi
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from qdrant_client import models
 
-from hubplugin.model import OffsetModel
-from hubplugin.store import Batch, Hits, Id
+from hubplugin.calibration import first_that, ratios, recall
+from hubplugin.store import Hits
 from hubplugin_qdrant.manifest import SMALLEST_PAGE, Manifest, Version
 from hubplugin_qdrant.requests import Rewritten, as_requests, rewrite
 from hubplugin_qdrant.transport import Transport
 
-CALIBRATION_QUERIES, LOCAL_QUERIES = 64, 32
-"""Calibration queries. In 59 tests on real settings and three fits, queries that had calibrated nothing found on
-average 0.992 of their results where 64 to 256 queries had asked for 0.99, and 0.988 to 0.992 where 32 had
-(`python -m benchmarks.qdrant_candidates`). Local mode ranks every point in Python."""
+LOCAL_QUERIES = 32
+"""Calibration queries in local mode, which ranks every point in Python."""
 
 MOST_CANDIDATES = 10_240
 """More candidates than this cost a server more than the correction is worth; storage="vector" needs none."""
-
-STEP = 1.25
-"""The ratio of one number of candidates, or of one hnsw_ef, to the next that is tried."""
 
 EXACT_MARGIN = 4.0
 """An exact search gets so many times the candidates with which all calibration queries found all that they should. Of
@@ -39,19 +32,6 @@ EXACT_MARGIN = 4.0
 
 DEFAULT_EF, LARGEST_EF = 100, 4096
 """The hnsw_ef of a server where none is chosen, and the largest that is tried."""
-
-ROUNDING = 1e-5
-"""Scores that differ by less are the same."""
-
-
-def chosen_queries(model: OffsetModel, scan: Iterator[Batch]) -> np.ndarray:
-    """Queries of the bank of `model`: [m, d]; where it keeps no more than their mean, vectors of the gallery."""
-    bank = model.terms[0].bank
-    if len(bank) == 1:
-        bank = next(scan).vectors
-    rows = np.linspace(0, len(bank) - 1, min(CALIBRATION_QUERIES, len(bank))).astype(int)
-    queries: np.ndarray = bank[rows]
-    return queries
 
 
 class Searches(Protocol):
@@ -112,7 +92,7 @@ def calibrated(version: Version, points: int, searches: Searches) -> Version:
         tried[number] = recall(searches.corrected(widths[number], SMALLEST_PAGE, False), truth)
         return tried[number] >= version.agreement * raw - 1e-9
 
-    chosen = _first(reaches, len(widths))
+    chosen = first_that(reaches, len(widths))
     if chosen not in tried:  # the last, where none before it reaches
         reaches(chosen)
     measured: dict[str, Any] = {"recall": tried[chosen], "raw_recall": raw if exact else None}
@@ -122,54 +102,14 @@ def calibrated(version: Version, points: int, searches: Searches) -> Version:
         def finds_all(number: int) -> bool:
             return recall(searches.corrected(wider[number], SMALLEST_PAGE, True), truth) >= 1 - 1e-9
 
-        enough = _first(finds_all, len(wider))
+        enough = first_that(finds_all, len(wider))
         measured["exact_oversampling"] = EXACT_MARGIN * wider[enough].oversampling
     return widths[chosen].model_copy(update=measured)
-
-
-def recall(found: Hits, exact: Hits) -> float:
-    """The share of the exact first results of each query that was `found`. The lists in `exact` are longer, so that
-    what scores the same as the last of the first counts, too."""
-    shares = []
-    for ids, true, scores in zip(found.ids, exact.ids, exact.scores, strict=True):
-        first = min(SMALLEST_PAGE, len(true))
-        if first:
-            shares.append(len(_within(true, scores, first) & set(ids)) / first)
-    return min(float(np.mean(shares)), 1.0) if shares else 1.0
-
-
-def _within(ids: Sequence[Id], scores: Sequence[float], first: int) -> set[Id]:
-    """The first of `ids`, and those behind that score the same as the last of these."""
-    last = scores[first - 1]
-    return {
-        id for row, id in enumerate(ids) if row < first or abs(scores[row] - last) <= ROUNDING * max(1.0, abs(last))
-    }
 
 
 def _widths(version: Version, most: int) -> list[Version]:
     """`version` with each number of candidates, or hnsw_ef, that may be chosen, ascending."""
     if version.storage == "vector":
-        larger = [round(DEFAULT_EF * ratio) for ratio in _ratios(LARGEST_EF / DEFAULT_EF)[1:]]
+        larger = [round(DEFAULT_EF * ratio) for ratio in ratios(LARGEST_EF / DEFAULT_EF)[1:]]
         return [version.model_copy(update={"hnsw_ef": each}) for each in (None, *larger)]
-    return [version.model_copy(update={"oversampling": each}) for each in _ratios(most / SMALLEST_PAGE)]
-
-
-def _ratios(largest: float) -> list[float]:
-    """1, 1.25, 1.56, ..., `largest`."""
-    steps = math.ceil(math.log(largest) / math.log(STEP) - 1e-9)
-    return [*(STEP**step for step in range(steps)), largest]
-
-
-def _first(reaches: Callable[[int], bool], count: int) -> int:
-    """The first of 0 ... count - 1 that `reaches`, if those behind do, too; the last, if none does."""
-    low, high = 0, count - 1
-    if reaches(low):
-        return low
-    width = 1  # wide searches are slow: look at none that is far wider than needed
-    while low + width < high and not reaches(low + width):
-        low, width = low + width, 2 * width
-    high = min(low + width, high)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if reaches(middle) else (middle, high)
-    return high
+    return [version.model_copy(update={"oversampling": each}) for each in ratios(most / SMALLEST_PAGE)]

@@ -25,6 +25,7 @@ from typing_extensions import Unpack
 
 from hubplugin import atomic
 from hubplugin.abilities import Explanation
+from hubplugin.calibration import chosen_queries
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
@@ -33,7 +34,7 @@ from hubplugin.recording import folder_within
 from hubplugin.store import Batch, Found, Hits, Id, require_ungrouped
 from hubplugin.vectors import Progress
 from hubplugin_qdrant import manifest as m
-from hubplugin_qdrant.calibration import calibrated, chosen_queries
+from hubplugin_qdrant.calibration import calibrated
 from hubplugin_qdrant.explanation import shard_explanation
 from hubplugin_qdrant.manifest import Manifest, Metadata, Payload, Version
 from hubplugin_qdrant.points import PointReader, texts_at

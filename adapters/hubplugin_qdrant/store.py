@@ -20,6 +20,7 @@ import numpy as np
 from qdrant_client import QdrantClient, models
 
 from hubplugin.abilities import Explanation, Share
+from hubplugin.calibration import chosen_queries
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
@@ -29,7 +30,6 @@ from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, StoredVer
 from hubplugin.vectors import Progress
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import metadata, plain_client, searches
-from hubplugin_qdrant.calibration import chosen_queries
 from hubplugin_qdrant.client import require_client
 from hubplugin_qdrant.explanation import explanation
 from hubplugin_qdrant.manifest import KEY, Manifest, Metadata, Payload, Version, written_fields

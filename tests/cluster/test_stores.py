@@ -127,7 +127,7 @@ def collection(monkeypatch, gallery):
     from hubplugin_qdrant.store import QdrantStore
 
     # Local mode searches in Python, where a calibration would take most of the time of a test.
-    monkeypatch.setattr("hubplugin_qdrant.calibration.CALIBRATION_QUERIES", 6)
+    monkeypatch.setattr("hubplugin.calibration.QUERIES", 6)
     client, vectors = QdrantClient(":memory:"), gallery[:900].astype(np.float32)
     dice = np.random.default_rng(3)
     ids = [

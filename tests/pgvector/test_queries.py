@@ -11,7 +11,9 @@ import pytest
 
 import hubplugin
 import hubplugin_pgvector
+from hubplugin.calibration import chosen_queries, recall
 from hubplugin.errors import InputError, StoreError
+from hubplugin.jobs.write import write
 from hubplugin.model import QueryMap
 
 pytestmark = pytest.mark.slow
@@ -187,3 +189,32 @@ def test_a_query_of_another_shape_and_a_store_without_a_correction_are_refused(s
         hubplugin_pgvector.order_by(store, QUERIES[0])
     with pytest.raises(StoreError, match="no correction is active"):
         hubplugin_pgvector.offsets(store, VECTORS)
+
+
+def test_the_width_that_finds_as_much_as_the_raw_index_is_proposed(database):
+    rng = np.random.default_rng(3)
+    vectors = (rng.normal(size=(30, 32))[rng.integers(30, size=4000)] + rng.normal(size=(4000, 32))).astype(np.float32)
+    database.run("CREATE TABLE photos (id int PRIMARY KEY, embedding vector(32))")
+    database.fill(vectors)
+    database.run(
+        "CREATE INDEX ON photos USING hnsw (embedding vector_ip_ops) WITH (m = 4, ef_construction = 16)", "ANALYZE"
+    )
+    store = database.open()
+    model = hubplugin.fit(vectors, vectors[:300] + 0.1, "is", metric="dot")
+    write(store, model)
+    version = store.active_version()
+    width = version.facts["ef_search"]
+    queries = chosen_queries(model, store.scan())
+
+    def found(version, **settings):
+        return store._found(version, queries, 10, **settings)
+
+    def share(version, **settings):
+        return recall(found(version, **settings), store._found(version, queries, 20, enable_indexscan="off"))
+
+    raw = share(None)
+    assert raw < 1
+    assert share(version, hnsw__ef_search=str(width)) >= raw
+    assert width == 40 or share(version, hnsw__ef_search="40") < raw
+    assert f"SET hnsw.ef_search = {width};" in store.explain(queries[0]).text
+    assert f"hnsw.ef_search = {width}" in store.notes()[0]

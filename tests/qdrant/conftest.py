@@ -81,7 +81,7 @@ def served(client: QdrantClient) -> QdrantClient:
 @pytest.fixture(autouse=True)
 def few_calibration_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Local mode searches in Python, where a calibration would take most of the time of a test."""
-    monkeypatch.setattr("hubplugin_qdrant.calibration.CALIBRATION_QUERIES", 6)
+    monkeypatch.setattr("hubplugin.calibration.QUERIES", 6)
 
 
 _CORRECTED: dict[tuple[str, bytes], bytes] = {}

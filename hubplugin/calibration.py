@@ -1,0 +1,76 @@
+"""How widely an index must be searched to find corrected as much as it finds raw: what adapters share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from hubplugin.model import OffsetModel
+from hubplugin.store import Batch, Hits, Id
+
+QUERIES = 64
+"""Calibration queries. In 59 tests on real settings and three fits, queries that had calibrated nothing found on
+average 0.992 of their results where 64 to 256 queries had asked for 0.99, and 0.988 to 0.992 where 32 had
+(`python -m benchmarks.qdrant_candidates`)."""
+
+FIRST = 10
+"""How many results of each count."""
+
+STEP = 1.25
+"""The ratio of one number of candidates, or of one hnsw_ef, to the next that is tried."""
+
+
+ROUNDING = 1e-5
+"""Scores that differ by less are the same."""
+
+
+def chosen_queries(model: OffsetModel, scan: Iterator[Batch]) -> np.ndarray:
+    """Queries of the bank of `model`: [m, d]; where it keeps no more than their mean, vectors of the gallery."""
+    bank = model.terms[0].bank
+    if len(bank) == 1:
+        bank = next(scan).vectors
+    rows = np.linspace(0, len(bank) - 1, min(QUERIES, len(bank))).astype(int)
+    queries: np.ndarray = bank[rows]
+    return queries
+
+
+def recall(found: Hits, exact: Hits) -> float:
+    """The share of the exact first results of each query that was `found`. The lists in `exact` are longer, so that
+    what scores the same as the last of the first counts, too."""
+    shares = []
+    for ids, true, scores in zip(found.ids, exact.ids, exact.scores, strict=True):
+        first = min(FIRST, len(true))
+        if first:
+            shares.append(len(_within(true, scores, first) & set(ids)) / first)
+    return min(float(np.mean(shares)), 1.0) if shares else 1.0
+
+
+def _within(ids: Sequence[Id], scores: Sequence[float], first: int) -> set[Id]:
+    """The first of `ids`, and those behind that score the same as the last of these."""
+    last = scores[first - 1]
+    return {
+        id for row, id in enumerate(ids) if row < first or abs(scores[row] - last) <= ROUNDING * max(1.0, abs(last))
+    }
+
+
+def ratios(largest: float) -> list[float]:
+    """1, 1.25, 1.56, ..., `largest`."""
+    steps = math.ceil(math.log(largest) / math.log(STEP) - 1e-9)
+    return [*(STEP**step for step in range(steps)), largest]
+
+
+def first_that(reaches: Callable[[int], bool], count: int) -> int:
+    """The first of 0 ... count - 1 that `reaches`, if those behind do, too; the last, if none does."""
+    low, high = 0, count - 1
+    if reaches(low):
+        return low
+    width = 1  # wide searches are slow: look at none that is far wider than needed
+    while low + width < high and not reaches(low + width):
+        low, width = low + width, 2 * width
+    high = min(low + width, high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reaches(middle) else (middle, high)
+    return high
