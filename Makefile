@@ -14,7 +14,7 @@ WORKERS ?= 2
 demo: $(VENV)/demo
 	@$(BIN)/hubplugin demo
 
-# What to run before every commit: no network, two minutes.
+# What to run before every commit: no network, some four minutes on two idle cores.
 check: lint fast
 
 # Everything that needs no server, each test once; what fails in minutes comes first.
