@@ -434,25 +434,29 @@ def fold_margins(
     pairs: KnownPairs, tried: KnownPairs, folds: Folds, base: Base, how: Learning, given: PreparedBank
 ) -> np.ndarray:
     """The same at each strength of the fold, of queries that are mapped as `how` says."""
-    assert how.centre is not None
     asked, moved = [], []
     for rows, seen in folds:
-        queries, own, targets = pairs.some(seen)
-        query_map = how.query_map(queries, own, targets)
-        mapped = (lambda each: each) if query_map is None else query_map
-        asked.append(mapped(tried.queries[rows]))
-        moved.append((pairs.numbers[np.unique(pairs.own[seen])], shifts(mapped(queries), own, targets, how.centre)))
+        known = pairs.some(seen)
+        query_map, fold = replace(how, fold=1.0).taught_by(*known)
+        assert fold is not None
+        asked.append(tried.queries[rows] if query_map is None else query_map(tried.queries[rows]))
+        moved.append(fold)
     ends = np.cumsum([len(rows) for rows, _ in folds])
     queries, chosen = np.concatenate(asked), np.concatenate([rows for rows, _ in folds])
 
+    known_in: dict[int, list[np.ndarray]] = {}  # of the block that is at hand
+
     def further(some: slice, block: np.ndarray, start: int) -> np.ndarray:
+        if start not in known_in:
+            known_in.clear()
+            known_in[start] = [fold.rows_of(block) for fold in moved]
         gained = np.zeros((len(queries[some]), len(block)), np.float32)
-        for end, count, (numbers, shift) in zip(ends, map(len, asked), moved, strict=True):
+        for end, count, fold, known in zip(ends, map(len, asked), moved, known_in[start], strict=True):
             rows = slice(max(end - count, some.start), min(end, some.stop))
-            first, last = np.searchsorted(numbers, [start, start + len(block)])
-            if rows.start < rows.stop and first < last:
+            if rows.start < rows.stop:
+                columns = np.flatnonzero(known >= 0)
                 within = slice(rows.start - some.start, rows.stop - some.start)
-                gained[within, numbers[first:last] - start] = queries[rows] @ shift[first:last].T
+                gained[within, columns] = queries[rows] @ fold.shifts[known[columns]].T
         return gained
 
     return _ahead(queries, tried.own[chosen], tried, base, given, FOLD_STRENGTHS, further)

@@ -8,41 +8,45 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hubplugin.abilities import Versioned
+from hubplugin.abilities import Versioned, versions_of
 from hubplugin.bank import Bank
 from hubplugin.compute import Compute
-from hubplugin.errors import InputError, StoreError
+from hubplugin.errors import CorrectionRefused, InputError, StoreError
 from hubplugin.jobs.correct import Refitted, refit
 from hubplugin.metric import Metric, normalise
-from hubplugin.model import Dot, OffsetModel
+from hubplugin.model import Dot
+from hubplugin.recording import Recorded
 from hubplugin.recording import forget as forget_recorded
 from hubplugin.recording.sample import as_digest, id_of
 from hubplugin.store import Store, recorded_of
+from hubplugin.vectors import same_rows
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Forgotten:
-    """What `forget` did. queries: how many of the ids were recorded. refitted: the correction that took the place of
-    one that knew them; None where none did."""
+    """What `forget` did. queries: how many of the ids were recorded, as queries or with clicks. refitted: the
+    correction that took the place of one that knew them; None where none did."""
 
     queries: int
     refitted: Refitted | None
 
     def __str__(self) -> str:
         anew = "" if self.refitted is None else "; the correction knew them, and was fitted anew without them"
-        return f"{self.queries} queries forgotten, with their clicks{anew}; earlier versions are deleted"
+        return f"{self.queries} recorded queries forgotten, with their clicks{anew}"
 
 
 def forget(store: Store, ids: Collection[str], *, compute: Compute = Compute()) -> Forgotten:
     """Forgets queries that were recorded of `store`, by the ids that `Recorder.id_of` gives, with their clicks.
 
     A model holds its bank, and what clicks taught it. So an active correction that was fitted on any of them is first
-    fitted anew on what stays recorded, as `refit` does it, and activated even if it is worse: nobody has to wait for
-    enough other queries. Where too few pairs stay to learn from, it has offsets alone, and says so. Earlier versions
-    are deleted, so that none returns with a rollback, and so is what a run that was cut off has written. Files of
-    models that you saved are yours to delete. If it is cut off itself, start it again with the same ids.
+    fitted anew on what stays recorded, as `refit` does it, and activated even if it is worse. Where too few pairs stay
+    to learn from, it has offsets alone, and says so. Earlier versions are deleted, so that none returns with a
+    rollback. If it is cut off, start it again with the same ids; do not run it beside an `apply` or a `refit`.
+
+    An id finds what the record has. A query that its sample has dropped since may still be in a model, and model files
+    that you saved are yours to delete.
 
     Args:
         store: an open store, of which queries are recorded.
@@ -50,50 +54,57 @@ def forget(store: Store, ids: Collection[str], *, compute: Compute = Compute()) 
         compute: as in `hubplugin.refit`.
 
     Raises:
-        InputError: an id is none, or nothing is recorded of the store.
-        StoreError: no other query stays for the correction to be fitted on; or the store refuses.
+        InputError: an id is none, or nobody has said where queries to the store are recorded.
+        StoreError: the correction knows them, and cannot be fitted anew, since other queries of its bank are not
+            recorded, or too few stay; a run that was cut off may know them; a part of the record cannot be read.
+            Nothing is forgotten then.
     """
-    digests, recorded = [as_digest(each) for each in ids], recorded_of(store)
-    if recorded is None or store.record is None:
-        raise InputError(f"{store.url}: no queries are recorded that could be forgotten")
-    gone = np.isin(recorded.ids, [id_of(digest) for digest in digests])
-    if not gone.any():
-        return Forgotten(0, None)
-    correction, refitted, vectors = store.correction(), None, recorded.array()
-    knows = correction is not None and _knows(correction.model, vectors[gone])
-    if correction is not None and knows and not correction.active:
-        store.remove(compute.progress)  # the beginning of a run that was cut off
-    elif correction is not None and knows:
-        if gone.all():
-            raise StoreError(
-                f"{store.url}: no query would stay for its correction to be fitted on; take that out (hubplugin "
-                "remove), and delete what is recorded (hubplugin bank --clear)"
-            )
-        answers = None if recorded.answers is None else recorded.answers[~gone]
-        refitted = _refitted(store, Bank(vectors[~gone], answers), correction.model, compute)
-    if isinstance(store, Versioned):
+    digests = [as_digest(each) for each in ids]
+    if store.record is None:
+        raise InputError(f"{store.url}: nobody has said where its queries are recorded; {store.how_to_record}")
+    recorded, refitted = recorded_of(store), None
+    gone = np.isin([] if recorded is None else recorded.ids, [id_of(digest) for digest in digests])
+    if recorded is not None and gone.any():
+        refitted = _without(store, recorded, gone, compute)
+    if isinstance(store, Versioned) and len(versions_of(store)) > 1:
         store.prune(0, compute.progress)
-    forget_recorded(store.record, ids)
-    logger.info("%s: %d queries forgotten", store.url, gone.sum())
-    return Forgotten(int(gone.sum()), refitted)
+    count = forget_recorded(store.record, digests)
+    logger.info("%s: %d queries forgotten", store.url, count)
+    return Forgotten(count, refitted)
 
 
-def _knows(model: OffsetModel, queries: np.ndarray) -> bool:
-    """Whether a bank of `model` has any of `queries` [m, d]; that of `dn` is a mean, which may."""
-    if model.metric is Metric.COSINE:
-        queries = normalise(queries, "queries")
-    known = {row.tobytes() for term in model.terms for row in term.bank.round(5) + 0.0}
-    return any(isinstance(term, Dot) for term in model.terms) or any(
-        row.tobytes() in known for row in queries.round(5) + 0.0
+def _without(store: Store, recorded: Recorded, gone: np.ndarray, compute: Compute) -> Refitted | None:
+    """Fits the active correction of `store` anew without the recorded queries that are `gone` [m], if it knows any."""
+    correction, vectors = store.correction(), recorded.array()
+    if any(version.state == "half-written" for version in versions_of(store)):
+        raise StoreError(
+            f"{store.url}: a run that was cut off may know these queries; start it again, or take the correction out "
+            "(hubplugin remove), and then forget"
+        )
+    if correction is None or correction.model.dim != recorded.dim:
+        return None
+    model = correction.model
+    bank = np.concatenate([term.bank for term in model.terms[:1]])
+    rows = same_rows(bank, normalise(vectors, "queries") if model.metric is Metric.COSINE else vectors)
+    if isinstance(model.terms[0], Dot) or ((rows >= 0).any() and gone[rows[rows >= 0]].any() and (rows < 0).any()):
+        raise StoreError(
+            f"{store.url}: its correction was fitted on queries that are not recorded; apply it anew on a bank without "
+            "those that shall be forgotten, or take it out (hubplugin remove), and then forget"
+        )
+    if not gone[rows[rows >= 0]].any():
+        return None
+    answers = None if recorded.answers is None or not model.learned else recorded.answers[~gone]
+    learning: list[bool | None] = [None, False] if model.learned else [None]
+    for learn in learning:
+        try:
+            bank_left = Bank(vectors[~gone], answers if learn is None else None)
+            done = refit(store, bank_left, learn=learn, force=True, keep=0, compute=compute)
+        except (InputError, CorrectionRefused) as error:
+            reason = str(error)
+        else:
+            note = [] if learn is None else [f"{reason}; nothing was learned, and the correction has offsets alone"]
+            return replace(done, notes=[*note, *done.notes])
+    raise StoreError(
+        f"{store.url}: no correction can be fitted without these queries ({reason}); take it out (hubplugin remove), "
+        "and then forget"
     )
-
-
-def _refitted(store: Store, bank: Bank, old: OffsetModel, compute: Compute) -> Refitted:
-    """The correction `old` fitted anew on `bank`; without learning where that has too few pairs."""
-    if not old.learned:
-        return refit(store, replace(bank, answers=None), force=True, keep=0, compute=compute)
-    try:
-        return refit(store, bank, force=True, keep=0, compute=compute)
-    except InputError as error:
-        done = refit(store, replace(bank, answers=None), learn=False, force=True, keep=0, compute=compute)
-        return replace(done, notes=[f"{error}; nothing was learned, and the correction has offsets alone", *done.notes])

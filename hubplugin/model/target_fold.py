@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from hubplugin.errors import InputError
-
-SAME = 1e-3
-"""Vectors that differ by less, of their length, are the same: float16 moves one by half of that."""
-
-PROJECTIONS = 4
-"""Numbers by which the vectors that may be the same are found."""
+from hubplugin.vectors import same_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +25,11 @@ class TargetFold:
     strength: float
     pairs: int
 
+    def __post_init__(self) -> None:
+        alike = self.at.ndim == 2 and self.at.shape == self.shifts.shape and self.at.dtype == self.shifts.dtype
+        if not alike or not (np.isfinite(self.at).all() and np.isfinite(self.shifts).all()):
+            raise ValueError("the targets of a fold and their shifts do not belong together")
+
     def __call__(self, targets: np.ndarray) -> np.ndarray:
         """What is stored in the place of `targets` [b, d]: float32 [b, d]."""
         rows = self.rows_of(targets)
@@ -43,30 +42,7 @@ class TargetFold:
 
     def rows_of(self, targets: np.ndarray) -> np.ndarray:
         """The row in `at` of each of `targets` [b, d], -1 for those that are not among them: int64 [b]."""
-        directions, known, order = self._known
-        keys = targets @ directions
-        room = SAME * np.linalg.norm(targets, axis=1)
-        first = np.searchsorted(known[:, 0], keys[:, 0] - room)
-        counts = np.searchsorted(known[:, 0], keys[:, 0] + room, "right") - first
-        row = np.repeat(np.arange(len(targets)), counts)
-        place = np.arange(counts.sum()) + np.repeat(first - np.cumsum(counts) + counts, counts)
-        near = (np.abs(keys[row] - known[place]) <= room[row, None]).all(axis=1)
-        row, place = row[near], order[place[near]]
-        apart = np.linalg.norm(targets[row] - self.at[place], axis=1)
-        nearest_last = np.argsort(-apart, kind="stable")
-        nearest_last = nearest_last[(apart <= room[row])[nearest_last]]
-        rows = np.full(len(targets), -1, np.int64)
-        rows[row[nearest_last]] = place[nearest_last]
-        return rows
-
-    @cached_property
-    def _known(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Directions of length 1 [d, p], and `at` along them [c, p] in the order [c] of the first."""
-        directions = np.random.default_rng(0).normal(size=(self.at.shape[1], PROJECTIONS))
-        directions = (directions / np.linalg.norm(directions, axis=0)).astype(np.float32)
-        keys = self.at @ directions
-        order = np.argsort(keys[:, 0], kind="stable")
-        return directions, keys[order], order
+        return same_rows(targets, self.at)
 
 
 def unfolded(what: str) -> InputError:

@@ -6,13 +6,16 @@ are never more parts than there were processes at one time. Nothing in the folde
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import logging
 import math
 import os
 import stat
+import time
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -22,14 +25,13 @@ import numpy as np
 
 from hubplugin import atomic
 from hubplugin.atomic import TEMPORARY
-from hubplugin.errors import InputError
+from hubplugin.errors import InputError, StoreError
 from hubplugin.recording.sample import (
     ALL,
     MOST_TARGETS,
     Asked,
     Sample,
     Target,
-    as_digest,
     as_target,
     digest_of,
     id_of,
@@ -117,35 +119,60 @@ def thin(folder: str | os.PathLike[str], size: int) -> None:
     as thin a sample. Recorders that are running notice."""
     if size < 1:
         raise InputError(f"cannot keep {size} queries; at least 1 is needed")
-    samples = _alike(Path(folder))
-    limit = joined(sample for _, sample in samples).thinned(size).limit
-    for path, sample in samples:
-        _rewrite(path, replace(sample, limit=min(limit, sample.limit)))
+    with writing_alone(Path(folder)):
+        samples = _alike(Path(folder))
+        limit = joined(sample for _, sample in samples).thinned(size).limit
+        for path, sample in samples:
+            save(path, replace(sample, limit=min(limit, sample.limit)))
 
 
-def forget(folder: str | os.PathLike[str], ids: Collection[str]) -> int:
-    """Deletes the queries of these ids (`Recorder.id_of`) that are recorded in `folder`, with their clicks; returns how
-    many there were. Recorders that are running notice, and drop what came since they wrote last."""
-    digests, found = {as_digest(each) for each in ids}, set[int]()
-    for path, sample in _samples(Path(folder)):
-        there = digests & (sample.kept.keys() | sample.clicks.keys())
-        if not there:
-            continue
-        found |= there
-        kept = {digest: each for digest, each in sample.kept.items() if digest not in there}
-        clicks = {digest: each for digest, each in sample.clicks.items() if digest not in there}
-        _rewrite(path, replace(sample, kept=kept, clicks=clicks))
+def forget(folder: str | os.PathLike[str], digests: Collection[int]) -> int:
+    """Deletes the queries of these digests that are recorded in `folder`, with their clicks, and what killed processes
+    left half-written; returns how many there were.
+
+    Every part is written anew, so that recorders which are running notice, and drop what came since they wrote last.
+    Raises StoreError where a part cannot be read, and deletes nothing then.
+    """
+    found = set[int]()
+    with writing_alone(Path(folder)):
+        try:
+            samples = [(path, load(path)) for path in _files(Path(folder))]
+        except UnreadablePart as error:
+            raise StoreError(f"recorded queries: {error}; nothing was forgotten: mend or delete it") from None
+        for path, sample in samples:
+            there = {digest for digest in digests if digest in sample.kept or digest in sample.clicks}
+            kept = {digest: each for digest, each in sample.kept.items() if digest not in there}
+            clicks = {digest: each for digest, each in sample.clicks.items() if digest not in there}
+            save(path, replace(sample, kept=kept, clicks=clicks))
+            found |= there
+        for left in Path(folder).glob(f"part-*{TEMPORARY}"):
+            left.unlink(missing_ok=True)
     return len(found)
 
 
-def _rewrite(path: Path, sample: Sample) -> None:
-    """`save` by another than the part's recorder."""
-    lock = _lock(path)  # keeps a recorder away that would start meanwhile; one that runs has it, and notices
+PATIENCE = 5.0
+"""Seconds to wait for others who write to the folder; a part is written in some milliseconds."""
+
+
+@contextmanager
+def writing_alone(folder: Path) -> Iterator[None]:
+    """Keeps others from writing to any part in `folder` meanwhile. Raises OSError where they do not end."""
+    if fcntl is None or not folder.is_dir():
+        yield
+        return
+    held, end = os.open(folder, os.O_RDONLY), time.monotonic() + PATIENCE
     try:
-        save(path, sample)
+        while True:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise OSError(errno.EBUSY, "others are writing to it, try again", str(folder)) from None
+                time.sleep(0.01)
+        yield
     finally:
-        if lock is not None:
-            lock.close()
+        os.close(held)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -18,7 +18,7 @@ from uuid import UUID
 import numpy as np
 
 from hubplugin.errors import InputError
-from hubplugin.recording.parts import Slot, UnreadablePart, folder_within
+from hubplugin.recording.parts import Slot, UnreadablePart, folder_within, writing_alone
 from hubplugin.recording.sample import Sample, as_digest, as_target, digest_of, id_of, joined
 
 if TYPE_CHECKING:
@@ -171,20 +171,21 @@ class Recorder:
     def _write(self) -> None:
         if self._sample.counts == (0, 0):
             return  # no folder is made for nothing
-        if self._slot is None:
-            slot, before = Slot.free(self.folder)
-            self._slot = slot
+        with writing_alone(self.folder):
+            if self._slot is None:
+                slot, before = Slot.free(self.folder)
+                self._slot = slot
+                with self._adding:
+                    own = self._sample
+                    if before is not None and own.width in (None, before.width):
+                        self._sample = joined([before, own], self.size)
+            elif self._slot.is_changed():
+                self._take_up(self._slot)
             with self._adding:
-                own = self._sample
-                if before is not None and own.width in (None, before.width):
-                    self._sample = joined([before, own], self.size)
-        elif self._slot.is_changed():
-            self._take_up(self._slot)
-        with self._adding:
-            taken = self._sample.copy()
-        if taken.counts != self._written:
-            self._slot.save(taken)
-            self._written = taken.counts
+                taken = self._sample.copy()
+            if taken.counts != self._written:
+                self._slot.save(taken)
+                self._written = taken.counts
 
     def _take_up(self, slot: Slot) -> None:
         """Goes on with what others have left of the part: it was cleared, thinned, or damaged."""

@@ -103,6 +103,22 @@ def test_of_two_that_are_almost_the_same_the_nearer_is_taken():
     assert fold.rows_of(np.array([[1.0001, 0], [1.0005, 0], [0, 1]], np.float32)).tolist() == [0, 1, -1]
 
 
+def test_targets_that_have_much_in_common_are_told_apart(rng):
+    at = (5 + 0.05 * rng.normal(size=(2000, 24))).astype(np.float32)
+    fold = TargetFold(at, np.zeros_like(at), 0.1, 200)
+    np.testing.assert_array_equal(fold.rows_of(at), np.arange(2000))
+    assert (fold.rows_of((5 + 0.05 * rng.normal(size=(500, 24))).astype(np.float32)) == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("at", "shifts"),
+    [(np.ones((3, 4)), np.ones((3, 5))), (np.ones((3, 4)), np.full((3, 4), np.nan)), (np.ones(3),) * 2],
+)
+def test_a_fold_that_cannot_be_is_refused(at, shifts):
+    with pytest.raises(ValueError, match="do not belong together"):
+        TargetFold(at.astype(np.float32), shifts.astype(np.float32), 0.1, 200)
+
+
 @pytest.mark.usefixtures("always")
 def test_targets_of_the_same_vector_are_folded_alike(log):
     targets, queries, answers = log
@@ -117,8 +133,11 @@ def test_targets_of_the_same_vector_are_folded_alike(log):
     np.testing.assert_allclose(stored[first], targets[first] + 0.2 * shift, rtol=0, atol=1e-5)
 
 
-def test_margins_of_held_out_clicks_are_those_of_the_formula(log):
+@pytest.mark.parametrize("twins", [0, 60])
+def test_margins_of_held_out_clicks_are_those_of_the_formula(log, twins):
     targets, queries, answers = log
+    unasked = np.setdiff1d(np.arange(N), answers)[:twins]
+    targets[unasked] = targets[np.unique(answers)[:twins]]  # a fold moves all targets of one vector
     bank = hubplugin.Bank(queries, answers).prepare("cosine", Compute("cpu")).against(targets)
     pairs, tau = learning.KnownPairs.of(bank), 0.07
     offsets = np.random.default_rng(3).normal(size=N) / 50
@@ -137,7 +156,7 @@ def test_margins_of_held_out_clicks_are_those_of_the_formula(log):
             for strength in learning.FOLD_STRENGTHS:
                 stored = targets.astype(np.float64)
                 for number, each in shift.items():
-                    stored[number] += strength * each
+                    stored[(targets == targets[number]).all(axis=1)] += strength * each
                 scores = mapped[rows] @ stored.T + offsets
                 own = scores[np.arange(len(rows)), answers[rows]]
                 scores[np.arange(len(rows)), answers[rows]] = -np.inf

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Thread
+
 import chromadb
 import faiss
 import numpy as np
@@ -14,6 +16,7 @@ from hubplugin.abilities import versions_of
 from hubplugin.cli import app
 from hubplugin.recording import forget as forget_recorded
 from hubplugin.recording import read
+from hubplugin.recording.sample import as_digest
 
 N, D, CLICKS = 500, 16, 420
 
@@ -121,16 +124,55 @@ def test_a_correction_of_another_bank_stays_as_it_is(index, log, rng):
     assert hubplugin.open_store(index).correction().model.fingerprint == model.fingerprint
 
 
-def test_where_no_query_would_stay_nothing_is_changed(index, log):
+@pytest.mark.parametrize("method", ["blend", "dn"])
+def test_a_bank_that_is_not_recorded_is_never_thrown_away(index, log, rng, method):
     _, queries, _ = log
     store = hubplugin.open_store(index)
-    hubplugin.apply(store, hubplugin.Bank(), force=True)
-    with pytest.raises(StoreError, match=r"no query would stay .*hubplugin remove"):
-        hubplugin.forget(store, [Recorder.id_of(query) for query in queries])
+    both = np.concatenate([unit(rng.normal(size=(300, D))), queries[:50]])
+    model = hubplugin.apply(store, both, method, force=True).model
+    with pytest.raises(StoreError, match="fitted on queries that are not recorded; apply it anew"):
+        hubplugin.forget(store, [Recorder.id_of(queries[0])])
+    assert hubplugin.open_store(index).correction().model.fingerprint == model.fingerprint
     assert read(store.record).rows == CLICKS
 
 
-def test_a_run_that_was_cut_off_is_forgotten_with_its_queries(index, log):
+@pytest.mark.parametrize("as_stored", [np.float16, np.float64])
+def test_a_query_is_known_in_a_bank_that_was_rounded(index, log, as_stored):
+    _, queries, _ = log
+    hubplugin.apply(hubplugin.open_store(index), unit(queries.astype(as_stored).astype(np.float32)), force=True)
+    assert hubplugin.forget(hubplugin.open_store(index), [Recorder.id_of(queries[0])]).refitted is not None
+    assert known(hubplugin.open_store(index), queries[:2]) == [False, True]
+
+
+def test_what_other_parts_hold_is_forgotten_too(tmp_path, index, log, rng):
+    """Clicks of a query that was not kept, queries of other dimensions, and those that a thinner part hides."""
+    store = hubplugin.open_store(index)
+    longer = unit(rng.normal(size=(3, 2 * D)))
+    first, second = Recorder(store.record), Recorder(store.record, size=1)
+    first.add(longer)
+    first.flush()
+    second.add(unit(rng.normal(size=(9, D))))
+    second.click("0" * 16, 4)
+    second.close()
+    first.close()
+    gone = [Recorder.id_of(longer[0]), "0" * 16]
+    assert hubplugin.forget(store, gone).queries == 2
+    assert hubplugin.forget(store, gone).queries == 0
+
+
+def test_where_no_correction_can_be_fitted_without_them_nothing_is_changed(index, log):
+    _, queries, answers = log
+    store = hubplugin.open_store(index)
+    for part in store.record.glob("part-*"):
+        part.unlink()
+    recorded(store.record, queries[:12], answers[:12])
+    hubplugin.apply(store, hubplugin.Bank(), force=True)
+    with pytest.raises(StoreError, match=r"no correction can be fitted without these queries \(.*hubplugin remove"):
+        hubplugin.forget(hubplugin.open_store(index), [Recorder.id_of(query) for query in queries[:6]])
+    assert read(store.record).rows == 12
+
+
+def test_a_run_that_was_cut_off_comes_first(index, log):
     _, queries, _ = log
     store = hubplugin.open_store(index)
     model = hubplugin.apply(store, hubplugin.Bank(), force=True, dry_run=True).model
@@ -138,17 +180,22 @@ def test_a_run_that_was_cut_off_is_forgotten_with_its_queries(index, log):
         for batch in writing.scan():
             writing.write(batch, model.offsets(batch.vectors))
     assert not hubplugin.open_store(index).correction().active
-    assert hubplugin.forget(hubplugin.open_store(index), [Recorder.id_of(queries[0])]).queries == 1
-    assert hubplugin.open_store(index).correction() is None
+    with pytest.raises(StoreError, match="a run that was cut off may know these queries"):
+        hubplugin.forget(hubplugin.open_store(index), [Recorder.id_of(queries[0])])
+    assert read(f"{index.partition(':')[2]}.queries").rows == CLICKS
 
 
 def test_what_cannot_be_forgotten_is_refused_in_one_line(index, tmp_path):
     store = hubplugin.open_store(index)
     with pytest.raises(InputError, match="16 hexadecimal digits; got a text of 5 characters"):
         hubplugin.forget(store, ["today"])
-    (tmp_path / "photos.faiss.queries").rename(tmp_path / "elsewhere")
-    with pytest.raises(InputError, match="no queries are recorded that could be forgotten"):
+    store.record = None
+    with pytest.raises(InputError, match="nobody has said where its queries are recorded"):
         hubplugin.forget(store, ["0" * 16])
+    part = tmp_path / "photos.faiss.queries" / "part-9.safetensors"
+    part.write_bytes(b"cut")
+    with pytest.raises(StoreError, match=r"part-9.safetensors is damaged .*; nothing was forgotten"):
+        hubplugin.forget(hubplugin.open_store(index), ["0" * 16])
 
 
 def test_a_recorder_that_runs_drops_what_was_forgotten_and_goes_on(tmp_path, rng):
@@ -157,15 +204,37 @@ def test_a_recorder_that_runs_drops_what_was_forgotten_and_goes_on(tmp_path, rng
     recorder.add(queries)
     recorder.click(queries[3], 7)
     recorder.flush()
-    assert forget_recorded(tmp_path / "queries", [Recorder.id_of(queries[3]), "0" * 16]) == 1
+    other = Recorder(tmp_path / "queries", seconds=1000)
+    other.add(queries[3:4])  # not on disk yet, beside a part that is
+    other.flush()
+    other.add(unit(rng.normal(size=(1, D))))
+    killed = tmp_path / "queries" / "part-0.safetensors.0a1b.tmp"
+    killed.write_bytes(queries[3].tobytes())
+    assert forget_recorded(tmp_path / "queries", [as_digest(Recorder.id_of(queries[3])), 0]) == 1
+    assert not killed.exists()
+    other.close()
     recorder.flush()
     recorder.add(unit(rng.normal(size=(1, D))))
     recorder.flush()
     left = read(tmp_path / "queries")
-    assert left.rows == 20
     assert Recorder.id_of(queries[3]) not in left.ids
+    assert left.rows == 20, "19, and one that came later; what was not on disk is gone"
     assert not any(left.clicks)
     recorder.close()
+
+
+def test_forgetting_twice_at_once_loses_neither(tmp_path, rng):
+    queries = unit(rng.normal(size=(40, D)))
+    recorder = Recorder(tmp_path / "queries", seconds=1000)
+    recorder.add(queries)
+    recorder.close()
+    gone = [as_digest(Recorder.id_of(query)) for query in queries[:20]]
+    threads = [Thread(target=forget_recorded, args=(tmp_path / "queries", [digest])) for digest in gone]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert read(tmp_path / "queries").rows == 20
 
 
 def test_the_command_forgets_and_says_so(index, log):
@@ -178,7 +247,11 @@ def test_the_command_forgets_and_says_so(index, log):
     said = CliRunner().invoke(app, ["bank", index, *named])
     assert said.exit_code == 0, said.output
     assert f"kept: {CLICKS - 2}" in said.stdout
-    assert "2 queries forgotten, with their clicks; the correction knew them" in said.output
+    assert "2 recorded queries forgotten, with their clicks; the correction knew them" in said.output
     assert not any(known(hubplugin.open_store(index), queries[:2]))
     said = CliRunner().invoke(app, ["bank", index, *named, "--thin", "3"])
     assert said.exit_code == 1
+    for options in (["--dry-run"], []):
+        said = CliRunner().invoke(app, ["bank", index, "--forget", "today", *options])
+        assert "16 hexadecimal digits" in said.output
+        assert said.exit_code == 1

@@ -27,6 +27,7 @@ from safetensors.numpy import save_file
 import hubplugin
 from hubplugin import InputError, Recorder
 from hubplugin.recording import clear, folder_within, read, thin
+from hubplugin.recording.parts import writing_alone
 from hubplugin.recording.sample import digest_of
 
 
@@ -521,23 +522,44 @@ def test_a_part_is_not_taken_up_while_it_is_thinned(
     folder: Path, queries: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded(folder, queries).close()
-    begun: list[Recorder] = []
-    fsync = os.fsync
+    begun: list[threading.Thread] = []
+    fsync, recorder = os.fsync, Recorder(folder)
 
     def meanwhile(file: int) -> None:
         if not begun:
-            begun.append(Recorder(folder))
-            begun[0].add(queries[:5])
-            begun[0].flush()
+            recorder.add(queries[:5])
+            begun.append(threading.Thread(target=recorder.flush))
+            begun[0].start()
+            time.sleep(0.05)
+            assert begun[0].is_alive(), "it waits"
         fsync(file)
 
     monkeypatch.setattr("os.fsync", meanwhile)
     thin(folder, 20)
-    begun[0].close()
-    assert sorted(path.name for path in folder.glob("*.safetensors")) == ["part-0.safetensors", "part-1.safetensors"]
+    begun[0].join()
+    recorder.close()
+    assert [path.name for path in folder.glob("*.safetensors")] == ["part-0.safetensors"]
     found = read(folder)
     assert found is not None
     assert 20 <= found.rows <= 25
+
+
+def test_a_folder_that_others_write_to_for_long_is_left_alone(
+    folder: Path, queries: np.ndarray, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("hubplugin.recording.parts.PATIENCE", 0.05)
+    recorder = recorded(folder, queries)
+    recorder.flush()
+    recorder.add(queries[:5] + 1)
+    with writing_alone(folder):
+        recorder.flush()
+        assert "others are writing to it, try again; searches go on" in caplog.text
+        with pytest.raises(OSError, match="others are writing"):
+            thin(folder, 20)
+    recorder.close()
+    found = read(folder)
+    assert found is not None
+    assert found.rows == len(queries) + 5
 
 
 def test_names_become_folders_inside(tmp_path: Path) -> None:
