@@ -203,6 +203,15 @@ def test_an_interrupted_run_does_not_wait_for_a_server_that_is_away(cosine, monk
         cosine.apply(compute=Compute(progress=interrupt))
 
 
+@pytest.fixture
+def interruptible():
+    """What a process that was started in the background may have been told to ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_reading_does_not_wait_for_a_server_that_is_away(cosine, monkeypatch):
     served(cosine.plain)  # so that a thread reads
 
@@ -211,8 +220,7 @@ def test_an_interrupted_reading_does_not_wait_for_a_server_that_is_away(cosine, 
     def away(*given, **named):
         tried.append(1)
         if len(tried) == 1:
-            time.sleep(0.3)  # until the main thread waits: elsewhere, as in a finaliser, the interrupt may be lost
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
         raise UnexpectedResponse(503, "Unavailable", b"", httpx.Headers())
 
     store, before = hubplugin_qdrant.open_store(cosine.plain, "photos"), set(threading.enumerate())
@@ -225,6 +233,7 @@ def test_an_interrupted_reading_does_not_wait_for_a_server_that_is_away(cosine, 
         assert not thread.is_alive(), "Python waits for it when it ends"
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_wait_for_the_server_says_what_for_and_ends_when_it_is_interrupted(cosine, monkeypatch, caplog):
     monkeypatch.setattr("hubplugin_qdrant.transport.SILENT_SECONDS", 0)
     monkeypatch.setattr("hubplugin_qdrant.transport.POLL_SECONDS", 0.01)
