@@ -16,7 +16,7 @@ from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter, StoreError, install
 from hubplugin.model import OffsetModel, load
 from hubplugin.recording import Recorded, clear, thin
-from hubplugin.recording.sample import as_digest, id_of
+from hubplugin.recording.sample import as_digest
 from hubplugin.store import Store, recorded_of
 
 
@@ -160,7 +160,8 @@ def bank(
         raise InputError("--thin keeps some of the queries and --clear none; give one of them")
     if forget and (delete or keep is not None):
         raise InputError("--forget takes out the queries that are named; --thin and --clear go without it")
-    gone = {id_of(as_digest(each)) for each in forget or []}
+    for each in forget or []:
+        as_digest(each)  # which says what is no id, before a dry run says what it would do
     opened = open_store(store)
     if opened.record is None:
         raise InputError(f"{opened.url}: nobody has said where its queries are recorded; {opened.how_to_record}")
@@ -175,7 +176,7 @@ def bank(
     if export is not None:
         lines.append(f"written to {export}")
     if recorded is not None and changes:
-        planned = 0 if delete else recorded.rows - len(gone & set(recorded.ids))
+        planned = 0 if delete else recorded.rows - len(set(forget or []) & set(recorded.ids))
         planned = planned if keep is None else min(recorded.rows, keep)
         rows = 0 if left is None else left.rows
         lines.append(f"nothing was changed; would keep {planned}" if dry_run else f"kept: {rows}")

@@ -15,7 +15,7 @@ from hubplugin.compute.answers import (
     survey,
 )
 from hubplugin.compute.largest import largest, reaching
-from hubplugin.compute.search import TIE, TopK, TruthCounts, search
+from hubplugin.compute.search import TIE, TopK, TruthCounts, same_rows, search
 from hubplugin.compute.similarities import (
     ANSWER_SLACK,
     CACHE_BYTES,
@@ -111,6 +111,7 @@ __all__ = [
     "reduce",
     "reduce_and_seek",
     "reduces_precision",
+    "same_rows",
     "search",
     "sinkhorn",
     "sinkhorn_on_sample",

@@ -96,8 +96,8 @@ def apply(
 
     bank, method, robust, learn, judged, parameters: as in `hubplugin.fit`; robust and learn not with group_by. With
     learn the store's own search maps the queries, and with learn="fold" the vectors that hubplugin wrote are folded;
-    stores that cannot hold either are refused. A `hubplugin.Bank` without
-    queries is of those that were recorded of the store, and with learn of their clicks. A fitted model in the place of
+    a store that cannot hold what is learned is refused. A `hubplugin.Bank` without queries is of those that were
+    recorded of the store, and with learn of their clicks. A fitted model in the place of
     the bank is written as it is, and not tried.
 
     The correction is first tried on held-out bank queries (`hubplugin.judge`), which raises CorrectionRefused if it

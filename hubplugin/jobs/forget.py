@@ -10,16 +10,15 @@ import numpy as np
 
 from hubplugin.abilities import Versioned, versions_of
 from hubplugin.bank import Bank
-from hubplugin.compute import Compute
+from hubplugin.compute import Compute, same_rows
 from hubplugin.errors import CorrectionRefused, InputError, StoreError
 from hubplugin.jobs.correct import Refitted, refit
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import Dot
 from hubplugin.recording import Recorded
 from hubplugin.recording import forget as forget_recorded
-from hubplugin.recording.sample import as_digest, id_of
+from hubplugin.recording.sample import as_digest
 from hubplugin.store import Store, recorded_of
-from hubplugin.vectors import same_rows
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +62,7 @@ def forget(store: Store, ids: Collection[str], *, compute: Compute = Compute()) 
     if store.record is None:
         raise InputError(f"{store.url}: nobody has said where its queries are recorded; {store.how_to_record}")
     recorded, refitted = recorded_of(store), None
-    gone = np.isin([] if recorded is None else recorded.ids, [id_of(digest) for digest in digests])
+    gone = np.isin([] if recorded is None else recorded.ids, list(ids))
     if recorded is not None and gone.any():
         refitted = _without(store, recorded, gone, compute)
     if isinstance(store, Versioned) and len(versions_of(store)) > 1:
@@ -84,14 +83,15 @@ def _without(store: Store, recorded: Recorded, gone: np.ndarray, compute: Comput
     if correction is None or correction.model.dim != recorded.dim:
         return None
     model = correction.model
-    bank = np.concatenate([term.bank for term in model.terms[:1]])
-    rows = same_rows(bank, normalise(vectors, "queries") if model.metric is Metric.COSINE else vectors)
-    if isinstance(model.terms[0], Dot) or ((rows >= 0).any() and gone[rows[rows >= 0]].any() and (rows < 0).any()):
+    asked = normalise(vectors, "queries") if model.metric is Metric.COSINE else vectors
+    rows = same_rows(model.terms[0].bank, asked)
+    known = rows[rows >= 0]
+    if isinstance(model.terms[0], Dot) or (gone[known].any() and len(known) < len(rows)):
         raise StoreError(
             f"{store.url}: its correction was fitted on queries that are not recorded; apply it anew on a bank without "
             "those that shall be forgotten, or take it out (hubplugin remove), and then forget"
         )
-    if not gone[rows[rows >= 0]].any():
+    if not gone[known].any():
         return None
     answers = None if recorded.answers is None or not model.learned else recorded.answers[~gone]
     learning: list[bool | None] = [None, False] if model.learned else [None]

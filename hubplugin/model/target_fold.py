@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hubplugin.compute import same_rows
 from hubplugin.errors import InputError
-from hubplugin.vectors import same_rows
 
 
 @dataclass(frozen=True, eq=False)

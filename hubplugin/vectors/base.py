@@ -169,29 +169,6 @@ def _prepared(block: np.ndarray, name: str, numbers: range | np.ndarray, metric:
     return normalise(block, name, numbers) if metric is Metric.COSINE else block
 
 
-SAME, PRODUCTS = 1e-3, 1 << 22
-"""Vectors that differ by less, of their length, are the same: float16 moves one by half of that. And how many products
-are held at once to find them."""
-
-
-def same_rows(vectors: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """The row in `known` [c, d] of each of `vectors` [b, d], the nearest of those that are the same; -1 where there is
-    none: int64 [b]. What both have in common is taken out first, so that float32 tells near ones apart."""
-    found = np.full(len(vectors), -1, np.int64)
-    if not len(known):
-        return found
-    centre = known.mean(axis=0, dtype=np.float64).astype(np.float32)
-    among = known - centre
-    halves = np.einsum("cd,cd->c", among, among) / 2
-    size = max(PRODUCTS // len(known), 1)
-    for start in range(0, len(vectors), size):
-        some = vectors[start : start + size]
-        nearest = ((some - centre) @ among.T - halves).argmax(axis=1)
-        apart = np.linalg.norm(some - known[nearest], axis=1)
-        found[start : start + size] = np.where(apart <= SAME * np.linalg.norm(some, axis=1), nearest, -1)
-    return found
-
-
 def spool(blocks: Iterable[np.ndarray], name: str, expected: int = 0) -> Sliceable:
     """Blocks that can be read only once, kept in a temporary file that is read as often as needed.
 
