@@ -265,8 +265,8 @@ class Run:
         """Deletes the noted files of inverted lists that the index in place does not use."""
         made, replaced = self._noted("made"), self._noted("replaced")
         gone = made if plan is None else made - {*plan["lists"]} | replaced
-        if gone and plan is not None and self.folder.index.exists():
-            try:  # the index may have been replaced once more since, by whatever program
+        if gone and self.folder.index.exists():
+            try:  # it may have been replaced once more since, or a kill has taken the plan before these notes
                 gone -= {
                     os.path.realpath(name) for name in handler_for(read_faiss(self.folder.index, mapped=True)).files()
                 }

@@ -1,13 +1,15 @@
 """Kills a step on an index file at many moments: python killed_steps.py STEP KILLS, in a folder with x.faiss.
 
-The folder `before` holds what lies there before the step. After each kill the file must be as before or as after, with
-the model that belongs to it, and the next run must finish the step. Prints how often it was as before, as after, or the
-step had ended.
+The folder `before` holds what lies there before the step. With KILLS above 0 it is killed so often, at even distances
+in time; with 0 once before each thing that it does to the names of files, so that no order of them is left out. After
+each kill the file must be as before or as after, with the model that belongs to it, and the next run must finish the
+step. Prints how often it was as before, as after, or the step had ended.
 """
 
 from __future__ import annotations
 
 import collections
+import itertools
 import os
 import re
 import shutil
@@ -43,18 +45,36 @@ def renewed() -> None:
     shutil.copytree("before", ".", dirs_exist_ok=True)
 
 
-def run(step: str, seconds: float) -> bool:
-    """Runs `step` in a child, and kills that after so many seconds; whether it had ended before."""
+CHANGES = "os.remove", "os.rename", "os.rmdir", "os.mkdir", "open"
+"""What Python reports when names are made, changed or deleted; of `open` that for writing counts."""
+
+
+def kill_before(number: int) -> None:
+    """Kills this process right before its change of this `number`, from 0 on."""
+    changes = itertools.count()
+
+    def watch(event: str, arguments: tuple[object, ...]) -> None:
+        counts = event in CHANGES and (event != "open" or int(str(arguments[2])) & (os.O_WRONLY | os.O_RDWR))
+        if counts and next(changes) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+
+
+def run(step: str, *, seconds: float = 600, change: int | None = None) -> bool:
+    """Runs `step` in a child, and kills that after so many seconds, or before this change; whether it had ended."""
     child = os.fork()
     if child == 0:
+        if change is not None:
+            kill_before(change)
         STEPS[step]()
         os._exit(0)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
-            assert status == 0, f"the step itself failed with {status}"
-            return True
+            assert status in (0, signal.SIGKILL), f"the step itself failed with {status}"
+            return status == 0
         time.sleep(0.0002)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
@@ -81,20 +101,22 @@ def main(step: str, kills: int) -> None:
     renewed()
     before = state(bank)
     start = time.monotonic()
-    run(step, 600)
+    run(step)
     duration, after, there = time.monotonic() - start, state(bank), lying()
     assert after != before, "the step changes nothing"
     seen: collections.Counter[str] = collections.Counter()
-    for kill in range(kills):
+    for kill in range(kills) if kills else itertools.count():
         renewed()
-        ended = run(step, duration * (kill + 0.5) / kills)
+        ended = run(step, seconds=duration * (kill + 0.5) / kills) if kills else run(step, change=kill)
         found = state(bank)
         assert found in (before, after), f"after kill {kill} the index is neither as before nor as after"
         seen["ended" if ended else "before" if found == before else "after"] += 1
         again = "refresh" if step == "rollback" and found == after else step  # else it would go back once more
-        run(again, 600)
+        run(again)
         assert state(bank) == after, f"the run after kill {kill} does not finish the step"
         assert lying() == there, f"after kill {kill} there is left {lying()}, expected {there}"
+        if ended and not kills:
+            break
     print(dict(seen))
 
 
