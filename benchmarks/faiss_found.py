@@ -269,19 +269,21 @@ def measured(kinds: list[str], words: list[str], size: int, rules: bool) -> Iter
 
 
 def table(rows: list[dict], size: int, rules: bool) -> str:
-    """Of each type and metric the mean over settings; of changes of R@1 also the worst."""
+    """Of each type and metric the mean over settings; of changes of R@1 also the worst. With `size` each setting is by
+    itself: they are two at most, and say different things."""
     of_them = [row for row in rows if row["size"] == size and row["rules"] == rules]
     lines, columns = [], [name for name in of_them[0]["found"] if name != "raw"]
-    head = ["type", "metric", "raw recall", "raw R@1"]
+    by = (("setting",) if size else ()) + ("type", "metric")
+    head = [*by, "raw recall", "raw R@1"]
     for name in columns:
         head += [f"{name}: recall", *([] if rules else ["(raw index)"]), "change of R@1, worst"]
-    for kind, metric in dict.fromkeys((row["type"], row["metric"]) for row in of_them):
-        found = [row["found"] for row in of_them if (row["type"], row["metric"]) == (kind, metric)]
+    for key in dict.fromkeys(tuple(row[each] for each in by) for row in of_them):
+        found = [row["found"] for row in of_them if tuple(row[each] for each in by) == key]
 
         def mean(name: str, what: str, found: list = found) -> float:
             return float(np.mean([each[name][what] for each in found]))
 
-        line = [f"`{kind}`", metric, f"{mean('raw', 'recall'):.3f}", f"{mean('raw', 'R@1'):.1f}"]
+        line = [*key[:-2], f"`{key[-2]}`", key[-1], f"{mean('raw', 'recall'):.3f}", f"{mean('raw', 'R@1'):.1f}"]
         for name in columns:
             changes = [each[name]["R@1"] - each["raw"]["R@1"] for each in found]
             line += [f"{mean(name, 'recall'):.3f}"]
