@@ -8,7 +8,8 @@ the three settings that MiniLM made are filled up with the vectors of each other
 vectors.
 
 Of each type: recall@10 of the raw index against the exact raw ranking, of the upgraded one against the exact corrected
-ranking, of the raw one against that, and how R@1 in points changes: in the mean of all settings, and in the worst.
+ranking, of the raw one against that, and how R@1 in points changes: in the mean of all settings, and in the worst;
+with `--size` in each setting by itself.
 Offsets are the default ones (`blend`) and strong ones (DBSN, tau 0.05), fitted on what the index decodes.
 
 `--rules` compares what offsets of codes can be: those of the true vectors, as they are or times the slope of decoded
@@ -269,14 +270,14 @@ def measured(kinds: list[str], words: list[str], size: int, rules: bool) -> Iter
 
 
 def table(rows: list[dict], size: int, rules: bool) -> str:
-    """Of each type and metric the mean over settings; of changes of R@1 also the worst. With `size` each setting is by
-    itself: they are two at most, and say different things."""
+    """Of each type and metric the mean over settings; of changes of R@1 also the worst. With `size` a row for each
+    setting: they are few, and say different things."""
     of_them = [row for row in rows if row["size"] == size and row["rules"] == rules]
     lines, columns = [], [name for name in of_them[0]["found"] if name != "raw"]
     by = (("setting",) if size else ()) + ("type", "metric")
     head = [*by, "raw recall", "raw R@1"]
     for name in columns:
-        head += [f"{name}: recall", *([] if rules else ["(raw index)"]), "change of R@1, worst"]
+        head += [f"{name}: recall", *([] if rules else ["(raw index)"]), "change of R@1" + ("" if size else ", worst")]
     for key in dict.fromkeys(tuple(row[each] for each in by) for row in of_them):
         found = [row["found"] for row in of_them if tuple(row[each] for each in by) == key]
 
@@ -288,7 +289,7 @@ def table(rows: list[dict], size: int, rules: bool) -> str:
             changes = [each[name]["R@1"] - each["raw"]["R@1"] for each in found]
             line += [f"{mean(name, 'recall'):.3f}"]
             line += [] if rules else [f"{mean(name, 'raw against it'):.3f}"]
-            line += [f"{np.mean(changes):+.1f}, {min(changes):+.1f}"]
+            line += [f"{np.mean(changes):+.1f}" + ("" if size else f", {min(changes):+.1f}")]
         lines.append(line)
     return markdown(head, lines)
 
