@@ -1,4 +1,4 @@
-"""The table of fits in docs/speed.md, from what is stored of every family of processors.
+"""The tables of fits in docs/speed.md, from what is stored of every family of processors.
 
 python -m benchmarks.speed_page
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from benchmarks.contenders import CONTENDERS
+from benchmarks.contenders import CONTENDERS, STEPS, goal_of
 from benchmarks.tables import RESULTS, ROOT, markdown, write_table
 
 PAGE = ROOT / "docs" / "speed.md"
@@ -23,32 +23,63 @@ def file_of(family: str) -> Path:
 
 def write_pages() -> None:
     found = [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
-    runs = {
-        f"{each['family']}, {threads} thread{'s' if int(threads) > 1 else ''}": run
-        for each in found
-        for threads, run in sorted(each["runs"].items())
-    }
-    about = "\n".join(f"- {name}: {_about(run)}" for name, run in runs.items()) + "\n\n"
+    runs = {(each["family"], int(threads)): run for each in found for threads, run in sorted(each["runs"].items())}
+    about = "\n".join(f"- {_named(*key)}: {_about(run)}" for key, run in runs.items()) + "\n\n"
     write_table(PAGE, "fit", about + table(runs, tuple(CONTENDERS)))
+    write_table(PAGE, "steps", steps(runs))
 
 
-def table(runs: dict[str, dict[str, Any]], names: tuple[str, ...]) -> str:
-    """A line for each contender, with its ratio in every run."""
+Runs: TypeAlias = dict[tuple[str, int], dict[str, Any]]
+"""By family and number of threads."""
+
+
+def table(runs: Runs, names: tuple[str, ...]) -> str:
+    """A line for each contender, with its ratio in every run and its goal there."""
     lines = []
     for name in names:
         seen = [run["contenders"].get(name) for run in runs.values()]
         if not any(seen):
             continue
-        goal = CONTENDERS[name].goal
         differs = next((each["differs by"] for each in seen if each and each["differs by"]), "")
         memory = next((f"{each['memory_mib']:,}" for each in seen if each), "")
-        lines.append([name, *map(_cell, seen), f"{goal:g}" if goal else "", memory, differs])
-    lines.append(["FlashSinkhorn", *["needs a CUDA GPU"] * len(runs), "", "", ""])
-    return markdown(["work", *runs, "goal", "MiB", "differs by"], lines)
+        cells = [_cell(each, goal_of(name, *key)) for key, each in zip(runs, seen, strict=True)]
+        lines.append([name, *cells, memory, differs])
+    lines.append(["FlashSinkhorn", *["needs a CUDA GPU"] * len(runs), "", ""])
+    return markdown(["work", *(_named(*key) for key in runs), "MiB", "differs by"], lines)
 
 
-def _cell(seen: dict[str, Any] | None) -> str:
-    return f"{seen['ratio']:.2f} ({seen['low']:.2f}-{seen['high']:.2f})" if seen else ""
+def steps(runs: Runs) -> str:
+    """A line for each figure that misses its goal, with the share of each step."""
+    lines = [
+        [name, _named(*key), *(f"{100 * share:.0f} %" for share in seen["shares"].values()), why]
+        for key, run in runs.items()
+        for name, seen in run["contenders"].items()
+        if (why := missed(name, *key, seen))
+    ]
+    return markdown(["work", "on", *STEPS, "why"], lines)
+
+
+def missed(name: str, family: str, threads: int, seen: dict[str, Any]) -> str:
+    """Why a figure misses its goal, in one line; "" where it does not, or where no shares are known."""
+    goal, taken = goal_of(name, family, threads), seen.get("shares")
+    if goal is None or seen["ratio"] <= goal or not taken:
+        return ""
+    times = {step: seen["ratio"] * share for step, share in taken.items()}
+    product = sum(of for step, of in times.items() if step.endswith("product"))
+    if product > goal:
+        return f"the product takes {product:.2f}, the goal is {goal:.2f}"
+    others = sorted((step for step in times if not step.endswith("product")), key=lambda step: -times[step])
+    most = ", ".join(f"{step} {times[step]:.2f}" for step in others[:3])
+    return f"the product takes {product:.2f} and leaves {goal - product:.2f}; {most}"
+
+
+def _cell(seen: dict[str, Any] | None, goal: float | None) -> str:
+    allowed = f"; goal {goal:.3g}" if goal else ""
+    return f"{seen['ratio']:.2f} ({seen['low']:.2f}-{seen['high']:.2f}){allowed}" if seen else ""
+
+
+def _named(family: str, threads: int) -> str:
+    return f"{family}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def _about(run: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import ot
@@ -11,6 +12,7 @@ import pytest
 import hubplugin
 from benchmarks.bank_settings import Family, code, further, one_wording
 from benchmarks.banks_apart import earth_movers_distance, sweep
+from benchmarks.contenders import STEPS
 from benchmarks.settings import comparison, measure, merged
 from benchmarks.tables import EXAMPLES
 
@@ -78,3 +80,9 @@ def test_a_sweep_over_temperatures_meets_the_method_at_its_own(rng):
     own = hubplugin.evaluate(targets, bank, queries=queries, methods=["is"])["is"]
     point = found["is tau=0.05"]
     assert (point.recall[1], point.hubness.skewness) == (own.recall[1], own.hubness.skewness)
+
+
+def test_each_step_of_a_fit_is_timed_in_functions_that_there_are():
+    folder = Path(hubplugin.__file__).parent / "compute"
+    for module, _, function in (name.partition(".") for names in STEPS.values() for name in names):
+        assert f"def {function}(" in (folder / f"{module}.py").read_text()
