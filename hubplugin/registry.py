@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Callable, Collection
 from difflib import get_close_matches
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 from urllib.parse import urlsplit
@@ -24,6 +25,7 @@ from hubplugin.store import Store
 GROUP = "hubplugin.adapters"
 
 
+@cache
 def adapters() -> dict[str, EntryPoint]:
     """The installed adapters by URL scheme."""
     return {entry.name: entry for entry in entry_points(group=GROUP)}
@@ -57,6 +59,8 @@ def open_store(url: str) -> Store:
     Raises StoreError if no installed adapter knows the scheme, or its packages are missing.
     """
     scheme, colon, _ = url.partition(":")
+    if scheme not in adapters():  # perhaps it has been installed since they were listed, which reads every package
+        adapters.cache_clear()
     known = adapters()
     if not colon or scheme not in known:
         schemes = ", ".join(f"{name}:..." for name in sorted(known)) or "none installed"

@@ -134,9 +134,11 @@ def sizes_of_transform(link: faiss.VectorTransform) -> Iterator[tuple[str, int, 
 def give_back_pages(*paths: Path) -> None:
     """Lets the kernel drop pages of the mapped files `paths`, so that files larger than memory do not fill it.
 
-    Pages that are needed again are read again.
+    Pages that are needed again are read again. Files of less than `PAGES_KEPT` stay: to find where a file is mapped
+    takes longer than to search a small one.
     """
-    if not sys.platform.startswith("linux"):
+    small = sum(path.stat().st_size for path in paths if path.exists()) <= PAGES_KEPT
+    if small or not sys.platform.startswith("linux"):
         return
     libc, names = ctypes.CDLL(None), tuple(os.path.realpath(path) for path in paths)
     with open("/proc/self/maps") as maps:

@@ -57,3 +57,15 @@ def test_two_slashes_before_the_folder_of_a_local_collection(tmp_path, monkeypat
         store = open_store(url)
         assert store.dim == 3
         store.client.close()
+
+
+def test_an_adapter_that_is_installed_while_a_program_runs_is_found(tmp_path, monkeypatch):
+    with pytest.raises(StoreError, match="no store URL that an installed adapter knows"):
+        open_store("late:x")
+    (tmp_path / "late-1.dist-info").mkdir()
+    (tmp_path / "late-1.dist-info/METADATA").write_text("Name: late\nVersion: 1\n")
+    (tmp_path / "late-1.dist-info/entry_points.txt").write_text("[hubplugin.adapters]\nlate = late:str\n")
+    (tmp_path / "late.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(AttributeError, match="late"):
+        open_store("late:x")
