@@ -25,9 +25,9 @@ from hubplugin.compute.similarities import (
     Similarities,
     Tile,
     as_tensor,
+    largest_in_truth,
     leave_largest_out,
     like,
-    put_entries_right,
     put_right,
     reached,
     torch,
@@ -180,9 +180,6 @@ SPARE = 8
 """Answers that the list of a target has room for. A target with more is multiplied again: one in a hundred is, where
 answers are spread over the gallery."""
 
-RIGHT = 3
-"""Entries of a target with answers made exact beside its largest: what is left of its sum may be one of them."""
-
 MOST_TAKEN = 1 - 2.0**-6
 """The largest share of a sum that is taken out of it by subtraction, which costs six of a float32's bits."""
 
@@ -279,10 +276,9 @@ class Seeker:
         assert count is not None
         some = self.see(tile, first, scale)
         many = 2 * len(some) > len(tile.s)  # then one list of all costs less than a copy of them
-        of_all, places = largest(tile.s, count if many else (k or 0) + 1)
-        values, columns = (of_all[some], places[some]) if many else largest(tile.s[some], count)
+        of_all, places = largest_in_truth(tile, count if many else (k or 0) + 1)
+        values, columns = (of_all[some], places[some]) if many else largest_in_truth(tile, count, some)
         leave_largest_out(tile, places[:, :1])
-        put_entries_right(tile, some, columns[:, 1 : 1 + RIGHT])
         means = None
         if k is not None:
             means = ((of_all[:, 1 : k + 1].cpu().double().mean(dim=1) + tile.own) / scale).numpy()
@@ -358,7 +354,7 @@ def reduce_and_seek(
         return reduce(similarities, targets, reductions, LeftOut(answers.levels), what), answers
     seeker, first = Seeker(similarities.m), targets.rows
     results = [np.empty(targets.rows) for _ in reductions]
-    averaged = all(each.averages for each in reductions)
+    averaged = all(each.averages(similarities.m) for each in reductions)
     for tile in similarities.tiles(targets, what, averaged=averaged):
         some, columns, means = seeker.see_and_list(tile, 0, largest_k)
         for reduction, result in zip(reductions, results, strict=True):

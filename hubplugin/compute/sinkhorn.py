@@ -27,7 +27,7 @@ from hubplugin.compute.similarities import (
     put_largest_right,
     torch,
 )
-from hubplugin.compute.terms import AVERAGING_K, AVERAGING_TAU, MeanOfLargest, log_sum_exp
+from hubplugin.compute.terms import AVERAGING_TAU, MeanOfLargest, log_sum_exp
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin.vectors import Vectors, as_vectors, taken
@@ -266,7 +266,8 @@ class Kernel:
         who asked for the nearest or for the mean of the k largest. numbers: of the targets, if not 0, 1, 2 ..."""
         out = self.left_out if self.left_out is None or part == 0 else replace(self.left_out, largest=False)
         scale, weights = 1 / self._tau, None if log_alpha is None else log_alpha.cpu().numpy()
-        averaged = self._tau >= AVERAGING_TAU and self._enough and (self._k is None or self._k >= AVERAGING_K)
+        averaged = self._enough and self._tau >= AVERAGING_TAU
+        averaged = averaged and (self._k is None or MeanOfLargest(self._k).averages(self._similarities.m))
         for tile in self._similarities.tiles(
             targets, what, scale=scale, weights=weights, left_out=out, averaged=averaged
         ):

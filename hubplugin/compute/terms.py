@@ -13,8 +13,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from hubplugin.compute.largest import Array, largest
+from hubplugin.compute.largest import Array
 from hubplugin.compute.similarities import (
+    BESIDE,
+    MOST_DOUBTFUL,
     LeftOut,
     Similarities,
     Tile,
@@ -22,6 +24,7 @@ from hubplugin.compute.similarities import (
     copy_of,
     exponentials_of,
     host,
+    largest_in_truth,
     like,
     module_of,
     put_largest_right,
@@ -52,9 +55,9 @@ def over(similarities: Similarities, targets: Vectors, task: Task) -> list[tuple
     return [(0, task(similarities, targets))]
 
 
-AVERAGING_TAU, AVERAGING_K = 0.04, 8
-"""The smallest temperature, and k, at which so many entries share in a sum that small errors of single ones average
-out: see docs/speed.md."""
+AVERAGING_TAU = 0.04
+"""The smallest temperature at which so many entries share in a sum that small errors of single ones average out: see
+docs/speed.md."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +67,8 @@ class LogSum:
     tau: float
     log_weights: np.ndarray | None = None
 
-    @property
-    def averages(self) -> bool:
-        """Whether many bank rows share in it."""
+    def averages(self, m: int) -> bool:
+        """Whether small errors of single ones of m entries do not matter to it."""
         return self.tau >= AVERAGING_TAU
 
     @property
@@ -98,14 +100,13 @@ class MeanOfLargest:
 
     k: int
 
-    @property
-    def averages(self) -> bool:
-        """Whether many bank rows share in it."""
-        return self.k >= AVERAGING_K
+    def averages(self, m: int) -> bool:
+        """Whether small errors of single ones of m entries do not matter to it, since those that do are so few."""
+        return self.k + BESIDE <= MOST_DOUBTFUL * m
 
     def of(self, tile: Tile) -> np.ndarray:
-        """Of a tile of s, which stays as it is: float64 [b]."""
-        values = tile.s if self.k >= tile.s.shape[1] else largest(tile.s, self.k)[0]
+        """Of a tile of s, in which nothing changes but what is made exact: float64 [b]."""
+        values = tile.s if self.k >= tile.s.shape[1] else largest_in_truth(tile, self.k)[0]
         there = values > -math.inf
         with np.errstate(invalid="ignore"):  # of none at all: NaN, which is told where offsets are checked
             mean: np.ndarray = host(module_of(values).where(there, values, 0.0).sum(1)) / host(there.sum(1))
@@ -141,7 +142,7 @@ class ReducedShard(Task):
 
     def __call__(self, similarities: Similarities, targets: Vectors) -> ShardResult:
         reductions, results = self.reductions, [np.empty(targets.rows) for _ in self.reductions]
-        only, averaged = reductions[0], all(each.averages for each in reductions)
+        only, averaged = reductions[0], all(each.averages(similarities.m) for each in reductions)
         if len(reductions) == 1 and isinstance(only, LogSum):  # the product itself can scale and add
             for tile in similarities.tiles(
                 targets,

@@ -157,7 +157,7 @@ def test_torch_has_the_names_that_are_not_public(kernel):
 @pytest.mark.parametrize("answers", ["kept", "left out"])
 @pytest.mark.parametrize(
     ("method", "parameters"),
-    [("is", {"tau": 0.04}), ("sn", {"tau": 0.04}), ("nnn", {"k": 8}), ("csls", {}), ("blend", {"tau": 0.05})],
+    [("is", {"tau": 0.04}), ("sn", {"tau": 0.04}), ("nnn", {"k": 16}), ("csls", {}), ("blend", {"tau": 0.05})],
 )
 @pytest.mark.parametrize("case", ["real", "the bank is the gallery", "every target four times"])
 def test_offsets_are_within_1e_5_of_float64(method, parameters, answers, case, real):
@@ -177,6 +177,21 @@ def test_offsets_are_within_1e_5_of_float64(method, parameters, answers, case, r
     served = hubplugin.OffsetModel.from_bytes(fitted["auto"].to_bytes())  # knows the answers by their levels alone
     for device in ("numpy", "cpu"):
         np.testing.assert_allclose(served.offsets(targets, compute=Compute(device)), offsets[1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("k", "used"), [(1, True), (16, True), (40, False)])
+def test_a_mean_of_the_largest_is_as_exact_as_by_float32(k, used, real, monkeypatch):
+    seen = []
+    multiply = IntegerBank.product
+    monkeypatch.setattr(IntegerBank, "product", lambda self, *given: seen.append(1) or multiply(self, *given))
+    bank, targets = real["bank_queries"][:1_200], real["test_targets"]
+    for answers in ("kept", "left out"):
+        offsets = [
+            hubplugin.fit(targets, bank, "nnn", k=k, answers=answers, compute=compute).offsets(targets, compute=compute)
+            for compute in (Compute("cpu"), Compute("cpu", precision="float64"))
+        ]
+        np.testing.assert_allclose(*offsets, rtol=0, atol=2e-7)
+        assert bool(seen) == used
 
 
 @pytest.mark.parametrize("targets", [400, 399])
