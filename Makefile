@@ -8,6 +8,9 @@ PIP    := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 CPU_TORCH := $(if $(and $(filter Linux,$(shell uname)),$(if $(shell command -v nvidia-smi),,none)),https://download.pytorch.org/whl/cpu)
 WORKERS ?= 2
 
+# Without these files each worker and each process that a test starts compiles everything anew: twenty seconds.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo check test lint fast slow levels light lowest xla ratios integration bench docs clean
 .NOTPARALLEL:
 

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import copy
+import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +27,30 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if wholly or collection_path.name == "frameworks" else None
 
 
+def copied(value: Any) -> Any:
+    """What `copy.deepcopy` makes of it, in a fifth of the time where it is JSON."""
+    if type(value) is dict:
+        return {key: copied(each) for key, each in value.items()}
+    if type(value) is list:
+        return [copied(each) for each in value]
+    return value if type(value) in (str, int, float, bool, type(None)) else copy.deepcopy(value)
+
+
+def pytest_collection_finish() -> None:
+    """Qdrant's local mode parses the key of an offset, asks for the types of a union and copies the payload for each
+    point that it ranks, and a client copies all schemas: half of the time of the tests that use it. Here what it has
+    parsed and asked for is kept, and it copies quicker; it computes the same."""
+    for module, name, quick in (
+        ("local.payload_value_extractor", "parse_json_path", functools.cache),
+        ("conversions.common_types", "get_args_subscribed", functools.cache),
+        ("local.local_collection", "deepcopy", lambda _: copied),
+        ("embed.schema_parser", "deepcopy", lambda _: copied),
+    ):
+        found = sys.modules.get(f"qdrant_client.{module}")
+        if hasattr(found, name):
+            setattr(found, name, quick(getattr(found, name)))
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """Where torch is not installed (`make light`), leaves out the tests that fit, and says so."""
@@ -37,6 +65,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 def real() -> dict[str, np.ndarray]:
     """The example set: bank_queries, bank_targets, test_queries, test_targets, each [rows, 384] float16."""
     return {path.stem: np.load(path) for path in DATA.glob("*.npy")}
+
+
+@pytest.fixture(autouse=True)
+def few_calibration_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Local mode searches in Python, where a calibration would take most of the time of a test."""
+    monkeypatch.setattr("hubplugin.calibration.QUERIES", 6)
 
 
 @pytest.fixture

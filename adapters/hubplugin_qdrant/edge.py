@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypedDict
@@ -39,7 +39,7 @@ from hubplugin_qdrant.explanation import shard_explanation
 from hubplugin_qdrant.manifest import Manifest, Metadata, Payload, Version
 from hubplugin_qdrant.points import PointReader, texts_at
 from hubplugin_qdrant.query_maps import mapped
-from hubplugin_qdrant.requests import rewrite, similarity_threshold, with_distances
+from hubplugin_qdrant.requests import distance, rewrite, similarity_threshold
 from hubplugin_qdrant.store import VersionedStore, VersionWriting, usable_key
 from hubplugin_qdrant.transport import plain_id
 
@@ -192,22 +192,9 @@ def formula(version: Version, length: float) -> edge.Formula:
     )
 
 
-def _points(found: list[edge.ScoredPoint], version: Version | None) -> list[models.ScoredPoint]:
-    points = [
-        models.ScoredPoint.model_construct(
-            id=point.id, version=point.version, score=point.score, payload=point.payload, vector=point.vector
-        )
-        for point in found
-    ]
-    euclidean = version is not None and version.metric is Metric.EUCLIDEAN
-    return with_distances(points) if euclidean else points
-
-
-def hits(found: list[list[models.ScoredPoint]]) -> Hits:
-    return Hits(
-        [[plain_id(point.id) for point in points] for points in found],
-        [[point.score for point in points] for points in found],
-    )
+def _scale(version: Version | None) -> Callable[[float], float]:
+    """From what `version` ranks by to the scores of the shard."""
+    return distance if version is not None and version.metric is Metric.EUCLIDEAN else float
 
 
 class EdgeStore(VersionedStore):
@@ -256,23 +243,36 @@ class EdgeStore(VersionedStore):
         version, hidden = self._searched(raw or self.metadata.is_off()), self.metadata.read_manifest().offset_key
         if hidden is not None and options.get("with_payload") is True:  # no key was asked for by name
             options["with_payload"] = edge.PayloadSelector.Exclude([hidden])
-        return self.nearest(version, np.asarray([vector]), limit, **options)[0]
+        scale, found = _scale(version), self._answers(version, np.asarray([vector]), limit, **options)[0]
+        return [
+            models.ScoredPoint.model_construct(
+                id=point.id, version=point.version, score=scale(point.score), payload=point.payload, vector=point.vector
+            )
+            for point in found
+        ]
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
-        return hits(self.nearest(self._searched(raw), queries, k))
+        return self.nearest(self._searched(raw), queries, k)
 
     def _searched(self, raw: bool) -> Version | None:
         """The version that a search uses."""
         return None if raw else self.mapping(self.metadata.read_manifest().active.get(self.using))
 
-    def nearest(
+    def nearest(self, version: Version | None, queries: np.ndarray, k: int, **options: Unpack[Options]) -> Hits:
+        """The `k` nearest of each of `queries` [m, d], best first, corrected by `version` unless it is None."""
+        scale, found = _scale(version), self._answers(version, queries, k, **options)
+        return Hits(
+            [[plain_id(point.id) for point in points] for points in found],
+            [[scale(point.score) for point in points] for points in found],
+        )
+
+    def _answers(
         self, version: Version | None, queries: np.ndarray, limit: int, **options: Unpack[Options]
-    ) -> list[list[models.ScoredPoint]]:
-        """The nearest of each of `queries` [m, d], best first, corrected by `version` unless it is None."""
+    ) -> list[list[edge.ScoredPoint]]:
         requests = [self._request(version, query, limit, **options) for query in np.asarray(queries, np.float32)]
         with one_line(self.url):
-            found = self.shard.query_batch(edge.QueryBatchRequest(requests))
-            return [_points(points, version) for points in found]
+            found: list[list[edge.ScoredPoint]] = self.shard.query_batch(edge.QueryBatchRequest(requests))
+        return found
 
     def _request(
         self, version: Version | None, query: np.ndarray, limit: int, **options: Unpack[Options]
@@ -433,7 +433,7 @@ class CalibrationSearches:
         return self._found(version, limit, exact)
 
     def _found(self, version: Version | None, limit: int, exact: bool) -> Hits:
-        return hits(self._store.nearest(version, self._queries, limit, params=edge.SearchParams(exact=exact)))
+        return self._store.nearest(version, self._queries, limit, params=edge.SearchParams(exact=exact))
 
 
 def open_url(url: str) -> EdgeStore:

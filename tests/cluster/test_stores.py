@@ -126,8 +126,6 @@ def collection(monkeypatch, gallery):
 
     from hubplugin_qdrant.store import QdrantStore
 
-    # Local mode searches in Python, where a calibration would take most of the time of a test.
-    monkeypatch.setattr("hubplugin.calibration.QUERIES", 6)
     client, vectors = QdrantClient(":memory:"), gallery[:900].astype(np.float32)
     dice = np.random.default_rng(3)
     ids = [

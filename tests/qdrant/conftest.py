@@ -78,12 +78,6 @@ def served(client: QdrantClient) -> QdrantClient:
     return client
 
 
-@pytest.fixture(autouse=True)
-def few_calibration_queries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Local mode searches in Python, where a calibration would take most of the time of a test."""
-    monkeypatch.setattr("hubplugin.calibration.QUERIES", 6)
-
-
 _CORRECTED: dict[tuple[str, bytes], bytes] = {}
 """Collections in local mode after `Photos.apply`, by storage and by what they were before."""
 
