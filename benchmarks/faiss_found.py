@@ -42,7 +42,8 @@ from benchmarks.faiss_types import exact, recall, set_search
 from benchmarks.tables import EXAMPLES, RESULTS, ROOT, SHARED, machine, markdown, write_table
 from hubplugin.errors import CorrectionRefused
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import IndexScale, nearness_of
+from hubplugin_faiss.handlers.base import IndexScale
+from hubplugin_faiss.handlers.refine import of_entries
 
 TYPES = """
 Flat SQ8 SQ6 SQ4 PQ{8}np PQ{16}np PQ{4}x4np PQ{8}x4fs PQ{4}x4fs OPQ{8},PQ{8}np RQ8x8 PRQ8x2x8 LSH RaBitQ RaBitQ4
@@ -174,10 +175,10 @@ def rules_of(kind: str, raw: faiss.Index, setting: Setting, test: Asked) -> dict
     labels = handler.labels()
     by_id = np.argsort(labels)
     decoded = np.concatenate([vectors for vectors, _ in handler.scan(0, 1 << 14)])[by_id]
-    scale = IndexScale(handler, nearness_of(handler, of_true))
+    scale = IndexScale.of(handler, of_true)
 
     def unbiased(offsets: np.ndarray) -> np.ndarray:
-        return scale.of_entries(scale.unbiased, offsets[labels])[by_id]
+        return of_entries(handler, scale.unbiased, offsets[labels])[by_id]
 
     true = of_true.offsets(setting.targets)
     tried = {

@@ -39,6 +39,14 @@ class Versioned(Protocol):
         """Deletes the kept versions but for the `keep` that were active last."""
 
 
+@runtime_checkable
+class Quantising(Protocol):
+    """Rounds offsets to codes."""
+
+    def rounding(self, batch: Batch, offsets: np.ndarray) -> np.ndarray:
+        """How far what the targets of `batch` hold may lie from `offsets` [b] of the active correction: [b]."""
+
+
 class StoreShard(Shard):
     """A part of a store, such as a range of ids, as other machines read it. No two parts share a target, and all parts
     together have every target, also one that comes later."""

@@ -138,6 +138,12 @@ class Writing(ABC):
     answered: Answered | None = None
     """With which a store whose searches are not exact can try them before it activates."""
 
+    takes_all: bool = False
+    """Whether `write` is given every target of `scan`, those whose offset is right, too: all are rounded anew."""
+
+    wrong: int | None = None
+    """How many offsets were missing or stale, known before it is activated; None where nobody has counted."""
+
     @abstractmethod
     def scan(self) -> Iterator[Batch]:
         """The targets that may lack an offset of this version: all, or those behind which a run was cut off.
@@ -186,8 +192,7 @@ class Store(ABC):
     """Whether others may add, change and delete targets while a correction is written."""
 
     precision: float = 1e-5
-    """Offsets that differ by less are the same to this store: float32 rounding of a sum in another order, and where
-    it quantises offsets, what that loses."""
+    """Offsets that differ by less are the same to this store: float32 rounding of a sum in another order."""
 
     unit: bool = False
     """Whether a correction by cosine holds only for vectors of unit length, because the store does not normalise."""

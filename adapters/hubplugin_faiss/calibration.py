@@ -107,6 +107,7 @@ def trial_of(
     index: faiss.Index,
     upgraded: faiss.Index,
     model: OffsetModel,
+    scale: IndexScale,
     between: Callable[[], None] = lambda: None,
     originals: Vectors | None = None,
 ) -> Trial | None:
@@ -114,7 +115,7 @@ def trial_of(
 
     Args:
         index: the raw index.
-        upgraded: the same with the offsets of `model`.
+        upgraded: the same with the offsets of `model`, on `scale`.
         model: None is returned if its bank is too small to try, or an exhaustive index too large.
         between: called between pieces of the work.
         originals: the exact rankings are over these vectors [n, d], in the order of the ids; by default over what the
@@ -124,7 +125,7 @@ def trial_of(
     queries = None if count < QUERIES / 10 else bank_queries(model, count)
     if queries is None or upgraded.ntotal < 10 * K:
         return None
-    targets = _reconstructed(upgraded, model) if originals is None else _given(upgraded, originals, model)
+    targets = _reconstructed(upgraded, scale) if originals is None else _given(upgraded, originals, model)
     raw, corrected = exact_rankings(upgraded, targets, queries, model.queries(queries), between)
     return Trial(queries, corrected, _recall(index, queries, raw, between), between)
 
@@ -281,7 +282,12 @@ class Asked:
     force: bool = False
 
     def require_found(
-        self, index: faiss.Index, upgraded: faiss.Index, model: OffsetModel, originals: Vectors | None = None
+        self,
+        index: faiss.Index,
+        upgraded: faiss.Index,
+        model: OffsetModel,
+        scale: IndexScale,
+        originals: Vectors | None = None,
     ) -> None:
         """Raises CorrectionRefused if `upgraded` is going to find fewer answers first than the raw `index`, by more
         than `LOST` and two standard errors. Warns of a loss beyond `LOST` that may be chance, or is forced.
@@ -300,7 +306,7 @@ class Asked:
         gained, spread, exact = 0.0, 0.0, np.zeros(len(some))
         if known.held_out is not None:
             gained, spread = known.held_out
-            targets = _reconstructed(upgraded, model) if originals is None else _given(upgraded, originals, model)
+            targets = _reconstructed(upgraded, scale) if originals is None else _given(upgraded, originals, model)
             raw, corrected = exact_rankings(upgraded, targets, asked, model.queries(asked), lambda: None, 1)
             exact = (corrected[:, 0] == names).astype(np.float64) - (raw[:, 0] == names)
 
@@ -343,11 +349,11 @@ def _look_everywhere(index: faiss.Index) -> None:
             part.nprobe = part.nlist
 
 
-def _reconstructed(upgraded: faiss.Index, model: OffsetModel) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Vectors [b, d] as the index reconstructs them, offsets [b] and ids [b] of all entries. Where `model` takes all
-    vectors for unit vectors, they are brought back to unit length if codes changed it."""
-    handler, row, unit = handler_for(upgraded), 0, model.metric is Metric.COSINE
-    scale = IndexScale(handler, nearness_of(handler, model))
+def _reconstructed(upgraded: faiss.Index, scale: IndexScale) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Vectors [b, d] as the index reconstructs them, offsets [b], which it holds on `scale`, and ids [b] of all
+    entries. Where a model takes all vectors for unit vectors, they are brought back to unit length if codes changed it.
+    """
+    handler, row, unit = handler_for(upgraded), 0, scale.nearness is not None
     for vectors, offsets in handler.scan(0, block_rows(upgraded.d)):
         assert offsets is not None
         labels = handler.labels(row, row + len(vectors))

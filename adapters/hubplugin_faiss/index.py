@@ -20,7 +20,7 @@ from hubplugin_faiss.calibration import holds_graph, is_exact, parts, require_re
 from hubplugin_faiss.encoding.codecs import upgrade_spec
 from hubplugin_faiss.encoding.layout import in_memory
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import IndexHandler, IndexScale, block_rows, name_of, nearness_of, with_map
+from hubplugin_faiss.handlers.base import IndexHandler, IndexScale, block_rows, name_of, with_map
 
 
 def upgrade(
@@ -90,32 +90,34 @@ def upgrade(
     if model.fold is not None:
         raise unfolded("a Faiss index")
     gallery = Gallery(index, unit=model.metric is Metric.COSINE)
-    offsets = offsets_by(model, gallery, compute, originals, tolerant=again)
-    return upgraded_by(index, offsets, model, originals, rebuild, force)
+    offsets, scale = offsets_by(model, gallery, compute, originals, tolerant=again)
+    return upgraded_by(index, offsets, model, scale, originals, rebuild, force)
 
 
 def upgraded_by(
     index: faiss.Index,
     offsets: np.ndarray,
     model: OffsetModel,
+    scale: IndexScale,
     originals: Vectors | None,
     rebuild: bool | None,
     force: bool = False,
 ) -> faiss.Index:
-    """`index` with the `offsets` [n] of `model` in scan order, behind its query map. A graph is built anew where its
-    links lose too much, and a second stage gets more candidates. Raises CorrectionRefused where that does not suffice.
-    """
+    """`index` with `offsets` [n] of `model`, in scan order and on `scale`, behind its query map. A graph is built anew
+    where its links lose too much, and a second stage gets more candidates. Raises CorrectionRefused where that does not
+    suffice."""
     handler = handler_for(index)
     if originals is None and not force:
         require_rehearsed(index, offsets, model)
 
-    spec = upgrade_spec(offsets, model, nearness=nearness_of(handler, model), vectors=originals)
+    spec = upgrade_spec(offsets, model, nearness=scale.nearness, vectors=originals)
 
     def made(rebuild: bool) -> faiss.Index:
         return with_map(handler.upgraded(offsets, replace(spec, rebuild=rebuild)), model.query_map)
 
     upgraded = made(bool(rebuild))
-    trial = None if is_exact(index) and originals is None else trial_of(index, upgraded, model, originals=originals)
+    exact = is_exact(index) and originals is None
+    trial = None if exact else trial_of(index, upgraded, model, scale, originals=originals)
     if trial is None:
         return upgraded
     recall = trial.recall(upgraded)
@@ -177,12 +179,13 @@ def add(
     if isinstance(model_or_offsets, OffsetModel):
         model = model_or_offsets
         require_made_by(model, handler)
-        nearness = nearness_of(handler, model)
+        scale = IndexScale.of(handler, model)
+        nearness = scale.nearness
         if model.metric is Metric.COSINE:
             require_unit(block, given.name)
         coded = handler.coded(block)
         offsets = model.offsets(coded, compute=compute.quiet)
-        offsets = IndexScale(handler, nearness).stored(offsets, coded).astype(np.float32)
+        offsets = scale.stored(offsets, coded).astype(np.float32)
     else:
         offsets = checked_offsets(model_or_offsets, len(block), "the batch")
     if ids is not None:
@@ -253,17 +256,15 @@ def offsets_by(
     gallery: Gallery,
     compute: Compute,
     originals: Vectors | None = None,
-    into: np.ndarray | None = None,
     tolerant: bool = False,
-) -> np.ndarray:
-    """Offsets for the entries of an index in scan order, on its own scale: float32 [n].
+) -> tuple[np.ndarray, IndexScale]:
+    """Offsets for the entries of an index in scan order, on its own scale, float32 [n], and that scale.
 
     Args:
         model: its offsets are centred on the index if they are not yet centred on a gallery.
         gallery: the index.
         compute: with what they are computed.
         originals: the vectors [n, d] that a second stage is going to hold; their offsets are computed instead.
-        into: float32 [n], where to write them, such as a mapped file.
         tolerant: entries that the model cannot judge get its smallest offset, and a warning.
 
     Raises:
@@ -274,8 +275,8 @@ def offsets_by(
     warn_if_swapped(model, gallery.rows)
     if model.gallery is None:
         model = model.centred_on(gallery if originals is None or not handler.two_stage else originals, compute=compute)
-    offsets = np.empty(gallery.rows, np.float32) if into is None else into
-    scale, row, invalid_vectors = IndexScale(handler, nearness_of(handler, model)), 0, InvalidVectors()
+    offsets = np.empty(gallery.rows, np.float32)
+    scale, row, invalid_vectors = IndexScale.of(handler, model), 0, InvalidVectors()
     source = originals if originals is not None and handler.two_stage else gallery
     tolerant &= source is gallery
     computed = _tolerant(model, handler, compute, invalid_vectors) if tolerant else _computed(model, source, compute)
@@ -289,9 +290,7 @@ def offsets_by(
         )
     if invalid_vectors.count:
         warnings.warn(f"of {gallery.rows} entries {invalid_vectors}", stacklevel=4)
-    if source is originals:
-        offsets[:] = offsets[handler.order()]
-    return offsets
+    return offsets[handler.order()] if source is originals else offsets, scale
 
 
 def _computed(model: OffsetModel, source: Vectors, compute: Compute) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -379,16 +378,11 @@ def require_made_by(model: OffsetModel, handler: IndexHandler) -> None:
     require_suits(model, handler.index)
     if model.gallery is None:
         raise InputError("the model is not centred on the index: use model = model.centred_on(targets), then upgrade")
-    if not (has_fingerprint(handler, "") or has_fingerprint(handler, model.fingerprint)):
+    if not (handler.holds_offsets_of(None) or handler.holds_offsets_of(model)):
         raise StoreError(
             "the offsets in this index are those of another model; add with that one, or take this one for all: "
             "index = upgrade(index, model)"
         )
-
-
-def has_fingerprint(handler: IndexHandler, fingerprint: str) -> bool:
-    """Whether the offsets in an upgraded index are those of the model called `fingerprint`, "" for none."""
-    return all(extra.has_fingerprint(fingerprint) for extra in handler.extra_dimensions())
 
 
 def checked_originals(vectors: VectorLike | None, handler: IndexHandler) -> Vectors | None:

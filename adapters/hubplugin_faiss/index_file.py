@@ -7,7 +7,6 @@ A new file is written to the folder of the index, read back and searched. Then i
 from __future__ import annotations
 
 import hashlib
-import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -37,13 +36,12 @@ from hubplugin_faiss.files import (
 )
 from hubplugin_faiss.folder import MODEL, HubFolder, Run
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import SAMPLE, IndexScale, block_rows, nearness_of, with_map
+from hubplugin_faiss.handlers.base import IndexScale, block_rows, with_map
 from hubplugin_faiss.handlers.lists import free_name
 from hubplugin_faiss.index import (
     Gallery,
     checked_originals,
     downgrade,
-    has_fingerprint,
     require_unit,
     require_upgraded,
     upgraded_by,
@@ -103,7 +101,7 @@ def read_file(path: str | os.PathLike[str], *, mapped: bool | None = None) -> Re
 def _model_of(path: str | os.PathLike[str], index: faiss.Index) -> OffsetModel | StoreError | None:
     """The model of the `index` in the file `path`; see `Read`."""
     handler, folder = handler_for(index), HubFolder(path)
-    if not handler.is_upgraded() or has_fingerprint(handler, ""):
+    if not handler.is_upgraded() or handler.holds_offsets_of(None):
         return None
     why = f"its model {str(folder.model)!r} is missing"
     for place in (folder.model, folder.pending / MODEL):
@@ -114,7 +112,7 @@ def _model_of(path: str | os.PathLike[str], index: faiss.Index) -> OffsetModel |
         except ModelFileError as error:
             why = str(error)
             continue
-        if has_fingerprint(handler, model.fingerprint):
+        if handler.holds_offsets_of(model):
             return model
         why = f"{str(place)!r} is the model of another index"
     try:
@@ -216,7 +214,7 @@ class IndexFile:
     def scale(self, model: OffsetModel) -> IndexScale:
         """Between offsets of `model` and those that the index holds."""
         if model.fingerprint not in self._scales:
-            self._scales[model.fingerprint] = IndexScale(self.handler, nearness_of(self.handler, model))
+            self._scales[model.fingerprint] = IndexScale.of(self.handler, model)
         return self._scales[model.fingerprint]
 
     @cached_property
@@ -280,12 +278,6 @@ class IndexFile:
                 if wanted <= 0:
                     break
 
-    def sample_offsets(self) -> np.ndarray:
-        """Offsets of a block of an upgraded index, as they are stored: float32 [b]; 0 of an empty one."""
-        parts = [np.zeros(1, np.float32)]
-        parts += [own for _, own in itertools.islice(self.handler.scan(0, SAMPLE), 1) if own is not None]
-        return np.concatenate(parts)
-
     def stored_offsets(self) -> np.ndarray:
         """The offsets in an upgraded index, as they are stored: float32 [n]."""
         return np.concatenate([offsets for _, _, offsets in self.blocks() if offsets is not None])
@@ -295,11 +287,12 @@ class IndexFile:
         run: Run,
         model: OffsetModel,
         offsets: np.ndarray,
+        scale: IndexScale,
         mapped: Sequence[Path],
         asked: Asked,
         progress: Progress | None = None,
     ) -> None:
-        """Puts the index with the `offsets` [n] of `model` in the place of the file. mapped: the files they lie in.
+        """Puts the index with `offsets` [n] of `model`, on `scale`, in the place of the file. mapped: what they lie in.
         Raises CorrectionRefused, and the file is as it was, if it finds too little of what is `asked`."""
         again, originals = self.handler.is_upgraded(), self._originals
         if originals is None and again and self.handler.two_stage:
@@ -312,7 +305,7 @@ class IndexFile:
         else:
             index, mapped = self.raw, [self.path, *mapped]
         new = Replacement(run, index, mapped, self.require_unchanged, originals, progress)
-        put(new, model, offsets, self.handler.files(), asked)
+        put(new, model, offsets, scale, self.handler.files(), asked)
         self._load()
 
     def downgrade(self, run: Run) -> None:
@@ -350,26 +343,27 @@ def put(
     new: Replacement,
     model: OffsetModel,
     offsets: np.ndarray,
+    scale: IndexScale,
     replaced: Sequence[str],
     asked: Asked,
 ) -> None:
-    """Replaces an index file by `new.index`, upgraded with `offsets` [n] in scan order, and its model by `model`.
+    """Replaces an index file by `new.index`, upgraded with `offsets` [n] in scan order and on `scale`, and its model by
+    `model`.
 
     replaced: the files of inverted lists of the replaced index, which are deleted then. asked: as in
     `IndexFile.upgrade`, which raises CorrectionRefused likewise.
     """
     handler, originals = handler_for(new.index), new.originals
-    nearness = nearness_of(handler, model)
     new.run.note_lists(map(free_name, handler.files()), replaced)
     new.run.folder.write(new.run.pending / MODEL, model.to_bytes())
 
     if holds_graph(new.index) or handler.two_stage:  # these are made in memory, and some graphs twice
-        made = upgraded_by(new.index, offsets, model, originals, None, asked.force)
-        _replace(new, lambda _: made, lambda written: asked.require_found(new.index, written, model, originals))
+        made = upgraded_by(new.index, offsets, model, scale, originals, None, asked.force)
+        _replace(new, lambda _: made, lambda written: asked.require_found(new.index, written, model, scale, originals))
         return
 
     between = partial(give_back_pages, *new.mapped)
-    spec = upgrade_spec(offsets, model, nearness=nearness, vectors=originals, between=between)
+    spec = upgrade_spec(offsets, model, nearness=scale.nearness, vectors=originals, between=between)
 
     def make(assemble: Assemble) -> faiss.Index:
         return with_map(handler.upgraded(offsets, replace(spec, assemble=assemble)), model.query_map)
@@ -377,10 +371,10 @@ def put(
     def measured(written: faiss.Index) -> None:
         if originals is not None or not is_exact(new.index):
             give_back = partial(give_back_pages, *new.mapped, new.run.new_index)
-            trial = trial_of(new.index, written, model, give_back, originals)
+            trial = trial_of(new.index, written, model, scale, give_back, originals)
             if trial is not None:
                 require_recall(trial, trial.recall(written), new.index, written, asked.force)
-            asked.require_found(new.index, written, model, originals)
+            asked.require_found(new.index, written, model, scale, originals)
 
     _replace(new, make, measured)
 

@@ -59,18 +59,24 @@ class FaissStore(Store):
         """As `IndexFile` finds it."""
         return self._file.metric
 
-    @property
-    def precision(self) -> float:  # type: ignore[override]
-        """A quantiser rounds offsets: twice its largest error over the range of the model's offsets is added."""
-        model, handler = self._file.model(), self._file.handler
-        if model is None or model.gallery is None:
-            return Store.precision
-        held = self._file.sample_offsets()  # which lengths and norm bias have taken out of the model's own range
-        low, high = min(held.min(), model.gallery.smallest), max(held.max(), model.gallery.largest)
-        tried = np.linspace(low, high, 1000, dtype=np.float32)
+    def rounding(self, batch: Batch, offsets: np.ndarray) -> np.ndarray:
+        """Four times what codes lose of an offset, or of one beside it. Those of a version that was returned to had
+        rounded it before, and up to twice that loss was seen of what is rounded twice, under ten types."""
+        model = self._file.model()
+        if model is None:
+            return np.zeros(len(offsets))
+        scale, handler = self._file.scale(model), self._file.handler
+        rows = np.array([entry.row for entry in batch.ids if isinstance(entry, Entry)], np.int64)
+
+        def lost(tried: np.ndarray) -> np.ndarray:
+            held = handler.rounded(scale.stored(tried, batch.vectors).astype(np.float32), rows)
+            return np.asarray(np.abs(scale.of_model(held, batch.vectors) - tried))
+
+        of_own = lost(offsets)
+        quarter = float(of_own.mean())  # of the distance between levels, where they are as far apart
+        most = np.max([of_own, *(lost(offsets + near * quarter) for near in (-2, -1, 1, 2))], axis=0)
         # A second stage that an upgrade added rounds the vectors, too, and so what a model gives for them.
-        rounded = 2 * (handler.rounding(tried) + (HALF if handler.two_stage else 0.0))
-        return Store.precision + rounded / self._file.scale(model).shortest
+        return np.asarray(4 * most + (2 * HALF / scale.shortest if handler.two_stage else 0.0))
 
     @property
     def unit(self) -> bool:  # type: ignore[override]
@@ -293,6 +299,7 @@ class FaissWriting(Writing):
         self._rows = range(file.handler.count) if rows is None else rows
         active = file.model()
         self.found = "active" if active is not None and active.fingerprint == model.fingerprint else "nothing"
+        self.takes_all = self.found == "active"  # codes are made anew, and would round what is rounded already
 
     @classmethod
     def begun(cls, file: IndexFile, model: OffsetModel, progress: Progress | None = None) -> FaissWriting:
@@ -364,10 +371,12 @@ class FaissWriting(Writing):
         try:
             if self.found != "active":
                 versions.begin(self._model, claim.made)
-            if not missing.all():  # else all were right as they were
+            amends = not missing.all() if self.wrong is None else self.wrong > 0
+            if self.found != "active" or amends:  # else all were right as they were
                 force = self.forced or self.found == "active"
                 asked = Asked(self.answered, force)
-                self._file.upgrade(self._run, self._model, offsets, [pending.path], asked, progress=self._progress)
+                scale = self._file.scale(self._model)
+                self._file.upgrade(self._run, self._model, offsets, scale, [pending.path], asked, self._progress)
             self._run.forget()
         except HubpluginError:
             self._run.forget()  # nothing of it would serve a later run, and the disk may be full

@@ -22,6 +22,7 @@ from hubplugin.jobs.write import InvalidVectors, offsets_of_all
 from hubplugin.model import OffsetModel
 from hubplugin.store import Batch, StoredVersion
 from hubplugin_faiss.calibration import Asked
+from hubplugin_faiss.handlers.base import IndexScale
 from hubplugin_faiss.index_file import IndexFile
 
 
@@ -100,11 +101,11 @@ class KeptVersions:
             if number not in {version.number for version in self.listed() if version.state == "kept"}:
                 raise StoreError(f"{self._file.url} keeps no version {number}")
             kept = self._read(number)
-            offsets = self._offsets_now(kept)
+            offsets, scale = self._offsets_now(kept)
             run.begin_anew()
             try:
                 self._keep_active()
-                self._file.upgrade(run, kept.model, offsets, [], Asked(force=True))  # it was active before
+                self._file.upgrade(run, kept.model, offsets, scale, [], Asked(force=True))  # it was active before
             finally:
                 self.settle()
 
@@ -122,18 +123,21 @@ class KeptVersions:
             for number in gone:
                 self._folder.offsets_of(number).unlink()
 
-    def _offsets_now(self, kept: Offsets) -> np.ndarray:
-        """The offsets under a kept version of the entries that are there now, as they are stored: float32 [n]."""
+    def _offsets_now(self, kept: Offsets) -> tuple[np.ndarray, IndexScale]:
+        """The offsets under a kept version of the entries that are there now, as they are stored, float32 [n], and the
+        scale that those which were kept are on."""
         labels, names, _ = self._entries()
-        offsets = kept.of(labels, names)
-        if np.isnan(offsets).any():
-            for rows, vectors, _ in self._file.blocks():
-                new = np.flatnonzero(np.isnan(offsets[rows]))
-                if len(new):
-                    batch = Batch(labels[rows][new].tolist(), vectors[new], offsets[rows][new])
-                    given = offsets_of_all(kept.model, batch, InvalidVectors(), unit=self._file.unit, compute=Compute())
-                    offsets[rows.start + new] = self._file.scale(kept.model).stored(given, vectors[new])
-        return offsets
+        offsets, scale = kept.of(labels, names), None
+        for rows, vectors, _ in self._file.blocks():
+            new = np.isnan(offsets[rows])
+            if scale is None:
+                scale = IndexScale.read_off(self._file.handler, kept.model, vectors[~new], offsets[rows][~new])
+            if new.any():
+                batch = Batch(labels[rows][new].tolist(), vectors[new], offsets[rows][new])
+                given = offsets_of_all(kept.model, batch, InvalidVectors(), unit=self._file.unit, compute=Compute())
+                offsets[rows][new] = scale.stored(given, vectors[new])
+        assert scale is not None  # an index with a version has entries
+        return offsets, scale
 
     def _keep_active(self) -> None:
         """Keeps the offsets that are in the index now, which is about to be replaced."""

@@ -9,12 +9,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Literal
 
-from hubplugin.abilities import Quarantining, Versioned, able, quarantined_in, versions_of
+import numpy as np
+
+from hubplugin.abilities import Quantising, Quarantining, Versioned, able, quarantined_in, versions_of
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.jobs.facts import ToldVersion
 from hubplugin.jobs.write import Applied, refresh
 from hubplugin.methods.robust import floor_of
+from hubplugin.model import OffsetModel
 from hubplugin.quarantine import Quarantine
 from hubplugin.store import Id, Store, StoredVersion
 
@@ -123,7 +126,7 @@ def planned(store: Store, what: Literal["add", "remove"], ids: Sequence[Id], why
     if correction is None or not correction.active:
         raise StoreError(f"{store.url} has no active correction; apply one first")
     floor_of(correction.model)
-    if store.precision > COARSEST:
+    if _coarseness(store, correction.model) > COARSEST:
         raise StoreError(
             f"{store.url} rounds offsets to its codes, and a quarantined one lies too far from the others; "
             "remove the vector instead"
@@ -137,6 +140,15 @@ def planned(store: Store, what: Literal["add", "remove"], ids: Sequence[Id], why
         there = "no target" if what == "add" else "nothing in quarantine"
         raise InputError(f"{store.url} has {there} with the id {unknown[0]!r}; nothing was changed")
     return listed.changed(what, ids, who or getpass.getuser(), why)
+
+
+def _coarseness(store: Store, model: OffsetModel) -> float:
+    """By how much `store` rounds offsets at most, of those between the smallest and the largest of the gallery."""
+    batch = next(iter(store.scan()), None) if isinstance(store, Quantising) else None
+    if batch is None or model.gallery is None or not isinstance(store, Quantising):
+        return 0.0
+    tried = np.linspace(model.gallery.smallest, model.gallery.largest, len(batch.ids))
+    return float(store.rounding(batch, tried).max())
 
 
 def _plain(name: Id) -> Id:

@@ -19,7 +19,17 @@ from typing import Annotated, TypeAlias, cast
 import numpy as np
 from pydantic import Field, PlainSerializer
 
-from hubplugin.abilities import Sharded, Share, SharedWriting, StoreShard, Versioned, able, quarantined_in, versions_of
+from hubplugin.abilities import (
+    Quantising,
+    Sharded,
+    Share,
+    SharedWriting,
+    StoreShard,
+    Versioned,
+    able,
+    quarantined_in,
+    versions_of,
+)
 from hubplugin.bank import places
 from hubplugin.cluster import Order, Reading, ShardedGallery, Workspace
 from hubplugin.compute import Compute, ShardResult
@@ -160,9 +170,13 @@ class Comparison:
 
     def _differs(self, batch: Batch, offsets: np.ndarray) -> np.ndarray:
         """Whose stored offset is another one than `offsets` [b], bool [b]."""
+        if np.isnan(batch.offsets).all():
+            return np.zeros(len(offsets), bool)
         room = self._precision + ROUNDING * np.maximum(self._scale, np.abs(offsets))
         if batch.rounding is not None:
             room += batch.rounding
+        if isinstance(self.store, Quantising):
+            room += self.store.rounding(batch, offsets)
         apart: np.ndarray = np.abs(batch.offsets - offsets) > room  # of NaN, none
         return apart
 
@@ -176,7 +190,7 @@ def one_pass(comparison: Comparison, writing: Writing, batches: Iterable[Batch])
     """Writes the offsets of `batches` that are missing or differ."""
     for batch in batches:
         offsets, wrong = comparison.offsets(batch)
-        if wrong.all():
+        if writing.takes_all or wrong.all():
             writing.write(batch, offsets)
         elif wrong.any():
             writing.write(batch.some(np.flatnonzero(wrong)), offsets[wrong])
@@ -468,7 +482,8 @@ def written(
             again = once(closing=True)
             if not again.missing + again.stale:
                 break
-        logger.info("%s: %d offsets written, activating", store.url, first.missing + first.stale)
+        writing.wrong = first.missing + first.stale
+        logger.info("%s: %d offsets written, activating", store.url, writing.wrong)
         writing.activate()
     logger.info("%s: active is %s", store.url, model)
     if replaces and keep == 0 and isinstance(store, Versioned):

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from hubplugin_faiss.calibration import trial_of
+from hubplugin_faiss.handlers import handler_for
+from hubplugin_faiss.handlers.base import IndexScale
 
 IP, L2 = faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2
 
@@ -135,5 +137,6 @@ def assert_ranked(labels: np.ndarray, truth: np.ndarray, ids: np.ndarray, ties: 
 
 def loss_of_recall(index, upgraded, model, originals=None):
     """The `Recall` of both, as they are set to search."""
-    trial = trial_of(index, upgraded, model, originals=originals)
+    scale = IndexScale.of(handler_for(index), model)
+    trial = trial_of(index, upgraded, model, scale, originals=originals)
     return None if trial is None else trial.recall(upgraded)

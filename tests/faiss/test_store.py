@@ -21,6 +21,7 @@ from hubplugin.trial import Trial
 from hubplugin.vectors import as_vectors
 from hubplugin_faiss import folder, index_file
 from hubplugin_faiss.handlers import handler_for
+from hubplugin_faiss.handlers.base import nearness_of
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2
 
@@ -231,22 +232,52 @@ def test_what_plain_faiss_adds_is_stale_until_it_is_refreshed(tmp_path, model):
     assert inspect(open_store(f"faiss:{file}")).stale == 0
 
 
-@pytest.mark.parametrize("kind", ["PCA8,Flat", "PCA8,SQ8"])
-def test_newcomers_make_no_offset_stale_where_codes_change_lengths(tmp_path, kind):
-    """Offsets are less the mean norm bias of the index, which a few entries more change a little."""
+CHANGE_LENGTHS = "SQ8", "PQ4x8np", "IVF8,PQ4x8np", "PQ4x8np,Refine(SQ8)", "PCA8,Flat", "PCA8,SQ8"
+
+
+@pytest.mark.parametrize("kind", cases.slow_but({"SQ8", "IVF8,PQ4x8np", "PCA8,SQ8"}, CHANGE_LENGTHS))
+@pytest.mark.parametrize("metric", [IP, L2])
+def test_newcomers_make_no_offset_stale_where_codes_change_lengths(tmp_path, kind, metric):
+    """Offsets are on a scale that the index had when it was upgraded, and newcomers of another kind would move it."""
     rng = np.random.default_rng(3)
     centre = rng.normal(size=16)
-    gallery, newcomers, bank = (cases.unit(rng.normal(size=(rows, 16)) + centre) for rows in (500, 40, 60))
+    gallery, newcomers, bank = (
+        cases.unit(rng.normal(size=(rows, 16)) + at * centre) for rows, at in ((500, 0.5), (200, 4), (60, 1.5))
+    )
     file = tmp_path / "x.faiss"
-    index = faiss.index_factory(16, kind, IP)
+    index = faiss.index_factory(16, kind, metric)
+    index.train(np.concatenate([gallery, newcomers]))
+    index.add(gallery)
+    faiss.write_index(index, str(file))
+    hubplugin.apply(hubplugin_faiss.open_store(file, metric="cosine"), bank, "nnn", k=5, force=True)
+    index, kept = hubplugin_faiss.read_index(file)
+    before = nearness_of(handler_for(index), kept)
+    hubplugin_faiss.add(index, newcomers, kept)
+    assert nearness_of(handler_for(index), kept) > before
+    faiss.write_index(index, str(file))
+    assert inspect(open_store(f"faiss:{file}")).stale == 0
+
+
+@pytest.mark.parametrize("kind", cases.slow_but({"IVF8,PQ4x8np"}, ("PQ4x8np", "IVF8,PQ4x8np", "IVF8,PQ8x4fs", "SQ4")))
+@pytest.mark.parametrize("metric", [IP, L2])
+def test_a_wrong_offset_is_told_from_one_that_codes_round(tmp_path, kind, metric):
+    """By the level at which it lies, not by the worst of all levels, among which are those of a few hubs."""
+    rng = np.random.default_rng(5)
+    gallery, bank = (cases.unit(rng.normal(size=(rows, 16)) + 0.5) for rows in (2000, 60))
+    file = tmp_path / "x.faiss"
+    index = faiss.index_factory(16, kind, metric)
     index.train(gallery)
     index.add(gallery)
     faiss.write_index(index, str(file))
-    hubplugin.apply(hubplugin_faiss.open_store(file), bank, "nnn", k=5, force=True)
-    index, kept = hubplugin_faiss.read_index(file)
-    hubplugin_faiss.add(index, newcomers, kept)
-    faiss.write_index(index, str(file))
-    assert inspect(open_store(f"faiss:{file}")).stale == 0
+    hubplugin.apply(hubplugin_faiss.open_store(file, metric="cosine"), bank, "nnn", k=5, force=True)
+    store = hubplugin_faiss.open_store(file)
+    assert inspect(store).stale == 0
+    (batch,), model = store.scan(), store.correction().model
+    offsets = model.members.offsets(batch.vectors)
+    moved = offsets + 0.2 * offsets.std()
+    right, wrong = (np.abs(batch.offsets - each) > store.rounding(batch, each) for each in (offsets, moved))
+    assert not right.any()
+    assert wrong.mean() > 0.9
 
 
 def foreign_rows() -> np.ndarray:

@@ -860,7 +860,7 @@ def test_an_offset_that_finds_no_room_in_the_list_of_its_vector_is_refused(kind,
 
 
 @kinds("IVF8,PQ6x8np", "IVF8,PQ6x4np")
-def test_rounding_is_that_of_lists_in_which_such_offsets_are_stored(kind):
+def test_what_codes_make_of_an_offset_is_told_before_and_after_it_is_stored(kind):
     """By it a store tells stale offsets from rounded ones."""
     rng = np.random.default_rng(4)
     groups, centres = rng.integers(0, 8, 2000), 2 * rng.normal(size=(8, 24))
@@ -870,9 +870,17 @@ def test_rounding_is_that_of_lists_in_which_such_offsets_are_stored(kind):
     index.train(vectors)
     index.add(vectors)
     upgraded = hubplugin_faiss.upgrade(index, offsets)
-    rounding = handler_for(upgraded).rounding(np.linspace(offsets.min(), offsets.max(), 1000, dtype=np.float32))
-    worst = np.abs(stored(upgraded) - offsets).max()
-    assert worst / 2 < rounding < 0.04 * np.ptp(offsets)
+    handler = handler_for(upgraded)
+    held = np.concatenate([own for _, own in handler.scan(0, 9999)])
+    rows = handler.labels()
+    np.testing.assert_allclose(handler.rounded(offsets[rows], np.arange(2000)), held, rtol=0, atol=1e-6)
+    new = (vectors[:50] + 0.01 * rng.normal(size=(50, 24))).astype(np.float32)
+    told = handler.rounded(offsets[:50], vectors=new)
+    assert 0 < np.abs(told - offsets[:50]).max() < 0.04 * np.ptp(offsets)
+    hubplugin_faiss.add(upgraded, new, offsets[:50])
+    handler = handler_for(upgraded)
+    held = np.concatenate([own for _, own in handler.scan(0, 9999)])
+    np.testing.assert_allclose(told, held[np.argsort(handler.labels())][2000:], rtol=0, atol=1e-6)
 
 
 @kinds("NSG16,SQ8,Refine(SQfp16)", "SQfp16,RFlat", "IVF8,SQfp16,RFlat", "IDMap2,SQfp16,RFlat")

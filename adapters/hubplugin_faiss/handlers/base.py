@@ -97,19 +97,28 @@ def copied(index: faiss.Index) -> faiss.Index:
     return faiss.deserialize_index(faiss.serialize_index(index))
 
 
-def some_entries(handler: IndexHandler, runs: int = 1) -> np.ndarray:
-    """A block of vectors [b, d] in an index, in runs that begin evenly over it, but for those that are not finite."""
+def some_entries(handler: IndexHandler, runs: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """A block of vectors [b, d] in an index, in runs that begin evenly over it, but for those that are not finite, and
+    their offsets [b], NaN where it is not upgraded."""
     count, size = handler.count, block_rows(handler.index.d)
-    runs = 1 if count <= size else runs
-    found = [np.empty((0, int(handler.index.d)), np.float32)]
+    # A second stage that an upgrade made holds unit vectors, and its index is slow to read in runs.
+    runs = 1 if handler.two_stage or count <= size else runs
+    found, held = [np.empty((0, int(handler.index.d)), np.float32)], [np.empty(0, np.float32)]
     for start in range(0, count, -(-count // runs) if count else 1):
-        found += [vectors for vectors, _ in itertools.islice(handler.scan(start, max(size // runs, 1)), 1)]
+        for vectors, offsets in itertools.islice(handler.scan(start, max(size // runs, 1)), 1):
+            found.append(vectors)
+            held.append(np.full(len(vectors), np.nan, np.float32) if offsets is None else offsets)
     vectors = np.concatenate(found)
-    return np.asarray(vectors[np.isfinite(vectors).all(axis=1)])
+    finite = np.isfinite(vectors).all(axis=1)
+    return vectors[finite], np.concatenate(held)[finite]
 
 
 CENTRE = 0.02
 """The mean norm bias is left in, so that offsets stay centred: as a multiple of it, which a few entries more keep."""
+
+
+READ_OFF = 500
+"""How many entries of an index say which scale its offsets have."""
 
 
 class IndexScale:
@@ -119,37 +128,52 @@ class IndexScale:
     scores L (q.t + o), less the same for all: as by cosine where two targets are as near as `nearness`.
 
     nearness: how similar a query is to the targets between which a ranking decides, see `nearness_of`; None where the
-    model does not take all vectors for unit vectors.
+    model does not take all vectors for unit vectors. mean: of the norm bias; by default that of some entries.
     """
 
-    def __init__(self, handler: IndexHandler, nearness: float | None):
-        self._handler, self._nearness = handler, nearness
-        lengths, bias = handler.lengths_and_bias(some_entries(handler), nearness)
-        self._mean = CENTRE * round(float(np.mean(bias)) / CENTRE) if np.size(bias) else 0.0
+    def __init__(self, handler: IndexHandler, nearness: float | None, mean: float | None = None):
+        self._handler, self.nearness = handler, nearness
+        lengths, bias = handler.lengths_and_bias(some_entries(handler)[0], nearness)
+        mean = float(np.mean(bias)) if mean is None and np.size(bias) else mean or 0.0
+        self._mean = CENTRE * round(mean / CENTRE)
         self.shortest = float(np.min(lengths)) if np.size(lengths) else 1.0
+
+    @classmethod
+    def of(cls, handler: IndexHandler, model: OffsetModel) -> IndexScale:
+        """The scale on which an index holds offsets of `model`. One that holds none gets a scale for them, by its
+        entries; one that does keeps its own, whatever is added, or all that it holds would be wrong at once."""
+        if handler.holds_offsets_of(model):
+            return cls.read_off(handler, model, *some_entries(handler, RUNS))
+        return cls(handler, nearness_of(handler, model))
+
+    @classmethod
+    def read_off(cls, handler: IndexHandler, model: OffsetModel, vectors: np.ndarray, stored: np.ndarray) -> IndexScale:
+        """The scale on which `stored` [b] are the offsets of `model` for most of `vectors` [b, d] of an index."""
+        nearness, some = nearness_of(handler, model), evenly(np.flatnonzero(vectors.any(axis=1)), READ_OFF)
+        vectors, stored = vectors[some], stored[some]
+        if not len(some) or not np.ndim(handler.lengths_and_bias(vectors, nearness)[1]):
+            return cls(handler, nearness)
+        offsets, apart = model.members.offsets(vectors), []
+        for tried in [nearness] if nearness is None else [nearness, *(STEP * np.arange(-20, 21))]:
+            lengths, bias = handler.lengths_and_bias(vectors, tried)
+            means = stored - (lengths * offsets - bias)
+            mean = CENTRE * round(float(np.median(means)) / CENTRE)
+            apart.append((float(np.median(np.abs(means - mean))), tried, mean))
+        return cls(handler, *min(apart, key=lambda each: each[0])[1:])  # of several as good the first
 
     def stored(self, offsets: np.ndarray, vectors: np.ndarray) -> np.ndarray:
         """What the index holds for `offsets` [b] of `vectors` [b, d], as it reconstructs them: float64 [b]."""
-        lengths, bias = self._handler.lengths_and_bias(vectors, self._nearness)
+        lengths, bias = self._handler.lengths_and_bias(vectors, self.nearness)
         return np.asarray(lengths * offsets - (bias - self._mean))
 
     def of_model(self, stored: np.ndarray, vectors: np.ndarray) -> np.ndarray:
         """The offsets of the model for which it holds `stored` [b]: float64 [b]."""
-        lengths, bias = self._handler.lengths_and_bias(vectors, self._nearness)
+        lengths, bias = self._handler.lengths_and_bias(vectors, self.nearness)
         return np.asarray((stored + (bias - self._mean)) / lengths)
 
     def unbiased(self, offsets: np.ndarray, vectors: np.ndarray) -> np.ndarray:
         """`stored` for offsets that are on the scale of the index already: float64 [b]."""
-        return np.asarray(offsets - (self._handler.lengths_and_bias(vectors, self._nearness)[1] - self._mean))
-
-    def of_entries(self, how: Callable[[np.ndarray, np.ndarray], np.ndarray], offsets: np.ndarray) -> np.ndarray:
-        """What `how`, a method of this, gives for `offsets` [n] of all entries in scan order: float32 [n]."""
-        values, row = np.empty(self._handler.count, np.float32), 0
-        for vectors, _ in self._handler.scan(0, block_rows(self._handler.index.d)):
-            rows = slice(row, row + len(vectors))
-            values[rows] = how(offsets[rows], vectors)
-            row = rows.stop
-        return values
+        return np.asarray(offsets - (self._handler.lengths_and_bias(vectors, self.nearness)[1] - self._mean))
 
 
 ASSEMBLED = {
@@ -168,17 +192,16 @@ STEP = 0.05
 0.35 to 0.45, are served by any value from 0.2 to 0.5."""
 
 
-def nearness_of(handler: IndexHandler, model: OffsetModel | None) -> float | None:
+def nearness_of(handler: IndexHandler, model: OffsetModel) -> float | None:
     """About the mean similarity of a query of the bank of `model` and its tenth nearest target, by some of the entries;
     None if the model does not take all vectors for unit vectors.
 
     Of two targets in one direction the longer one scores higher by its length times that. Embedding models differ in
     it: it was 0.25 between captions and images, and 0.85 across languages.
     """
-    if model is None or model.metric is not Metric.COSINE:
+    if model.metric is not Metric.COSINE:
         return None
-    # A second stage that an upgrade made holds unit vectors, and its index is slow to read in runs.
-    vectors = some_entries(handler, 1 if handler.two_stage else RUNS) if handler.lossy_inside else np.empty(0)
+    vectors = some_entries(handler, RUNS)[0] if handler.lossy_inside else np.empty(0)
     if not len(vectors):  # all lengths are what they were
         return 0.0
     asked = model.queries(evenly(model.terms[0].bank, ASKED))
@@ -253,26 +276,29 @@ class IndexHandler(ABC):
     def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
         """A new index of the same d with `offsets` [n] in it."""
 
-    @abstractmethod
     def downgraded(self, assemble: Assemble) -> faiss.Index:
         """A new index without offsets, as it was before `upgraded`."""
+        raise self._not_upgraded
 
     @abstractmethod
     def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         """Vectors [b, d] from entry `start` on, b <= size, and their offsets [b] if the index is upgraded."""
 
-    @abstractmethod
     def require_takes(
         self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, nearness: float | None = None
     ) -> None:
         """Raises StoreError if `append` could not add `vectors` [n, d] with `offsets` [n]. Nothing is changed."""
+        raise self._not_upgraded
 
-    @abstractmethod
     def append(
         self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, nearness: float | None = None
     ) -> None:
-        """Adds `vectors` [n, d] with `offsets` [n] to an upgraded index, after `require_takes`; `nearness` as in
-        `UpgradeSpec`."""
+        """Adds `vectors` [n, d] with `offsets` [n], after `require_takes`; `nearness` as in `UpgradeSpec`."""
+        raise self._not_upgraded
+
+    @property
+    def _not_upgraded(self) -> StoreError:
+        return StoreError(f"{name_of(self.index)} is not upgraded")
 
     def remove(self, ids: np.ndarray) -> None:
         """Removes the entries that a search calls `ids` from an upgraded index."""
@@ -306,10 +332,12 @@ class IndexHandler(ABC):
     def extra_dimensions(self) -> list[ExtraDimensions]:
         """The extra dimensions of all upgraded base indexes in this index."""
 
-    @abstractmethod
-    def rounding(self, offsets: np.ndarray, vectors: np.ndarray | None = None) -> float:
-        """The largest error that an upgraded index makes when it stores `offsets` [n], with `vectors` [n, d] or, where
-        these are not given, each beside an entry whose offset is about the same."""
+    def rounded(
+        self, offsets: np.ndarray, rows: np.ndarray | None = None, vectors: np.ndarray | None = None
+    ) -> np.ndarray:
+        """What codes of an upgraded index make of `offsets` [n], with its entries `rows` [n], or with `vectors` [n, d]
+        that are new: [n]."""
+        return offsets
 
     def lengths_and_bias(
         self, vectors: np.ndarray, nearness: float | None
@@ -337,6 +365,12 @@ class IndexHandler(ABC):
 
     def is_upgraded(self) -> bool:
         return bool(self.extra_dimensions())
+
+    def holds_offsets_of(self, model: OffsetModel | None) -> bool:
+        """Whether it is upgraded, with offsets of `model`, or where that is None with offsets of no model."""
+        extra = self.extra_dimensions()
+        fingerprint = model.fingerprint if extra and model is not None else ""
+        return bool(extra) and all(each.has_fingerprint(fingerprint) for each in extra)
 
 
 def handler_for(index: faiss.Index) -> IndexHandler:
@@ -387,19 +421,6 @@ class BaseIndexHandler(IndexHandler):
         extra, base_index = self.widened(offsets, spec)
         return pretransform([*chain, *appending(int(self.index.d), extra)], base_index)
 
-    def downgraded(self, assemble: Assemble) -> faiss.Index:
-        raise StoreError(f"{name_of(self.index)} is not upgraded")
-
-    def require_takes(
-        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, nearness: float | None = None
-    ) -> None:
-        raise StoreError(f"{name_of(self.index)} is not upgraded")
-
-    def append(
-        self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, nearness: float | None = None
-    ) -> None:
-        raise StoreError(f"{name_of(self.index)} is not upgraded")
-
     def check(self) -> None:
         super().check()
         codec_of(self.index)  # which refuses codes without room
@@ -408,9 +429,6 @@ class BaseIndexHandler(IndexHandler):
         codec_of(self.index)  # Faiss cannot decode all that it refuses
         for vectors in self.decoded(start, size):
             yield vectors, None
-
-    def rounding(self, offsets: np.ndarray, vectors: np.ndarray | None = None) -> float:
-        return 0.0
 
     def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         return np.arange(start, self.count if stop is None else stop)
@@ -434,10 +452,10 @@ class BaseIndexHandler(IndexHandler):
         """The coder that wrote the extra dimensions `extra` into this index."""
 
     def bases(
-        self, d: int, extra: ExtraDimensions, offsets: np.ndarray, vectors: np.ndarray | None
+        self, d: int, extra: ExtraDimensions, rows: np.ndarray | None, vectors: np.ndarray | None
     ) -> np.ndarray | None:
-        """Extra components [n, w] of the centroids in whose lists `offsets` [n] are stored, where codes hold
-        differences from centroids, else None. vectors: as in `rounding`."""
+        """Extra components [n, w] of the centroids of the lists of `rows` or `vectors`, as in `rounded`, where codes
+        hold differences from centroids, else None."""
         return None
 
     @abstractmethod

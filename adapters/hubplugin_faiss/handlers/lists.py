@@ -41,7 +41,6 @@ from hubplugin_faiss.encoding.layout import (
     runs,
 )
 from hubplugin_faiss.handlers.base import (
-    SAMPLE,
     BaseIndexHandler,
     FlatCodesHandler,
     IndexHandler,
@@ -197,10 +196,6 @@ def replace_quantizer(index: faiss.Index, quantizer: faiss.Index) -> None:
     old.this.acquire()
 
 
-ALIKE = 16
-"""How many entries with about the same offset are looked at for the lists in which such offsets are stored."""
-
-
 class InvertedListsHandler(BaseIndexHandler):
     """Codes in inverted lists. Lists, ids and training stay; extra components of the centroids rank the lists."""
 
@@ -239,30 +234,17 @@ class InvertedListsHandler(BaseIndexHandler):
         return codec_of(self.index).coder(d, extra)
 
     def bases(
-        self, d: int, extra: ExtraDimensions, offsets: np.ndarray, vectors: np.ndarray | None
+        self, d: int, extra: ExtraDimensions, rows: np.ndarray | None, vectors: np.ndarray | None
     ) -> np.ndarray | None:
         if not self._residual:
             return None
-        if vectors is not None:
+        if rows is not None:
+            numbers = np.searchsorted(self._starts(), rows, "right") - 1
+        else:
+            assert vectors is not None
             numbers = nearest_lists(self.index.quantizer, vectors, extra)
-            return np.stack([self.index.quantizer.reconstruct(int(number))[d:] for number in numbers])
-        centres = self.index.quantizer.reconstruct_n(0, self.index.nlist)[:, d:]
-        return np.asarray(centres[self._lists_like(offsets, extra, extra.offsets(centres))])
-
-    def _lists_like(self, offsets: np.ndarray, extra: ExtraDimensions, of_centres: np.ndarray) -> np.ndarray:
-        """For each of `offsets` [n] the list of an entry that has about the same: int64 [n].
-
-        Of several such lists it is the one whose centroid has the most different offset, of `of_centres` [nlist], so
-        that most is left to the code.
-        """
-        parts = [extra.offsets(decoded[:, -extra.width :]) for decoded in itertools.islice(self.decoded(0, SAMPLE), 1)]
-        held = np.concatenate([np.empty(0, np.float32), *parts])
-        order = np.argsort(held)
-        lists = np.searchsorted(self._starts(), order, "right") - 1
-        around = np.searchsorted(held[order], offsets)[:, None] + np.arange(-ALIKE // 2, ALIKE // 2)
-        around = lists[np.clip(around, 0, len(order) - 1)]
-        farthest = np.abs(of_centres[around] - offsets[:, None]).argmax(axis=1)
-        return np.asarray(np.take_along_axis(around, farthest[:, None], axis=1)[:, 0])
+        own, places = np.unique(numbers, return_inverse=True)
+        return np.stack([self.index.quantizer.reconstruct(int(number))[d:] for number in own])[places]
 
     def decoded(self, start: int, size: int) -> Iterator[np.ndarray]:
         for numbers, codes, _, _ in self._blocks(start, size):

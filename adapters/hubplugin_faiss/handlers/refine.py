@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TypeAlias
 
@@ -59,9 +59,9 @@ class RefineHandler(IndexHandler):
             return self._of(candidates, second, self.index.k_factor * K_FACTOR)
         labels = self._base.labels()
         first, of_second = self._scales(spec.nearness)
-        of_model = of_second.of_entries(of_second.of_model, offsets)
+        of_model = of_entries(self._second, of_second.of_model, offsets)
         share = self._slope_of_codes if spec.queries is None else self._share(first, offsets, of_model, spec.queries)
-        of_base = first.of_entries(first.unbiased, share * of_model[labels])
+        of_base = of_entries(self._base, first.unbiased, share * of_model[labels])
         return self._of(self._base.upgraded(of_base, spec.covering(of_base)), second, self.index.k_factor)
 
     def downgraded(self, assemble: Assemble) -> faiss.Index:
@@ -111,7 +111,8 @@ class RefineHandler(IndexHandler):
         if self._base.two_stage:
             return offsets
         first, second = self._scales(nearness)
-        shrunk = self._share_held(first, second) * second.of_model(offsets, self._second.coded(vectors))
+        share, rest = self._share_held(first, second)
+        shrunk = share * second.of_model(offsets, self._second.coded(vectors)) + rest
         return first.unbiased(shrunk, self._base.coded(vectors))
 
     def _scales(self, nearness: float | None) -> tuple[IndexScale, IndexScale]:
@@ -141,8 +142,10 @@ class RefineHandler(IndexHandler):
     def order(self) -> np.ndarray | slice:
         return self._second.order()
 
-    def rounding(self, offsets: np.ndarray, vectors: np.ndarray | None = None) -> float:
-        return self._second.rounding(offsets, vectors)
+    def rounded(
+        self, offsets: np.ndarray, rows: np.ndarray | None = None, vectors: np.ndarray | None = None
+    ) -> np.ndarray:
+        return self._second.rounded(offsets, rows, vectors)
 
     def extra_dimensions(self) -> list[ExtraDimensions]:
         return self._base.extra_dimensions() + self._second.extra_dimensions()
@@ -164,8 +167,9 @@ class RefineHandler(IndexHandler):
         spread = float((true**2).sum())
         return float((true * decoded).sum()) / spread if spread else 1.0
 
-    def _share_held(self, first: IndexScale, second: IndexScale) -> float:
-        """The share of the second stage's offsets that the first stage of an upgraded index has."""
+    def _share_held(self, first: IndexScale, second: IndexScale) -> tuple[float, float]:
+        """The share of the second stage's offsets that the first stage of an upgraded index has, and what they have
+        beside it: the means of the norm bias are those of the upgrade, not of today's entries."""
         of_first, of_second = [], []
         for (coded, shrunk), (held, offsets) in self._pairs():
             assert shrunk is not None
@@ -174,7 +178,8 @@ class RefineHandler(IndexHandler):
             of_second.append(second.of_model(offsets, held))
         x, y = (np.concatenate(part) if part else np.zeros(1) for part in (of_second, of_first))
         spread = float(((x - x.mean()) ** 2).sum())
-        return float(((x - x.mean()) * (y - y.mean())).sum()) / spread if spread else 1.0
+        share = float(((x - x.mean()) * (y - y.mean())).sum()) / spread if spread else 1.0
+        return share, float(y.mean() - share * x.mean())
 
     def _pairs(self) -> Iterator[tuple[Scanned, Scanned]]:
         """What both stages hold of the same entries, in some runs."""
@@ -261,3 +266,15 @@ class RefineHandler(IndexHandler):
         new.own_fields, new.own_refine_index, new.k_factor = handed_over(base), handed_over(second), k_factor
         copy_fields(new, self.index)
         return new
+
+
+def of_entries(
+    handler: IndexHandler, how: Callable[[np.ndarray, np.ndarray], np.ndarray], offsets: np.ndarray
+) -> np.ndarray:
+    """What `how`, a method of an `IndexScale`, gives for `offsets` [n] of all entries in scan order: float32 [n]."""
+    values, row = np.empty(handler.count, np.float32), 0
+    for vectors, _ in handler.scan(0, block_rows(handler.index.d)):
+        rows = slice(row, row + len(vectors))
+        values[rows] = how(offsets[rows], vectors)
+        row = rows.stop
+    return values

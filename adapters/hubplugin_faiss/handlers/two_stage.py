@@ -166,9 +166,6 @@ class TwoStageHandler(IndexHandler):
     def order(self) -> np.ndarray | slice:
         return slice(None)
 
-    def rounding(self, offsets: np.ndarray, vectors: np.ndarray | None = None) -> float:
-        return 0.0
-
     def extra_dimensions(self) -> list[ExtraDimensions]:
         return []
 

@@ -49,8 +49,10 @@ class WrapperHandler(IndexHandler):
     def order(self) -> np.ndarray | slice:
         return self._inner.order()
 
-    def rounding(self, offsets: np.ndarray, vectors: np.ndarray | None = None) -> float:
-        return self._inner.rounding(offsets, vectors)
+    def rounded(
+        self, offsets: np.ndarray, rows: np.ndarray | None = None, vectors: np.ndarray | None = None
+    ) -> np.ndarray:
+        return self._inner.rounded(offsets, rows, vectors)
 
     def extra_dimensions(self) -> list[ExtraDimensions]:
         return self._inner.extra_dimensions()
@@ -229,7 +231,8 @@ class PreTransformHandler(WrapperHandler):
         largest that there is, of these and those that they hold. Rounding stays far below."""
         held = [own for _, own in itertools.islice(self.scan(0, SAMPLE), 1) if own is not None]
         largest = max((float(np.abs(part).max()) for part in (*held, offsets) if len(part)), default=0.0)
-        if len(offsets) and self.rounding(offsets, vectors) > max(largest / 4, 1e-6):
+        lost = np.abs(self.rounded(offsets, vectors=vectors) - offsets) if len(offsets) else np.zeros(1)
+        if lost.max() > max(largest / 4, 1e-6):
             raise StoreError(
                 f"offsets from {offsets.min():.4g} to {offsets.max():.4g} find no room in the codes of this "
                 f"{name_of(self._inner.index)}, which were made for others: replace all, index = upgrade(index, model)"
@@ -249,14 +252,15 @@ class PreTransformHandler(WrapperHandler):
         self._inner.remove(ids)
         self.index.ntotal = self.index.index.ntotal
 
-    def rounding(self, offsets: np.ndarray, vectors: np.ndarray | None = None) -> float:
+    def rounded(
+        self, offsets: np.ndarray, rows: np.ndarray | None = None, vectors: np.ndarray | None = None
+    ) -> np.ndarray:
         extra, inner = self._extra(), None if vectors is None else self._transformed(vectors)
         if extra is None:
-            return self._inner.rounding(offsets, inner)
+            return self._inner.rounded(offsets, rows, inner)
         base_index, d = base_index_handler(self.index.index), self._width() - extra.width
-        bases = base_index.bases(d, extra, offsets, inner)
-        stored = base_index.coder(d, extra).components_for(offsets, bases)
-        return float(np.abs(extra.offsets(stored) - offsets).max())
+        bases = base_index.bases(d, extra, rows, inner)
+        return extra.offsets(base_index.coder(d, extra).components_for(offsets, bases))
 
     def extra_dimensions(self) -> list[ExtraDimensions]:
         extra = self._extra()
