@@ -263,7 +263,7 @@ STEPS = {
         "sinkhorn.held_log_sums",
     ),
     "laying out": ("integers.__init__",),
-    "putting right": ("similarities.put_right", "similarities.put_largest_right", "similarities.put_entries_right"),
+    "putting right": ("similarities.may_reach", "similarities.put_largest_right", "similarities.put_entries_right"),
     "the largest, answers": ("terms.of", "answers.see", "answers.see_and_list", "sinkhorn.leave_out"),
     "rest": ("similarities._multiplied",),
 }

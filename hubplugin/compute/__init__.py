@@ -14,10 +14,9 @@ from hubplugin.compute.answers import (
     spacing_ratio,
     survey,
 )
-from hubplugin.compute.largest import largest, reaching
+from hubplugin.compute.largest import ANSWER_SLACK, largest, reaching
 from hubplugin.compute.search import TIE, TopK, TruthCounts, same_rows, search
 from hubplugin.compute.similarities import (
-    ANSWER_SLACK,
     CACHE_BYTES,
     FLOAT32_SIMILARITY,
     MOST_ANSWERS,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hubplugin.compute.largest import largest, reaching
+from hubplugin.compute.largest import largest, reached
 from hubplugin.compute.similarities import (
     MOST_ANSWERS,
     LeftOut,
@@ -27,9 +27,7 @@ from hubplugin.compute.similarities import (
     as_tensor,
     largest_in_truth,
     leave_largest_out,
-    like,
-    put_right,
-    reached,
+    may_reach,
     torch,
     with_own,
 )
@@ -60,52 +58,56 @@ class Answers:
         return cls(levels, 1.0 / count[place.reshape(-1)])
 
 
+SAME = 1e-12
+"""Similarities that differ by less, beside the larger of 1 and them, are the same: copies of a target have them."""
+
+
 class Nearest:
-    """The nearest target of every bank row among the tiles seen so far. similarity: float64 [m]; rows: int64 [m]."""
+    """The nearest target of every bank row among the tiles seen so far, the first of several that are as near.
+    similarity: float64 [m]; rows: int64 [m]."""
 
     def __init__(self, m: int):
-        self._similarity = torch.full((m,), -math.inf, dtype=torch.float64)
-        self._rows = torch.zeros(m, dtype=torch.int64)
+        self.similarity = np.full(m, -math.inf)
+        self.rows = np.zeros(m, np.int64)
 
-    def see(self, tile: Tile, first: int, scale: float = 1.0) -> None:
-        """A tile of `scale` * s, whose targets are numbered from `first` + tile.start on."""
-        s, highest = put_right(tile, like(scale * self._similarity.numpy(), tile.s), of_nearest=True)
-        highest = highest.cpu().double() / scale
-        nearer = (highest > self._similarity).nonzero()[:, 0]  # ever fewer, so that their rows cost next to nothing
-        self._similarity[nearer] = highest[nearer]
-        self._rows[nearer] = first + tile.start + s[:, nearer.to(s.device)].argmax(dim=0).cpu()
+    def see(self, tile: Tile, first: int, scale: float = 1.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """A tile of `scale` * s, whose targets are numbered from `first` + tile.start on. Returns rows, columns and
+        s(b_u, t) of the entries that are at the nearest so far."""
+        rows, columns, values = may_reach(tile, self.similarity, scale, of_nearest=True)
+        highest = np.full_like(self.similarity, -math.inf)
+        np.maximum.at(highest, columns, values)
+        least = reached(highest, SAME)
+        best = ((least > self.similarity)[columns] & (values >= least[columns])).nonzero()[0][::-1]
+        self.rows[columns[best]] = rows[best] + first + tile.start  # numpy keeps the last it writes to one place
+        self.similarity = np.maximum(self.similarity, highest)
+        left = values >= reached(self.similarity)[columns]
+        return rows[left], columns[left], values[left]
 
     def see_shard(self, found: ShardResult, first: int) -> None:
         """What another `Nearest` has `found` in a shard, whose targets are numbered from `first` on."""
-        similarity = as_tensor(found["similarity"])
-        nearer = similarity > self._similarity
-        self._similarity = torch.where(nearer, similarity, self._similarity)
-        self._rows = torch.where(nearer, as_tensor(found["rows"]) + first, self._rows)
-
-    @property
-    def rows(self) -> np.ndarray:
-        return self._rows.numpy()
+        nearer = reached(found["similarity"], SAME) > self.similarity
+        self.rows = np.where(nearer, found["rows"] + first, self.rows)
+        self.similarity = np.maximum(self.similarity, found["similarity"])
 
     @property
     def found(self) -> ShardResult:
-        return {"similarity": self._similarity.numpy(), "rows": self.rows}
+        return {"similarity": self.similarity, "rows": self.rows}
 
     @property
     def answers(self) -> Answers:
-        return Answers.of(self._similarity.numpy(), self.rows)
+        return Answers.of(self.similarity, self.rows)
 
 
 @dataclass(frozen=True)
 class NearestOfShard(Task):
-    """See `Nearest.found`. scale: of the products, which round as others do that have the same."""
+    """See `Nearest.found`."""
 
-    scale: float = 1.0
     what: str = "answers of the bank"
 
     def __call__(self, similarities: Similarities, targets: Vectors) -> ShardResult:
         nearest = Nearest(similarities.m)
-        for tile in similarities.tiles(targets, self.what, scale=self.scale, averaged=True):
-            nearest.see(tile, 0, self.scale)
+        for tile in similarities.tiles(targets, self.what, averaged=True):
+            nearest.see(tile, 0)
         return nearest.found
 
 
@@ -232,9 +234,7 @@ class Seeker:
     """Sees every tile of s(b_u, t) once, and knows at the end what `AnswersFound` says."""
 
     def __init__(self, m: int):
-        self._m = m
-        self._levels = torch.full((m,), -math.inf, dtype=torch.float64)
-        self._nearest = np.zeros(m, np.int64)
+        self._m, self._nearest = m, Nearest(m)
         # Entries that may be answers: number of the target, column, value; and the lists of their targets.
         self._entries: list[tuple[np.ndarray, ...]] = []
         self._lists: list[tuple[np.ndarray, ...]] = []
@@ -244,28 +244,17 @@ class Seeker:
     def see(self, tile: Tile, first: int, scale: float = 1.0) -> torch.Tensor:
         """A tile of `scale` * s, whose targets are numbered from `first` + tile.start on. Returns which of them may
         have answers: those that `keep` is to know of."""
-        s, highest = put_right(tile, like(scale * self._levels.numpy(), tile.s), of_nearest=True)
-        exact = highest.cpu().double() / scale
-        nearer = exact > self._levels
-        self._levels = torch.where(nearer, exact, self._levels)
-        rows, columns = reaching(s, like(scale * reached(self._levels.numpy()), s), highest)
-        values = s[rows, columns]
-        best = (values == highest[columns]).cpu() & nearer[columns.cpu()]
-        order = rows.cpu()[best].argsort(descending=True)  # of several that are as near the first is the nearest
-        places = columns.cpu()[best][order].numpy()  # numpy keeps the last of those it writes to one place
-        self._nearest[places] = rows.cpu()[best][order].numpy() + first + tile.start
-        count = rows.bincount(minlength=len(s))
+        rows, columns, values = self._nearest.see(tile, first, scale)
+        count, start = np.bincount(rows, minlength=len(tile.s)), first + tile.start
         if len(rows) > 4 * self._m:
-            self._crowded.append((count > CROWDED).nonzero()[:, 0].cpu().numpy() + first + tile.start)
-            count = count.where(count <= CROWDED, 0)
+            self._crowded.append(np.flatnonzero(count > CROWDED) + start)
+            count[count > CROWDED] = 0
             rows, columns, values = (each[count[rows] > 0] for each in (rows, columns, values))
-        numbers = rows.cpu().numpy() + first + tile.start
-        self._entries.append((numbers, columns.cpu().numpy(), values.cpu().double().numpy() / scale))
+        self._entries.append((rows + start, columns, values))
         self._size += len(rows)
         if self._size > self._limit:
             self._prune()
-        some: torch.Tensor = count.nonzero()[:, 0]
-        return some
+        return torch.from_numpy(np.flatnonzero(count)).to(tile.s.device)
 
     def see_and_list(
         self, tile: Tile, first: int, k: int | None, scale: float = 1.0
@@ -293,7 +282,7 @@ class Seeker:
 
     def _prune(self) -> None:
         """Lets go of the entries that their bank rows have met nearer targets than since."""
-        levels = reached(self._levels.numpy())
+        levels = reached(self._nearest.similarity)
         numbers, columns, values = (np.concatenate(parts) for parts in zip(*self._entries, strict=True))
         left = values >= levels[columns]
         self._entries = [(numbers[left], columns[left], values[left])]
@@ -305,21 +294,21 @@ class Seeker:
             self._lists = [tuple(each[still] for each in known)]
 
     @property
-    def nearest(self) -> dict[str, np.ndarray]:
+    def nearest(self) -> ShardResult:
         """See `Nearest.found`."""
-        return {"similarity": self._levels.numpy(), "rows": self._nearest}
+        return self._nearest.found
 
     @property
     def answers(self) -> Answers:
-        return Answers.of(self._levels.numpy(), self._nearest)
+        return self._nearest.answers
 
     def found(self, gallery: int, levels: np.ndarray | None = None) -> AnswersFound:
         """After all tiles, of which the first `gallery` targets are the gallery. levels: see `LeftOut`, of these and
         other targets."""
         if levels is not None:
-            self._levels = torch.from_numpy(levels)
+            self._nearest.similarity = levels
         self._prune()
-        (numbers, columns, _), lowest = self._entries[0], reached(self._levels.numpy())
+        (numbers, columns, _), lowest = self._entries[0], reached(self._nearest.similarity)
         targets, place, counts = np.unique(numbers, return_inverse=True, return_counts=True)
         answered = counts <= MOST_ANSWERS * self._m  # a target with more is a hub
         outside = answered[place] & (numbers >= gallery)
@@ -327,7 +316,8 @@ class Seeker:
         rows, values, places, *kept = self._lists[0]
         mine = np.isin(rows, inside)
         rows, values, places, kept = rows[mine], values[mine], places[mine], [each[mine] for each in kept]
-        out = values >= lowest[places]
+        out = values >= reached(lowest)[places]  # what a list may have of them; it is rounded
+        out[out] = np.isin((rows[:, None] * self._m + places)[out], numbers * self._m + columns)
         told = (out.sum(axis=1) == counts[np.searchsorted(targets, rows)]) & (out.sum(axis=1) <= SPARE)
         out[np.arange(len(out)), (~out).argmax(axis=1)] = True  # the largest of the rest
         again = np.unique(np.concatenate([np.setdiff1d(inside, rows), *self._crowded]))

@@ -24,6 +24,11 @@ SORTED = 256
 four times as long for 272. torch.topk takes 2.5 us."""
 
 
+ANSWER_SLACK = 1e-6
+"""By how much a similarity may lie below a level and still count as at it, beside the larger of 1 and the level: what
+float32 products of other shapes differ by."""
+
+
 def largest(s: Array, k: int) -> tuple[Array, Array]:
     """The k largest of every row of s [b, m], the largest first, k <= m: values and columns, [b, k] each."""
     b, m = s.shape
@@ -66,6 +71,12 @@ def reaching(s: Array, levels: Array, highest: Array) -> tuple[Array, Array]:
     else:
         places = (s >= levels).flatten().nonzero()[:, 0]
     return places // max(len(some), 1), some[places % max(len(some), 1)]
+
+
+def reached(levels: np.ndarray, slack: float = ANSWER_SLACK) -> np.ndarray:
+    """The similarities [m] from which on an entry counts as at its level: see `ANSWER_SLACK`."""
+    least: np.ndarray = levels - slack * np.maximum(np.abs(levels), 1.0)
+    return least
 
 
 def _places(s: torch.Tensor, k: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from hubplugin.compute.integers import COARSEST, Coarse, IntegerBank, are_fast
-from hubplugin.compute.largest import Array, largest, reaching
+from hubplugin.compute.largest import Array, largest, reached, reaching
 from hubplugin.errors import InputError, Parameter
 from hubplugin.metric import Metric
 from hubplugin.vectors import BLOCK_ROWS, Progress, Vectors, prepared_blocks
@@ -246,7 +246,7 @@ it came to be one, and keeps all its entries."""
 
 
 MOST_DOUBTFUL = 1 / 48
-"""The share of a tile's entries that are computed one by one. One takes as long as 5 to 30 of a float32 product (AVX2,
+"""The share of a tile's entries that are computed one by one. One takes as long as 5 to 50 of a float32 product (AVX2,
 banks of 1,500 to 15,000), of which integers save half; beyond this share a product of all takes less time."""
 
 
@@ -254,9 +254,8 @@ BESIDE = 2
 """Entries of a coarse tile that may be among the k largest in truth, and are computed with them."""
 
 
-ANSWER_SLACK = 1e-6
-"""By how much a similarity may lie below a level and still count as at it, beside the larger of 1 and the level: what
-float32 products of other shapes differ by."""
+ROUNDED = 8
+"""Steps, at the size of the largest entry, within which a product comes of the truth."""
 
 
 @dataclass(frozen=True)
@@ -276,13 +275,22 @@ class Tile:
     """Targets [start, start + b) against every bank row: their values are `s` [b, m] + `own` [b] (float64).
 
     `own` is one number a target, kept apart for precision. `s` may be overwritten by whoever holds it and is
-    overwritten by the next tile. `bound` is at least every |s|. coarse: None where `s` has full precision."""
+    overwritten by the next tile. `bound` is at least every |s|. single: s(b_u, t) of entries by rows and columns [e],
+    each by itself, without scale and weights: float64 [e]. coarse: None where `s` has full precision."""
 
     start: int
     s: Array
     own: Array
     bound: float
+    single: Callable[[np.ndarray, np.ndarray], np.ndarray]
     coarse: Coarse | None = None
+
+    @property
+    def error(self) -> float:
+        """The largest error of an entry, safely."""
+        if self.coarse is not None:
+            return self.coarse.error
+        return ROUNDED * step_of(self.s) * (self.bound + float(abs(self.own).max()))
 
     @property
     def stop(self) -> int:
@@ -382,9 +390,21 @@ class Similarities:
                 if coarse is None:
                     product(bank_bias, part, bank.T, s)
                 bound = similarity * abs(scale) + largest_bias
-                yield Tile(done + start, s, own[start : start + height], bound, coarse)
+                single = partial(self._single, block[start : start + height])
+                yield Tile(done + start, s, own[start : start + height], bound, single, coarse)
                 self.compute.report(what, done + start + len(part), targets.rows)
             done += len(block)
+
+    def _single(self, targets: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+        """See `Tile`, of `targets` [b, d] as they are multiplied."""
+        values: np.ndarray = self._own[columns]
+        if self.metric is Metric.EUCLIDEAN:
+            values -= squared_lengths(targets, self.metric)[rows] / 2
+        step = max(CACHE_BYTES // (16 * self.dim), 1)
+        for some in (slice(start, start + step) for start in range(0, len(rows), step)):
+            pairs = targets[rows[some]], self._source[columns[some]]
+            values[some] += np.einsum("ed,ed->e", *pairs, dtype=np.float64)
+        return values
 
     def _integer_bank(self, bank: Array, targets: int) -> IntegerBank | None:
         """The halves of `bank`, where integers are asked for and serve so many targets."""
@@ -452,7 +472,8 @@ class HeldSimilarities(Similarities):
         for tile in self._products[id(targets)][1]:
             s = tile.s * scale
             s += like(bias, s)
-            yield Tile(tile.start, s, tile.own * scale + middle, tile.bound * abs(scale) + largest_bias)
+            own, bound = tile.own * scale + middle, tile.bound * abs(scale) + largest_bias
+            yield replace(tile, s=s, own=own, bound=bound)
 
 
 @dataclass(frozen=True)
@@ -493,37 +514,26 @@ def around_zero(bias: np.ndarray) -> tuple[np.ndarray, float, float]:
     return bias - middle, middle, (high - low) / 2
 
 
-def reached(levels: np.ndarray) -> np.ndarray:
-    """The similarities [m] from which on an entry counts as at its level: see `ANSWER_SLACK`."""
-    slack: np.ndarray = levels - ANSWER_SLACK * np.maximum(np.abs(levels), 1.0)
-    return slack
+def may_reach(
+    tile: Tile, levels: np.ndarray, scale: float, of_nearest: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows, columns and s(b_u, t) of all entries of a tile of `scale` * s that have `reached` their column's level [m]
+    in truth, and of some that have not. of_nearest: a level is at least the tile's largest of its column.
 
-
-def put_right(tile: Tile, levels: Array, of_nearest: bool) -> tuple[Array, Array]:
-    """Makes exact, in place, what decides about `levels` [m] in a tile; returns all of it, as `with_own` does, and the
-    largest of each column [m].
-
-    That is every entry which may reach its column's level in truth; of_nearest: and its column's largest.
+    Where they are few they are computed one by one. Then copies are the same, and near-copies told apart, however the
+    tile was multiplied.
     """
-    s = with_own(tile)
+    s, error = with_own(tile), tile.error / scale
     highest = module_of(s).amax(s, 0)
-    if (coarse := tile.coarse) is None:
-        return s, highest
-    doubtful = levels - coarse.error
     if of_nearest:
-        doubtful = doubtful.maximum(highest - 2 * coarse.error)
-    rows, columns = reaching(s, doubtful, highest)
-    if len(rows) > MOST_DOUBTFUL * s.numel():
+        levels = np.maximum(levels, host(highest) / scale - error)
+    least = like(scale * (reached(levels) - error), s)
+    rows, columns = (host(each).astype(np.int64) for each in reaching(s, least, highest))
+    few = len(rows) <= max(MOST_DOUBTFUL * len(s), 2) * s.shape[1]  # in the first tile each column has a largest
+    if not few and (coarse := tile.coarse) is not None:
         product(coarse.bias, coarse.targets, coarse.bank.T, tile.s)
-        s = with_own(tile)
-        return s, s.amax(0)
-    exact = coarse.exact(rows, columns)
-    tile.s[rows, columns] = exact
-    if s is not tile.s:
-        exact = exact + like(host(tile.own), s)[rows]
-        s[rows, columns] = exact
-    highest = highest.index_fill(0, columns, -math.inf).scatter_reduce_(0, columns, exact, "amax")
-    return s, highest
+        return may_reach(replace(tile, coarse=None), levels, scale, of_nearest)
+    return rows, columns, tile.single(rows, columns) if few else host(s[rows, columns]) / scale
 
 
 def put_largest_right(tile: Tile) -> None:
@@ -555,10 +565,10 @@ def put_entries_right(tile: Tile, rows: Array, columns: Array) -> None:
 
 def _leave_out(tile: Tile, left_out: LeftOut, scale: float) -> None:
     """Sets to -inf, in place, the entries of a tile of `scale` * s(b_u, t) that are left out."""
-    s, highest = put_right(tile, like(scale * left_out.levels, tile.s), of_nearest=False)
-    rows, columns = reaching(s, like(scale * reached(left_out.levels), s), highest)
-    few = module_of(s).bincount(rows, minlength=len(s))[rows] <= MOST_ANSWERS * s.shape[1]
-    tile.s[rows[few], columns[few]] = -math.inf
+    rows, columns, values = may_reach(tile, left_out.levels, scale, of_nearest=False)
+    out = values >= reached(left_out.levels)[columns]
+    out &= np.bincount(rows[out], minlength=len(tile.s))[rows] <= MOST_ANSWERS * tile.s.shape[1]
+    tile.s[rows[out], columns[out]] = -math.inf
     if left_out.largest:
         leave_largest_out(tile, largest(tile.s, 1)[1])
 

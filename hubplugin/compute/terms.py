@@ -89,9 +89,8 @@ class LogSum:
         put_largest_right(tile)
         module, s = module_of(tile.s), tile.s
         module.add(module.multiply(s, 1 / self.tau, out=s), like(bias, s), out=s)
-        return self.of_exponents(
-            Tile(tile.start, tile.s, tile.own / self.tau + middle, tile.bound / self.tau + largest)
-        )
+        own, bound = tile.own / self.tau + middle, tile.bound / self.tau + largest
+        return self.of_exponents(replace(tile, own=own, bound=bound, coarse=None))
 
 
 @dataclass(frozen=True)

@@ -159,13 +159,15 @@ def test_torch_has_the_names_that_are_not_public(kernel):
     ("method", "parameters"),
     [("is", {"tau": 0.04}), ("sn", {"tau": 0.04}), ("nnn", {"k": 16}), ("csls", {}), ("blend", {"tau": 0.05})],
 )
-@pytest.mark.parametrize("case", ["real", "the bank is the gallery", "every target four times"])
-def test_offsets_are_within_1e_5_of_float64(method, parameters, answers, case, real):
+@pytest.mark.parametrize("case", ["real", "the bank is the gallery", "every target four times", "nearly so"])
+def test_offsets_are_within_1e_5_of_float64(method, parameters, answers, case, real, rng):
     bank, targets = real["bank_queries"][:1_200], real["test_targets"]
     if case == "the bank is the gallery":
         bank = targets
-    elif case == "every target four times":
+    elif case != "real":
         targets = np.repeat(targets[:300], 4, axis=0)
+        if case == "nearly so":
+            targets = targets + np.float32(1e-7) * rng.standard_normal(targets.shape).astype(np.float32)
     fitted = {
         precision: hubplugin.fit(
             targets, bank, method, answers=answers, compute=Compute("cpu", precision=precision), **parameters
