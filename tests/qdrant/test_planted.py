@@ -26,7 +26,7 @@ def planted(photos: Photos, **payload):
 def found_by(client, photos: Photos, key: int) -> int:
     """How many bank queries find the point `key`."""
     answers = [
-        client.query_points("photos", query=q.tolist(), using=photos.using or None, limit=10) for q in photos.bank[:30]
+        client.query_points("photos", query=q.tolist(), using=photos.using or None, limit=10) for q in photos.bank[::10]
     ]
     return sum(key in {point.id for point in answer.points} for answer in answers)
 

@@ -18,7 +18,7 @@ from hubplugin.methods.robust import floor_of
 from hubplugin_qdrant import HubQdrantClient
 from tests.qdrant.conftest import DIM, ONLY_NEWER_LOCAL_MODE, clustered
 
-ROWS, STEPS = 360, 60
+ROWS, STEPS = 160, 60
 COLOURS = ("red", "green", "blue")
 FAR = 10_000
 """A limit beyond every collection here."""
@@ -76,7 +76,8 @@ class World:
         # In one shard: each shard of a cluster keeps to the limit of a prefetch by itself.
         self.plain.create_collection(self.name, {"image": parameters, "text": parameters}, shard_number=1)
         given = []
-        for key, vector in enumerate(clustered(self.seed, ROWS)):
+        rows = ROWS if "group_by" not in self.settings else 360  # a group needs a hundred
+        for key, vector in enumerate(clustered(self.seed, rows)):
             self.points[key] = Point({"image": vector, "text": self.vector()}, self.pick(*COLOURS))
             given.append(self.struct(key))
         self.plain.upsert(self.name, given, wait=True)

@@ -1,7 +1,7 @@
 """What a service does, where torch cannot be imported: python -m tests.serving.walk FOLDER STEP ...
 
 FOLDER holds models, fitted elsewhere, `gallery.npy` [n, d] and `queries.npy` [m, d]. Each step runs in a process of its
-own, a fork of this one, which has imported what all of them need. Prints a line for each: its name and
+own, a fork of this one, which has filled and corrected the collection. Prints a line for each: its name and
 "done", or "torch" if that was imported, or "failed", after which its traceback stands.
 """
 
@@ -218,14 +218,14 @@ def what_fits_says_what_to_install(service: Service) -> None:
         assert "\n" not in str(caught.value)
 
 
-def forked(folder: Path, name: str) -> str:
+def forked(service: Service, name: str) -> str:
     """How a step ended."""
     child = os.fork()
     if child:
         return ENDS[os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]
     end = "failed"
     try:
-        STEPS[name](Service(folder))
+        STEPS[name](service)
         end = "done" if sys.modules.get("torch") is None else "torch"
     except BaseException:
         traceback.print_exc()
@@ -239,9 +239,11 @@ def main() -> None:
         sys.modules["torch"] = None  # type: ignore[assignment]
     warnings.simplefilter("ignore")
     import_module("hubplugin_qdrant.store")
+    import_module("hubplugin.calibration").QUERIES = 6  # local mode searches in Python
+    service = Service(Path(folder))
     for name in given:
         if name in STEPS:
-            print(name, forked(Path(folder), name), flush=True)
+            print(name, forked(service, name), flush=True)
 
 
 if __name__ == "__main__":
