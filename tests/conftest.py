@@ -42,7 +42,7 @@ def pytest_collection_finish() -> None:
     parsed and asked for is kept, and it copies quicker; it computes the same."""
     for module, name, quick in (
         ("local.payload_value_extractor", "parse_json_path", functools.cache),
-        ("conversions.common_types", "get_args_subscribed", functools.cache),
+        ("hybrid.formula", "get_args_subscribed", functools.cache),
         ("local.local_collection", "deepcopy", lambda _: copied),
         ("embed.schema_parser", "deepcopy", lambda _: copied),
     ):
