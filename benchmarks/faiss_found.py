@@ -14,9 +14,10 @@ Offsets are the default ones (`blend`) and strong ones (DBSN, tau 0.05), fitted 
 
 `--rules` compares what offsets of codes can be: those of the true vectors, as they are or times the slope of decoded
 similarities on true ones; a model of true vectors, asked for decoded ones; and what is fitted on what the index
-decodes, times the lengths of that or not, with the norm bias taken off or left in. `--told` tries what an upgrade says
-itself, on queries of the bank: the search that brings recall back, on the test queries. `--write` puts the table into
-docs/measurements/faiss.md. Data are those of benchmarks/bank_settings.py, as far as they are there.
+decodes, times the lengths of that or not, with the norm bias taken off or left in. `--applied` takes what `apply` does
+without force, of queries alone and with their answers: it may refuse, or warn and name the search that brings recall
+back. `--write` puts the table into docs/measurements/faiss.md. Data are those of benchmarks/bank_settings.py, as far as
+they are there.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import argparse
 import json
 import re
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -40,6 +42,7 @@ from benchmarks import bank_settings
 from benchmarks.bank_settings import Setting
 from benchmarks.faiss_types import exact, recall, set_search
 from benchmarks.tables import EXAMPLES, RESULTS, ROOT, SHARED, machine, markdown, write_table
+from hubplugin import Bank
 from hubplugin.errors import CorrectionRefused
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import IndexScale
@@ -193,54 +196,52 @@ def rules_of(kind: str, raw: faiss.Index, setting: Setting, test: Asked) -> dict
     return found | {name: both(upgraded(kind, raw, offsets), test, "default") for name, offsets in tried.items()}
 
 
-def told_of(kind: str, raw: faiss.Index, setting: Setting, test: Asked) -> Iterator[list[str]]:
-    """By each method: what an upgrade says, and what is found with the search that it names."""
-    before = both(raw, test, "raw")
-    for name, fit in METHODS.items():
-        model, said = fit(raw, setting.bank), "refused: "
-        with warnings.catch_warnings(record=True) as caught:
+def applied_of(kind: str, raw: faiss.Index, setting: Setting, test: Asked) -> dict[str, dict[str, object]]:
+    """Figures of the raw index, and of what `apply` makes of its file: of the bank alone, and with its answers."""
+    answers = setting.target_bank if setting.clicks is None else setting.clicks
+    found: dict[str, dict[str, object]] = {"raw": {**both(raw, test, "raw")}}
+    for name, bank in {"queries": Bank(setting.bank), "answers": Bank(setting.bank, answers)}.items():
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
+            path = f"{folder}/x.faiss"
+            faiss.write_index(raw, path)
             try:
-                index = hubplugin_faiss.upgrade(raw, model)
-                said = " ".join(str(each.message) for each in caught)
+                hubplugin.apply(hubplugin_faiss.open_store(path, metric="cosine"), bank)
             except CorrectionRefused as error:
-                said += str(error)
-                index = hubplugin_faiss.upgrade(raw, model, force=True)
-        figures = [before, both(index, test, name)]
-        call = (
-            re.search(r"tune\(index, ([^)]*)\)", said) if "brings it back" in said or "finds as much" in said else None
-        )
-        cost = re.search(r"in ([0-9.]+) times", said)
-        if call is not None:
-            found = re.findall(r"(\w+)=(\d+)", call[1])
-            hubplugin_faiss.tune(index, **{setting: int(value) for setting, value in found})
-            figures.append(both(index, test, name))
-        what = "refused" if said.startswith("refused") else "nothing" if not said else "warned"
-        yield [name, f"{what}, {call[1]}" if call else what, cost[1] if cost else "", *map(_told, figures)]
+                found[name] = {"refused": re.sub(r";.*", "", str(error))}
+                continue
+            index, offsets = faiss.read_index(path), np.empty(len(setting.targets), np.float32)
+            for batch in hubplugin_faiss.open_store(path).scan():
+                offsets[np.array(batch.ids)] = batch.offsets
+        by_it = replace(test, rankings={name: exact(test.queries, setting.targets, offsets)})
+        said = " ".join(str(each.message) for each in caught if re.search(r"recall@10|R@1", str(each.message)))
+        found[name] = {**both(index, by_it, name), "warned": said}
+        if "brings it back" in said:
+            wider = re.findall(r"(\w+)=(\d+)", said[said.index("tune(index") :])
+            hubplugin_faiss.tune(index, **{setting: int(value) for setting, value in wider})
+            found[name]["as said"] = both(index, by_it, name)
+    return found
 
 
-def _told(found: dict[str, float]) -> str:
-    return f"{found['recall']:.3f}, {found['R@1']:.1f}"
-
-
-def told(kinds: list[str], words: list[str], size: int) -> str:
-    head = [
-        "setting",
-        "type",
-        "metric",
-        "offsets",
-        "said",
-        "time of a search x",
-        "raw: recall, R@1",
-        "upgraded",
-        "as said",
-    ]
-    rows = []
-    for name, kind, by, raw, setting, test in tried(kinds, words, size):
-        for row in told_of(kind, raw, setting, test):
-            rows.append([name, f"`{kind}`", by, *row, *([""] if len(row) < 6 else [])])
-            print(*rows[-1], file=sys.stderr, flush=True)
-    return markdown(head, rows)
+def table_of_applied(rows: list[dict], size: int) -> str:
+    """Of each type and metric: in how many settings `apply` wrote, warned and refused, and what changed by it."""
+    of_them = [row for row in rows if row["size"] == size and row["rules"] == "applied"]
+    head, lines = ["type", "metric"], []
+    for name in ("queries", "answers"):
+        head += [f"{name}: written, warned, refused", "change of R@1, worst", "of recall, worst", "as said, worst"]
+    for key in dict.fromkeys((row["type"], row["metric"]) for row in of_them):
+        found, line = [row["found"] for row in of_them if (row["type"], row["metric"]) == key], [f"`{key[0]}`", key[1]]
+        for name in ("queries", "answers"):
+            written = [each for each in found if "refused" not in each[name]]
+            warned = sum(bool(each[name]["warned"]) for each in written)
+            line += [f"{len(written)}, {warned}, {len(found) - len(written)}"]
+            for what, digits in (("R@1", 1), ("recall", 3)):
+                changes = [each[name][what] - each["raw"][what] for each in written]
+                line += [f"{np.mean(changes):+.{digits}f}, {min(changes):+.{digits}f}" if changes else ""]
+            wider = [each[name].get("as said", each[name])["recall"] - each["raw"]["recall"] for each in written]
+            line += [f"{min(wider):+.3f}" if wider else ""]
+        lines.append(line)
+    return markdown(head, lines)
 
 
 Case = tuple[str, str, str, faiss.Index, Setting, Asked]
@@ -263,9 +264,10 @@ def tried(kinds: list[str], words: list[str], size: int) -> Iterator[Case]:
                 yield name, kind, by, built(kind, setting.targets, metric), setting, test
 
 
-def measured(kinds: list[str], words: list[str], size: int, rules: bool) -> Iterator[dict[str, object]]:
+def measured(kinds: list[str], words: list[str], size: int, rules: bool | str) -> Iterator[dict[str, object]]:
+    measure = {True: rules_of, False: types_of, "applied": applied_of}[rules]
     for name, kind, by, raw, setting, test in tried(kinds, words, size):
-        found = (rules_of if rules else types_of)(kind, raw, setting, test)
+        found = measure(kind, raw, setting, test)
         print(name, by, kind, json.dumps(found), file=sys.stderr, flush=True)
         yield {"setting": name, "size": size, "type": kind, "metric": by, "rules": rules, "found": found}
 
@@ -301,26 +303,21 @@ def main() -> None:
     parser.add_argument("--settings", nargs="*", default=[])
     parser.add_argument("--size", type=int, default=0, help="Targets to fill up to. Default: none added.")
     parser.add_argument("--rules", action="store_true")
-    parser.add_argument("--told", action="store_true")
+    parser.add_argument("--applied", action="store_true")
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     faiss.omp_set_num_threads(1)
     rows = json.loads(FILE.read_text()) if FILE.exists() else []
-    kinds = given.types or (RULED if given.rules else TYPES).split()
-    if given.told:
-        text = told(kinds, given.settings, given.size)
-        print(text + f"\n{machine(1)}")
-        if given.write:
-            write_table(PAGE, "told" + (f" {given.size}" if given.size else ""), text)
-        return
+    kinds, rules = given.types or (RULED if given.rules else TYPES).split(), "applied" if given.applied else given.rules
     of = ("setting", "size", "type", "metric", "rules")
-    for new in measured(kinds, given.settings, given.size, given.rules):
+    for new in measured(kinds, given.settings, given.size, rules):
         rows = [row for row in rows if any(row[each] != new[each] for each in of)] + [new]
         FILE.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
-    text = table(rows, given.size, given.rules)
+    text = table_of_applied(rows, given.size) if given.applied else table(rows, given.size, given.rules)
     print(text + f"\n{machine(1)}")
     if given.write:
-        write_table(PAGE, ("rules" if given.rules else "found") + (f" {given.size}" if given.size else ""), text)
+        name = "applied" if given.applied else "rules" if given.rules else "found"
+        write_table(PAGE, name + (f" {given.size}" if given.size else ""), text)
 
 
 if __name__ == "__main__":

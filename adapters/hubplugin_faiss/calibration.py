@@ -74,7 +74,7 @@ class Recall(NamedTuple):
     @property
     def regained(self) -> bool:
         """Whether it is above the raw index's by two standard errors, or half of the way to 1. A search that barely
-        suffices for the queries tried did not suffice for others (benchmarks/faiss_found.py, `--told`)."""
+        suffices for the queries tried did not suffice for others (benchmarks/faiss_found.py)."""
         return self.after - self.before >= min(2 * self.error, (1 - self.before) / 2)
 
     def exceeds(self, promised: float) -> bool:
