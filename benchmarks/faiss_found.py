@@ -210,10 +210,9 @@ def applied_of(kind: str, raw: faiss.Index, setting: Setting, test: Asked) -> di
             except CorrectionRefused as error:
                 found[name] = {"refused": re.sub(r";.*", "", str(error))}
                 continue
-            index, offsets = faiss.read_index(path), np.empty(len(setting.targets), np.float32)
-            for batch in hubplugin_faiss.open_store(path).scan():
-                offsets[np.array(batch.ids)] = batch.offsets
-        by_it = replace(test, rankings={name: exact(test.queries, setting.targets, offsets)})
+            index = faiss.read_index(path)
+        of_true = hubplugin.fit(setting.targets, bank).offsets(setting.targets)
+        by_it = replace(test, rankings={name: exact(test.queries, setting.targets, of_true)})
         said = " ".join(str(each.message) for each in caught if re.search(r"recall@10|R@1", str(each.message)))
         found[name] = {**both(index, by_it, name), "warned": said}
         if "brings it back" in said:
