@@ -224,7 +224,7 @@ def applied_of(kind: str, raw: faiss.Index, setting: Setting, test: Asked) -> di
 
 def table_of_applied(rows: list[dict], size: int) -> str:
     """Of each type and metric: in how many settings `apply` wrote, warned and refused, and what changed by it."""
-    of_them = [row for row in rows if row["size"] == size and row["rules"] == "applied"]
+    of_them = [row for row in rows if row["size"] == size and row["table"] == "applied"]
     head, lines = ["type", "metric"], []
     for name in ("queries", "answers"):
         head += [f"{name}: written, warned, refused", "change of R@1, worst", "of recall, worst", "as said, worst"]
@@ -263,18 +263,18 @@ def tried(kinds: list[str], words: list[str], size: int) -> Iterator[Case]:
                 yield name, kind, by, built(kind, setting.targets, metric), setting, test
 
 
-def measured(kinds: list[str], words: list[str], size: int, rules: bool | str) -> Iterator[dict[str, object]]:
-    measure = {True: rules_of, False: types_of, "applied": applied_of}[rules]
+def measured(kinds: list[str], words: list[str], size: int, table: str) -> Iterator[dict[str, object]]:
+    measure = {"found": types_of, "rules": rules_of, "applied": applied_of}[table]
     for name, kind, by, raw, setting, test in tried(kinds, words, size):
         found = measure(kind, raw, setting, test)
         print(name, by, kind, json.dumps(found), file=sys.stderr, flush=True)
-        yield {"setting": name, "size": size, "type": kind, "metric": by, "rules": rules, "found": found}
+        yield {"setting": name, "size": size, "type": kind, "metric": by, "table": table, "found": found}
 
 
 def table(rows: list[dict], size: int, rules: bool) -> str:
     """Of each type and metric the mean over settings; of changes of R@1 also the worst. With `size` a row for each
     setting: they are few, and say different things."""
-    of_them = [row for row in rows if row["size"] == size and row["rules"] == rules]
+    of_them = [row for row in rows if row["size"] == size and row["table"] == ("rules" if rules else "found")]
     lines, columns = [], [name for name in of_them[0]["found"] if name != "raw"]
     by = (("setting",) if size else ()) + ("type", "metric")
     head = [*by, "raw recall", "raw R@1"]
@@ -307,15 +307,16 @@ def main() -> None:
     given = parser.parse_args()
     faiss.omp_set_num_threads(1)
     rows = json.loads(FILE.read_text()) if FILE.exists() else []
-    kinds, rules = given.types or (RULED if given.rules else TYPES).split(), "applied" if given.applied else given.rules
-    of = ("setting", "size", "type", "metric", "rules")
-    for new in measured(kinds, given.settings, given.size, rules):
+    kinds, name = given.types or TYPES.split(), "applied" if given.applied else "found"
+    if given.rules:
+        kinds, name = given.types or RULED.split(), "rules"
+    of = ("setting", "size", "type", "metric", "table")
+    for new in measured(kinds, given.settings, given.size, name):
         rows = [row for row in rows if any(row[each] != new[each] for each in of)] + [new]
         FILE.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
-    text = table_of_applied(rows, given.size) if given.applied else table(rows, given.size, given.rules)
+    text = table_of_applied(rows, given.size) if name == "applied" else table(rows, given.size, given.rules)
     print(text + f"\n{machine(1)}")
     if given.write:
-        name = "applied" if given.applied else "rules" if given.rules else "found"
         write_table(PAGE, name + (f" {given.size}" if given.size else ""), text)
 
 

@@ -70,7 +70,8 @@ class FaissStore(Store):
 
         def lost(tried: np.ndarray) -> np.ndarray:
             held = handler.rounded(scale.stored(tried, batch.vectors).astype(np.float32), rows)
-            return np.asarray(np.abs(scale.of_model(held, batch.vectors) - tried))
+            away = np.abs(scale.of_model(held, batch.vectors) - tried)
+            return np.asarray(np.nan_to_num(away))  # NaN of a vector that is not finite
 
         of_own = lost(offsets)
         quarter = float(of_own.mean())  # of the distance between levels, where they are as far apart

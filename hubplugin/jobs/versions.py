@@ -144,8 +144,10 @@ def planned(store: Store, what: Literal["add", "remove"], ids: Sequence[Id], why
 
 def _coarseness(store: Store, model: OffsetModel) -> float:
     """By how much `store` rounds offsets at most, of those between the smallest and the largest of the gallery."""
-    batch = next(iter(store.scan()), None) if isinstance(store, Quantising) else None
-    if batch is None or model.gallery is None or not isinstance(store, Quantising):
+    if model.gallery is None or not isinstance(store, Quantising):
+        return 0.0
+    batch = next(iter(store.scan()), None)
+    if batch is None:
         return 0.0
     tried = np.linspace(model.gallery.smallest, model.gallery.largest, len(batch.ids))
     return float(store.rounding(batch, tried).max())

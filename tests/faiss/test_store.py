@@ -280,6 +280,22 @@ def test_a_wrong_offset_is_told_from_one_that_codes_round(tmp_path, kind, metric
     assert wrong.mean() > 0.9
 
 
+def test_a_vector_that_is_not_finite_hides_no_stale_offset_beside_it(tmp_path, model):
+    file = tmp_path / "x.faiss"
+    index = faiss.index_factory(16, "PCA8,Flat", IP)
+    index.train(GALLERY)
+    index.add(GALLERY)
+    faiss.write_index(index, str(file))
+    for method in ("nnn", "is"):
+        hubplugin.apply(hubplugin_faiss.open_store(file, metric="cosine"), BANK, method, force=True)
+    index = faiss.read_index(str(file))
+    index.add(np.concatenate([BANK, np.full((1, 16), np.nan, np.float32)]))
+    faiss.write_index(index, str(file))
+    assert inspect(open_store(f"faiss:{file}")).stale >= 55
+    hubplugin.rollback(open_store(f"faiss:{file}"))
+    assert inspect(open_store(f"faiss:{file}")).stale <= 1
+
+
 def foreign_rows() -> np.ndarray:
     """A vector of another length, one without length and one that is not finite, around a good one."""
     rows = np.stack([0.5 * GALLERY[0], np.zeros(16), BANK[0], np.full(16, np.nan)]).astype(np.float32)

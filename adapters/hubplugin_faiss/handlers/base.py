@@ -134,7 +134,8 @@ class IndexScale:
     def __init__(self, handler: IndexHandler, nearness: float | None, mean: float | None = None):
         self._handler, self.nearness = handler, nearness
         lengths, bias = handler.lengths_and_bias(some_entries(handler)[0], nearness)
-        mean = float(np.mean(bias)) if mean is None and np.size(bias) else mean or 0.0
+        if mean is None:
+            mean = float(np.mean(bias)) if np.size(bias) else 0.0
         self._mean = CENTRE * round(mean / CENTRE)
         self.shortest = float(np.min(lengths)) if np.size(lengths) else 1.0
 
@@ -149,7 +150,8 @@ class IndexScale:
     @classmethod
     def read_off(cls, handler: IndexHandler, model: OffsetModel, vectors: np.ndarray, stored: np.ndarray) -> IndexScale:
         """The scale on which `stored` [b] are the offsets of `model` for most of `vectors` [b, d] of an index."""
-        nearness, some = nearness_of(handler, model), evenly(np.flatnonzero(vectors.any(axis=1)), READ_OFF)
+        there = vectors.any(axis=1) & np.isfinite(vectors).all(axis=1)  # the model can judge no others
+        nearness, some = nearness_of(handler, model), evenly(np.flatnonzero(there), READ_OFF)
         vectors, stored = vectors[some], stored[some]
         if not len(some) or not np.ndim(handler.lengths_and_bias(vectors, nearness)[1]):
             return cls(handler, nearness)
