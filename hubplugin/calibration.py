@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 
 import numpy as np
 
@@ -38,13 +39,14 @@ def chosen_queries(model: OffsetModel, scan: Iterator[Batch]) -> np.ndarray:
 
 def recall(found: Hits, exact: Hits) -> float:
     """The share of the exact first results of each query that was `found`. The lists in `exact` are longer, so that
-    what scores the same as the last of the first counts, too."""
+    what scores the same as the last of the first counts, too. Shares are added as fractions, so that the same number
+    of results is the same recall, whichever queries found them."""
     shares = []
     for ids, true, scores in zip(found.ids, exact.ids, exact.scores, strict=True):
         first = min(FIRST, len(true))
         if first:
-            shares.append(len(_within(true, scores, first) & set(ids)) / first)
-    return min(float(np.mean(shares)), 1.0) if shares else 1.0
+            shares.append(Fraction(len(_within(true, scores, first) & set(ids)), first))
+    return min(float(sum(shares) / len(shares)), 1.0) if shares else 1.0
 
 
 def _within(ids: Sequence[Id], scores: Sequence[float], first: int) -> set[Id]:

@@ -255,7 +255,7 @@ class PgvectorStore(Store):
 
         def reaches(number: int) -> bool:
             found = self._found(version, queries, FIRST, hnsw__ef_search=str(widths[number]))
-            return recall(found, truth) >= raw - 1e-9
+            return recall(found, truth) >= raw
 
         return widths[first_that(reaches, len(widths))]
 

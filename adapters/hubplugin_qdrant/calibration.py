@@ -90,7 +90,7 @@ def calibrated(version: Version, points: int, searches: Searches) -> Version:
 
     def reaches(number: int) -> bool:
         tried[number] = recall(searches.corrected(widths[number], SMALLEST_PAGE, False), truth)
-        return tried[number] >= version.agreement * raw - 1e-9
+        return tried[number] >= version.agreement * raw
 
     chosen = first_that(reaches, len(widths))
     if chosen not in tried:  # the last, where none before it reaches
@@ -100,7 +100,7 @@ def calibrated(version: Version, points: int, searches: Searches) -> Version:
         wider = widths[chosen:]
 
         def finds_all(number: int) -> bool:
-            return recall(searches.corrected(wider[number], SMALLEST_PAGE, True), truth) >= 1 - 1e-9
+            return recall(searches.corrected(wider[number], SMALLEST_PAGE, True), truth) == 1.0
 
         enough = first_that(finds_all, len(wider))
         measured["exact_oversampling"] = EXACT_MARGIN * wider[enough].oversampling

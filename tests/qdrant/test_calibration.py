@@ -132,6 +132,13 @@ def test_results_that_score_the_same_as_the_last_count_as_well():
     assert recall(Hits([[0, 1, 2, 3, 4, 5, 6, 20, 10, 11]], []), exact) == 0.9
 
 
+@pytest.mark.parametrize("missed", [[3, 1, 0], [2, 2, 0], [4, 0, 0], [0, 1, 3], [1, 1, 2]])
+def test_as_many_results_are_as_much_recall_whichever_queries_found_them(missed):
+    scores = list(np.linspace(1, 0.5, K))
+    found = [[*range(K - each), *range(K, K + each)] for each in missed]
+    assert recall(Hits(found, []), Hits([[*range(K)]] * 3, [scores] * 3)) == 26 / 30
+
+
 def test_the_share_that_is_asked_for_is_stored_told_and_kept_by_a_refresh(cosine):
     hubplugin_qdrant.apply(cosine.plain, "photos", cosine.bank, agreement=0.8, **cosine.settings())
     first = cosine.version
