@@ -401,11 +401,11 @@ def sinkhorn(
     if answers == "seek":
         answers = kernel.find_answers()
     kernel.left_out = None if answers is None else LeftOut(answers.levels)
-    log_mass = _log_mass(similarities, answers)
-    log_alpha = _finite(log_mass - kernel.first_log_sums())
+    log_mass, same = _log_mass(similarities, answers), _repeats(similarities)
+    log_alpha = _finite(log_mass - _evened(kernel.first_log_sums(), same))
     for iteration in range(2, iterations + 1):
         shares = kernel.shares(log_alpha, f"Sinkhorn iteration {iteration} of {iterations}")
-        log_alpha = _finite(log_alpha + log_mass - (shares / n).log())
+        log_alpha = _finite(log_alpha + log_mass - _evened((shares / n).log(), same))
     return Scaling(log_alpha.numpy(), kernel.held_log_sums(log_alpha), answers, kernel.k_means)
 
 
@@ -430,7 +430,8 @@ def sinkhorn_on_sample(
     over the whole half. What so few targets lack lies in log alpha. log beta, a mean over the bank, feels little of it,
     so an iteration over many brings log alpha close to what they can tell.
     """
-    log_mass, found, marginals = _log_mass(similarities, answers), [], []
+    log_mass, same = _log_mass(similarities, answers), _repeats(similarities)
+    found, marginals = [], []
     for half in halves:
         before = max(iterations - LAST, 1)
         log_alpha = torch.from_numpy(sinkhorn(similarities, half.few, tau, before, answers).log_alpha)
@@ -438,7 +439,7 @@ def sinkhorn_on_sample(
         kernel.left_out = None if answers is None else LeftOut(answers.levels)
         for iteration in range(before + 1, max(iterations, before + 1) + 1):
             shares = kernel.shares(log_alpha, f"Sinkhorn iteration {iteration}, all of the sample") / _mass(half.all)
-            log_alpha = _finite(log_alpha + log_mass - shares.log())
+            log_alpha = _finite(log_alpha + log_mass - _evened(shares.log(), same))
         marginals.append(float((shares - log_mass.exp()).abs().sum()) / 2)
         found.append(log_alpha)
     few = halves[0].few[0].targets
@@ -457,6 +458,26 @@ def _log_mass(similarities: Similarities, answers: Answers | None) -> torch.Tens
     """log v_u: [m]."""
     weights = np.ones(similarities.m) if answers is None else answers.weights
     return torch.from_numpy(np.log(weights / weights.sum()))
+
+
+def _repeats(similarities: Similarities) -> np.ndarray | None:
+    """The first bank row that is the same as each: int64 [m]; None where none is there twice."""
+    first: dict[bytes, int] = {}
+    same = np.array([first.setdefault(row.tobytes(), number) for number, row in enumerate(similarities.bank)])
+    return same if len(first) < len(same) else None
+
+
+def _evened(log_sums: torch.Tensor, same: np.ndarray | None) -> torch.Tensor:
+    """`log_sums` [m], those of copies of one query brought to the log of their mean.
+
+    Where such a query is the largest of a target, it is chance which copy is left out, and another one where the model
+    is asked later. With one weight for all copies that changes nothing.
+    """
+    if same is None:
+        return log_sums
+    total = np.full(len(same), -math.inf)
+    np.logaddexp.at(total, same, log_sums.numpy())
+    return torch.from_numpy(total[same] - np.log(np.bincount(same, minlength=len(same))[same]))
 
 
 def _finite(log_alpha: torch.Tensor) -> torch.Tensor:

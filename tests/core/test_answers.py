@@ -172,6 +172,15 @@ def test_a_query_that_is_there_many_times_leaves_numbers(copies):
     assert offsets.std() > 0
 
 
+@pytest.mark.parametrize("memory", ["1GiB", "1MiB"])
+def test_a_model_read_again_gives_what_the_fit_gave_if_queries_are_there_twice(memory):
+    bank, targets = made(m=200, n=300)
+    bank = np.concatenate([bank, bank[:60]])[np.random.default_rng(1).permutation(260)]
+    fitted = hubplugin.fit(targets, bank, answers="left out", compute=Compute(memory=memory))
+    loaded = hubplugin.OffsetModel.from_bytes(fitted.to_bytes())
+    np.testing.assert_allclose(loaded.offsets(targets), fitted.offsets(targets), atol=1e-5)
+
+
 def test_copies_of_queries_do_not_strengthen_a_correction():
     bank, targets = made(m=40)
     fitted = hubplugin.fit(targets, np.tile(bank, (5, 1)))
