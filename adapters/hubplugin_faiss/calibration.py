@@ -478,8 +478,11 @@ def parts(index: faiss.Index) -> Iterator[faiss.Index]:
 
 
 def keeps_lengths(index: faiss.Index) -> bool:
-    """Whether codes of 6 or 8 bits a component hold the lengths of vectors to within a few hundredths."""
+    """Whether codes of 6 or 8 bits a component, and of all components, hold the lengths of vectors to within a few
+    hundredths."""
     fine = faiss.ScalarQuantizer.QT_8bit, faiss.ScalarQuantizer.QT_6bit
+    if any(part.d < index.d for part in parts(index)):
+        return False
     return any(hasattr(part, "sq") and part.sq.qtype in fine for part in parts(index))
 
 

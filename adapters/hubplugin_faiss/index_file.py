@@ -174,7 +174,8 @@ class IndexFile:
     def metric(self) -> Metric:
         """cosine if vectors are of unit length, else dot or, for L2, euclidean; likewise for L2 where codes are exact.
 
-        Codes change lengths, and by L2 similarities with them. By cosine an upgrade takes that off."""
+        Codes change lengths, and by L2 similarities with them. By cosine an upgrade takes that off. Unit vectors came
+        out with lengths of up to 0.6 of the median apart (residual quantizers by inner product), mostly 0.1 to 0.3."""
         if self._given_metric is not None:
             return self._given_metric
         model = self.model()
@@ -188,7 +189,7 @@ class IndexFile:
         lengths = np.linalg.norm(sample[0] if given is None else given, axis=1)
         if lossy and given is None:  # of unit vectors PQ makes shorter ones, and RaBitQ longer ones
             low, middle, high = np.quantile(lengths, [0.05, 0.5, 0.95])
-            most = middle if not euclidean else 0.03 if keeps_lengths(self.index) else 0.35 * middle
+            most = 0.03 if keeps_lengths(self.index) else (0.35 if euclidean else 0.65) * middle
             return Metric.COSINE if 0.4 < middle < 1.6 and high - low < most else other
         return Metric.COSINE if (np.abs(lengths - 1) <= UNIT).all() else other
 

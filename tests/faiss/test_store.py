@@ -88,14 +88,28 @@ def test_the_metric_is_read_off_the_index(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["PQ4x4np", "SQ8", "IVF4,SQ4", "RaBitQ"])
-@pytest.mark.parametrize(("lengths", "expected"), [(0.0, "cosine"), (0.15, "euclidean")])
-def test_the_metric_by_l2_is_cosine_where_codes_have_changed_unit_lengths(tmp_path, kind, lengths, expected):
+@pytest.mark.parametrize(
+    ("metric", "lengths", "expected"),
+    [(L2, 0.0, "cosine"), (L2, 0.15, "euclidean"), (IP, 0.0, "cosine"), (IP, 0.4, "dot")],
+)
+def test_the_metric_is_cosine_where_codes_have_changed_unit_lengths(tmp_path, kind, metric, lengths, expected):
+    assert metric_seen(tmp_path, kind, metric, lengths) == expected
+
+
+def test_codes_that_keep_lengths_tell_small_differences_of_them_by_either_metric(tmp_path):
+    assert metric_seen(tmp_path, "SQ8", IP, 0.1) == "dot"
+    assert metric_seen(tmp_path, "SQ8", L2, 0.1) == "euclidean"
+    assert metric_seen(tmp_path, "PCA12,SQ8", IP, 0.0) == "cosine"  # what is cut off takes lengths with it
+
+
+def metric_seen(folder: Path, kind: str, metric: int, lengths: float) -> str:
+    """lengths: the spread of their logarithms."""
     vectors = GALLERY * np.random.default_rng(0).lognormal(0, lengths, (500, 1)).astype(np.float32)
-    index = faiss.index_factory(16, kind, L2)
+    index = faiss.index_factory(16, kind, metric)
     index.train(vectors)
     index.add(vectors)
-    faiss.write_index(index, str(tmp_path / "x.faiss"))
-    assert hubplugin_faiss.open_store(tmp_path / "x.faiss").metric == expected
+    faiss.write_index(index, str(folder / "x.faiss"))
+    return hubplugin_faiss.open_store(folder / "x.faiss").metric
 
 
 @pytest.mark.parametrize("kind", ["PQ8x4np", "IVF4,PQ8x4np"])
