@@ -42,9 +42,9 @@ HALF_PEAK = 2.0**14
 it, averages out over the bank and the targets: log alpha comes within 1e-5 of float64's (see the tests)."""
 
 
-HELD_BYTES = 4 << 20
-"""What is held is read in blocks of so many bytes of float32, so that the second product of an iteration finds them in
-cache. Measured: 1 and 2 MiB are a tenth slower, since each block has its own calls; so is 8."""
+BLOCK_BYTES = 1 << 20
+"""Exponentials are read in blocks of so many bytes of float32, so that the second product of an iteration finds them in
+the cache of one core. Measured where that is 2 MiB (Intel, AMX): 0.5 to 1.5 MiB are alike, 2 a tenth slower."""
 
 
 HALF_FALL = 7.0
@@ -89,8 +89,8 @@ class Exponentials:
 
     def row_sums(self) -> torch.Tensor:
         """Their sum over the targets: [m]. At log alpha = 0 alone, where no value is too large."""
-        scale = self.log_scale.exp().to(self.exponentials)
-        return full_product(torch.matmul, scale, self.exponentials) * self.weights
+        scale = self.log_scale.exp().to(self.weights)
+        return full_product(_over_targets, scale, self.exponentials) * self.weights
 
 
 def most_held(m: int, compute: Compute) -> int:
@@ -157,7 +157,7 @@ class Kernel:
         """What each bank row has of the targets, each of which has its mass w_j to give: float64 [m]."""
         total = self._no_sums()
         for tile in self._tiles(log_alpha, what):
-            total += (full_product(_shares_of, tile.exponentials, tile.weights) * self._masses[tile.part]).to(total)
+            total += (full_product(_shares_of, tile.weights, tile.exponentials) * self._masses[tile.part]).to(total)
         return total.cpu()
 
     def _no_sums(self) -> torch.Tensor:
@@ -173,15 +173,8 @@ class Kernel:
         dtype = self._held[0].exponentials.dtype
         weights = (change - largest).exp().to(torch.float32 if dtype is torch.float16 else dtype)
         weights = weights.to(self._similarities.device)
-        height = max(HELD_BYTES // (self._similarities.m * weights.itemsize), 1)
-        scratch = torch.empty((height, self._similarities.m), dtype=weights.dtype, device=weights.device)
         for held in self._held:
-            for start in range(0, len(held.exponentials), height):
-                exponentials = held.exponentials[start : start + height]
-                if exponentials.dtype is torch.float16:
-                    exponentials = scratch[: len(exponentials)].copy_(exponentials)
-                log_scale = held.log_scale[start : start + height] + largest
-                yield Exponentials(held.part, exponentials, weights, log_scale)
+            yield replace(held, weights=weights, log_scale=held.log_scale + largest)
             done += len(held.exponentials)
             self._similarities.compute.report(what, done, self._rows)
 
@@ -192,7 +185,7 @@ class Kernel:
         if self._held[0].exponentials.dtype is torch.float16 and self._tau > HALF_TAU:
             return None
         tiles = itertools.takewhile(lambda tile: tile.part == 0, self._tiles(log_alpha, "log-sum-exp"))
-        totals = ((full_product(torch.matmul, tile.exponentials, tile.weights), tile.log_scale) for tile in tiles)
+        totals = ((full_product(_sums_of, tile.weights, tile.exponentials), tile.log_scale) for tile in tiles)
         sums = [total.cpu().double().log() + log_scale for total, log_scale in totals]
         self._similarities.compute.report("log-sum-exp", self._rows, self._rows)
         return torch.cat(sums).numpy()
@@ -334,10 +327,40 @@ def serves_first_iteration(similarities: Similarities, tau: float) -> bool:
     return similarities.metric is Metric.COSINE and similarities.longest / tau <= 1.001 * SAFE_EXPONENT
 
 
-def _shares_of(exponentials: torch.Tensor, weights: torch.Tensor, out: None = None) -> torch.Tensor:
+def _shares_of(weights: torch.Tensor, exponentials: torch.Tensor, out: None = None) -> torch.Tensor:
     """What each bank row has of the beta = 1 / sum_u of some targets [b, m]: [m]."""
-    n_beta = torch.matmul(exponentials, weights).reciprocal_()
-    return torch.matmul(n_beta, exponentials).mul_(weights)
+    total = torch.zeros_like(weights)
+    for _, block in _blocks(exponentials, weights):
+        n_beta = torch.mv(block, weights).reciprocal_()
+        torch.addmv(total, block.T, n_beta, out=total)
+    return total.mul_(weights)
+
+
+def _sums_of(weights: torch.Tensor, exponentials: torch.Tensor, out: None = None) -> torch.Tensor:
+    """sum_u of some targets [b, m]: [b]."""
+    return torch.cat([torch.mv(block, weights) for _, block in _blocks(exponentials, weights)])
+
+
+def _over_targets(scale: torch.Tensor, exponentials: torch.Tensor, out: None = None) -> torch.Tensor:
+    """The sum over some targets [b, m] of `scale` [b] times their exponentials: [m]."""
+    total = scale.new_zeros(exponentials.shape[1])
+    for rows, block in _blocks(exponentials, scale):
+        torch.addmv(total, block.T, scale[rows], out=total)
+    return total
+
+
+def _blocks(exponentials: torch.Tensor, other: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+    """`exponentials` [b, m] in the type of the `other` factor, on a CPU in blocks, and the rows of each. It may
+    overwrite the one before."""
+    height = len(exponentials)
+    if other.device.type == "cpu":
+        height = min(height, max(BLOCK_BYTES // (exponentials.shape[1] * other.itemsize), 1))
+    scratch = None
+    if exponentials.dtype != other.dtype:
+        scratch = torch.empty_like(exponentials[:height], dtype=other.dtype)
+    for start in range(0, len(exponentials), height):
+        block = exponentials[start : start + height]
+        yield slice(start, start + height), block if scratch is None else scratch[: len(block)].copy_(block)
 
 
 @dataclass(frozen=True)

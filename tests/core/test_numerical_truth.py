@@ -279,9 +279,12 @@ def test_a_program_that_allows_reduced_precision_products_gets_true_offsets(meth
     assert torch.get_float32_matmul_precision() == "medium"
 
 
-def test_no_float32_product_is_left_to_a_setting_that_reduces_its_precision(rng, reduced_precision, monkeypatch):
+@pytest.mark.parametrize(("rows", "memory"), [(40, "1GiB"), (600, "1MiB")], ids=["float32", "float16 is held"])
+def test_no_float32_product_is_left_to_a_setting_that_reduces_its_precision(
+    rows, memory, rng, reduced_precision, monkeypatch
+):
     seen = []
-    for name in ("addmm", "matmul"):
+    for name in ("addmm", "matmul", "mv", "addmv"):
         whole = getattr(torch, name)
 
         def spy(*factors, whole=whole, **options):
@@ -289,7 +292,7 @@ def test_no_float32_product_is_left_to_a_setting_that_reduces_its_precision(rng,
             return whole(*factors, **options)
 
         monkeypatch.setattr(torch, name, spy)
-    hubplugin.fit(unit(rng, 30, 16), unit(rng, 40, 16), "sn", compute=Compute("cpu"))
+    hubplugin.fit(unit(rng, rows, 16), unit(rng, rows, 16), "sn", compute=Compute("cpu", memory=memory))
     assert set(seen) == {torch.float64}
 
 
