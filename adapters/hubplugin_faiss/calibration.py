@@ -477,13 +477,21 @@ def parts(index: faiss.Index) -> Iterator[faiss.Index]:
             yield from parts(getattr(index, inner))
 
 
-def keeps_lengths(index: faiss.Index) -> bool:
-    """Whether codes of 6 or 8 bits a component, and of all components, hold the lengths of vectors to within a few
-    hundredths."""
-    fine = faiss.ScalarQuantizer.QT_8bit, faiss.ScalarQuantizer.QT_6bit
+LENGTHS_KEPT = {
+    faiss.ScalarQuantizer.QT_8bit: 0.03,
+    faiss.ScalarQuantizer.QT_6bit: 0.03,
+    faiss.ScalarQuantizer.QT_4bit: 0.12,
+}
+"""How far apart codes of each component bring the lengths of unit vectors, at most, from the 5 % quantile to that of
+95 %. Seen were 0.01, 0.02 and 0.09, of 16 to 512 dimensions."""
+
+
+def lengths_kept(index: faiss.Index) -> float | None:
+    """`LENGTHS_KEPT` of `index`; None where its codes are others, or are not of all components."""
     if any(part.d < index.d for part in parts(index)):
-        return False
-    return any(hasattr(part, "sq") and part.sq.qtype in fine for part in parts(index))
+        return None
+    held = [faiss.downcast_index(part.storage) if hasattr(part, "storage") else part for part in parts(index)]
+    return next((LENGTHS_KEPT.get(part.sq.qtype) for part in held if hasattr(part, "sq")), None)
 
 
 def holds_graph(index: faiss.Index) -> bool:

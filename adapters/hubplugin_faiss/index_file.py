@@ -22,7 +22,7 @@ from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
 from hubplugin.store import Batch
 from hubplugin.vectors import Progress, VectorLike, Vectors
-from hubplugin_faiss.calibration import Asked, holds_graph, is_exact, keeps_lengths, require_recall, trial_of
+from hubplugin_faiss.calibration import Asked, holds_graph, is_exact, lengths_kept, require_recall, trial_of
 from hubplugin_faiss.encoding.codecs import upgrade_spec
 from hubplugin_faiss.encoding.layout import Assemble
 from hubplugin_faiss.files import (
@@ -189,7 +189,7 @@ class IndexFile:
         lengths = np.linalg.norm(sample[0] if given is None else given, axis=1)
         if lossy and given is None:  # of unit vectors PQ makes shorter ones, and RaBitQ longer ones
             low, middle, high = np.quantile(lengths, [0.05, 0.5, 0.95])
-            most = 0.03 if keeps_lengths(self.index) else (0.35 if euclidean else 0.65) * middle
+            most = lengths_kept(self.index) or (0.35 if euclidean else 0.65) * middle
             return Metric.COSINE if 0.4 < middle < 1.6 and high - low < most else other
         return Metric.COSINE if (np.abs(lengths - 1) <= UNIT).all() else other
 

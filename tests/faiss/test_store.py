@@ -96,10 +96,15 @@ def test_the_metric_is_cosine_where_codes_have_changed_unit_lengths(tmp_path, ki
     assert metric_seen(tmp_path, kind, metric, lengths) == expected
 
 
-def test_codes_that_keep_lengths_tell_small_differences_of_them_by_either_metric(tmp_path):
-    assert metric_seen(tmp_path, "SQ8", IP, 0.1) == "dot"
-    assert metric_seen(tmp_path, "SQ8", L2, 0.1) == "euclidean"
-    assert metric_seen(tmp_path, "PCA12,SQ8", IP, 0.0) == "cosine"  # what is cut off takes lengths with it
+@pytest.mark.parametrize("kind", ["SQ8", "SQ4", "HNSW8,SQ8"])
+@pytest.mark.parametrize(("metric", "expected"), [(IP, "dot"), (L2, "euclidean")])
+def test_codes_that_keep_lengths_tell_small_differences_of_them(tmp_path, kind, metric, expected):
+    assert metric_seen(tmp_path, kind, metric, 0.08) == expected
+    assert metric_seen(tmp_path, kind, metric, 0.0) == "cosine"
+
+
+def test_codes_of_some_components_keep_no_lengths(tmp_path):
+    assert metric_seen(tmp_path, "PCA12,SQ8", IP, 0.0) == "cosine"
 
 
 def metric_seen(folder: Path, kind: str, metric: int, lengths: float) -> str:
