@@ -39,7 +39,8 @@ fast: $(VENV)/installed
 
 # A file in one process, since its tests share what they make. What measures memory does so in a process of its own.
 slow: $(VENV)/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations=20 -m "(slow or network) and not server"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=20 \
+	  -m "(slow or network) and not server"
 
 # A part of the numerical tests under each instruction set that this machine has; says which it lacks.
 levels: $(VENV)/installed

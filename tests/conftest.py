@@ -51,6 +51,11 @@ def pytest_collection_finish() -> None:
             setattr(found, name, quick(getattr(found, name)))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of the wheel first, which take longest: behind all others, one process would wait for the other."""
+    items.sort(key=lambda item: item.path.name != "test_wheel.py")
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """Where torch is not installed (`make light`), leaves out the tests that fit, and says so."""

@@ -1,7 +1,8 @@
 """Runs a part of the numerical tests under each instruction set that this machine has: `make levels`.
 
 torch, oneDNN and Faiss each choose their kernels by CPU, and round differently in each. Every level runs in a process
-of its own, which first shows that the level is in force. Exits with 1 if a test fails or a level cannot be forced.
+of its own, two at a time, which first shows that the level is in force. Exits with 1 if a test fails or a level cannot
+be forced.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,14 +67,20 @@ def flags() -> frozenset[str]:
     return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
 
 
+def run(level: Level) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PROGRAM, level.torch, level.faiss, *TESTS]
+    chosen = level.environment | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=os.environ | chosen, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
 def main() -> int:
     has, failed = flags(), []
     here = [level for level in LEVELS if level.needs <= has]
-    for level in here:
-        print(f"== {level.name}", flush=True)
-        command = [sys.executable, "-c", PROGRAM, level.torch, level.faiss, *TESTS]
-        if subprocess.run(command, env=os.environ | level.environment).returncode:
-            failed.append(level.name)
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        for level, done in zip(here, pool.map(run, here), strict=True):
+            print(f"== {level.name}\n{done.stdout}", end="", flush=True)
+            if done.returncode:
+                failed.append(level.name)
     lacking = [level.name for level in LEVELS if level not in here]
     print(f"ran: {', '.join(level.name for level in here)}; this machine lacks: {', '.join(lacking) or 'none'}")
     if failed:
