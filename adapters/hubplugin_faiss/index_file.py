@@ -172,7 +172,7 @@ class IndexFile:
 
     @cached_property
     def metric(self) -> Metric:
-        """cosine if vectors are of unit length, else dot or, for L2, euclidean; likewise for L2 where codes are exact.
+        """cosine if vectors are of unit length, else dot or, for L2, euclidean; so for L2 where all codes are exact.
 
         Codes change lengths, and by L2 similarities with them. By cosine an upgrade takes that off. Unit vectors came
         out with lengths of up to 0.6 of the median apart (residual quantizers by inner product), mostly 0.1 to 0.3."""
@@ -183,7 +183,7 @@ class IndexFile:
             return model.metric
         euclidean, lossy = self.handler.euclidean, self.handler.lossy
         other, sample = Metric.EUCLIDEAN if euclidean else Metric.DOT, next(self.handler.scan(0, 1000), None)
-        if sample is None or (euclidean and not lossy):
+        if sample is None or (euclidean and not self.handler.lossy_inside):
             return other
         given = None if self._originals is None else next(self._originals.blocks(1000))
         lengths = np.linalg.norm(sample[0] if given is None else given, axis=1)

@@ -87,7 +87,7 @@ def test_the_metric_is_read_off_the_index(tmp_path):
     assert open_store(f"faiss:{file}?metric=cosine").metric == "cosine"
 
 
-@pytest.mark.parametrize("kind", ["PQ4x4np", "SQ8", "IVF4,SQ4", "RaBitQ"])
+@pytest.mark.parametrize("kind", ["PQ4x4np", "SQ8", "IVF4,SQ4", "RaBitQ", "PQ4x4np,RFlat"])
 @pytest.mark.parametrize(
     ("metric", "lengths", "expected"),
     [(L2, 0.0, "cosine"), (L2, 0.15, "euclidean"), (IP, 0.0, "cosine"), (IP, 0.4, "dot")],
