@@ -143,6 +143,7 @@ class IndexFile:
     def __init__(self, path: str | os.PathLike[str], metric: Metric | None = None, vectors: VectorLike | None = None):
         self.path, self.url, self.folder = Path(path), f"faiss:{os.fspath(path)}", HubFolder(path)
         self._given_metric = metric
+        self.assumed = False  # whether `metric` was found to be cosine though the codes do not tell
         self._load()
         self._originals = checked_originals(vectors, self.handler)
 
@@ -189,8 +190,11 @@ class IndexFile:
         lengths = np.linalg.norm(sample[0] if given is None else given, axis=1)
         if lossy and given is None:  # of unit vectors PQ makes shorter ones, and RaBitQ longer ones
             low, middle, high = np.quantile(lengths, [0.05, 0.5, 0.95])
-            most = lengths_kept(self.index) or (0.35 if euclidean else 0.65) * middle
-            return Metric.COSINE if 0.4 < middle < 1.6 and high - low < most else other
+            most = (kept := lengths_kept(self.index)) or (0.35 if euclidean else 0.65) * middle
+            if not (0.4 < middle < 1.6 and high - low < most):
+                return other
+            self.assumed = kept is None
+            return Metric.COSINE
         return Metric.COSINE if (np.abs(lengths - 1) <= UNIT).all() else other
 
     @property

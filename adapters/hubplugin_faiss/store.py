@@ -159,7 +159,14 @@ class FaissStore(Store):
         )
 
     def notes(self) -> Sequence[str]:
-        return [ADD_BEHIND_MAP] if is_mapped(self._file.index) else []
+        notes = [ADD_BEHIND_MAP] if is_mapped(self._file.index) else []
+        if self._file.assumed:
+            other = "euclidean" if self._file.handler.euclidean else "dot"
+            notes.append(
+                "cosine is assumed, since these codes do not tell whether lengths of vectors differ; if they do, and "
+                f"matter, remove this correction and apply with metric={other}"
+            )
+        return notes
 
     def explain(self, asked: np.ndarray | Id, k: int = 10) -> Explanation:
         """The same for every query: `asked` and `k` are what they always were."""

@@ -107,6 +107,19 @@ def test_codes_of_some_components_keep_no_lengths(tmp_path):
     assert metric_seen(tmp_path, "PCA12,SQ8", IP, 0.0) == "cosine"
 
 
+@pytest.mark.parametrize(
+    ("kind", "metric", "other"), [("PQ4x8np", IP, "dot"), ("PQ4x8np", L2, "euclidean"), ("SQ8", L2, "")]
+)
+def test_a_metric_that_codes_do_not_tell_is_said_to_be_assumed(tmp_path, kind, metric, other):
+    assert metric_seen(tmp_path, kind, metric, 0.0) == "cosine"
+    path = tmp_path / "x.faiss"
+    told = " ".join(hubplugin.apply(hubplugin_faiss.open_store(path), BANK, force=True).notes)
+    assert ("cosine is assumed" in told and f"metric={other}" in told) == bool(other)
+    hubplugin.remove(hubplugin_faiss.open_store(path))
+    given = hubplugin_faiss.open_store(path, metric="cosine")
+    assert "assumed" not in " ".join(hubplugin.apply(given, BANK, force=True).notes)
+
+
 def metric_seen(folder: Path, kind: str, metric: int, lengths: float) -> str:
     """lengths: the spread of their logarithms."""
     vectors = GALLERY * np.random.default_rng(0).lognormal(0, lengths, (500, 1)).astype(np.float32)
