@@ -72,7 +72,7 @@ class Compute:
         the offsets of few targets (see `FEW`), "auto" is "numpy". Fits need torch.
     memory: bytes, or text such as "512MiB", from 1MiB to what the machine has, or `SAFE` where that is more. It bounds
         what is held of similarities beyond the bank itself. A Sinkhorn fit that finds room for m x n in float16 takes
-        the time of one product, else of `iterations`.
+        the time of two or three products, else of `iterations`.
     progress: called as progress(what, done, total).
     precision: "auto" is within 1e-5 of exact arithmetic, or of 1e-4 of the temperature where that is more. It goes
         over to float64 by itself where similarities are large, and multiplies eight-bit integers where that is faster
