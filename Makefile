@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/demo
 	@$(BIN)/hubplugin demo
 
-# What to run before every commit: no network, some four minutes on two idle cores.
+# What to run before every commit: no network, some three minutes on two idle cores.
 check: lint fast
 
 # Everything that needs no server, each test once; what fails in minutes comes first.

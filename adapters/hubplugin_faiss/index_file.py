@@ -173,7 +173,7 @@ class IndexFile:
 
     @cached_property
     def metric(self) -> Metric:
-        """cosine if vectors are of unit length, else dot or, for L2, euclidean; so for L2 where all codes are exact.
+        """cosine if vectors are of unit length, else dot or, for L2, euclidean; always that for L2 and exact codes.
 
         Codes change lengths, and by L2 similarities with them. By cosine an upgrade takes that off. Unit vectors came
         out with lengths of up to 0.6 of the median apart (residual quantizers by inner product), mostly 0.1 to 0.3."""

@@ -52,7 +52,7 @@ that are found have neighbours that are: a bank of the gallery's own subjects ro
 CLUSTERED, AGREEMENT = 0.14, 0.64
 """Banks from elsewhere: what they find lies together, *and* they disagree with the gallery on the hubs. Banks of the
 gallery's own subjects stay below the one (0.134) or above the other (0.77); of 60 foreign ones of 400 queries and more,
-52 have at least 0.146, all at most 0.61. Own banks of three sets on which nothing was set have up to 0.12, and gain."""
+52 have at least 0.146, all at most 0.61."""
 
 OVERLAP = 0.98
 """Own share above which bank and gallery have no neighbours in common, as across modalities: what the gallery's own
@@ -237,8 +237,8 @@ def share_found(from_bank: torch.Tensor, from_gallery: torch.Tensor) -> float:
 
 
 def _clustered(from_bank: torch.Tensor, targets: np.ndarray, fit_input: FitInput) -> float:
-    """A join count: whether the targets that the bank finds are neighbours of one another; of a large bank in the mean
-    of parts of it that are as large."""
+    """A join count: whether the targets that the bank finds are neighbours of one another; of a large bank the mean of
+    parts of `FINDING` queries."""
     nearest, neighbours = from_bank.argmax(dim=1), _neighbours(_unit(targets, fit_input.metric), fit_input.compute)
     parts = nearest[None] if len(nearest) < FINDING else nearest.unfold(0, FINDING, FINDING)
     counts = []

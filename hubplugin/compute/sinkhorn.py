@@ -397,6 +397,7 @@ def sinkhorn(
     columns: Sequence[Columns],
     tau: float,
     iterations: int,
+    same: np.ndarray,
     answers: Answers | Literal["seek"] | None = None,
     k: int | None = None,
 ) -> Scaling:
@@ -410,7 +411,7 @@ def sinkhorn(
     v is the mass of each bank row, 1/m, or in proportion to the weights of `answers`. w_j is the mass of target j; n is
     the sum of them. What `answers` leaves out (in the
     first of `columns`, the gallery, each target's largest, too) has no part in any sum; "seek" finds them in the first
-    pass. k: the first pass gives the mean of the k largest, too.
+    pass. k: the first pass gives the mean of the k largest, too. same: the first bank row that is the same as each [m].
 
     The log beta that ends the last iteration reads only log alpha, so it is a weighted `log_sum_exp` over
     any targets and is left to the caller. One pass over the similarities is one iteration: a tile's
@@ -425,11 +426,11 @@ def sinkhorn(
     if answers == "seek":
         answers = kernel.find_answers()
     kernel.left_out = None if answers is None else LeftOut(answers.levels)
-    log_mass, same = _log_mass(similarities, answers), _repeats(similarities)
-    log_alpha = _finite(log_mass - _evened(kernel.first_log_sums(), same))
+    log_mass = _log_mass(similarities, answers)
+    log_alpha = _balanced(log_mass, kernel.first_log_sums(), same)
     for iteration in range(2, iterations + 1):
         shares = kernel.shares(log_alpha, f"Sinkhorn iteration {iteration} of {iterations}")
-        log_alpha = _finite(log_alpha + log_mass - _evened((shares / n).log(), same))
+        log_alpha = _balanced(log_alpha + log_mass, (shares / n).log(), same)
     return Scaling(log_alpha.numpy(), kernel.held_log_sums(log_alpha), answers, kernel.k_means)
 
 
@@ -446,6 +447,7 @@ def sinkhorn_on_sample(
     halves: Sequence[Half],
     tau: float,
     iterations: int,
+    same: np.ndarray,
     answers: Answers | None = None,
 ) -> Scaling:
     """`sinkhorn` for more targets than can be held, by each half of a sample for itself; log alpha is their mean.
@@ -454,16 +456,15 @@ def sinkhorn_on_sample(
     over the whole half. What so few targets lack lies in log alpha. log beta, a mean over the bank, feels little of it,
     so an iteration over many brings log alpha close to what they can tell.
     """
-    log_mass, same = _log_mass(similarities, answers), _repeats(similarities)
-    found, marginals = [], []
+    log_mass, found, marginals = _log_mass(similarities, answers), [], []
     for half in halves:
         before = max(iterations - LAST, 1)
-        log_alpha = torch.from_numpy(sinkhorn(similarities, half.few, tau, before, answers).log_alpha)
+        log_alpha = torch.from_numpy(sinkhorn(similarities, half.few, tau, before, same, answers).log_alpha)
         kernel = Kernel(similarities, half.all, tau, hold=False)
         kernel.left_out = None if answers is None else LeftOut(answers.levels)
         for iteration in range(before + 1, max(iterations, before + 1) + 1):
             shares = kernel.shares(log_alpha, f"Sinkhorn iteration {iteration}, all of the sample") / _mass(half.all)
-            log_alpha = _finite(log_alpha + log_mass - _evened(shares.log(), same))
+            log_alpha = _balanced(log_alpha + log_mass, shares.log(), same)
         marginals.append(float((shares - log_mass.exp()).abs().sum()) / 2)
         found.append(log_alpha)
     few = halves[0].few[0].targets
@@ -484,29 +485,18 @@ def _log_mass(similarities: Similarities, answers: Answers | None) -> torch.Tens
     return torch.from_numpy(np.log(weights / weights.sum()))
 
 
-def _repeats(similarities: Similarities) -> np.ndarray | None:
-    """The first bank row that is the same as each: int64 [m]; None where none is there twice."""
-    first: dict[bytes, int] = {}
-    same = np.array([first.setdefault(row.tobytes(), number) for number, row in enumerate(similarities.bank)])
-    return same if len(first) < len(same) else None
+def _balanced(log_alpha: torch.Tensor, log_sums: torch.Tensor, same: np.ndarray) -> torch.Tensor:
+    """`log_alpha` less `log_sums` [m], the same for all copies of a query, with the smallest in the place of what is
+    infinite. same: see `sinkhorn`.
 
-
-def _evened(log_sums: torch.Tensor, same: np.ndarray | None) -> torch.Tensor:
-    """`log_sums` [m], those of copies of one query brought to the log of their mean.
-
-    Where such a query is the largest of a target, it is chance which copy is left out, and another one where the model
-    is asked later. With one weight for all copies that changes nothing.
+    Where a query that is there twice is the largest of a target, it is chance which copy is left out, and another one
+    where the model is asked later. With one weight for all copies, by the mean of their sums, that changes nothing. A
+    bank row has no share where all its entries are left out, as those of a query that is there many times. Then no sum
+    reads its weight.
     """
-    if same is None:
-        return log_sums
     total = np.full(len(same), -math.inf)
     np.logaddexp.at(total, same, log_sums.numpy())
-    return torch.from_numpy(total[same] - np.log(np.bincount(same, minlength=len(same))[same]))
-
-
-def _finite(log_alpha: torch.Tensor) -> torch.Tensor:
-    """`log_alpha` [m] with the smallest in the place of what is infinite. A bank row has no share where all its entries
-    are left out, as those of a query that is there many times, and then no sum reads its weight."""
-    finite = torch.isfinite(log_alpha)
-    smallest = log_alpha[finite].min() if finite.any() else torch.zeros((), dtype=log_alpha.dtype)
-    return torch.where(log_alpha == math.inf, smallest, log_alpha)
+    found = log_alpha - torch.from_numpy(total[same] - np.log(np.bincount(same, minlength=len(same))[same]))
+    finite = torch.isfinite(found)
+    smallest = found[finite].min() if finite.any() else torch.zeros((), dtype=found.dtype)
+    return torch.where(found == math.inf, smallest, found)

@@ -73,12 +73,16 @@ class FitInput:
         return replace(self, targets=gallery)
 
     @cached_property
+    def same(self) -> np.ndarray:
+        """The first of the bank's queries that is the same as each: int64 [m]."""
+        first: dict[bytes, int] = {}
+        rows = (row.tobytes() for row in self.query_bank + 0.0)  # which makes -0 the 0 that it equals
+        return np.fromiter((first.setdefault(row, number) for number, row in enumerate(rows)), np.int64)
+
+    @cached_property
     def distinct(self) -> np.ndarray:
         """The rows of the bank's queries that are no copy of an earlier one, in order."""
-        first: dict[bytes, int] = {}
-        for number, row in enumerate(self.query_bank + 0.0):  # which makes -0 the 0 that it equals
-            first.setdefault(row.tobytes(), number)
-        return np.fromiter(first.values(), np.int64, len(first))
+        return np.unique(self.same)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -89,7 +89,7 @@ class SinkhornNormalisation(Method):
             columns = [Columns(here)]
             if self.name == "dbsn" and given.target_bank is not None:
                 columns.append(Columns(given.target_bank_vectors))
-            found = sinkhorn(similarities, columns, self.tau, self.iterations, answers, k)
+            found = sinkhorn(similarities, columns, self.tau, self.iterations, given.same, answers, k)
         raw = None if is_sampled or found.log_sums is None else -self.tau * found.log_sums
         levels = None if found.answers is None else found.answers.levels
         return LogSumExp(given.query_bank, self.tau, -self.tau, found.log_alpha, levels), raw, found
@@ -103,7 +103,7 @@ class SinkhornNormalisation(Method):
         whole, held = sum(map(len, drawn)), most_held(similarities.m, given.compute)
         if whole <= held:
             columns = [Columns(as_vectors(rows, targets.name), mass) for rows, mass in zip(drawn, masses, strict=True)]
-            return sinkhorn(similarities, columns, self.tau, self.iterations, answers)
+            return sinkhorn(similarities, columns, self.tau, self.iterations, given.same, answers)
         # The sample itself takes room, too.
         share = min(max(held * (1 - drawn[0].nbytes / given.compute.bytes()), LEAST_HELD) / (whole / 2), 1.0)
         halves = []
@@ -115,7 +115,7 @@ class SinkhornNormalisation(Method):
                 half.append(Columns(as_vectors(mine, targets.name), mass))
                 few.append(Columns(as_vectors(some, targets.name), mass * len(mine) / len(some)))
             halves.append(Half(few, half))
-        found = sinkhorn_on_sample(similarities, halves, self.tau, self.iterations, answers)
+        found = sinkhorn_on_sample(similarities, halves, self.tau, self.iterations, given.same, answers)
         assert found.error is not None
         logger.warning(
             "Sinkhorn ran on a sample of %d of %d targets, %d at a time: the last marginal was off by %.2g %%, and "

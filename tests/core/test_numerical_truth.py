@@ -217,8 +217,10 @@ def test_a_sample_counts_for_as_many_targets_as_it_stands_for():
     similarities = Similarities(bank, Metric.COSINE, Compute("cpu"))
     given = [Columns(as_vectors(half), mass=2.0), Columns(as_vectors(second))]
     twice = [Columns(as_vectors(np.concatenate([half, half]))), Columns(as_vectors(second))]
-    expected = sinkhorn(similarities, twice, 0.05, 10).log_alpha
-    np.testing.assert_allclose(sinkhorn(similarities, given, 0.05, 10).log_alpha, expected, atol=1e-4)
+    expected = sinkhorn(similarities, twice, 0.05, 10, np.arange(similarities.m)).log_alpha
+    np.testing.assert_allclose(
+        sinkhorn(similarities, given, 0.05, 10, np.arange(similarities.m)).log_alpha, expected, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize(("method", "parameters"), SETTINGS)
