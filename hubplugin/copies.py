@@ -4,7 +4,7 @@ second collection: what is the same in each of them. An adapter says where copie
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -180,9 +180,17 @@ class CopyStore(Store):
         changed = apart > ROUNDING * np.maximum(1, np.abs(expected).max(axis=1))
         return np.where(changed, np.nan, offsets).astype(np.float32)
 
-    def corrected(self, model: OffsetModel, asked: np.ndarray, k: int, of_copy: Hits, neutral: Hits) -> Hits:
+    def corrected(
+        self,
+        model: OffsetModel,
+        asked: np.ndarray,
+        k: int,
+        of_copy: Hits,
+        neutral: Hits,
+        gone: Set[Id] = frozenset(),
+    ) -> Hits:
         """The k best of what `asked` [m, d], which is `model.queries(q)`, found in a copy and among the vectors of the
-        targets that it lacks.
+        targets that it lacks. gone: targets that it still holds though they were deleted.
 
         All scores are distances, as most stores say: 1 - s for inner product and cosine, else |q - t|^2. Corrected they
         are less by the offset, under squared Euclidean distance by twice the offset.
@@ -192,7 +200,7 @@ class CopyStore(Store):
         lengths = np.linalg.norm(asked, axis=1) if self.metric is Metric.COSINE else np.ones(len(asked))
         ids, scores = [], []
         for row, length in enumerate(lengths.tolist()):
-            pairs = [(score - constant, key) for score, key in _pairs(of_copy, row)]
+            pairs = [(score - constant, key) for score, key in _pairs(of_copy, row) if key not in gone]
             pairs += [(1 - length * (1 - score), key) for score, key in _pairs(neutral, row)]
             best = sorted(pairs, key=lambda pair: pair[0])[:k]
             ids.append([key for _, key in best])

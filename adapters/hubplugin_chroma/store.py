@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -62,7 +63,7 @@ class ChromaStore(CopyStore):
         self.metric = METRICS[self._hnsw["space"]]
         self._name, self._id = f"{collection.name}--hub", str(collection.id)
         self._every, self._looked = every, -np.inf
-        self._known: tuple[int, int] | None = None
+        self._known, self._lacking, self._gone = (0, 0), set[str](), set[str]()
 
     @property
     def dim(self) -> int:  # type: ignore[override]
@@ -101,17 +102,14 @@ class ChromaStore(CopyStore):
         try:
             model = self.model_of(copy)
             asked, longer = model.queries(queries), self.augmented_queries(model, queries)
-            found = _asked(self._copy, longer, k + self._deleted, among)
+            found = _asked(self._copy, longer, k + len(self._gone), among)
         except StoreError as error:
             if not isinstance(error.__cause__, NotFoundError):
                 raise
             self._looked = -np.inf  # the copy has been deleted since
             return self.nearest(queries, k, among=among)
-        if self._deleted:
-            there = self._targets.get(ids=list({key for row in found.ids for key in row}), include=[])["ids"]
-            found = _asked(self._copy, longer, k, there)
         neutral = _asked(self._targets, asked, k, self._lacking if among is None else self._lacking & among)
-        return self.corrected(model, asked, k, found, neutral)
+        return self.corrected(model, asked, k, found, neutral, gone=self._gone)
 
     def active(self) -> Copy | None:
         """The copy that searches use, as of at most `every` seconds ago."""
@@ -119,12 +117,20 @@ class ChromaStore(CopyStore):
             self._active = self.copy_in("active")
             if self._active is not None:
                 self._copy = self._named(self._active.number)
-                known = self._active.number, self.count() - self._copy.count()
-                if known != self._known:
-                    self._lacking, self._known = absent(self._targets, self._copy), known
-                self._deleted = len(self._lacking) - known[1]
+                self._compare(self._active.number)
             self._looked = time.monotonic()
         return self._active
+
+    def _compare(self, number: int) -> None:
+        """Reads anew which targets the copy `number` lacks, and which in it are gone, if targets came to or left one of
+        both alone. As many may have come as left; then the one that came last, or one that it lacked, tells."""
+        known = number, (count := self.count()) - self._copy.count()
+        last = self._targets.get(limit=1, offset=max(count - 1, 0), include=[])["ids"]
+        asked = {*last, *islice(self._lacking, 1)}
+        held = set(self._copy.get(ids=list(asked), include=[])["ids"]) if asked else set()
+        if known != self._known or held != asked - self._lacking:
+            targets, copied = ids_of(self._targets), ids_of(self._copy)
+            self._lacking, self._gone, self._known = targets - copied, copied - targets, known
 
     def keep(self, ids: Sequence[str]) -> None:
         """Puts the targets `ids`, as they are now, into the active copy; what is deleted leaves it."""
@@ -150,7 +156,7 @@ class ChromaStore(CopyStore):
 
     def return_to(self, number: int) -> None:
         super().return_to(number)
-        self.keep(list(absent(self._named(number), self._targets)))
+        self.keep(list(ids_of(self._named(number)) - ids_of(self._targets)))
 
     def create_copy(self, copy: Copy, model: OffsetModel) -> None:
         how = {"hnsw": {**self._hnsw, "space": "l2" if self.metric is Metric.EUCLIDEAN else "ip"}}
@@ -197,17 +203,14 @@ def pages(collection: Any, include: Sequence[str], ids: Sequence[str] | None = N
             yield page
 
 
-def absent(among: Any, other: Any) -> set[str]:
-    """The ids in one collection that the other lacks."""
-    there, held = ({key for page in pages(each, []) for key in page["ids"]} for each in (among, other))
-    return there - held
+def ids_of(collection: Any) -> set[str]:
+    return {key for page in pages(collection, []) for key in page["ids"]}
 
 
 def _asked(collection: Any, queries: np.ndarray, k: int, among: Collection[str] | None) -> Hits:
     if among is not None and not among:
         return Hits([[] for _ in queries], [[] for _ in queries])
-    ids = None if among is None else list(among)
-    found = collection.query(query_embeddings=queries, n_results=k, ids=ids, include=["distances"])
+    found = collection.query(query_embeddings=queries, n_results=k, ids=among and list(among), include=["distances"])
     return Hits(found["ids"], found["distances"])
 
 
@@ -235,7 +238,7 @@ class HubCollection(chromadb.Collection):
         photos.query(query_embeddings=[vector], n_results=10)
 
     distances: less the offset (with l2 less twice the offset). A filter costs a request for the ids that pass it, and
-    once a second three small ones tell what others switched, added or deleted.
+    once a second five small ones tell what others switched, added or deleted.
     """
 
     def __init__(self, client: ClientAPI, collection: chromadb.Collection):
@@ -255,6 +258,9 @@ class HubCollection(chromadb.Collection):
         found = list({str(key) for row in hits.ids for key in row})
         held: dict[str, Any] = {**self.get(ids=found, include=include)} if include else {"ids": []}
         at: dict[Id, int] = {key: row for row, key in enumerate(held["ids"])}
+        if include and not at.keys() >= set(found):  # some have been deleted since
+            self._store._looked, self._store._known = -np.inf, (0, 0)
+            return self.query(*args, **kwargs)
         result: dict[str, Any] = dict.fromkeys(("embeddings", "documents", "uris", "data", "metadatas", "distances"))
         result |= {each: [[held[each][at[key]] for key in row] for row in hits.ids] for each in include}
         result |= {"distances": hits.scores} if "distances" in asked["include"] else {}
