@@ -90,7 +90,7 @@ def test_the_metric_is_read_off_the_index(tmp_path):
 @pytest.mark.parametrize("kind", ["PQ4x4np", "SQ8", "IVF4,SQ4", "RaBitQ", "PQ4x4np,RFlat"])
 @pytest.mark.parametrize(
     ("metric", "lengths", "expected"),
-    [(L2, 0.0, "cosine"), (L2, 0.15, "euclidean"), (IP, 0.0, "cosine"), (IP, 0.4, "dot")],
+    [(L2, 0.0, "cosine"), (L2, 0.3, "euclidean"), (IP, 0.0, "cosine"), (IP, 0.3, "dot")],
 )
 def test_the_metric_is_cosine_where_codes_have_changed_unit_lengths(tmp_path, kind, metric, lengths, expected):
     assert metric_seen(tmp_path, kind, metric, lengths) == expected
