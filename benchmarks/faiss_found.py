@@ -15,9 +15,9 @@ Offsets are the default ones (`blend`) and strong ones (DBSN, tau 0.05), fitted 
 `--rules` compares what offsets of codes can be: those of the true vectors, as they are or times the slope of decoded
 similarities on true ones; a model of true vectors, asked for decoded ones; and what is fitted on what the index
 decodes, times the lengths of that or not, with the norm bias taken off or left in. `--applied` takes what `apply` does
-without force, of queries alone and with their answers: it may refuse, or warn and name the search that brings recall
-back. `--write` puts the table into docs/measurements/faiss.md. Data are those of benchmarks/bank_settings.py, as far as
-they are there.
+without force, the metric not said, of queries alone and with their answers: it may refuse, or warn and name the search
+that brings recall back. `--write` puts the table into docs/measurements/faiss.md. Data are those of
+benchmarks/bank_settings.py, as far as they are there.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def applied_of(kind: str, raw: faiss.Index, setting: Setting, test: Asked) -> di
             path = f"{folder}/x.faiss"
             faiss.write_index(raw, path)
             try:
-                hubplugin.apply(hubplugin_faiss.open_store(path, metric="cosine"), bank)
+                hubplugin.apply(hubplugin_faiss.open_store(path), bank)
             except CorrectionRefused as error:
                 found[name] = {"refused": re.sub(r";.*", "", str(error))}
                 continue
