@@ -2,12 +2,13 @@
 
     python -m benchmarks.faiss_lengths [TYPE ...] [--settings WORD ...] [--write]
 
-This sets the thresholds of `IndexFile.metric` and `LENGTHS_KEPT`. Types and settings are those of
-benchmarks/faiss_found.py, as far as codes decide, with some coarser ones, and text to code cut to 64 and 16 components;
-of each setting at most 3,000 targets. A spread is that between the 5 % and the 95 % quantile of the lengths of the
-first 1,000 vectors that an index decodes, over the median. Shown are the largest of unit vectors, and of the settings
-of at most 1,200 targets the smallest of the same vectors with lengths times exp(sigma * normal). In brackets stands
-in how many settings the file was taken for cosine. `--write` puts the table into docs/measurements/faiss.md.
+This sets the thresholds of `IndexFile.metric`, which are `LENGTHS_KEPT`, `SPREAD` and `SPREAD_REDUCED`. Types and
+settings are those of benchmarks/faiss_found.py, as far as codes decide, with some coarser ones, and text to code cut to
+64 and 16 components; of each setting at most 3,000 targets. A spread is that between the 5 % and the 95 % quantile of
+the lengths of the first 1,000 vectors that an index decodes, over the median. Shown are the largest of unit vectors,
+and of the settings of at most 1,200 targets the smallest of the same vectors with lengths times exp(sigma * normal). In
+brackets stands in how many settings the file was taken for cosine. `--write` puts the table into
+docs/measurements/faiss.md.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ TYPES = """
 SQ8 SQ6 SQ4 PQ{8}np PQ{16}np PQ{64}np PQ{4}x4np PQ{8}x4fs PQ{4}x4fs PQ{32}x4fs OPQ{8},PQ{8}np RQ8x8 RQ2x8 RQ1x8
 PRQ8x2x8 LSH RaBitQ RaBitQ4 RR{1},RaBitQ IVF{lists},SQ8 IVF{lists},SQ4 IVF{lists},PQ{8}np IVF{lists},PQ{64}np
 IVF{lists},PQ{8}x4fs IVF{lists},PQ{4}x4fsr IVF{lists},RQ4x8 IVF{lists},RQ1x8 IVF{lists},RaBitQ HNSW32,SQ8 PCA{3},Flat
-PCA{3},SQ8
+PCA{3},SQ8 PCA{6},Flat PCA{12},Flat
 """
 SIGMAS = 0.0, 0.05, 0.1, 0.2, 0.4
 MOST, VARIED = 3000, 1200

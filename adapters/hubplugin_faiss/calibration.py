@@ -486,12 +486,18 @@ LENGTHS_KEPT = {
 95 %. Seen were 0.005, 0.021 and 0.089, of 16 to 512 dimensions (benchmarks/faiss_lengths.py)."""
 
 
-def lengths_kept(index: faiss.Index) -> float | None:
-    """`LENGTHS_KEPT` of `index`; None where its codes are others, or are not of all components."""
+SPREAD, SPREAD_REDUCED = 0.45, 0.65
+"""The same of other codes, over the median; and where a transform has left out dimensions (same benchmark)."""
+
+
+def spread_of_unit(index: faiss.Index) -> tuple[float, bool]:
+    """How far apart `index` may bring the lengths of unit vectors, over the median; and whether its codes tell small
+    differences of lengths."""
     if any(part.d < index.d for part in parts(index)):
-        return None
+        return SPREAD_REDUCED, False
     held = [faiss.downcast_index(part.storage) if hasattr(part, "storage") else part for part in parts(index)]
-    return next((LENGTHS_KEPT.get(part.sq.qtype) for part in held if hasattr(part, "sq")), None)
+    kept = next((LENGTHS_KEPT.get(part.sq.qtype) for part in held if hasattr(part, "sq")), None)
+    return (SPREAD, False) if kept is None else (kept, True)
 
 
 def holds_graph(index: faiss.Index) -> bool:

@@ -22,7 +22,7 @@ from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
 from hubplugin.store import Batch
 from hubplugin.vectors import Progress, VectorLike, Vectors
-from hubplugin_faiss.calibration import Asked, holds_graph, is_exact, lengths_kept, require_recall, trial_of
+from hubplugin_faiss.calibration import Asked, holds_graph, is_exact, require_recall, spread_of_unit, trial_of
 from hubplugin_faiss.encoding.codecs import upgrade_spec
 from hubplugin_faiss.encoding.layout import Assemble
 from hubplugin_faiss.files import (
@@ -175,9 +175,8 @@ class IndexFile:
     def metric(self) -> Metric:
         """cosine if vectors are of unit length, else dot or, for L2, euclidean; always that for L2 and exact codes.
 
-        Codes change lengths, and by L2 similarities with them. By cosine an upgrade takes that off. Unit vectors came
-        out with lengths of up to 0.39 of the median apart, with medians of 0.46 to 1.23, but for codes of one byte in
-        lists (benchmarks/faiss_lengths.py)."""
+        Codes change lengths, and by L2 similarities with them. By cosine an upgrade takes that off. What lengths and
+        medians unit vectors come out with is measured (benchmarks/faiss_lengths.py)."""
         if self._given_metric is not None:
             return self._given_metric
         model = self.model()
@@ -191,10 +190,10 @@ class IndexFile:
         lengths = np.linalg.norm(sample[0] if given is None else given, axis=1)
         if lossy and given is None:  # of unit vectors PQ makes shorter ones, and RaBitQ longer ones
             low, middle, high = np.quantile(lengths, [0.05, 0.5, 0.95])
-            most = (kept := lengths_kept(self.index)) or 0.45 * middle
-            if not (0.4 < middle < 1.6 and high - low < most):
+            most, told = spread_of_unit(self.index)
+            if not (0.4 < middle < 1.6 and high - low < most * middle):
                 return other
-            self.assumed = kept is None
+            self.assumed = not told
             return Metric.COSINE
         return Metric.COSINE if (np.abs(lengths - 1) <= UNIT).all() else other
 

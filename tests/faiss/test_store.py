@@ -103,8 +103,10 @@ def test_codes_that_keep_lengths_tell_small_differences_of_them(tmp_path, kind, 
     assert metric_seen(tmp_path, kind, metric, 0.0) == "cosine"
 
 
-def test_codes_of_some_components_keep_no_lengths(tmp_path):
-    assert metric_seen(tmp_path, "PCA12,SQ8", IP, 0.0) == "cosine"
+@pytest.mark.parametrize("kind", ["PCA12,SQ8", "PCA8,Flat"])
+@pytest.mark.parametrize("metric", [IP, L2])
+def test_codes_of_some_components_keep_no_lengths(tmp_path, kind, metric):
+    assert metric_seen(tmp_path, kind, metric, 0.0) == "cosine"
 
 
 @pytest.mark.parametrize(
