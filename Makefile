@@ -23,15 +23,12 @@ check: lint fast
 # Everything that needs no server, each test once; what fails in minutes comes first.
 test: check slow levels light
 
-# Format, lint, spelling, layers, sizes, sentences, walks and types.
+# Format, lint, spelling, layers and types.
 lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/codespell README.md CHANGELOG.md CONTRIBUTING.md docs hubplugin adapters tests integration_tests
 	$(BIN)/lint-imports --no-cache --no-logo
-	$(BIN)/python -m tests.sizes
-	$(BIN)/python -m tests.sentences
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.walk
 	$(BIN)/mypy
 
 fast: $(VENV)/installed

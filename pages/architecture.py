@@ -27,9 +27,6 @@ shard, and those of a gallery in shards as many as it has.
 
 WALKS = """## Six walks
 
-`python -m tests.walk --path` prints each of them, function by function. `make lint` holds them to a number of moves
-from file to file.
-
 1. **`fit(targets, bank, "dbsn")`.** `hubplugin/fitting.py` reads the method by its name (`methods/__init__.py`), and
    bank and targets as checked blocks at unit length (`vectors/base.py`). `methods/base.py` is what every method does,
    and `methods/sinkhorn.py` asks `compute/sinkhorn.py` for log alpha. It goes over `compute/similarities.py` tile by
@@ -51,16 +48,6 @@ from file to file.
 6. **`refit(store, bank)`.** The same eight steps in `hubplugin/jobs/correct.py`, with the old model beside the new
    one in `trial/experiment.py`. On a Faiss file `store.py` takes the folder's lock (`folder.py`), and `index_file.py`
    and `versions.py` put index, model and kept offsets in their place in one step.
-
-## Decisions
-
-Five decisions shape the rest; each has a page.
-
-1. [An offset is one more dimension](decisions/1-offset-as-a-dimension.md)
-2. [Qdrant keeps offsets in the payload or in a second vector](decisions/2-payload-or-vector.md)
-3. [One generator drives the sync and the async client](decisions/3-generators-for-sync-and-async.md)
-4. [Manifest and models lie in a metadata collection](decisions/4-metadata-collection.md)
-5. [The guard refuses what does harm](decisions/5-what-the-guard-refuses.md)
 """
 
 

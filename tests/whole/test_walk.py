@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
-from tests.sizes import ROOT
 from tests.whole.commands import hubplugin
+
+ROOT = Path(__file__).parent.parent.parent
 
 pytestmark = pytest.mark.slow
 
