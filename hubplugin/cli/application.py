@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Any
 
 import typer
@@ -133,48 +133,33 @@ FUNCTIONS: dict[str, Callable[..., Answer]] = {}
 def groups_of(function: Callable[..., Answer]) -> dict[str, Any]:
     """The parameters of `function` that are groups of options which several commands have: dataclasses, by name."""
     parameters = inspect.signature(function, eval_str=True).parameters
-    return {name: each.annotation for name, each in parameters.items() if _is_group(each.annotation)}
-
-
-def _is_group(annotation: Any) -> bool:
-    return is_dataclass(annotation)
-
-
-def options_of(function: Callable[..., Answer]) -> list[inspect.Parameter]:
-    """The arguments and options of `function`, with those of a group in the place of the group."""
-    flat: list[inspect.Parameter] = []
-    for each in inspect.signature(function, eval_str=True).parameters.values():
-        own = inspect.signature(each.annotation, eval_str=True) if _is_group(each.annotation) else None
-        flat += [each] if own is None else own.parameters.values()
-    return [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in flat]
-
-
-def answer_of(function: Callable[..., Answer], **arguments: Any) -> Answer:
-    """What `function` answers to values of its `options_of`."""
-    for name, group in groups_of(function).items():
-        own = inspect.signature(group).parameters
-        arguments[name] = group(**{option: arguments.pop(option) for option in own if option in arguments})
-    return function(**arguments)
+    return {name: each.annotation for name, each in parameters.items() if is_dataclass(each.annotation)}
 
 
 def command(function: Callable[..., Answer]) -> Callable[..., Answer]:
-    """Makes `function` a command of its name, with the options that every command has."""
+    """Makes `function` a command of its name, with the options that every command has. Those of a group stand in the
+    place of the group."""
+    groups = groups_of(function)
+    typed: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        typed += inspect.signature(groups[name], eval_str=True).parameters.values() if name in groups else [parameter]
 
     @functools.wraps(function)
     def run(*, json: bool, quiet: bool, verbose: bool, threads: int | None, **arguments: Any) -> None:
         if threads is not None:
             _use(threads)
+        for name, group in groups.items():
+            arguments[name] = group(**{each.name: arguments.pop(each.name) for each in fields(group)})
         with _loudness(quiet, verbose):
-            answer = answer_of(function, **arguments)
+            answer = function(**arguments)
         _show(answer, function.__name__, json, quiet, verbose)
         if answer.attention:
             raise typer.Exit(ATTENTION)
 
-    shared = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option)
-        for name, (option, default) in SHARED.items()
-    ]
-    run.__signature__ = inspect.Signature([*options_of(function), *shared])  # type: ignore[attr-defined]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    for name, (option, default) in SHARED.items():
+        typed.append(inspect.Parameter(name, keyword, default=default, annotation=option))
+    run.__signature__ = inspect.Signature([each.replace(kind=keyword) for each in typed])  # type: ignore[attr-defined]
     name = function.__name__.replace("_", "-")
     FUNCTIONS[name] = function
     app.command(name)(run)

@@ -63,13 +63,6 @@ class RecordedBank(BaseModel):
     targets: int = 0
 
 
-class Card(BaseModel):
-    """The fingerprint of the model, and its card."""
-
-    fingerprint: str
-    markdown: str
-
-
 class QuarantineFigures(Quarantine):
     """All decisions, the oldest first, as they are now or, after a dry run, would be. format: of the list."""
 
@@ -100,5 +93,4 @@ def figures_of_commands() -> dict[str, type]:
         "explain": Explained,
         "switch": SwitchedTo,
         "quarantine": QuarantineFigures,
-        "card": Card,
     }

@@ -1,4 +1,4 @@
-"""Commands that manage what lies beside a correction: quarantine, explain, switch, bank, mcp."""
+"""Commands that manage what lies beside a correction: quarantine, explain, switch, bank."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from hubplugin.abilities import Explaining, Quarantining, Switched, able
 from hubplugin.cli.application import Answer, command, progress_shown, say
 from hubplugin.cli.options import StoreUrl, require_files, told, vectors
 from hubplugin.compute import Compute
-from hubplugin.errors import InputError, Parameter, StoreError, install
-from hubplugin.model import OffsetModel, load
+from hubplugin.errors import InputError, Parameter
 from hubplugin.recording import Recorded, clear, thin
 from hubplugin.recording.sample import as_digest
 from hubplugin.store import Store, recorded_of
@@ -54,29 +53,6 @@ def quarantine(
     listed = listed or able(opened, Quarantining).quarantined()
     lines += [f"{len(listed.last)} in quarantine", *map(str, listed.last.values())]
     return Answer("\n".join(lines), told(opened, listed) | {"written": what != "list" and not dry_run})
-
-
-@command
-def card(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model file, photos.hub, or a corrected STORE.")],
-) -> Answer:
-    """Print a model, of a file or in a store, as a card in Markdown: method, bank, gallery, offsets, hubness."""
-    from hubplugin.model.card import card
-
-    found = _model(model)
-    return Answer(card(found).rstrip(), {"fingerprint": found.fingerprint, "markdown": card(found)})
-
-
-def _model(named: str) -> OffsetModel:
-    """The model in a file, or the active one of a store."""
-    from hubplugin.registry import adapters, open_store
-
-    if named.partition(":")[0] not in adapters():
-        return load(named)
-    correction = open_store(named).correction()
-    if correction is None:
-        raise StoreError(f"{named} has no correction; apply one first")
-    return correction.model
 
 
 @command
@@ -241,14 +217,3 @@ def _figures(recorded: Recorded) -> dict[str, object]:
 
 def _moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
-@command
-def mcp() -> Answer:
-    """Serve diagnose, inspect and evaluate to an agent (Model Context Protocol, on stdin and stdout)."""
-    try:
-        from hubplugin.cli.mcp_server import server
-    except ModuleNotFoundError as error:
-        raise InputError(f"mcp needs a package that is missing ({error.name}); {install('mcp')}") from None
-    server().run("stdio")
-    return Answer("")

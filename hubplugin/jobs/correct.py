@@ -44,7 +44,6 @@ from hubplugin.methods import METHODS, FitInput, Method, asked_for
 from hubplugin.methods.robust import bounded
 from hubplugin.model import (
     Dot,
-    GainAtFit,
     GalleryStatistics,
     Group,
     GroupedModel,
@@ -248,7 +247,6 @@ def _corrected(
         model = configuration.fit(bank) if lesson is None else lesson.model
         model = bounded(model, bank) if recipe.robust else model
         model = counted(model, bank) if isinstance(gallery, SpooledGallery) else model
-        model = model if trial is None else model.having(gain_at_fit=_gained(trial))
         if not recipe.force:
             require_displacement(model, as_vectors(bank.query_bank, "query bank"), gallery.vectors, compute)
     else:
@@ -283,13 +281,6 @@ def _on_what_is_new(bank: PreparedBank, recipe: Recipe, configuration: Method, l
     new = bounded(new, bank) if recipe.robust else new
     with closing(Experiment(bank)) as experiment:
         return _versus([tuple(experiment.run([None, old, new]))])
-
-
-def _gained(trial: Trial) -> GainAtFit | None:
-    """What a model keeps of its trial; None where answers are not known."""
-    if trial.raw is None or trial.raw.recall is None or trial.recall is None or trial.error is None:
-        return None
-    return GainAtFit(trial.queries, trial.raw.recall, trial.recall, trial.error)
 
 
 def _answered(bank: PreparedBank, trial: Trial | None) -> Answered | None:

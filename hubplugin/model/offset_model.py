@@ -186,17 +186,6 @@ class HubnessAtFit:
     largest: float
 
 
-@dataclass(frozen=True)
-class GainAtFit:
-    """R@1, 0 to 1, of `queries` held-out bank queries whose answers are known, raw and corrected by offsets. error: the
-    standard error of the change."""
-
-    queries: int
-    raw: float
-    corrected: float
-    error: float
-
-
 KEPT_BYTES = 32 << 20
 """Offsets of larger galleries, above four million targets, are not kept: a model's memory does not grow with them."""
 
@@ -276,7 +265,7 @@ class OffsetModel:
     query bank and the target bank. centre: mean of the raw offsets over the gallery of the fit (0 without one), so
     that 0 is the neutral offset. gallery: None where the fit was given no targets. activation: the activation set,
     which `query_dependent.Dynamic` and `DualDynamic` ask; offsets do not depend on it. bound: of a robust model.
-    hubness_at_fit, gain_at_fit: counted by `apply` and `refit`, for `monitor` and the card; they make no other model.
+    hubness_at_fit: counted by `apply` and `refit`, for `monitor`; it makes no other model.
     query_map: what known answers taught, None where nothing was to be learned from them. Banks lie here as they were
     given, and are mapped as all queries are: offsets belong to what is searched with. fold: what clicks taught about
     the targets that were clicked, on which offsets do not depend.
@@ -292,7 +281,6 @@ class OffsetModel:
     activation: Activation | None = None
     bound: Bound | None = None
     hubness_at_fit: HubnessAtFit | None = None
-    gain_at_fit: GainAtFit | None = None
     query_map: QueryMap | None = None
     fold: TargetFold | None = None
     # Of no other model: `replace` does not carry what is not given, so other terms never have these numbers.
@@ -313,8 +301,8 @@ class OffsetModel:
     @cached_property
     def fingerprint(self) -> str:
         """Names this very model, its centre included, whatever version of hubplugin wrote it: the first 16 hex digits
-        of the SHA-256 of what its file holds, but for `hubness_at_fit` and `gain_at_fit`."""
-        return file.digest(*replace(self, hubness_at_fit=None, gain_at_fit=None)._content())[:16]
+        of the SHA-256 of what its file holds, but for `hubness_at_fit`."""
+        return file.digest(*replace(self, hubness_at_fit=None)._content())[:16]
 
     def offsets(
         self, targets: VectorLike, *, groups: Sequence[Value] | None = None, compute: Compute = Compute()
@@ -379,8 +367,8 @@ class OffsetModel:
         return self if self.bound is None else self.having(bound=replace(self.bound, for_members=True))
 
     def having(self, **changes: Any) -> OffsetModel:
-        """This model with another `bound`, `hubness_at_fit` or `gain_at_fit`, on which its raw offsets do not
-        depend; or with a `fold`, or a `query_map` and the `terms` that give the same raw offsets with it."""
+        """This model with another `bound` or `hubness_at_fit`, on which its raw offsets do not depend; or with a
+        `fold`, or a `query_map` and the `terms` that give the same raw offsets with it."""
         model = replace(self, **changes)
         object.__setattr__(model, "_kept", self._kept)
         return model
@@ -515,8 +503,6 @@ class OffsetModel:
             tensors["bound.levels"] = self.bound.levels
         if self.hubness_at_fit is not None:
             header["finds"] = asdict(self.hubness_at_fit)
-        if self.gain_at_fit is not None:
-            header["gain"] = asdict(self.gain_at_fit)
         if self.learned:
             header["format"] = file.MAPPED_FORMAT
         if self.query_map is not None:
@@ -544,7 +530,6 @@ class OffsetModel:
             "activation": Activation(k, tuple(tensors[f"activation.{i}"] for i in range(len(terms)))) if k else None,
             "bound": Bound(**bound, levels=tensors["bound.levels"]) if bound else None,
             "hubness_at_fit": HubnessAtFit(**finds) if finds else None,
-            "gain_at_fit": GainAtFit(**header["gain"]) if "gain" in header else None,
             "query_map": QueryMap(tensors["query_map.step"], **query_map) if query_map else None,
             "fold": TargetFold(tensors["fold.at"], tensors["fold.shifts"], **fold) if fold else None,
         }
