@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from hubplugin.fitting import fit
     from hubplugin.jobs.correct import apply, refit
     from hubplugin.jobs.diagnose import diagnose
-    from hubplugin.jobs.forget import forget
     from hubplugin.jobs.health import inspect, monitor
     from hubplugin.jobs.versions import rollback
     from hubplugin.jobs.write import refresh, remove
@@ -47,7 +46,6 @@ _HOMES = {
     "evaluate": "evaluation.evaluate",
     "fit": "fitting",
     "fit_rule": "query_dependent",
-    "forget": "jobs.forget",
     "inspect": "jobs.health",
     "judge": "trial",
     "load": "model",
@@ -79,7 +77,6 @@ __all__ = [
     "evaluate",
     "fit",
     "fit_rule",
-    "forget",
     "inspect",
     "judge",
     "load",

@@ -14,7 +14,7 @@ from hubplugin.cli.application import Answer, command, progress_shown, say
 from hubplugin.cli.options import StoreUrl, require_files, told, vectors
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
-from hubplugin.recording import Recorded, clear, thin
+from hubplugin.recording import Recorded, Recorder, clear, thin
 from hubplugin.recording.sample import as_digest
 from hubplugin.store import Store, recorded_of
 
@@ -118,7 +118,7 @@ def bank(
     delete: Annotated[bool, typer.Option("--clear", help="Delete them.")] = False,
     forget: Annotated[
         list[str] | None,
-        typer.Option(metavar="ID", help="Forget this query, also in the correction, which is fitted anew without it."),
+        typer.Option(metavar="ID", help="Delete this query and its clicks; a correction keeps it until a refit."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what --thin, --clear or --forget would do, and do nothing.")
@@ -166,14 +166,12 @@ def bank(
 
 def _changed(store: Store, keep: int | None, delete: bool, ids: list[str]) -> Recorded | None:
     """What is recorded of `store` once it is thinned or cleared, or the queries `ids` are forgotten."""
+    assert store.record is not None
     if ids:
-        from hubplugin.jobs.forget import forget
-
-        with progress_shown() as progress:
-            say(str(forget(store, ids, compute=Compute(progress=progress))))
-    if delete and store.record is not None:
+        say(f"{Recorder(store.record).forget(ids)} recorded queries forgotten, with their clicks")
+    if delete:
         clear(store.record)
-    elif keep is not None and store.record is not None:
+    elif keep is not None:
         thin(store.record, keep)
     return recorded_of(store)
 

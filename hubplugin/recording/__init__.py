@@ -3,7 +3,7 @@
 `sample` says what is kept (pure), `parts` how it lies in a folder, `recorder` who writes it while searches go on.
 """
 
-from hubplugin.recording.parts import Recorded, clear, folder_within, forget, read, thin
+from hubplugin.recording.parts import Recorded, clear, folder_within, read, thin
 from hubplugin.recording.recorder import Recorder
 
-__all__ = ["Recorded", "Recorder", "clear", "folder_within", "forget", "read", "thin"]
+__all__ = ["Recorded", "Recorder", "clear", "folder_within", "read", "thin"]

@@ -128,7 +128,7 @@ def thin(folder: str | os.PathLike[str], size: int) -> None:
 
 def forget(folder: str | os.PathLike[str], digests: Collection[int]) -> int:
     """Deletes the queries of these digests that are recorded in `folder`, with their clicks, and what killed processes
-    left half-written; returns how many there were.
+    left half-written; returns how many queries there were.
 
     Every part is written anew, so that recorders which are running notice, and drop what came since they wrote last.
     Raises StoreError where a part cannot be read, and deletes nothing then.
@@ -138,7 +138,7 @@ def forget(folder: str | os.PathLike[str], digests: Collection[int]) -> int:
         try:
             samples = [(path, load(path)) for path in _files(Path(folder))]
         except UnreadablePart as error:
-            raise StoreError(f"recorded queries: {error}; nothing was forgotten: mend or delete it") from None
+            raise StoreError(f"recorded queries: {error}; nothing was forgotten there: mend or delete it") from None
         for path, sample in samples:
             there = {digest for digest in digests if digest in sample.kept or digest in sample.clicks}
             kept = {digest: each for digest, each in sample.kept.items() if digest not in there}
@@ -173,6 +173,11 @@ def writing_alone(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(held)
+
+
+def folders(folder: Path) -> list[Path]:
+    """`folder`, and those in it for collections and vectors, see `folder_within`."""
+    return sorted({folder, *(path.parent for path in folder.rglob(f"part-*{SUFFIX}"))})
 
 
 def _files(folder: Path) -> list[Path]:

@@ -9,7 +9,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from uuid import UUID
 import numpy as np
 
 from hubplugin.errors import InputError
-from hubplugin.recording.parts import Slot, UnreadablePart, folder_within, writing_alone
+from hubplugin.recording.parts import Slot, UnreadablePart, folder_within, folders, forget, writing_alone
 from hubplugin.recording.sample import Sample, as_digest, as_target, digest_of, id_of, joined
 
 if TYPE_CHECKING:
@@ -153,6 +153,24 @@ class Recorder:
                     target=_keep_flushing, args=given, name="hubplugin-recorder", daemon=True
                 )
                 self._thread.start()
+
+    def forget(self, ids: Collection[str]) -> int:
+        """Deletes the queries of these ids, which `id_of` gives, with their clicks: from the folder and the folders in
+        it, by whichever process they were recorded. Returns how many there were.
+
+        Recorders that run in other processes drop what came since they wrote last. A correction that was fitted on
+        these queries keeps them until the next `hubplugin.refit`.
+
+        Raises InputError for what is no id, StoreError where a part cannot be read, whose folder is then left as it is,
+        and OSError where the folder cannot be written.
+        """
+        digests = [as_digest(each) for each in ids]
+        for recorder in (self, *self._within.values()):
+            with recorder._flushing:
+                recorder._write()  # or what is in memory would be written after it was forgotten
+        count = sum(forget(folder, digests) for folder in folders(self.folder))
+        self.flush()
+        return count
 
     def flush(self) -> None:
         """Writes what is not on disk yet, here and `within`. Never raises."""
