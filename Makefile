@@ -11,7 +11,7 @@ WORKERS ?= 2
 # Without these files each worker and each process that a test starts compiles everything anew: twenty seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check test lint fast slow levels light lowest xla ratios integration bench docs clean
+.PHONY: demo check test lint fast slow levels light lowest ratios integration bench docs clean
 .NOTPARALLEL:
 
 demo: $(VENV)/demo
@@ -60,12 +60,6 @@ lowest: $(VENV)/installed
 	$(BIN)/uv pip install --python .lowest --resolution lowest-direct --editable '.[all]' 'ranx>=0.3.20' 'scikit-learn>=1.4' 'pytest>=8.2' 'hypothesis>=6.100'
 	.lowest/bin/python -m pytest tests/core tests/query_dependent tests/tuning tests/evaluation tests/faiss tests/qdrant/test_plain_client.py tests/qdrant/test_plain_searches.py tests/qdrant/test_jobs.py tests/qdrant/test_changes.py tests/qdrant/test_calibration.py
 
-# Fits, rules, jobs and commands on a device whose tensors do not mix with the processor's, as a GPU's do not. Gigabytes, once.
-xla:
-	$(PYTHON) -m venv .xla
-	.xla/bin/python -m pip install --quiet 'torch==2.9.*' 'torch_xla==2.9.*' --editable '.[fit,faiss]' 'pytest>=8.2' 'hypothesis>=6.100' 'scipy>=1.15'
-	PJRT_DEVICE=CPU OMP_NUM_THREADS=1 .xla/bin/python -m pytest tests/core/test_xla.py
-
 # Every scenario on every backend that is there; see docs/integration.md. REQUIRE="docker cluster" makes absence fail.
 integration: $(VENV)/installed
 	$(BIN)/python -m pytest integration_tests --kills 50 $(REQUIRE:%=--require-backend %)
@@ -108,4 +102,4 @@ $(VENV)/installed: $(VENV)/torch pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .lowest .light .xla .demo dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .lowest .light .demo dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

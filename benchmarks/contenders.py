@@ -9,11 +9,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import numpy as np
@@ -81,9 +79,8 @@ class Contender:
     """One way from operands to offsets.
 
     `run` is timed; `prepare` before it and `finish` after it are not. `floor` does the products that nobody can do
-    without. goal: the most times the floor that hubplugin allows itself, where `WITH_INTEGERS` says no other. like:
-    whose offsets must come out, and how near: the largest difference (`within`), or where the mathematics differ, a
-    correlation (`correlates`).
+    without. goal: the most times the floor that hubplugin allows itself. like: whose offsets must come out, and how
+    near: the largest difference (`within`), or where the mathematics differ, a correlation (`correlates`).
     """
 
     run: Callable
@@ -229,74 +226,10 @@ CONTENDERS = {
     ),
 }  # fmt: skip
 
-WITH_INTEGERS = {
-    "is": (0.75, 0.9),
-    "nnn k=16": (0.9, 1.2),
-    "dbsn": (1.25, 1.9),
-    "blend, the default": (1.6, 2.4),
-}
-"""Goals, on one thread, of processors that multiply eight-bit integers faster than float32: by VNNI, and by AMX."""
-
-MORE_THREADS = 1.15
-"""Times these goals for a fit on more than one thread."""
-
-
-def goal_of(name: str, family: str, threads: int) -> float | None:
-    """The most times the floor that a contender may take on a family of processors (see `tables.family`)."""
-    kind = {"avx512_vnni": 0, "avx512_bf16": 0, "amx_tile": 1, "amx_bf16": 1}.get(family.split()[-1])
-    if kind is None or name not in WITH_INTEGERS:
-        return CONTENDERS[name].goal
-    return WITH_INTEGERS[name][kind] * (MORE_THREADS if threads > 1 else 1)
-
-
-STEPS = {
-    "integer product": ("integers.product",),
-    "float32 product": ("similarities.product",),
-    "exponential": ("similarities.exponentials_of", "terms.of_exponents"),
-    "what is held": (
-        "sinkhorn.shares",
-        "sinkhorn._tiles",
-        "sinkhorn._shares_of",
-        "sinkhorn._multiplied",
-        "sinkhorn._holdable",
-        "sinkhorn.row_sums",
-        "sinkhorn.held_log_sums",
-    ),
-    "laying out": ("integers.__init__",),
-    "putting right": ("similarities.may_reach", "similarities.put_largest_right", "similarities.put_entries_right"),
-    "the largest, answers": ("terms.of", "answers.see", "answers.see_and_list", "sinkhorn.leave_out"),
-    "rest": ("similarities._multiplied",),
-}
-"""The steps of a fit, and the functions of `hubplugin.compute` that each is in, with all they call but other steps."""
-
-
-def shares(run: Callable[[], object]) -> dict[str, float]:
-    """The share of each of `STEPS` in the processor time of `run`."""
-    step_of = {name: step for step, names in STEPS.items() for name in names}
-    spent, running, since = Counter(dict.fromkeys(STEPS, 0.0)), ["rest"], time.process_time()
-
-    def note(frame: FrameType, event: str, _: object) -> None:
-        nonlocal since
-        if event not in ("call", "return"):
-            return
-        now = time.process_time()
-        spent[running[-1]] += now - since
-        since = now
-        if event == "return":
-            running.pop()
-            return
-        code = frame.f_code
-        running.append(step_of.get(f"{Path(code.co_filename).stem}.{code.co_name}", running[-1]))
-
-    sys.setprofile(note)
-    run()
-    sys.setprofile(None)
-    return {step: seconds / spent.total() for step, seconds in spent.items()}
-
 
 def measure(name: str, operand_name: str, repeats: int) -> dict:
-    """Seconds (of the processor, on one thread) of the contender and of the bare product, in turns, memory beyond
-    the operands and one product, and of what has a goal the share of each step."""
+    """Seconds (of the processor, on one thread) of the contender and of the bare product, in turns, and memory beyond
+    the operands and one product."""
     contender, given = CONTENDERS[name], operands(operand_name)
     prepared = contender.prepare(given)
     contender.floor(given)
@@ -312,10 +245,7 @@ def measure(name: str, operand_name: str, repeats: int) -> dict:
         seconds.append(clock() - middle)
     memory = (peak() - before) / 2**20
     offsets = contender.finish(result, given)
-    found = {"seconds": seconds, "floor": floors, "memory_mib": round(memory), "offsets": offsets.tolist()}
-    if contender.goal or name in WITH_INTEGERS:
-        found["shares"] = shares(lambda: contender.run(prepared))
-    return found
+    return {"seconds": seconds, "floor": floors, "memory_mib": round(memory), "offsets": offsets.tolist()}
 
 
 def main(

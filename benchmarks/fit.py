@@ -6,8 +6,7 @@ Every contender runs in a process of its own, in turns with the product. Other w
 and never faster, so a ratio is the fastest turn of the contender over the fastest of the product; on one thread it is
 processor time that counts. Results that must agree are compared before anything is printed. Writes
 benchmarks/results/fit/FAMILY.json, a file for each family of processors, and the table of docs/speed.md, which is made
-from all of these files (`benchmarks.speed_page`). A run that is cut off keeps what it has measured. Of what misses its
-goal the share of each step is printed, as one more run took them, timed function by function, and a reason.
+from all of these files (`benchmarks.speed_page`). A run that is cut off keeps what it has measured.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.contenders import CONTENDERS, operands
-from benchmarks.speed_page import file_of, missed, write_pages
+from benchmarks.speed_page import file_of, write_pages
 from benchmarks.tables import CODE_SEARCH, ROOT, family, machine
 
 USUAL = "code_search" if CODE_SEARCH.is_dir() else "examples"
@@ -75,7 +74,6 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
         "seconds": min(found["seconds"]),
         "floor": min(found["floor"]),
         "memory_mib": found["memory_mib"],
-        "shares": found.get("shares"),
     }
 
 
@@ -112,8 +110,6 @@ def main(
         if data == USUAL:
             save(found)
         console.print(f"{name}: {line['ratio']:.2f} ({line['low']:.2f}-{line['high']:.2f})")
-        if why := missed(name, family(), threads, line):
-            console.print(f"  {', '.join(f'{step} {share:.0%}' for step, share in line['shares'].items())}: {why}")
     if data != USUAL:
         return
     if threads == 1:

@@ -1,4 +1,4 @@
-"""The tables of fits in docs/speed.md, from what is stored of every family of processors.
+"""The table of fits in docs/speed.md, from what is stored of every family of processors.
 
 python -m benchmarks.speed_page
 """
@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from benchmarks.contenders import CONTENDERS, STEPS, goal_of
+from benchmarks.contenders import CONTENDERS
 from benchmarks.tables import RESULTS, ROOT, markdown, write_table
 
 PAGE = ROOT / "docs" / "speed.md"
@@ -26,7 +26,6 @@ def write_pages() -> None:
     runs = {(each["family"], int(threads)): run for each in found for threads, run in sorted(each["runs"].items())}
     about = "\n".join(f"- {_named(*key)}: {_about(run)}" for key, run in runs.items()) + "\n\n"
     write_table(PAGE, "fit", about + table(runs, tuple(CONTENDERS)))
-    write_table(PAGE, "steps", steps(runs))
 
 
 Runs: TypeAlias = dict[tuple[str, int], dict[str, Any]]
@@ -42,35 +41,10 @@ def table(runs: Runs, names: tuple[str, ...]) -> str:
             continue
         differs = next((each["differs by"] for each in seen if each and each["differs by"]), "")
         memory = next((f"{each['memory_mib']:,}" for each in seen if each), "")
-        cells = [_cell(each, goal_of(name, *key)) for key, each in zip(runs, seen, strict=True)]
+        cells = [_cell(each, CONTENDERS[name].goal) for each in seen]
         lines.append([name, *cells, memory, differs])
     lines.append(["FlashSinkhorn", *["needs a CUDA GPU"] * len(runs), "", ""])
     return markdown(["work", *(_named(*key) for key in runs), "MiB", "differs by"], lines)
-
-
-def steps(runs: Runs) -> str:
-    """A line for each figure that misses its goal, with the share of each step."""
-    lines = [
-        [name, _named(*key), *(f"{100 * share:.0f} %" for share in seen["shares"].values()), why]
-        for key, run in runs.items()
-        for name, seen in run["contenders"].items()
-        if (why := missed(name, *key, seen))
-    ]
-    return markdown(["work", "on", *STEPS, "why"], lines)
-
-
-def missed(name: str, family: str, threads: int, seen: dict[str, Any]) -> str:
-    """Why a figure misses its goal, in one line; "" where it does not, or where no shares are known."""
-    goal, taken = goal_of(name, family, threads), seen.get("shares")
-    if goal is None or seen["ratio"] <= goal or not taken:
-        return ""
-    times = {step: seen["ratio"] * share for step, share in taken.items()}
-    product = sum(of for step, of in times.items() if step.endswith("product"))
-    if product > goal:
-        return f"the product takes {product:.2f}, the goal is {goal:.2f}"
-    others = sorted((step for step in times if not step.endswith("product")), key=lambda step: -times[step])
-    most = ", ".join(f"{step} {times[step]:.2f}" for step in others[:3])
-    return f"the product takes {product:.2f} and leaves {goal - product:.2f}; {most}"
 
 
 def _cell(seen: dict[str, Any] | None, goal: float | None) -> str:

@@ -14,7 +14,7 @@ from hubplugin.compute.answers import (
     spacing_ratio,
     survey,
 )
-from hubplugin.compute.largest import ANSWER_SLACK, largest, reaching
+from hubplugin.compute.largest import ANSWER_SLACK, largest, largest_values, reaching
 from hubplugin.compute.search import TIE, TopK, TruthCounts, same_rows, search
 from hubplugin.compute.similarities import (
     CACHE_BYTES,
@@ -102,6 +102,7 @@ __all__ = [
     "has_torch",
     "kth_largest",
     "largest",
+    "largest_values",
     "log_sum_exp",
     "look",
     "most_held",

@@ -25,9 +25,8 @@ from hubplugin.compute.similarities import (
     Similarities,
     Tile,
     as_tensor,
-    largest_in_truth,
     leave_largest_out,
-    may_reach,
+    near_levels,
     torch,
     with_own,
 )
@@ -73,7 +72,7 @@ class Nearest:
     def see(self, tile: Tile, first: int, scale: float = 1.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """A tile of `scale` * s, whose targets are numbered from `first` + tile.start on. Returns rows, columns and
         s(b_u, t) of the entries that are at the nearest so far."""
-        rows, columns, values = may_reach(tile, self.similarity, scale, of_nearest=True)
+        rows, columns, values = near_levels(tile, self.similarity, scale, of_nearest=True)
         highest = np.full_like(self.similarity, -math.inf)
         np.maximum.at(highest, columns, values)
         least = reached(highest, SAME)
@@ -106,7 +105,7 @@ class NearestOfShard(Task):
 
     def __call__(self, similarities: Similarities, targets: Vectors) -> ShardResult:
         nearest = Nearest(similarities.m)
-        for tile in similarities.tiles(targets, self.what, averaged=True):
+        for tile in similarities.tiles(targets, self.what):
             nearest.see(tile, 0)
         return nearest.found
 
@@ -265,8 +264,8 @@ class Seeker:
         assert count is not None
         some = self.see(tile, first, scale)
         many = 2 * len(some) > len(tile.s)  # then one list of all costs less than a copy of them
-        of_all, places = largest_in_truth(tile, count if many else (k or 0) + 1)
-        values, columns = (of_all[some], places[some]) if many else largest_in_truth(tile, count, some)
+        of_all, places = largest(tile.s, count if many else (k or 0) + 1)
+        values, columns = (of_all[some], places[some]) if many else largest(tile.s[some], count)
         leave_largest_out(tile, places[:, :1])
         means = None
         if k is not None:
@@ -344,8 +343,7 @@ def reduce_and_seek(
         return reduce(similarities, targets, reductions, LeftOut(answers.levels), what), answers
     seeker, first = Seeker(similarities.m), targets.rows
     results = [np.empty(targets.rows) for _ in reductions]
-    averaged = all(each.averages(similarities.m) for each in reductions)
-    for tile in similarities.tiles(targets, what, averaged=averaged):
+    for tile in similarities.tiles(targets, what):
         some, columns, means = seeker.see_and_list(tile, 0, largest_k)
         for reduction, result in zip(reductions, results, strict=True):
             if isinstance(reduction, LogSum):
@@ -354,7 +352,7 @@ def reduce_and_seek(
             else:
                 result[tile.start : tile.stop] = means
     for part in others:
-        for tile in similarities.tiles(part, "answers of the bank", averaged=True):
+        for tile in similarities.tiles(part, "answers of the bank"):
             seeker.see(tile, first)
         first += part.rows
     found, answers = seeker.found(targets.rows), seeker.answers

@@ -4,8 +4,7 @@ Every similarity is an inner product plus
 one number a bank row plus one number a target. The last two are zero but for Euclidean, where
 s = b.t - |b|^2/2 - |t|^2/2. So a tile [targets, bank] is one `addmm` and every reduction runs along its contiguous
 rows. A tile is as large as the memory budget and the cache allow; nothing of size bank x targets is held unless the
-budget has room for it. Products have the full precision of their type, whatever a program has allowed for its training,
-or are of integers where these are faster and the caller averages over the bank.
+budget has room for it. Products have the full precision of their type, whatever a program has allowed for its training.
 """
 
 from __future__ import annotations
@@ -16,14 +15,12 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from hubplugin.compute.integers import COARSEST, Coarse, IntegerBank, are_fast
 from hubplugin.compute.largest import Array, largest, reached, reaching
 from hubplugin.errors import InputError, Parameter
 from hubplugin.metric import Metric
@@ -55,7 +52,7 @@ FEW = 1e10
 """Products of two numbers that numpy does before an import of torch is over, which takes some 3 s: an upsert of 1,000
 vectors of 384 dimensions against a bank of 15,000 takes 6e9 (benchmarks/serving.py)."""
 
-Precision: TypeAlias = Literal["auto", "float32", "float64"]
+Precision: TypeAlias = Literal["auto", "float64"]
 
 
 @cache
@@ -74,9 +71,8 @@ class Compute:
         what is held of similarities beyond the bank itself. A Sinkhorn fit that finds room for m x n in float16 takes
         the time of two or three products, else of `iterations`.
     progress: called as progress(what, done, total).
-    precision: "auto" is within 1e-5 of exact arithmetic, or of 1e-4 of the temperature where that is more. It goes
-        over to float64 by itself where similarities are large, and multiplies eight-bit integers where that is faster
-        and averages out. "float32" does the first alone. "float64" computes so throughout, at twice the time.
+    precision: "auto" is within 1e-5 of exact arithmetic, or of 1e-4 of the temperature where that is more: float32,
+        and float64 by itself where similarities are large. "float64" computes so throughout, at twice the time.
 
     Raises InputError for an unknown precision, and for an amount of memory that is no bound here.
     """
@@ -110,11 +106,9 @@ class Compute:
                 return torch.device("cuda")
             return torch.device("mps" if torch.backends.mps.is_available() and not double else "cpu")
         try:
-            if str(self.device).startswith("xla"):
-                import_module("torch_xla")  # which makes it known to torch
             device = torch.device(self.device)
             torch.empty(1, device=device).cpu()
-        except (RuntimeError, AssertionError, TypeError, ImportError) as error:
+        except (RuntimeError, AssertionError, TypeError) as error:
             reason = str(error).splitlines()[0].partition(". ")[0]
             if "device type" in reason:  # torch lists all it has ever heard of
                 reason = "known are cuda, mps and cpu"
@@ -226,16 +220,6 @@ FLOAT32_SIMILARITY = 16.0
 """Similarities up to this size lose less than 1e-5 in a float32 product; larger ones are done in float64."""
 
 
-MANY_ROWS = 1_000
-"""Bank rows below which no integers are multiplied: there is little to gain, and with what is held in float16, which
-fewer rows average out less, offsets would be off by 1.1e-5."""
-
-
-MANY_TARGETS = 4_000
-"""Targets below which no bank is made ready for integers: with AMX that takes as long as the products of 1,700, and a
-third to a half of a product is saved."""
-
-
 SAFE_EXPONENT = 60.0
 """exp(+-60) summed over a bank of any size stays inside float32, so no maximum need be taken out first."""
 
@@ -246,12 +230,8 @@ it came to be one, and keeps all its entries."""
 
 
 MOST_DOUBTFUL = 1 / 48
-"""The share of a tile's entries that are computed one by one. One takes as long as 5 to 50 of a float32 product (AVX2,
-banks of 1,500 to 15,000), of which integers save half; beyond this share a product of all takes less time."""
-
-
-BESIDE = 2
-"""Entries of a coarse tile that may be among the k largest in truth, and are computed with them."""
+"""The largest share of a tile's entries that are computed one by one. One takes as long as 5 to 50 of a product (AVX2,
+banks of 1,500 to 15,000)."""
 
 
 ROUNDED = 8
@@ -276,20 +256,17 @@ class Tile:
 
     `own` is one number a target, kept apart for precision. `s` may be overwritten by whoever holds it and is
     overwritten by the next tile. `bound` is at least every |s|. single: s(b_u, t) of entries by rows and columns [e],
-    each by itself, without scale and weights: float64 [e]. coarse: None where `s` has full precision."""
+    each by itself, without scale and weights: float64 [e]."""
 
     start: int
     s: Array
     own: Array
     bound: float
     single: Callable[[np.ndarray, np.ndarray], np.ndarray]
-    coarse: Coarse | None = None
 
     @property
     def error(self) -> float:
         """The largest error of an entry, safely."""
-        if self.coarse is not None:
-            return self.coarse.error
         return ROUNDED * step_of(self.s) * (self.bound + float(abs(self.own).max()))
 
     @property
@@ -323,7 +300,6 @@ class Similarities:
         self.longest = math.sqrt(squares.max())  # by cosine 1, but for what a query map gives
         self._own = -squares / 2 if metric is Metric.EUCLIDEAN else np.zeros(self.m)
         self._banks: dict[str, Array] = {}
-        self._integers: IntegerBank | None = None
 
     @classmethod
     def of(cls, bank: np.ndarray, metric: Metric, compute: Compute) -> Similarities:
@@ -338,25 +314,21 @@ class Similarities:
         scale: float = 1.0,
         weights: np.ndarray | None = None,
         left_out: LeftOut | None = None,
-        averaged: bool = False,
     ) -> Iterator[Tile]:
         """Tiles over all of `targets` in order. `weights` [m] float64 is added to each bank row; what is left out is
-        -inf. averaged: the caller averages over many bank rows, and small errors of single ones do not matter to it."""
+        -inf."""
         if left_out is None:
-            yield from self._multiplied(targets, what, scale, weights, averaged)
+            yield from self._multiplied(targets, what, scale, weights)
             return
         bias, middle, largest = around_zero(np.zeros(self.m) if weights is None else weights)
-        for tile in self._multiplied(targets, what, scale, None, averaged):
+        for tile in self._multiplied(targets, what, scale, None):
             _leave_out(tile, left_out, scale)
             if weights is not None:
                 s = tile.s
                 s += like(bias, s)
-            coarse = tile.coarse and replace(tile.coarse, bias=tile.coarse.bias + like(bias, tile.s))
-            yield replace(tile, own=tile.own + middle, bound=tile.bound + largest, coarse=coarse)
+            yield replace(tile, own=tile.own + middle, bound=tile.bound + largest)
 
-    def _multiplied(
-        self, targets: Vectors, what: str, scale: float, weights: np.ndarray | None, averaged: bool
-    ) -> Iterator[Tile]:
+    def _multiplied(self, targets: Vectors, what: str, scale: float, weights: np.ndarray | None) -> Iterator[Tile]:
         """`tiles` with nothing left out."""
         if targets.dim != self.dim:
             raise InputError(
@@ -380,18 +352,13 @@ class Similarities:
             given, bank_bias = like(block, bank) * scale, like(bias, bank)
             if wide not in buffers:
                 buffers[wide] = self._buffer(height, bank)
-            integers = self._integer_bank(bank, targets.rows) if averaged and not wide else None
             for start in range(0, len(block), height):
                 part = given[start : start + height]
-                s, coarse = buffers[wide][: len(part)], None
-                if integers is not None:
-                    error = integers.product(bank_bias, part, s)
-                    coarse = Coarse(bank_bias, part, bank, 2 * error) if error <= COARSEST * abs(scale) else None
-                if coarse is None:
-                    product(bank_bias, part, bank.T, s)
+                s = buffers[wide][: len(part)]
+                product(bank_bias, part, bank.T, s)
                 bound = similarity * abs(scale) + largest_bias
                 single = partial(self._single, block[start : start + height])
-                yield Tile(done + start, s, own[start : start + height], bound, single, coarse)
+                yield Tile(done + start, s, own[start : start + height], bound, single)
                 self.compute.report(what, done + start + len(part), targets.rows)
             done += len(block)
 
@@ -405,14 +372,6 @@ class Similarities:
             pairs = targets[rows[some]], self._source[columns[some]]
             values[some] += np.einsum("ed,ed->e", *pairs, dtype=np.float64)
         return values
-
-    def _integer_bank(self, bank: Array, targets: int) -> IntegerBank | None:
-        """The halves of `bank`, where integers are asked for and serve so many targets."""
-        if self.compute.precision != "auto" or self.device is None or self.device.type != "cpu" or self.m < MANY_ROWS:
-            return None
-        if self._integers is None and targets >= MANY_TARGETS and are_fast():
-            self._integers = IntegerBank(bank)
-        return self._integers
 
     def _buffer(self, height: int, bank: Array) -> Array:
         if self.device is None:
@@ -462,11 +421,9 @@ class HeldSimilarities(Similarities):
         super().__init__(bank, metric, compute)
         self._products: dict[int, tuple[Vectors, list[Tile]]] = {}
 
-    def _multiplied(
-        self, targets: Vectors, what: str, scale: float, weights: np.ndarray | None, averaged: bool
-    ) -> Iterator[Tile]:
+    def _multiplied(self, targets: Vectors, what: str, scale: float, weights: np.ndarray | None) -> Iterator[Tile]:
         if id(targets) not in self._products:
-            tiles = [replace(tile, s=copy_of(tile.s)) for tile in super()._multiplied(targets, what, 1.0, None, False)]
+            tiles = [replace(tile, s=copy_of(tile.s)) for tile in super()._multiplied(targets, what, 1.0, None)]
             self._products[id(targets)] = (targets, tiles)  # holds on to the targets too, so that the id stays theirs
         bias, middle, largest_bias = around_zero(np.zeros(self.m) if weights is None else weights)
         for tile in self._products[id(targets)][1]:
@@ -514,14 +471,14 @@ def around_zero(bias: np.ndarray) -> tuple[np.ndarray, float, float]:
     return bias - middle, middle, (high - low) / 2
 
 
-def may_reach(
+def near_levels(
     tile: Tile, levels: np.ndarray, scale: float, of_nearest: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows, columns and s(b_u, t) of all entries of a tile of `scale` * s that have `reached` their column's level [m]
-    in truth, and of some that have not. of_nearest: a level is at least the tile's largest of its column.
+    in exact arithmetic, and of some that have not. of_nearest: a level is at least the tile's largest of its column.
 
-    Where they are few they are computed one by one. Then copies are the same, and near-copies told apart, however the
-    tile was multiplied.
+    Each is computed by itself in double precision. So copies are the same, and near-copies are told apart, however the
+    tile was rounded. Where too many are so near, as of targets that are all alike, their rounded values serve.
     """
     s, error = with_own(tile), tile.error / scale
     highest = module_of(s).amax(s, 0)
@@ -530,42 +487,12 @@ def may_reach(
     least = like(scale * (reached(levels) - error), s)
     rows, columns = (host(each).astype(np.int64) for each in reaching(s, least, highest))
     few = len(rows) <= max(MOST_DOUBTFUL * len(s), 2) * s.shape[1]  # in the first tile each column has a largest
-    if not few and (coarse := tile.coarse) is not None:
-        product(coarse.bias, coarse.targets, coarse.bank.T, tile.s)
-        return may_reach(replace(tile, coarse=None), levels, scale, of_nearest)
     return rows, columns, tile.single(rows, columns) if few else host(s[rows, columns]) / scale
-
-
-def put_largest_right(tile: Tile) -> None:
-    """Makes the largest of each target exact, in place, for a sum that it may be most of."""
-    if tile.coarse is not None:
-        put_entries_right(tile, torch.arange(len(tile.s)), largest(tile.s, 1)[1])
-
-
-def largest_in_truth(tile: Tile, k: int, rows: Array | None = None) -> tuple[Array, Array]:
-    """The k largest of each target, or of some `rows` [r], the largest first: values and columns, [r, k] each. They are
-    made exact in place."""
-    s = tile.s if rows is None else tile.s[rows]
-    if tile.coarse is None:
-        return largest(s, k)
-    columns = largest(s, min(k + BESIDE, s.shape[1]))[1]
-    rows = torch.arange(len(s)) if rows is None else rows
-    put_entries_right(tile, rows, columns)
-    values, order = largest(tile.s[rows[:, None], columns], k)
-    return values, columns.gather(1, order)
-
-
-def put_entries_right(tile: Tile, rows: Array, columns: Array) -> None:
-    """Makes exact, in place, the entries in `columns` [r, l] of some `rows` [r], but for those that are left out."""
-    if tile.coarse is not None:
-        rows = rows[:, None].expand_as(columns)
-        exact = tile.coarse.exact(rows.reshape(-1), columns.reshape(-1)).view_as(columns)
-        tile.s[rows, columns] = exact.where(tile.s[rows, columns] > -math.inf, -math.inf)
 
 
 def _leave_out(tile: Tile, left_out: LeftOut, scale: float) -> None:
     """Sets to -inf, in place, the entries of a tile of `scale` * s(b_u, t) that are left out."""
-    rows, columns, values = may_reach(tile, left_out.levels, scale, of_nearest=False)
+    rows, columns, values = near_levels(tile, left_out.levels, scale, of_nearest=False)
     out = values >= reached(left_out.levels)[columns]
     out &= np.bincount(rows[out], minlength=len(tile.s))[rows] <= MOST_ANSWERS * tile.s.shape[1]
     tile.s[rows[out], columns[out]] = -math.inf

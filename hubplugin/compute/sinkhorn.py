@@ -24,10 +24,9 @@ from hubplugin.compute.similarities import (
     Tile,
     exponentials_of,
     full_product,
-    put_largest_right,
     torch,
 )
-from hubplugin.compute.terms import AVERAGING_TAU, MeanOfLargest, log_sum_exp
+from hubplugin.compute.terms import MeanOfLargest, log_sum_exp
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin.vectors import Vectors, as_vectors, taken
@@ -121,11 +120,10 @@ class Kernel:
         self._columns, self._masses = [part.targets for part in columns], [part.mass for part in columns]
         self._rows = sum(part.rows for part in self._columns)
         size, room = self._rows * similarities.m, similarities.compute.bytes()
-        # Below so many targets, or bank rows, what float16 rounds off does not average out.
-        self._enough = min(self._rows, similarities.m) >= HALF_TERMS
         dtypes = [torch.float64]
         if similarities.compute.precision != "float64":
-            dtypes = [torch.float32, torch.float16] if self._enough else [torch.float32]
+            averages_out = min(self._rows, similarities.m) >= HALF_TERMS
+            dtypes = [torch.float32, torch.float16] if averages_out else [torch.float32]
         self._dtype = next((dtype for dtype in dtypes if hold and size * dtype.itemsize <= room), None)
         self._held: list[Exponentials] = []
         self._reference = torch.zeros(0)
@@ -259,11 +257,7 @@ class Kernel:
         who asked for the nearest or for the mean of the k largest. numbers: of the targets, if not 0, 1, 2 ..."""
         out = self.left_out if self.left_out is None or part == 0 else replace(self.left_out, largest=False)
         scale, weights = 1 / self._tau, None if log_alpha is None else log_alpha.cpu().numpy()
-        averaged = self._enough and self._tau >= AVERAGING_TAU
-        averaged = averaged and (self._k is None or MeanOfLargest(self._k).averages(self._similarities.m))
-        for tile in self._similarities.tiles(
-            targets, what, scale=scale, weights=weights, left_out=out, averaged=averaged
-        ):
+        for tile in self._similarities.tiles(targets, what, scale=scale, weights=weights, left_out=out):
             if not tile.resolves_its_exponents():
                 raise InputError(
                     f"tau={self._tau:.4g} is out of proportion to the similarities of these vectors: it is below their "
@@ -278,7 +272,6 @@ class Kernel:
                     self.k_means[where] = means
             elif log_alpha is None and self._k is not None and self.k_means is not None and part == 0:
                 self.k_means[where] = MeanOfLargest(self._k).of(tile) * self._tau
-            put_largest_right(tile)
             yield tile
 
     def _multiplied(self, log_alpha: torch.Tensor, what: str) -> Iterator[Exponentials]:

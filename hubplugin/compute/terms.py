@@ -13,10 +13,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from hubplugin.compute.largest import Array
+from hubplugin.compute.largest import Array, largest_values
 from hubplugin.compute.similarities import (
-    BESIDE,
-    MOST_DOUBTFUL,
     LeftOut,
     Similarities,
     Tile,
@@ -24,10 +22,8 @@ from hubplugin.compute.similarities import (
     copy_of,
     exponentials_of,
     host,
-    largest_in_truth,
     like,
     module_of,
-    put_largest_right,
 )
 from hubplugin.vectors import Spread, Vectors
 
@@ -55,11 +51,6 @@ def over(similarities: Similarities, targets: Vectors, task: Task) -> list[tuple
     return [(0, task(similarities, targets))]
 
 
-AVERAGING_TAU = 0.04
-"""The smallest temperature at which so many entries share in a sum that small errors of single ones average out: see
-docs/speed.md."""
-
-
 @dataclass(frozen=True)
 class LogSum:
     """LSE_u( s(b_u, t)/tau + log_weights_u ); log_weights [m], 0 where None."""
@@ -67,17 +58,12 @@ class LogSum:
     tau: float
     log_weights: np.ndarray | None = None
 
-    def averages(self, m: int) -> bool:
-        """Whether small errors of single ones of m entries do not matter to it."""
-        return self.tau >= AVERAGING_TAU
-
     @property
     def weights(self) -> np.ndarray | None:
         return None if self.log_weights is None else np.asarray(self.log_weights, np.float64)
 
     def of_exponents(self, tile: Tile) -> np.ndarray:
         """Of a tile of s/tau + log_weights, which is overwritten with what is summed: float64 [b]."""
-        put_largest_right(tile)
         exponentials, peak = exponentials_of(tile)
         with np.errstate(divide="ignore"):  # a sum of 0 is told where offsets are checked
             sums: np.ndarray = np.log(host(exponentials.sum(1))) + host(peak) + host(tile.own)
@@ -86,11 +72,10 @@ class LogSum:
     def of(self, tile: Tile) -> np.ndarray:
         """Of a tile of s, which is overwritten with what is summed: float64 [b]."""
         bias, middle, largest = around_zero(np.zeros(tile.s.shape[1]) if self.weights is None else self.weights)
-        put_largest_right(tile)
         module, s = module_of(tile.s), tile.s
         module.add(module.multiply(s, 1 / self.tau, out=s), like(bias, s), out=s)
         own, bound = tile.own / self.tau + middle, tile.bound / self.tau + largest
-        return self.of_exponents(replace(tile, own=own, bound=bound, coarse=None))
+        return self.of_exponents(replace(tile, own=own, bound=bound))
 
 
 @dataclass(frozen=True)
@@ -99,13 +84,9 @@ class MeanOfLargest:
 
     k: int
 
-    def averages(self, m: int) -> bool:
-        """Whether small errors of single ones of m entries do not matter to it, since those that do are so few."""
-        return self.k + BESIDE <= MOST_DOUBTFUL * m
-
     def of(self, tile: Tile) -> np.ndarray:
-        """Of a tile of s, in which nothing changes but what is made exact: float64 [b]."""
-        values = tile.s if self.k >= tile.s.shape[1] else largest_in_truth(tile, self.k)[0]
+        """Of a tile of s, in which nothing changes: float64 [b]."""
+        values = tile.s if self.k >= tile.s.shape[1] else largest_values(tile.s, self.k)
         there = values > -math.inf
         with np.errstate(invalid="ignore"):  # of none at all: NaN, which is told where offsets are checked
             mean: np.ndarray = host(module_of(values).where(there, values, 0.0).sum(1)) / host(there.sum(1))
@@ -141,21 +122,16 @@ class ReducedShard(Task):
 
     def __call__(self, similarities: Similarities, targets: Vectors) -> ShardResult:
         reductions, results = self.reductions, [np.empty(targets.rows) for _ in self.reductions]
-        only, averaged = reductions[0], all(each.averages(similarities.m) for each in reductions)
+        only = reductions[0]
         if len(reductions) == 1 and isinstance(only, LogSum):  # the product itself can scale and add
             for tile in similarities.tiles(
-                targets,
-                self.what,
-                scale=1 / only.tau,
-                weights=only.weights,
-                left_out=self.left_out,
-                averaged=averaged,
+                targets, self.what, scale=1 / only.tau, weights=only.weights, left_out=self.left_out
             ):
                 results[0][tile.start : tile.stop] = only.of_exponents(tile)
             return {"0": results[0]}
         # What overwrites its tile comes last.
         order = sorted(range(len(reductions)), key=lambda i: isinstance(reductions[i], LogSum))
-        for tile in similarities.tiles(targets, self.what, left_out=self.left_out, averaged=averaged):
+        for tile in similarities.tiles(targets, self.what, left_out=self.left_out):
             for i in order:
                 whole = i == order[-1] or isinstance(reductions[i], MeanOfLargest)
                 part = tile if whole else replace(tile, s=copy_of(tile.s))

@@ -143,6 +143,29 @@ def test_a_hub_that_takes_every_first_place_is_sunk(real):
     assert after > before + 0.3
 
 
+@pytest.mark.parametrize("answers", ["kept", "left out"])
+@pytest.mark.parametrize("method", ["is", "sn", "nnn", "blend"])
+@pytest.mark.parametrize("case", ["real", "the bank is the gallery", "every target four times", "nearly so"])
+def test_offsets_are_those_of_float64_also_where_targets_are_copies(method, answers, case, real, rng):
+    bank, targets = real["bank_queries"][:600], real["test_targets"][:400]
+    if case == "the bank is the gallery":
+        bank = targets
+    elif case != "real":
+        targets = np.repeat(targets[:100], 4, axis=0)
+        if case == "nearly so":
+            targets = targets + np.float32(1e-7) * rng.standard_normal(targets.shape).astype(np.float32)
+    parameters = {} if method == "nnn" else {"tau": 0.05}
+    model, exact = (
+        hubplugin.fit(targets, bank, method, answers=answers, compute=Compute("cpu", precision=precision), **parameters)
+        for precision in ("auto", "float64")
+    )
+    expected = exact.offsets(targets, compute=Compute("cpu", precision="float64"))
+    np.testing.assert_allclose(model.offsets(targets, compute=Compute("cpu")), expected, rtol=0, atol=1e-5)
+    served = hubplugin.OffsetModel.from_bytes(model.to_bytes())  # knows the answers by their levels alone
+    for device in ("numpy", "cpu"):
+        np.testing.assert_allclose(served.offsets(targets, compute=Compute(device)), expected, rtol=0, atol=1e-5)
+
+
 def test_what_is_left_out_is_stored_with_the_model(tmp_path):
     bank, targets = made()
     fitted = hubplugin.fit(targets, bank, answers="left out")

@@ -53,7 +53,7 @@ def test_arguments_that_cannot_be_used_are_refused_in_one_line(arguments, says):
         ({"memory": "much"}, "memory='much' is not a size"),
         ({"memory": "99999999GiB"}, "memory='99999999GiB' is more than this machine has; "),
         ({"memory": 1000}, "memory=1000 is too little; expected 1MiB or more"),
-        ({"precision": "double"}, "precision='double' is unknown; use one of auto, float32, float64"),
+        ({"precision": "double"}, "precision='double' is unknown; use one of auto, float64"),
     ],
 )
 def test_what_cannot_be_computed_with_is_refused_in_one_line(arguments, says):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hubplugin
-from hubplugin.compute import MOST_ANSWERS, answers, largest, reaching, similarities
+from hubplugin.compute import MOST_ANSWERS, answers, largest, largest_values, reaching, similarities
 from tests.core.formulas import log_of, similarity
 
 
@@ -31,6 +31,7 @@ def test_the_largest_of_rows_are_those_of_a_sort(b, m, k, digits, double, seed):
     assert torch.equal(values, s.sort(dim=1, descending=True).values[:, :k])
     assert torch.equal(values, s.gather(1, columns))
     assert all(len(set(row)) == k for row in columns.tolist())
+    assert torch.equal(largest_values(s, k).sort(dim=1, descending=True).values, values)
 
 
 def test_what_reaches_a_level_is_found_wherever_it_lies(rng):
