@@ -66,7 +66,7 @@ integration: $(VENV)/installed
 
 # Ratios to the bare product, against those stored in benchmarks/results. Fails on the processor they were stored on only.
 ratios: $(VENV)/installed
-	$(BIN)/python -m benchmarks.check
+	$(BIN)/python -m benchmarks.fit --check
 
 # The peers are installed for this alone.
 bench: $(VENV)/installed

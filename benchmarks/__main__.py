@@ -1,4 +1,4 @@
-"""Every benchmark, one after the other: `python -m benchmarks`, or one by name: `python -m benchmarks.faiss_types`."""
+"""Every benchmark, one after the other: `python -m benchmarks`, or one by its name: `python -m benchmarks.fit`."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import runpy
 
 for name in (
     "fit",
-    "search",
-    "faiss_types",
-    "faiss_found",
+    "growth",
     "settings",
     "learning",
-    "log_in_stores",
-    "auto_choice",
-    "both_sides",
-    "refusals",
+    "remedies",
     "guard",
+    "causes",
+    "keeping",
+    "faiss_found",
+    "faiss_lengths",
+    "copies",
+    "qdrant_overhead",
+    "qdrant_candidates",
+    "pgvector",
+    "serving",
 ):
     print(f"\n## {name}\n", flush=True)
     runpy.run_module(f"benchmarks.{name}", run_name="__main__")

@@ -41,7 +41,6 @@ class Case:
     tests: dict[str, tuple[np.ndarray, np.ndarray]]
     bank: np.ndarray
     target_bank: np.ndarray | None = None
-    same_kind: bool = False
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
@@ -75,7 +74,6 @@ def cases(seed: int) -> Iterator[Case]:
         yield from _cases(source, known, np.random.default_rng(seed))
     if DATA.exists():
         yield from _popular(np.random.default_rng(seed))
-        yield from _same_kind({source.name: source for source in known}, np.random.default_rng(seed))
 
 
 def _cases(source: Source, known: list[Source], rng: np.random.Generator) -> Iterator[Case]:
@@ -179,14 +177,3 @@ def _popular(rng: np.random.Generator) -> Iterator[Case]:
     logged = (hot & before) | seldom
     tests = {"asked": some(hot & ~before), "other": some(~hot & ~np.isin(truth, truth[seldom]))}
     yield Case("many languages", "popular log", int(logged.sum()), targets, tests, wordings[logged])
-
-
-def _same_kind(known: dict[str, Source], rng: np.random.Generator) -> Iterator[Case]:
-    """Queries and targets of one kind, short and long descriptions mixed, with the option that says so."""
-    first, second = known["debian"].queries, known["debian b"].queries
-    order, swapped = rng.permutation(len(first)), rng.random((len(first), 1)) < 0.5
-    queries, targets = np.where(swapped, second, first), np.where(swapped, first, second)
-    here, rest = order[:GALLERY], order[GALLERY:]
-    for size in (100, 400, 1_000):
-        tests = {"": (queries[here], np.arange(len(here)))}
-        yield Case("debian", "same kind", size, targets[here], tests, queries[rest[:size]], same_kind=True)

@@ -30,10 +30,9 @@ from hubplugin_faiss.calibration import parts
 from hubplugin_faiss.handlers import handler_for
 
 TYPES = """
-SQ8 SQ6 SQ4 PQ{8}np PQ{16}np PQ{64}np PQ{4}x4np PQ{8}x4fs PQ{4}x4fs PQ{32}x4fs OPQ{8},PQ{8}np RQ8x8 RQ2x8 RQ1x8
-PRQ8x2x8 LSH RaBitQ RaBitQ4 RR{1},RaBitQ IVF{lists},SQ8 IVF{lists},SQ4 IVF{lists},PQ{8}np IVF{lists},PQ{64}np
-IVF{lists},PQ{8}x4fs IVF{lists},PQ{4}x4fsr IVF{lists},RQ4x8 IVF{lists},RQ1x8 IVF{lists},RaBitQ HNSW32,SQ8 PCA{3},Flat
-PCA{3},SQ8 PCA{6},Flat PCA{12},Flat
+SQ8 SQ6 SQ4 PQ{8}np PQ{16}np PQ{64}np PQ{4}x4np PQ{8}x4fs PQ{4}x4fs PQ{32}x4fs OPQ{8},PQ{8}np IVF{lists},SQ8
+IVF{lists},SQ4 IVF{lists},PQ{8}np IVF{lists},PQ{64}np IVF{lists},PQ{8}x4fs IVF{lists},PQ{4}x4fsr HNSW32,SQ8
+PCA{3},Flat PCA{3},SQ8 PCA{6},Flat PCA{12},Flat
 """
 SIGMAS = 0.0, 0.05, 0.1, 0.2, 0.4
 MOST, VARIED = 3000, 1200
@@ -50,9 +49,8 @@ def galleries(words: list[str]) -> Iterator[tuple[str, np.ndarray]]:
 
 def by_both(kind: str, vectors: np.ndarray) -> Iterator[tuple[str, faiss.Index]]:
     """The index by inner product, and by L2. Most codes are the same by both; they take long, and are made once."""
-    if kind != "LSH":  # which Faiss makes for L2 alone
-        yield "IP", (index := built(kind, vectors, faiss.METRIC_INNER_PRODUCT))
-    if "IVF" in kind or "RaBitQ" in kind or kind in ("LSH", "HNSW32,SQ8"):
+    yield "IP", (index := built(kind, vectors, faiss.METRIC_INNER_PRODUCT))
+    if "IVF" in kind or "HNSW" in kind:
         yield "L2", built(kind, vectors, faiss.METRIC_L2)
         return
     for part in parts(index):
@@ -82,7 +80,7 @@ def main() -> None:
         for kind in given.types:
             if unit.shape[1] < 64 and "{" in kind.replace("{lists}", ""):
                 continue  # too few dimensions for a share of them
-            if len(unit) < unit.shape[1] and kind.startswith(("OPQ", "RQ", "PCA", "IVF{lists},RQ")):
+            if len(unit) < unit.shape[1] and kind.startswith(("OPQ", "PCA")):
                 continue  # Faiss trains none on fewer vectors than dimensions
             for sigma in SIGMAS if len(unit) <= VARIED else SIGMAS[:1]:
                 for by, index in by_both(kind, unit * np.exp(sigma * normal)):

@@ -1,131 +1,288 @@
 """How fast a fit is, beside the bare product of the same operands and beside its peers.
 
-    python -m benchmarks.fit [--repeats 5] [--threads 1] [--operands code_search] [--only NAME]
+    python -m benchmarks.fit [--repeats 5] [--threads 1] [--data code_search] [--only NAME ...]
+    python -m benchmarks.fit --check        # which is `make ratios`
 
-Every contender runs in a process of its own, in turns with the product. Other work on the machine makes either slower
-and never faster, so a ratio is the fastest turn of the contender over the fastest of the product; on one thread it is
-processor time that counts. Results that must agree are compared before anything is printed. Writes
-benchmarks/results/fit/FAMILY.json, a file for each family of processors, and the table of docs/speed.md, which is made
-from all of these files (`benchmarks.speed_page`). A run that is cut off keeps what it has measured.
+Each contender runs in a process of its own, in turns with the product. Other work on the machine makes either slower
+and never faster, so a ratio is the fastest turn of the contender over the fastest of the product. On one thread it is
+processor time that counts. Results that must agree are compared before anything is printed. Results are kept in
+benchmarks/results/fit, a file for each family of processors, and docs/speed.md has the table of all of them. Peers that
+are not installed are named, and left out: `make bench` installs them.
+
+--check runs a few contenders on small random operands and fails where a ratio is more than twice the stored one of the
+same family of processors: what it catches is a pass too many, not a noisy machine.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import subprocess
 import sys
-import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import date
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-import typer
-from rich.console import Console
 
-from benchmarks.contenders import CONTENDERS, operands
-from benchmarks.speed_page import file_of, write_pages
-from benchmarks.tables import CODE_SEARCH, ROOT, family, machine
+import hubplugin
+from benchmarks.tables import CODE_SEARCH, EXAMPLES, RESULTS, ROOT, family, machine, markdown, peak, write_table
+from hubplugin.compute import CACHE_BYTES
 
+TAU = 0.05
+CPU = hubplugin.Compute("cpu")
 USUAL = "code_search" if CODE_SEARCH.is_dir() else "examples"
 """The operands whose results are stored."""
 
+BOUND = 2.0
+"""Times the stored ratio that `--check` lets pass."""
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Unit vectors, float32: bank [m, d], targets [n, d], second (the target bank) [p, d], and both of these."""
+
+    bank: np.ndarray
+    targets: np.ndarray
+    second: np.ndarray
+    gallery: np.ndarray
+
+    @classmethod
+    def named(cls, name: str) -> Operands:
+        """code_search, examples (what comes with the repository), or random (small, for `--check`)."""
+        if name == "random":
+            rng = np.random.default_rng(0)
+            centre = rng.normal(size=128)
+            parts = [rng.normal(size=(rows, 128)) + centre for rows in (3_000, 2_000, 2_000)]
+        else:
+            folder = {"code_search": CODE_SEARCH, "examples": EXAMPLES}[name]
+            parts = [np.load(folder / f"{part}.npy") for part in ("bank_queries", "test_targets", "bank_targets")]
+        bank, targets, second = (
+            (part / np.linalg.norm(part, axis=1, keepdims=True)).astype(np.float32) for part in parts
+        )
+        return cls(bank, targets, second, np.concatenate([targets, second]))
+
+    def __str__(self) -> str:
+        m, d = self.bank.shape
+        return f"bank {m:,}, targets {len(self.targets):,}, target bank {len(self.second):,}, d {d}"
+
+
+def bare(columns: np.ndarray, bank: np.ndarray) -> None:
+    """The product of both and nothing else, in tiles that fit the cache."""
+    height = max(CACHE_BYTES // (4 * len(bank)), 1)
+    rows, factor = torch.from_numpy(columns), torch.from_numpy(bank).T
+    out = torch.empty((height, len(bank)))
+    for start in range(0, len(rows), height):
+        part = rows[start : start + height]
+        torch.mm(part, factor, out=out[: len(part)])
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way from operands to offsets. like: whose offsets must come out, and how near: the largest difference
+    (`within`), or where the mathematics differ, a correlation (`correlates`). needs: the package of a peer."""
+
+    run: Callable[[Operands], np.ndarray]
+    like: str | None = None
+    within: float | None = None
+    correlates: float | None = None
+    needs: str | None = None
+
+
+def _single(method: str, **parameters: float) -> Callable[[Operands], np.ndarray]:
+    return lambda of: hubplugin.fit(None, of.bank, method, compute=CPU, **parameters).offsets(of.gallery, compute=CPU)
+
+
+def _whole(method: str, **parameters: Any) -> Callable[[Operands], np.ndarray]:
+    """A fit on the gallery, and its offsets."""
+    return lambda of: hubplugin.fit(of.gallery, of.bank, method, compute=CPU, **parameters).offsets(
+        of.gallery, compute=CPU
+    )
+
+
+def _dbsn(memory: str) -> Callable[[Operands], np.ndarray]:
+    def run(of: Operands) -> np.ndarray:
+        compute = hubplugin.Compute("cpu", memory)
+        bank = hubplugin.Bank(of.bank, of.second)
+        return hubplugin.fit(of.targets, bank, "dbsn", tau=TAU, compute=compute).offsets(of.targets, compute=compute)
+
+    return run
+
+
+def _pot(of: Operands) -> np.ndarray:
+    """As DBSN's release does it: the whole cost matrix in float64, `ot.sinkhorn` with 10 iterations."""
+    import ot
+
+    cost = 1 - of.gallery.astype(np.float64) @ of.bank.T.astype(np.float64)
+    a, b = np.full(len(of.gallery), 1 / len(of.gallery)), np.full(len(of.bank), 1 / len(of.bank))
+    log = ot.sinkhorn(a, b, cost, TAU, numItermax=10, stopThr=0, warn=False, log=True)[1]
+    return np.asarray(TAU * np.log(log["u"][: len(of.targets)]))
+
+
+def _geomloss(of: Operands) -> np.ndarray:
+    """Its own schedule of temperatures down to tau, its own number of iterations: another way to the same limit."""
+    from geomloss import SamplesLoss
+
+    loss = SamplesLoss("sinkhorn", p=2, blur=TAU**0.5, debias=False, potentials=True, backend="tensorized")
+    with torch.no_grad():
+        potential = loss(torch.from_numpy(of.gallery), torch.from_numpy(of.bank))[0]
+    return np.asarray(potential.flatten()[: len(of.targets)].numpy())
+
+
+def _nnn_retrieval(of: Operands) -> np.ndarray:
+    from nnn import NNNRanker, NNNRetriever
+
+    ranker = NNNRanker(NNNRetriever(of.bank.shape[1]), of.gallery, of.bank, alternate_ks=128)
+    return np.asarray(-0.75 * ranker.alignment_means.flatten().numpy())
+
+
+CONTENDERS = {
+    "is": Contender(_single("is", tau=TAU)),
+    "csls": Contender(_single("csls")),
+    "nnn k=16": Contender(_single("nnn", k=16)),
+    "nnn k=128": Contender(_single("nnn", k=128, alpha=0.75)),
+    "nnn k=128, nnn-retrieval": Contender(_nnn_retrieval, like="nnn k=128", within=1e-5, needs="nnn"),
+    "nnn k=16, answers left out": Contender(_whole("nnn", answers="left out")),
+    "dbsn": Contender(_dbsn("1GiB")),
+    "dbsn, POT": Contender(_pot, like="dbsn", within=1e-4, needs="ot"),
+    "dbsn, geomloss": Contender(_geomloss, like="dbsn", correlates=0.95, needs="geomloss"),
+    "dbsn, nothing held": Contender(_dbsn("16MiB"), like="dbsn", within=1e-5),
+    "dbsn, answers left out": Contender(_whole("dbsn", answers="left out")),
+    "blend, the default": Contender(_whole("blend")),
+}
+CHECKED = ("is", "nnn k=16", "nnn k=16, answers left out", "dbsn", "dbsn, nothing held")
+"""What `--check` runs."""
+
+
+def measure(name: str, data: str, repeats: int, threads: int) -> dict[str, Any]:
+    """Seconds of the contender and of the bare product of bank and gallery, in turns, MiB beyond the operands and one
+    product, and the offsets."""
+    torch.set_num_threads(threads)
+    contender, of = CONTENDERS[name], Operands.named(data)
+    bare(of.gallery, of.bank)
+    before, taken = peak(), []
+    clock = time.process_time if threads == 1 else time.perf_counter
+    for _ in range(repeats):
+        start = clock()
+        bare(of.gallery, of.bank)
+        middle = clock()
+        offsets = contender.run(of)
+        taken.append((middle - start, clock() - middle))
+    memory = (peak() - before) >> 20
+    return {"taken": taken, "memory_mib": memory, "offsets": offsets.tolist()}
+
 
 def run_apart(name: str, data: str, repeats: int, threads: int) -> dict[str, Any]:
-    """`contenders.measure` in a process of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out.json"
-        given = [name, data, f"--repeats={repeats}", f"--threads={threads}", f"--out={out}"]
-        command = [sys.executable, "-m", "benchmarks.contenders", *given]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"{name}: {done.stderr.strip().splitlines()[-1]}")
-        found: dict[str, Any] = json.loads(out.read_text())
-    return found
+    """`measure` in a process of its own, with the ratio and its range."""
+    given = ["--apart", name, "--data", data, "--repeats", str(repeats), "--threads", str(threads)]
+    done = subprocess.run([sys.executable, "-m", "benchmarks.fit", *given], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{name}: {done.stderr.strip().splitlines()[-1]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    floors, seconds = np.array(found.pop("taken")).T
+    turns = seconds / floors
+    return found | {"ratio": seconds.min() / floors.min(), "low": turns.min(), "high": turns.max()}
 
 
 def agreement(name: str, results: dict[str, dict[str, Any]]) -> str:
     """How far the offsets are from those of the contender they must be like; ends the run where they are not."""
     contender = CONTENDERS[name]
-    if contender.like is None:
+    if contender.like not in results:
         return ""
     ours, theirs = (np.array(results[who]["offsets"]) for who in (contender.like, name))
     ours, theirs = ours - ours.mean(), theirs - theirs.mean()
     if contender.correlates is not None:
-        found = float(np.corrcoef(ours, theirs)[0, 1])
-        if found < contender.correlates:
-            raise SystemExit(f"{name} is not like {contender.like}: correlation {found:.4f}; no figure is printed")
-        return f"r = {found:.4f}"
-    assert contender.within is not None
-    found = float(np.abs(ours - theirs).max())
-    if found > contender.within:
-        raise SystemExit(f"{name} is not like {contender.like}: offsets differ by {found:.2e}; no figure is printed")
-    return f"{found:.0e}"
+        found, good = float(np.corrcoef(ours, theirs)[0, 1]), contender.correlates
+        said, agrees = f"r = {found:.4f}", found >= good
+    else:
+        found = float(np.abs(ours - theirs).max())
+        said, agrees = f"{found:.0e}", found <= (contender.within or 0)
+    if not agrees:
+        raise SystemExit(f"{name} is not like {contender.like}: {said}; no figure is printed")
+    return said
 
 
-def summary(found: dict[str, Any]) -> dict[str, Any]:
-    ratios = np.array(found["seconds"]) / np.array(found["floor"])
-    return {
-        "ratio": min(found["seconds"]) / min(found["floor"]),
-        "low": float(ratios.min()),
-        "high": float(ratios.max()),
-        "seconds": min(found["seconds"]),
-        "floor": min(found["floor"]),
-        "memory_mib": found["memory_mib"],
-    }
-
-
-def stored(family_name: str) -> dict[str, Any]:
-    """What is stored of a family of processors: `runs` by the number of threads, and `check` of small operands."""
-    path = file_of(family_name)
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"family": family_name, "runs": {}}
-    return found
-
-
-def main(
-    repeats: int = 5,
-    threads: int = 1,
-    data: Annotated[
-        str, typer.Option("--operands", help="Of others than the usual ones, ratios are only printed.")
-    ] = USUAL,
-    only: Annotated[list[str] | None, typer.Option(help="A contender, and what it is compared with first.")] = None,
-) -> None:
-    chosen = "".join(f" --only '{name}'" for name in only or ())
-    console, command = Console(width=150), f"python -m benchmarks.fit --repeats {repeats} --threads {threads}{chosen}"
-    torch.set_num_threads(threads)
-    results: dict[str, dict[str, Any]] = {}
-    found = stored(family())
-    run = found["runs"].setdefault(str(threads), {"contenders": {}})
-    run |= {"machine": machine(threads), "command": command, "operands": str(operands(data)), "date": str(date.today())}
-    for name in only or CONTENDERS:
-        contender = CONTENDERS[name]
-        if contender.needs and importlib.util.find_spec(contender.needs) is None:
-            console.print(f"{name}: not measured, {contender.needs} is not installed (make bench installs it)")
-            continue
-        results[name] = run_apart(name, data, repeats, threads)
-        line = summary(results[name]) | {"differs by": agreement(name, results)}
-        run["contenders"][name] = line
-        if data == USUAL:
-            save(found)
-        console.print(f"{name}: {line['ratio']:.2f} ({line['low']:.2f}-{line['high']:.2f})")
-    if data != USUAL:
-        return
-    if threads == 1:
-        found["check"] = {name: summary(run_apart(name, "random", repeats, 1))["ratio"] for name in CHECKED}
-        save(found)
-    write_pages()
+def stored() -> dict[str, Any]:
+    """What is stored of this family of processors: `runs` by the number of threads, and `check` of small operands."""
+    path = RESULTS / "fit" / f"{family().lower().replace(' ', '-')}.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"runs": {}, "check": {}}
+    return found | {"family": family(), "path": path}
 
 
 def save(found: dict[str, Any]) -> None:
-    path = file_of(found["family"])
+    path = found["path"]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1) + "\n")
+    path.write_text(json.dumps({key: found[key] for key in ("family", "runs", "check")}, indent=1) + "\n")
 
 
-CHECKED = ("is", "nnn k=16", "nnn k=16, answers left out", "dbsn", "dbsn and its offsets", "dbsn, nothing held")
-"""What `benchmarks.check` runs again."""
+def write_page() -> None:
+    """The table of docs/speed.md, a column for each stored run."""
+    families = [json.loads(path.read_text()) for path in sorted((RESULTS / "fit").glob("*.json"))]
+    runs = {f"{each['family']}, {n} thread(s)": run for each in families for n, run in sorted(each["runs"].items())}
+    lines = []
+    for name in CONTENDERS:
+        seen = [run["contenders"].get(name) for run in runs.values()]
+        cells = [f"{each['ratio']:.2f} ({each['low']:.2f}-{each['high']:.2f})" if each else "" for each in seen]
+        memory = next((f"{each['memory_mib']:,}" for each in seen if each), "")
+        differs = next((each["differs by"] for each in seen if each), "")
+        lines.append([name, *cells, memory, differs])
+    about = "".join(f"- {name}: {run['about']}\n" for name, run in runs.items())
+    write_table(ROOT / "docs" / "speed.md", "fit", f"{about}\n{markdown(['work', *runs, 'MiB', 'differs by'], lines)}")
+
+
+def check() -> None:
+    known, slower = stored()["check"], []
+    if not known:
+        print(f"nothing is stored of {family()}: ratios are printed and compared with nothing")
+    for name in CHECKED:
+        ratio = run_apart(name, "random", 5, 1)["ratio"]
+        beside = f"; stored {known[name]:.2f}, allowed {BOUND:g} x" if name in known else ""
+        print(f"{name}: {ratio:.2f} times the bare product{beside}", flush=True)
+        slower += [name] if name in known and ratio > BOUND * known[name] else []
+    if slower:
+        raise SystemExit(f"slower than {BOUND:g} x the stored ratio: {', '.join(slower)}; see python -m benchmarks.fit")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--data", default=USUAL, help="Of others than the usual ones, ratios are only printed.")
+    parser.add_argument("--only", nargs="*", default=list(CONTENDERS))
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--apart", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.apart:
+        print(json.dumps(measure(given.apart, given.data, given.repeats, given.threads)))
+        return
+    if given.check:
+        check()
+        return
+    results: dict[str, dict[str, Any]] = {}
+    found = stored()
+    run = found["runs"].setdefault(str(given.threads), {"contenders": {}})
+    run["about"] = f"{date.today()}; {Operands.named(given.data)}; {machine(given.threads)}"
+    for name in given.only:
+        needs = CONTENDERS[name].needs
+        if needs and importlib.util.find_spec(needs) is None:
+            print(f"{name}: not measured, {needs} is not installed (make bench installs it)")
+            continue
+        results[name] = run_apart(name, given.data, given.repeats, given.threads)
+        line = {key: value for key, value in results[name].items() if key != "offsets"}
+        run["contenders"][name] = line | {"differs by": agreement(name, results)}
+        print(f"{name}: {line['ratio']:.2f} ({line['low']:.2f}-{line['high']:.2f})", flush=True)
+        if given.data == USUAL:
+            save(found)
+    if given.data == USUAL:
+        if given.threads == 1:
+            found["check"] = {name: run_apart(name, "random", given.repeats, 1)["ratio"] for name in CHECKED}
+        save(found)
+        write_page()
+
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

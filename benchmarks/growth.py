@@ -4,17 +4,15 @@
 
 One pass (`is`) and the bare product, in turns: over four decades of targets (to 10 million), three of the bank and
 three of d. Then the memory of a process that corrects a gallery of which it never holds more than a block.
-Writes benchmarks/results/growth.json, scaling.svg beside it, and two tables of docs/speed.md.
+Writes two tables of docs/speed.md.
 """
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,8 +20,8 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.contenders import TAU, bare
-from benchmarks.tables import RESULTS, ROOT, machine, markdown, peak, write_table
+from benchmarks.fit import TAU, bare
+from benchmarks.tables import ROOT, machine, markdown, peak, write_table
 from hubplugin import Compute, fit
 from hubplugin.vectors import Vectors
 
@@ -61,7 +59,7 @@ def measured(m: int, n: int, d: int) -> dict[str, float]:
     while not taken or (len(taken) < 5 and sum(map(sum, taken)) < 30):
         start = time.process_time()
         for part in targets._raw_blocks(16_384):
-            bare((part, bank))
+            bare(part, bank)
         middle = time.process_time()
         model.offsets(targets, compute=Compute("cpu"))
         taken.append((middle - start, time.process_time() - middle))
@@ -78,25 +76,6 @@ def slopes(series: dict[str, list[dict[str, float]]]) -> dict[str, float]:
     return found
 
 
-def draw(series: dict[str, list[dict[str, float]]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("svg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 3, figsize=(10, 3.2), sharey=True, layout="constrained")
-    for axis, (name, key) in zip(axes, FIELDS.items(), strict=True):
-        rows = series[name]
-        for field, label in (("floor", "bare product"), ("seconds", "offsets (is)")):
-            axis.loglog([row[key] for row in rows], [row[field] for row in rows], "o-", ms=3, label=label)
-        axis.set_xlabel({"n": "targets n", "m": "bank m", "d": "dimensions d"}[key])
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("seconds")
-    axes[0].legend(frameon=False)
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
-
-
 def memory(n: int) -> dict[str, int]:
     """MiB that a process takes beyond one block and one product, and how many of them are the offsets themselves."""
     command = [sys.executable, "-m", "benchmarks.growth", "--apart", str(n)]
@@ -108,7 +87,7 @@ def _beyond(n: int) -> int:
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
     bank, block = (rng.normal(size=(rows, 64)).astype(np.float32) for rows in (1_000, 16_384))
-    bare((block, bank))
+    bare(block, bank)
     before = peak()
     fit(None, bank, "is", tau=TAU, compute=Compute("cpu")).offsets(Repeated(block, n), compute=Compute("cpu"))
     return (peak() - before) >> 20
@@ -125,9 +104,6 @@ def main(apart: int = typer.Option(0, hidden=True)) -> None:
         for name, sizes in SIZES.items()
     }
     steep, taken = slopes(series), [memory(n) for n in MEMORY]
-    draw(series, RESULTS / "scaling.svg")
-    found = {"machine": machine(1), "growth": series, "slopes": steep, "memory": taken}
-    (RESULTS / "growth.json").write_text(json.dumps(found, indent=1) + "\n")
     lines = [[name, f"{slope:.2f}"] for name, slope in steep.items()]
     about = f"{machine(1)}; `python -m benchmarks.growth`\n\n"
     write_table(PAGE, "growth", about + markdown(["time grows with", "to the power of"], lines))

@@ -1,43 +1,56 @@
-"""How often the guard is wrong, in both directions.
+"""How often the guard is wrong, in both directions; what it says to banks that are none; and how far offsets reach.
 
-    python -m benchmarks.guard [--splits 3] [--first 5] [--others] [--rows FILE] [--write docs/choosing.md]
+    python -m benchmarks.guard [--splits 3] [--first 5] [--write docs/choosing.md]
+    python -m benchmarks.guard --refusals [--write docs/banks.md]
+    python -m benchmarks.guard --reach
 
 Galleries and banks are drawn anew in each split (`benchmarks.banks`); without the shared data, from `examples/data`
 alone. The guard sees bank and gallery. The truth is the change of R@1 on test queries that it never saw, in the mean
 of the splits. Harm is a fall of more than 0.5 points, a gain a rise of more than 2. Where a log has other wordings of
-what it asked for and queries for what it did not, the worse of the two counts. `--others` tries methods beside the
-default.
+what it asked for and queries for what it did not, the worse of the two counts.
+
+--refusals: what `apply` says to banks that are none, and R@1 with force. The gallery is examples/data in a Faiss file;
+another catalogue is the queries of `debian`, embedded by the same model, where the shared data are there.
+--reach sets the limit of `hubplugin.jobs.correct`: of each method and kind of bank the mean share of the gallery that
+is nearer to a bank query than its corrected nearest target. The last column is the same bank as if another model had
+embedded it: turned, with its mean elsewhere.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
+import tempfile
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
+import torch
 
+import hubplugin
+from benchmarks.bank_settings import files, further, seventeen
 from benchmarks.banks import Case, cases
-from benchmarks.tables import write_table
+from benchmarks.tables import EXAMPLES, SHARED, markdown, write_table
 from hubplugin.bank import Bank, PreparedBank
-from hubplugin.compute import HoldingCompute
-from hubplugin.methods import FitInput, Method, configure
+from hubplugin.bank.kinds import displacement
+from hubplugin.compute import Compute, HoldingCompute
+from hubplugin.methods import configure
 from hubplugin.metric import Metric
 from hubplugin.trial import Experiment, judge_by
 from hubplugin.vectors import as_vectors
 
 HARM, GAIN = -0.5, 2.0
-CANDIDATES = [configure("blend"), configure("dbsn", tau=0.05), configure("is", tau=0.02)]
+DEFAULT = configure("blend")
+REACHING = [("blend", {}), ("dbsn", {"tau": 0.05}), ("is", {"tau": 0.02}), ("nnn", {})]
 
 
-def truth(case: Case, given: FitInput, method: Method) -> float:
-    """Change of R@1 in points, fitted on the whole bank; of several tests the worst."""
-    gallery = given.require_targets(method.name)
-    offsets = method.fit(given).offsets(gallery)
+def change(case: Case, given: PreparedBank) -> float:
+    """Of R@1 in points, fitted on the whole bank; of several tests the worst."""
+    offsets = DEFAULT.fit(given).offsets(given.require_targets(DEFAULT.name))
     changes = []
     for queries, rows in case.tests.values():
         scores = queries @ case.gallery.T
@@ -46,103 +59,152 @@ def truth(case: Case, given: FitInput, method: Method) -> float:
     return min(changes)
 
 
-def judged(case: Case, split: int, candidates: list[Method]) -> list[dict[str, Any]]:
-    """One row for every candidate on every basis."""
-    rows = []
+def judged(case: Case, split: int) -> Iterator[dict[str, Any]]:
+    """One row by the queries alone, and one with their answers where these are known."""
     bases = {"queries alone": None} | ({} if case.target_bank is None else {"pairs": case.target_bank})
     for basis, second in bases.items():
-        compute = HoldingCompute("cpu", "2GiB")
-        kind = "documents" if case.same_kind else "queries"
-        bank = Bank(case.bank, second, pairs=None if second is None else True, kind=kind)
-        given = bank.prepare(Metric.COSINE, compute).against(as_vectors(case.gallery, "targets"))
-        changes = [truth(case, given, method) for method in candidates]
-        found = _judge(given, split, candidates)
-        for method, change, (kind, objections) in zip(candidates, changes, found, strict=True):
-            rows.append(
-                {
-                    "basis": basis,
-                    "method": method.name,
-                    "source": case.source,
-                    "kind": case.kind,
-                    "size": case.size,
-                    "split": split,
-                    "change": round(change, 2),
-                    "seen": kind,
-                    "objections": "; ".join(objections),
-                }
-            )
-    return rows
-
-
-def _judge(given: PreparedBank, split: int, candidates: list[Method]) -> list[tuple[str, list[str]]]:
-    """The kind of bank that the guard sees, and its objections."""
-    with closing(Experiment(given, split)) as experiment:
-        if given.pairs is None and candidates == CANDIDATES[:1]:
-            bank = experiment.profile  # the default is judged by nothing else then
-            return [(bank.kind, [bank.objection] if bank.objection else [])]
-        found = judge_by(experiment, candidates)
-    return [(judgement.bank.kind, judgement.objections) for judgement in found]
+        bank = Bank(case.bank, second, pairs=None if second is None else True)
+        given = bank.prepare(Metric.COSINE, HoldingCompute("cpu", "2GiB")).against(as_vectors(case.gallery, "targets"))
+        with closing(Experiment(given, split)) as experiment:
+            if given.pairs is None:  # the default is judged by nothing else then
+                objections = [experiment.profile.objection] if experiment.profile.objection else []
+            else:
+                objections = judge_by(experiment, [DEFAULT])[0].objections
+        row = {"basis": basis, "source": case.source, "kind": case.kind, "size": case.size, "split": split}
+        yield row | {"change": round(change(case, given), 2), "objections": "; ".join(objections)}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    lines = [
-        "| method, the guard sees | bank | cases | harm, let through | gain, refused | mean change if let through "
-        "| worst | mean change if refused |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    groups: dict[tuple[str, str, str], list[tuple[float, float]]] = defaultdict(list)
-    for (method, basis, kind, *_), part in _families(rows).items():
-        change = float(np.mean([row["change"] for row in part]))
-        groups[method, basis, kind].append((change, float(np.mean([bool(row["objections"]) for row in part]))))
-    for (method, basis, kind), found in groups.items():
-        harm, gain = [x for x in found if x[0] < HARM], [x for x in found if x[0] > GAIN]
-        through, refused = [x[0] for x in found if x[1] < 0.5], [x[0] for x in found if x[1] >= 0.5]
-        lines.append(
-            f"| {method}, {basis} | {kind} | {len(found)} | {sum(x[1] < 0.5 for x in harm)} of {len(harm)} "
-            f"| {sum(x[1] >= 0.5 for x in gain)} of {len(gain)} | {_mean(through)} "
-            f"| {f'{min(through):+.1f}' if through else ''} | {_mean(refused)} |"
-        )
-    return "\n".join(lines)
-
-
-def _families(rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
-    """The splits of one case together: the case is the how many-th of its source and kind."""
-    found: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    """The splits of one case count together: the case is the how many-th of its source and kind."""
+    families: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        found[row["method"], row["basis"], row["kind"], row["source"], row["case"]].append(row)
-    return found
+        families[row["basis"], row["kind"], row["source"], row["case"]].append(row)
+    groups: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    for (basis, kind, *_), part in families.items():
+        mean, refused = (float(np.mean([of(row) for row in part])) for of in (_change, _refused))
+        groups[basis, kind].append((mean, refused))
+    lines = []
+    for (basis, kind), found in groups.items():
+        harm, gain = [x for x in found if x[0] < HARM], [x for x in found if x[0] > GAIN]
+        through, refused_ = [x[0] for x in found if x[1] < 0.5], [x[0] for x in found if x[1] >= 0.5]
+        lines.append(
+            [
+                *(basis, kind, str(len(found))),
+                f"{sum(x[1] < 0.5 for x in harm)} of {len(harm)}",
+                f"{sum(x[1] >= 0.5 for x in gain)} of {len(gain)}",
+                *(_mean(through), f"{min(through):+.1f}" if through else "", _mean(refused_)),
+            ]
+        )
+    head = ["the guard sees", "bank", "cases", "harm, let through", "gain, refused", "mean change if let through"]
+    return markdown([*head, "worst", "mean change if refused"], lines)
+
+
+def _change(row: dict[str, Any]) -> float:
+    return float(row["change"])
+
+
+def _refused(row: dict[str, Any]) -> float:
+    return float(bool(row["objections"]))
 
 
 def _mean(changes: list[float]) -> str:
     return f"{np.mean(changes):+.1f} ({len(changes)})" if changes else ""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--splits", type=int, default=3)
-    parser.add_argument("--first", type=int, default=5, help="first seed; the limits were set on others")
-    parser.add_argument("--others", action="store_true", help="dbsn 0.05 and is 0.02, too")
-    parser.add_argument("--rows", type=Path, help="every single result, as CSV")
-    parser.add_argument("--write", type=Path, help="page whose table is replaced")
-    given = parser.parse_args()
+def measured(splits: range) -> str:
     rows: list[dict[str, Any]] = []
-    for split in range(given.first, given.first + given.splits):
+    for split in splits:
         seen: Counter[tuple[str, str]] = Counter()
         for case in cases(split):
             seen[case.source, case.kind] += 1
-            number = seen[case.source, case.kind]
-            candidates = CANDIDATES if given.others else CANDIDATES[:1]
-            found = [{"case": number, **row} for row in judged(case, split, candidates)]
-            rows += found
-            print(*(found[0].values()), sep="\t", file=sys.stderr, flush=True)
-            if given.rows:
-                with given.rows.open("w", newline="") as file:
-                    csv.DictWriter(file, rows[0]).writeheader()
-                    csv.DictWriter(file, rows[0]).writerows(rows)
-    text = table(rows)
+            for row in judged(case, split):
+                rows.append({"case": seen[case.source, case.kind], **row})
+                print(*rows[-1].values(), sep="\t", file=sys.stderr, flush=True)
+    return table(rows)
+
+
+def no_banks(data: Path) -> Iterator[tuple[str, Any, np.ndarray | None, dict[str, Any]]]:
+    """What is given as the bank, as the target bank, and how it is applied."""
+    queries, documents, gallery = files(EXAMPLES, "bank_queries", "bank_targets", "test_targets")
+    rng = np.random.default_rng(0)
+    yield "queries for other functions", queries, None, {}
+    yield "the gallery itself", gallery, None, {}
+    yield "other documents", documents, None, {}
+    yield "half queries, half documents", np.concatenate([queries[:1250], documents[1250:]]), None, {}
+    yield "pairs, swapped: documents as queries, queries as target bank", documents, queries, {}
+    yield "vectors of another model", rng.normal(size=(500, 512)), None, {}
+    yield "... of the same length", turned(queries), None, {}
+    yield "texts", ["how to open a file", "parse a date"], None, {}
+    if (data / "debian").is_dir():
+        yield "queries of another catalogue", files(data / "debian", "queries_a")[0], None, {}
+    yield "5 queries", queries[:5], None, {}
+    yield '100 queries, `method="dbsn"`', queries[:100], None, {"method": "dbsn"}
+
+
+def turned(vectors: np.ndarray) -> np.ndarray:
+    """A rotation with its mean elsewhere is what another model's space is to this one's."""
+    rng, d = np.random.default_rng(0), vectors.shape[1]
+    return np.asarray(vectors @ np.linalg.qr(rng.normal(size=(d, d)))[0] + 2 * rng.normal(size=d) / d**0.5)
+
+
+def refusals(data: Path) -> str:
+    """What `apply` says, and R@1 with force where that can be used at all."""
+    lines = []
+    gallery, asked = files(EXAMPLES, "test_targets", "test_queries")
+    for name, given, second, options in no_banks(data):
+        with tempfile.TemporaryDirectory() as folder:
+            file = f"{folder}/photos.faiss"
+            index = faiss.IndexFlatIP(gallery.shape[1])
+            index.add(gallery)
+            faiss.write_index(index, file)
+            store, said = hubplugin.open_store(f"faiss:{file}"), "passed"
+            try:
+                hubplugin.apply(store, Bank(given, second), **options)
+            except hubplugin.CorrectionRefused as error:
+                said = f"`CorrectionRefused: {str(error).partition('; nothing was changed')[0]}` ..."
+                hubplugin.apply(store, Bank(given, second), force=True, **options)
+            except hubplugin.InputError as error:
+                lines.append([name, f"`InputError: {error}`".replace(file, "photos.faiss"), ""])
+                continue
+            found = np.array(store.search(asked, 1).ids)[:, 0]
+            lines.append([name, said, f"{100 * float((found == np.arange(len(asked))).mean()):.1f}"])
+    return markdown(["given as the bank", "what is printed", "R@1 if applied"], lines)
+
+
+def reach(data: Path) -> str:
+    lines = []
+    for family in [*seventeen(data), *further(data)]:
+        if not family.source.is_dir():
+            continue
+        setting, cells = family.draw(0), []
+        tried = [(setting.bank, name, parameters) for name, parameters in REACHING]
+        for bank, name, parameters in [*tried, (turned(setting.bank), "dbsn", {"tau": 0.05})]:
+            model = hubplugin.fit(setting.targets, bank, name, **parameters)
+            both = (as_vectors(bank, "bank"), as_vectors(setting.targets, "gallery"))
+            cells.append(f"{displacement(model, *both, Compute()):.4f}")
+        lines.append([family.name, str(len(setting.targets)), *cells])
+        print(lines[-1], file=sys.stderr, flush=True)
+    head = ["bank", "targets", *(" ".join([name, *map(str, given.values())]) for name, given in REACHING)]
+    return markdown([*head, "dbsn 0.05, another model"], lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--splits", type=int, default=3)
+    parser.add_argument("--first", type=int, default=5, help="first seed; the limits were set on others")
+    parser.add_argument("--refusals", action="store_true")
+    parser.add_argument("--reach", action="store_true")
+    parser.add_argument("--write", type=Path, help="page whose table is replaced")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.reach:
+        print(reach(SHARED))
+        return
+    name = "refusals" if given.refusals else "guard"
+    text = refusals(SHARED) if given.refusals else measured(range(given.first, given.first + given.splits))
     print(text)
     if given.write:
-        write_table(given.write, "guard", text)
+        write_table(given.write, name, text)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ SOFTNESS = 0.4
 APART, ERRORS = 0.85, 2.0
 """No side may be behind by more than so many standard errors with a whitening or a strength: a few hundred pairs are
 too few to show what these gain. Where `own_share` is `APART` or more, as across modalities and languages, all sides
-must be ahead by as many, for there held-out pairs do not see all that is lost (docs/measurements/learning.md)."""
+must be ahead by as many, for there held-out pairs do not see all that is lost (docs/measurements/methods.md)."""
 
 FOLD_ERRORS = 1.0
 """The fold is ahead of none by so many standard errors of the soft R@1: where there are few clicks, it stays away."""
