@@ -6,17 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mkdocs.structure.files import File
-
 ROOT = Path(__file__).parent.parent
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(((?:\.\./)+(?!\.)[^)#]*)(#[^)]*)?\)")
-
-
-def on_files(files: Any, config: Any) -> Any:
-    """Pictures of the repository that pages show lie beside them on the site."""
-    for picture in sorted((ROOT / "benchmarks" / "results").glob("*.svg")):
-        files.append(File.generated(config, f"pictures/{picture.name}", abs_src_path=str(picture)))
-    return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
