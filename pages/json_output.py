@@ -36,10 +36,10 @@ def _sections() -> Iterator[str]:
         schema = schema_of(figures)
         yield from (f"## {command}\n", f"{_one_line(schema.get('description', ''))}\n")
         yield from ([f"{FILES}\n"] if command == "evaluate" else [])
-        yield from _table(schema)
+        yield _fields(schema)
         for name, part in schema.get("$defs", {}).items():
             if name not in known:
-                yield from (f"### {name}\n", f"{_one_line(part.get('description', ''))}\n", *_table(part))
+                yield from (f"### {name}\n", f"{_one_line(part.get('description', ''))}\n", _fields(part))
         known |= set(schema.get("$defs", {}))
 
 
@@ -48,12 +48,11 @@ def schema_of(figures: type) -> dict[str, Any]:
     return TypeAdapter(figures).json_schema(mode="serialization")
 
 
-def _table(schema: dict[str, Any]) -> list[str]:
+def _fields(schema: dict[str, Any]) -> str:
+    """The names of a value with their types, in one paragraph."""
     if "enum" in schema:
-        return [f"One of {', '.join(schema['enum'])}.\n"]
-    kinds = {name: _kind(of) for name, of in schema["properties"].items()}
-    rows = [f"| `{name}` | {kind} |" for name, kind in kinds.items()]
-    return ["| name | type |", "|---|---|", *rows, ""]
+        return f"One of {', '.join(schema['enum'])}.\n"
+    return "; ".join(f"`{name}`: {_kind(of)}" for name, of in schema["properties"].items()) + ".\n"
 
 
 def _kind(of: dict[str, Any]) -> str:
