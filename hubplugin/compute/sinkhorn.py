@@ -26,7 +26,7 @@ from hubplugin.compute.similarities import (
     full_product,
     torch,
 )
-from hubplugin.compute.terms import MeanOfLargest, log_sum_exp
+from hubplugin.compute.terms import MeanOfLargest
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin.vectors import Vectors, as_vectors, taken
@@ -52,15 +52,6 @@ HALF_FALL = 7.0
 
 HALF_TERMS = 256
 """Targets, and bank rows, below which what float16 rounds off is not taken to average out."""
-
-
-PROBE = 1_000
-"""Targets whose offsets are compared between the halves of a sample."""
-
-
-LAST = 2
-"""Iterations over all of a sample that cannot be held: the second takes off more than half of the error that the first
-leaves, for a fifth of a product (benchmarks/sampled.py)."""
 
 
 HALF_TAU = 0.1
@@ -114,7 +105,6 @@ class Kernel:
         columns: Sequence[Columns],
         tau: float,
         k: int | None = None,
-        hold: bool = True,
     ):
         self._similarities, self._tau = similarities, tau
         self._columns, self._masses = [part.targets for part in columns], [part.mass for part in columns]
@@ -124,7 +114,7 @@ class Kernel:
         if similarities.compute.precision != "float64":
             averages_out = min(self._rows, similarities.m) >= HALF_TERMS
             dtypes = [torch.float32, torch.float16] if averages_out else [torch.float32]
-        self._dtype = next((dtype for dtype in dtypes if hold and size * dtype.itemsize <= room), None)
+        self._dtype = next((dtype for dtype in dtypes if size * dtype.itemsize <= room), None)
         self._held: list[Exponentials] = []
         self._reference = torch.zeros(0)
         self.left_out: LeftOut | None = None
@@ -358,31 +348,15 @@ def _blocks(exponentials: torch.Tensor, other: torch.Tensor) -> Iterator[tuple[s
 
 
 @dataclass(frozen=True)
-class SampleError:
-    """How well a sample stands for its gallery.
-
-    marginal: half the sum of |r_u - v_u|, 0 to 1. r is what the bank rows had of the targets before the last iteration,
-    v what they should have.
-    change: the largest difference between the offsets of some targets by the one half of the sample and by the other.
-    It is about twice the error of their mean.
-    """
-
-    marginal: float
-    change: float
-
-
-@dataclass(frozen=True)
 class Scaling:
     """What `sinkhorn` found. log_alpha: [m], float64. log_sums: LSE_u( s(b_u, t)/tau + log_alpha_u ) of the first
     columns [n], float64, to 1e-4 where the exponentials were held; None where they were not. answers: what was left
-    out. k_means: the mean of the k largest s(b_u, t) of the first columns [n], float64, if asked for. error: of a
-    sample."""
+    out. k_means: the mean of the k largest s(b_u, t) of the first columns [n], float64, if asked for."""
 
     log_alpha: np.ndarray
     log_sums: np.ndarray | None
     answers: Answers | None = None
     k_means: np.ndarray | None = None
-    error: SampleError | None = None
 
 
 def sinkhorn(
@@ -425,47 +399,6 @@ def sinkhorn(
         shares = kernel.shares(log_alpha, f"Sinkhorn iteration {iteration} of {iterations}")
         log_alpha = _balanced(log_alpha + log_mass, (shares / n).log(), same)
     return Scaling(log_alpha.numpy(), kernel.held_log_sums(log_alpha), answers, kernel.k_means)
-
-
-@dataclass(frozen=True)
-class Half:
-    """Half of a sample: `all` of it, and `few` targets of it that can be held."""
-
-    few: Sequence[Columns]
-    all: Sequence[Columns]
-
-
-def sinkhorn_on_sample(
-    similarities: Similarities,
-    halves: Sequence[Half],
-    tau: float,
-    iterations: int,
-    same: np.ndarray,
-    answers: Answers | None = None,
-) -> Scaling:
-    """`sinkhorn` for more targets than can be held, by each half of a sample for itself; log alpha is their mean.
-
-    All iterations but the last `LAST` are over the few targets of a half, of which one product serves all; these are
-    over the whole half. What so few targets lack lies in log alpha. log beta, a mean over the bank, feels little of it,
-    so an iteration over many brings log alpha close to what they can tell.
-    """
-    log_mass, found, marginals = _log_mass(similarities, answers), [], []
-    for half in halves:
-        before = max(iterations - LAST, 1)
-        log_alpha = torch.from_numpy(sinkhorn(similarities, half.few, tau, before, same, answers).log_alpha)
-        kernel = Kernel(similarities, half.all, tau, hold=False)
-        kernel.left_out = None if answers is None else LeftOut(answers.levels)
-        for iteration in range(before + 1, max(iterations, before + 1) + 1):
-            shares = kernel.shares(log_alpha, f"Sinkhorn iteration {iteration}, all of the sample") / _mass(half.all)
-            log_alpha = _balanced(log_alpha + log_mass, shares.log(), same)
-        marginals.append(float((shares - log_mass.exp()).abs().sum()) / 2)
-        found.append(log_alpha)
-    few = halves[0].few[0].targets
-    probe = as_vectors(few.some(np.arange(min(PROBE, few.rows))), "some targets")
-    offsets = [-tau * log_sum_exp(similarities, probe, tau, each.numpy()) for each in found]
-    change = np.ptp([each - each.mean() for each in offsets], axis=0).max()
-    error = SampleError(float(np.mean(marginals)), float(change))
-    return Scaling(torch.stack(found).mean(0).numpy(), None, answers, error=error)
 
 
 def _mass(columns: Sequence[Columns]) -> float:

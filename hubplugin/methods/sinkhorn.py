@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from pydantic import BeforeValidator, Field
 
-from hubplugin.compute import Answers, Columns, Half, Scaling, Similarities, most_held, sinkhorn, sinkhorn_on_sample
+from hubplugin.compute import Answers, Columns, Scaling, Similarities, most_held, sinkhorn
 from hubplugin.methods.base import FitInput, Method, Solution
 from hubplugin.model import LogSumExp, Setting
 from hubplugin.vectors import Spread, as_vectors, sampled, spool
@@ -20,7 +19,7 @@ SAMPLED_ABOVE = 1_000_000
 """Targets above which log alpha is sought on a sample, unless all are asked for."""
 
 SAMPLE = 200_000
-"""Targets of such a sample, or all where they are fewer."""
+"""Targets of such a sample, or as many as have room where they are fewer."""
 
 LEAST_HELD = 10_000
 """Targets that must find room if log alpha is to be sought on those that do: of fewer it would be too coarse, and
@@ -37,8 +36,11 @@ def resolved_sample(sample: Sample, given: FitInput) -> int | None:
     """`sample` without "auto"."""
     if sample != "auto" or given.targets is None:
         return None if sample == "auto" else sample
-    n, held = given.targets.rows, most_held(len(given.query_bank), given.compute)
-    return min(SAMPLE, n) if n > SAMPLED_ABOVE or n > held >= LEAST_HELD else None
+    n, second = given.targets.rows, 0 if given.target_bank is None else len(given.target_bank)
+    held = most_held(len(given.query_bank), given.compute) - second
+    if held >= LEAST_HELD:
+        return None if n <= min(held, SAMPLED_ABOVE) else min(SAMPLE, held)
+    return SAMPLE if n > SAMPLED_ABOVE else None
 
 
 class SinkhornNormalisation(Method):
@@ -50,10 +52,10 @@ class SinkhornNormalisation(Method):
     which on docstring-to-function pairs gains where 0.01 loses.
 
     sample: how many targets, drawn at random with a fixed seed, stand for the whole gallery while log alpha is sought.
-    A fit to a large gallery then costs one pass over it instead of `iterations`. "auto", the default, takes 200,000
-    where there are more than a million, or more than `memory` has room for beside the bank in float16; "all" takes
-    all of any number. All iterations but the last two are over as many of the sample as have room. A warning tells the
-    error, see `compute.SampleError`.
+    A fit to a large gallery then costs one pass over it instead of `iterations`. "auto", the default, takes a sample
+    where there are more than a million targets, or more than `memory` has room for beside the bank in float16: as many
+    as have room, at most 200,000. "all" takes all of any number. A warning names the size of the sample; docs/speed.md
+    says what it costs.
 
     Where answers are left out, bank queries with the same nearest target share the mass of one.
     """
@@ -76,57 +78,24 @@ class SinkhornNormalisation(Method):
         similarities = Similarities.of(given.query_bank, given.metric, given.compute)
         targets = given.require_targets(self.name)
         answers: Answers | Literal["seek"] | None = "seek" if self.answers == "left out" else None
-        sample, m = resolved_sample(self.sample, given), similarities.m
-        is_sampled = sample is not None and (
-            sample < targets.rows or targets.rows > most_held(m, given.compute) >= LEAST_HELD
-        )
+        sample = resolved_sample(self.sample, given)
+        is_sampled = sample is not None and sample < targets.rows
         if sample is not None and is_sampled:
-            # An answer need not be in the sample.
-            found = self._on_sample(given, similarities, sample, given.answers if answers else None)
+            logger.warning(
+                "Sinkhorn runs on a sample of %d of %d targets; sample='all' takes all", sample, targets.rows
+            )
+            drawn = sampled(targets, sample, given.metric, np.random.default_rng(0))
+            columns = [Columns(as_vectors(drawn, targets.name), targets.rows / sample)]
+            answers, k = given.answers if answers else None, None  # an answer need not be in the sample
         else:
             # Iterations read all of what lies in shards again and again, so it is brought here.
-            here = spool(targets.blocks(), targets.name) if isinstance(targets, Spread) else targets
-            columns = [Columns(here)]
-            if self.name == "dbsn" and given.target_bank is not None:
-                columns.append(Columns(given.target_bank_vectors))
-            found = sinkhorn(similarities, columns, self.tau, self.iterations, given.same, answers, k)
+            columns = [Columns(spool(targets.blocks(), targets.name) if isinstance(targets, Spread) else targets)]
+        if self.name == "dbsn" and given.target_bank is not None:
+            columns.append(Columns(given.target_bank_vectors))
+        found = sinkhorn(similarities, columns, self.tau, self.iterations, given.same, answers, k)
         raw = None if is_sampled or found.log_sums is None else -self.tau * found.log_sums
         levels = None if found.answers is None else found.answers.levels
         return LogSumExp(given.query_bank, self.tau, -self.tau, found.log_alpha, levels), raw, found
-
-    def _on_sample(self, given: FitInput, similarities: Similarities, sample: int, answers: Answers | None) -> Scaling:
-        targets, rng = given.require_targets(self.name), np.random.default_rng(0)
-        drawn = [sampled(targets, sample, given.metric, rng)]
-        masses = [targets.rows / len(drawn[0])]
-        if self.name == "dbsn" and given.target_bank is not None:
-            drawn, masses = [*drawn, given.target_bank], [*masses, 1.0]
-        whole, held = sum(map(len, drawn)), most_held(similarities.m, given.compute)
-        if whole <= held:
-            columns = [Columns(as_vectors(rows, targets.name), mass) for rows, mass in zip(drawn, masses, strict=True)]
-            return sinkhorn(similarities, columns, self.tau, self.iterations, given.same, answers)
-        # The sample itself takes room, too.
-        share = min(max(held * (1 - drawn[0].nbytes / given.compute.bytes()), LEAST_HELD) / (whole / 2), 1.0)
-        halves = []
-        for number in range(2):
-            few, half = [], []
-            for rows, mass in zip(drawn, masses, strict=True):
-                mine = rows[number::2]
-                some = mine[np.sort(rng.permutation(len(mine))[: math.ceil(share * len(mine))])]
-                half.append(Columns(as_vectors(mine, targets.name), mass))
-                few.append(Columns(as_vectors(some, targets.name), mass * len(mine) / len(some)))
-            halves.append(Half(few, half))
-        found = sinkhorn_on_sample(similarities, halves, self.tau, self.iterations, given.same, answers)
-        assert found.error is not None
-        logger.warning(
-            "Sinkhorn ran on a sample of %d of %d targets, %d at a time: the last marginal was off by %.2g %%, and "
-            "offsets by the halves of the sample differ by at most %.2g; sample='all' takes all",
-            len(drawn[0]),
-            targets.rows,
-            sum(part.targets.rows for part in halves[0].few),
-            100 * found.error.marginal,
-            found.error.change,
-        )
-        return found
 
 
 class DualBankSinkhorn(SinkhornNormalisation):
