@@ -39,7 +39,7 @@ def told(queries: np.ndarray, targets: np.ndarray, metric: str = "cosine") -> li
     """The figures of each cause, with a mark where it is found or in doubt."""
     banks = Bank(queries).prepare(metric, Compute()).against(targets)
     nearest = TopK(DEEP)
-    gallery = banks.require_targets("auto")
+    gallery = banks.require_targets("blend")
     search(banks.query_bank, gallery, Metric(metric), banks.compute, nearest)
     seen = {each.cause: each for each in findings(banks, nearest.rows[0], None, lambda rows: rows.tolist(), 0)}
     cells = []

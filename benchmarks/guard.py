@@ -23,7 +23,6 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +64,11 @@ def judged(case: Case, split: int) -> Iterator[dict[str, Any]]:
     for basis, second in bases.items():
         bank = Bank(case.bank, second, pairs=None if second is None else True)
         given = bank.prepare(Metric.COSINE, HoldingCompute("cpu", "2GiB")).against(as_vectors(case.gallery, "targets"))
-        with closing(Experiment(given, split)) as experiment:
-            if given.pairs is None:  # the default is judged by nothing else then
-                objections = [experiment.profile.objection] if experiment.profile.objection else []
-            else:
-                objections = judge_by(experiment, [DEFAULT])[0].objections
+        experiment = Experiment(given, split)
+        if given.pairs is None:  # the default is judged by nothing else then
+            objections = [experiment.profile.objection] if experiment.profile.objection else []
+        else:
+            objections = judge_by(experiment, [DEFAULT])[0].objections
         row = {"basis": basis, "source": case.source, "kind": case.kind, "size": case.size, "split": split}
         yield row | {"change": round(change(case, given), 2), "objections": "; ".join(objections)}
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -160,8 +159,7 @@ def _corner(vectors: np.ndarray) -> np.ndarray:
 
 def _rise(bank: np.ndarray, setting: Setting) -> float:
     banks = Bank(bank).prepare(Metric.COSINE, Compute("cpu")).against(setting.gallery)
-    with closing(Experiment(banks)) as experiment:
-        outcomes = experiment.run([None, setting.old, METHODS["blend"]()])
+    outcomes = Experiment(banks).run([None, setting.old, METHODS["blend"]()])
     raw, before, after = (outcome.trial(outcomes[0]).skewness for outcome in outcomes)
     return (after - before) / max(raw, 1e-9)
 

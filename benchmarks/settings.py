@@ -1,7 +1,7 @@
-"""What the default, `auto` and plain methods do to R@1 and R@10, on seventeen real settings and on further ones.
+"""What the default and plain methods do to R@1 and R@10, on seventeen real settings and on further ones.
 
     python -m benchmarks.settings [--data FOLDER] [--groups seventeen further] [--only WORD ...]
-                                  [--columns default auto others variants] [--splits N] [--write docs/banks.md]
+                                  [--columns default others variants] [--splits N] [--write docs/banks.md]
 
 A setting is a gallery, a bank and test queries (benchmarks/bank_settings.py). FOLDER holds coco500, code_search,
 debian, tldr_ko and tldr_log; by default it is shared/data beside the checkout. Settings whose data are not there are
@@ -67,9 +67,6 @@ def offsets(setting: Setting, columns: set[str], variants_too: bool) -> Iterator
     bank = hubplugin.Bank(setting.bank, setting.target_bank)
     model = hubplugin.fit(setting.targets, bank)
     yield "default", model.offsets(setting.targets)
-    if "auto" in columns:
-        paired = hubplugin.Bank(setting.bank, setting.target_bank, pairs=setting.target_bank is not None or None)
-        yield "auto", hubplugin.fit(setting.targets, paired, "auto").offsets(setting.targets)
     for name, (method, parameters) in OTHERS.items() if "others" in columns else ():
         yield name, hubplugin.fit(setting.targets, bank, method, **parameters).offsets(setting.targets)
     if variants_too and "variants" in columns:
@@ -101,23 +98,22 @@ def measure(family: Family, columns: set[str], splits: int) -> dict[str, dict[st
     return found
 
 
-def gains(row: dict[str, Any], name: str, beside: str = "raw") -> np.ndarray:
-    """Mean change of R@1 and R@10 in points, over the splits that both were measured on."""
-    ours, theirs = (np.array(row["found"][key]) for key in (name, beside))
+def gains(row: dict[str, Any], name: str) -> np.ndarray:
+    """Mean change of R@1 and R@10 in points, over the splits that it was measured on."""
+    ours, theirs = (np.array(row["found"][key]) for key in (name, "raw"))
     common = min(len(ours), len(theirs))
     return (ours[:common] - theirs[:common]).mean(axis=0)
 
 
 def comparison(rows: dict[str, dict[str, Any]]) -> str:
-    """Change of R@1 / R@10 by the default and by plain methods; by `auto` beside the default, on the draws of both."""
-    titles = {"default": "the default", "auto": "`auto` beside it", "dbsn .05": "`dbsn` .05", "nnn": "`nnn` 16/.5"}
-    beside = {"auto": "default"}
+    """Change of R@1 / R@10 by the default and by plain methods."""
+    titles = {"default": "the default", "dbsn .05": "`dbsn` .05", "nnn": "`nnn` 16/.5"}
     names = [name for name in titles if all(name in row["found"] for row in rows.values())]
     chosen_from = ["default", *OTHERS]
     hindsight = all(name in row["found"] for row in rows.values() for name in chosen_from)
     lines, changes = [], []
     for name, row in rows.items():
-        both = [gains(row, column, beside.get(column, "raw")) for column in names]
+        both = [gains(row, column) for column in names]
         best = max((float(gains(row, column)[0]), column) for column in chosen_from) if hindsight else (0.0, "")
         changes.append([*np.concatenate(both), max(0.0, best[0])])
         raw = np.array(row["found"]["raw"])
@@ -171,7 +167,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=SHARED, help="folder of the data sets")
     parser.add_argument("--groups", nargs="*", choices=GROUPS, default=[*GROUPS])
     parser.add_argument("--only", nargs="*", default=[""], help="settings whose name holds one of these words")
-    parser.add_argument("--columns", nargs="*", default=["default", "auto", "others", "variants"])
+    parser.add_argument("--columns", nargs="*", default=["default", "others", "variants"])
     parser.add_argument("--splits", type=int, default=99, help="at most so many draws a setting")
     parser.add_argument("--dry", action="store_true", help="print, and keep no results")
     parser.add_argument("--write", type=Path, help="page whose tables are replaced")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from concurrent.futures import Executor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from typing import cast
 
 from hubplugin.bank import Bank, BankLike
@@ -13,11 +13,10 @@ from hubplugin.cluster import ShardedGallery, Workspace
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
 from hubplugin.learning import NOTHING, Learn, require_learnable, taught
-from hubplugin.methods import FitInput, asked_for
+from hubplugin.methods import METHODS, FitInput, configured
 from hubplugin.methods.robust import bounded
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
-from hubplugin.trial import Experiment, chosen_by
 from hubplugin.vectors import GalleryLike, VectorLike, shards_of
 
 
@@ -39,13 +38,12 @@ def fit(
     """Estimates the offsets of a gallery from example queries.
 
     targets: the gallery [n, d]; numpy, torch, memory map, nested lists, a path (.npy, .npz, .safetensors, .parquet), or
-        a store. Needed by blend, sn, dbsn, auto; offsets are centred on it. None where it is not known yet.
+        a store. Needed by blend, sn and dbsn; offsets are centred on it. None where it is not known yet.
     bank: the example queries [m, d], likewise, or a `hubplugin.Bank`: texts, or queries and what is known of their
-        answers. dualis needs vectors of answers, blend and dbsn use them; auto chooses by any answers.
+        answers. dualis needs vectors of answers, blend and dbsn use them.
     method: blend | is | sn | dbsn | dualis | nnn | csls | dn; `hubplugin.METHODS` has each one's parameters, equation
-        and defaults, which are given here as `parameters`. The default, blend, is made for banks of any kind and size.
-        Or auto: the default, unless known answers speak clearly for another, as `hubplugin.diagnose` shows;
-        it takes no parameters.
+        and defaults, which are given here as `parameters`. The default, blend, is made for banks of any kind and size;
+        `hubplugin.evaluate` compares the methods.
     metric: cosine | dot | euclidean. Temperatures are in the units of the similarity.
     compute: device, memory, progress and precision, see `hubplugin.Compute`.
     robust: bound in how many of the bank's lists of the 10 nearest a target may stand that arrives after the fit,
@@ -68,10 +66,9 @@ def fit(
         require_learnable(learn, method, metric, targets, robust, executor=executor)
     elif judged is not None:
         raise InputError(Parameter("judged"), " chooses how strong a map is: pass ", Parameter("learn", True))
-    configuration = asked_for(method, parameters, fit)
-    if targets is None and (executor is not None or configuration is None):
-        needed = "method 'auto' is chosen" if configuration is None else "an executor computes"
-        raise InputError(needed, " on the gallery: pass ", Parameter("targets"))
+    configuration = configured(METHODS, method, parameters, fit)
+    if targets is None and executor is not None:
+        raise InputError("an executor computes on the gallery: pass ", Parameter("targets"))
     if executor is not None and robust:
         raise InputError("a bound needs all targets in one process: leave ", Parameter("executor"), " out")
     with ExitStack() as stack:
@@ -79,20 +76,15 @@ def fit(
             planned = shards_of(cast(GalleryLike, targets), shards)
             targets = ShardedGallery("targets", planned, executor, stack.enter_context(Workspace(workspace)), compute)
         gallery = cast("VectorLike | None", targets)
-        if configuration is not None and not learn:
+        if not learn:
             fit_input: FitInput = Bank.of(bank).read(metric, compute, targets=gallery)
             model = configuration.fit(fit_input)
         else:
             fit_input = prepared = Bank.of(bank).prepare(metric, compute).against(cast(VectorLike, gallery))
-            if configuration is None:
-                configuration = chosen_by(stack.enter_context(closing(Experiment(prepared, robust=robust))))
-            if learn:
-                looked_at = None if judged is None else Bank.of(judged).prepare(metric, compute)
-                looked_at = None if looked_at is None else looked_at.against(cast(VectorLike, gallery))
-                model = taught(configuration, prepared, looked_at, learn).model
-            else:
-                model = configuration.fit(prepared)
-            if learn and not model.learned:
+            looked_at = None if judged is None else Bank.of(judged).prepare(metric, compute)
+            looked_at = None if looked_at is None else looked_at.against(cast(VectorLike, gallery))
+            model = taught(configuration, prepared, looked_at, learn).model
+            if not model.learned:
                 warnings.warn(NOTHING, stacklevel=2)
         return bounded(model, fit_input) if robust else model
 

@@ -511,7 +511,7 @@ def require_learnable(
     parameters of a fit that must not be set."""
     if learn not in (True, "fold"):
         raise InputError(Parameter("learn", learn), ": expected True or 'fold'")
-    if method not in ("blend", "auto"):
+    if method != "blend":
         raise InputError("learn=True goes with the default method, not with ", Parameter("method", method))
     if Metric.parse(metric) is Metric.EUCLIDEAN:
         raise InputError("learn=True is for inner products, not for ", Parameter("metric", "euclidean"))

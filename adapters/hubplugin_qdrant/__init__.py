@@ -26,7 +26,7 @@ from hubplugin.bank import BankLike
 from hubplugin.compute import Compute
 from hubplugin.jobs import correct, write
 from hubplugin.learning import Learn
-from hubplugin.methods import asked_for
+from hubplugin.methods import METHODS, configured
 from hubplugin.model import Setting
 from hubplugin.store import KEEP
 from hubplugin_qdrant.client import AsyncHubQdrantClient, HubQdrantClient
@@ -98,7 +98,7 @@ def apply(
     Raises InputError for the bank or a parameter, StoreError for the collection or the server, CorrectionRefused if
     the correction would not help.
     """
-    asked_for(method, parameters, apply)  # a misspelt argument of this function lies among them
+    configured(METHODS, method, parameters, apply)  # a misspelt argument of this function lies among them
     store = QdrantStore(client, collection, vector, storage, agreement=agreement, offset_key=offset_key)
     return correct.apply(
         store,

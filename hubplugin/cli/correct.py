@@ -63,7 +63,7 @@ def apply(
     *,
     banks: BankOptions,
     answers: AnswerOptions,
-    method: Annotated[str, typer.Option(help="blend, is, sn, dbsn, dualis, nnn, csls, dn or auto.")] = "blend",
+    method: Annotated[str, typer.Option(help="blend, is, sn, dbsn, dualis, nnn, csls or dn.")] = "blend",
     settings: Settings = None,
     group_by: GroupBy = None,
     robust: Robust = False,
@@ -207,9 +207,7 @@ def refit(
     *,
     banks: BankOptions,
     answers: AnswerOptions,
-    method: Annotated[
-        str | None, typer.Option(help="As for apply; by default that of the active correction, auto chooses.")
-    ] = None,
+    method: Annotated[str | None, typer.Option(help="As for apply; by default that of the active correction.")] = None,
     settings: Settings = None,
     learn: Annotated[
         bool | None, typer.Option("--learn/--no-learn", help="As for apply; by default as in the active correction.")

@@ -89,7 +89,7 @@ TrueTargets = Annotated[
 ]
 Methods = Annotated[
     list[str] | None,
-    typer.Option(help="As 'dbsn' or 'nnn k=128 alpha=0.75', or auto; may be repeated. All additive ones by default."),
+    typer.Option(help="As 'dbsn' or 'nnn k=128 alpha=0.75'; may be repeated. All additive ones by default."),
 ]
 MeasuredQueries = Annotated[
     str,
@@ -170,20 +170,15 @@ def evaluate(
     ranked, names = _ranked(store, targets, shown.names, beir, banks.embed)
 
     from hubplugin.evaluation.evaluate import evaluate
-    from hubplugin.fitting import fit
 
     with progress_shown() as progress:
-        models, compute = dict[str, Any](), computing.compute(progress)
+        compute = computing.compute(progress)
         ranked = ranked.vectors(None, progress) if isinstance(ranked, Bank) else ranked
         if bank is not None:
             bank = replace(bank, queries=bank.vectors(ranked, progress), embed=None, field=None)
-        if "auto" in (method or []):
-            if bank is None:
-                raise InputError("method 'auto' chooses on example queries: pass ", Parameter("bank"))
-            models["auto"] = fit(ranked, bank, "auto", metric=metric, compute=compute)
         results = evaluate(
             ranked, bank, queries=_each_row(test_queries, ranked, progress), truth=truth,
-            methods=[name for name in method if name not in models] if method else None, models=models or None, k=k,
+            methods=method or None, k=k,
             runs={Path(path).stem: path for path in run} if run else None,
             condition=condition, names=names, query_names=query_names if beir is None else beir.query_ids,
             metric=metric if store is None else None, seed=seed, compute=compute,

@@ -190,9 +190,9 @@ def parameters_of(method: str, settings: list[str] | None) -> dict[str, Setting]
         if not equals:
             raise InputError(f"--set {setting!r}: expected NAME=VALUE, as in --set tau=0.05")
         parameters[name] = value  # text; the method's configuration parses and checks it
-    from hubplugin.methods import asked_for
+    from hubplugin.methods import METHODS, configured
 
-    asked_for(method, parameters)
+    configured(METHODS, method, parameters)
     return parameters
 
 

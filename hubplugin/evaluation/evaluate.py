@@ -58,7 +58,7 @@ def evaluate(
     methods: names, with parameters where they differ from the defaults ("is", "nnn k=128 alpha=0.75"): the additive
         methods, the query-dependent ones (dis, dualdis, dsl, gc), and otn, l2n and hn, which need no bank and compare
         up to 25 million pairs. By default every additive method that the given bank allows.
-    models: fitted models besides, by the label that they get, as {"auto": hubplugin.fit(..., method="auto")}.
+    models: fitted models besides, by the label that they get, as {"learned": hubplugin.fit(..., learn=True)}.
     runs: run files of other searches, as of TREC and ranx, by the label that they get, as {"hybrid": "hybrid.trec"};
         their queries and targets are called as in a qrels file. Of these R@k counts what the file has.
     Of a store only: condition, a filter, see `Store.filtered`.

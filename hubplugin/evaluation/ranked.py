@@ -492,8 +492,6 @@ def candidate_of(method: str, scene: Scene) -> Candidate:
             raise InputError(f"method {name!r} takes no parameters, got {', '.join(parameters)}")
         require_solvable(name, len(scene.queries), scene.targets.rows)
         return Candidate(method, name, {}, scores=partial(_plan_scores, name, scene))
-    if name == "auto":
-        raise InputError("method 'auto' is a fit: pass models={'auto': hubplugin.fit(targets, bank, 'auto')}")
     known = {**METHODS, **QUERY_METHODS}
     if name not in known:
         raise InputError(f"unknown method {name!r}: use one of {', '.join([*known, *PLANS])}")

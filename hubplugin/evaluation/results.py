@@ -241,10 +241,7 @@ class Results(Reported, BaseModel):
         if self.best is None:
             line = "no correction; no usable method puts more true targets first than the raw search beyond chance"
             return Verdict("same", line, [f"The highest recall is that of {first.described}, with {recall}", *more])
-        more.append(
-            "It was picked on the queries that are reported here, so new queries will gain a little less; with the "
-            "method auto the choice is made on the bank instead."
-        )
+        more.append("It was picked on the queries that are reported here, so new queries will gain a little less.")
         line = f"best is {first.described}, because it puts the most true targets first: {recall}"
         return Verdict("better", line, more)
 

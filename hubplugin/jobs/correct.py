@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
@@ -40,7 +40,7 @@ from hubplugin.jobs.write import (
 )
 from hubplugin.learning import FEWEST_WORDINGS, Learn, Lesson, require_learnable, taught
 from hubplugin.measures.hubness import skewness
-from hubplugin.methods import METHODS, FitInput, Method, asked_for
+from hubplugin.methods import METHODS, FitInput, Method, configured
 from hubplugin.methods.robust import bounded
 from hubplugin.model import (
     Dot,
@@ -62,7 +62,6 @@ from hubplugin.trial import (
     Outcome,
     Trial,
     check_by,
-    chosen_by,
     require_displacement,
     require_kind,
     require_size,
@@ -103,10 +102,9 @@ def apply(
     would do harm; force=True applies it untried. group_by: a key of the targets, where searches are filtered by its
     value. Offsets are then fitted, centred and tried within each value's own targets, by one method for all. Targets of
     a value that is refused or has too few of them keep the offset 0. A run that was cut off while writing is taken up
-    where it stopped, with its own model, if it is started again with the same bank, method and parameters. "auto"
-    chooses again first. dry_run=True does all of it but the writing, and counts what would be written. keep: how many
-    versions stay beside the new one, for `rollback`: one, because each takes as much space as the first and is kept up
-    by writes.
+    where it stopped, with its own model, if it is started again with the same bank, method and parameters.
+    dry_run=True does all of it but the writing, and counts what would be written. keep: how many versions stay beside
+    the new one, for `rollback`: one, because each takes as much space as the first and is kept up by writes.
     executor, shards, workspace: as in `hubplugin.fit`; the workers of the executor write, too (docs/scale.md).
     Raises InputError for the bank or a parameter, StoreError for the store; searches are unchanged in every case.
     """
@@ -127,7 +125,7 @@ def apply(
     if learn:
         require_learnable_in(store, learn, method, group_by, robust, executor)
     compute = _usable(compute, keep)
-    configuration = asked_for(method, parameters, apply)
+    configuration = configured(METHODS, method, parameters, apply)
     prepared = bank_for(store, bank, learn).prepare(store.metric, compute, store)
     if require_executor(executor, shards, workspace):
         _require_by_shards(prepared, group_by, robust)
@@ -165,7 +163,7 @@ def refit(
     """Fits the active correction of `store` anew on a newer bank, and activates it if it is not worse than the old one.
 
     bank: as for `hubplugin.apply`; by default the queries that were recorded. method: by default that of the
-    active correction with its parameters, but for those that a method finds in bank and gallery; "auto" chooses.
+    active correction with its parameters, but for those that a method finds in bank and gallery.
     A robust correction stays one. learn: likewise, by default a correction with a query map or a fold is learned anew.
     judged: as for `hubplugin.apply`.
     dry_run, keep: as for `hubplugin.apply`. force: activates it though it is worse.
@@ -188,7 +186,7 @@ def refit(
     if learn:
         given = old.method if method is None else method
         require_learnable_in(store, learn, given, group_key(old), old.bound is not None, None)
-    configuration = _same(old, parameters) if method is None else asked_for(method, parameters, refit)
+    configuration = _same(old, parameters) if method is None else configured(METHODS, method, parameters, refit)
     prepared = bank_for(store, Bank() if bank is None else bank, learn).prepare(store.metric, compute, store)
     _require_usable(store, prepared, configuration, force, dry_run)
     looked_at = _looked_at(store, judged, learn, compute)
@@ -205,11 +203,11 @@ def refit(
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to make a correction. configuration: None where it is chosen. group_by: the key within whose values it is
-    fitted. learn: what known answers teach beyond offsets. old: the active model that the new one must not be worse
-    than. judged: what chooses how strong a map is."""
+    """How to make a correction. group_by: the key within whose values it is fitted. learn: what known answers teach
+    beyond offsets. old: the active model that the new one must not be worse than. judged: what chooses how strong a map
+    is."""
 
-    configuration: Method | None
+    configuration: Method
     group_by: str | None
     robust: bool
     learn: Learn
@@ -224,24 +222,22 @@ def _corrected(
     """Tries, fits and writes, or only counts what would be written. Raises CorrectionRefused where that would do harm,
     or the new correction is worse than the old one; nothing is written then."""
     configuration, compute = recipe.configuration, bank.compute
-    logger.info("%s: trying %s", store.url, "auto" if configuration is None else configuration.name)
+    logger.info("%s: trying %s", store.url, configuration.name)
     trial, versus, lesson, neutral = None, None, None, dict[Value, str]()
-    with closing(Experiment(bank, robust=recipe.robust)) as experiment:
-        if not recipe.force and (recipe.group_by is None or recipe.old is not None):
-            require_kind(experiment)  # before the search for a method
-        if configuration is None:
-            configuration = chosen_by(experiment)
-        asked, configuration = configuration, configuration.resolved(bank)
-        if recipe.group_by is None:
-            trial = None if recipe.force else check_by(experiment, configuration)
-            # Its parameters are found on the bank as it maps that.
-            lesson = taught(asked, bank, recipe.judged, recipe.learn) if recipe.learn else None
-            if recipe.old is not None:
-                if lesson is None and not recipe.old.learned:
-                    versus = _versus([tuple(experiment.run([None, recipe.old, configuration]))])
-                else:
-                    versus = _on_what_is_new(bank, recipe, configuration, lesson)
-                _require_not_worse(versus, recipe.force)
+    experiment = Experiment(bank, robust=recipe.robust)
+    if not recipe.force and (recipe.group_by is None or recipe.old is not None):
+        require_kind(experiment)  # before anything is fitted
+    asked, configuration = configuration, configuration.resolved(bank)
+    if recipe.group_by is None:
+        trial = None if recipe.force else check_by(experiment, configuration)
+        # Its parameters are found on the bank as it maps that.
+        lesson = taught(asked, bank, recipe.judged, recipe.learn) if recipe.learn else None
+        if recipe.old is not None:
+            if lesson is None and not recipe.old.learned:
+                versus = _versus([tuple(experiment.run([None, recipe.old, configuration]))])
+            else:
+                versus = _on_what_is_new(bank, recipe, configuration, lesson)
+            _require_not_worse(versus, recipe.force)
     logger.info("%s: fitting %s on %d bank queries", store.url, configuration.name, len(bank.query_bank))
     if recipe.group_by is None:
         model = configuration.fit(bank) if lesson is None else lesson.model
@@ -275,12 +271,11 @@ def _on_what_is_new(bank: PreparedBank, recipe: Recipe, configuration: Method, l
     seen = {row.tobytes() for row in old.terms[0].bank.round(5) + 0.0}
     fresh = np.array([row.tobytes() not in seen for row in bank.query_bank.round(5) + 0.0])
     if known is not None and (fresh & (known >= 0))[bank.distinct].sum() >= FEWEST_WORDINGS:
-        with closing(Experiment(bank, robust=recipe.robust, tried=fresh)) as experiment:
-            return _versus([tuple(experiment.run([None, old, configuration if lesson is None else lesson.how]))])
+        experiment = Experiment(bank, robust=recipe.robust, tried=fresh)
+        return _versus([tuple(experiment.run([None, old, configuration if lesson is None else lesson.how]))])
     new = configuration.fit(bank) if lesson is None else lesson.model
     new = bounded(new, bank) if recipe.robust else new
-    with closing(Experiment(bank)) as experiment:
-        return _versus([tuple(experiment.run([None, old, new]))])
+    return _versus([tuple(Experiment(bank).run([None, old, new]))])
 
 
 def _answered(bank: PreparedBank, trial: Trial | None) -> Answered | None:
@@ -346,10 +341,9 @@ def _require_by_shards(bank: PreparedBank, group_by: str | None, robust: bool) -
         raise InputError(f"{what} need all targets in one process: leave ", Parameter("executor"), " out")
 
 
-def _require_usable(store: Store, bank: PreparedBank, configuration: Method | None, force: bool, dry_run: bool) -> None:
+def _require_usable(store: Store, bank: PreparedBank, configuration: Method, force: bool, dry_run: bool) -> None:
     """Raises what can be told before the gallery is read."""
-    if configuration is not None:
-        configuration.require_banks(bank)
+    configuration.require_banks(bank)
     if not store.count():
         raise InputError(f"{store.url} is empty; add vectors, then correct it")
     if isinstance(store, Preflight):
@@ -385,7 +379,7 @@ def _cut_off(store: Store, recipe: Recipe, bank: FitInput) -> OffsetModel | None
     """The model whose writing was cut off, if it is the one that is asked for. Of what was learned only another fit
     tells: a model does not say which answers taught it. If that is the same, it is still written where it stopped."""
     correction = store.correction()
-    if correction is None or correction.active or recipe.configuration is None or recipe.learn:
+    if correction is None or correction.active or recipe.learn:
         return None
     model = correction.model
     same = recipe.configuration.made(model, bank) and group_key(model) == recipe.group_by
@@ -405,9 +399,7 @@ def _same(model: OffsetModel, changes: dict[str, Setting]) -> Method:
     """The configuration of `model`, with `changes`. What the method finds by itself it finds anew."""
     fields = METHODS[model.method].model_fields
     own = {name: value for name, value in model.parameters.items() if fields[name].default not in (None, "auto")}
-    configuration = asked_for(model.method, own | changes, refit)
-    assert configuration is not None
-    return configuration
+    return configured(METHODS, model.method, own | changes, refit)
 
 
 WORSE = 0.1
@@ -527,12 +519,12 @@ def fit_within(
             if members.rows < SMALLEST_GROUP:
                 raise CorrectionRefused(f"{members.rows} targets, {SMALLEST_GROUP} are needed")
             among = bank.among(members, members.numbers)
-            with closing(Experiment(among)) as experiment:  # computes nothing until it is asked
-                if old is not None:
-                    before = old.within(value) if value in old.groups else None
-                    tried[value] = experiment.run([None, before, method])
-                if not force:
-                    check_by(experiment, method)
+            experiment = Experiment(among)  # computes nothing until it is asked
+            if old is not None:
+                before = old.within(value) if value in old.groups else None
+                tried[value] = experiment.run([None, before, method])
+            if not force:
+                check_by(experiment, method)
             fitted[value] = method.fit(among)
         except CorrectionRefused as refusal:
             neutral[value] = str(refusal).partition("; nothing was changed")[0]  # which holds for all of it or none

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -19,7 +18,7 @@ from hubplugin.bank import Bank, BankLike, PreparedBank
 from hubplugin.causes import HUBBY, Finding, collapsed, copies, cut_off, lengths, other_model, shifted, short_texts
 from hubplugin.compute import Compute, Similarities, TopK, dense, search
 from hubplugin.jobs.correct import bank_for, require_learnable_in
-from hubplugin.jobs.facts import ToldChoice, ToldLesson, ToldTrial, gain_of, tiles_of
+from hubplugin.jobs.facts import ToldLesson, ToldTrial, gain_of, tiles_of
 from hubplugin.jobs.naming import Naming
 from hubplugin.learning import require_learnable, taught
 from hubplugin.measures.hubness import (
@@ -32,11 +31,11 @@ from hubplugin.measures.hubness import (
     share_of_most_found_by_chance,
     skewness_by_chance,
 )
-from hubplugin.methods import METHODS, FitInput
+from hubplugin.methods import FitInput, configure
 from hubplugin.metric import Metric
 from hubplugin.report import Hub, Plot, Report, Reported, Verdict, percent, plots, points
 from hubplugin.store import Id, Store
-from hubplugin.trial import OCCURRENCE, Experiment, choose_by, judge_by, require_enough
+from hubplugin.trial import OCCURRENCE, Experiment, judge_by, require_enough
 from hubplugin.vectors import Scannable, VectorLike, as_vectors, sampled, taken
 
 DEEP = 50
@@ -57,11 +56,11 @@ def findings(
     the ids of some rows, by which `texts` knows them."""
     rng, quiet = np.random.default_rng(seed), replace(bank, compute=bank.compute.quiet)
     asking = np.sort(rng.permutation(len(nearest))[:QUERIES])
-    targets = sampled(bank.require_targets("auto"), TARGETS, bank.metric, rng)
+    targets = sampled(bank.require_targets("blend"), TARGETS, bank.metric, rng)
     lists = nearest[asking, :OCCURRENCE]
     rows, place = np.unique(lists, return_inverse=True)
     place = place.reshape(lists.shape)
-    vectors = taken(bank.require_targets("auto"), rows, bank.metric)
+    vectors = taken(bank.require_targets("blend"), rows, bank.metric)
     queries = bank.query_bank[asking]
     similarities = dense(Similarities(queries, quiet.metric, quiet.compute), as_vectors(targets, "targets"))
     variance = float(targets.var(axis=0, dtype=np.float64).sum())  # half the mean squared distance of any two
@@ -87,7 +86,7 @@ def _short(
     if texts is None:
         return short_texts([], [])
     places = rng.permutation(lists.reshape(-1))[:TEXTS]
-    drawn = rng.permutation(bank.require_targets("auto").rows)[:TEXTS]
+    drawn = rng.permutation(bank.require_targets("blend").rows)[:TEXTS]
     rows, place = np.unique(np.concatenate([places, drawn]), return_inverse=True)
     known = texts(list(ids_of(rows)))
     each = [known[row] for row in place.reshape(-1).tolist()]
@@ -98,7 +97,7 @@ def _spacing(targets: np.ndarray, bank: FitInput) -> np.ndarray:
     """Half the squared distance of each of `targets` [s, d], of the gallery, to its nearest other."""
     metric = bank.metric if bank.metric is Metric.COSINE else Metric.EUCLIDEAN
     nearest = TopK(2)
-    search(targets, bank.require_targets("auto"), metric, bank.compute, nearest)
+    search(targets, bank.require_targets("blend"), metric, bank.compute, nearest)
     scores = nearest.scores[0]
     distance = (1 - scores if metric is Metric.COSINE else -scores)[:, -1]
     spacing: np.ndarray = np.maximum(distance, 0.0)
@@ -149,12 +148,11 @@ class Diagnosis(Reported):
 
     targets, queries: how many. hubness: of the raw search, over all targets and queries. most_found, never_found: the
     share of all places that the most found 1 % of the targets take, and the share of the targets that no query finds.
-    hubs: the targets found most often, as (id in the store or row,
-    queries that found it among their k nearest). anti_hubs: ids of some that no query found. names: of hubs and
-    anti-hubs, where they have one. findings: the causes looked for, in JSON called causes. choice: what would be
-    fitted, and what was tried besides. trial: whether it would help, with the expected gain of R@1 where answers are
-    known; in JSON called judgement. lesson: what the answers of the bank would teach beside the default, None where
-    that was not asked; in JSON called learning.
+    hubs: the targets found most often, as (id in the store or row, queries that found it among their k nearest).
+    anti_hubs: ids of some that no query found. names: of hubs and anti-hubs, where they have one. findings: the causes
+    looked for, in JSON called causes. trial: whether the default method would help, with the expected gain of R@1 where
+    answers are known; in JSON called judgement. lesson: what the answers of the bank would teach beside the default,
+    None where that was not asked; in JSON called learning.
     """
 
     targets: int
@@ -166,7 +164,6 @@ class Diagnosis(Reported):
     anti_hubs: list[Id]
     names: Annotated[Mapping[Id, str], Field(exclude=True)]
     findings: Annotated[list[Finding], Field(serialization_alias="causes")]
-    choice: ToldChoice
     trial: Annotated[ToldTrial, Field(serialization_alias="judgement")]
     occurrences: Annotated[Mapping[int, int], Field(exclude=True)] = field(default_factory=dict, repr=False)
     lesson: Annotated[ToldLesson | None, Field(serialization_alias="learning")] = None
@@ -232,7 +229,6 @@ class Diagnosis(Reported):
         would = "help" if self.helps else "be applied, and no effect can be measured"
         if self.trial.objections:
             would = "be refused: " + "; ".join(self.trial.objections)
-        candidate = f"{after.name}, {self.choice[0].reason}"
         occurrences = plots.occurrences({"raw": self.occurrences}, hubness.k * self.queries / self.targets, hubness.k)
         return Report(
             title="What is wrong with these searches",
@@ -244,7 +240,7 @@ class Diagnosis(Reported):
                 self.verdict,
                 [
                     str(self.trial.bank),
-                    f"candidate of method auto: {candidate}",
+                    f"the default: {after.name}",
                     expected,
                     *self.trial.notes,
                     f"it would {would}",
@@ -259,7 +255,7 @@ class Diagnosis(Reported):
             hubs=[Hub(id=key, name=self.called(key), found_by={"raw": count}) for key, count in self.hubs],
             anti_hubs=[self.called(key) for key in self.anti_hubs],
             plots=[Plot("How often targets are found", occurrences)],
-            facts={"candidate": candidate},
+            facts={"candidate": after.name},
         )
 
 
@@ -282,8 +278,7 @@ def diagnose(
     ones are found; `hubplugin.jobs.naming` makes them. learn: also, what a query map would gain that the answers of the
     bank teach (docs/learning.md), or the recorded clicks of a store; it needs at least 200 different pairs.
 
-    The expected gain is measured on held-out queries that also chose the candidate, so it leans to the bright side by
-    a fraction of its interval. Raises InputError for anything that cannot be used.
+    Raises InputError for anything that cannot be used.
     """
     chosen = Metric.parse(metric if metric is not None else getattr(targets, "metric", Metric.COSINE))
     if learn and isinstance(targets, Store):
@@ -294,23 +289,21 @@ def diagnose(
     prepared = asking.prepare(chosen, compute, targets)
     require_enough(len(prepared.distinct))  # before the gallery is read
     prepared = prepared.against(targets)
-    gallery = prepared.require_targets("auto")
+    gallery = prepared.require_targets("blend")
     logger.info("diagnosing %d targets by %d queries", gallery.rows, len(prepared.query_bank))
     nearest = TopK(DEEP)
     search(prepared.query_bank, gallery, chosen, compute, nearest, what="finding the hubs")
     found = nearest.rows[0]
     occurrence = k_occurrence(found[:, :OCCURRENCE], gallery.rows)
     causes = findings(prepared, found, texts, lambda rows: _ids_of(targets, rows), seed)
-    with closing(Experiment(prepared, seed)) as experiment:
-        choice = choose_by(experiment)
-        (trial,) = judge_by(experiment, [choice[0].tried_method])
-    lesson = taught(METHODS["blend"](), prepared) if learn else None
+    default = configure("blend")
+    (trial,) = judge_by(Experiment(prepared, seed), [default.resolved(prepared)])
+    lesson = taught(default, prepared) if learn else None
     logger.info("diagnosed")
     return Diagnosis(
         targets=gallery.rows,
         queries=len(prepared.query_bank),
         findings=causes,
-        choice=choice,
         trial=trial,
         lesson=lesson,
         **_told(targets, occurrence, len(prepared.query_bank), names),

@@ -6,7 +6,6 @@ docs/reference/json.md is made from their types.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -86,18 +85,6 @@ class CandidateFacts(Facts):
     mean_rank: float | None = Field(validation_alias="rank")
 
 
-class ChoiceFacts(Facts):
-    """The method that would be fitted."""
-
-    method: str
-    parameters: Parameters
-
-    @model_validator(mode="before")
-    @classmethod
-    def _first(cls, trials: Sequence[Trial]) -> Trial:
-        return trials[0]
-
-
 class TrialFacts(Facts):
     """What the guard saw on held-out queries, without and with the correction. would_help: whether there is no
     objection, and the effect is measurable, which is a change of hubness, R@1 or a side of a log by more than chance.
@@ -150,7 +137,6 @@ ToldModel: TypeAlias = Annotated[OffsetModel, ToldAs(ModelFacts)]
 ToldCorrection: TypeAlias = Annotated[Correction, ToldAs(CorrectionFacts)]
 ToldVersion: TypeAlias = Annotated[StoredVersion, ToldAs(VersionFacts)]
 ToldFigures: TypeAlias = Annotated[Trial, ToldAs(CandidateFacts)]
-ToldChoice: TypeAlias = Annotated[list[Trial], ToldAs(ChoiceFacts)]
 ToldTrial: TypeAlias = Annotated[Trial, ToldAs(TrialFacts)]
 ToldLesson: TypeAlias = Annotated[Lesson, ToldAs(LessonFacts)]
 

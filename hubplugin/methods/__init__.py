@@ -37,7 +37,7 @@ METHODS: dict[str, type[Method]] = {
 QUERY_DEPENDENT = ("dis", "dualdis", "dsl", "gc")
 """Those of `hubplugin.query_dependent`, which this package does not know, by name: errors say where to find them."""
 
-__all__ = ["METHODS", "FitInput", "Method", "asked_for", "configure", "configured"]
+__all__ = ["METHODS", "FitInput", "Method", "configure", "configured"]
 
 
 Configuration = TypeVar("Configuration", bound=BaseModel)
@@ -46,24 +46,6 @@ Configuration = TypeVar("Configuration", bound=BaseModel)
 def configure(method: str, **parameters: Setting) -> Method:
     """The method called `method` with `parameters`; raises InputError for an unknown name or a value out of range."""
     return configured(METHODS, method, parameters)
-
-
-def asked_for(
-    method: str, parameters: Mapping[str, Setting], caller: Callable[..., object] | None = None
-) -> Method | None:
-    """`configured` among the additive methods, but None for "auto", which is chosen later and takes no parameters."""
-    if not isinstance(method, str) or method != "auto":  # an array would compare row by row
-        return configured(METHODS, method, parameters, caller)
-    for name in parameters:
-        takers = [other for other, of in METHODS.items() if name in of.model_fields]
-        if not takers:
-            raise InputError(*_unknown(name, method, (), caller))
-        raise InputError(
-            f"method 'auto' takes no parameters, it chooses them: leave {name!r} out, or name one of the methods that "
-            f"take it ({', '.join(takers)}), as in ",
-            Parameter("method", takers[0]),
-        )
-    return None
 
 
 def configured(
@@ -81,7 +63,7 @@ def configured(
         )
     if method not in known:
         additive = known is METHODS
-        hint = f"use one of {', '.join(known)}{', auto' if additive else ''}"
+        hint = f"use one of {', '.join(known)}{'; hubplugin.evaluate compares them' if additive else ''}"
         if additive and method in QUERY_DEPENDENT:
             hint = "it depends on the query, so it is no offset: fit it with hubplugin.fit_rule, or " + hint
         elif not additive and method in METHODS:
@@ -108,9 +90,7 @@ def _unknown(
         if caller is None
         else [each.name for each in signature(caller).parameters.values() if each.kind not in no_words]
     )
-    said: list[str | Parameter] = [
-        f"method {method!r} has no parameter {name!r}; it takes {', '.join(taken) or 'none'}"
-    ]
+    said: list[str | Parameter] = [f"method {method!r} has no parameter {name!r}; it takes {', '.join(taken)}"]
     if name in Compute.__dataclass_fields__:
         return [*said, f"; pass it as compute=hubplugin.Compute({name}=...)"]
     near = get_close_matches(name, [*taken, *own], n=1)

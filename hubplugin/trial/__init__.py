@@ -1,6 +1,5 @@
-"""What is chosen and what is refused: the experiment on held-out queries, the choice of a method, and the guard."""
+"""What is refused, and why: the experiment on held-out queries, and the guard."""
 
-from hubplugin.trial.choice import choose_by, chosen_by
 from hubplugin.trial.experiment import (
     FOLDS,
     OCCURRENCE,
@@ -30,8 +29,6 @@ __all__ = [
     "Sides",
     "Trial",
     "check_by",
-    "choose_by",
-    "chosen_by",
     "judge",
     "judge_by",
     "require_displacement",

@@ -1,4 +1,4 @@
-"""The experiment on which a correction is chosen or refused, and what a configuration does in it, as values.
+"""The experiment by which a correction passes or is refused, and what a configuration does in it, as values.
 
 The bank is split into folds; what a fold leaves is fitted, and the fold's own queries are held out to try it. Where
 answers are known, R@1 can be measured, on a gallery that holds the targets of held-out queries too. Without, only the
@@ -22,11 +22,10 @@ import numpy as np
 from hubplugin.bank import BankProfile, PreparedBank, profile
 from hubplugin.compute import HoldingCompute, Similarities, dense, torch
 from hubplugin.errors import CorrectionRefused, InputError, Parameter
-from hubplugin.learning import Learning, folds_within
+from hubplugin.learning import Learning
 from hubplugin.measures.hubness import Hubness, k_occurrence, skewness
 from hubplugin.measures.significance import Side, standard_error
 from hubplugin.methods import FitInput, Method
-from hubplugin.methods.blend import Blend
 from hubplugin.methods.robust import bounded
 from hubplugin.model import OffsetModel, QueryMap, Setting, TargetFold
 from hubplugin.vectors import as_vectors, sampled, taken
@@ -54,8 +53,8 @@ class Sides:
 class Trial:
     """One candidate, tried on held-out queries of a bank.
 
-    configuration: the method, a fitted model, or None for no correction. queries: how many were held out; 0 where
-    nothing was tried, and there are no figures then. raw: the same of no correction; None of that itself.
+    configuration: the method, a fitted model, or None for no correction. queries: how many were held out. raw: the
+    same of no correction; None of that itself.
 
     skewness: of the k-occurrence. cost: mean fall of the similarity of the first target, as a share of the mean
     distance between the two nearest. recall: R@1, 0 to 1; rank: geometric mean rank of the queries' own targets; both
@@ -65,10 +64,6 @@ class Trial:
 
     Of the guard: bank, what kind it is; objections, if any; notes, what is no reason to refuse but worth knowing; sides
     of a log, what it asks for and what it does not; None of others.
-
-    Of `method="auto"`: score, R@1 with a soft edge, by which is chosen; ahead, ahead_error, of the score over the
-    default's, and its standard error; worst, the gain on the side of a log where it is less. reason: why this one was
-    chosen, None of those that were not.
     """
 
     configuration: Method | OffsetModel | None
@@ -87,17 +82,6 @@ class Trial:
     objections: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     sides: Sides | None = None
-    score: float | None = None
-    ahead: float | None = None
-    ahead_error: float | None = None
-    worst: float | None = None
-    reason: str | None = None
-
-    @property
-    def tried_method(self) -> Method:
-        """The configuration, of a trial of a method."""
-        assert isinstance(self.configuration, Method)
-        return self.configuration
 
     @property
     def method(self) -> str:
@@ -147,18 +131,9 @@ class Trial:
             text += f"  mean rank {self.rank:.2f}"
         return text
 
-    def comparison(self) -> str:
-        """Beside the default, in one line, as far as they were compared."""
-        if self.recall is None or self.score is None or self.ahead is None or self.ahead_error is None:
-            return self.name
-        return (
-            f"{self.name}: R@1 {100 * self.recall:.1f}, with a soft edge {100 * self.score:.1f} "
-            f"({100 * self.ahead:+.1f} +- {196 * self.ahead_error:.1f} beside the default)"
-        )
-
     def __str__(self) -> str:
         if self.bank is None:
-            return self.figures() if self.score is None else self.comparison()
+            return self.figures()
         verdict = "refused: " + "; ".join(self.objections) if self.objections else "passed"
         lines = [verdict, *([] if self.raw is None else [self.raw.figures()]), self.figures()]
         lines += [] if self.bank.objection else [str(self.bank)]  # which is among the objections
@@ -283,10 +258,10 @@ class Outcome:
 
 
 HELD_OUT = 500
-"""Queries held out a fold: 2,500 in all tell candidates that differ for 3 % of them to 0.35 points of R@1."""
+"""Queries held out a fold: 2,500 in all tell corrections that differ for 3 % of them to 0.35 points of R@1."""
 
 FIT_ROWS = 2_048
-"""Bank rows of one fit. The best temperature falls by about half a step of the search from 500 rows to 4,000."""
+"""Bank rows of one fit: a trial costs the same with banks and galleries of any size."""
 
 
 Tried: TypeAlias = Method | Learning | OffsetModel | None
@@ -328,39 +303,23 @@ class Split:
 
 
 class Experiment:
-    """Of a bank and its gallery: choice and guard ask the same one. Nothing is computed until it is asked for;
-    what is asked for then raises InputError for banks of which nothing can be held out.
+    """Of a bank and its gallery. Nothing is computed until it is asked for; what is asked for then raises InputError
+    for banks of which nothing can be held out.
 
-    again: of a log whose answers are known, hold out single wordings, so that their targets stay asked for by others;
-    by default all wordings of a target are held out together. robust: what is fitted is bounded, as it will be.
+    By default all wordings of a target are held out together. robust: what is fitted is bounded, as it will be.
     tried: whether each query may be held out, bool [m]; then each for itself, and what it asks for stays asked for.
-
-    Folds are held from one run to the next where half of the memory is enough, so `close` it behind the last.
     """
 
-    def __init__(
-        self,
-        bank: PreparedBank,
-        seed: int = 0,
-        again: bool = False,
-        robust: bool = False,
-        tried: np.ndarray | None = None,
-    ):
+    def __init__(self, bank: PreparedBank, seed: int = 0, robust: bool = False, tried: np.ndarray | None = None):
         if seed < 0:
             raise InputError(Parameter("seed", seed), ": expected 0 or more")
-        self.bank, self.seed, self._again, self._robust, self._only = bank, seed, again, robust, tried
-        self._held: dict[int, Fold] = {}
+        self.bank, self.seed, self._robust, self._only = bank, seed, robust, tried
         # Held at one time: fit x (targets + target bank), target bank x targets, and a Sinkhorn fit's exponentials.
         self._fit_rows = min(FIT_ROWS, max(math.isqrt(self.bank.compute.bytes() // 32), 2 * FOLDS))
 
     @property
     def distinct(self) -> int:
         return len(self.bank.distinct)
-
-    @cached_property
-    def again(self) -> Experiment:
-        """The same experiment, in which the targets of held-out queries stay asked for."""
-        return Experiment(self.bank, self.seed, again=True, robust=self._robust)
 
     @cached_property
     def split(self) -> Split:
@@ -371,9 +330,6 @@ class Experiment:
         if known is None:
             order = rng.permutation(len(distinct))
             return Split(distinct[order], np.arange(len(distinct)) % FOLDS)
-        if self._again:
-            order = rng.permutation(len(distinct))
-            return Split(distinct[order], folds_within(known[distinct[order]], FOLDS))
         if self._only is not None:
             order = rng.permutation(distinct)
             kept = self._only[order] & (known[order] >= 0)
@@ -392,7 +348,7 @@ class Experiment:
     @cached_property
     def targets(self) -> np.ndarray:
         """A sample of the gallery: [n, d]."""
-        gallery = self.bank.require_targets("auto")
+        gallery = self.bank.require_targets("blend")
         if gallery.rows < 2:
             raise InputError(f"{gallery.name} has one row; hubness needs at least 2 targets")
         return sampled(gallery, 2 * self._fit_rows, self.bank.metric, np.random.default_rng([self.seed, 1]))
@@ -400,16 +356,12 @@ class Experiment:
     def answers(self, rows: np.ndarray) -> np.ndarray:
         """The targets that bank queries `rows` [p], all of which are known, ask for: [p, d]."""
         if self.bank.pairs is not None:
-            own: np.ndarray = self.bank.require_target_bank("auto")[self.bank.pairs[rows]]
+            own: np.ndarray = self.bank.require_target_bank("blend")[self.bank.pairs[rows]]
             return own
         assert self.bank.clicks is not None
         clicked, place = np.unique(self.bank.clicks[rows], return_inverse=True)
-        vectors = taken(self.bank.require_targets("auto"), clicked, self.bank.metric)
+        vectors = taken(self.bank.require_targets("blend"), clicked, self.bank.metric)
         return vectors[place.reshape(-1)]
-
-    @property
-    def held_out(self) -> int:
-        return sum(len(self.split.held_out(fold)) for fold in range(FOLDS))
 
     @cached_property
     def profile(self) -> BankProfile:
@@ -417,25 +369,6 @@ class Experiment:
         queries = self.bank.query_bank[self.split.rows[: 2 * self._fit_rows]]
         of_documents = self.bank.of_documents or self.bank.known is not None
         return profile(self.bank, queries, self.targets, of_documents, self.answered > 0.5, self.seed)
-
-    def close(self) -> None:
-        """Lets go of what is held."""
-        for fold in self._held.values():
-            fold.release()
-        self._held.clear()
-        if "again" in vars(self):
-            self.again.close()
-
-    def _folds(self) -> Iterator[Fold]:
-        for number in range(FOLDS):
-            fold = self._held.get(number) or self._fold(number)
-            if self._room_for(fold):
-                self._held[number] = fold
-            try:
-                yield fold
-            finally:
-                if number not in self._held:
-                    fold.release()
 
     def _fold(self, number: int) -> Fold:
         bank = self.bank
@@ -458,12 +391,6 @@ class Experiment:
             own,
         )
 
-    def _room_for(self, fold: Fold) -> bool:
-        """Whether all folds and the products of their fits take half of the memory at most."""
-        second = 0 if fold.fit_input.target_bank is None else len(fold.fit_input.target_bank)
-        products = len(fold.fit_input.query_bank) * (fold.fit_input.require_targets("auto").rows + second)
-        return FOLDS * (4 * products + 8 * fold.similarities.numel()) <= self.bank.compute.bytes() // 2
-
     def run(self, configurations: Sequence[Tried]) -> list[Outcome]:
         """Each configuration over all folds; the folds are the outer loop, so that each is multiplied once. A model
         is tried as it is; where it maps queries or folds targets, or a fold learns to, so are those held out."""
@@ -472,12 +399,14 @@ class Experiment:
         n, total = len(self.targets), FOLDS * len(configurations)
         found: list[list[tuple[np.ndarray, ...]]] = [[] for _ in configurations]
         gaps = []
-        for number, fold in enumerate(self._folds()):
+        for number in range(FOLDS):
+            fold = self._fold(number)
             nearest = fold.similarities[:, :n].topk(min(2, n), dim=1).values
             gaps.append(float((nearest[:, 0] - nearest[:, -1]).mean()))
             for place, configuration in enumerate(configurations):
                 found[place].append(self._tried(fold, configuration, nearest[:, 0]))
                 self.bank.compute.report("trying candidates", number * len(configurations) + place + 1, total)
+            fold.release()
         gap = max(float(np.mean(gaps)), 1e-12)
         outcomes = []
         for configuration, parts in zip(configurations, found, strict=True):
@@ -493,7 +422,7 @@ class Experiment:
         if configuration is not None:
             offsets, model = self._fitted(configuration, fold)
             if model is not None and model.learned:
-                gallery = fold.fit_input.require_targets("auto")
+                gallery = fold.fit_input.require_targets("blend")
                 asked, stored, metric = model.searched(fold.queries, gallery)
                 scores = dense(Similarities(asked, metric, fold.fit_input.compute.quiet), stored)
             scores = scores + torch.tensor(offsets)
@@ -515,7 +444,7 @@ class Experiment:
             return 0.0 if self.bank.clicks is None else 1.0
         _, columns = with_rows(self.targets, self.answers(self.split.rows))
         share = float((columns < len(self.targets)).mean())
-        return min(share * self.bank.require_targets("auto").rows / len(self.targets), 1.0)
+        return min(share * self.bank.require_targets("blend").rows / len(self.targets), 1.0)
 
     def _fitted(
         self, configuration: Method | Learning | OffsetModel, fold: Fold
@@ -545,28 +474,6 @@ class Experiment:
         rows = fold.fitted[self.bank.known[fold.fitted] >= 0]
         _, first, own = np.unique(self.bank.known[rows], return_index=True, return_inverse=True)
         return configuration.taught_by(self.bank.query_bank[rows], own.reshape(-1), self.answers(rows[first]))
-
-    def margins(self, blends: Sequence[Blend]) -> np.ndarray:
-        """How far the own target of each held-out query is ahead of the next one: [configurations, queries]. With pairs
-        only. What two blends share is fitted once a fold."""
-        columns: list[np.ndarray] = []
-        for number, fold in enumerate(self._folds()):
-            assert fold.own is not None
-            place, fitted = fold.own[:, None], dict[Method, torch.Tensor]()
-            own = fold.similarities.gather(1, place)[:, 0].float()
-            others = fold.similarities.float().scatter_(1, place, -math.inf)
-            rows = []
-            for blend in blends:
-                offsets = torch.zeros(others.shape[1])
-                for weight, part in blend.parts:
-                    if part not in fitted:
-                        raw = part.raw_offsets(fold.fit_input)
-                        fitted[part] = torch.from_numpy(raw - raw.mean()).float()
-                    offsets += weight * fitted[part]
-                rows.append((own + offsets[fold.own] - (others + offsets).max(dim=1).values).numpy())
-                self.bank.compute.report("trying candidates", number * len(blends) + len(rows), FOLDS * len(blends))
-            columns.append(np.stack(rows))
-        return np.concatenate(columns, axis=1).astype(np.float64)
 
 
 def with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,6 @@ other wordings are, they show harm three to four times too large (docs/choosing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -128,7 +127,7 @@ def _look(experiment: Experiment) -> _Log:
 
 def _nearest_of(fit_input: FitInput, queries: np.ndarray) -> np.ndarray:
     """The nearest target of each of `queries` [m, d] in the whole gallery: [m, d]."""
-    gallery, nearest = fit_input.require_targets("auto"), Nearest(len(queries))
+    gallery, nearest = fit_input.require_targets("blend"), Nearest(len(queries))
     for tile in Similarities.of(queries, fit_input.metric, fit_input.compute).tiles(gallery, "answers of the bank"):
         nearest.see(tile, 0)
     rows, place = np.unique(nearest.rows, return_inverse=True)
@@ -215,12 +214,11 @@ def judge(
     """
     configuration = configured(METHODS, method, parameters, judge)
     prepared = Bank.of(bank).prepare(metric, compute).against(targets)
-    with closing(Experiment(prepared, seed)) as experiment:
-        return judge_by(experiment, [configuration])[0]
+    return judge_by(Experiment(prepared, seed), [configuration])[0]
 
 
 def judge_by(experiment: Experiment, configurations: Sequence[Method]) -> list[Trial]:
-    """`judge` for several configurations, by an experiment that others ask too."""
+    """`judge` for several configurations on one experiment."""
     raw, *outcomes = experiment.run([None, *configurations])
     bank, trials = experiment.profile, []
     for method, outcome in zip(configurations, outcomes, strict=True):
@@ -291,17 +289,16 @@ def _objections_to_method(method: Method, trial: Trial, bank: BankProfile) -> li
     return objections
 
 
-def _objection_to_size(method: Method | None, distinct: int, paired: bool) -> str | None:
-    """What there is to say against a fit of `method` on `distinct` bank queries; None: one that is still looked for."""
+def _objection_to_size(method: Method, distinct: int, paired: bool) -> str | None:
+    """What there is to say against a fit of `method` on `distinct` bank queries."""
     smallest = SMALLEST_PAIRED if paired else SMALLEST
-    if method is None or isinstance(method, Blend) or distinct >= smallest:
+    if isinstance(method, Blend) or distinct >= smallest:
         return None
     return f"{method.name!r} needs {smallest} distinct queries, the bank has {distinct}"
 
 
-def require_size(bank: PreparedBank, method: Method | None) -> None:
-    """Raises CorrectionRefused for a bank that is too small, which is seen without the gallery. method: None where it
-    is still looked for."""
+def require_size(bank: PreparedBank, method: Method) -> None:
+    """Raises CorrectionRefused for a bank that is too small, which is seen without the gallery."""
     distinct = len(bank.distinct)
     with too_small_is_refused():
         require_enough(distinct)
@@ -330,6 +327,6 @@ def require_displacement(model: OffsetModel, bank: Vectors, gallery: Vectors, co
 
 
 def check_by(experiment: Experiment, configuration: Method) -> Trial:
-    """`judge`, by an experiment that others ask too; raises CorrectionRefused where there is an objection."""
+    """`judge` on an `experiment`; raises CorrectionRefused where there is an objection."""
     with too_small_is_refused():
         return judge_by(experiment, [configuration])[0].require_passed()

@@ -70,14 +70,6 @@ def test_other_metrics(method, metric, gallery, parts, real, serial):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
-def test_auto_is_chosen_on_the_shards(real, gallery, parts, serial):
-    bank, second = real["bank_queries"][:200], real["bank_targets"][:200]
-    one = hubplugin.fit(gallery, hubplugin.Bank(bank, second), "auto")
-    other = hubplugin.fit(parts[3], hubplugin.Bank(bank, second), "auto", executor=serial)
-    assert (other.method, other.parameters) == (one.method, one.parameters)
-    np.testing.assert_allclose(other.offsets(gallery), one.offsets(gallery), rtol=0, atol=1e-5)
-
-
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(lambda sizes: sum(sizes) > 1),

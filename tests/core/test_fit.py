@@ -25,8 +25,8 @@ X = np.eye(4, dtype=np.float32)
         ),
         ({"method": "is", "metrc": "dot"}, "no parameter 'metrc'; it takes answers, tau; did you mean metric=?"),
         (
-            {"method": "auto", "targets": X, "tau": 1},
-            "methods that take it (blend, is, sn, dbsn), as in method='blend'",
+            {"method": "auto"},
+            "unknown method 'auto': use one of blend, is, sn, dbsn, dualis, nnn, csls, dn; hubplugin.eval",
         ),
         ({"method": "sn"}, "method 'sn' is fitted against the gallery: pass targets="),
         ({"method": "dualis"}, "method 'dualis' needs the vectors of answers in the bank: pass answers="),

@@ -22,7 +22,7 @@ def test_the_command_evaluates_files_prints_the_table_and_writes_the_report(real
     (tmp_path / "truth.qrels").write_text("".join(f"{row} 0 {row} 1\n" for row in range(300)))
     arguments = [
         "evaluate", "--queries", "test_queries.npy", "--targets", "test_targets.npy", "--truth", "truth.qrels",
-        "--bank", "bank_queries.npy", "--method", "is tau=0.1", "--method", "auto",
+        "--bank", "bank_queries.npy", "--method", "is tau=0.1", "--method", "blend",
         "--report", "report.html",
     ]  # fmt: skip
     located = [str(tmp_path / part) if part.rpartition(".")[2] in FILES else part for part in arguments]
@@ -31,5 +31,5 @@ def test_the_command_evaluates_files_prints_the_table_and_writes_the_report(real
     assert "is tau=0.1" in done.output
     printed = json.loads(CliRunner().invoke(app, [*located, "--json"]).stdout)
     assert printed["command"] == "evaluate"
-    assert [method["label"] for method in printed["methods"]] == ["raw", "is tau=0.1", "auto"]
+    assert [method["label"] for method in printed["methods"]] == ["raw", "is tau=0.1", "blend"]
     assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")

@@ -1,4 +1,4 @@
-"""Banks are read once, and choice and guard ask one experiment."""
+"""Banks are read once, and what is asked of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hubplugin.bank import Bank
 from hubplugin.compute import Compute
 from hubplugin.methods import configure
 from hubplugin.metric import Metric
-from hubplugin.trial import Experiment, choose_by, judge, judge_by
+from hubplugin.trial import Experiment
 from hubplugin.vectors import Sliceable
 
 
@@ -34,27 +34,15 @@ def read(real):
     return [counted(name, array) for name, array in parts], counts
 
 
-@pytest.mark.parametrize("method", ["blend", "auto"])
-def test_a_store_is_corrected_with_each_bank_read_once(read, tmp_path, method):
+def test_a_store_is_corrected_with_each_bank_read_once(read, tmp_path):
     faiss = pytest.importorskip("faiss", reason="needs faiss-cpu: pip install '.[faiss]'")
     (queries, targets, second), counts = read
     index = faiss.IndexFlatIP(targets.dim)
     index.add(targets.array())
     faiss.write_index(index, str(tmp_path / "photos.faiss"))
     counts.clear()
-    hubplugin.apply(hubplugin.open_store(f"faiss:{tmp_path / 'photos.faiss'}"), hubplugin.Bank(queries, second), method)
+    hubplugin.apply(hubplugin.open_store(f"faiss:{tmp_path / 'photos.faiss'}"), hubplugin.Bank(queries, second))
     assert counts == {"bank_queries": 1, "bank_targets": 1}
-
-
-@pytest.mark.parametrize("memory", ["1MiB", "1GiB"])
-def test_the_guard_says_the_same_after_a_choice_on_the_same_experiment(read, memory):
-    """With the folds of the choice, where memory holds them, or with the same ones made anew."""
-    (queries, targets, second), _ = read
-    bank = Bank(queries, second, pairs=True)
-    experiment = Experiment(bank.prepare(Metric.COSINE, Compute(memory=memory)).against(targets))
-    choose_by(experiment)
-    (judgement,) = judge_by(experiment, [configure("nnn")])
-    assert judgement == judge(targets, bank, "nnn", compute=hubplugin.Compute(memory=memory))
 
 
 def test_the_experiment_of_a_large_gallery_reads_its_sample_alone(read, monkeypatch):

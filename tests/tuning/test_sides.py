@@ -15,12 +15,13 @@ from hubplugin.bank import Bank
 from hubplugin.bank.prepared import places
 from hubplugin.cli import app
 from hubplugin.compute import Compute
+from hubplugin.learning import folds_within
 from hubplugin.measures.significance import Side
 from hubplugin.methods import configure
 from hubplugin.metric import Metric
 from hubplugin.registry import open_store
-from hubplugin.trial import FOLDS, Experiment, choose_by, judge
-from hubplugin.trial.experiment import Sides, folds_within
+from hubplugin.trial import FOLDS, Experiment, judge
+from hubplugin.trial.experiment import Sides
 from hubplugin.trial.guard import FOUND, STAND_INS, both_sides
 from tests.core import formulas
 
@@ -168,21 +169,6 @@ def test_a_change_of_a_side_within_chance_is_not_told():
     assert Sides(harm, noise, 0.0, known=True).sentences() == [
         "asked before: R@1 53.9 -> 48.9 (95 % interval of the change -8.9 to -1.1, 300 queries)"
     ]
-
-
-def test_with_clicks_auto_is_chosen_on_both_sides(wordings):
-    queries, targets, clicks = wordings
-    choice = hubplugin.diagnose(targets, hubplugin.Bank(queries, clicks)).choice
-    assert choice[0].queries == 700
-    assert {candidate.configuration.answers for candidate in choice} == {"left out"}
-    default = configure("blend", answers="left out")
-    assert choice[0].configuration.share == default.share or choice[0].worst > 0
-
-
-def test_with_clicks_on_one_wording_each_auto_is_the_default_for_a_log(log):
-    (choice,) = choose_by(Experiment(replace(log, clicks=np.arange(300))))
-    assert choice.configuration == configure("blend", answers="left out")
-    assert "too few other wordings" in choice.reason
 
 
 def test_clicks_name_the_ids_of_a_store(wordings, tmp_path):

@@ -1,4 +1,4 @@
-"""The automatic choice: what it measures, what it picks, and what it refuses to work with."""
+"""The experiment on held-out queries: what it measures, and what it refuses to work with."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import hubplugin
 from hubplugin.compute import Compute
 from hubplugin.methods import FitInput, configure
 from hubplugin.metric import Metric
-from hubplugin.trial import FOLDS, Experiment, choose_by, experiment, judge
-from hubplugin.trial.choice import EDGE
+from hubplugin.trial import FOLDS, experiment, judge
 from tests.core import formulas
 
 
@@ -27,23 +26,9 @@ def small(real):
     }
 
 
-@pytest.fixture(scope="session")
-def by_pairs(small):
-    return choose(small["targets"], hubplugin.Bank(small["query_bank"], small["target_bank"], pairs=True))
-
-
 def given(small):
     compute = Compute()
     return FitInput.read(small["query_bank"], small["targets"], small["target_bank"], Metric.COSINE, compute)
-
-
-def choose(targets, bank, metric="cosine"):
-    return choose_by(Experiment(hubplugin.Bank.of(bank).prepare(metric, Compute()).against(targets)))
-
-
-def recall(queries, targets, offsets=0.0):
-    scores = formulas.similarity(queries, targets, "cosine") + offsets
-    return float((scores.argmax(axis=1) == np.arange(len(queries))).mean())
 
 
 def folds_of(rows, seed=0):
@@ -80,105 +65,12 @@ def test_recall_and_hubness_are_those_of_an_independent_cross_validation(small, 
     assert found.cost == pytest.approx(np.concatenate(costs).mean() / np.mean(gaps), rel=1e-4)
 
 
-def test_what_is_chosen_by_pairs_raises_recall_on_queries_it_never_saw(small, by_pairs):
-    model = by_pairs[0].configuration.fit(given(small))
-    raw = recall(small["queries"], small["targets"])
-    assert recall(small["queries"], small["targets"], model.offsets(small["targets"])) > raw
-
-
-def test_without_pairs_it_is_the_default_and_nothing_is_tried(small, monkeypatch):
-    monkeypatch.setattr("hubplugin.trial.Experiment._folds", None)  # not even begun
-    choice = choose(small["targets"], small["query_bank"])
-    assert [(trial.configuration, trial.queries) for trial in choice] == [(configure("blend"), 0)]
-    auto, default = (hubplugin.fit(small["targets"], small["query_bank"], method) for method in ("auto", "blend"))
-    assert auto.fingerprint == default.fingerprint
-
-
-def test_the_scores_are_those_of_an_independent_cross_validation(small, by_pairs):
-    bank, second, targets = (small[name] for name in ("query_bank", "target_bank", "targets"))
-    default = configure("blend").resolved(given(small))
-    sinkhorn, nearest = {"tau": default.tau, "iterations": 10}, {"k": 16, "alpha": 0.5}
-    margins = []
-    for probes in folds_of(len(bank)):
-        rest = np.setdiff1d(np.arange(len(bank)), probes)
-        gallery = np.concatenate([targets, second[probes]])
-        parts = [
-            formulas.offsets(method, bank[rest], gallery, "cosine", second[rest], **parameters)
-            for method, parameters in (("dbsn", sinkhorn), ("nnn", nearest))
-        ]
-        offsets = default.strength * sum(part - part.mean() for part in parts) / 2
-        scores = formulas.similarity(bank[probes], gallery, "cosine") + offsets
-        place = np.arange(len(probes)), len(targets) + np.arange(len(probes))
-        own = scores[place]
-        scores[place] = -np.inf
-        margins.append(own - scores.max(axis=1))
-    margin = np.concatenate(margins)
-    (found,) = (candidate for candidate in by_pairs if candidate.configuration == default)
-    assert found.recall == pytest.approx((margin > 0).mean(), abs=1e-9)
-    assert found.score == pytest.approx((1 / (1 + np.exp(-margin / (EDGE * default.tau)))).mean(), abs=1e-4)
-    assert (found.ahead, found.ahead_error) == (0, 0)
-
-
-def test_every_candidate_is_a_blend_around_the_default_and_is_reported(small, by_pairs):
-    default = configure("blend").resolved(given(small))
-    tried = [candidate.configuration for candidate in by_pairs]
-    assert default in tried
-    assert len(set(tried)) == len(tried) == 39
-    assert {blend.answers for blend in tried} == {default.answers}
-    assert all("beside the default" in str(candidate) for candidate in by_pairs)
-
-
 @pytest.mark.parametrize(("share", "method", "parameters"), [(0, "nnn", {}), (1, "dbsn", {"tau": 0.05})])
 def test_a_share_of_none_or_all_is_the_one_method_alone(small, share, method, parameters):
     alone = configure(method, **parameters).fit(given(small)).offsets(small["targets"])
     blend = configure("blend", share=share, strength=0.7, tau=0.05, answers="kept").fit(given(small))
     assert blend.offsets(small["targets"]) == pytest.approx(0.7 * alone, abs=1e-5)
     assert len(blend.terms) == 1
-
-
-@pytest.mark.parametrize(("ahead", "wins"), [(0.2, True), (0.01, False)])
-def test_the_default_is_left_only_for_a_candidate_that_is_clearly_ahead(small, monkeypatch, ahead, wins):
-    """100 queries whose margins differ at random, and one candidate that is ahead on average."""
-
-    def margins(experiment, tried):
-        found = np.random.default_rng(0).normal(size=(1, 100)).repeat(len(tried), axis=0)
-        found[7] += np.random.default_rng(1).normal(ahead, 0.2, size=100)
-        return found * tried[0].tau
-
-    monkeypatch.setattr("hubplugin.trial.Experiment.margins", margins)
-    choice = choose(small["targets"], hubplugin.Bank(small["query_bank"], small["target_bank"], pairs=True))
-    default = configure("blend").resolved(given(small))
-    best = max(choice, key=lambda trial: trial.score).configuration
-    assert best != default  # ahead in either case
-    assert (choice[0].configuration == best) is wins
-    assert (choice[0].configuration == default) is not wins
-
-
-def test_pairs_with_targets_in_the_gallery_make_a_log_whose_answers_are_left_out(small):
-    held = np.concatenate([small["targets"], small["target_bank"]])
-    choice = choose(held, hubplugin.Bank(small["query_bank"], small["target_bank"], pairs=True))
-    assert [trial.configuration for trial in choice] == [configure("blend", answers="left out")]
-
-
-def test_the_same_seed_chooses_the_same(small, by_pairs):
-    again = choose(small["targets"], hubplugin.Bank(small["query_bank"], small["target_bank"], pairs=True))
-    assert again == by_pairs
-
-
-def test_fit_auto_is_the_fit_of_what_is_chosen(small, by_pairs):
-    model = hubplugin.fit(small["targets"], hubplugin.Bank(small["query_bank"], small["target_bank"]), "auto")
-    assert (model.method, model.parameters) == ("blend", by_pairs[0].configuration.parameters)
-    assert model.gallery.count == 300
-
-
-def test_temperatures_follow_the_scale_of_the_similarity(small, by_pairs):
-    bank, targets, second = (
-        4 * x / np.linalg.norm(x.astype(float), axis=1, keepdims=True)
-        for x in (small["query_bank"], small["targets"], small["target_bank"])
-    )
-    choice = choose(targets, hubplugin.Bank(bank, second, pairs=True), metric="dot")
-    assert choice[0].configuration.share == by_pairs[0].configuration.share
-    assert choice[0].configuration.tau == pytest.approx(16 * by_pairs[0].configuration.tau, rel=1e-3)
 
 
 def test_pairs_may_be_a_mapping_in_any_order(small):
@@ -224,14 +116,14 @@ def test_a_text_that_is_there_twice_never_tries_the_fit_that_saw_it(small):
     assert twice.bank.distinct == once.bank.distinct == twice.queries == 200
 
 
-def test_the_choice_does_not_grow_with_bank_and_gallery(small, monkeypatch):
+def test_the_experiment_does_not_grow_with_bank_and_gallery(small, monkeypatch):
     monkeypatch.setattr("hubplugin.trial.experiment.FIT_ROWS", 50)
     monkeypatch.setattr("hubplugin.trial.experiment.HELD_OUT", 20)
-    choice = choose(small["targets"], hubplugin.Bank(small["query_bank"], small["target_bank"], pairs=True))
-    assert choice[0].queries == FOLDS * 20
+    found = judge(small["targets"], hubplugin.Bank(small["query_bank"], small["target_bank"], pairs=True))
+    assert found.queries == FOLDS * 20
 
 
-def test_the_precision_that_a_fit_is_asked_for_is_that_of_its_choice(small, monkeypatch):
+def test_the_precision_that_is_asked_for_is_that_of_the_experiment(small, monkeypatch):
     seen = set()
 
     def dense(similarities, targets, unwatched=experiment.dense):
@@ -239,12 +131,7 @@ def test_the_precision_that_a_fit_is_asked_for_is_that_of_its_choice(small, monk
         return unwatched(similarities, targets)
 
     monkeypatch.setattr(experiment, "dense", dense)
-    hubplugin.fit(
-        small["targets"],
-        hubplugin.Bank(small["query_bank"], small["target_bank"]),
-        "auto",
-        compute=hubplugin.Compute(precision="float64"),
-    )
+    judge(small["targets"], small["query_bank"], compute=hubplugin.Compute(precision="float64"))
     assert seen == {torch.float64}
 
 
@@ -287,7 +174,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(small, change, says):
     given = {"queries": small["query_bank"], "answers": small["target_bank"], "targets": small["targets"]} | change
     bank = hubplugin.Bank(given["queries"], given["answers"], pairs=given.get("pairs"))
     with pytest.raises(hubplugin.InputError) as caught:
-        choose(given["targets"], bank, metric=given.get("metric", "cosine"))
+        judge(given["targets"], bank, metric=given.get("metric", "cosine"))
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -295,8 +182,6 @@ def test_what_cannot_be_used_is_refused_in_one_line(small, change, says):
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda b, t: hubplugin.fit(None, b, "auto"), "pass targets="),
-        (lambda b, t: hubplugin.fit(t, b, "auto", tau=0.1), "takes no parameters, it chooses them: leave 'tau' out"),
         (lambda b, t: judge(t, b, "sinkhorn"), "unknown method 'sinkhorn': use one of blend, is, sn, dbsn"),
         (lambda b, t: judge(t, b, "nnn", alpha=0), "alpha=0 is refused: Input should be greater than 0"),
     ],
