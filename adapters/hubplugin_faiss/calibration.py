@@ -17,9 +17,9 @@ from hubplugin.metric import Metric, augment_queries, augment_targets, normalise
 from hubplugin.model import OffsetModel
 from hubplugin.store import Answered
 from hubplugin.vectors import Vectors
-from hubplugin_faiss.encoding.codecs import bank_queries, evenly, upgrade_spec
+from hubplugin_faiss.encoding.codecs import bank_queries, evenly
 from hubplugin_faiss.handlers import handler_for
-from hubplugin_faiss.handlers.base import IndexScale, block_rows, copied, name_of, nearness_of, reason, with_map
+from hubplugin_faiss.handlers.base import IndexScale, block_rows, name_of, reason
 
 QUERIES, K = 400, 10
 """Bank queries that are tried, and how many results of each."""
@@ -39,7 +39,7 @@ LOST = 0.003
 
 PROMISED = {"codes": 0.01, "lists": 0.05, "graph": 0.05}
 """The largest loss of recall@10 with which an upgrade is not refused if a wider search makes up for it, by what finds
-the targets: codes in a row, also before a second stage; inverted lists; a graph. If none does it is `TOLERATED`."""
+the targets: codes in a row; inverted lists; a graph. If none does it is `TOLERATED`."""
 
 WIDTHS = 1.25, 1.5, 1.75, 2, 2.5, 3, 4
 """How many times as wide a search is tried to make up for a loss."""
@@ -47,14 +47,8 @@ WIDTHS = 1.25, 1.5, 1.75, 2, 2.5, 3, 4
 ANSWERED = 2000
 """The most bank queries with known answers that are tried: a change of R@1 by half a point is then beyond chance."""
 
-WIDEST = 64
-"""The most candidates for each result that an upgrade gives the second stage that it has made."""
-
-GAINED = 0.002
-"""By how much recall must grow for twice as many candidates to stay."""
-
-REHEARSED, ASKED = 600, 200
-"""How many vectors, and how many bank queries, a rehearsal takes: see `rehearsed`."""
+ENOUGH = 0.002
+"""Within this of the recall of the raw index a wider search makes up for a loss, where none does better."""
 
 
 class Recall(NamedTuple):
@@ -137,56 +131,6 @@ def tried_at_most(index: faiss.Index, upgraded: faiss.Index, most: int = QUERIES
     return int(np.clip(WORK / (upgraded.ntotal * upgraded.d), QUERIES / 10, most))
 
 
-def rehearsed(index: faiss.Index, offsets: np.ndarray, model: OffsetModel) -> Recall | None:
-    """The recall of a small index of the kind of `index`, before and after an upgrade, against the exact rankings of
-    vectors that are known, with the `offsets` [n] of others.
-
-    A second stage that decodes codes worse than the raw index reads them cannot be told from what it holds: over that
-    the raw index is just as bad. So vectors between two that the index holds are added to an empty copy of it, which
-    looks everywhere when it is searched. None for an index that ranks by its own codes, and for a small bank.
-    """
-    handler, queries = handler_for(index), bank_queries(model, ASKED)
-    if not handler.two_stage or handler.files() or queries is None or handler.count < 2 * REHEARSED:
-        return None
-    rng, unit = np.random.default_rng(0), model.metric is Metric.COSINE
-    rows = np.sort(rng.permutation(handler.count)[: 2 * REHEARSED])
-    held = np.concatenate(
-        [vectors[inside] for vectors, inside in _of_rows(handler.scan(0, block_rows(index.d)), rows) if len(inside)]
-    )
-    first, second = held[rng.permutation(len(held))].reshape(2, REHEARSED, -1)
-    share = rng.uniform(0.3, 0.7, size=(REHEARSED, 1))
-    known = (share * first + (1 - share) * second).astype(np.float32)
-    if unit:
-        known = normalise(known, "index")
-    raw, ids = copied(index), np.arange(REHEARSED)
-    raw.reset()
-    _look_everywhere(raw)
-    raw.add_with_ids(known, ids) if "IDMap" in name_of(raw) else raw.add(known)
-    of_known = offsets[rng.permutation(len(offsets))[:REHEARSED]]
-    small = handler_for(raw)
-    spec = upgrade_spec(offsets, model, nearness=nearness_of(small, model))
-    upgraded = with_map(small.upgraded(of_known[small.order()], spec), model.query_map)
-    targets = [(known, of_known, ids)]
-    plain, corrected = exact_rankings(upgraded, targets, queries, model.queries(queries), lambda: None)
-    return Trial(queries, corrected, _recall(raw, queries, plain, lambda: None)).recall(upgraded)
-
-
-def widen(upgraded: faiss.Index, trial: Trial, recall: Recall) -> Recall:
-    """Gives the second stage that an upgrade has made, if there is one, more candidates while recall falls and that
-    helps. Returns the recall of `upgraded` then."""
-    for part in parts(upgraded):
-        if not (isinstance(part, faiss.IndexRefine) and handler_for(part).two_stage):
-            continue
-        while recall.fell and part.k_factor < WIDEST:
-            part.k_factor *= 2
-            wider_one = trial.recall(upgraded)
-            if wider_one.after < recall.after + GAINED:
-                part.k_factor /= 2
-                break
-            recall = wider_one
-    return recall
-
-
 def search_that_suffices(upgraded: faiss.Index, enough: Callable[[], bool]) -> str:
     """The call of `tune`, as text, that widens the search of `upgraded` by the least with which there is `enough`; ""
     if none up to four times as wide does. Each setting is tried alone, then all together; `upgraded` is left as it was.
@@ -224,20 +168,6 @@ def promised_loss(index: faiss.Index) -> float:
     return max(found + [PROMISED["lists"] for part in parts(index) if isinstance(part, faiss.IndexIVF)])
 
 
-def require_rehearsed(index: faiss.Index, offsets: np.ndarray, model: OffsetModel) -> None:
-    """Raises CorrectionRefused if the second stage that an upgrade would make finds less than the raw `index`."""
-    recall, promised = rehearsed(index, offsets, model), PROMISED["codes"]
-    if recall is not None and recall.exceeds(promised):
-        raise CorrectionRefused(
-            f"this {name_of(index)} ranks by more than it reconstructs: with {REHEARSED} known vectors an upgrade took "
-            f"recall@10 {recall}, and {promised} is the most; nothing was changed; pass the originals, ",
-            Parameter("vectors"),
-            ", or ",
-            Parameter("force", True),
-            " upgrades it all the same",
-        )
-
-
 def require_recall(trial: Trial, recall: Recall, index: faiss.Index, upgraded: faiss.Index, force: bool) -> None:
     """Raises CorrectionRefused if `upgraded` loses more `recall` in the `trial` than is promised for the type of
     `index`, or than `TOLERATED` where no wider search makes up for it, unless `force` says to take it all the same.
@@ -251,7 +181,7 @@ def require_recall(trial: Trial, recall: Recall, index: faiss.Index, upgraded: f
         return found[-1]
 
     call = search_that_suffices(upgraded, lambda: tried().regained)
-    call = call or search_that_suffices(upgraded, lambda: tried().after >= recall.before - GAINED)
+    call = call or search_that_suffices(upgraded, lambda: tried().after >= recall.before - ENOUGH)
     cost = f"in {found[-1].seconds / recall.seconds:.1f} times the time of a search" if call else ""
     promised = promised_loss(index) if call else TOLERATED
     if recall.exceeds(promised) and not force:
@@ -330,23 +260,6 @@ class Asked:
                 " writes it all the same",
             )
         warnings.warn(f"the upgrade took {text}" + (f"; this brings it back: {call}" if call else ""), stacklevel=6)
-
-
-def _of_rows(
-    blocks: Iterable[tuple[np.ndarray, np.ndarray | None]], rows: np.ndarray
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Each block, and which of its vectors have one of the sorted numbers `rows`."""
-    start = 0
-    for vectors, _ in blocks:
-        inside = rows[np.searchsorted(rows, start) : np.searchsorted(rows, start + len(vectors))] - start
-        yield vectors, inside
-        start += len(vectors)
-
-
-def _look_everywhere(index: faiss.Index) -> None:
-    for part in parts(index):
-        if isinstance(part, faiss.IndexIVF):
-            part.nprobe = part.nlist
 
 
 def _reconstructed(upgraded: faiss.Index, scale: IndexScale) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:

@@ -40,6 +40,14 @@ def _mapping(correction: OffsetsLike | OffsetModel | Rule) -> OffsetModel | None
     return model if isinstance(model, OffsetModel) and model.query_map is not None else None
 
 
+def _scores_by_bits(index: Searchable) -> bool:
+    """Whether the scores of `index` count bits that differ."""
+    if not isinstance(index, faiss.Index):
+        return False
+    index = faiss.downcast_index(index)
+    return isinstance(index, faiss.IndexLSH) or (hasattr(index, "index") and _scores_by_bits(index.index))
+
+
 class CorrectedSearch:
     """`search(x, k)` by corrected scores over an index that stays as it is.
 
@@ -49,17 +57,22 @@ class CorrectedSearch:
     four times as many each time. The certificate holds for an exact index; an approximate one may miss what its raw
     search misses.
 
+    Codes without room for an offset (RaBitQ, LSH, additive quantisers) score so roughly that offsets drown in their
+    errors. With `vectors`, they find candidates, and these are ranked by their true similarities.
+
     Args:
         index: anything with Faiss's `search` whose scores are inner products, or squared L2 distances if its
             `metric_type` says so.
         correction: offsets [n], an `OffsetModel`, or a fitted `hubplugin.query_dependent.Rule` for the corrections
             that depend on the query (dis, dualdis, dsl, gc).
-        targets: the gallery [n, d] that a model or a rule needs.
+        targets: the gallery [n, d] that a model or a rule needs; by default `vectors`.
+        vectors: the originals of the entries [n, d], row i that of id `ids[i]`. Candidates are ranked by these instead
+            of the index's own scores. LSH needs them: it scores by bits that differ, which are no similarities.
         ids: int64 [n], the id of each row; 0 ... n - 1 by default.
         limit: the most candidates fetched for a query.
 
     Raises:
-        InputError: offsets, targets or ids do not fit each other or the index.
+        InputError: offsets, targets, vectors or ids do not fit each other or the index.
     """
 
     def __init__(
@@ -68,6 +81,7 @@ class CorrectedSearch:
         correction: OffsetsLike | OffsetModel | Rule,
         *,
         targets: VectorLike | None = None,
+        vectors: VectorLike | None = None,
         ids: np.ndarray | None = None,
         limit: int = 4096,
     ):
@@ -82,6 +96,11 @@ class CorrectedSearch:
             raise unmapped("an index that normalises queries (L2norm)")
         if isinstance(correction, OffsetModel) and correction.fold is not None:
             raise unfolded("a Faiss index")
+        self._bits = _scores_by_bits(index)
+        if self._bits and vectors is None:
+            raise InputError("an index of bits (LSH) has no similarities to rank by: pass the originals, vectors=")
+        self._vectors = None if vectors is None else as_vectors(vectors, "vectors")
+        targets = self._vectors if targets is None else targets
         count = getattr(index, "ntotal", None)
         if isinstance(correction, OffsetModel | Rule):
             if targets is None:
@@ -96,6 +115,8 @@ class CorrectedSearch:
             self._kept = checked_offsets(offsets, offsets.size if count is None else count, "the index")
         if count not in (None, len(self._kept)):
             raise InputError(f"{len(self._kept)} targets were given, the index holds {count}")
+        if self._vectors is not None and self._vectors.rows != len(self._kept):
+            raise InputError(f"{self._vectors.rows} vectors were given for {len(self._kept)} targets")
         own = None if ids is None else np.asarray(ids)
         if own is not None and (own.shape != (len(self._kept),) or own.dtype.kind not in "iu" or (own < 0).any()):
             raise InputError(
@@ -149,13 +170,25 @@ class CorrectedSearch:
         """Corrected scores and ids of `candidates`, best first, and an upper bound for all other targets."""
         if not len(candidates):
             return similarities, candidates, np.inf
-        kept = self._kept[self._rows(candidates)]
+        last, rows = np.inf if self._bits else float(similarities[-1]), self._rows(candidates)
+        if self._vectors is not None:
+            similarities = self._true(query, rows)
+            order = np.argsort(-similarities, kind="stable")
+            similarities, candidates, rows = similarities[order], candidates[order], rows[order]
+        kept = self._kept[rows]
         if self._rule is None:
             corrected = similarities + kept
             order = np.argsort(-corrected, kind="stable")
-            return corrected[order], candidates[order], float(similarities[-1] + self._kept.max())
+            return corrected[order], candidates[order], float(last + self._kept.max())
         order, scores = Reranker(self._rule, lambda _: kept).rerank(query, candidates.tolist(), similarities.tolist())
-        return scores, candidates[order], self._bound(float(similarities[-1]), kept)
+        return scores, candidates[order], self._bound(last, kept)
+
+    def _true(self, query: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """The similarities of `query` [d] and the vectors `rows` [b]: float64 [b]."""
+        assert self._vectors is not None
+        wanted, places = np.unique(rows, return_inverse=True)
+        vectors = self._vectors.some(wanted).astype(np.float64)[places]
+        return -((vectors - query) ** 2).sum(axis=1) / 2 if self._euclidean else vectors @ query.astype(np.float64)
 
     def _bound(self, last: float, kept: np.ndarray) -> float:
         """The largest corrected score of a target whose similarity is at most `last`."""

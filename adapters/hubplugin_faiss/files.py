@@ -111,7 +111,7 @@ def sizes(given: faiss.Index) -> Iterator[tuple[str, int, int]]:
         yield f"bytes of codes of its {name}:", index.codes.size(), n * int(index.code_size)
     if isinstance(index, faiss.IndexHNSW):
         yield f"nodes of its {name}:", index.hnsw.levels.size(), n
-    for quantiser in (getattr(index, part) for part in ("sq", "pq", "rabitq") if hasattr(index, part)):
+    for quantiser in (getattr(index, part) for part in ("sq", "pq") if hasattr(index, part)):
         yield f"dimensions of the quantiser of its {name}:", int(quantiser.d), d
     if hasattr(index, "pq"):
         yield f"codebooks of its {name}:", index.pq.centroids.size(), d * int(index.pq.ksub)

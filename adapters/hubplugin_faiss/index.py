@@ -16,7 +16,7 @@ from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, unfolded, unmapped, warn_if_swapped
 from hubplugin.store import Batch
 from hubplugin.vectors import OffsetsLike, VectorLike, Vectors, as_vectors
-from hubplugin_faiss.calibration import holds_graph, is_exact, parts, require_recall, require_rehearsed, trial_of, widen
+from hubplugin_faiss.calibration import holds_graph, is_exact, parts, require_recall, trial_of
 from hubplugin_faiss.encoding.codecs import upgrade_spec
 from hubplugin_faiss.encoding.layout import in_memory
 from hubplugin_faiss.handlers import handler_for
@@ -41,24 +41,23 @@ def upgrade(
     With a model, an approximate index is searched with queries of its bank before and after. If recall falls by more
     than 0.01, a warning says by how much; if it falls by more than docs/faiss.md promises for the type, the upgrade is
     refused. Recall is measured over what the index reconstructs, so a loss in the codes themselves shows only where
-    `vectors` are given. An index that needs a second stage is tried with vectors that are known, too.
+    `vectors` are given.
 
     A model with a query map puts that before the index, as one more transform: searches map their queries, in plain
     Faiss, too. Plain `add` would map what it adds, and `reconstruct` would turn it back as if it were a rotation: use
     `add` of this package, and reconstruct what lies behind, `faiss.downcast_index(index).index`.
 
     Of an index that is upgraded already all offsets are replaced, and every entry counts as a member of the gallery,
-    for a robust model, too. A second stage that an upgrade made keeps the vectors that it holds. Entries that the model
-    cannot judge get its smallest offset, and a warning names them: such as vectors that plain Faiss added and that are
-    not of unit length, where the model is for cosine.
+    for a robust model, too. Entries that the model cannot judge get its smallest offset, and a warning names them: such
+    as vectors that plain Faiss added and that are not of unit length, where the model is for cosine.
 
     Args:
         index: a trained, filled faiss.Index with inner product or L2, upgraded or not. It is not changed.
         model_or_offsets: an `OffsetModel` for the metric of the index (cosine if its vectors are of unit length); its
             offsets are centred on the index if it was fitted without targets. Or offsets [ntotal] in the order of the
             ids 0, 1, 2, ... that a search returns, for `IndexIDMap` in the order in which vectors were added.
-        vectors: the originals [ntotal, d] in the same order. A two-stage index holds them in its second stage, instead
-            of what its codes decode to.
+        vectors: the originals [ntotal, d] in the same order, by which recall is measured, so that it shows what codes
+            lose.
         rebuild: build graphs anew (True) or keep their links (False). By default, and with a model, a graph whose kept
             links lose more than 0.01 of recall is built anew, and taken if it finds more. That takes about as long as
             the graph took at first.
@@ -76,21 +75,20 @@ def upgrade(
     """
     handler, again = handler_for(index), False
     if handler.is_upgraded():
-        vectors = Gallery(index) if vectors is None and handler.two_stage else vectors
         index, again = downgrade(index), True
         handler = handler_for(index)
     require_upgradable(handler)
     originals = checked_originals(vectors, handler)
     if not isinstance(model_or_offsets, OffsetModel):
         offsets = checked_offsets(model_or_offsets, handler.count, "the index")[handler.order()]
-        return handler.upgraded(offsets, upgrade_spec(offsets, None, rebuild=bool(rebuild), vectors=originals))
+        return handler.upgraded(offsets, upgrade_spec(offsets, None, rebuild=bool(rebuild)))
     model = model_or_offsets
     if model.query_map is not None and normalises_queries(index):
         raise unmapped("an index that normalises queries (L2norm)")
     if model.fold is not None:
         raise unfolded("a Faiss index")
     gallery = Gallery(index, unit=model.metric is Metric.COSINE)
-    offsets, scale = offsets_by(model, gallery, compute, originals, tolerant=again)
+    offsets, scale = offsets_by(model, gallery, compute, tolerant=again)
     return upgraded_by(index, offsets, model, scale, originals, rebuild, force)
 
 
@@ -104,13 +102,9 @@ def upgraded_by(
     force: bool = False,
 ) -> faiss.Index:
     """`index` with `offsets` [n] of `model`, in scan order and on `scale`, behind its query map. A graph is built anew
-    where its links lose too much, and a second stage gets more candidates. Raises CorrectionRefused where that does not
-    suffice."""
+    where its links lose too much. Raises CorrectionRefused where that does not suffice."""
     handler = handler_for(index)
-    if originals is None and not force:
-        require_rehearsed(index, offsets, model)
-
-    spec = upgrade_spec(offsets, model, nearness=scale.nearness, vectors=originals)
+    spec = upgrade_spec(offsets, model, nearness=scale.nearness)
 
     def made(rebuild: bool) -> faiss.Index:
         return with_map(handler.upgraded(offsets, replace(spec, rebuild=rebuild)), model.query_map)
@@ -126,7 +120,7 @@ def upgraded_by(
         of_rebuilt = trial.recall(rebuilt)
         if of_rebuilt.after > recall.after:
             upgraded, recall = rebuilt, of_rebuilt
-    require_recall(trial, widen(upgraded, trial, recall), index, upgraded, force)
+    require_recall(trial, recall, index, upgraded, force)
     return upgraded
 
 
@@ -245,18 +239,14 @@ class Gallery(Vectors):
         for vectors, _ in self.handler.scan(0, size):
             if self._unit and not self.handler.lossy:
                 require_unit(vectors, self.name, row)
-            elif self._unit and row == 0 and not self.handler.two_stage:  # a second stage gets unit vectors anyway
+            elif self._unit and row == 0:
                 require_about_unit(vectors, self.name)
             yield vectors
             row += len(vectors)
 
 
 def offsets_by(
-    model: OffsetModel,
-    gallery: Gallery,
-    compute: Compute,
-    originals: Vectors | None = None,
-    tolerant: bool = False,
+    model: OffsetModel, gallery: Gallery, compute: Compute, tolerant: bool = False
 ) -> tuple[np.ndarray, IndexScale]:
     """Offsets for the entries of an index in scan order, on its own scale, float32 [n], and that scale.
 
@@ -264,7 +254,6 @@ def offsets_by(
         model: its offsets are centred on the index if they are not yet centred on a gallery.
         gallery: the index.
         compute: with what they are computed.
-        originals: the vectors [n, d] that a second stage is going to hold; their offsets are computed instead.
         tolerant: entries that the model cannot judge get its smallest offset, and a warning.
 
     Raises:
@@ -274,12 +263,10 @@ def offsets_by(
     require_suits(model, handler.index)
     warn_if_swapped(model, gallery.rows)
     if model.gallery is None:
-        model = model.centred_on(gallery if originals is None or not handler.two_stage else originals, compute=compute)
+        model = model.centred_on(gallery, compute=compute)
     offsets = np.empty(gallery.rows, np.float32)
     scale, row, invalid_vectors = IndexScale.of(handler, model), 0, InvalidVectors()
-    source = originals if originals is not None and handler.two_stage else gallery
-    tolerant &= source is gallery
-    computed = _tolerant(model, handler, compute, invalid_vectors) if tolerant else _computed(model, source, compute)
+    computed = _tolerant(model, handler, compute, invalid_vectors) if tolerant else _computed(model, gallery, compute)
     for vectors, values in computed:
         offsets[row : row + len(vectors)] = scale.stored(values, vectors)
         row += len(vectors)
@@ -290,7 +277,7 @@ def offsets_by(
         )
     if invalid_vectors.count:
         warnings.warn(f"of {gallery.rows} entries {invalid_vectors}", stacklevel=4)
-    return offsets[handler.order()] if source is originals else offsets, scale
+    return offsets, scale
 
 
 def _computed(model: OffsetModel, source: Vectors, compute: Compute) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -39,7 +39,6 @@ from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import IndexScale, block_rows, with_map
 from hubplugin_faiss.handlers.lists import free_name
 from hubplugin_faiss.index import (
-    Gallery,
     checked_originals,
     downgrade,
     require_unit,
@@ -188,7 +187,7 @@ class IndexFile:
             return other
         given = None if self._originals is None else next(self._originals.blocks(1000))
         lengths = np.linalg.norm(sample[0] if given is None else given, axis=1)
-        if lossy and given is None:  # of unit vectors PQ makes shorter ones, and RaBitQ longer ones
+        if lossy and given is None:  # of unit vectors PQ makes shorter ones
             low, middle, high = np.quantile(lengths, [0.05, 0.5, 0.95])
             most, told = spread_of_unit(self.index)
             if not (0.4 < middle < 1.6 and high - low < most * middle):
@@ -225,7 +224,7 @@ class IndexFile:
     @cached_property
     def content(self) -> str:
         """Names what is in the index, to the last bit: ids and vectors, in their order."""
-        digest = hashlib.sha256(b"" if self._originals is None else self._originals.fingerprint().encode())
+        digest = hashlib.sha256()
         for rows, vectors, _ in self.blocks():
             digest.update(np.ascontiguousarray(self.handler.labels(rows.start, rows.stop), np.int64).data)
             digest.update(np.ascontiguousarray(vectors, np.float32).data)
@@ -243,13 +242,6 @@ class IndexFile:
                 give_back_pages(self.path)
                 read = 0
 
-    @cached_property
-    def _held(self) -> np.ndarray | None:
-        """The originals [n, d] in scan order, where a second stage is going to hold them."""
-        if self._originals is None or not self.handler.two_stage:
-            return None
-        return self._originals.array()[self.handler.order()]
-
     def scan(self, first: int = 0, stop: int | None = None) -> Iterator[Batch]:
         """The entries from row `first` on, or up to `stop`, each id an `Entry`, with the offsets in the index."""
         end, active = self.handler.count if stop is None else stop, self._read.model
@@ -258,7 +250,7 @@ class IndexFile:
             if rows.start >= end:
                 return
             rows = slice(rows.start, min(rows.stop, end))
-            vectors = (vectors if self._held is None else self._held[rows])[: end - rows.start]
+            vectors = vectors[: end - rows.start]
             offsets = None if offsets is None else offsets[: end - rows.start]
             if self.unit and not self.handler.is_upgraded():
                 require_unit(vectors, self.url, rows.start)
@@ -299,9 +291,7 @@ class IndexFile:
     ) -> None:
         """Puts the index with `offsets` [n] of `model`, on `scale`, in the place of the file. mapped: what they lie in.
         Raises CorrectionRefused, and the file is as it was, if it finds too little of what is `asked`."""
-        again, originals = self.handler.is_upgraded(), self._originals
-        if originals is None and again and self.handler.two_stage:
-            originals = Gallery(self.index)
+        again = self.handler.is_upgraded()
         run.note_lists(made=[free_name(name) for name in self.handler.files()])
         if again and os.path.getsize(self.path) > MAPPED:
             raw = run.pending / "raw.faiss"
@@ -309,7 +299,7 @@ class IndexFile:
             index, mapped = read_faiss(raw, mapped=True), [raw, *mapped]
         else:
             index, mapped = self.raw, [self.path, *mapped]
-        new = Replacement(run, index, mapped, self.require_unchanged, originals, progress)
+        new = Replacement(run, index, mapped, self.require_unchanged, self._originals, progress)
         put(new, model, offsets, scale, self.handler.files(), asked)
         self._load()
 
@@ -324,16 +314,16 @@ SAMPLED = 16
 """A file that was written is read back and searched with this many of its own vectors before it takes its place."""
 
 
-HALF = 2.0**-10
-"""The largest error that 16 bits make in a component of a second stage, relative to the largest component."""
+ROUNDING = 2.0**-10
+"""The largest error that a component may have which is read back, relative to the largest component."""
 
 
 @dataclass(frozen=True)
 class Replacement:
     """What replaces the index of a `run`: made of `index`, which is mapped from the first of the files `mapped`.
 
-    unchanged: called before the last step, see `Run.switch`. originals: the vectors [n, d] that a second stage is going
-    to hold.
+    unchanged: called before the last step, see `Run.switch`. originals: of the entries [n, d], by which
+    recall is measured.
     """
 
     run: Run
@@ -362,13 +352,13 @@ def put(
     new.run.note_lists(map(free_name, handler.files()), replaced)
     new.run.folder.write(new.run.pending / MODEL, model.to_bytes())
 
-    if holds_graph(new.index) or handler.two_stage:  # these are made in memory, and some graphs twice
+    if holds_graph(new.index):  # graphs are made in memory, some of them twice
         made = upgraded_by(new.index, offsets, model, scale, originals, None, asked.force)
         _replace(new, lambda _: made, lambda written: asked.require_found(new.index, written, model, scale, originals))
         return
 
     between = partial(give_back_pages, *new.mapped)
-    spec = upgrade_spec(offsets, model, nearness=scale.nearness, vectors=originals, between=between)
+    spec = upgrade_spec(offsets, model, nearness=scale.nearness, between=between)
 
     def make(assemble: Assemble) -> faiss.Index:
         return with_map(handler.upgraded(offsets, replace(spec, assemble=assemble)), model.query_map)
@@ -402,17 +392,14 @@ def _replace(
     path = new.run.new_index
     write_index_file(path, make, new.mapped, new.progress)
     written = read_faiss(path, mapped=True)
-    _require_same(written, new.index, path, new.originals)
+    _require_same(written, new.index, path)
     check(written)
     new.run.switch(handler_for(written).files(), new.unchanged, remove=remove)
 
 
-def _require_same(written: faiss.Index, index: faiss.Index, path: Path, originals: Vectors | None) -> None:
-    """Raises StoreError unless `written`, read back from `path`, holds the first and last vectors and finds them.
-
-    They are compared with those of `index`, or with `originals` where a second stage holds these. Only they are
-    searched, so that a large file is not read as a whole.
-    """
+def _require_same(written: faiss.Index, index: faiss.Index, path: Path) -> None:
+    """Raises StoreError unless `written`, read back from `path`, holds the first and last vectors of `index` and finds
+    them. Only they are searched, so that a large file is not read as a whole."""
     before, after = handler_for(index), handler_for(written)
     same = before.count == after.count
     if same:
@@ -422,14 +409,9 @@ def _require_same(written: faiss.Index, index: faiss.Index, path: Path, original
         parameters = after.selecting(selector)
         for start in starts:
             (asked, _), (found, _) = next(before.scan(start, SAMPLED)), next(after.scan(start, SAMPLED))
-            if originals is not None and after.two_stage:
-                asked, found = next(originals.blocks(SAMPLED)), next(after.scan(0, SAMPLED))[0]
             scores, names = written.search(asked, 1, params=parameters)
-            if after.two_stage:  # a second stage may hold them at unit length
-                lengths = np.linalg.norm(asked, axis=1) / np.maximum(np.linalg.norm(found, axis=1), 1e-30)
-                found = found * lengths[:, None]
             asked, found = np.nan_to_num(asked), np.nan_to_num(found)
-            near = np.allclose(asked, found, rtol=0, atol=HALF * float(np.abs(asked).max()))
+            near = np.allclose(asked, found, rtol=0, atol=ROUNDING * float(np.abs(asked).max()))
             same &= near and bool((names >= 0).any() and np.isfinite(scores[names >= 0]).all())
     if not same:
         raise StoreError(f"{os.fspath(path)!r} does not read back as it was written; the disk may be failing")

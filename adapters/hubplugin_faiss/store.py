@@ -36,7 +36,7 @@ from hubplugin_faiss.disk import room_for_offsets
 from hubplugin_faiss.folder import CLAIM, MODEL, OFFSETS, Run
 from hubplugin_faiss.handlers.base import is_mapped, reason
 from hubplugin_faiss.index import normalises_queries, require_upgradable
-from hubplugin_faiss.index_file import HALF, Entry, IndexFile
+from hubplugin_faiss.index_file import Entry, IndexFile
 from hubplugin_faiss.versions import KeptVersions
 
 ADD_BEHIND_MAP = (
@@ -76,8 +76,7 @@ class FaissStore(Store):
         of_own = lost(offsets)
         quarter = float(of_own.mean())  # of the distance between levels, where they are as far apart
         most = np.max([of_own, *(lost(offsets + near * quarter) for near in (-2, -1, 1, 2))], axis=0)
-        # A second stage that an upgrade added rounds the vectors, too, and so what a model gives for them.
-        return np.asarray(4 * most + (2 * HALF / scale.shortest if handler.two_stage else 0.0))
+        return np.asarray(4 * most)
 
     @property
     def unit(self) -> bool:  # type: ignore[override]

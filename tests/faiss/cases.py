@@ -31,20 +31,9 @@ REFINED = (
     "IVF8,PQ6x8np,RFlat",
     "IVF8,PQ6x8np,Refine(SQfp16)",
     "PQ6x4fs,RFlat",
-    "RaBitQ,RFlat",
-    "IVF8,RaBitQ,RFlat",
 )
-STAGED = (
-    "RaBitQ", "IVF8,RaBitQ", "RQ3x4", "LSQ2x4", "PRQ2x2x4", "IVF8,RQ3x4", "OPQ6,RaBitQ", "IDMap2,RaBitQ", "RaBitQfs",
-    "PLSQ2x2x4", "IVF8,LSQ2x4", "IVF8,PRQ2x2x4", "IVF8,PLSQ2x2x4", "IVF8,RaBitQfs",
-    "RaBitQ4", "RaBitQfs_64", "RaBitQfs3", "IVF8,RaBitQ2", "IVF8,RaBitQfs_64",
-)  # fmt: skip
-ONE_METRIC = (
-    ("LSH", L2), ("RQ2x4fs", IP), ("LSQ2x4fs", IP), ("PRQ2x2x4fs", IP), ("PLSQ2x2x4fs", IP),
-)  # fmt: skip
-"""What Faiss's factory makes for one metric alone."""
-ALL = EXACT + QUANTISED + GRAPHS + REFINED + STAGED
-FEW = ("Flat", "IDMap2,IVF8,Flat", "SQ8", "IVF8,PQ6x8np", "PQ6x4fs", "HNSW16,Flat", "PQ6x8np,RFlat", "RaBitQ")
+ALL = EXACT + QUANTISED + GRAPHS + REFINED
+FEW = ("Flat", "IDMap2,IVF8,Flat", "SQ8", "IVF8,PQ6x8np", "PQ6x4fs", "HNSW16,Flat", "PQ6x8np,RFlat")
 """One for each way of keeping codes and of upgrading them: those of `make check`."""
 
 
@@ -110,7 +99,7 @@ def look_everywhere(index: faiss.Index) -> None:
 
 
 def tolerance(kind: str) -> float:
-    if "RFlat" in kind or "fp16" in kind or kind in STAGED or kind in dict(ONE_METRIC):
+    if "RFlat" in kind or "fp16" in kind:
         return 1e-5
     return next((value for name, value in TOLERANCE.items() if name in kind), 2e-6)
 

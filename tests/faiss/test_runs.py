@@ -259,7 +259,7 @@ def test_offsets_that_were_left_for_another_model_are_not_taken(photos):
     np.testing.assert_allclose(stored(photos), fitted().offsets(GALLERY), atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["Flat", "IVF4,SQ8", "RaBitQ"])
+@pytest.mark.parametrize("kind", ["Flat", "IVF4,SQ8"])
 def test_a_rollback_after_removals_gives_each_vector_its_own_offset(tmp_path, kind):
     photos = built(tmp_path / "photos.faiss", kind=kind)
     apply(opened(photos), fitted())
@@ -390,7 +390,6 @@ KILLED = [
     *((kind, "apply", 25, 20_000) for kind in ("Flat", "IVF64,Flat", "HNSW4")),
     *(("HNSW8", step, 0, 900) for step in ("apply", "refresh", "rollback", "remove")),
     *(("IVF16,Flat on disk", step, 0, 900) for step in ("apply", "refresh", "rollback", "remove")),
-    *(("RaBitQ", step, 0, 900) for step in ("apply", "remove")),
 ]
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hubplugin
+import hubplugin_faiss
 from hubplugin.model import QueryMap
 from hubplugin.query_dependent import Dynamic, fit_rule
 from hubplugin_faiss import CorrectedSearch
@@ -156,9 +157,56 @@ def test_search_parameters_reach_the_index():
     [
         ({"correction": np.zeros(5)}, "offsets have shape [5], the index holds 600"),
         ({"correction": np.zeros(600), "ids": np.arange(3)}, "expected 600 whole numbers"),
+        ({"correction": np.zeros(600), "vectors": np.zeros((5, 24))}, "5 vectors were given for 600 targets"),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments, says):
     with pytest.raises(hubplugin.InputError) as caught:
         CorrectedSearch(cases.made("Flat", IP).index, **arguments)
     assert says in str(caught.value)
+
+
+REFUSED = (
+    ("RaBitQ", IP), ("RaBitQ4", L2), ("RaBitQfs", IP), ("IVF8,RaBitQ", L2), ("IDMap2,RaBitQ", IP), ("LSH", L2),
+    ("ITQ,LSH", L2), ("RQ3x4", IP), ("LSQ2x4", L2), ("PRQ2x2x4", IP), ("PLSQ2x2x4", L2), ("RQ2x4fs", IP),
+    ("IVF8,RQ3x4", L2),
+)  # fmt: skip
+"""Kinds of index that cannot be upgraded, and a metric that Faiss makes each for."""
+
+
+@pytest.mark.parametrize(("kind", "metric"), REFUSED)
+def test_an_index_that_cannot_be_upgraded_says_so_and_finds_the_corrected_ranking_of_its_originals(kind, metric, rng):
+    middle = 0.3 * rng.normal(size=24)
+    queries, bank = (cases.unit(rng.normal(size=(rows, 24)) + middle) for rows in (40, 100))
+    case = cases.made(kind, metric)
+    model = hubplugin.fit(case.vectors, bank)
+    with pytest.raises(hubplugin.StoreError, match=r"^[^\n]*hubplugin_faiss\.CorrectedSearch\([^\n]*$"):
+        hubplugin_faiss.upgrade(case.index, model)
+    own = None if "IDMap" not in kind else case.ids
+    search = CorrectedSearch(case.index, model, vectors=case.vectors, ids=own)
+    truth = cases.similarities(queries, case.vectors, metric) + model.offsets(case.vectors)
+    best = case.ids[ranked(truth, 10)]
+    recall = [
+        np.mean([len(np.intersect1d(a, b)) / 10 for a, b in zip(each.search(queries, 10)[1], best, strict=True)])
+        for each in (case.index, search)
+    ]
+    assert recall[1] > recall[0] + 0.1
+
+
+def test_scores_by_the_originals_are_similarity_plus_offset():
+    case = cases.made("RQ3x4", L2)
+    search = CorrectedSearch(case.index, case.offsets, vectors=case.vectors)
+    scores, ids = search.search(case.queries, 5)
+    truth = cases.similarities(case.queries, case.vectors, L2) + case.offsets
+    np.testing.assert_allclose(
+        cases.as_similarities(scores, L2), np.take_along_axis(truth, ids, axis=1), rtol=0, atol=1e-6
+    )
+
+
+def test_an_index_of_bits_needs_the_originals_and_proves_nothing():
+    case = cases.made("LSH", L2)
+    with pytest.raises(hubplugin.InputError, match=r"index of bits \(LSH\) has no similarities.*vectors="):
+        CorrectedSearch(case.index, case.offsets)
+    found = CorrectedSearch(case.index, case.offsets, vectors=case.vectors, limit=300).search_certified(case.queries, 5)
+    assert not found.certified.any()
+    assert (found.fetched == 300).all()

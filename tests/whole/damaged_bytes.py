@@ -34,7 +34,7 @@ import hubplugin_faiss
 from hubplugin import apply, inspect, refresh, rollback  # once, and not in each process
 from hubplugin.recording import read
 
-KINDS = ("Flat", "IDMap2,Flat", "SQ8", "IVF4,SQ8", "IVF4,PQ4x4fs", "HNSW8", "RaBitQ", "PCA8,IVF4,Flat", "PQ4x4,RFlat")
+KINDS = ("Flat", "IDMap2,Flat", "SQ8", "IVF4,SQ8", "IVF4,PQ4x4fs", "HNSW8", "PCA8,IVF4,Flat", "PQ4x4,RFlat")
 SECONDS, MEMORY, AT_ONCE = 30, 4 << 30, 100
 """How long a job may take, by how much a process may grow, and how many damages it tries."""
 

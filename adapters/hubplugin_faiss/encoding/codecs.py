@@ -18,7 +18,6 @@ import numpy as np
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import OffsetModel
-from hubplugin.vectors import Vectors
 from hubplugin_faiss.encoding.layout import Assemble, in_memory
 
 Quantise: TypeAlias = Callable[[int, np.ndarray], np.ndarray]
@@ -114,7 +113,6 @@ class UpgradeSpec:
     assemble: puts codes into a base index.
     nearness: see `IndexScale`; None where the model does not take all vectors for unit vectors.
     rebuild: build graphs anew.
-    vectors: the originals [n, d], for the second stage of a two-stage index.
     queries: of the bank [m, d], behind a query map, by which lists are ranked; None where offsets come from no model.
     between: called between pieces of the work.
     """
@@ -125,13 +123,8 @@ class UpgradeSpec:
     assemble: Assemble
     nearness: float | None = None
     rebuild: bool = False
-    vectors: Vectors | None = None
     queries: np.ndarray | None = None
     between: Callable[[], None] = lambda: None
-
-    @property
-    def unit(self) -> bool:
-        return self.nearness is not None
 
     @property
     def size(self) -> float:

@@ -128,32 +128,24 @@ SCANNED = 32
 packer does not know the latter: it writes, and reconstructs, other codes than are scanned."""
 
 
-def unpacked(packer: faiss.CodePacker, packed: object, start: int, stop: int, scanned: int | None = None) -> np.ndarray:
-    """The codes [start, stop) of those that lie at `packed` in the blocks of `packer`: uint8 [stop - start, code_size].
-
-    scanned: how many bytes of a code are scanned; what else belongs to each lies behind those of the whole block, as in
-    RaBitQ. All of them, by default.
-    """
-    width = packer.code_size if scanned is None else scanned
-    blocks, codes = _blocks(packer, packed, stop), np.empty((stop - start, packer.code_size), np.uint8)
+def unpacked(packer: faiss.CodePacker, packed: object, start: int, stop: int) -> np.ndarray:
+    """The codes [start, stop) of those at `packed` in the blocks of `packer`: uint8 [stop - start, code_size]."""
+    width = packer.code_size
+    blocks, codes = _blocks(packer, packed, stop), np.empty((stop - start, width), np.uint8)
     groups, own = _groups(blocks, packer, width), _group_packer(width)
     whole = np.empty((SCANNED, width), np.uint8)
     for row in range(start - start % SCANNED, stop, SCANNED):
         group = np.ascontiguousarray(groups[divmod(row // SCANNED, groups.shape[1])])
         own.unpack_all(faiss.swig_ptr(group), faiss.swig_ptr(whole))
         first, last = max(row, start), min(row + SCANNED, stop)
-        codes[first - start : last - start, :width] = whole[first - row : last - row]
-    rows = np.arange(start, stop)
-    codes[:, width:] = _factors(blocks, packer, width)[rows // packer.nvec, rows % packer.nvec]
+        codes[first - start : last - start] = whole[first - row : last - row]
     return codes
 
 
-def pack(
-    packer: faiss.CodePacker, codes: np.ndarray, packed: object, start: int, count: int, scanned: int | None = None
-) -> None:
+def pack(packer: faiss.CodePacker, codes: np.ndarray, packed: object, start: int, count: int) -> None:
     """Writes `codes` [n, code_size] as those from `start` on into blocks of `packer`, for `count` in all, at `packed`.
-    What lies in the same block behind them becomes 0. scanned: as in `unpacked`."""
-    width = packer.code_size if scanned is None else scanned
+    What lies in the same block behind them becomes 0."""
+    width = packer.code_size
     blocks = _blocks(packer, packed, count)
     groups, own, row = _groups(blocks, packer, width), _group_packer(width), 0
     while row < len(codes):
@@ -166,12 +158,10 @@ def pack(
             kept = np.empty_like(whole)
             own.unpack_all(faiss.swig_ptr(memory), faiss.swig_ptr(kept))
             whole[:place] = kept[:place]
-        whole[place : place + len(part)] = part[:, :width]
+        whole[place : place + len(part)] = part
         own.pack_all(faiss.swig_ptr(whole), faiss.swig_ptr(memory))
         groups[block, group], groups[block, group + 1 :] = memory, 0
         row += len(part)
-    rows = start + np.arange(len(codes))
-    _factors(blocks, packer, width)[rows // packer.nvec, rows % packer.nvec] = codes[:, width:]
 
 
 def add_codes(index: faiss.IndexFastScan, codes: np.ndarray, start: int | None = None) -> None:
@@ -181,7 +171,7 @@ def add_codes(index: faiss.IndexFastScan, codes: np.ndarray, start: int | None =
     blocks = -(-count // packer.nvec)
     index.codes.resize(blocks * packer.block_size)
     index.ntotal, index.ntotal2 = count, blocks * packer.nvec
-    pack(packer, codes, index.codes.data(), start, count, scanned_bytes(index))
+    pack(packer, codes, index.codes.data(), start, count)
 
 
 def add_codes_to_list(
@@ -194,7 +184,7 @@ def add_codes_to_list(
     lists.resize(number, count)
     if count:
         faiss.rev_swig_ptr(lists.get_ids(number), count)[start:] = ids
-        pack(lists.packer, codes, lists.get_codes(number), start, count, scanned_bytes(index))
+        pack(lists.packer, codes, lists.get_codes(number), start, count)
 
 
 def remove_codes(index: faiss.IndexFastScan | faiss.IndexIVFFastScan, ids: np.ndarray) -> None:
@@ -217,34 +207,15 @@ def remove_codes(index: faiss.IndexFastScan | faiss.IndexIVFFastScan, ids: np.nd
                 index.ntotal -= size - len(kept)
 
 
-def erase_removed(index: faiss.IndexFastScan | faiss.IndexIVFFastScan, lists: np.ndarray) -> None:
-    """Erases what Faiss's own `remove_ids` has left behind the last codes of `index`, or of its inverted `lists` [k],
-    before Faiss adds others there."""
-    if isinstance(index, faiss.IndexFastScan):
-        if index.ntotal:
-            add_codes(index, codes_of_blocks(index, int(index.ntotal) - 1, int(index.ntotal)), int(index.ntotal) - 1)
-        return
-    for number in lists.tolist():
-        last = index.invlists.list_size(number) - 1
-        if last >= 0:
-            ids = np.array(faiss.rev_swig_ptr(index.invlists.get_ids(number), last + 1))[last:]
-            add_codes_to_list(index, number, ids, codes_of_list(index, number, last, last + 1), start=last)
-
-
 def codes_of_blocks(index: faiss.IndexFastScan, start: int, stop: int) -> np.ndarray:
     """The codes of the entries [start, stop): uint8 [stop - start, code_size]."""
-    return unpacked(index.get_CodePacker(), index.codes.data(), start, stop, scanned_bytes(index))
+    return unpacked(index.get_CodePacker(), index.codes.data(), start, stop)
 
 
 def codes_of_list(index: faiss.IndexIVFFastScan, number: int, start: int, stop: int) -> np.ndarray:
     """The codes of the entries [start, stop) of one inverted list: uint8 [stop - start, code_size]."""
     lists = faiss.downcast_InvertedLists(index.invlists)
-    return unpacked(lists.packer, lists.get_codes(number), start, stop, scanned_bytes(index))
-
-
-def scanned_bytes(index: faiss.Index) -> int | None:
-    """As `unpacked` takes it: of RaBitQ the signs are scanned, one bit a component."""
-    return (int(index.d) + 7) // 8 if hasattr(index, "rabitq") else None
+    return unpacked(lists.packer, lists.get_codes(number), start, stop)
 
 
 def _blocks(packer: faiss.CodePacker, packed: object, count: int) -> np.ndarray:
@@ -261,12 +232,6 @@ def _groups(blocks: np.ndarray, packer: faiss.CodePacker, width: int) -> np.ndar
     scanned = blocks[:, : width * packer.nvec].reshape(len(blocks), width, packer.nvec // SCANNED, SCANNED)
     groups: np.ndarray = scanned.swapaxes(1, 2)
     return groups
-
-
-def _factors(blocks: np.ndarray, packer: faiss.CodePacker, width: int) -> np.ndarray:
-    """What else `blocks` hold of each code: uint8 [blocks, codes, code_size - width], the memory itself."""
-    behind: np.ndarray = blocks[:, width * packer.nvec :]
-    return behind.reshape(len(blocks), packer.nvec, packer.code_size - width)
 
 
 @cache

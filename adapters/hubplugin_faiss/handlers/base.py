@@ -92,17 +92,11 @@ def copy_fields(new: faiss.Index, old: faiss.Index, *fields: str) -> None:
         setattr(new, field, getattr(old, field))
 
 
-def copied(index: faiss.Index) -> faiss.Index:
-    """A copy made through Faiss's writer: its cloner knows few transforms."""
-    return faiss.deserialize_index(faiss.serialize_index(index))
-
-
 def some_entries(handler: IndexHandler, runs: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """A block of vectors [b, d] in an index, in runs that begin evenly over it, but for those that are not finite, and
     their offsets [b], NaN where it is not upgraded."""
     count, size = handler.count, block_rows(handler.index.d)
-    # A second stage that an upgrade made holds unit vectors, and its index is slow to read in runs.
-    runs = 1 if handler.two_stage or count <= size else runs
+    runs = 1 if count <= size else runs
     found, held = [np.empty((0, int(handler.index.d)), np.float32)], [np.empty(0, np.float32)]
     for start in range(0, count, -(-count // runs) if count else 1):
         for vectors, offsets in itertools.islice(handler.scan(start, max(size // runs, 1)), 1):
@@ -133,11 +127,10 @@ class IndexScale:
 
     def __init__(self, handler: IndexHandler, nearness: float | None, mean: float | None = None):
         self._handler, self.nearness = handler, nearness
-        lengths, bias = handler.lengths_and_bias(some_entries(handler)[0], nearness)
         if mean is None:
+            bias = handler.lengths_and_bias(some_entries(handler)[0], nearness)[1]
             mean = float(np.mean(bias)) if np.size(bias) else 0.0
         self._mean = CENTRE * round(mean / CENTRE)
-        self.shortest = float(np.min(lengths)) if np.size(lengths) else 1.0
 
     @classmethod
     def of(cls, handler: IndexHandler, model: OffsetModel) -> IndexScale:
@@ -235,11 +228,6 @@ class IndexHandler(ABC):
 
     def __init__(self, index: faiss.Index):
         self.index = index
-
-    @property
-    @abstractmethod
-    def two_stage(self) -> bool:
-        """Whether codes have no room for an offset, so that a second stage holds it."""
 
     @property
     @abstractmethod
@@ -392,7 +380,11 @@ def handler_for(index: faiss.Index) -> IndexHandler:
     if name in ASSEMBLED:
         raise StoreError(f"{name} cannot carry offsets; {ASSEMBLED[name]}")
     if name not in IndexHandler.registry:
-        raise StoreError(f"{name} cannot carry offsets; types that can: {', '.join(sorted(IndexHandler.registry))}")
+        raise StoreError(
+            f"{name} cannot carry offsets; leave it as it is and search with "
+            "hubplugin_faiss.CorrectedSearch(index, model, vectors=vectors); "
+            f"types that can: {', '.join(sorted(IndexHandler.registry))}"
+        )
     handler = IndexHandler.registry[name](faiss.downcast_index(index))
     handler.owner = owner
     return handler
@@ -400,10 +392,6 @@ def handler_for(index: faiss.Index) -> IndexHandler:
 
 class BaseIndexHandler(IndexHandler):
     """An index that holds codes. Upgraded, it has w more components, which transforms before it append."""
-
-    @property
-    def two_stage(self) -> bool:
-        return False
 
     @property
     def exhaustive(self) -> bool:

@@ -150,15 +150,13 @@ def widened_quantizer(
 
 def ranked_quantizer(quantizer: faiss.Index, ranks: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
     """A coarse quantizer of the same d whose centroids rank as if each had the offset in `ranks` [nlist]: upgraded like
-    any index. One that cannot be upgraded without a second stage, whose centroids would be others, stays as it is."""
+    any index. One that cannot be upgraded stays as it is."""
     try:
         handler = handler_for(quantizer)
         handler.check()
     except StoreError:
         return faiss.clone_index(quantizer)
-    if handler.two_stage:
-        return faiss.clone_index(quantizer)
-    spec = replace(spec, assemble=in_memory, nearness=None, rebuild=False, vectors=None)
+    spec = replace(spec, assemble=in_memory, nearness=None, rebuild=False)
     return handler.upgraded(ranks[handler.order()], spec)
 
 

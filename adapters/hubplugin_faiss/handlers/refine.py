@@ -10,21 +10,18 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
-from hubplugin.metric import normalise
 from hubplugin_faiss.encoding.codecs import ExtraDimensions, UpgradeSpec, evenly
 from hubplugin_faiss.encoding.layout import Assemble
 from hubplugin_faiss.handlers.base import (
     IndexHandler,
     IndexScale,
     block_rows,
-    copied,
     copy_fields,
     handed_over,
     handler_for,
     name_of,
 )
 from hubplugin_faiss.handlers.lists import READ, similarities
-from hubplugin_faiss.handlers.two_stage import K_FACTOR, TwoStageHandler, unranked
 from hubplugin_faiss.handlers.wrappers import close_up
 
 SHRUNK, RUNS = 512, 16
@@ -51,65 +48,37 @@ class RefineHandler(IndexHandler):
 
     def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
         second = self._second.upgraded(offsets, spec)
-        if self._base.two_stage:
-            base = self._base
-            candidates = (
-                base.ranked(offsets, spec) if isinstance(base, TwoStageHandler) else copied(self.index.base_index)
-            )
-            return self._of(candidates, second, self.index.k_factor * K_FACTOR)
         labels = self._base.labels()
         first, of_second = self._scales(spec.nearness)
         of_model = of_entries(self._second, of_second.of_model, offsets)
         share = self._slope_of_codes if spec.queries is None else self._share(first, offsets, of_model, spec.queries)
         of_base = of_entries(self._base, first.unbiased, share * of_model[labels])
-        return self._of(self._base.upgraded(of_base, spec.covering(of_base)), second, self.index.k_factor)
+        return self._of(self._base.upgraded(of_base, spec.covering(of_base)), second)
 
     def downgraded(self, assemble: Assemble) -> faiss.Index:
-        if not self._base.two_stage:
-            return self._of(self._base.downgraded(assemble), self._second.downgraded(assemble), self.index.k_factor)
-        candidates = unranked(self.index.base_index)
-        if self.two_stage:
-            return candidates
-        return self._of(candidates, self._second.downgraded(assemble), self.index.k_factor / K_FACTOR)
+        return self._of(self._base.downgraded(assemble), self._second.downgraded(assemble))
 
     def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-        """Where the second stage holds what the codes of the first stand for, rounded to 16 bits, the codes are read:
-        a model that leaves out answers knows them by their exact similarity."""
-        if not self.two_stage or self._holds_originals:
-            yield from self._second.scan(start, size)
-            return
-        for (vectors, _), (_, offsets) in zip(
-            self._base.scan(start, size), self._second.scan(start, size), strict=True
-        ):
-            yield vectors, offsets
+        return self._second.scan(start, size)
 
     def require_takes(
         self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, nearness: float | None = None
     ) -> None:
         if ids is not None:
             raise StoreError(f"{name_of(self.index)} numbers its entries itself; add without ids")
-        self._second.require_takes(self._held(vectors, nearness), offsets, None, nearness)
+        self._second.require_takes(vectors, offsets, None, nearness)
         self._base.require_takes(vectors, self._offsets_of_base(vectors, offsets, nearness), None, nearness)
 
     def append(
         self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, nearness: float | None = None
     ) -> None:
-        held, of_base = self._held(vectors, nearness), self._offsets_of_base(vectors, offsets, nearness)
-        self._second.append(held, offsets, None, nearness)
+        of_base = self._offsets_of_base(vectors, offsets, nearness)
+        self._second.append(vectors, offsets, None, nearness)
         self._base.append(vectors, of_base, None, nearness)
         self.index.ntotal = self.index.refine_index.ntotal
 
-    def _held(self, vectors: np.ndarray, nearness: float | None) -> np.ndarray:
-        """What the second stage holds of `vectors` [n, d]."""
-        if not self.two_stage:
-            return vectors
-        held = self.coded(vectors)
-        return held if nearness is None else normalise(held, "vectors")
-
     def _offsets_of_base(self, vectors: np.ndarray, offsets: np.ndarray, nearness: float | None) -> np.ndarray:
         """The offsets [n] in the base index, where the second stage holds `offsets` [n] with `vectors` [n, d]."""
-        if self._base.two_stage:
-            return offsets
         first, second = self._scales(nearness)
         share, rest = self._share_held(first, second)
         shrunk = share * second.of_model(offsets, self._second.coded(vectors)) + rest
@@ -127,14 +96,12 @@ class RefineHandler(IndexHandler):
         self.index.ntotal = self.index.refine_index.ntotal
 
     def coded(self, vectors: np.ndarray) -> np.ndarray:
-        if self.two_stage and not self._holds_originals:
-            return self._base.coded(vectors)  # among decoded vectors an exact one would win
         return self._second.coded(vectors)
 
     def lengths_and_bias(
         self, vectors: np.ndarray, nearness: float | None
     ) -> tuple[np.ndarray | float, np.ndarray | float]:
-        return (1.0, 0.0) if self.two_stage else self._second.lengths_and_bias(vectors, nearness)
+        return self._second.lengths_and_bias(vectors, nearness)
 
     def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         return self._second.labels(start, stop)
@@ -230,7 +197,7 @@ class RefineHandler(IndexHandler):
 
     @property
     def lossy(self) -> bool:
-        return self._second.lossy or self.two_stage
+        return self._second.lossy
 
     @property
     def lossy_inside(self) -> bool:
@@ -240,31 +207,14 @@ class RefineHandler(IndexHandler):
     def exhaustive(self) -> bool:
         return False
 
-    @property
-    def two_stage(self) -> bool:
-        """Whether the second stage came with the upgrade."""
-        chain = getattr(self._second.index, "chain", None)
-        if chain is None or chain.size() == 0:
-            return False
-        first = faiss.downcast_VectorTransform(chain.at(0))
-        return isinstance(first, faiss.RemapDimensionsTransform) and first.d_in == first.d_out
-
-    @property
-    def _holds_originals(self) -> bool:
-        """Whether the second stage that came with the upgrade holds other vectors than the first decodes to."""
-        for (coded, _), (held, _) in zip(self._base.scan(0, 16), self._second.scan(0, 16), strict=True):
-            lengths = np.linalg.norm(coded, axis=1) * np.linalg.norm(held, axis=1)
-            return bool(((coded * held).sum(axis=1) < (1 - 1e-4) * lengths).any())
-        return False
-
     @cached_property
     def _second(self) -> IndexHandler:
         return handler_for(self.index.refine_index)
 
-    def _of(self, base: faiss.Index, second: faiss.Index, k_factor: float) -> faiss.Index:
+    def _of(self, base: faiss.Index, second: faiss.Index) -> faiss.Index:
         new = faiss.IndexRefine(base, second)
-        new.own_fields, new.own_refine_index, new.k_factor = handed_over(base), handed_over(second), k_factor
-        copy_fields(new, self.index)
+        new.own_fields, new.own_refine_index = handed_over(base), handed_over(second)
+        copy_fields(new, self.index, "k_factor")
         return new
 
 

@@ -11,7 +11,6 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
-from hubplugin.vectors import Vectors
 from hubplugin_faiss.encoding.codecs import ExtraDimensions, UpgradeSpec
 from hubplugin_faiss.encoding.layout import Assemble, list_ids
 from hubplugin_faiss.handlers.base import (
@@ -70,10 +69,6 @@ class WrapperHandler(IndexHandler):
 
     def selecting(self, selector: faiss.IDSelector) -> faiss.SearchParameters:
         return self._inner.selecting(selector)
-
-    @property
-    def two_stage(self) -> bool:
-        return self._inner.two_stage
 
     @property
     def exhaustive(self) -> bool:
@@ -177,8 +172,7 @@ class PreTransformHandler(WrapperHandler):
         spec = replace(spec, queries=None if spec.queries is None else self._transformed(spec.queries))
         if isinstance(part, BaseIndexHandler):
             return part.upgraded_behind(chain, offsets, spec)
-        given = None if spec.vectors is None else Transformed(spec.vectors, self)
-        spec = replace(spec, vectors=given, nearness=spec.nearness if self._keeps_lengths else None)
+        spec = replace(spec, nearness=spec.nearness if self._keeps_lengths else None)
         return pretransform(chain, part.upgraded(offsets, spec))
 
     def downgraded(self, assemble: Assemble) -> faiss.Index:
@@ -197,10 +191,7 @@ class PreTransformHandler(WrapperHandler):
         self, vectors: np.ndarray, nearness: float | None
     ) -> tuple[np.ndarray | float, np.ndarray | float]:
         """Transforms x -> A x + b rank by (A q).(A t) + b.(A t) under inner product; the last term is norm bias."""
-        # A second stage takes care of lengths itself, where they are the same behind the transforms.
-        lengths, bias = IndexHandler.lengths_and_bias(
-            self, vectors, None if self.two_stage and self._keeps_lengths else nearness
-        )
+        lengths, bias = IndexHandler.lengths_and_bias(self, vectors, nearness)
         shift = self._shift
         if self.euclidean or shift is None or not shift.any():
             return lengths, bias
@@ -333,18 +324,6 @@ class PreTransformHandler(WrapperHandler):
             faiss.copy_array_to_vector(faiss.vector_to_array(writer.data), reader.data)
             chain.append(faiss.read_VectorTransform(reader))
         return chain
-
-
-class Transformed(Vectors):
-    """Vectors as they are behind the transforms of a chain."""
-
-    def __init__(self, vectors: Vectors, chain: PreTransformHandler):
-        super().__init__(vectors.name, vectors.rows, chain._width())
-        self._vectors, self._chain = vectors, chain
-
-    def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
-        for block in self._vectors.blocks(size):
-            yield self._chain._transformed(block)
 
 
 def close_up(part: IndexHandler, gone: np.ndarray) -> None:
