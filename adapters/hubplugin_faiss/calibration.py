@@ -341,7 +341,7 @@ def tune(
     Args:
         index: a faiss.Index; an upgraded one is an IndexPreTransform, which has no `nprobe` or `hnsw` of its own.
         nprobe: inverted lists that a search visits.
-        ef_search: candidates that a search of an HNSW graph keeps (`hnsw.efSearch`), of an NSG graph `nsg.search_L`.
+        ef_search: candidates that a search of an HNSW graph keeps (`hnsw.efSearch`).
         k_factor: candidates for each result that an IndexRefine ranks again.
 
     Raises:
@@ -361,13 +361,10 @@ def _set(index: faiss.Index, wanted: Mapping[str, float]) -> None:
     """Settings that are in `index`, to the values `wanted`."""
     places = {name: part for part in parts(index) for name in settings(part)}
     for name, value in wanted.items():
-        part = places[name]
-        if name != "ef_search":
-            setattr(part, name, value)
-        elif isinstance(part, faiss.IndexHNSW):
-            part.hnsw.efSearch = value
+        if name == "ef_search":
+            places[name].hnsw.efSearch = value
         else:
-            part.nsg.search_L = value
+            setattr(places[name], name, value)
 
 
 def settings(part: faiss.Index) -> dict[str, float]:
@@ -376,8 +373,6 @@ def settings(part: faiss.Index) -> dict[str, float]:
         return {"nprobe": part.nprobe}
     if isinstance(part, faiss.IndexHNSW):
         return {"ef_search": part.hnsw.efSearch}
-    if isinstance(part, faiss.IndexNSG):
-        return {"ef_search": part.nsg.search_L}
     return {"k_factor": part.k_factor} if isinstance(part, faiss.IndexRefine) else {}
 
 
@@ -414,7 +409,7 @@ def spread_of_unit(index: faiss.Index) -> tuple[float, bool]:
 
 
 def holds_graph(index: faiss.Index) -> bool:
-    return any(isinstance(part, faiss.IndexHNSW | faiss.IndexNSG) for part in parts(index))
+    return any(isinstance(part, faiss.IndexHNSW) for part in parts(index))
 
 
 def wider(index: faiss.Index) -> str:

@@ -25,7 +25,7 @@ QUANTISED = (
     "PQ6x4fs", "PQ3x4fs", "IVF8,PQ6x4fs", "IVF8,PQ6x4fsr", "IDMap2,PQ6x4fs", "OPQ6,PQ6x4fs",
     "OPQ6,PQ6x8np", "OPQ6_18,IVF8,PQ6x8np", "PCA12,SQ8", "RR24,IVF8,Flat", "IDMap2,SQ8",
 )  # fmt: skip
-GRAPHS = ("HNSW16,Flat", "HNSW16,SQ8", "HNSW16,PQ6x8np", "NSG16,Flat", "NSG16,SQ8", "IDMap2,HNSW16")
+GRAPHS = ("HNSW16,Flat", "HNSW16,SQ8", "HNSW16,PQ6x8np", "IDMap2,HNSW16")
 REFINED = (
     "PQ6x8np,RFlat",
     "IVF8,PQ6x8np,RFlat",

@@ -161,7 +161,6 @@ def test_downgrade_and_add_need_an_upgraded_index():
         ("Flat", {"vectors": X, "model_or_offsets": OFFSETS, "ids": np.arange(50)}, "numbers its entries itself"),
         ("IDMap2,Flat", {"vectors": X, "model_or_offsets": OFFSETS}, "has ids of its own: pass ids="),
         ("IDMap2,Flat", {"vectors": X, "model_or_offsets": OFFSETS, "ids": np.arange(4)}, "ids of shape (4,)"),
-        ("NSG8,Flat", {"vectors": X, "model_or_offsets": OFFSETS}, "takes no more vectors once it is built"),
         ("Flat", {"vectors": 3 * X, "model_or_offsets": fitted("cosine")}, "row 0 has length 3"),
         ("Flat", {"vectors": X, "model_or_offsets": hubplugin.fit(None, X, "is")}, "model = model.centred_on(targets)"),
     ],

@@ -78,7 +78,7 @@ def types_in(index: faiss.Index) -> set[str]:
 @pytest.mark.slow
 def test_every_type_that_has_a_handler_has_a_case():
     cased = {name for kind in cases.ALL for metric in (IP, L2) for name in types_in(pair(kind, metric)[0].index)}
-    elsewhere = {"IndexFlatIP", "IndexFlatL2", "IndexNSGPQ"}  # in the tests of stores, and below
+    elsewhere = {"IndexFlatIP", "IndexFlatL2"}  # in the tests of stores
     assert {*IndexHandler.registry} - elsewhere == cased
 
 
@@ -357,7 +357,7 @@ def test_an_interpreter_that_has_only_faiss_gets_the_same_answers(tmp_path, metr
         np.testing.assert_array_equal(expected, pair(kind, metric)[1].search(case.queries, 7)[1], err_msg=kind)
 
 
-@kinds(*[kind for kind in cases.ALL if "NSG" not in kind])
+@kinds(*cases.ALL)
 @both
 def test_what_is_added_has_its_offset_and_what_was_there_keeps_its(kind, metric):
     case, upgraded = fresh(kind, metric)
@@ -381,7 +381,7 @@ def plain_tolerance(kind: str) -> float:
     return 0.03 if "x4" in kind or kind == "IVF8,SQ4" else cases.tolerance(kind)
 
 
-@kinds(*[kind for kind in cases.ALL if "NSG" not in kind])
+@kinds(*cases.ALL)
 def test_a_vector_added_through_plain_faiss_is_neutral_under_inner_product(kind):
     _case, upgraded = fresh(kind, IP)
     new = cases.unit(np.random.default_rng(6).normal(size=(3, 24)))
@@ -392,7 +392,7 @@ def test_a_vector_added_through_plain_faiss_is_neutral_under_inner_product(kind)
     np.testing.assert_allclose(stored(upgraded)[-3:], 0, atol=plain_tolerance(kind))
 
 
-@kinds(*[kind for kind in cases.ALL if "NSG" not in kind])
+@kinds(*cases.ALL)
 def test_a_vector_added_through_plain_faiss_has_the_largest_offset_under_l2(kind):
     case, upgraded = fresh(kind, L2)
     new = cases.unit(np.random.default_rng(6).normal(size=(3, 24)))
@@ -562,17 +562,6 @@ def test_fast_scan_codes_in_blocks_of_any_size_are_kept(kind, metric):
     np.testing.assert_array_equal(back, faiss.serialize_index(case.index))
 
 
-def test_nsg_over_pq_which_faiss_has_for_l2_alone():
-    case, upgraded = pair("NSG16,PQ6x8np", L2)
-    np.testing.assert_allclose(stored(upgraded), case.offsets, atol=6e-3)
-    truth = cases.similarities(case.queries, decoded(upgraded), L2) + stored(upgraded)
-    best = np.argsort(-truth, axis=1)[:, :10]
-    found = upgraded.search(case.queries, 10)[1]
-    assert np.mean([len(np.intersect1d(a, b)) for a, b in zip(found, best, strict=True)]) > 8
-    back = faiss.serialize_index(hubplugin_faiss.downgrade(upgraded))
-    np.testing.assert_array_equal(back, faiss.serialize_index(case.index))
-
-
 @both
 def test_a_graph_is_kept_unless_it_is_to_be_rebuilt(metric):
     case = cases.made("HNSW16,Flat", metric)
@@ -583,7 +572,7 @@ def test_a_graph_is_kept_unless_it_is_to_be_rebuilt(metric):
     assert (links[1] != links[2]).any()
 
 
-@kinds("HNSW16,Flat", "NSG16,Flat", "HNSW16,SQ8")
+@kinds("HNSW16,Flat", "HNSW16,SQ8")
 @both
 def test_a_rebuilt_graph_finds_the_corrected_ranking(kind, metric):
     case = cases.made(kind, metric)
@@ -798,13 +787,13 @@ def test_what_codes_make_of_an_offset_is_told_before_and_after_it_is_stored(kind
     np.testing.assert_allclose(told, held[np.argsort(handler.labels())][2000:], rtol=0, atol=1e-6)
 
 
-@kinds("NSG16,SQ8,Refine(SQfp16)", "SQfp16,RFlat", "IVF8,SQfp16,RFlat", "IDMap2,SQfp16,RFlat")
+@kinds("SQfp16,RFlat", "IVF8,SQfp16,RFlat", "IDMap2,SQfp16,RFlat")
 def test_vectors_that_the_first_of_two_stages_does_not_take_change_neither(kind):
     case = cases.made(kind, IP)
     upgraded = hubplugin_faiss.upgrade(case.index, case.offsets)
     before, ids = faiss.serialize_index(upgraded), 10**6 + np.arange(5) if "IDMap" in kind else None
-    with pytest.raises(hubplugin.StoreError, match=r"takes no more vectors|components beyond 65,504 are infinite"):
-        hubplugin_faiss.add(upgraded, case.vectors[:5] * (1 if "NSG" in kind else 1e6), np.zeros(5), ids)
+    with pytest.raises(hubplugin.StoreError, match="components beyond 65,504 are infinite"):
+        hubplugin_faiss.add(upgraded, case.vectors[:5] * 1e6, np.zeros(5), ids)
     np.testing.assert_array_equal(faiss.serialize_index(upgraded), before)
     assert hubplugin_faiss.downgrade(upgraded).ntotal == 600
 

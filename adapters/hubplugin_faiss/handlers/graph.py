@@ -1,10 +1,9 @@
-"""Graph indexes: HNSW and NSG over Flat, SQ or PQ codes."""
+"""Graph indexes: HNSW over Flat, SQ or PQ codes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import ClassVar
 
 import faiss
 import numpy as np
@@ -26,11 +25,7 @@ from hubplugin_faiss.handlers.base import (
 class GraphHandler(BaseIndexHandler):
     """Codes under a graph. An upgrade keeps its links, or builds it anew where `UpgradeSpec.rebuild` says so."""
 
-    names = ("IndexHNSWFlat", "IndexHNSWSQ", "IndexHNSWPQ", "IndexNSGFlat", "IndexNSGSQ", "IndexNSGPQ")
-    FIELDS: ClassVar = {
-        "HNSW": ("init_level0", "keep_max_size_level0"),
-        "NSG": ("GK", "build_type", "nndescent_S", "nndescent_R", "nndescent_L", "nndescent_iter", "is_built"),
-    }
+    names = ("IndexHNSWFlat", "IndexHNSWSQ", "IndexHNSWPQ")
 
     def check(self) -> None:
         super().check()
@@ -43,10 +38,6 @@ class GraphHandler(BaseIndexHandler):
     @property
     def _storage(self) -> BaseIndexHandler:
         return base_index_handler(self.index.storage)
-
-    @property
-    def _kind(self) -> str:
-        return "HNSW" if isinstance(self.index, faiss.IndexHNSW) else "NSG"
 
     def widened(self, offsets: np.ndarray, spec: UpgradeSpec) -> tuple[ExtraDimensions, faiss.Index]:
         graph = self._rebuilt(offsets) if spec.rebuild else self.index
@@ -72,10 +63,6 @@ class GraphHandler(BaseIndexHandler):
         return self._storage.coded_extended(extra, vectors)
 
     def require_takes_extended(self, vectors: np.ndarray, ids: np.ndarray | None) -> None:
-        if self._kind == "NSG":
-            raise StoreError(
-                f"{name_of(self.index)} takes no more vectors once it is built; nor does it in plain Faiss"
-            )
         if ids is not None:
             raise StoreError(f"{name_of(self.index)} numbers its entries itself; add without ids")
         self._storage.require_takes_extended(vectors, None)
@@ -106,35 +93,23 @@ class GraphHandler(BaseIndexHandler):
     def _over(self, storage: faiss.Index, graph: faiss.HNSW) -> faiss.Index:
         """An index like this one over another storage, with the links of `graph`."""
         new = type(self.index)()
-        copy_fields(new, self.index, *self.FIELDS[self._kind])
-        new.d, new.storage = storage.d, storage
+        copy_fields(new, self.index, "init_level0", "keep_max_size_level0")
+        new.d, new.storage, new.hnsw = storage.d, storage, graph.hnsw
         new.own_fields = handed_over(storage)
-        if self._kind == "HNSW":
-            new.hnsw = graph.hnsw
-        else:
-            new.nsg = graph.nsg
         return new
 
     def _rebuilt(self, offsets: np.ndarray) -> faiss.Index:
         """The graph that Faiss builds over the vectors with their offsets: [t, (c + offset) / sqrt(c)] for inner
         product, c the largest |offset|, so that two of them are as similar as the targets that they are."""
         index, d = self.index, int(self.index.d)
-        metric = index.metric_type
-        if self._kind == "HNSW":
-            graph = faiss.IndexHNSWFlat(d + 1, index.hnsw.nb_neighbors(1), metric)
-            graph.hnsw.efConstruction, graph.hnsw.efSearch = index.hnsw.efConstruction, index.hnsw.efSearch
-        else:
-            graph = faiss.IndexNSGFlat(d + 1, index.nsg.R, metric)
-            copy_fields(graph, index, *(field for field in self.FIELDS["NSG"] if field != "is_built"))
-            graph.nsg.L, graph.nsg.C, graph.nsg.search_L = index.nsg.L, index.nsg.C, index.nsg.search_L
-            graph.ntotal = 0
+        graph = faiss.IndexHNSWFlat(d + 1, index.hnsw.nb_neighbors(1), index.metric_type)
+        graph.hnsw.efConstruction, graph.hnsw.efSearch = index.hnsw.efConstruction, index.hnsw.efSearch
         largest = max(float(np.abs(offsets).max()), 1e-12)
         components = (
             np.sqrt(2 * (offsets.max() - offsets)) if self.euclidean else (largest + offsets) / np.sqrt(largest)
         )
-        size = block_rows(d) if self._kind == "HNSW" else self.count  # NSG takes all at once
         start = 0
-        for vectors in self.decoded(0, size):
+        for vectors in self.decoded(0, block_rows(d)):
             part = components[start : start + len(vectors), None].astype(np.float32)
             graph.add(np.concatenate([vectors, part], axis=1))
             start += len(vectors)
