@@ -169,7 +169,7 @@ def test_what_does_not_fit_is_refused(arguments, says):
 REFUSED = (
     ("RaBitQ", IP), ("RaBitQ4", L2), ("RaBitQfs", IP), ("IVF8,RaBitQ", L2), ("IDMap2,RaBitQ", IP), ("LSH", L2),
     ("ITQ,LSH", L2), ("RQ3x4", IP), ("LSQ2x4", L2), ("PRQ2x2x4", IP), ("PLSQ2x2x4", L2), ("RQ2x4fs", IP),
-    ("IVF8,RQ3x4", L2), ("NSG16,Flat", IP), ("NSG16,SQ8", L2),
+    ("IVF8,RQ3x4", L2), ("NSG16,Flat", IP), ("NSG16,SQ8", L2), ("PQ6x4fs_64", IP), ("IVF8,PQ6x4fs_96", L2),
 )  # fmt: skip
 """Kinds of index that cannot be upgraded, and a metric that Faiss makes each for."""
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import TypeAlias
 
 import faiss
@@ -123,45 +122,26 @@ def runs(lists: np.ndarray, ids: np.ndarray, codes: np.ndarray) -> Iterator[tupl
         yield int(lists[first]), ids[first:last], codes[first:last]
 
 
-SCANNED = 32
-"""Faiss scans this many codes at a time, which lie side by side also where a block holds several times as many. Its own
-packer does not know the latter: it writes, and reconstructs, other codes than are scanned."""
-
-
 def unpacked(packer: faiss.CodePacker, packed: object, start: int, stop: int) -> np.ndarray:
     """The codes [start, stop) of those at `packed` in the blocks of `packer`: uint8 [stop - start, code_size]."""
-    width = packer.code_size
-    blocks, codes = _blocks(packer, packed, stop), np.empty((stop - start, width), np.uint8)
-    groups, own = _groups(blocks, packer, width), _group_packer(width)
-    whole = np.empty((SCANNED, width), np.uint8)
-    for row in range(start - start % SCANNED, stop, SCANNED):
-        group = np.ascontiguousarray(groups[divmod(row // SCANNED, groups.shape[1])])
-        own.unpack_all(faiss.swig_ptr(group), faiss.swig_ptr(whole))
-        first, last = max(row, start), min(row + SCANNED, stop)
-        codes[first - start : last - start] = whole[first - row : last - row]
-    return codes
+    first, place = divmod(start, packer.nvec)
+    blocks = _blocks(packer, packed, stop)[first:]
+    whole = np.empty((len(blocks) * packer.nvec, packer.code_size), np.uint8)
+    for number, block in enumerate(blocks):
+        packer.unpack_all(faiss.swig_ptr(block), faiss.swig_ptr(whole[number * packer.nvec :]))
+    return whole[place : place + stop - start]
 
 
 def pack(packer: faiss.CodePacker, codes: np.ndarray, packed: object, start: int, count: int) -> None:
     """Writes `codes` [n, code_size] as those from `start` on into blocks of `packer`, for `count` in all, at `packed`.
     What lies in the same block behind them becomes 0."""
-    width = packer.code_size
-    blocks = _blocks(packer, packed, count)
-    groups, own, row = _groups(blocks, packer, width), _group_packer(width), 0
-    while row < len(codes):
-        number, place = divmod(start + row, SCANNED)
-        block, group = divmod(number, groups.shape[1])
-        part = codes[row : row + SCANNED - place]
-        whole = np.zeros((SCANNED, width), np.uint8)
-        memory = np.ascontiguousarray(groups[block, group])
-        if place:
-            kept = np.empty_like(whole)
-            own.unpack_all(faiss.swig_ptr(memory), faiss.swig_ptr(kept))
-            whole[:place] = kept[:place]
-        whole[place : place + len(part)] = part
-        own.pack_all(faiss.swig_ptr(whole), faiss.swig_ptr(memory))
-        groups[block, group], groups[block, group + 1 :] = memory, 0
-        row += len(part)
+    first, place = divmod(start, packer.nvec)
+    blocks = _blocks(packer, packed, count)[first : -(-(start + len(codes)) // packer.nvec)]
+    whole = np.zeros((len(blocks) * packer.nvec, packer.code_size), np.uint8)
+    whole[:place] = unpacked(packer, packed, start - place, start)
+    whole[place : place + len(codes)] = codes
+    for number, block in enumerate(blocks):
+        packer.pack_all(faiss.swig_ptr(whole[number * packer.nvec :]), faiss.swig_ptr(block))
 
 
 def add_codes(index: faiss.IndexFastScan, codes: np.ndarray, start: int | None = None) -> None:
@@ -190,8 +170,7 @@ def add_codes_to_list(
 def remove_codes(index: faiss.IndexFastScan | faiss.IndexIVFFastScan, ids: np.ndarray) -> None:
     """Removes the entries called `ids` from `index`, and erases their codes; the direct map stays as it is.
 
-    Faiss's own `remove_ids` moves other codes than it scans where blocks hold more than 32, and leaves old codes behind
-    the last one, which its `add` does not erase before it writes there.
+    Faiss's own `remove_ids` leaves old codes behind the last one, and its `add` does not erase them before it writes.
     """
     if isinstance(index, faiss.IndexFastScan):
         kept = np.setdiff1d(np.arange(index.ntotal), ids)
@@ -225,16 +204,3 @@ def _blocks(packer: faiss.CodePacker, packed: object, count: int) -> np.ndarray:
         return np.empty((0, packer.block_size), np.uint8)
     memory: np.ndarray = faiss.rev_swig_ptr(packed, blocks * packer.block_size)
     return memory.reshape(blocks, packer.block_size)
-
-
-def _groups(blocks: np.ndarray, packer: faiss.CodePacker, width: int) -> np.ndarray:
-    """What is scanned of `blocks`: uint8 [blocks, groups of `SCANNED` codes, width, SCANNED], the memory itself."""
-    scanned = blocks[:, : width * packer.nvec].reshape(len(blocks), width, packer.nvec // SCANNED, SCANNED)
-    groups: np.ndarray = scanned.swapaxes(1, 2)
-    return groups
-
-
-@cache
-def _group_packer(code_size: int) -> faiss.CodePacker:
-    """The packer of blocks that hold one group of codes."""
-    return faiss.IndexPQFastScan(2 * code_size, 2 * code_size, 4, faiss.METRIC_L2, SCANNED).get_CodePacker()

@@ -171,6 +171,9 @@ class IndexScale:
         return np.asarray(offsets - (self._handler.lengths_and_bias(vectors, self.nearness)[1] - self._mean))
 
 
+BLOCK = 32
+"""How many codes a block of an index holds that is scanned fast, by default."""
+
 ASSEMBLED = {
     "IndexShards": "merge its shards into one index (first.merge_from(second)) and upgrade that, or leave it as it is "
     "and search with hubplugin_faiss.CorrectedSearch(index, offsets)",
@@ -385,7 +388,13 @@ def handler_for(index: faiss.Index) -> IndexHandler:
             "hubplugin_faiss.CorrectedSearch(index, model, vectors=vectors); "
             f"types that can: {', '.join(sorted(IndexHandler.registry))}"
         )
-    handler = IndexHandler.registry[name](faiss.downcast_index(index))
+    index = faiss.downcast_index(index)
+    if getattr(index, "bbs", BLOCK) != BLOCK:
+        raise StoreError(
+            f"{name} scans blocks of {index.bbs} codes and cannot carry offsets: blocks of {BLOCK}, the default, can; "
+            "leave it as it is and search with hubplugin_faiss.CorrectedSearch(index, model, vectors=vectors)"
+        )
+    handler = IndexHandler.registry[name](index)
     handler.owner = owner
     return handler
 

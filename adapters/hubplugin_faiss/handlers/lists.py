@@ -438,7 +438,7 @@ class FastScanHandler(FlatCodesHandler):
 
     def _empty(self, d: int) -> faiss.Index:
         old = self.index
-        new = faiss.IndexPQFastScan(d, d // old.pq.dsub, 4, old.metric_type, old.bbs)
+        new = faiss.IndexPQFastScan(d, d // old.pq.dsub, 4, old.metric_type)
         copy_fields(new, old, "implem", "skip", "qbs")
         return new
 
@@ -479,7 +479,7 @@ class FastScanListsHandler(InvertedListsHandler):
 
     def _empty(self, d: int, quantizer: faiss.Index) -> faiss.Index:
         old = self.index
-        new = faiss.IndexIVFPQFastScan(quantizer, d, old.nlist, d // old.pq.dsub, 4, old.metric_type, old.bbs)
+        new = faiss.IndexIVFPQFastScan(quantizer, d, old.nlist, d // old.pq.dsub, 4, old.metric_type)
         new.own_fields = handed_over(quantizer)
         copy_fields(new, old, "nprobe", "max_codes", "parallel_mode", "by_residual", "quantizer_trains_alone")
         copy_fields(new, old, "implem", "skip", "qbs", "qbs2")
