@@ -14,7 +14,7 @@ from tests.faiss import cases
 
 
 @pytest.mark.parametrize("factory", ["PQ8x4fs,RFlat", "PQ8np,RFlat", "Flat,RFlat"])
-def test_the_first_stage_has_offsets_times_the_slope_of_its_codes(factory):
+def test_the_first_stage_has_offsets_times_the_square_of_the_slope_of_its_codes(factory):
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(500, 32)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -32,7 +32,7 @@ def test_the_first_stage_has_offsets_times_the_slope_of_its_codes(factory):
     found = np.concatenate([own for _, own in first.scan(0, 500)])
     assert np.corrcoef(found, offsets)[0, 1] > 0.9
     # The slope is taken from a part of the entries, and codes round offsets.
-    assert np.polyfit(offsets, found, 1)[0] == pytest.approx(slope, rel=0.1)
+    assert np.polyfit(offsets, found, 1)[0] == pytest.approx(slope**2, rel=0.1)
 
 
 def lengths(vectors):
@@ -40,7 +40,7 @@ def lengths(vectors):
 
 
 @pytest.mark.parametrize("metric", [faiss.METRIC_INNER_PRODUCT, faiss.METRIC_L2])
-def test_the_first_stage_has_the_share_that_predicts_scores_and_newcomers_too(metric):
+def test_newcomers_have_the_share_of_offsets_of_those_that_were_there(metric):
     rng = np.random.default_rng(0)
     vectors, bank = (rng.normal(size=(rows, 32)) + 1.5 for rows in (600, 80))
     vectors, bank = ((part / lengths(part)[:, None]).astype(np.float32) for part in (vectors, bank))
@@ -48,26 +48,16 @@ def test_the_first_stage_has_the_share_that_predicts_scores_and_newcomers_too(me
     raw.train(vectors)
     raw.add(vectors[:500])
     model = hubplugin.fit(vectors[:500], bank)
-    coded = faiss.downcast_index(faiss.downcast_index(raw).base_index).reconstruct_n(0, 500)
-
-    offsets = model.offsets(vectors[:500]).astype(np.float64)
-    scores = bank.astype(np.float64) @ vectors[:500].T + offsets  # by L2 less a half, the same for all
-    nearness = nearness_of(handler_for(raw), model)
-    of_codes = bank.astype(np.float64) @ coded.T - nearness * lengths(coded)  # |t|^2 / 2 is taken off as norm bias
-    x, y = [], []
-    for row in range(len(bank)):
-        best = np.argsort(-scores[row])[:40]
-        sides = [each - each.mean() for each in (of_codes[row][best], offsets[best], scores[row][best])]
-        x.append(np.stack(sides[:2], axis=1))
-        y.append(sides[2])
-    by_codes, by_offset = np.linalg.lstsq(np.concatenate(x), np.concatenate(y), rcond=None)[0]
-    share = by_offset / by_codes
+    coded = faiss.downcast_index(faiss.downcast_index(raw).base_index).reconstruct_n(0, 500).astype(np.float64)
+    true, coded = vectors[:500] - vectors[:500].mean(axis=0), coded - coded.mean(axis=0)
+    share = ((true * coded).sum() / (true * true).sum()) ** 2
     assert 0.1 < share < 0.9
 
     index = hubplugin_faiss.upgrade(raw, model, force=True)
     hubplugin_faiss.add(index, vectors[500:], model)
     first = handler_for(faiss.downcast_index(index).base_index)
     coded, found = (np.concatenate(part) for part in zip(*first.scan(0, 600), strict=True))
+    nearness = nearness_of(handler_for(raw), model)
     bias = nearness * lengths(coded) - (lengths(coded) ** 2 / 2 if metric == faiss.METRIC_L2 else 0)
     for part in (slice(0, 500), slice(500, 600)):
         slope = np.polyfit(model.offsets(vectors[part]), (found + bias)[part], 1)[0]
