@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from hubplugin.compute import SURVEYED, Compute, Nearest, Similarities, dense, look, spacing_ratio, torch
+from hubplugin.compute import SURVEYED, Compute, Similarities, dense, look, nearest_targets, spacing_ratio, torch
 from hubplugin.methods import FitInput
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import OffsetModel
@@ -196,10 +196,8 @@ def _spacing(fit_input: FitInput, queries: np.ndarray) -> float:
     if ratio <= LOG:
         return ratio
     gallery, seen = fit_input.require_targets("blend"), queries[:SURVEYED]
-    found = Nearest(len(seen))
-    for tile in Similarities.of(seen, fit_input.metric, fit_input.compute).tiles(gallery, "answers of the bank"):
-        found.see(tile, 0)
-    once = np.unique(found.rows, return_index=True)[1]
+    _, nearest = nearest_targets(Similarities.of(seen, fit_input.metric, fit_input.compute), [gallery])
+    once = np.unique(nearest, return_index=True)[1]
     return spacing_ratio(look(Similarities.of(seen[once], fit_input.metric, fit_input.compute), gallery))
 
 

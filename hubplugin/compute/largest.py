@@ -47,23 +47,16 @@ def largest_values(s: Array, k: int) -> Array:
     return torch.from_numpy(largest_values(s.numpy(), k))
 
 
-def reaching(s: Array, levels: Array, highest: Array) -> tuple[Array, Array]:
-    """Rows and columns of the entries of s [b, m] that are at least their column's level [m]; `highest` [m] is the
-    largest of each column. Most columns have none."""
-    if isinstance(s, np.ndarray):
-        return np.nonzero(s >= levels)  # type: ignore[return-value]
-    import torch
-
-    some = (highest >= levels).nonzero()[:, 0]
-    if 2 * len(some) < s.shape[1]:
-        s, levels = s.index_select(1, some), levels[some]
-    else:  # to read all costs less than to copy the half
-        some = torch.arange(s.shape[1], device=s.device)
-    if s.device.type == "cpu":  # where numpy compares, and finds few, much faster than torch
-        places = torch.from_numpy(np.flatnonzero(s.numpy() >= levels.numpy()))
-    else:
-        places = (s >= levels).flatten().nonzero()[:, 0]
-    return places // max(len(some), 1), some[places % max(len(some), 1)]
+def reaching(s: Array, levels: Array) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of the entries of s [b, m] that are at least their column's level [m]."""
+    if not isinstance(s, np.ndarray):
+        if s.device.type != "cpu":
+            rows, columns = (s >= levels).nonzero(as_tuple=True)
+            return rows.cpu().numpy(), columns.cpu().numpy()
+        s, levels = s.numpy(), levels.numpy()
+    some = np.flatnonzero(s.max(axis=0) >= levels)  # most columns have none
+    rows, columns = np.nonzero(s[:, some] >= levels[some])
+    return rows, some[columns]
 
 
 def reached(levels: np.ndarray, slack: float = ANSWER_SLACK) -> np.ndarray:

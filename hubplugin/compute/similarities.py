@@ -471,41 +471,38 @@ def around_zero(bias: np.ndarray) -> tuple[np.ndarray, float, float]:
     return bias - middle, middle, (high - low) / 2
 
 
-def near_levels(
-    tile: Tile, levels: np.ndarray, scale: float, of_nearest: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows, columns and s(b_u, t) of all entries of a tile of `scale` * s that have `reached` their column's level [m]
-    in exact arithmetic, and of some that have not. of_nearest: a level is at least the tile's largest of its column.
+def entries_at(tile: Tile, levels: np.ndarray, scale: float = 1.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows, columns and s(b_u, t) of all entries of a tile of `scale` * s that are at their column's level [m] in exact
+    arithmetic, or within its rounding.
 
     Each is computed by itself in double precision. So copies are the same, and near-copies are told apart, however the
     tile was rounded. Where too many are so near, as of targets that are all alike, their rounded values serve.
     """
-    s, error = with_own(tile), tile.error / scale
-    highest = module_of(s).amax(s, 0)
-    if of_nearest:
-        levels = np.maximum(levels, host(highest) / scale - error)
-    least = like(scale * (reached(levels) - error), s)
-    rows, columns = (host(each).astype(np.int64) for each in reaching(s, least, highest))
-    few = len(rows) <= max(MOST_DOUBTFUL * len(s), 2) * s.shape[1]  # in the first tile each column has a largest
+    s = with_own(tile)
+    rows, columns = reaching(s, like(scale * levels - tile.error, s))
+    few = len(rows) <= max(MOST_DOUBTFUL * len(s), 2) * s.shape[1]  # in a first tile each column has a largest
     return rows, columns, tile.single(rows, columns) if few else host(s[rows, columns]) / scale
+
+
+def highest_of(tile: Tile) -> np.ndarray:
+    """The largest of each bank row, as it was rounded: float64 [m]."""
+    s = with_own(tile)
+    return host(module_of(s).amax(s, 0))
 
 
 def _leave_out(tile: Tile, left_out: LeftOut, scale: float) -> None:
     """Sets to -inf, in place, the entries of a tile of `scale` * s(b_u, t) that are left out."""
-    rows, columns, values = near_levels(tile, left_out.levels, scale, of_nearest=False)
-    out = values >= reached(left_out.levels)[columns]
+    levels = reached(left_out.levels)
+    rows, columns, values = entries_at(tile, levels, scale)
+    out = values >= levels[columns]
     out &= np.bincount(rows[out], minlength=len(tile.s))[rows] <= MOST_ANSWERS * tile.s.shape[1]
     tile.s[rows[out], columns[out]] = -math.inf
     if left_out.largest:
-        leave_largest_out(tile, largest(tile.s, 1)[1])
-
-
-def leave_largest_out(tile: Tile, columns: Array) -> None:
-    """columns: of the largest of each target [b, 1]."""
-    if isinstance(tile.s, np.ndarray):
-        np.put_along_axis(tile.s, columns, -math.inf, axis=1)
-    else:
-        tile.s.scatter_(1, columns, -math.inf)
+        columns = largest(tile.s, 1)[1]
+        if isinstance(tile.s, np.ndarray):
+            np.put_along_axis(tile.s, columns, -math.inf, axis=1)
+        else:
+            tile.s.scatter_(1, columns, -math.inf)
 
 
 def exponentials_of(tile: Tile) -> tuple[Array, Array]:

@@ -10,12 +10,10 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
-from hubplugin.compute.answers import Answers, Seeker, find_answers, listed, may_be_log
+from hubplugin.compute.answers import Answers
 from hubplugin.compute.similarities import (
     SAFE_EXPONENT,
     Compute,
@@ -29,7 +27,7 @@ from hubplugin.compute.similarities import (
 from hubplugin.compute.terms import MeanOfLargest
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
-from hubplugin.vectors import Vectors, as_vectors, taken
+from hubplugin.vectors import Vectors
 
 SAFE_DRIFT = {"float64": 20.0, "float32": 20.0, "float16": 12.0}
 """While no log alpha has moved from another by more, held exponentials lose nothing that counts: what lies below the
@@ -44,10 +42,6 @@ it, averages out over the bank and the targets: log alpha comes within 1e-5 of f
 BLOCK_BYTES = 1 << 20
 """A thread reads exponentials in blocks of so many bytes of float32, so that the second product of an iteration finds
 them in the cache of a core. Measured where that is 2 MiB (Intel, AMX): 0.5 to 1.5 MiB are alike, 2 a tenth slower."""
-
-
-HALF_FALL = 7.0
-"""By how much, in the exponent, the largest of a target may lie below what its float16 were scaled by."""
 
 
 HALF_TERMS = 256
@@ -95,7 +89,7 @@ class Kernel:
     weights exp(change of log alpha). So an iteration costs two products with a vector instead of one with a matrix.
     They are held in float32 or, where that has no room and similarities are not large, in float16: see `HALF_PEAK`.
 
-    left_out: the entries that are left out, once they are known; the largest of a target in the first columns alone.
+    left_out: the entries that are left out; the largest of a target in the first columns alone.
     k_means: see `Scaling`, NaN before a product at log alpha = 0.
     """
 
@@ -104,7 +98,8 @@ class Kernel:
         similarities: Similarities,
         columns: Sequence[Columns],
         tau: float,
-        k: int | None = None,
+        left_out: LeftOut | None,
+        k: int | None,
     ):
         self._similarities, self._tau = similarities, tau
         self._columns, self._masses = [part.targets for part in columns], [part.mass for part in columns]
@@ -117,20 +112,8 @@ class Kernel:
         self._dtype = next((dtype for dtype in dtypes if size * dtype.itemsize <= room), None)
         self._held: list[Exponentials] = []
         self._reference = torch.zeros(0)
-        self.left_out: LeftOut | None = None
-        self._seeker: Seeker | None = None
+        self._left_out = left_out
         self._k, self.k_means = k, None if k is None else np.full(self._columns[0].rows, np.nan)
-
-    def find_answers(self) -> Answers | None:
-        """The answers of the bank; where it can, along with what the first iteration needs."""
-        if not may_be_log(self._similarities, self._columns):
-            return None
-        is_listed = listed(self._similarities.m, self._k) is not None
-        if not (is_listed and serves_first_iteration(self._similarities, self._tau)):
-            return find_answers(self._similarities, self._columns)
-        answers = self.seek().answers
-        self.leave_out(LeftOut(answers.levels))
-        return answers
 
     def first_log_sums(self) -> torch.Tensor:
         """LSE_j( s(b_u, t_j)/tau + log w_j ) for every bank row: float64 [m]."""
@@ -184,47 +167,6 @@ class Kernel:
         change, dtype = log_alpha - self._reference, self._held[0].exponentials.dtype
         return float(change.max() - change.min()) <= SAFE_DRIFT[str(dtype).removeprefix("torch.")]
 
-    def seek(self) -> Seeker:
-        """What has seen all targets. `leave_out` is to follow, for which this holds what it has room for at log
-        alpha = 0."""
-        self._seeker, self.left_out = Seeker(self._similarities.m), None
-        for _ in self._multiplied(torch.zeros(self._similarities.m, dtype=torch.float64), "answers of the bank"):
-            pass
-        return self._seeker
-
-    def leave_out(self, left_out: LeftOut) -> None:
-        """Leaves answers out of what `seek` held. left_out: levels from all targets, of which these may be some."""
-        assert self._seeker is not None
-        seeker, self._seeker, self.left_out = self._seeker, None, left_out
-        if not self._held:
-            return
-        assert self._room is not None
-        found = seeker.found(self._columns[0].rows, left_out.levels)
-        if self._dtype is torch.float16:  # the range ends below what was the largest of a target
-            left = np.where(found.out, -math.inf, found.values).max(axis=1)
-            found = found.without(found.values[:, 1] - left > HALF_FALL * self._tau)
-        rows = np.broadcast_to(found.rows[:, None], found.out.shape)[found.out]
-        for targets, columns in ((rows, found.columns[found.out]), found.elsewhere):
-            self._room[torch.from_numpy(targets), torch.from_numpy(columns)] = 0.0
-        if self._k is not None and self.k_means is not None:
-            self.k_means[found.rows] = found.means(self._k)
-        self._multiply_again(found.again)
-
-    def _multiply_again(self, rows: np.ndarray) -> None:
-        """Overwrites what is held of some targets, numbered through all columns, ascending."""
-        assert self._room is not None
-        first = 0
-        for part, targets in enumerate(self._columns):
-            inside = rows[(rows >= first) & (rows < first + targets.rows)]
-            if inside.size:
-                some = as_vectors(taken(targets, inside - first, self._similarities.metric), targets.name)
-                for tile in self._scaled_tiles(part, some, "answers of the bank", None, inside - first):
-                    exponentials, log_scale = self._holdable(*exponentials_of(tile), tile)
-                    places = torch.from_numpy(inside[tile.start : tile.stop])
-                    self._room[places.to(self._room.device)] = exponentials.to(self._room.dtype)
-                    self._log_scales[places] = log_scale
-            first += targets.rows
-
     def _log_sums_over_targets(self) -> torch.Tensor:
         """LSE_j( s(b_u, t_j)/tau + log w_j ) for every bank row: float64 [m], carried from tile to tile with its
         peak."""
@@ -240,12 +182,10 @@ class Kernel:
                 peak = highest
         return (peak + total.log()).cpu()
 
-    def _scaled_tiles(
-        self, part: int, targets: Vectors, what: str, log_alpha: torch.Tensor | None, numbers: np.ndarray | None = None
-    ) -> Iterator[Tile]:
-        """Tiles of s/tau + log alpha over `targets` of a part, less what is left out. Without log alpha they also serve
-        who asked for the nearest or for the mean of the k largest. numbers: of the targets, if not 0, 1, 2 ..."""
-        out = self.left_out if self.left_out is None or part == 0 else replace(self.left_out, largest=False)
+    def _scaled_tiles(self, part: int, targets: Vectors, what: str, log_alpha: torch.Tensor | None) -> Iterator[Tile]:
+        """Tiles of s/tau + log alpha over `targets` of a part, less what is left out. Without log alpha they also give
+        the mean of the k largest, if asked for."""
+        out = self._left_out if self._left_out is None or part == 0 else replace(self._left_out, largest=False)
         scale, weights = 1 / self._tau, None if log_alpha is None else log_alpha.cpu().numpy()
         for tile in self._similarities.tiles(targets, what, scale=scale, weights=weights, left_out=out):
             if not tile.resolves_its_exponents():
@@ -253,55 +193,28 @@ class Kernel:
                     f"tau={self._tau:.4g} is out of proportion to the similarities of these vectors: it is below their "
                     "rounding; use a larger one, such as the default"
                 )
-            where = slice(tile.start, tile.stop) if numbers is None else numbers[tile.start : tile.stop]
-            if self._seeker is not None and part > 0:
-                self._seeker.see(tile, sum(columns.rows for columns in self._columns[:part]), scale)
-            elif self._seeker is not None:
-                means = self._seeker.see_and_list(tile, 0, self._k, scale)[2]
-                if means is not None and self.k_means is not None:
-                    self.k_means[where] = means
-            elif log_alpha is None and self._k is not None and self.k_means is not None and part == 0:
-                self.k_means[where] = MeanOfLargest(self._k).of(tile) * self._tau
+            if log_alpha is None and self._k is not None and self.k_means is not None and part == 0:
+                self.k_means[tile.start : tile.stop] = MeanOfLargest(self._k).of(tile) * self._tau
             yield tile
 
     def _multiplied(self, log_alpha: torch.Tensor, what: str) -> Iterator[Exponentials]:
         self._held, self._reference = [], log_alpha
         ones = torch.ones(self._similarities.m, device=self._similarities.device)
-        weights, room, done = log_alpha if bool(log_alpha.any()) else None, self._room, 0
+        weights, holds = log_alpha if bool(log_alpha.any()) else None, self._dtype is not None
         for part, targets in enumerate(self._columns):
             for tile in self._scaled_tiles(part, targets, what, weights):
                 exponentials, peak = exponentials_of(tile)
-                yield Exponentials(part, exponentials, ones.to(exponentials.dtype), peak + tile.own)
-                if room is None:
+                log_scale = peak + tile.own
+                yield Exponentials(part, exponentials, ones.to(exponentials.dtype), log_scale)
+                if self._dtype is torch.float16 and exponentials.dtype is torch.float64:
+                    self._held, holds = [], False  # what is too large for float32 is so for float16
+                if not holds:
                     continue
-                if room.dtype is torch.float16 and exponentials.dtype is torch.float64:
-                    self._held, room = [], None  # what is too large for float32 is so for float16
-                    continue
-                exponentials, log_scale = self._holdable(exponentials, peak, tile)
-                rows = slice(done, done + len(exponentials))
-                kept, self._log_scales[rows] = room[rows].copy_(exponentials), log_scale
-                self._held.append(Exponentials(part, kept, ones, self._log_scales[rows]))
-                done = rows.stop
-
-    def _holdable(
-        self, exponentials: torch.Tensor, peak: torch.Tensor, tile: Tile
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Exponentials, overwritten, in the range of the type they are held in, and the log of their scale [b]."""
-        log_scale = peak + tile.own
-        if self._dtype is not torch.float16:
-            return exponentials, log_scale
-        largest = exponentials.amax(dim=1, keepdim=True)
-        return exponentials.mul_(HALF_PEAK / largest), log_scale + (largest[:, 0].cpu().double() / HALF_PEAK).log()
-
-    @cached_property
-    def _log_scales(self) -> torch.Tensor:
-        return torch.zeros(self._rows, dtype=torch.float64)
-
-    @cached_property
-    def _room(self) -> torch.Tensor | None:
-        if self._dtype is None:
-            return None
-        return torch.empty((self._rows, self._similarities.m), dtype=self._dtype, device=self._similarities.device)
+                if self._dtype is torch.float16:
+                    largest = exponentials.amax(dim=1, keepdim=True)
+                    exponentials.mul_(HALF_PEAK / largest)
+                    log_scale = log_scale + (largest[:, 0].cpu().double() / HALF_PEAK).log()
+                self._held.append(Exponentials(part, exponentials.to(self._dtype, copy=True), ones, log_scale))
 
 
 def serves_first_iteration(similarities: Similarities, tau: float) -> bool:
@@ -350,12 +263,11 @@ def _blocks(exponentials: torch.Tensor, other: torch.Tensor) -> Iterator[tuple[s
 @dataclass(frozen=True)
 class Scaling:
     """What `sinkhorn` found. log_alpha: [m], float64. log_sums: LSE_u( s(b_u, t)/tau + log_alpha_u ) of the first
-    columns [n], float64, to 1e-4 where the exponentials were held; None where they were not. answers: what was left
-    out. k_means: the mean of the k largest s(b_u, t) of the first columns [n], float64, if asked for."""
+    columns [n], float64, to 1e-4 where the exponentials were held; None where they were not. k_means: the mean of the k
+    largest s(b_u, t) of the first columns [n], float64, if asked for."""
 
     log_alpha: np.ndarray
     log_sums: np.ndarray | None
-    answers: Answers | None = None
     k_means: np.ndarray | None = None
 
 
@@ -365,7 +277,7 @@ def sinkhorn(
     tau: float,
     iterations: int,
     same: np.ndarray,
-    answers: Answers | Literal["seek"] | None = None,
+    answers: Answers | None = None,
     k: int | None = None,
 ) -> Scaling:
     """log alpha after `iterations` of Sinkhorn over the targets in `columns` taken together.
@@ -376,9 +288,9 @@ def sinkhorn(
         log beta_j  = log(w_j / n) - LSE_u( s(b_u, t_j)/tau + log alpha_u )
 
     v is the mass of each bank row, 1/m, or in proportion to the weights of `answers`. w_j is the mass of target j; n is
-    the sum of them. What `answers` leaves out (in the
-    first of `columns`, the gallery, each target's largest, too) has no part in any sum; "seek" finds them in the first
-    pass. k: the first pass gives the mean of the k largest, too. same: the first bank row that is the same as each [m].
+    the sum of them. What `answers` leaves out (in the first of `columns`, the gallery, each target's largest, too) has
+    no part in any sum. k: the first pass gives the mean of the k largest, too. same: the first bank row that is the
+    same as each [m].
 
     The log beta that ends the last iteration reads only log alpha, so it is a weighted `log_sum_exp` over
     any targets and is left to the caller. One pass over the similarities is one iteration: a tile's
@@ -389,16 +301,13 @@ def sinkhorn(
     Raises InputError where tau is below the rounding of the similarities, for which that does not hold.
     """
     n = _mass(columns)
-    kernel = Kernel(similarities, columns, tau, k)
-    if answers == "seek":
-        answers = kernel.find_answers()
-    kernel.left_out = None if answers is None else LeftOut(answers.levels)
+    kernel = Kernel(similarities, columns, tau, None if answers is None else LeftOut(answers.levels), k)
     log_mass = _log_mass(similarities, answers)
     log_alpha = _balanced(log_mass, kernel.first_log_sums(), same)
     for iteration in range(2, iterations + 1):
         shares = kernel.shares(log_alpha, f"Sinkhorn iteration {iteration} of {iterations}")
         log_alpha = _balanced(log_alpha + log_mass, (shares / n).log(), same)
-    return Scaling(log_alpha.numpy(), kernel.held_log_sums(log_alpha), answers, kernel.k_means)
+    return Scaling(log_alpha.numpy(), kernel.held_log_sums(log_alpha), kernel.k_means)
 
 
 def _mass(columns: Sequence[Columns]) -> float:

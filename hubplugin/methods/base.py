@@ -18,12 +18,11 @@ from hubplugin.compute import (
     Survey,
     find_answers,
     look,
-    reduce_and_seek,
     spacing_ratio,
 )
 from hubplugin.errors import InputError, Parameter
 from hubplugin.metric import Metric
-from hubplugin.model import LogSumExp, OffsetModel, Setting, Term, TopKMean, reduction_of
+from hubplugin.model import OffsetModel, Setting, Term
 from hubplugin.vectors import VectorLike, Vectors, as_vectors, fingerprint, prepared
 
 AnswersRule: TypeAlias = Literal["auto", "kept", "left out"]
@@ -177,6 +176,13 @@ class Method(BaseModel, ABC):
         """What a method of its own takes from bank and gallery, by parameter."""
         return {}
 
+    def answers_left_out(self, given: FitInput) -> Answers | None:
+        """What this leaves out of its sums, if anything. Of a resolved configuration."""
+        if self.answers != "left out":
+            return None
+        given.require_targets(self.name)
+        return given.answers
+
     def require_banks(self, given: FitInput) -> None:
         """Raises InputError where `given` lacks a bank that the method needs; the targets may come later."""
 
@@ -235,17 +241,5 @@ class OnePassMethod(Method):
         """levels: those of `Answers` [m], where answers are left out."""
 
     def solve(self, given: FitInput) -> Solution:
-        if self.answers != "left out":
-            return Solution(self.terms(given, None))
-        # One pass finds the answers and the offsets without them: what is reduced does not depend on the levels.
-        terms = self.terms(given, np.full(len(given.query_bank), np.inf))
-        if not all(isinstance(term, (LogSumExp, TopKMean)) and term.answers is not None for term in terms):
-            return Solution(self.terms(given, None if given.answers is None else given.answers.levels))
-        values, answers = reduce_and_seek(
-            Similarities.of(given.query_bank, given.metric, given.compute),
-            given.require_targets(self.name),
-            [reduction_of(term) for term in terms],
-            [] if given.target_bank is None else [given.target_bank_vectors],
-        )
-        raw = sum(term.scale * value for term, value in zip(terms, values, strict=True))
-        return Solution(self.terms(given, None if answers is None else answers.levels), np.asarray(raw))
+        answers = self.answers_left_out(given)
+        return Solution(self.terms(given, None if answers is None else answers.levels))

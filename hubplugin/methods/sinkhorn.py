@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 import numpy as np
 from pydantic import BeforeValidator, Field
 
-from hubplugin.compute import Answers, Columns, Scaling, Similarities, most_held, sinkhorn
+from hubplugin.compute import Columns, Scaling, Similarities, most_held, sinkhorn
 from hubplugin.methods.base import FitInput, Method, Solution
 from hubplugin.model import LogSumExp, Setting
 from hubplugin.vectors import Spread, as_vectors, sampled, spool
@@ -77,7 +77,7 @@ class SinkhornNormalisation(Method):
         mean of the k largest similarities of each target."""
         similarities = Similarities.of(given.query_bank, given.metric, given.compute)
         targets = given.require_targets(self.name)
-        answers: Answers | Literal["seek"] | None = "seek" if self.answers == "left out" else None
+        answers = self.answers_left_out(given)
         sample = resolved_sample(self.sample, given)
         is_sampled = sample is not None and sample < targets.rows
         if sample is not None and is_sampled:
@@ -86,7 +86,7 @@ class SinkhornNormalisation(Method):
             )
             drawn = sampled(targets, sample, given.metric, np.random.default_rng(0))
             columns = [Columns(as_vectors(drawn, targets.name), targets.rows / sample)]
-            answers, k = given.answers if answers else None, None  # an answer need not be in the sample
+            k = None
         else:
             # Iterations read all of what lies in shards again and again, so it is brought here.
             columns = [Columns(spool(targets.blocks(), targets.name) if isinstance(targets, Spread) else targets)]
@@ -94,7 +94,7 @@ class SinkhornNormalisation(Method):
             columns.append(Columns(given.target_bank_vectors))
         found = sinkhorn(similarities, columns, self.tau, self.iterations, given.same, answers, k)
         raw = None if is_sampled or found.log_sums is None else -self.tau * found.log_sums
-        levels = None if found.answers is None else found.answers.levels
+        levels = None if answers is None else answers.levels
         return LogSumExp(given.query_bank, self.tau, -self.tau, found.log_alpha, levels), raw, found
 
 

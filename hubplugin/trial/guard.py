@@ -20,7 +20,7 @@ import numpy as np
 
 from hubplugin.bank import Bank, BankLike, BankProfile, PreparedBank
 from hubplugin.bank.kinds import FARTHEST, displacement
-from hubplugin.compute import MOST_ANSWERS, Compute, Nearest, Similarities, dense, torch
+from hubplugin.compute import MOST_ANSWERS, Compute, Similarities, dense, nearest_targets, torch
 from hubplugin.errors import CorrectionRefused, Parameter
 from hubplugin.learning import FEWEST_WORDINGS, folds_within
 from hubplugin.measures.significance import Side
@@ -127,10 +127,9 @@ def _look(experiment: Experiment) -> _Log:
 
 def _nearest_of(fit_input: FitInput, queries: np.ndarray) -> np.ndarray:
     """The nearest target of each of `queries` [m, d] in the whole gallery: [m, d]."""
-    gallery, nearest = fit_input.require_targets("blend"), Nearest(len(queries))
-    for tile in Similarities.of(queries, fit_input.metric, fit_input.compute).tiles(gallery, "answers of the bank"):
-        nearest.see(tile, 0)
-    rows, place = np.unique(nearest.rows, return_inverse=True)
+    gallery = fit_input.require_targets("blend")
+    _, nearest = nearest_targets(Similarities.of(queries, fit_input.metric, fit_input.compute), [gallery])
+    rows, place = np.unique(nearest, return_inverse=True)
     found: np.ndarray = taken(gallery, rows, fit_input.metric)[place.reshape(-1)]
     return found
 

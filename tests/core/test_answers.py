@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 import hubplugin
 from hubplugin.compute import (
     MOST_ANSWERS,
-    SMALLEST_LOG,
     Answers,
     Compute,
     LeftOut,
@@ -20,8 +19,8 @@ from hubplugin.compute import (
     find_answers,
     reduce,
     spacing_ratio,
-    survey,
 )
+from hubplugin.compute.answers import SMALLEST_LOG, survey
 from hubplugin.metric import Metric, normalise
 from hubplugin.vectors import as_vectors, prepared
 from tests.core.formulas import blend, log_of, similarity, without_answers

@@ -1,4 +1,4 @@
-"""The largest of rows, and answers left out in one pass, against sorting and float64 arithmetic over everything."""
+"""The largest of rows, and answers left out, against sorting and float64 arithmetic over everything."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hubplugin
-from hubplugin.compute import MOST_ANSWERS, answers, largest, largest_values, reaching, similarities
+from hubplugin.compute import MOST_ANSWERS, similarities
+from hubplugin.compute.largest import largest, largest_values, reaching
 from tests.core.formulas import log_of, similarity
 
 
@@ -37,11 +38,11 @@ def test_the_largest_of_rows_are_those_of_a_sort(b, m, k, digits, double, seed):
 def test_what_reaches_a_level_is_found_wherever_it_lies(rng):
     s = torch.from_numpy(rng.normal(size=(50, 333)).astype(np.float32))
     levels = torch.from_numpy(rng.normal(size=333).astype(np.float32) + 2)
-    rows, columns = reaching(s, levels, s.amax(dim=0))
+    rows, columns = reaching(s, levels)
     assert set(zip(rows.tolist(), columns.tolist(), strict=True)) == set(
         map(tuple, (s >= levels).nonzero().tolist())  # over everything
     )
-    rows, columns = reaching(s, torch.full((333,), np.inf), s.amax(dim=0))
+    rows, columns = reaching(s, torch.full((333,), np.inf))
     assert len(rows) == len(columns) == 0
 
 
@@ -92,7 +93,7 @@ METHODS = [
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("method", "parameters"), METHODS)
 @pytest.mark.parametrize(("metric", "memory"), [("cosine", "1GiB"), ("cosine", "1MiB"), ("euclidean", "1GiB")])
-def test_answers_are_left_out_in_one_pass_as_float64_does_in_two(kind, method, parameters, metric, memory, monkeypatch):
+def test_answers_are_left_out_as_float64_leaves_them_out(kind, method, parameters, metric, memory, monkeypatch):
     monkeypatch.setattr(similarities, "CACHE_BYTES", 4 * 400 * 37)  # tiles of 37 targets
     bank, targets = made(kind)
     model = hubplugin.fit(
@@ -138,27 +139,3 @@ def test_the_default_and_a_target_bank(kind, monkeypatch):
     found = log_of("sn", s, weights, tau=0.05, iterations=5) + log_of("nnn", s, weights, k=16)
     raw = found[: len(targets)] / 2
     np.testing.assert_allclose(model.offsets(targets), raw - raw.mean(), rtol=0, atol=1e-4)
-
-
-def test_few_targets_are_multiplied_again(monkeypatch):
-    """A log of many targets, most with one answer or two: what is multiplied beyond one product is a few rows."""
-    again = []
-    whole = answers.taken
-
-    def taken(targets, rows, metric):
-        again.append(len(rows))
-        return whole(targets, rows, metric)
-
-    monkeypatch.setattr(answers, "taken", taken)
-    bank, targets = made("many")
-    hubplugin.fit(targets, bank, "nnn", answers="left out")
-    assert sum(again) < len(targets) / 50
-
-
-def test_what_is_remembered_of_a_gallery_that_is_all_alike_is_bounded():
-    seeker = answers.Seeker(100)
-    s, own = torch.ones(2_000, 100), torch.zeros(2_000, dtype=torch.float64)
-    for start in range(0, 20_000, 2_000):
-        seeker.see(similarities.Tile(start, s, own, 1.0, lambda rows, columns: np.ones(len(rows))), 0)
-    assert seeker._size <= 2 * seeker._limit
-    assert sum(len(numbers) for numbers, _, _ in seeker._entries) < 100 * 100

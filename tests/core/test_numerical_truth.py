@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hubplugin
-from hubplugin.compute import Columns, Compute, Similarities, reduces_precision, sinkhorn
+from hubplugin.compute import Columns, Compute, Similarities, sinkhorn
+from hubplugin.compute.similarities import reduces_precision
 from hubplugin.errors import InputError
 from hubplugin.metric import Metric
 from hubplugin.model import QueryMap
