@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from hubplugin.jobs.correct import apply, refit
     from hubplugin.jobs.diagnose import diagnose
     from hubplugin.jobs.health import inspect, monitor
-    from hubplugin.jobs.versions import rollback
-    from hubplugin.jobs.write import refresh, remove
+    from hubplugin.jobs.write import refresh, remove, rollback
     from hubplugin.methods import METHODS
     from hubplugin.metric import Metric
     from hubplugin.model import OffsetModel, load
@@ -54,7 +53,7 @@ _HOMES = {
     "refit": "jobs.correct",
     "refresh": "jobs.write",
     "remove": "jobs.write",
-    "rollback": "jobs.versions",
+    "rollback": "jobs.write",
 }
 
 __all__ = [

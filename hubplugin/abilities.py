@@ -14,29 +14,11 @@ import numpy as np
 
 from hubplugin.errors import EmptyInput, StoreError
 from hubplugin.quarantine import Quarantine
-from hubplugin.store import Batch, Id, Store, StoredVersion, Writing
-from hubplugin.vectors import Progress, Shard, Vectors, spool
+from hubplugin.store import Batch, Id, Store, Writing
+from hubplugin.vectors import Shard, Vectors, spool
 
 if TYPE_CHECKING:
     from hubplugin.model import OffsetModel
-
-
-@runtime_checkable
-class Versioned(Protocol):
-    """Keeps earlier versions of its correction. Without it a store has the active correction alone."""
-
-    def versions(self) -> Sequence[StoredVersion]:
-        """The versions that lie in the store, in the order of their numbers."""
-
-    def return_to(self, number: int) -> None:
-        """Makes the kept version `number` the active one, in one step, and keeps the one that was.
-
-        Its offsets are those that were written for it. Those of targets that came or changed since may be missing or
-        stale, which `refresh` mends.
-        """
-
-    def prune(self, keep: int, progress: Progress | None = None) -> None:
-        """Deletes the kept versions but for the `keep` that were active last."""
 
 
 @runtime_checkable
@@ -89,15 +71,6 @@ class SharedWriting(Protocol):
 
     def share(self) -> Share:
         """What lets other machines write."""
-
-
-@runtime_checkable
-class Switched(Protocol):
-    """Whoever searches it reads a switch."""
-
-    def switch(self, on: bool, *, dry_run: bool = False) -> None:
-        """Switches the correction off, so that every client searches raw, or on again; what is stored stays. `search`
-        goes on corrected. dry_run: changes nothing. Raises StoreError where there is no correction."""
 
 
 @runtime_checkable
@@ -156,10 +129,7 @@ class Named(Protocol):
 
 
 LACKING = {
-    Versioned: "keeps no earlier versions of its correction",
     Sharded: "cannot be read in parts by other machines",
-    Switched: "has no switch, since whoever searches it reads none; keep the store as it was beside the corrected one, "
-    "or take the correction out: hubplugin remove",
     Quarantining: "keeps no quarantine list; remove the vectors instead",
     Explaining: "has an adapter that does not say how other clients ask for the corrected ranking",
     Filtered: "searches without filters",
@@ -175,16 +145,6 @@ def able(store: Store, ability: type[Ability]) -> Ability:
     if isinstance(store, ability):
         return store
     raise StoreError(f"{store.url} {LACKING[ability]}")
-
-
-def versions_of(store: Store) -> Sequence[StoredVersion]:
-    """The versions in `store`; of one that keeps none the correction that lies there, if any."""
-    if isinstance(store, Versioned):
-        return store.versions()
-    found = store.correction()
-    return (
-        [] if found is None else [StoredVersion.of(found.model, 1, "active" if found.active else "half-written", None)]
-    )
 
 
 def quarantined_in(store: Store) -> Quarantine:

@@ -6,13 +6,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from hubplugin.metric import Metric, augment_queries, augment_targets
 from hubplugin.model import OffsetModel, Value, group_key
-from hubplugin.store import Batch, Correction, Found, Hits, Id, State, Store, StoredVersion, Writing, now
+from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, Writing, now
 from hubplugin.vectors import Progress
+
+State: TypeAlias = Literal["active", "kept", "half-written"]
 
 BATCH = 500
 """The most vectors in one request: a server takes some 32 MB."""
@@ -32,7 +35,7 @@ class Copy:
 
 
 class CopyStore(Store):
-    """A `Versioned` store of copies. Searches go to the copy that is active, with s(q, t) + offset(t) as its score:
+    """A store of copies. Searches go to the copy that is active, with s(q, t) + offset(t) as its score:
 
     inner product, cosine of unit vectors   [t + S't, offset / e], searched with [q, e]: q + Sq is the query map,
                                             and t may be folded
@@ -119,7 +122,7 @@ class CopyStore(Store):
 
     def correction(self) -> Correction | None:
         copy = self.copy_in("active") or self.copy_in("half-written")
-        return None if copy is None else Correction(self.model_of(copy), copy.state == "active")
+        return None if copy is None else Correction(self.model_of(copy), copy.state == "active", copy.made)
 
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> CopyWriting:
         copies = self.copies()
@@ -134,19 +137,16 @@ class CopyStore(Store):
         self.list_copies([*others, begun])
         return CopyWriting(self, begun, model, "nothing")
 
-    def versions(self) -> list[StoredVersion]:
-        ordered = sorted(self.copies(), key=lambda copy: copy.number)
-        return [StoredVersion.of(self.model_of(copy), copy.number, copy.state, copy.made) for copy in ordered]
+    def previous(self) -> OffsetModel | None:
+        kept = [copy for copy in self.copies() if copy.state == "kept"]
+        return self.stored_model(kept[-1]) if kept else None
 
     def return_to(self, number: int) -> None:
-        kept = [replace(copy, state="kept") if copy.state == "active" else copy for copy in self.copies()]
-        others = [copy for copy in kept if copy.number != number]
-        self.list_copies([*others, *(replace(copy, state="active") for copy in kept if copy.number == number)])
-
-    def prune(self, keep: int, progress: Progress | None = None) -> None:
-        kept = [copy for copy in self.copies() if copy.state == "kept"]
-        gone = kept[: max(len(kept) - keep, 0)]
-        self.list_copies([copy for copy in self.copies() if copy not in gone])
+        kept = [
+            replace(copy, state="kept") for copy in self.copies() if copy.state == "active" and copy.number != number
+        ]
+        kept = kept or [copy for copy in self.copies() if copy.state == "kept"][-1:]
+        self.list_copies([*kept, *(replace(copy, state="active") for copy in self.copies() if copy.number == number)])
 
     def augmented(self, model: OffsetModel, vectors: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """What a copy holds of targets [b, d] with `offsets` [b]: float32 [b, d + 1]. A zero vector stays one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, Setting, Value
+from hubplugin.model import OffsetModel, Value
 from hubplugin.recording import Recorded, read
 from hubplugin.vectors import Progress
 
@@ -60,48 +60,16 @@ class Hits:
 
 @dataclass(frozen=True)
 class Correction:
-    """What lies in a store: the model, and whether searches use it yet."""
+    """What lies in a store: the model, and whether searches use it yet. made: when its writing began, as
+    2026-03-01T12:00:00+00:00; None where that is not known."""
 
     model: OffsetModel
     active: bool
-
-
-State: TypeAlias = Literal["active", "kept", "half-written"]
-
-KEEP = 1
-"""How many versions stay beside the active one: the one to return to. Each takes as much space as the active one, and
-writes keep each of them up."""
-
-
-@dataclass(frozen=True)
-class StoredVersion:
-    """One version of the correction of a store. made: when its writing began, as 2026-03-01T12:00:00+00:00; None where
-    that is not known. model: its fingerprint."""
-
-    number: int
-    state: State
-    made: str | None
-    method: str
-    parameters: Mapping[str, Setting]
-    model: str
-    bank_fingerprint: str
-
-    @classmethod
-    def of(cls, model: OffsetModel, number: int, state: State, made: str | None) -> StoredVersion:
-        return cls(number, state, made, model.method, model.parameters, model.fingerprint, model.bank_fingerprint)
-
-    def __str__(self) -> str:
-        settings = ", ".join(f"{name}={_short(value)}" for name, value in self.parameters.items())
-        made = self.made or "unknown date"
-        return f"{self.number}  {self.state:12s}  {made}  {self.method}({settings})  query bank {self.bank_fingerprint}"
-
-
-def _short(value: Setting) -> str:
-    return f"{value:.3g}" if isinstance(value, (int, float)) else str(value)
+    made: str | None = None
 
 
 def now() -> str:
-    """The date of a version that begins now."""
+    """The date of a correction whose writing begins now."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
@@ -162,7 +130,8 @@ class Writing(ABC):
 
     @abstractmethod
     def activate(self) -> None:
-        """Makes this version the one that searches use, in one step; a `Versioned` store keeps the one before."""
+        """Makes the model the one that searches use, in one step. The one that was active, if it is another, becomes
+        that of `Store.previous`."""
 
     def settle(self) -> None:  # noqa: B027
         """Waits until all that was written is there."""
@@ -234,6 +203,11 @@ class Store(ABC):
     @abstractmethod
     def correction(self) -> Correction | None:
         """The correction that lies in the store, active or half-written; None if there is none."""
+
+    def previous(self) -> OffsetModel | None:
+        """The model that was active before, whole, which `rollback` writes. None if there is none, or the store keeps
+        none, as here."""
+        return None
 
     @abstractmethod
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> Writing:

@@ -23,14 +23,14 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from hubplugin.abilities import Quarantining, Versioned, able, versions_of
+from hubplugin.abilities import Quarantining
 from hubplugin.bank import Bank
 from hubplugin.errors import HubpluginError, InputError, StoreError
 from hubplugin.fitting import fit
 from hubplugin.jobs.correct import apply, refit
 from hubplugin.jobs.health import inspect, monitor
-from hubplugin.jobs.versions import quarantine, rollback
-from hubplugin.jobs.write import refresh, write
+from hubplugin.jobs.versions import quarantine
+from hubplugin.jobs.write import refresh, rollback, write
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, QueryMap, TargetFold
 from hubplugin.store import Hits, Id, Store
@@ -161,85 +161,99 @@ class StoreUnderTest(ABC):
         return np.asarray(scores + offsets)
 
 
-class VersionConformance(StoreUnderTest):
-    """Versions are kept, returned to, pruned and removed, where the store keeps any."""
+class RollbackConformance(StoreUnderTest):
+    """The model that was active before is kept, written by `rollback` and removed, where the store keeps it."""
 
     @pytest.fixture
-    def versioned(self, store: Store) -> Store:
-        if not isinstance(store, Versioned):
-            pytest.skip("this store keeps no earlier versions")
+    def keeping(self, store: Store) -> Store:
+        if type(store).previous is Store.previous:
+            pytest.skip("this store does not keep the model before")
         return store
 
-    def test_a_rollback_returns_to_the_version_before_and_back_again(self, versioned: Store) -> None:
-        store = versioned
-        first, second = self._model(), self._model("nnn")
+    def test_a_rollback_writes_the_model_before_and_a_second_one_returns(self, keeping: Store) -> None:
+        store, first, second = keeping, self._model(), self._model("nnn")
         write(store, first)
-        write(store, second)
-        assert self._states(store) == ["kept", "active"]
-        assert [version.model for version in versions_of(store)] == [first.fingerprint, second.fingerprint]
-        assert all(version.made for version in versions_of(store))
-        rollback(store)
-        store = self.reopen(store)
-        assert self._states(store) == ["active", "kept"]
-        self._assert_whole(store, first)
-        rollback(store, to=versions_of(store)[-1].number)
-        self._assert_whole(self.reopen(store), second)
-
-    def test_versions_are_kept_until_they_are_pruned(self, versioned: Store) -> None:
-        store = versioned
-        for method in ("is", "nnn", "csls"):
-            write(store, self._model(method), keep=2)
-        assert [version.method for version in versions_of(store)] == ["is", "nnn", "csls"]
-        write(store, self._model("dn"), keep=1)
-        assert [version.method for version in versions_of(store)] == ["csls", "dn"]
-        before = store.search(self.queries(), K)
-        able(store, Versioned).prune(0)
-        assert self._states(self.reopen(store)) == ["active"]
-        store = self.reopen(store)
-        assert store.search(self.queries(), K).ids == before.ids
         with pytest.raises(StoreError, match="before"):
             rollback(store)
+        write(store, second)
+        for now, before in ((first, second), (second, first)):
+            rollback(store)
+            store = self.reopen(store)
+            self._assert_whole(store, now)
+            self._assert_previous(store, before)
+
+    def test_only_the_model_that_was_active_last_is_kept(self, keeping: Store) -> None:
+        store, models = keeping, [self._model(method) for method in ("is", "nnn", "csls")]
+        for model in models:
+            write(store, model)
+        store = self.reopen(store)
+        self._assert_whole(store, models[2])
+        self._assert_previous(store, models[1])
 
     @pytest.mark.parametrize("moment", MOMENTS)
-    def test_a_kept_version_can_be_returned_to_while_another_is_half_written(
-        self, versioned: Store, moment: str
-    ) -> None:
-        store = versioned
-        first, second = self._model(), self._model("nnn")
+    def test_a_rollback_is_possible_while_another_model_is_half_written(self, keeping: Store, moment: str) -> None:
+        store, first, second = keeping, self._model(), self._model("nnn")
         write(store, first)
         write(store, second)
         self._write_until(moment, store, self._model("csls"))
         store = self.reopen(store)
-        assert self._states(store) == ["kept", "active", "half-written"]
+        self._assert_whole(store, second)
+        self._assert_previous(store, first)
+        rollback(store)
+        store = self.reopen(store)
+        self._assert_whole(store, first)
+        self._assert_previous(store, second)
+
+    @pytest.mark.parametrize("moment", MOMENTS)
+    def test_a_rollback_that_was_cut_off_is_finished_by_the_next(self, keeping: Store, moment: str) -> None:
+        store, first, second = keeping, self._model(), self._model("nnn")
+        write(store, first)
+        write(store, second)
+        self._write_until(moment, store, first)
+        store = self.reopen(store)
+        self._assert_whole(store, second)
         rollback(store)
         self._assert_whole(self.reopen(store), first)
 
-    def test_what_came_since_a_version_was_replaced_is_refreshed_after_a_rollback(self, versioned: Store) -> None:
-        store = versioned
-        first = self._model()
+    def test_a_rollback_gives_newcomers_their_offsets_and_a_refresh_keeps_the_model_before(
+        self, keeping: Store
+    ) -> None:
+        store, first, second = keeping, self._model(), self._model("nnn")
         write(store, first)
-        write(store, self._model("nnn"))
-        fresh, ids = self.queries(seed=3, count=5), self.fresh_ids()
-        store = self.insert_plain(store, ids, fresh)
+        write(store, second)
+        store = self.insert_plain(store, self.fresh_ids(), self.queries(seed=3, count=5))
         refresh(store)
+        store = self.reopen(store)
+        self._assert_previous(store, first)
         rollback(store)
-        refresh(store)
         report, found = inspect(store, queries=0), store.correction()
         assert (report.count, report.missing, report.stale) == (self.rows + 5, 0, 0)
         assert found is not None
         assert found.model.fingerprint == first.fingerprint
 
-    def test_a_removal_takes_all_versions_out(self, versioned: Store) -> None:
-        store = versioned
+    def test_a_dry_rollback_changes_nothing(self, keeping: Store) -> None:
+        store, first, second = keeping, self._model(), self._model("nnn")
+        write(store, first)
+        write(store, second)
+        seen = rollback(store, dry_run=True)
+        assert (seen.model.fingerprint, seen.written) == (first.fingerprint, False)
+        store = self.reopen(store)
+        self._assert_whole(store, second)
+        self._assert_previous(store, first)
+
+    def test_a_removal_takes_the_model_before_out(self, keeping: Store) -> None:
+        store = keeping
         write(store, self._model())
         write(store, self._model("nnn"))
         store.remove()
         store = self.reopen(store)
-        assert list(versions_of(store)) == []
         assert store.correction() is None
+        assert store.previous() is None
 
-    def _states(self, store: Store) -> list[str]:
-        return [version.state for version in versions_of(store)]
+    def _assert_previous(self, store: Store, model: OffsetModel) -> None:
+        found = store.previous()
+        assert found is not None
+        assert found.fingerprint == model.fingerprint
 
 
 class QueryMapConformance(StoreUnderTest):
@@ -328,13 +342,13 @@ class QueryMapConformance(StoreUnderTest):
         self._assert_ranking(store.search(self.queries(), K, raw=True), None, fresh)
 
     def test_a_rollback_changes_the_map_with_the_offsets(self, mapping: Store) -> None:
-        if not isinstance(mapping, Versioned):
-            pytest.skip("this store keeps no earlier versions")
+        if type(mapping).previous is Store.previous:
+            pytest.skip("this store does not keep the model before")
         plain, mapped, store = self._model("nnn"), self._mapped(), self.reopen(mapping)
         for model in (plain, mapped):
             write(store, model)
-        for place, model in enumerate((plain, mapped)):
-            rollback(store, to=versions_of(store)[place].number)
+        for model in (plain, mapped):
+            rollback(store)
             store = self.reopen(store)
             self._assert_whole(store, model)
 
@@ -426,7 +440,7 @@ class QueryMapConformance(StoreUnderTest):
         return TargetFold(at, moved.astype(np.float32), 0.2, 200)
 
 
-class StoreConformance(VersionConformance, QueryMapConformance):
+class StoreConformance(RollbackConformance, QueryMapConformance):
     """Subclass it as `Test...`, and say how a store is made."""
 
     def test_a_scan_sees_every_vector_once_with_no_offsets(self, store: Store) -> None:

@@ -25,7 +25,6 @@ from hubplugin.store import (
     Hits,
     Id,
     Store,
-    StoredVersion,
     Writing,
     now,
     require_ungrouped,
@@ -116,21 +115,16 @@ class FaissStore(Store):
     def correction(self) -> Correction | None:
         active = self._file.model()
         if active is not None:
-            return Correction(active, True)
+            made = next((each.made for each in KeptVersions(self._file).listed() if each.state == "active"), None)
+            return Correction(active, True, made)
         pending = Pending(self._file).found()
-        return None if pending is None else Correction(pending[0], False)
+        return None if pending is None else Correction(pending[0], False, pending[1])
 
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> FaissWriting:
         return FaissWriting.begun(self._file, model, progress)
 
-    def versions(self) -> Sequence[StoredVersion]:
-        return KeptVersions(self._file).listed(Pending(self._file).found())
-
-    def return_to(self, number: int) -> None:
-        KeptVersions(self._file).return_to(number)
-
-    def prune(self, keep: int, progress: Progress | None = None) -> None:
-        KeptVersions(self._file).prune(keep)
+    def previous(self) -> OffsetModel | None:
+        return KeptVersions(self._file).previous()
 
     def quarantined(self) -> Quarantine:
         listed = self._file.folder.quarantine

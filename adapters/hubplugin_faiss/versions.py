@@ -7,23 +7,39 @@ from version to version is that in which the index file is replaced.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from typing import Literal
 
 import numpy as np
 from pydantic import BaseModel
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from hubplugin.compute import Compute
 from hubplugin.errors import StoreError
-from hubplugin.jobs.write import InvalidVectors, offsets_of_all
-from hubplugin.model import OffsetModel
-from hubplugin.store import Batch, StoredVersion
-from hubplugin_faiss.calibration import Asked
-from hubplugin_faiss.handlers.base import IndexScale
+from hubplugin.model import OffsetModel, Setting
 from hubplugin_faiss.index_file import IndexFile
+
+
+@dataclass(frozen=True)
+class StoredVersion:
+    """One version of a correction. made: when its writing began; None where that is not known. model: its
+    fingerprint."""
+
+    number: int
+    state: Literal["active", "kept", "half-written"]
+    made: str | None
+    method: str
+    parameters: Mapping[str, Setting]
+    model: str
+    bank_fingerprint: str
+
+    @classmethod
+    def of(
+        cls, model: OffsetModel, number: int, state: Literal["active", "half-written"], made: str | None
+    ) -> StoredVersion:
+        return cls(number, state, made, model.method, model.parameters, model.fingerprint, model.bank_fingerprint)
 
 
 class Journal(BaseModel):
@@ -42,13 +58,6 @@ class Offsets:
     labels: np.ndarray
     names: np.ndarray
     offsets: np.ndarray
-
-    def of(self, labels: np.ndarray, names: np.ndarray) -> np.ndarray:
-        """The offsets of entries that are there now, float32 [b], NaN for those whose vector was not there. A vector
-        may have another label than it had: most types move entries up where others are removed."""
-        found = _looked_up(_keyed(self.labels, self.names), self.offsets, _keyed(labels, names))
-        elsewhere = _looked_up(self.names, self.offsets, names)
-        return np.where(np.isnan(found), elsewhere, found)
 
 
 class KeptVersions:
@@ -78,12 +87,13 @@ class KeptVersions:
         self._write_journal([*self._known(), new])
 
     def settle(self) -> None:
-        """Deletes what is said here of versions that are neither active nor kept, and offsets that are active. Where
-        another index is in place than was read, that is the next run's to do."""
+        """Deletes what is said here of versions but for the active one and the one before, and offsets that are active.
+        Where another index is in place than was read, that is the next run's to do."""
         if self._file.is_changed():
             return
-        listed = self.listed()
-        kept = {self._folder.offsets_of(version.number) for version in listed if version.state == "kept"}
+        before = {version.number for version in self._kept()[-1:]}
+        listed = [each for each in self.listed() if each.state == "active" or each.number in before]
+        kept = {self._folder.offsets_of(number) for number in before}
         for path in self._folder.path.glob("*.offsets"):
             if path not in kept:
                 path.unlink()
@@ -91,53 +101,15 @@ class KeptVersions:
             there = {version.number for version in listed}
             self._write_journal([version for version in self._known() if version.number in there])
 
-    def return_to(self, number: int) -> None:
-        """Puts the index with the offsets of the kept version `number` in the place of the file.
+    def previous(self) -> OffsetModel | None:
+        """The model of the version that was active before; None without one."""
+        kept = self._kept()
+        return self._read(kept[-1].number).model if kept else None
 
-        An entry has the offset that was written for its vector; one that came since has what the model gives it.
-        """
-        with self._file.run() as run:
-            self.settle()
-            if number not in {version.number for version in self.listed() if version.state == "kept"}:
-                raise StoreError(f"{self._file.url} keeps no version {number}")
-            kept = self._read(number)
-            offsets, scale = self._offsets_now(kept)
-            run.begin_anew()
-            try:
-                self._keep_active()
-                self._file.upgrade(run, kept.model, offsets, scale, [], Asked(force=True))  # it was active before
-            finally:
-                self.settle()
-
-    def prune(self, keep: int) -> None:
-        """Deletes the kept versions but for the `keep` that were active last."""
-        if not any(version.state == "kept" for version in self.listed()):
-            return
-        with self._file.run():
-            kept = {version.number for version in self.listed() if version.state == "kept"}
-            known = self._known()
-            numbers = [version.number for version in known if version.number in kept]  # in the order of the journal
-            gone = numbers[: max(len(numbers) - keep, 0)]
-            if gone:
-                self._write_journal([version for version in known if version.number not in gone])
-            for number in gone:
-                self._folder.offsets_of(number).unlink()
-
-    def _offsets_now(self, kept: Offsets) -> tuple[np.ndarray, IndexScale]:
-        """The offsets under a kept version of the entries that are there now, as they are stored, float32 [n], and the
-        scale that those which were kept are on."""
-        labels, names, _ = self._entries()
-        offsets, scale = kept.of(labels, names), None
-        for rows, vectors, _ in self._file.blocks():
-            new = np.isnan(offsets[rows])
-            if scale is None:
-                scale = IndexScale.read_off(self._file.handler, kept.model, vectors[~new], offsets[rows][~new])
-            if new.any():
-                batch = Batch(labels[rows][new].tolist(), vectors[new], offsets[rows][new])
-                given = offsets_of_all(kept.model, batch, InvalidVectors(), unit=self._file.unit, compute=Compute())
-                offsets[rows][new] = scale.stored(given, vectors[new])
-        assert scale is not None  # an index with a version has entries
-        return offsets, scale
+    def _kept(self) -> list[StoredVersion]:
+        """The kept versions, the one that was active last at the end."""
+        kept = {version.number for version in self.listed() if version.state == "kept"}
+        return [version for version in self._known() if version.number in kept]
 
     def _keep_active(self) -> None:
         """Keeps the offsets that are in the index now, which is about to be replaced."""
@@ -226,17 +198,3 @@ def _names(vectors: np.ndarray) -> np.ndarray:
     return np.array(
         [int.from_bytes(hashlib.blake2b(row.data, digest_size=8).digest(), "little") for row in rows], np.uint64
     )
-
-
-def _keyed(labels: np.ndarray, names: np.ndarray) -> np.ndarray:
-    """One key for label and name: uint64 [b]."""
-    keys: np.ndarray = (labels.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) ^ names
-    return keys
-
-
-def _looked_up(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The value under each of the keys `wanted` [b], float32 [b], NaN where there is none."""
-    order = np.argsort(keys, kind="stable")
-    places = np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)
-    found = keys[order[places]] == wanted
-    return np.asarray(np.where(found, values[order[places]], np.nan), np.float32)

@@ -17,11 +17,11 @@ import numpy as np
 import pyarrow as pa
 from lancedb.query import LanceVectorQueryBuilder
 
-from hubplugin.copies import Copy, CopyStore
+from hubplugin.copies import Copy, CopyStore, State
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import OffsetModel
-from hubplugin.store import Batch, Hits, Id, State, require_ungrouped
+from hubplugin.store import Batch, Hits, Id, require_ungrouped
 from hubplugin.vectors import Progress
 
 BATCH_ROWS = 4096

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from psycopg import sql
 from psycopg.types.json import Json
 
 from hubplugin.model import GroupedModel, OffsetModel
-from hubplugin.store import State, StoredVersion, now
+from hubplugin.store import now
 from hubplugin_pgvector.schema import OFFSET, Table
 from hubplugin_pgvector.transport import Transport, name_of, short
 
@@ -31,11 +31,11 @@ COLUMNS = "number, state, made, owner, activated, base, index, scale, facts"
 
 @dataclass(frozen=True)
 class Version:
-    """One row: see `hubplugin.store.StoredVersion`. owner: the run that writes it. activated: counts activations; the
+    """One row. made: when its writing began. owner: the run that writes it. activated: counts activations; the
     largest is the last. base: what the column of the active version is called. scale: see `requests`."""
 
     number: int
-    state: State
+    state: Literal["active", "kept", "half-written"]
     made: str
     owner: str
     activated: int
@@ -56,10 +56,6 @@ class Version:
     def group_by(self) -> str | None:
         key = self.facts["group_by"]
         return None if key is None else str(key)
-
-    def stored(self) -> StoredVersion:
-        facts = {name: value for name, value in self.facts.items() if name not in ("group_by", "mapped", "ef_search")}
-        return StoredVersion(self.number, self.state, self.made, **facts)  # type: ignore[arg-type]
 
 
 class Metadata:
@@ -154,12 +150,8 @@ class Metadata:
 
 def begun(model: OffsetModel, number: int, owner: str, base: str, table: Table, scale: float) -> Version:
     """The row of a version that begins now."""
-    stored = StoredVersion.of(model, number, "half-written", None)
     facts: dict[str, object] = {
-        "method": stored.method,
-        "parameters": dict(stored.parameters),
-        "model": stored.model,
-        "bank_fingerprint": stored.bank_fingerprint,
+        "model": model.fingerprint,
         "group_by": model.key if isinstance(model, GroupedModel) else None,
         "mapped": model.query_map is not None,
     }

@@ -17,7 +17,7 @@ from hubplugin.calibration import FIRST, chosen_queries, first_that, ratios, rec
 from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import OffsetModel, Value
-from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, StoredVersion, Writing
+from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, Writing
 from hubplugin.vectors import Progress
 from hubplugin_pgvector import schema
 from hubplugin_pgvector.metadata import Metadata, Version, begun
@@ -133,7 +133,7 @@ class PgvectorStore(Store):
         for state in ("active", "half-written"):
             for version in versions:
                 if version.state == state:
-                    return Correction(self.metadata.model(version), state == "active")
+                    return Correction(self.metadata.model(version), state == "active", version.made)
         return None
 
     def require_writable(self, *, dry_run: bool = False) -> None:
@@ -343,34 +343,18 @@ class PgvectorStore(Store):
         rows = [self.transport.rows(query, self.table.key.values_of(each)) for each in ids]
         return [found[0][0] if found else None for found in rows]
 
-    def versions(self) -> Sequence[StoredVersion]:
-        return [version.stored() for version in self.metadata.versions()]
-
-    @retried_after_deadlock
-    def return_to(self, number: int) -> None:
-        with self.transport.transaction(changes_table=True):
-            versions = self.metadata.versions("FOR UPDATE")
-            for version in versions:
-                if (version.number, version.state) == (number, "kept"):
-                    self.switch_to(version, versions)
-                    return
-        raise StoreError(f"{self.url} keeps no version {number}")
+    def previous(self) -> OffsetModel | None:
+        kept = [version for version in self.metadata.versions() if version.state == "kept"]
+        return self.metadata.model(kept[-1]) if kept else None
 
     def switch_to(self, version: Version, versions: Sequence[Version]) -> None:
         """Makes `version` active and keeps the one of `versions` that was, within a transaction."""
+        if any(each.state == "active" for each in versions):
+            self.metadata.delete([each for each in versions if each.state == "kept"])
         for each in versions:
             if each.state == "active":
                 self.metadata.change(each, state="kept")
         self.metadata.change(version, state="active", activated=max(each.activated for each in versions) + 1)
-
-    @retried_after_deadlock
-    def prune(self, keep: int, progress: Progress | None = None) -> None:
-        if not self.metadata.exists():
-            return
-        with self.transport.transaction(changes_table=True):
-            kept = [version for version in self.metadata.versions("FOR UPDATE") if version.state == "kept"]
-            kept.sort(key=lambda version: -version.activated)
-            self.metadata.delete(kept[keep:])
 
     @retried_after_deadlock
     def remove(self, progress: Progress | None = None) -> None:

@@ -28,7 +28,6 @@ from hubplugin.jobs import correct, write
 from hubplugin.learning import Learn
 from hubplugin.methods import METHODS, configured
 from hubplugin.model import Setting
-from hubplugin.store import KEEP
 from hubplugin_qdrant.client import AsyncHubQdrantClient, HubQdrantClient
 from hubplugin_qdrant.schema import Storage
 from hubplugin_qdrant.store import QdrantStore
@@ -85,7 +84,6 @@ def apply(
     judged: BankLike | None = None,
     force: bool = False,
     dry_run: bool = False,
-    keep: int = KEEP,
     compute: Compute = Compute(),
     **parameters: Setting,
 ) -> write.Applied:
@@ -110,7 +108,6 @@ def apply(
         judged=judged,
         force=force,
         dry_run=dry_run,
-        keep=keep,
         compute=compute,
         executor=None,
         shards=None,

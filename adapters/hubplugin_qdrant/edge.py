@@ -298,9 +298,6 @@ class EdgeStore(VersionedStore):
 
         return texts_at(key, ids, retrieved)
 
-    def notes(self) -> Sequence[str]:
-        return self.switched()
-
     def explain(self, asked: np.ndarray | Id, k: int = 10) -> Explanation:
         version = self.active_version()
         query = asked.astype(np.float32).tolist() if isinstance(asked, np.ndarray) else asked

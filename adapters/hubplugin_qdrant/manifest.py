@@ -5,7 +5,6 @@ written. Everything else whose offsets may still be in the points is retired, an
 
     begun -> activated            a new version takes the place of the one before, which is kept
     begun -> begun                another run gives up what is half-written
-    returned                      a kept version and the active one change places
     pruned                        the versions that were kept longest are given up
     retired                       the correction of one vector is given up
     cleared                       what was retired is deleted
@@ -27,7 +26,6 @@ from hubplugin.errors import StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import GroupedModel, OffsetModel, QueryMap, Setting, TargetFold
 from hubplugin.quarantine import Quarantine
-from hubplugin.store import State, StoredVersion
 
 FORMAT = 4
 """Version of the manifest. A reader refuses what a newer version wrote; 1 had no kept versions, 2 no `offset_key`, 3 no
@@ -191,11 +189,6 @@ class Version(FrozenModel):
         raw = "" if self.raw_recall is None else f", where the raw index has {self.raw_recall:.3f} of its own"
         return f"; recall {self.recall:.3f} of the exact corrected top 10{raw}"
 
-    def described(self, state: State) -> StoredVersion:
-        return StoredVersion(
-            self.number, state, self.made, self.method, self.parameters, self.model, self.bank_fingerprint
-        )
-
     def is_same_writing(self, other: Version | None) -> bool:
         """Whether `other` is this version, written by the same run."""
         return other is not None and (self.number, self.owner) == (other.number, other.owner)
@@ -233,15 +226,6 @@ class Manifest(FrozenModel):
     def kept_up(self) -> tuple[Version, ...]:
         """The versions whose offsets a write must bring along."""
         return (*self.active.values(), *self.kept, *((self.writing,) if self.writing else ()))
-
-    def stored(self, vector: str) -> list[StoredVersion]:
-        """The versions of `vector`, in the order of their numbers."""
-        found = []
-        for version in self.kept_up():
-            if version.vector == vector:
-                state: State = "kept" if version in self.kept else "half-written"
-                found.append(version.described("active" if version is self.active.get(vector) else state))
-        return sorted(found, key=lambda each: each.number)
 
     def augmented_vectors(self) -> tuple[str, ...]:
         """The names of all augmented vectors."""
@@ -361,13 +345,6 @@ def activated(manifest: Manifest, version: Version) -> Manifest:
         return manifest.changed(active=active)
     replaced = () if before is None else (before,)
     return manifest.changed(active=active, writing=None, kept=(*manifest.kept, *replaced))
-
-
-def returned(manifest: Manifest, version: Version) -> Manifest:
-    """Searches use the kept `version` from now on, and what they used is kept."""
-    before = manifest.active.get(version.vector)
-    kept = (*(each for each in manifest.kept if each is not version), *(() if before is None else (before,)))
-    return manifest.changed(active=manifest.active | {version.vector: version}, kept=kept)
 
 
 def pruned(manifest: Manifest, vector: str, keep: int) -> Manifest:

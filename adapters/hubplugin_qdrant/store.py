@@ -26,7 +26,7 @@ from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
 from hubplugin.quarantine import Quarantine
 from hubplugin.recording import folder_within
-from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, StoredVersion, Writing, now
+from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, Writing, now
 from hubplugin.vectors import Progress
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import metadata, plain_client, searches
@@ -71,7 +71,7 @@ class VersionedStore(Store):
 
     def correction(self) -> Correction | None:
         version, active = self.metadata.read_manifest().lying(self.using)
-        return None if version is None else Correction(self.metadata.read_model(version), active)
+        return None if version is None else Correction(self.metadata.read_model(version), active, version.made)
 
     def active_version(self) -> Version:
         """The version that searches use. Raises StoreError if there is none."""
@@ -122,40 +122,23 @@ class VersionedStore(Store):
         """Some of the points that hold anything under the payload key `key`, but for those that hold a number in one of
         the fields `without` of it, with what they hold; none if there are no such points."""
 
-    def switch(self, on: bool, *, dry_run: bool = False) -> None:
-        if not self.metadata.exists():
-            raise StoreError(f"{self.url}: there is no correction to switch on or off")
-        if not dry_run:
-            self.metadata.write_switch(not on)
-
     def quarantined(self) -> Quarantine:
         return self.metadata.read_quarantine()
 
     def write_quarantine(self, quarantine: Quarantine) -> None:
         self.metadata.write_quarantine(quarantine)
 
-    def switched(self) -> Sequence[str]:
-        """What there is to say of the switch: nothing while the correction is on."""
-        off = self.metadata.is_off()
-        return [f"switched off: clients search raw, until `hubplugin switch {self.url!r} on`"] if off else []
+    def previous(self) -> OffsetModel | None:
+        kept = [version for version in self.metadata.read_manifest().kept if version.vector == self.using]
+        return self.metadata.read_model(kept[-1]) if kept else None
 
-    def versions(self) -> Sequence[StoredVersion]:
-        return self.metadata.read_manifest().stored(self.using)
-
-    def return_to(self, number: int) -> None:
+    def prune(self) -> None:
+        """Deletes the versions before but for the last."""
         manifest = self.metadata.read_manifest()
-        for version in manifest.kept:
-            if (version.number, version.vector) == (number, self.using):
-                self.metadata.write_manifest(m.returned(manifest, version))
-                return
-        raise StoreError(f"{self.url} keeps no version {number}")
-
-    def prune(self, keep: int, progress: Progress | None = None) -> None:
-        manifest = self.metadata.read_manifest()
-        pruned = m.pruned(manifest, self.using, keep)
+        pruned = m.pruned(manifest, self.using, 1)
         if pruned.retired != manifest.retired:
             self.metadata.write_manifest(pruned)
-            self.metadata.write_manifest(self._cleared(pruned, progress))
+            self.metadata.write_manifest(self._cleared(pruned, None))
 
     def remove(self, progress: Progress | None = None) -> None:
         """Deletes the offsets, indexes and vectors of which the manifest tells, the metadata, and nothing else; goes on
@@ -240,6 +223,7 @@ class VersionWriting(Writing):
         version = self.finished()
         manifest = self.undisturbed()
         self.store.metadata.write_manifest(m.activated(manifest, version))
+        self.store.prune()
 
     @abstractmethod
     def finished(self) -> Version:
@@ -380,7 +364,6 @@ class QdrantStore(VersionedStore):
         lines = []
         if active is not None:
             lines = [
-                *self.switched(),
                 active.where(),
                 *self._choice,
                 f"they take {self._schemas[active.storage].cost()}",

@@ -1,4 +1,4 @@
-"""Commands on the correction of a store: apply, refresh, remove, versions, rollback, refit, monitor."""
+"""Commands on the correction of a store: apply, refresh, remove, rollback, refit, monitor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from hubplugin.abilities import Versioned, able, versions_of
 from hubplugin.bank import Bank
 from hubplugin.cli.application import Answer, command, progress_shown
 from hubplugin.cli.options import (
@@ -19,7 +18,6 @@ from hubplugin.cli.options import (
     Dask,
     Embed,
     Field,
-    Keep,
     ReportOptions,
     Settings,
     Shards,
@@ -33,8 +31,7 @@ from hubplugin.cli.options import (
     workers,
 )
 from hubplugin.compute import Compute
-from hubplugin.errors import InputError
-from hubplugin.store import KEEP
+from hubplugin.errors import HubpluginError, InputError
 
 LiveQueries = Annotated[
     str | None, typer.Option(help="Live queries: a file, as for a bank. By default those recorded since it was made.")
@@ -71,7 +68,6 @@ def apply(
     fold: Fold = False,
     force: Annotated[bool, typer.Option("--force", help="Apply it even if it would not help.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Fit and check, and write nothing.")] = False,
-    keep: Keep = KEEP,
     executor: Dask = None,
     shards: Shards = None,
     workspace: Workspace = None,
@@ -92,7 +88,7 @@ def apply(
     with workers(executor) as engine, progress_shown() as progress:
         applied = apply(
             opened, bank, method, group_by=group_by, robust=robust, learn="fold" if fold else learn, judged=None,
-            force=force, dry_run=dry_run, keep=keep, compute=computing.compute(progress), executor=engine,
+            force=force, dry_run=dry_run, compute=computing.compute(progress), executor=engine,
             shards=shards, workspace=workspace, **parameters,
         )  # fmt: skip
     report = applied.report()
@@ -136,69 +132,48 @@ def remove(
     from hubplugin.registry import open_store
 
     opened = open_store(store)
-    lying = list(versions_of(opened))
+    try:
+        found, previous, there = opened.correction(), opened.previous(), False
+    except HubpluginError:  # a removal needs no model, and takes a damaged one out, too
+        if dry_run:
+            raise
+        found, previous, there = None, None, True
     from hubplugin.cli.json_types import Removed
 
-    figures = told(opened, Removed.model_validate({"written": bool(lying) and not dry_run, "versions": lying}))
-    if dry_run:
-        lines = [f"{opened.url}: nothing was changed; would take out", *map(str, lying)]
-        return Answer("\n".join(lines) if lying else f"{opened.url}: there is no correction", figures)
-    with progress_shown() as progress:
-        remove(opened, compute=Compute(progress=progress))
-    return Answer(f"{opened.url}: {'correction removed' if lying else 'there was no correction'}", figures)
-
-
-@command
-def versions(
-    store: StoreUrl,
-    keep: Annotated[
-        int | None, typer.Option(min=0, help="Delete the kept versions but for so many that were active last.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say how many --keep would delete, and delete none.")
-    ] = False,
-) -> Answer:
-    """List the versions of a store's correction: number, state, date, method, query bank."""
-    from hubplugin.registry import open_store
-
-    opened = open_store(store)
-    listed = list(versions_of(opened))
-    kept_before = sum(version.state == "kept" for version in listed)
-    gone = 0 if keep is None else max(kept_before - keep, 0)
-    if keep is not None and not dry_run:
+    seen = {"written": not dry_run, "correction": found, "previous": previous}
+    figures = told(opened, Removed.model_validate(seen, from_attributes=True))
+    there = there or found is not None
+    if not dry_run:
         with progress_shown() as progress:
-            able(opened, Versioned).prune(keep, progress)
-        listed = list(versions_of(opened))
-    lines = [opened.url, *(map(str, listed) if listed else ["no correction"])]
-    if keep is not None and dry_run:
-        lines.append(
-            f"nothing was deleted; would delete {gone} of {kept_before} kept, those that were left longest ago"
-        )
-    from hubplugin.cli.json_types import Versions
-
-    figures = Versions.model_validate({"written": gone > 0 and not dry_run, "deleted": gone, "versions": listed})
-    return Answer("\n".join(lines), told(opened, figures))
+            remove(opened, compute=Compute(progress=progress))
+        return Answer(f"{opened.url}: {'correction removed' if there else 'there was no correction'}", figures)
+    lines = (
+        [f"{opened.url}: nothing was changed; would take out"] if there else [f"{opened.url}: there is no correction"]
+    )
+    lines += [] if found is None else [str(found.model)]
+    lines += [] if previous is None else [f"{previous}, which was active before"]
+    return Answer("\n".join(lines), figures)
 
 
 @command
 def rollback(
     store: StoreUrl,
-    to: Annotated[
-        int | None, typer.Option(help="The number of a kept version; by default the newest before the active one.")
-    ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what it would return to, and change nothing.")
+        bool, typer.Option("--dry-run", help="Count the offsets that would be written, and write nothing.")
     ] = False,
+    *,
+    computing: ComputeOptions,
 ) -> Answer:
-    """Return to a version that was kept, in one step."""
+    """Write the model that was active before; a second rollback returns."""
     from hubplugin.registry import open_store
 
     opened = open_store(store)
 
-    from hubplugin.jobs.versions import rollback
+    from hubplugin.jobs.write import rollback
 
-    done = rollback(opened, to, dry_run=dry_run)
-    return Answer(f"{opened.url}: {done}", told(opened, done))
+    with progress_shown() as progress:
+        applied = rollback(opened, dry_run=dry_run, compute=computing.compute(progress))
+    return Answer(f"{opened.url}: {applied}", told(opened, applied))
 
 
 @command
@@ -215,7 +190,6 @@ def refit(
     fold: Fold = False,
     force: Annotated[bool, typer.Option("--force", help="Activate it even if it is worse.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Fit and compare, and write nothing.")] = False,
-    keep: Keep = KEEP,
     computing: ComputeOptions,
 ) -> Answer:
     """Fit the correction anew on newer queries; activate it if it is not worse than the old one."""
@@ -232,7 +206,7 @@ def refit(
     parameters = {} if method is None else parameters_of(method, settings)
     with progress_shown() as progress:
         done = refit(
-            opened, bank, method, learn="fold" if fold else learn, judged=None, force=force, dry_run=dry_run, keep=keep,
+            opened, bank, method, learn="fold" if fold else learn, judged=None, force=force, dry_run=dry_run,
             compute=computing.compute(progress), **parameters,
         )  # fmt: skip
     return replace(answer(done.report(), done, store=opened), of=opened.url)

@@ -9,24 +9,17 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from hubplugin.jobs.facts import VersionFacts
+from hubplugin.jobs.facts import CorrectionFacts, ModelFacts
 from hubplugin.quarantine import Quarantine
 
 
 class Removed(BaseModel):
-    """What was taken out. written: false after a dry run, or where there was nothing."""
+    """What was taken out: the correction, and the model that was active before, null where there was none or it cannot
+    be read. written: false after a dry run."""
 
     written: bool
-    versions: list[VersionFacts]
-
-
-class Versions(BaseModel):
-    """The versions in the order of their numbers. deleted: how many --keep deleted or, after a dry run, would delete;
-    written: whether it did."""
-
-    written: bool
-    deleted: int
-    versions: list[VersionFacts]
+    correction: CorrectionFacts | None
+    previous: ModelFacts | None
 
 
 class Explained(BaseModel):
@@ -35,13 +28,6 @@ class Explained(BaseModel):
     method: str | None = None
     path: str | None = None
     body: dict[str, Any]
-
-
-class SwitchedTo(BaseModel):
-    """on: as it is now or, after a dry run, would be."""
-
-    written: bool
-    on: bool
 
 
 class RecordedBank(BaseModel):
@@ -75,7 +61,6 @@ def figures_of_commands() -> dict[str, type]:
     from hubplugin.jobs.correct import Refitted
     from hubplugin.jobs.diagnose import Diagnosis
     from hubplugin.jobs.health import Inspection, Monitored
-    from hubplugin.jobs.versions import RolledBack
     from hubplugin.jobs.write import Applied
 
     return {
@@ -85,12 +70,10 @@ def figures_of_commands() -> dict[str, type]:
         "apply": Applied,
         "refresh": Applied,
         "remove": Removed,
-        "versions": Versions,
-        "rollback": RolledBack,
+        "rollback": Applied,
         "refit": Refitted,
         "monitor": Monitored,
         "bank": RecordedBank,
         "explain": Explained,
-        "switch": SwitchedTo,
         "quarantine": QuarantineFigures,
     }

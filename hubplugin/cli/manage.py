@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime, timezone
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from hubplugin.abilities import Explaining, Quarantining, Switched, able
+from hubplugin.abilities import Explaining, Quarantining, able
 from hubplugin.cli.application import Answer, command, progress_shown, say
 from hubplugin.cli.options import StoreUrl, require_files, told, vectors
 from hubplugin.compute import Compute
@@ -81,31 +80,6 @@ def explain(
         query = next(iter(opened.scan())).vectors[0]
     explanation = able(opened, Explaining).explain(query, k)
     return Answer(explanation.text, explanation.request)
-
-
-class Position(str, Enum):
-    on = "on"
-    off = "off"
-
-
-@command
-def switch(
-    store: StoreUrl,
-    position: Annotated[Position, typer.Argument(help="on or off.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would do, and change nothing.")] = False,
-) -> Answer:
-    """Switch the correction off for every client, or on again; what is stored stays."""
-    from hubplugin.registry import open_store
-
-    opened = open_store(store)
-    on = position is Position.on
-    able(opened, Switched).switch(on, dry_run=dry_run)
-    is_now = "nothing was changed; the correction would be" if dry_run else "the correction is"
-    state = "on" if on else "off: clients search raw"
-    from hubplugin.cli.json_types import SwitchedTo
-
-    figures = told(opened, SwitchedTo(written=not dry_run, on=on))
-    return Answer(f"{opened.url}: {is_now} {state}; running clients see it within 10 seconds", figures)
 
 
 @command

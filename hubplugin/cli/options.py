@@ -59,9 +59,6 @@ ReportFile = Annotated[
 Kind = Annotated[
     str, typer.Option(metavar="KIND", help="documents: they are asked by documents, so a bank of them is no objection.")
 ]
-Keep = Annotated[
-    int, typer.Option(min=0, help="How many versions stay beside the new one, for rollback; each takes as much space.")
-]
 Dask = Annotated[
     str | None,
     typer.Option(

@@ -55,7 +55,7 @@ from hubplugin.model import (
     unfolded,
 )
 from hubplugin.report import Report
-from hubplugin.store import KEEP, Answered, Store, recorded_of
+from hubplugin.store import Answered, Store, recorded_of
 from hubplugin.trial import (
     STAND_INS,
     Experiment,
@@ -83,7 +83,6 @@ def apply(
     judged: BankLike | None = None,
     force: bool = False,
     dry_run: bool = False,
-    keep: int = KEEP,
     compute: Compute = Compute(),
     executor: Executor | None = None,
     shards: int | None = None,
@@ -103,13 +102,13 @@ def apply(
     value. Offsets are then fitted, centred and tried within each value's own targets, by one method for all. Targets of
     a value that is refused or has too few of them keep the offset 0. A run that was cut off while writing is taken up
     where it stopped, with its own model, if it is started again with the same bank, method and parameters.
-    dry_run=True does all of it but the writing, and counts what would be written. keep: how many versions stay beside
-    the new one, for `rollback`: one, because each takes as much space as the first and is kept up by writes.
+    dry_run=True does all of it but the writing, and counts what would be written. The model that was
+    active before is kept for `rollback`.
     executor, shards, workspace: as in `hubplugin.fit`; the workers of the executor write, too (docs/scale.md).
     Raises InputError for the bank or a parameter, StoreError for the store; searches are unchanged in every case.
     """
     if isinstance(bank, OffsetModel):
-        compute = _usable(compute, keep)
+        compute = _usable(compute)
         method_given = method != "blend"
         _require_none(
             method=method_given, group_by=group_by, robust=robust, learn=learn, executor=executor, **parameters
@@ -117,14 +116,14 @@ def apply(
         require_match(bank, store)
         if dry_run:
             return replace(unwritten(store, bank, compute), notes=store.plan())
-        return write(store, bank, keep=keep, force=force, compute=compute)
+        return write(store, bank, force=force, compute=compute)
     if robust and group_by is not None:
         raise InputError(
             Parameter("robust", True), " bounds offsets over a whole gallery: leave out ", Parameter("group_by")
         )
     if learn:
         require_learnable_in(store, learn, method, group_by, robust, executor)
-    compute = _usable(compute, keep)
+    compute = _usable(compute)
     configuration = configured(METHODS, method, parameters, apply)
     prepared = bank_for(store, bank, learn).prepare(store.metric, compute, store)
     if require_executor(executor, shards, workspace):
@@ -141,10 +140,10 @@ def apply(
         elif cut_off is None:
             gallery = SpooledGallery(store, compute.progress, group_by, clicked)
         if cut_off is not None:
-            return written(store, cut_off, None if executor is None else gallery, compute, keep, force)
+            return written(store, cut_off, None if executor is None else gallery, compute, force)
         if looked_at is not None:
             recipe = replace(recipe, judged=looked_at.against(gallery.vectors, gallery.rows))
-        return _corrected(store, prepared.against(gallery.vectors, gallery.rows), gallery, recipe, dry_run, keep)[0]
+        return _corrected(store, prepared.against(gallery.vectors, gallery.rows), gallery, recipe, dry_run)[0]
 
 
 def refit(
@@ -156,7 +155,6 @@ def refit(
     judged: BankLike | None = None,
     force: bool = False,
     dry_run: bool = False,
-    keep: int = KEEP,
     compute: Compute = Compute(),
     **parameters: Setting,
 ) -> Refitted:
@@ -166,7 +164,7 @@ def refit(
     active correction with its parameters, but for those that a method finds in bank and gallery.
     A robust correction stays one. learn: likewise, by default a correction with a query map or a fold is learned anew.
     judged: as for `hubplugin.apply`.
-    dry_run, keep: as for `hubplugin.apply`. force: activates it though it is worse.
+    dry_run: as for `hubplugin.apply`. force: activates it though it is worse.
 
     The guard tries the new correction as it does in `apply`. Then old and new rank held-out queries of the new bank.
     With known answers the new one is worse if R@1 falls by more than two standard errors, otherwise if hubness rises
@@ -176,11 +174,11 @@ def refit(
     over all groups: their queries together, and their hubness on average, by the number of targets.
 
     Raises CorrectionRefused, with both figures, if it is worse or the guard objects; InputError for the bank or a
-    parameter; StoreError for a store without an active correction. Searches are then unchanged. The version before is
-    kept; see `hubplugin.rollback`.
+    parameter; StoreError for a store without an active correction. Searches are then unchanged. `rollback`
+    writes the old model.
     """
     old = _active(store)
-    compute = _usable(compute, keep)
+    compute = _usable(compute)
     if learn is None:
         learn = "fold" if old.fold is not None else old.query_map is not None
     if learn:
@@ -194,7 +192,7 @@ def refit(
     gallery = SpooledGallery(store, compute.progress, group_key(old), clicked)
     looked_at = None if looked_at is None else looked_at.against(gallery.vectors, gallery.rows)
     recipe = Recipe(configuration, group_key(old), old.bound is not None, learn, force, old, looked_at)
-    done, versus = _corrected(store, prepared.against(gallery.vectors, gallery.rows), gallery, recipe, dry_run, keep)
+    done, versus = _corrected(store, prepared.against(gallery.vectors, gallery.rows), gallery, recipe, dry_run)
     assert versus is not None
     before, now = len(old.terms[0].bank), len(prepared.query_bank)  # of `dn` the old one kept is its mean alone
     fewer = [f"the new bank has {now:,} queries, the old one had {before:,}"] if now < before else []
@@ -217,7 +215,7 @@ class Recipe:
 
 
 def _corrected(
-    store: Store, bank: PreparedBank, gallery: SpooledGallery | ShardedStore, recipe: Recipe, dry_run: bool, keep: int
+    store: Store, bank: PreparedBank, gallery: SpooledGallery | ShardedStore, recipe: Recipe, dry_run: bool
 ) -> tuple[Applied, OldVersusNew | None]:
     """Tries, fits and writes, or only counts what would be written. Raises CorrectionRefused where that would do harm,
     or the new correction is worse than the old one; nothing is written then."""
@@ -255,7 +253,7 @@ def _corrected(
     if dry_run:
         done = replace(unwritten(store, model, compute), notes=store.plan())
     else:
-        done = written(store, model, gallery, compute, keep, recipe.force, _answered(bank, trial))
+        done = written(store, model, gallery, compute, recipe.force, _answered(bank, trial))
     # Where nothing was tried, what to expect of the bank is still worth a line.
     notes = [*(small_bank(len(bank.distinct)) if trial is None else []), *done.notes]
     notes += [] if lesson is None else lesson.notes
@@ -292,10 +290,8 @@ def _answered(bank: PreparedBank, trial: Trial | None) -> Answered | None:
     return Answered(bank.query_bank[asked], bank.clicks[asked], min(gains, default=None))
 
 
-def _usable(compute: Compute, keep: int) -> Compute:
-    """With what offsets are computed; raises InputError for what cannot be used, before a gallery is read."""
-    if keep < 0:
-        raise InputError(Parameter("keep", keep), ": expected 0 or more")
+def _usable(compute: Compute) -> Compute:
+    """With what offsets are computed; raises InputError for a device that is not there, before a gallery is read."""
     if compute.device not in ("auto", "numpy"):
         compute.torch_device()
     return compute

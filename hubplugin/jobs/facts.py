@@ -1,4 +1,4 @@
-"""What reports and JSON say of values that hold more than facts: models, versions, what was tried.
+"""What reports and JSON say of values that hold more than facts: models, corrections, what was tried.
 
 The results of jobs are told as they are, field by field: `hubplugin.report.facts_of` makes JSON of them, and
 docs/reference/json.md is made from their types.
@@ -7,7 +7,7 @@ docs/reference/json.md is made from their types.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from pydantic import AliasPath, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, computed_field, model_validator
 from pydantic_core import CoreSchema, core_schema
@@ -17,7 +17,7 @@ from hubplugin.measures.significance import Figure, Side
 from hubplugin.model import OffsetModel
 from hubplugin.report import Share, Tile, changes_told, share_tile, shares_tile
 from hubplugin.report.sections import NEVER, RECALL, WORST
-from hubplugin.store import Correction, StoredVersion
+from hubplugin.store import Correction
 from hubplugin.trial import Sides, Trial
 
 
@@ -52,25 +52,15 @@ class ModelFacts(Facts):
 
 
 class CorrectionFacts(Facts):
-    """A model in a store. active: false of one that is half-written; searches are raw then."""
+    """A model in a store. active: false of one that is half-written; searches are raw then. made: when its writing
+    began, null where that is not known."""
 
     active: bool
+    made: str | None
     method: str = Field(validation_alias=AliasPath("model", "method"))
     parameters: Parameters = Field(validation_alias=AliasPath("model", "parameters"))
     fingerprint: str = Field(validation_alias=AliasPath("model", "fingerprint"))
     bank_fingerprint: str = Field(validation_alias=AliasPath("model", "bank_fingerprint"))
-
-
-class VersionFacts(Facts):
-    """A version of a correction. made: when it was begun, null where that is not known."""
-
-    number: int
-    state: Literal["active", "kept", "half-written"]
-    made: str | None
-    method: str
-    parameters: Parameters
-    fingerprint: str = Field(validation_alias="model")
-    bank_fingerprint: str
 
 
 class CandidateFacts(Facts):
@@ -135,7 +125,6 @@ class LessonFacts(Facts):
 
 ToldModel: TypeAlias = Annotated[OffsetModel, ToldAs(ModelFacts)]
 ToldCorrection: TypeAlias = Annotated[Correction, ToldAs(CorrectionFacts)]
-ToldVersion: TypeAlias = Annotated[StoredVersion, ToldAs(VersionFacts)]
 ToldFigures: TypeAlias = Annotated[Trial, ToldAs(CandidateFacts)]
 ToldTrial: TypeAlias = Annotated[Trial, ToldAs(TrialFacts)]
 ToldLesson: TypeAlias = Annotated[Lesson, ToldAs(LessonFacts)]

@@ -13,11 +13,10 @@ import numpy as np
 from pydantic import Field, PlainSerializer, computed_field
 from typing_extensions import TypedDict  # that of `typing` has no schema before Python 3.12
 
-from hubplugin.abilities import versions_of
 from hubplugin.bank import SEEN, Bank, BankLike, own_share
 from hubplugin.compute import Compute
 from hubplugin.errors import StoreError
-from hubplugin.jobs.facts import ToldCorrection, ToldVersion
+from hubplugin.jobs.facts import ToldCorrection, ToldModel
 from hubplugin.jobs.naming import Naming
 from hubplugin.jobs.suspects import (
     NAMED,
@@ -62,6 +61,10 @@ def _skewness(both: tuple[float, float] | None) -> SkewnessFacts | None:
     return None if both is None else {"raw": both[0], "corrected": both[1]}
 
 
+def _named(model: OffsetModel) -> str:
+    return f"fingerprint {model.fingerprint}, query bank {model.bank_fingerprint}"
+
+
 HUBS = 20
 """Hubs that a page names."""
 
@@ -69,10 +72,11 @@ HUBS = 20
 @dataclass(frozen=True)
 class Inspection(Reported):
     """What `inspect` found: the correction, if any, and of `count` targets how many lack an offset, how many have one
-    that their vector no longer gives, and how many carry something else in its place. skewness: of the 10-occurrence
-    of `queries` bank queries over the targets as they are now, searched raw and corrected; None where it was not
-    measured. suspects: which targets look planted, measured likewise. found_by: by id, how many of these queries find a
-    target, raw and corrected. offsets: edges, and how many stored offsets lie between one and the next.
+    that their vector no longer gives, and how many carry something else in its place. previous: the model that was
+    active before, which `rollback` writes. skewness: of the 10-occurrence of `queries` bank queries over the targets as
+    they are now, searched raw and corrected; None where it was not measured. suspects: which targets look planted,
+    measured likewise. found_by: by id, how many of these queries find a target, raw and corrected. offsets: edges, and
+    how many stored offsets lie between one and the next.
 
     In JSON `url` is called store, `dim` dimensions, `count` targets, and `queries` queries.
     """
@@ -82,6 +86,7 @@ class Inspection(Reported):
     dim: Annotated[int, Field(serialization_alias="dimensions")]
     count: Annotated[int, Field(serialization_alias="targets")]
     correction: ToldCorrection | None
+    previous: ToldModel | None = None
     missing: int = 0
     stale: int = 0
     foreign: int = 0
@@ -108,13 +113,16 @@ class Inspection(Reported):
         lines = [f"{self.url}: {self.count} targets, {self.dim} dimensions, {self.metric.value}"]
         if correction is not None:
             model, state = correction.model, "active" if correction.active else "half-written, searches are raw"
-            lines += [f"{model}, {state}", f"fingerprint {model.fingerprint}, query bank {model.bank_fingerprint}"]
+            made = f", made {correction.made}" if correction.made else ""
+            lines += [f"{model}, {state}{made}", _named(model)]
             if model.gallery is not None:
                 lines.append(
                     f"offsets from {model.gallery.smallest:+.4f} to {model.gallery.largest:+.4f}, "
                     f"standard deviation {model.gallery.deviation:.4f}"
                 )
             lines += [*self.notes, *([str(self.invalid_vectors)] if self.invalid_vectors.count else [])]
+        if self.previous is not None:
+            lines.append(f"rollback returns to {self.previous}; {_named(self.previous)}")
         if self.skewness is not None:
             raw, corrected = self.skewness
             chance = skewness_by_chance(self.queries, OCCURRENCE, self.count)
@@ -200,7 +208,8 @@ def inspect(store: Store, *, queries: int = BANK_QUERIES, compute: Compute = Com
         if beside.edges is not None and beside.counts is not None:
             health["offsets"] = (beside.edges.tolist(), beside.counts.tolist())
     logger.info("%s: inspected", store.url)
-    return Inspection(store.url, store.metric, store.dim, store.count(), correction, notes=store.notes(), **health)
+    own = (store.url, store.metric, store.dim, store.count(), correction, store.previous())
+    return Inspection(*own, notes=store.notes(), **health)
 
 
 TARGETS = 2_000
@@ -328,16 +337,16 @@ class HubnessNow:
 
 @dataclass(frozen=True)
 class Monitored(Reported):
-    """What `monitor` saw of the active `version` of a store with `count` targets.
+    """What `monitor` saw of the active correction of a store with `count` targets.
 
     hubness: None where a model keeps no queries and there are no live ones. drift: own share of live queries and bank,
     0.5 where they are of one kind, 1 where they have nothing in common; None without enough live queries. gain: on
     recent clicks, None without them. attention: what somebody should look at, and what to do; exit status 4 unless it
-    is empty. In JSON `url` is called store, `version` active, and `count` targets.
+    is empty. In JSON `url` is called store, `correction` active, and `count` targets.
     """
 
     url: Annotated[str, Field(serialization_alias="store")]
-    version: Annotated[ToldVersion, Field(serialization_alias="active")]
+    correction: Annotated[ToldCorrection, Field(serialization_alias="active")]
     count: Annotated[int, Field(serialization_alias="targets")]
     offsets: Offsets
     hubness: HubnessNow | None
@@ -365,7 +374,7 @@ class Monitored(Reported):
     def report(self) -> Report:
         seen = self.offsets
         lines = [
-            f"{self.url}: {self.count} targets, version {self.version}",
+            f"{self.url}: {self.count} targets, {self.correction.model}",
             f"offsets of {seen.looked_at} targets: {seen.missing} missing, {seen.stale} stale, {seen.foreign} foreign",
         ]
         if seen.shift is not None and seen.spread is not None:
@@ -384,20 +393,19 @@ class Monitored(Reported):
 def monitor(store: Store, queries: BankLike | None = None, *, compute: Compute = Compute()) -> Monitored:
     """Whether the active correction of `store` is whole and still helps.
 
-    queries: live queries [m, d]; by default those that were recorded since the version was made. A
+    queries: live queries [m, d]; by default those that were recorded since the correction was made. A
     `hubplugin.Bank` also says which id in the store each of them led to. Looks at 2,000 targets and searches for 200
     queries, drawn at random, whatever the size of the store. Changes nothing.
     It names targets of those it looked at and found: `inspect` reads the whole store, and names what looks planted.
 
     Raises StoreError for a store without an active correction, InputError for queries that cannot be used.
     """
-    version = next((each for each in versions_of(store) if each.state == "active"), None)
     active = store.correction()
-    if version is None or active is None or not active.active:
+    if active is None or not active.active:
         raise StoreError(f"{store.url} has no active correction; apply one first")
     rng = np.random.default_rng()
     bank = None if queries is None else Bank.of(queries, "queries")
-    vectors = recorded_of(store, _seconds(version.made)) if bank is None else bank.vectors(store, compute.progress)
+    vectors = recorded_of(store, _seconds(active.made)) if bank is None else bank.vectors(store, compute.progress)
     clicks = None if bank is None or vectors is None else bank.clicks(vectors.rows)
     live, at_fit = _live(vectors, active.model, rng), _bank(active.model)
     logger.info("%s: looking at samples, with %d live queries and %d of the bank", store.url, len(live), len(at_fit))
@@ -405,7 +413,7 @@ def monitor(store: Store, queries: BankLike | None = None, *, compute: Compute =
     queries_now = rng.permutation(live)[:QUERIES] if is_live else counted_queries(active.model)
     return Monitored(
         store.url,
-        version,
+        active,
         store.count(),
         offsets=_offsets(store, active.model, compute),
         hubness=_hubness(store, queries_now, is_live, active.model.hubness_at_fit) if len(queries_now) > 1 else None,

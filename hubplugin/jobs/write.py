@@ -25,10 +25,8 @@ from hubplugin.abilities import (
     Share,
     SharedWriting,
     StoreShard,
-    Versioned,
     able,
     quarantined_in,
-    versions_of,
 )
 from hubplugin.bank import places
 from hubplugin.cluster import Order, Reading, ShardedGallery, Workspace
@@ -39,7 +37,7 @@ from hubplugin.methods.robust import floor_of
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Value, group_key, unfolded, unmapped, warn_if_swapped
 from hubplugin.report import Report, Reported, Verdict
-from hubplugin.store import KEEP, Answered, Batch, Store, Writing
+from hubplugin.store import Answered, Batch, Store, Writing
 from hubplugin.vectors import Progress, Sliceable, Vectors, cannot_keep, spool
 
 UNIT = 1e-2
@@ -367,11 +365,11 @@ ToldInvalidVectors: TypeAlias = Annotated[
 
 @dataclass(frozen=True)
 class Applied(Reported):
-    """What `apply` or `refresh` did: the model, and of `scanned` targets how many had no offset by it before, and how
-    many a different one. `written` is False after a dry run, which only counted them. neutral: the groups that have
-    the offset 0, and why. notes: what was done to the store or, after a dry run, would be, and what to expect of a
-    small bank that was not tried. trial: what the guard saw before `apply`; None where it was not asked, or each
-    group on its own. invalid_vectors: the targets whose vector cannot be judged.
+    """What `apply`, `refresh` or `rollback` did: the model, and of `scanned` targets how many had no offset by it
+    before, and how many a different one. `written` is False after a dry run, which only counted them. neutral: the
+    groups that have the offset 0, and why. notes: what was done to the store or, after a dry run, would be, and what to
+    expect of a small bank that was not tried. trial: what the guard saw before `apply`; None where it was not asked, or
+    each group on its own. invalid_vectors: the targets whose vector cannot be judged.
 
     In JSON `scanned` is called targets, `trial` tried, and `neutral` neutral_groups, which is their number.
     """
@@ -432,21 +430,30 @@ def remove(store: Store, *, compute: Compute = Compute()) -> None:
     store.remove(compute.progress)
 
 
-def write(
-    store: Store, model: OffsetModel, *, compute: Compute = Compute(), keep: int = KEEP, force: bool = False
-) -> Applied:
-    """Writes the offsets of a fitted `model` to everything in `store` and activates them.
+def rollback(store: Store, *, compute: Compute = Compute(), dry_run: bool = False) -> Applied:
+    """Writes the model that was active before the present one, as `apply` writes a fitted model.
 
-    keep: how many versions stay beside it, to return to by `rollback`. So that a store never holds more than these, the
-    version being written included, the oldest goes before a new one is begun. force: see `Writing.forced`.
+    Every target gets the offset that this model gives it now. The model that was left is the previous one then, so that
+    a second rollback returns to it. dry_run: only counts. Raises StoreError where no model was active before.
     """
+    model = store.previous()
+    if model is None:
+        raise StoreError(f"{store.url} keeps no model that was active before")
+    if dry_run:
+        return unwritten(store, model, compute)
+    return write(store, model, compute=compute, force=True)  # it was active before
+
+
+def write(store: Store, model: OffsetModel, *, compute: Compute = Compute(), force: bool = False) -> Applied:
+    """Writes the offsets of a fitted `model` to everything in `store` and activates them. force: see
+    `Writing.forced`."""
     require_match(model, store)
     warn_if_swapped(model, store.count())
     gallery = None
     if model.gallery is None:
         gallery = SpooledGallery(store, compute.progress)
         model = model.centred_on(gallery.vectors, compute=compute)
-    return written(store, model, gallery, compute, keep, force)
+    return written(store, model, gallery, compute, force)
 
 
 def written(
@@ -454,7 +461,6 @@ def written(
     model: OffsetModel,
     gallery: SpooledGallery | ShardedStore | None,
     compute: Compute,
-    keep: int = KEEP,
     force: bool = False,
     answered: Answered | None = None,
 ) -> Applied:
@@ -471,10 +477,6 @@ def written(
         batches = writing.scan() if read is None else writing.changed(read.batches()) if closing else read.batches()
         return one_pass(Comparison(store, model, compute, what, first=is_new), writing, batches)
 
-    active = next((version for version in versions_of(store) if version.state == "active"), None)
-    replaces = active is not None and active.model != model.fingerprint
-    if replaces and isinstance(store, Versioned):
-        store.prune(max(keep - 1, 0), compute.progress)
     with store.begin(model, compute.progress) as writing:
         writing.forced, writing.answered = force, answered
         first = once(closing=False)
@@ -486,8 +488,6 @@ def written(
         logger.info("%s: %d offsets written, activating", store.url, writing.wrong)
         writing.activate()
     logger.info("%s: active is %s", store.url, model)
-    if replaces and keep == 0 and isinstance(store, Versioned):
-        store.prune(0, compute.progress)
     return Applied(
         model, first.scanned, first.missing, first.stale, notes=store.notes(), invalid_vectors=first.invalid_vectors
     )

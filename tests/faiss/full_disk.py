@@ -24,7 +24,7 @@ STEPS = {
 PROGRAM = """
 import sys, warnings; warnings.simplefilter("ignore")
 import hubplugin, hubplugin_faiss
-from hubplugin.jobs.versions import rollback
+from hubplugin.jobs.write import rollback
 try:
     STEP
 except hubplugin.HubpluginError as error:

@@ -311,7 +311,7 @@ def test_a_file_with_a_map_is_applied_amended_rolled_back_and_as_it_was(kind, me
         searched(mapped)
         hubplugin.rollback(store)
         assert not is_mapped(faiss.read_index(str(file)))
-        hubplugin.rollback(store, to=2)
+        hubplugin.rollback(store)
         searched(mapped)
 
 

@@ -85,7 +85,6 @@ WRITERS: dict[str, Callable[[Store], object]] = {
     "refit": lambda store: refit(store, BANK, "is", force=True),
     "refresh": refresh,
     "rollback": rollback,
-    "prune": lambda store: store.prune(0),
     "quarantine": lambda store: quarantine(store, "add", [3], "planted"),
     "remove": lambda store: store.remove(),
     "model": lambda store: apply(store, fitted("is")),
@@ -183,7 +182,7 @@ def overwritten(new: Path, path: Path) -> None:
 @pytest.mark.parametrize("moment", ["after it was opened", "before the last step"])
 @pytest.mark.parametrize("entries", [900, 500])
 @pytest.mark.parametrize("way", [renamed, overwritten])
-@pytest.mark.parametrize("what", sorted({*WRITERS} - {"prune", "quarantine"}))
+@pytest.mark.parametrize("what", sorted({*WRITERS} - {"quarantine"}))
 def test_what_another_program_writes_meanwhile_stays(corrected, monkeypatch, what, way, entries, moment):
     new = built(corrected.parent / "next", np.ascontiguousarray(GALLERY[::-1][:entries]))
     content, store, replaced, real = new.read_bytes(), opened(corrected), [], index_file._require_same
@@ -302,7 +301,7 @@ def lying_in(folder: Path) -> dict[str, bytes]:
 
 NEEDING_ROOM = {
     **{what: WRITERS[what] for what in ("quarantine", "refresh", "remove", "rollback")},
-    "model": lambda store: apply(store, fitted("is"), keep=2),
+    "model": lambda store: apply(store, fitted("is")),
 }
 
 

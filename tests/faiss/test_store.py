@@ -15,7 +15,6 @@ import pytest
 import hubplugin
 import hubplugin_faiss
 from hubplugin import inspect, open_store, refresh
-from hubplugin.abilities import Switched, able
 from hubplugin.jobs.write import Applied
 from hubplugin.trial import Trial
 from hubplugin_faiss import folder, index_file
@@ -583,12 +582,6 @@ def test_lists_on_disk_are_written_beside_the_old_and_swapped_last(tmp_path, mod
     store.remove()
     assert sorted(os.listdir(tmp_path)) == ["x.faiss", "x.ivfdata"]
     np.testing.assert_array_equal(faiss.read_index(str(tmp_path / "x.faiss")).search(BANK, 10)[1], raw)
-
-
-def test_an_index_says_in_one_line_that_its_searches_read_no_switch(tmp_path):
-    faiss.write_index(faiss.IndexFlatIP(4), str(tmp_path / "photos.faiss"))
-    with pytest.raises(hubplugin.StoreError, match=r"has no switch.*; .*hubplugin remove"):
-        able(open_store(f"faiss:{tmp_path / 'photos.faiss'}"), Switched)
 
 
 def test_explain_names_what_the_index_itself_appends_to_a_query(tmp_path, rng):

@@ -156,7 +156,7 @@ def test_a_refit_changes_no_sql_of_the_application(store, database):
     before = hubplugin_pgvector.order_by(store, QUERIES[0]).sql
     hubplugin.apply(store, BANK, "is", tau=0.03, force=True)
     hubplugin.rollback(store)
-    hubplugin.rollback(store, to=2)
+    hubplugin.rollback(store)
     after = hubplugin_pgvector.order_by(store, QUERIES[0])
     assert after.sql == before
     with psycopg.connect(database.address) as connection:

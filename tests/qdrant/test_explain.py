@@ -75,13 +75,6 @@ def test_the_constants_are_those_of_the_manifest(cosine, monkeypatch):
     assert "secret" not in text
 
 
-def test_a_request_is_explained_while_the_correction_is_switched_off(cosine):
-    cosine.apply()
-    store = hubplugin_qdrant.open_store(cosine.plain, "photos")
-    store.switch(on=False)
-    assert "prefetch" in store.explain(cosine.queries[0]).request["body"]
-
-
 def test_without_a_correction_there_is_no_request_to_explain():
     photos = Photos(QdrantClient(":memory:"), "", models.Distance.COSINE)
     with pytest.raises(StoreError, match=r"no correction is active; run `hubplugin apply` first"):

@@ -62,13 +62,11 @@ def test_the_request_for_a_second_vector_is_the_one_that_explain_prints():
 
 def test_the_manifest_has_the_fields_that_the_page_names():
     client = photos("", "payload")
-    hubplugin_qdrant.open_store(client, "photos").switch(False)
-    manifest, switch = client.retrieve("photos--hub", **MANIFEST)
+    (manifest,) = client.retrieve("photos--hub", **MANIFEST)
     table = PAGE.split("| field | is |")[1].split("\n\n")[0]
     names = re.findall(r"`(\w+)`", "\n".join(row.split("|")[1] for row in table.splitlines() if row.count("|") > 2))
     assert len(names) == 11
     assert set(names) <= set(manifest.payload["active"][""])
-    assert switch.payload == {"off": True}
 
 
 @pytest.mark.parametrize("name", ["typescript", "go", "java", "rust"])

@@ -200,7 +200,6 @@ def test_a_collection_that_has_the_name_of_the_metadata_stays_the_users(cosine):
         lambda: cosine.apply(dry_run=True),
         cosine.apply,
         lambda: hubplugin.remove(hubplugin_qdrant.open_store(cosine.plain, "photos")),
-        lambda: hubplugin_qdrant.open_store(cosine.plain, "photos").switch(False),
     ):
         with pytest.raises(StoreError, match="'photos--hub' has vectors, so it is yours"):
             call()

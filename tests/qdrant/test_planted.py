@@ -7,7 +7,7 @@ import pytest
 
 import hubplugin
 import hubplugin_qdrant
-from hubplugin import InputError, StoreError, rollback
+from hubplugin import InputError, StoreError
 from hubplugin.jobs.versions import quarantine
 from tests.qdrant.conftest import Photos
 
@@ -110,29 +110,6 @@ def test_what_cannot_be_put_into_quarantine_is_refused_in_one_line(cosine):
     with pytest.raises(InputError, match="needs a reason"):
         quarantine(store, "add", [1], " ")
     assert not store.quarantined().events
-
-
-def test_a_rollback_says_how_many_came_into_quarantine_since(cosine):
-    cosine.apply()
-    store = hubplugin_qdrant.open_store(cosine.plain, "photos")
-    assert "quarantine" not in str(rollback_after_another(cosine, store))
-    quarantine(store, "add", [3, 4, 5], "looks planted")
-    quarantine(store, "remove", [5], "it is a photo")
-    tried = rollback(store, dry_run=True)
-    done = rollback(store)
-    assert (tried.quarantined, done.quarantined) == (2, 2)
-    assert "2 targets came into quarantine after that version was made" in str(done)
-    assert found_by(cosine.wrapped(), cosine, 3) > 0
-    hubplugin.refresh(hubplugin_qdrant.open_store(cosine.plain, "photos"))
-    assert found_by(cosine.wrapped(), cosine, 3) == 0
-
-
-def rollback_after_another(photos: Photos, store):
-    """A rollback from a second version to the first and back, so that the first is kept and nothing is listed."""
-    photos.apply(tau=0.07)
-    done = rollback(store)
-    rollback(store, to=2)
-    return done
 
 
 def test_a_plain_correction_takes_a_list_too(cosine):

@@ -10,8 +10,7 @@ from qdrant_client import QdrantClient, models
 
 import hubplugin
 from hubplugin import InputError, StoreError
-from hubplugin.jobs.versions import rollback
-from hubplugin.jobs.write import write
+from hubplugin.jobs.write import rollback, write
 from hubplugin.recording import read
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant.requests import rewrite
@@ -252,7 +251,7 @@ def test_a_rollback_goes_back_to_unmapped_searches_and_a_removal_leaves_nothing(
         report = hubplugin.inspect(store, queries=0)
         assert (report.missing, report.stale) == (0, 0)
         if model.query_map is None:
-            rollback(store, to=1)
+            rollback(store)
     store.remove()
     after = photos.plain.retrieve("photos", range(ROWS), with_vectors=True)
     assert [point.payload for point in after] == [point.payload for point in before]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from hubplugin_qdrant import manifest as versions
-from hubplugin_qdrant.manifest import Manifest, Version, parse
+from hubplugin_qdrant.manifest import Manifest, Version
 
 
 def version(number: int, vector: str = "image", model: str = "a", **fields) -> Version:
@@ -51,37 +48,6 @@ def test_a_version_that_is_replaced_is_kept_and_then_pruned_and_cleared():
     pruned = versions.pruned(second, "image", 0)
     assert numbers(pruned) == ({"image": 2}, None, [1])
     assert numbers(versions.cleared(pruned)) == ({"image": 2}, None, [])
-
-
-def test_a_return_exchanges_the_active_version_and_a_kept_one():
-    third = applied(Manifest(), 1, 2, 3)
-    back = versions.returned(third, third.kept[0])
-    assert numbers(back) == ({"image": 1}, None, [])
-    assert kept(back) == [2, 3]
-    assert kept(versions.pruned(back, "image", 1)) == [3], "the one that was active last stays"
-
-
-@given(st.lists(st.sampled_from(["apply", "return", "prune"]), max_size=12))
-def test_no_version_is_lost_or_stands_in_two_places(steps):
-    manifest, number = Manifest(), 0
-    for step in steps:
-        if step == "apply":
-            number += 1
-            manifest = applied(manifest, number)
-        elif step == "return" and manifest.kept:
-            manifest = versions.returned(manifest, manifest.kept[0])
-        elif step == "prune":
-            manifest = versions.pruned(manifest, "image", 1)
-            assert len(manifest.kept) <= 1
-    assert sorted(each.number for each in manifest.everything()) == list(range(1, number + 1))
-
-
-def test_the_manifest_of_an_older_version_is_read_and_written_as_a_new_one():
-    old = applied(Manifest(), 1).model_dump(mode="json") | {"format": 1}
-    del old["kept"], old["active"]["image"]["made"]
-    read = parse(old, "photos")
-    assert (read.format, read.kept, read.active["image"].made) == (4, (), None)
-    assert [each.state for each in read.stored("image")] == ["active"]
 
 
 def test_an_amended_version_stays_active_beside_what_another_run_writes():

@@ -63,12 +63,10 @@ def test_scores_pages_and_thresholds_are_of_the_mapped_query(store, queries):
         assert len(store.query(query, ROWS, score_threshold=limit)) == 30
 
 
-def test_raw_and_switched_off_searches_are_not_mapped(store, queries):
+def test_raw_searches_are_not_mapped(store, queries):
     raw = [point.id for point in store.query(queries[0], K, raw=True)]
     nearest = edge.Query.Nearest(queries[0].tolist())
     assert raw == [point.id for point in store.shard.query(edge.QueryRequest(K, 0, nearest, with_payload=False))]
-    store.switch(on=False)
-    assert [point.id for point in store.query(queries[0], K)] == raw
 
 
 def test_the_printed_request_holds_the_mapped_query_and_says_how_it_was_made(store, queries):

@@ -213,20 +213,6 @@ def test_vectors_that_cannot_carry_offsets_are_refused(tmp_path):
             EdgeStore(opened, tmp_path / "shard", using)
 
 
-def test_the_switch_turns_the_query_raw_at_once_and_back(store, bank):
-    apply(store, bank, "is", force=True)
-    query = bank[0]
-    raw, corrected = store.query(query, raw=True), store.query(query)
-    assert [point.score for point in raw] != [point.score for point in corrected]
-    store.switch(on=False)
-    assert store.query(query) == raw
-    assert store.search([query], K).ids == [[point.id for point in corrected]]
-    assert "switched off" in store.notes()[0]
-    store.switch(on=True)
-    assert store.query(query) == corrected
-    assert store.notes() == []
-
-
 def test_the_engine_ranks_by_the_formula_that_explain_prints(store, bank):
     apply(store, bank, "is", force=True)
     explained = store.explain(bank[0], K)

@@ -131,7 +131,7 @@ def keep(service: Service) -> None:
     found = hubplugin.inspect(store)
     assert found.missing == found.stale == 0
     hubplugin.monitor(store, service.queries)
-    assert len(store.versions()) == 1
+    assert store.previous() is None
     quarantine(store, "add", [5], "planted", who="me")
     assert 5 not in [name for row in range(5) for name in service.found(row, 20)]
     store.explain(service.queries[0])
@@ -197,7 +197,7 @@ def command_line(service: Service) -> None:
 
     from hubplugin.cli import app
 
-    for given in (["versions"], ["rollback"], ["inspect"]):
+    for given in (["refresh"], ["rollback"], ["inspect"]):
         assert CliRunner().invoke(app, [*given, f"qdrant-local:{service.folder}/none?collection=x"]).exit_code != 0
 
 

@@ -82,7 +82,7 @@ def looked_at(file: Path) -> None:
     """What a user does with an index without changing it."""
     hubplugin_faiss.read_index(file)
     store = hubplugin_faiss.open_store(file)
-    store.correction(), store.versions(), store.quarantined()
+    store.correction(), store.previous(), store.quarantined()
     collections.deque(store.scan(), maxlen=0)
     store.search(BANK[:3], 5), store.search(BANK[:3], 5, raw=True)
 

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from hubplugin.cli.json_types import figures_of_commands
-from hubplugin.jobs.versions import rollback
-from hubplugin.jobs.write import write
+from hubplugin.jobs.write import rollback, write
 from hubplugin.registry import open_store
 from pages.json_output import schema_of
 from tests.whole.commands import hubplugin, write_photos
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def corrected(tmp_path_factory, real):
-    """An index with two versions of a correction: number 2 is active, 1 is kept."""
+    """An index whose active correction is by dbsn, and the one before by nnn."""
     folder = tmp_path_factory.mktemp("keeping")
     targets = write_photos(folder, real)
     np.save(folder / "bank.npy", real["bank_queries"])
@@ -61,50 +60,41 @@ def closed(schema: dict[str, object]) -> dict[str, object]:
     return schema
 
 
-def test_versions_are_listed_returned_to_and_pruned(photos):
-    store = f"faiss:{photos}"
-    assert [(each["number"], each["state"], each["method"]) for each in asked("versions", store)["versions"]] == [
-        (1, "kept", "nnn"),
-        (2, "active", "dbsn"),
-    ]
-    before = photos.read_bytes()
+def test_a_rollback_writes_the_model_before_and_a_second_one_returns(photos):
+    store, before = f"faiss:{photos}", photos.read_bytes()
     tried = asked("rollback", store, "--dry-run")
-    assert (tried["written"], tried["active"]["number"], photos.read_bytes() == before) == (False, 1, True)
+    assert (tried["written"], tried["model"]["method"], photos.read_bytes() == before) == (False, "nnn", True)
     done = asked("rollback", store)
-    assert (done["written"], done["left"]["number"], done["active"]["method"]) == (True, 2, "nnn")
-    assert "nnn" in hubplugin("inspect", store).stdout
-    again = hubplugin("rollback", store)
-    assert again.returncode == 1
-    assert "keeps no version before the active one; kept: 2, to be named by --to" in again.stderr
-    assert asked("rollback", store, "--to", 2)["active"]["method"] == "dbsn"
-    tried = asked("versions", store, "--keep", 0, "--dry-run")
-    assert (tried["written"], tried["deleted"], len(tried["versions"])) == (False, 1, 2)
-    pruned = asked("versions", store, "--keep", 0)
-    assert (pruned["written"], pruned["deleted"], len(pruned["versions"])) == (True, 1, 1)
+    assert (done["written"], done["model"]["method"]) == (True, "nnn")
+    seen = asked("inspect", store)
+    assert (seen["correction"]["method"], seen["previous"]["method"]) == ("nnn", "dbsn")
+    assert "rollback returns to OffsetModel(dbsn" in hubplugin("inspect", store).stdout
+    assert asked("rollback", store)["model"]["method"] == "dbsn"
 
 
-def test_entries_added_since_have_the_offsets_of_the_version_after_a_rollback(photos, real):
-    store = open_store(f"faiss:{photos}")
-    first = {key: value for batch in store.scan() for key, value in zip(batch.ids, batch.offsets, strict=True)}
-    rollback(store)
-    kept = np.concatenate([batch.offsets for batch in store.scan()])
-    rollback(store, to=2)
+def test_a_rollback_gives_what_was_added_since_its_offset_too(photos, real):
     index = faiss.read_index(str(photos))
     newcomers = np.ascontiguousarray(real["test_queries"][:7], np.float32)
     index.add(newcomers)
     faiss.write_index(index, str(photos))
+    rollback(open_store(f"faiss:{photos}"))
     store = open_store(f"faiss:{photos}")
-    rollback(store)
     offsets = np.concatenate([batch.offsets for batch in store.scan()])
-    assert len(first) == len(kept)
-    np.testing.assert_allclose(offsets[: len(kept)], kept, rtol=0, atol=1e-6)
     expected = store.correction().model.offsets(newcomers)
-    np.testing.assert_allclose(offsets[len(kept) :], expected, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(offsets[-7:], expected, rtol=0, atol=1e-6)
+
+
+def test_a_rollback_without_a_model_before_is_one_line(photos):
+    store = f"faiss:{photos}"
+    hubplugin("remove", store)
+    failed = hubplugin("rollback", store)
+    assert (failed.returncode, failed.stderr.strip()) == (1, f"error: {store} keeps no model that was active before")
 
 
 def test_a_removal_is_told_before_it_is_done_and_leaves_nothing_beside_the_index(photos):
     store, before = f"faiss:{photos}", photos.read_bytes()
-    assert [each["number"] for each in asked("remove", store, "--dry-run")["versions"]] == [1, 2]
+    told = asked("remove", store, "--dry-run")
+    assert (told["correction"]["method"], told["previous"]["method"]) == ("dbsn", "nnn")
     assert photos.read_bytes() == before
     assert asked("remove", store)["written"] is True
     assert sorted(path.name for path in photos.parent.iterdir()) == ["bank.npy", "photos.faiss"]
@@ -141,4 +131,3 @@ def test_a_quarantine_is_planned_and_nothing_is_changed(photos):
     refused = hubplugin("quarantine", store, "add", 999999, "--why", "looks planted", "--dry-run")
     assert (refused.returncode, "no target with the id 999999" in refused.stderr) == (1, True)
     assert asked("quarantine", store, "add", 3, "--why", "looks planted")["written"]
-    assert hubplugin("switch", store, "off", "--dry-run").returncode == 1  # nobody who searches an index reads a switch

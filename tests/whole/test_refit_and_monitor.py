@@ -19,7 +19,7 @@ from hubplugin.jobs.health import DRIFTED, Gain, HubnessNow, Monitored, Offsets
 from hubplugin.jobs.write import write
 from hubplugin.model import HubnessAtFit
 from hubplugin.registry import open_store
-from hubplugin.store import StoredVersion
+from hubplugin.store import Correction
 from hubplugin.trial import Trial
 from tests.whole.commands import hubplugin as typed
 from tests.whole.commands import write_photos
@@ -39,11 +39,12 @@ def photos(real, tmp_path):
 
 
 def test_a_refit_keeps_the_method_and_its_parameters_on_a_new_bank(photos, real):
+    before = photos.correction().model
     done = refit(photos, real["bank_queries"][1::2])
     found = photos.correction().model
     assert (found.method, found.parameters["k"]) == ("nnn", 8)
     assert found.bank_fingerprint == hubplugin.fit(None, real["bank_queries"][1::2], "nnn").bank_fingerprint
-    assert [each.state for each in photos.versions()] == ["kept", "active"]
+    assert photos.previous().fingerprint == before.fingerprint
     assert done.versus.new.skewness < done.versus.raw.skewness
     assert done.trial is not None
 
@@ -71,7 +72,7 @@ def test_a_worse_correction_is_refused_with_both_figures_and_changes_nothing(pho
     with pytest.raises(hubplugin.CorrectionRefused, match=r"from \d+\.\d+ to \d+\.\d+.*nothing was changed"):
         refit(photos, real["bank_queries"][:500], "nnn", k=1, alpha=4.0)
     assert photos._file.path.read_bytes() == before
-    assert [each.number for each in photos.versions()] == [1]
+    assert photos.previous() is None
 
 
 def test_a_dry_run_compares_and_writes_nothing(photos, real):
@@ -194,10 +195,6 @@ def test_what_was_counted_at_the_fit_lies_in_the_model_and_makes_no_other(real):
     assert with_fit.fingerprint == model.fingerprint
 
 
-def version() -> StoredVersion:
-    return StoredVersion(1, "active", None, "nnn", {}, "a", "b")
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -221,7 +218,8 @@ def version() -> StoredVersion:
     ],
 )
 def test_attention_is_asked_for_what_somebody_can_mend(changes, says):
-    fine = Monitored("faiss:x", version(), 1000, Offsets(1000, 0, 0, 0, 0, 0.0, 1.0), None, None, None)
+    correction = Correction(hubplugin.fit(None, np.eye(3), "nnn", k=2), True)
+    fine = Monitored("faiss:x", correction, 1000, Offsets(1000, 0, 0, 0, 0, 0.0, 1.0), None, None, None)
     seen = dataclasses.replace(fine, **changes)
     assert [says in each for each in seen.attention] == ([] if says is None else [True])
 

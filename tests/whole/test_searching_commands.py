@@ -1,4 +1,4 @@
-"""`hubplugin explain` and `hubplugin switch` as they are typed."""
+"""`hubplugin explain` as it is typed."""
 
 from __future__ import annotations
 
@@ -56,21 +56,6 @@ def test_explain_as_json_has_path_and_body_alone(made):
     assert printed["body"]["limit"] == 3
 
 
-def test_a_switch_that_is_only_tried_changes_nothing(made):
-    tried = typed(made, "switch", "off", "--dry-run", "--json")
-    figures = json.loads(tried.stdout)
-    assert (figures["written"], figures["on"]) == (False, False)
-    assert "nothing was changed" in typed(made, "switch", "off", "--dry-run").stdout
-    assert "switched off" not in typed(made, "inspect").stdout
-
-
-def test_switch_tells_when_clients_see_it_and_inspect_that_it_is_off(made):
-    assert "off: clients search raw; running clients see it within 10 seconds" in typed(made, "switch", "off").stdout
-    assert "switched off" in typed(made, "inspect").stdout
-    assert json.loads(typed(made, "switch", "on", "--json").stdout)["on"] is True
-    assert "switched off" not in typed(made, "inspect").stdout
-
-
 @pytest.mark.parametrize(
     ("command", "arguments", "message"),
     [
@@ -84,7 +69,3 @@ def test_what_cannot_be_explained_is_one_line(made, command, arguments, message)
     assert failed.returncode == 1
     assert message in failed.stderr
     assert len(failed.stderr.splitlines()) == 1
-
-
-def test_a_position_that_is_neither_is_wrong_usage(made):
-    assert typed(made, "switch", "maybe").returncode == 2
