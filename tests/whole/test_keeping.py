@@ -88,7 +88,7 @@ def test_a_rollback_without_a_model_before_is_one_line(photos):
     store = f"faiss:{photos}"
     hubplugin("remove", store)
     failed = hubplugin("rollback", store)
-    assert (failed.returncode, failed.stderr.strip()) == (1, f"error: {store} keeps no model that was active before")
+    assert (failed.returncode, failed.stderr.strip()) == (1, f"hubplugin: {store} keeps no model that was active before")
 
 
 def test_a_removal_is_told_before_it_is_done_and_leaves_nothing_beside_the_index(photos):
