@@ -284,7 +284,7 @@ def _given(
     labels[handler.order()] = handler.labels()
     for vectors in originals.blocks():
         offsets = model.members.offsets(vectors)
-        if model.metric is Metric.COSINE:  # what a second stage has kept may be of any length
+        if model.metric is Metric.COSINE:  # the originals may be of any length
             vectors = normalise(vectors, "originals")
         yield vectors, offsets, labels[row : row + len(vectors)]
         row += len(vectors)

@@ -115,8 +115,9 @@ class CorrectedSearch:
             self._kept = checked_offsets(offsets, offsets.size if count is None else count, "the index")
         if count not in (None, len(self._kept)):
             raise InputError(f"{len(self._kept)} targets were given, the index holds {count}")
-        if self._vectors is not None and self._vectors.rows != len(self._kept):
-            raise InputError(f"{self._vectors.rows} vectors were given for {len(self._kept)} targets")
+        expected = len(self._kept), getattr(index, "d", None if self._vectors is None else self._vectors.dim)
+        if self._vectors is not None and (self._vectors.rows, self._vectors.dim) != expected:
+            raise InputError(f"vectors have shape {[self._vectors.rows, self._vectors.dim]}: expected {list(expected)}")
         own = None if ids is None else np.asarray(ids)
         if own is not None and (own.shape != (len(self._kept),) or own.dtype.kind not in "iu" or (own < 0).any()):
             raise InputError(

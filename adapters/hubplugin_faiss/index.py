@@ -194,8 +194,8 @@ def add(
 def remove_ids(index: faiss.Index, ids: np.ndarray) -> int:
     """Removes entries from an upgraded index, as the index's own remove_ids does.
 
-    It also removes from two-stage indexes, whose type in Faiss removes nothing. There the ids of what stays close up,
-    as they do in a Flat index.
+    It also removes from refined indexes, whose type in Faiss removes nothing. There the ids of what stays close up, as
+    they do in a Flat index. In an IDMap over inverted lists each entry keeps its id, which Faiss itself mixes up.
 
     Args:
         index: an upgraded index. It is changed in place.

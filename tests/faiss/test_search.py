@@ -157,7 +157,7 @@ def test_search_parameters_reach_the_index():
     [
         ({"correction": np.zeros(5)}, "offsets have shape [5], the index holds 600"),
         ({"correction": np.zeros(600), "ids": np.arange(3)}, "expected 600 whole numbers"),
-        ({"correction": np.zeros(600), "vectors": np.zeros((5, 24))}, "5 vectors were given for 600 targets"),
+        ({"correction": np.zeros(600), "vectors": np.zeros((5, 24))}, "vectors have shape [5, 24]: expected [600, 24]"),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments, says):
