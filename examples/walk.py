@@ -123,9 +123,9 @@ def walk(one: Walk) -> None:
     changed = [before[0] != after[0] for before, after in zip(raw, corrected, strict=True)]
     print(f"{np.mean(same):.0%} of the results are the same, {np.mean(changed):.0%} of the first places others")
 
-    told("another program adds targets, and the monitor complains")
+    told("another program adds targets, and an inspection complains")
     one.fill(FIRST, len(one.targets))
-    one.typed("monitor", status=4)
+    one.typed("inspect", status=4)
 
     told("a new fit, on what has been asked since, too, and what was clicked; it is activated if it is not worse")
     with one.client() as client:
@@ -133,7 +133,7 @@ def walk(one: Walk) -> None:
         one.click(client, range(MEASURED, MEASURED + CLICKED))
     one.typed("bank")
     one.typed("refit", "--learn")
-    one.typed("monitor")
+    one.typed("inspect")
 
     told("and back to the model before, which gives the targets that came since their offsets, too")
     one.typed("rollback")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hubplugin.fitting import fit
     from hubplugin.jobs.correct import apply, refit
     from hubplugin.jobs.diagnose import diagnose
-    from hubplugin.jobs.health import inspect, monitor
+    from hubplugin.jobs.health import inspect
     from hubplugin.jobs.write import refresh, remove, rollback
     from hubplugin.methods import METHODS
     from hubplugin.metric import Metric
@@ -48,7 +48,6 @@ _HOMES = {
     "inspect": "jobs.health",
     "judge": "trial",
     "load": "model",
-    "monitor": "jobs.health",
     "open_store": "registry",
     "refit": "jobs.correct",
     "refresh": "jobs.write",
@@ -79,7 +78,6 @@ __all__ = [
     "inspect",
     "judge",
     "load",
-    "monitor",
     "open_store",
     "refit",
     "refresh",

@@ -191,15 +191,6 @@ class Store(ABC):
         where that is by groups. A store whose targets have nothing but a vector calls `require_ungrouped`.
         """
 
-    def sample(self, count: int) -> Iterator[Batch]:
-        """About `count` of the targets, drawn anew at random at each call, with the offsets of the active correction.
-
-        A store that can draw them itself does so; here all are read.
-        """
-        share, rng = count / max(self.count(), 1), np.random.default_rng()
-        for batch in self.scan():
-            yield batch.some(np.flatnonzero(rng.random(len(batch.ids)) < share))
-
     @abstractmethod
     def correction(self) -> Correction | None:
         """The correction that lies in the store, active or half-written; None if there is none."""

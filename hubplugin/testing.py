@@ -28,7 +28,7 @@ from hubplugin.bank import Bank
 from hubplugin.errors import HubpluginError, InputError, StoreError
 from hubplugin.fitting import fit
 from hubplugin.jobs.correct import apply, refit
-from hubplugin.jobs.health import inspect, monitor
+from hubplugin.jobs.health import inspect
 from hubplugin.jobs.versions import quarantine
 from hubplugin.jobs.write import refresh, rollback, write
 from hubplugin.metric import Metric
@@ -416,10 +416,10 @@ class QueryMapConformance(StoreUnderTest):
         quarantine(mapping, "add", [worst], "planted")
         assert not any(worst in line for line in self.reopen(mapping).search(self.queries(), K).ids)
 
-    def test_a_monitor_counts_what_mapped_queries_find(self, mapping: Store) -> None:
+    def test_an_inspection_counts_what_mapped_queries_find(self, mapping: Store) -> None:
         model, live = self._mapped(), self.queries(seed=7, count=150)
         write(mapping, model)
-        seen = monitor(mapping, live).hubness
+        seen = inspect(mapping, live).hubness
         assert seen is not None
         for skewness, which in ((seen.raw, None), (seen.corrected, model)):
             found = np.argsort(-self._scores(which, queries=live), axis=1)[:, :10]

@@ -45,7 +45,7 @@ def test_a_planted_vector_is_bounded_whoever_writes_it(backend, gallery):
     gallery.insert([PLANTED], NEAR_ALL[None])
     assert reach(client, gallery, PLANTED) > 0.1  # raw
     assert reach(backend.wrapped(), gallery, PLANTED) == 0
-    assert inspected(backend, gallery).suspects.missing == [PLANTED]
+    assert inspected(backend, gallery).missing_ids == [PLANTED]
     assert hubplugin.refresh(hubplugin_qdrant.open_store(client, gallery.name, vector="code")).missing == 1
     assert reach(backend.wrapped(), gallery, PLANTED) <= 0.05
     client.delete(gallery.name, [PLANTED], wait=True)
@@ -59,7 +59,7 @@ def test_a_forged_offset_counts_as_none_and_is_named(backend, gallery):
     client = backend.client()
     client.upsert(gallery.name, [point(PLANTED, NEAR_ALL, {"hub_offset": {"v1": 5.0}})], wait=True)
     assert reach(backend.wrapped(), gallery, PLANTED) == 0
-    assert inspected(backend, gallery).suspects.stale == [PLANTED]
+    assert inspected(backend, gallery).stale_ids == [PLANTED]
     hubplugin.refresh(hubplugin_qdrant.open_store(client, gallery.name, vector="code"))
     assert inspected(backend, gallery).stale == 0
 

@@ -124,10 +124,6 @@ def _model_of(path: str | os.PathLike[str], index: faiss.Index) -> OffsetModel |
     )
 
 
-RUNS = 50
-"""How many runs of entries make a sample."""
-
-
 class Entry(int):
     """An id of the index that remembers in which row it was read: ids need not be unique."""
 
@@ -261,19 +257,6 @@ class IndexFile:
             if active is not None:
                 known = self.scale(active).of_model(known, vectors).astype(np.float32)
             yield Batch(ids, vectors, known)
-
-    def sample(self, count: int) -> Iterator[Batch]:
-        """About `count` of the entries, in runs that begin at random rows."""
-        total = self.handler.count
-        run = max(count // RUNS, 1)
-        starts = np.unique(np.random.default_rng().integers(0, max(total - run, 0) + 1, RUNS))
-        for start in [0] if total <= count else starts.tolist():
-            wanted = count if total <= count else run
-            for batch in self.scan(start):
-                yield batch.some(np.arange(min(wanted, len(batch.ids))))
-                wanted -= len(batch.ids)
-                if wanted <= 0:
-                    break
 
     def stored_offsets(self) -> np.ndarray:
         """The offsets in an upgraded index, as they are stored: float32 [n]."""

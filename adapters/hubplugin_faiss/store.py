@@ -93,9 +93,6 @@ class FaissStore(Store):
         require_ungrouped(self, group_by)
         return self._file.scan()
 
-    def sample(self, count: int) -> Iterator[Batch]:
-        return self._file.sample(count)
-
     def shards(self, count: int | None) -> list[FaissShard]:
         """Ranges of rows. The machines that read them see the same file system."""
         return divided(self._file, count)

@@ -98,25 +98,16 @@ class PgvectorStore(Store):
             yield batch
             rows = self.transport.rows(head + behind + tail, key.values_of(batch.ids[-1]))
 
-    def sample(self, count: int) -> Iterator[Batch]:
-        active, percent = self.metadata.active(), min(100.0 * count / max(self.count(), 1), 100.0)
-        sampled = sql.SQL("TABLESAMPLE BERNOULLI ({})").format(sql.Literal(percent))
-        query = self._selected(active.column if active else None, active.group_by if active else None, sampled)
-        rows = self.transport.rows(query)
-        for first in range(0, len(rows), PAGE):
-            yield self._batch(rows[first : first + PAGE])
-
-    def _selected(self, offset: str | None, group_by: str | None, sampled: sql.Composable = NOTHING) -> sql.Composed:
+    def _selected(self, offset: str | None, group_by: str | None) -> sql.Composed:
         """The head of a query for rows as `_batch` reads them."""
         if group_by is not None and group_by not in self.table.columns:
             raise StoreError(f"{self.url} has no column {group_by!r} to group by")
-        return sql.SQL("SELECT {}, {}, {}, {} FROM {} AS target {} WHERE {}").format(
+        return sql.SQL("SELECT {}, {}, {}, {} FROM {} AS target WHERE {}").format(
             name_of(self.table.vector),
             sql.SQL("NULL::real") if offset is None else name_of(offset),
             sql.SQL("NULL") if group_by is None else name_of(group_by),
             self.table.key.selected(),
             self.table.identifier,
-            sampled,
             self.table.vectors_there(),
         )
 

@@ -333,15 +333,6 @@ class EdgeStore(VersionedStore):
             yield records
             more = following is not None
 
-    def sample(self, count: int) -> Iterator[Batch]:
-        manifest = self.metadata.read_manifest()
-        reader = PointReader(self, manifest, manifest.active.get(self.using), None)
-        vectors = [self.using] if self.using else True
-        request = edge.QueryRequest(count, 0, edge.Sample.Random, with_payload=reader.payload, with_vector=vectors)
-        with one_line(self.url):
-            points: list[Any] = self.shard.query(request)
-        yield reader.batch(points)
-
     def require_writable(self, *, dry_run: bool = False) -> None:
         """Raises StoreError where there is nothing to write to, or the payload key of the offsets is not free."""
         if self.count() == 0:

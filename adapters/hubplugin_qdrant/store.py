@@ -315,13 +315,6 @@ class QdrantStore(VersionedStore):
         """The part between two ids of a writing of `model` that another process has begun."""
         return QdrantWriting(self, version, "half-written", self._schemas[version.storage], model, None, between)
 
-    def sample(self, count: int) -> Iterator[Batch]:
-        manifest = self.metadata.read_manifest()
-        version = self.mapping(manifest.active.get(self.using))
-        reader = PointReader(self, manifest, version, version.group_by if version is not None else None)
-        for records in self._transport.sampled(count, reader.vectors, reader.payload):
-            yield from reader.batches(records)
-
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> QdrantWriting:
         self.require_writable()
         schema = self._schemas[self.storage]

@@ -434,24 +434,6 @@ class Transport:
                 return others
         return {}
 
-    def sampled(
-        self, count: int, with_vectors: list[str] | bool, with_payload: list[str] | bool
-    ) -> Iterator[list[Any]]:
-        """About `count` points drawn at random, page by page; a point may come twice. All, where there are no more."""
-        if self.count() <= count:
-            yield from self.pages(lambda records: list(records), with_vectors, with_payload)
-            return
-        for _ in range(0, count, self.page):
-            with self.one_line("reading"):
-                yield self.retry(
-                    self.client.query_points,
-                    self.collection,
-                    query=models.SampleQuery(sample=models.Sample.RANDOM),
-                    limit=min(self.page, count),
-                    with_vectors=with_vectors,
-                    with_payload=with_payload,
-                ).points
-
     @property
     def page(self) -> int:
         """Points read and written at a time, at most."""

@@ -1,23 +1,18 @@
-"""Commands on the correction of a store: apply, refresh, remove, rollback, refit, monitor."""
+"""Commands on the correction of a store: apply, refresh, remove, rollback, refit."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hubplugin.bank import Bank
 from hubplugin.cli.application import Answer, command, progress_shown
 from hubplugin.cli.options import (
     AnswerOptions,
-    Answers,
     BankOptions,
     ComputeOptions,
     Dask,
-    Embed,
-    Field,
     ReportOptions,
     Settings,
     Shards,
@@ -32,10 +27,6 @@ from hubplugin.cli.options import (
 )
 from hubplugin.compute import Compute
 from hubplugin.errors import HubpluginError, InputError
-
-LiveQueries = Annotated[
-    str | None, typer.Option(help="Live queries: a file, as for a bank. By default those recorded since it was made.")
-]
 
 GroupBy = Annotated[
     str | None, typer.Option(help="A payload key that searches are filtered by: fit within each of its values.")
@@ -210,39 +201,3 @@ def refit(
             compute=computing.compute(progress), **parameters,
         )  # fmt: skip
     return replace(answer(done.report(), done, store=opened), of=opened.url)
-
-
-@command
-def monitor(
-    store: StoreUrl,
-    queries: LiveQueries = None,
-    embed: Embed = None,
-    field: Field = None,
-    answers: Answers = None,
-    prometheus: Annotated[
-        Path | None, typer.Option(help="Write the figures to this file, as Prometheus text.", metavar="FILE")
-    ] = None,
-    *,
-    computing: ComputeOptions,
-) -> Answer:
-    """Is the correction whole, and does it still help live queries? By default those recorded since it was made.
-
-    Looks at samples. The exit status is 4 if something needs attention.
-    """
-    from hubplugin.registry import open_store
-
-    require_files([], [prometheus])
-    if answers is not None and queries is None:
-        raise InputError("--answers belong to queries; add --queries")
-    live = Bank(queries, answers, embed=embed, field=field, name="queries").look()
-    opened = open_store(store)
-
-    from hubplugin.jobs.health import monitor
-
-    with progress_shown() as progress:
-        seen = monitor(opened, live if queries is not None else None, compute=computing.compute(progress))
-    if prometheus is not None:
-        from hubplugin.cli.prometheus import write
-
-        write(prometheus, seen)
-    return replace(answer(seen.report(), seen), attention=bool(seen.attention))

@@ -60,7 +60,7 @@ def figures_of_commands() -> dict[str, type]:
     from hubplugin.evaluation.results import Results
     from hubplugin.jobs.correct import Refitted
     from hubplugin.jobs.diagnose import Diagnosis
-    from hubplugin.jobs.health import Inspection, Monitored
+    from hubplugin.jobs.health import Inspection
     from hubplugin.jobs.write import Applied
 
     return {
@@ -72,7 +72,6 @@ def figures_of_commands() -> dict[str, type]:
         "remove": Removed,
         "rollback": Applied,
         "refit": Refitted,
-        "monitor": Monitored,
         "bank": RecordedBank,
         "explain": Explained,
         "quarantine": QuarantineFigures,

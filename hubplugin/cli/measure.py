@@ -15,6 +15,7 @@ from hubplugin.cli.options import (
     AnswerOptions,
     BankOptions,
     ComputeOptions,
+    Embed,
     ReportOptions,
     StoreUrl,
     Texts,
@@ -63,22 +64,34 @@ def diagnose(
     return answer(diagnosis.report(), diagnosis, shown.report, opened)
 
 
+LiveQueries = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Queries that people ask now: a file, as for a bank. By default those recorded since the fit.",
+    ),
+]
+
+
 @command
-def inspect(store: StoreUrl, *, shown: ReportOptions, computing: ComputeOptions) -> Answer:
-    """Say what correction lies in the store, whether it is whole, and which targets look planted."""
+def inspect(
+    store: StoreUrl, live: LiveQueries = None, embed: Embed = None, *, shown: ReportOptions, computing: ComputeOptions
+) -> Answer:
+    """What correction lies in the store, is it whole, and does it still help? The exit status is 4 where it is not."""
     from hubplugin.jobs.naming import naming
     from hubplugin.registry import open_store
 
     require_files(read=(), written=(shown.report,))
+    asked = None if live is None else Bank(live, embed=embed, name="live queries").look()
     opened = open_store(store)
     called = naming(shown.names, opened, "--names")
 
     from hubplugin.jobs.health import inspect
 
     with progress_shown() as progress:
-        inspection = inspect(opened, compute=computing.compute(progress))
+        inspection = inspect(opened, asked, compute=computing.compute(progress))
     answered = answer(inspection.report(called), inspection, shown.report, opened)
-    return replace(answered, attention=bool(inspection.alarms))
+    return replace(answered, attention=bool(inspection.attention))
 
 
 TrueTargets = Annotated[

@@ -27,7 +27,7 @@ from hubplugin.compute import Compute
 from hubplugin.errors import CorrectionRefused, InputError, Parameter, StoreError
 from hubplugin.fitting import require_executor
 from hubplugin.jobs.facts import ToldFigures
-from hubplugin.jobs.suspects import counted
+from hubplugin.jobs.health import counted
 from hubplugin.jobs.write import (
     Applied,
     Members,

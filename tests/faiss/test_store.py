@@ -222,8 +222,7 @@ LISTS_AND_REFINED = "IVF8,SQ8", "IVF8,PQ8x4fs", "PQ4x8np,RFlat", "IVF8,PQ4x8np,R
 
 @pytest.mark.parametrize("kind", cases.slow_but({"IVF8,PQ8x4fs", "PQ4x8np,RFlat"}, LISTS_AND_REFINED))
 @pytest.mark.parametrize("metric", [IP, L2])
-def test_a_monitor_sees_lists_and_refined_indexes_whole_and_what_plain_faiss_adds(tmp_path, monkeypatch, kind, metric):
-    monkeypatch.setattr("hubplugin.jobs.health.TARGETS", 5000)  # all of them
+def test_an_inspection_sees_lists_and_refined_indexes_whole_and_what_plain_faiss_adds(tmp_path, kind, metric):
     rng = np.random.default_rng(12)
     centre = 0.5 * rng.normal(size=16)
     bank, gallery, live = (
@@ -235,19 +234,19 @@ def test_a_monitor_sees_lists_and_refined_indexes_whole_and_what_plain_faiss_add
     cases.look_everywhere(index)
     faiss.write_index(index, str(file))
     hubplugin.apply(hubplugin_faiss.open_store(file), bank, force=True)
-    seen = hubplugin.monitor(hubplugin_faiss.open_store(file), live)
-    assert (seen.offsets.looked_at, seen.offsets.missing, seen.offsets.stale, seen.attention) == (2000, 0, 0, [])
-    assert (abs(seen.offsets.shift), seen.offsets.spread) == (pytest.approx(0, abs=1e-3), pytest.approx(1, abs=1e-2))
+    seen = hubplugin.inspect(hubplugin_faiss.open_store(file), live)
+    assert (seen.count, seen.missing, seen.stale, seen.attention) == (2000, 0, 0, [])
+    assert (abs(seen.shift), seen.spread) == (pytest.approx(0, abs=1e-3), pytest.approx(1, abs=1e-2))
     assert seen.hubness.live
     assert seen.hubness.corrected < 0.8 * seen.hubness.raw
     written = faiss.read_index(str(file))
     written.add(np.ascontiguousarray(live))
     faiss.write_index(written, str(file))
-    seen = hubplugin.monitor(hubplugin_faiss.open_store(file), live)
-    assert 0.9 * 300 <= seen.offsets.stale <= 300
+    seen = hubplugin.inspect(hubplugin_faiss.open_store(file), live)
+    assert 0.9 * 300 <= seen.stale <= 300
     assert any("run refresh" in each for each in seen.attention)
     refresh(hubplugin_faiss.open_store(file))
-    assert hubplugin.monitor(hubplugin_faiss.open_store(file), live).offsets.stale == 0
+    assert hubplugin.inspect(hubplugin_faiss.open_store(file), live).stale == 0
 
 
 def test_what_plain_faiss_adds_is_stale_until_it_is_refreshed(tmp_path, model):

@@ -39,7 +39,7 @@ def test_what_a_plain_client_wrote_is_not_found_before_a_refresh_has_scored_it(p
     assert found_by(client, photos, PLANTED) == 0
     report = hubplugin.inspect(hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using))
     assert report.missing == 1
-    assert report.suspects.missing == [PLANTED]
+    assert report.missing_ids == [PLANTED]
     assert hubplugin.refresh(hubplugin_qdrant.open_store(photos.plain, "photos", vector=photos.using)).missing == 1
     assert found_by(photos.wrapped(), photos, PLANTED) <= 1
 
@@ -48,7 +48,7 @@ def test_a_forged_offset_counts_as_none_and_is_named_by_the_next_inspection(cosi
     client = robust(cosine)
     cosine.plain.upsert("photos", [planted(cosine, hub_offset={f"v{cosine.version.number}": 5.0})])
     assert found_by(client, cosine, PLANTED) == 0
-    assert hubplugin.inspect(hubplugin_qdrant.open_store(cosine.plain, "photos")).suspects.stale == [PLANTED]
+    assert hubplugin.inspect(hubplugin_qdrant.open_store(cosine.plain, "photos")).stale_ids == [PLANTED]
     hubplugin.refresh(hubplugin_qdrant.open_store(cosine.plain, "photos"))
     assert hubplugin.inspect(hubplugin_qdrant.open_store(cosine.plain, "photos"), queries=0).stale == 0
 

@@ -128,9 +128,8 @@ def keep(service: Service) -> None:
     service.plain.upsert("photos", [service.models.PointStruct(id=2000, vector={"image": service.gallery[0].tolist()})])
     assert "1" in str(hubplugin.refresh(store, dry_run=True))
     hubplugin.refresh(store)
-    found = hubplugin.inspect(store)
+    found = hubplugin.inspect(store, service.queries)
     assert found.missing == found.stale == 0
-    hubplugin.monitor(store, service.queries)
     assert store.previous() is None
     quarantine(store, "add", [5], "planted", who="me")
     assert 5 not in [name for row in range(5) for name in service.found(row, 20)]

@@ -226,14 +226,14 @@ def test_a_damaged_part_of_a_record_is_named_and_left_out_by_every_command(bank,
     warning = f"recorded queries: {part} is damaged ("
     caplog.clear()
     assert asked("bank", "faiss:photos.faiss")["queries"] == 0
-    assert not asked("monitor", "faiss:photos.faiss")["hubness"]["live"], "it looks at the bank's queries"
+    assert not asked("inspect", "faiss:photos.faiss")["hubness"]["live"], "it looks at the bank's queries"
     assert [record.message.startswith(warning) for record in caplog.records] == [True] * 2
     for command in (("diagnose",), ("refit", "--dry-run")):
         said = typed(*command, "faiss:photos.faiss", status=1).stderr
         assert "no queries are recorded in photos.faiss.queries; pass --bank" in said
     part.with_name("part-1.safetensors").write_bytes(whole)
     caplog.clear()
-    assert asked("monitor", "faiss:photos.faiss")["hubness"]["live"]
+    assert asked("inspect", "faiss:photos.faiss")["hubness"]["live"]
     assert asked("bank", "faiss:photos.faiss")["queries"] == 300
     assert asked("diagnose", "faiss:photos.faiss")["queries"] == 300
     assert [record.message.startswith(warning) for record in caplog.records] == [True] * 3

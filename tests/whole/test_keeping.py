@@ -88,7 +88,10 @@ def test_a_rollback_without_a_model_before_is_one_line(photos):
     store = f"faiss:{photos}"
     hubplugin("remove", store)
     failed = hubplugin("rollback", store)
-    assert (failed.returncode, failed.stderr.strip()) == (1, f"hubplugin: {store} keeps no model that was active before")
+    assert (failed.returncode, failed.stderr.strip()) == (
+        1,
+        f"hubplugin: {store} keeps no model that was active before",
+    )
 
 
 def test_a_removal_is_told_before_it_is_done_and_leaves_nothing_beside_the_index(photos):
@@ -104,7 +107,7 @@ def test_every_command_prints_the_figures_that_its_page_lists(photos):
     store, bank = f"faiss:{photos}", photos.parent / "bank.npy"
     refitted = asked("refit", store, "--bank", bank, "--dry-run")
     assert refitted["beside"]["gain"] is None
-    assert asked("monitor", store, "--queries", bank)["attention"] == []
+    assert asked("inspect", store, "--live", bank)["attention"] == []
     assert asked("refresh", store, "--dry-run")["written"] is False
     applied = asked("apply", store, "--bank", bank, "--method", "nnn", "--dry-run")
     assert applied["tried"]["corrected"]["skewness"] < applied["tried"]["uncorrected"]["skewness"]

@@ -28,6 +28,6 @@ def test_the_walk_goes_from_recorded_queries_to_a_rollback(tmp_path, monkeypatch
     clicks, pairs = re.search(r"; (\d+) clicks on (\d+) different pairs of query and target", said).groups()
     assert 200 < int(pairs) == int(clicks) <= 400
     assert "pairs taught" in said.partition("hubplugin refit")[2]
-    monitored = said.partition("hubplugin monitor")[2]
+    monitored = said.partition("hubplugin inspect")[2]
     assert monitored.index("(exit status 4)") < monitored.index("hubplugin refit")
     assert "<!doctype html>" in (tmp_path / "report.html").read_text()[:200].lower()
