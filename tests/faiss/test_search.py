@@ -170,18 +170,24 @@ REFUSED = (
     ("RaBitQ", IP), ("RaBitQ4", L2), ("RaBitQfs", IP), ("IVF8,RaBitQ", L2), ("IDMap2,RaBitQ", IP), ("LSH", L2),
     ("ITQ,LSH", L2), ("RQ3x4", IP), ("LSQ2x4", L2), ("PRQ2x2x4", IP), ("PLSQ2x2x4", L2), ("RQ2x4fs", IP),
     ("IVF8,RQ3x4", L2), ("NSG16,Flat", IP), ("NSG16,SQ8", L2), ("PQ6x4fs_64", IP), ("IVF8,PQ6x4fs_96", L2),
+    ("RaBitQ,RFlat", IP),
 )  # fmt: skip
 """Kinds of index that cannot be upgraded, and a metric that Faiss makes each for."""
 
 
 @pytest.mark.parametrize(("kind", "metric"), REFUSED)
-def test_an_index_that_cannot_be_upgraded_says_so_and_finds_the_corrected_ranking_of_its_originals(kind, metric, rng):
+def test_an_index_that_cannot_be_upgraded_says_so_and_finds_the_corrected_ranking(kind, metric, rng, tmp_path):
     middle = 0.3 * rng.normal(size=24)
     queries, bank = (cases.unit(rng.normal(size=(rows, 24)) + middle) for rows in (40, 100))
     case = cases.made(kind, metric)
     model = hubplugin.fit(case.vectors, bank)
-    with pytest.raises(hubplugin.StoreError, match=r"^[^\n]*hubplugin_faiss\.CorrectedSearch\([^\n]*$"):
-        hubplugin_faiss.upgrade(case.index, model)
+    faiss.write_index(case.index, str(tmp_path / "x.faiss"))
+    for way in (
+        lambda: hubplugin_faiss.upgrade(case.index, model),
+        lambda: hubplugin.apply(hubplugin.open_store(f"faiss:{tmp_path}/x.faiss"), model),
+    ):
+        with pytest.raises(hubplugin.StoreError, match=r"^[^\n]*hubplugin_faiss\.CorrectedSearch\([^\n]*$"):
+            way()
     own = None if "IDMap" not in kind else case.ids
     search = CorrectedSearch(case.index, model, vectors=case.vectors, ids=own)
     truth = cases.similarities(queries, case.vectors, metric) + model.offsets(case.vectors)
