@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 import numpy as np
 
 from hubplugin.errors import EmptyInput, StoreError
-from hubplugin.quarantine import Quarantine
 from hubplugin.store import Batch, Id, Store, Writing
 from hubplugin.vectors import Shard, Vectors, spool
 
@@ -74,17 +73,6 @@ class SharedWriting(Protocol):
 
 
 @runtime_checkable
-class Quarantining(Protocol):
-    """Keeps a list of targets that must not be found."""
-
-    def quarantined(self) -> Quarantine:
-        """The targets that must not be found, and who decided so."""
-
-    def write_quarantine(self, quarantine: Quarantine) -> None:
-        """Puts `quarantine` in the place of the list before, in one step; offsets are the next refresh's to write."""
-
-
-@runtime_checkable
 class Preflight(Protocol):
     """Knows before anything is written what keeps a correction from it."""
 
@@ -130,7 +118,6 @@ class Named(Protocol):
 
 LACKING = {
     Sharded: "cannot be read in parts by other machines",
-    Quarantining: "keeps no quarantine list; remove the vectors instead",
     Explaining: "has an adapter that does not say how other clients ask for the corrected ranking",
     Filtered: "searches without filters",
     Named: "has targets with nothing but a vector; name them by a file",
@@ -145,8 +132,3 @@ def able(store: Store, ability: type[Ability]) -> Ability:
     if isinstance(store, ability):
         return store
     raise StoreError(f"{store.url} {LACKING[ability]}")
-
-
-def quarantined_in(store: Store) -> Quarantine:
-    """The quarantine list of `store`; an empty one where it keeps none."""
-    return store.quarantined() if isinstance(store, Quarantining) else Quarantine()

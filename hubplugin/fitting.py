@@ -13,8 +13,7 @@ from hubplugin.cluster import ShardedGallery, Workspace
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
 from hubplugin.learning import NOTHING, Learn, require_learnable, taught
-from hubplugin.methods import METHODS, FitInput, configured
-from hubplugin.methods.robust import bounded
+from hubplugin.methods import METHODS, configured
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
 from hubplugin.vectors import GalleryLike, VectorLike, shards_of
@@ -27,7 +26,6 @@ def fit(
     *,
     metric: Metric | str = "cosine",
     compute: Compute = Compute(),
-    robust: bool = False,
     learn: Learn = False,
     judged: BankLike | None = None,
     executor: Executor | None = None,
@@ -46,9 +44,6 @@ def fit(
         `hubplugin.evaluate` compares the methods.
     metric: cosine | dot | euclidean. Temperatures are in the units of the similarity.
     compute: device, memory, progress and precision, see `hubplugin.Compute`.
-    robust: bound in how many of the bank's lists of the 10 nearest a target may stand that arrives after the fit,
-        against vectors that somebody planted; needs targets, works with every method but dn, and takes three passes
-        more, at least. docs/security.md says what is promised and what honest newcomers pay.
     learn: learn a map of the query, too, from a bank whose answers are known: at least 200 different pairs. Search with
         `model.queries(q)` then. "fold": clicks move the targets, too, which are `model.targets(t)` then. Where held-out
         targets gain nothing, a warning says so. See docs/learning.md.
@@ -63,30 +58,26 @@ def fit(
     """
     require_executor(executor, shards, workspace)
     if learn:
-        require_learnable(learn, method, metric, targets, robust, executor=executor)
+        require_learnable(learn, method, metric, targets, executor=executor)
     elif judged is not None:
         raise InputError(Parameter("judged"), " chooses how strong a map is: pass ", Parameter("learn", True))
     configuration = configured(METHODS, method, parameters, fit)
     if targets is None and executor is not None:
         raise InputError("an executor computes on the gallery: pass ", Parameter("targets"))
-    if executor is not None and robust:
-        raise InputError("a bound needs all targets in one process: leave ", Parameter("executor"), " out")
     with ExitStack() as stack:
         if executor is not None:
             planned = shards_of(cast(GalleryLike, targets), shards)
             targets = ShardedGallery("targets", planned, executor, stack.enter_context(Workspace(workspace)), compute)
         gallery = cast("VectorLike | None", targets)
         if not learn:
-            fit_input: FitInput = Bank.of(bank).read(metric, compute, targets=gallery)
-            model = configuration.fit(fit_input)
-        else:
-            fit_input = prepared = Bank.of(bank).prepare(metric, compute).against(cast(VectorLike, gallery))
-            looked_at = None if judged is None else Bank.of(judged).prepare(metric, compute)
-            looked_at = None if looked_at is None else looked_at.against(cast(VectorLike, gallery))
-            model = taught(configuration, prepared, looked_at, learn).model
-            if not model.learned:
-                warnings.warn(NOTHING, stacklevel=2)
-        return bounded(model, fit_input) if robust else model
+            return configuration.fit(Bank.of(bank).read(metric, compute, targets=gallery))
+        prepared = Bank.of(bank).prepare(metric, compute).against(cast(VectorLike, gallery))
+        looked_at = None if judged is None else Bank.of(judged).prepare(metric, compute)
+        looked_at = None if looked_at is None else looked_at.against(cast(VectorLike, gallery))
+        model = taught(configuration, prepared, looked_at, learn).model
+        if not model.learned:
+            warnings.warn(NOTHING, stacklevel=2)
+        return model
 
 
 def require_executor(executor: object, shards: int | None, workspace: object) -> bool:

@@ -504,9 +504,7 @@ def folds_within(answer: np.ndarray, folds: int) -> np.ndarray:
     return fold_of
 
 
-def require_learnable(
-    learn: Learn, method: str, metric: Metric | str, targets: object, robust: bool, **others: object
-) -> None:
+def require_learnable(learn: Learn, method: str, metric: Metric | str, targets: object, **others: object) -> None:
     """Raises InputError for what was not measured together with what is learned, or does not apply it. others:
     parameters of a fit that must not be set."""
     if learn not in (True, "fold"):
@@ -517,8 +515,6 @@ def require_learnable(
         raise InputError("learn=True is for inner products, not for ", Parameter("metric", "euclidean"))
     if targets is None:
         raise InputError("learn=True is tried on the gallery: pass ", Parameter("targets"))
-    if robust and learn == "fold":
-        raise InputError("what clicks move has no bound: leave ", Parameter("robust"), " out, or learn=True")
     for name, value in others.items():
         if value:
             raise InputError("learn=True does not go with ", Parameter(name), ": leave one of the two out")

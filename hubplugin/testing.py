@@ -23,13 +23,11 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from hubplugin.abilities import Quarantining
 from hubplugin.bank import Bank
 from hubplugin.errors import HubpluginError, InputError, StoreError
 from hubplugin.fitting import fit
 from hubplugin.jobs.correct import apply, refit
 from hubplugin.jobs.health import inspect
-from hubplugin.jobs.versions import quarantine
 from hubplugin.jobs.write import refresh, rollback, write
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, QueryMap, TargetFold
@@ -143,7 +141,7 @@ class StoreUnderTest(ABC):
     ) -> np.ndarray:
         """What `_assert_ranking` compares with, in float64: [q, t], of `self.queries()` by default."""
         gallery = self.vectors()
-        offsets = np.zeros(len(gallery)) if model is None else model.members.offsets(gallery).astype(np.float64)
+        offsets = np.zeros(len(gallery)) if model is None else model.offsets(gallery).astype(np.float64)
         if fresh is not None:
             gallery = np.concatenate([gallery, fresh])
             offsets = np.concatenate([offsets, np.zeros(len(fresh)) if of_fresh is None else of_fresh])
@@ -362,13 +360,10 @@ class QueryMapConformance(StoreUnderTest):
         assert after.ids == raw.ids
         np.testing.assert_allclose(after.scores, raw.scores, rtol=0, atol=1e-5)
 
-    @pytest.mark.parametrize("robust", [False, True])
-    def test_what_pairs_teach_is_applied_and_learned_anew_by_a_refit(self, mapping: Store, robust: bool) -> None:
-        if robust and self.folding:
-            pytest.skip("a bound does not go with a fold")
+    def test_what_pairs_teach_is_applied_and_learned_anew_by_a_refit(self, mapping: Store) -> None:
         asked, answers = self._pairs()
         with mock.patch("hubplugin.learning.chosen_fold", return_value=2):  # whatever so few queries gain
-            apply(mapping, Bank(asked, answers), learn="fold" if self.folding else True, robust=robust, force=True)
+            apply(mapping, Bank(asked, answers), learn="fold" if self.folding else True, force=True)
             store = self.reopen(mapping)
             first = self._active(store)
             self._assert_whole(store, first)
@@ -379,7 +374,6 @@ class QueryMapConformance(StoreUnderTest):
         for model in (first, second):
             assert model.query_map is not None
             assert (model.fold is not None) == self.folding
-            assert (model.bound is not None) == robust
         self._assert_whole(store, second)
 
     def test_what_was_cut_off_is_learned_anew_where_other_answers_are_known(self, mapping: Store) -> None:
@@ -407,14 +401,6 @@ class QueryMapConformance(StoreUnderTest):
         assert found is not None
         assert found.active
         return found.model
-
-    def test_what_is_in_quarantine_is_found_by_no_mapped_query(self, mapping: Store) -> None:
-        if not isinstance(mapping, Quarantining) or self.metric is not Metric.COSINE:
-            pytest.skip("this store keeps no quarantine list, or a model for it knows no floor")
-        write(mapping, self._mapped())
-        worst = mapping.search(self.queries(), K).ids[0][0]
-        quarantine(mapping, "add", [worst], "planted")
-        assert not any(worst in line for line in self.reopen(mapping).search(self.queries(), K).ids)
 
     def test_an_inspection_counts_what_mapped_queries_find(self, mapping: Store) -> None:
         model, live = self._mapped(), self.queries(seed=7, count=150)

@@ -283,7 +283,7 @@ def _given(
     labels = np.empty(handler.count, np.int64)
     labels[handler.order()] = handler.labels()
     for vectors in originals.blocks():
-        offsets = model.members.offsets(vectors)
+        offsets = model.offsets(vectors)
         if model.metric is Metric.COSINE:  # the originals may be of any length
             vectors = normalise(vectors, "originals")
         yield vectors, offsets, labels[row : row + len(vectors)]

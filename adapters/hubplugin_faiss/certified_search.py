@@ -109,9 +109,7 @@ class CorrectedSearch:
         if isinstance(correction, Rule):
             self._rule, self._kept = correction, correction.keep(gallery)
         else:
-            offsets = np.array(
-                correction.members.offsets(gallery) if isinstance(correction, OffsetModel) else correction
-            )
+            offsets = np.array(correction.offsets(gallery) if isinstance(correction, OffsetModel) else correction)
             self._kept = checked_offsets(offsets, offsets.size if count is None else count, "the index")
         if count not in (None, len(self._kept)):
             raise InputError(f"{len(self._kept)} targets were given, the index holds {count}")

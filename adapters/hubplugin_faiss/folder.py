@@ -3,7 +3,6 @@
 photos.faiss.hub/model.hub         the model of the offsets in the index
 photos.faiss.hub/versions.json     the versions of the correction
 photos.faiss.hub/N.offsets         version N, which is kept
-photos.faiss.hub/quarantine.json   the targets that must not be found
 photos.faiss.hub/lock              locked by the run that writes
 photos.faiss.hub/pending/          what this run has made, until one step puts it in its place
 
@@ -46,7 +45,7 @@ class HubFolder:
         self.index = Path(os.path.realpath(path))
         self.path = Path(f"{self.index}.hub")
         self.model, self.versions = self.path / MODEL, self.path / "versions.json"
-        self.quarantine, self.lock = self.path / "quarantine.json", self.path / "lock"
+        self.lock = self.path / "lock"
         self.pending = self.path / "pending"
 
     def offsets_of(self, number: int) -> Path:
@@ -105,7 +104,7 @@ class HubFolder:
 
     def _files(self) -> list[Path]:
         """Where files lie, or may lie, but for the lock."""
-        return [self.model, self.versions, self.quarantine, *self.path.glob("*.offsets")]
+        return [self.model, self.versions, *self.path.glob("*.offsets")]
 
     def delete_if_empty(self) -> None:
         """Deletes the folder if nothing but the lock is in it."""

@@ -47,9 +47,9 @@ def upgrade(
     Faiss, too. Plain `add` would map what it adds, and `reconstruct` would turn it back as if it were a rotation: use
     `add` of this package, and reconstruct what lies behind, `faiss.downcast_index(index).index`.
 
-    Of an index that is upgraded already all offsets are replaced, and every entry counts as a member of the gallery,
-    for a robust model, too. Entries that the model cannot judge get its smallest offset, and a warning names them: such
-    as vectors that plain Faiss added and that are not of unit length, where the model is for cosine.
+    Of an index that is upgraded already all offsets are replaced. Entries that the model cannot judge get its smallest
+    offset, and a warning names them: such as vectors that plain Faiss added and that are not of unit length, where the
+    model is for cosine.
 
     Args:
         index: a trained, filled faiss.Index with inner product or L2, upgraded or not. It is not changed.
@@ -283,7 +283,7 @@ def offsets_by(
 def _computed(model: OffsetModel, source: Vectors, compute: Compute) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Vectors [b, d] and offsets [b] of all of `source`."""
     for vectors in source.blocks():
-        yield vectors, model.members.offsets(vectors, compute=compute.quiet)
+        yield vectors, model.offsets(vectors, compute=compute.quiet)
 
 
 def _tolerant(
@@ -294,7 +294,7 @@ def _tolerant(
     for vectors, _ in handler.scan(0, block_rows(handler.index.d)):
         ids = handler.labels(row, row + len(vectors)).tolist()
         batch = Batch(ids, vectors, np.full(len(ids), np.nan, np.float32))
-        yield vectors, offsets_of_all(model.members, batch, invalid_vectors, unit=unit, compute=compute)
+        yield vectors, offsets_of_all(model, batch, invalid_vectors, unit=unit, compute=compute)
         row += len(vectors)
 
 

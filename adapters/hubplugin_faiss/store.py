@@ -17,7 +17,6 @@ from hubplugin.abilities import Explanation, Share, StoreShard
 from hubplugin.errors import HubpluginError, InputError, ModelFileError, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
-from hubplugin.quarantine import Quarantine, parse
 from hubplugin.store import (
     Batch,
     Correction,
@@ -122,19 +121,6 @@ class FaissStore(Store):
 
     def previous(self) -> OffsetModel | None:
         return KeptVersions(self._file).previous()
-
-    def quarantined(self) -> Quarantine:
-        listed = self._file.folder.quarantine
-        if not os.path.lexists(listed):
-            return Quarantine()
-        try:
-            return parse(listed.read_bytes(), repr(str(listed)))
-        except OSError as error:
-            raise StoreError(f"{str(listed)!r} cannot be read: {error.strerror}") from None
-
-    def write_quarantine(self, quarantine: Quarantine) -> None:
-        with self._file.run() as run:
-            run.folder.write(run.folder.quarantine, quarantine.model_dump_json(indent=2).encode())
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         index = self._file.raw if raw else self._file.index

@@ -29,7 +29,6 @@ from hubplugin.calibration import chosen_queries
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
-from hubplugin.quarantine import Quarantine, parse
 from hubplugin.recording import folder_within
 from hubplugin.store import Batch, Found, Hits, Id, require_ungrouped
 from hubplugin.vectors import Progress
@@ -90,13 +89,6 @@ class Folder(Metadata):
             switch.touch()
         else:
             switch.unlink(missing_ok=True)
-
-    def read_quarantine(self) -> Quarantine:
-        file = self._path / "quarantine.json"
-        return parse(file.read_bytes(), f"{self._url}: hub/quarantine.json") if file.is_file() else Quarantine()
-
-    def write_quarantine(self, quarantine: Quarantine) -> None:
-        self._write("quarantine.json", quarantine.model_dump_json(indent=2))
 
     def read_model(self, version: Version) -> OffsetModel:
         return load(self._model_file(version.model))
@@ -187,9 +179,7 @@ def formula(version: Version, length: float) -> edge.Formula:
         score = edge.Expression.Mult([edge.Expression.Constant(length), score])
     if version.metric is Metric.EUCLIDEAN:
         score = edge.Expression.Mult([edge.Expression.Constant(-0.5), score, score])
-    return edge.Formula(
-        edge.Expression.Sum([score, edge.Expression.Variable(version.key)]), {version.key: version.missing}
-    )
+    return edge.Formula(edge.Expression.Sum([score, edge.Expression.Variable(version.key)]), {version.key: 0.0})
 
 
 def _scale(version: Version | None) -> Callable[[float], float]:

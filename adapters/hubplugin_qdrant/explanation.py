@@ -93,7 +93,7 @@ def _ranking(version: Version) -> list[str]:
         lines.append(
             f"the prefetch finds candidates by the raw score, {version.oversampling:.3g} for each result and never "
             f"fewer than {version.candidates(1)}; the formula adds the number under {version.key!r}, "
-            f"{version.missing:g} where a point has none"
+            "0 where a point has none"
         )
     else:
         vector = "the vector divided by its length" if version.metric is Metric.COSINE else "the vector"

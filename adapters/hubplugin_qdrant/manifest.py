@@ -25,7 +25,6 @@ import hubplugin
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import GroupedModel, OffsetModel, QueryMap, Setting, TargetFold
-from hubplugin.quarantine import Quarantine
 
 FORMAT = 4
 """Version of the manifest. A reader refuses what a newer version wrote; 1 had no kept versions, 2 no `offset_key`, 3 no
@@ -97,7 +96,6 @@ class Version(FrozenModel):
     largest: float
     deviation: float
     ceiling: float = 0.0
-    missing: float = 0.0
     oversampling: float = DEFAULT_OVERSAMPLING
     exact_oversampling: float | None = None
     hnsw_ef: int | None = None
@@ -136,7 +134,6 @@ class Version(FrozenModel):
             largest=gallery.largest if gallery else 0.0,
             deviation=gallery.deviation if gallery else 0.0,
             ceiling=max(caps),
-            missing=model.bound.floor if model.bound is not None else 0.0,
             group_by=model.key if isinstance(model, GroupedModel) else None,
             mapped=model.query_map is not None,
             folded=model.fold is not None,
@@ -417,14 +414,6 @@ class Metadata(ABC):
     @abstractmethod
     def write_switch(self, off: bool) -> None:
         """Switches the correction off or on, beside whatever job is running."""
-
-    @abstractmethod
-    def read_quarantine(self) -> Quarantine:
-        """The quarantine list, an empty one if there is none."""
-
-    @abstractmethod
-    def write_quarantine(self, quarantine: Quarantine) -> None:
-        """Puts the list in the place of the one before, in one step."""
 
     @abstractmethod
     def read_model(self, version: Version) -> OffsetModel: ...

@@ -1,4 +1,4 @@
-"""The metadata collection `<collection>--hub`: manifest, switch, quarantine list and models, read and written.
+"""The metadata collection `<collection>--hub`: manifest, switch and models, read and written.
 
 Who reads it is driven: an *operation* is a generator that yields what the plain client's methods return, and is sent
 their results. It is written once and driven by both clients, as httpx drives an `auth_flow`: by the sync client, for
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import math
 import time
 import uuid
@@ -25,7 +24,6 @@ from qdrant_client import models
 
 from hubplugin.errors import HubpluginError, StoreError
 from hubplugin.model import OffsetModel
-from hubplugin.quarantine import Quarantine, parse
 from hubplugin.recording import Recorder
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import plain_client
@@ -75,9 +73,6 @@ SWITCH_ID = 1
 """Id of the point of the metadata collection that is the switch: a point of its own, which no job writes, so that it
 can be switched whatever is running."""
 
-QUARANTINE_ID = 2
-"""Id of the point of the metadata collection that is the quarantine list: kept whatever becomes of versions."""
-
 
 def real_name(raw: Any, name: str) -> Operation:
     """The collection behind an alias; `name` itself where it is none, or where the aliases may not be read."""
@@ -121,14 +116,6 @@ def write_manifest(raw: Any, collection: str, manifest: Manifest) -> Operation:
 def is_off(payload: Payload | None) -> bool:
     """Whether the payload of the switch says so; without a switch the correction is on."""
     return (payload or {}).get("off") is True
-
-
-def read_quarantine(raw: Any, collection: str) -> Operation:
-    """The quarantine list of `collection`, an empty one if it has none."""
-    found = yield from payloads(raw, collection, QUARANTINE_ID)
-    if QUARANTINE_ID not in found:
-        return Quarantine()
-    return parse(json.dumps(found[QUARANTINE_ID]), repr(m.metadata_collection(collection)))
 
 
 def exists(raw: Any, collection: str) -> Operation:
@@ -222,13 +209,6 @@ class CollectionMetadata(Metadata):
 
     def write_switch(self, off: bool) -> None:
         self._done("switching", write, SWITCH_ID, {"off": off})
-
-    def read_quarantine(self) -> Quarantine:
-        quarantine: Quarantine = self._done("reading the quarantine list", read_quarantine)
-        return quarantine
-
-    def write_quarantine(self, quarantine: Quarantine) -> None:
-        self._done("writing the quarantine list", write, QUARANTINE_ID, quarantine.model_dump(mode="json"))
 
     def read_model(self, version: Version) -> OffsetModel:
         with self._transport.one_line("reading the model"):
@@ -401,8 +381,8 @@ class CorrectionCache:
         """`manifest` with what is so for now: whether a point lacks its augmented vector, and whether there are codes;
         and with what this client was told to search with. Warns of offsets in payloads that are all gone.
 
-        Without such points, or where a robust model keeps them from being found, no search need look for them, which
-        would take a look at every point. (A count would count vectors of deleted points.)
+        Without such points no search need look for them, which would take a look at every point. (A count would count
+        vectors of deleted points.)
         """
         active = dict(manifest.active)
         given = {"oversampling": self.oversampling, "hnsw_ef": self.hnsw_ef}
@@ -422,9 +402,7 @@ class CorrectionCache:
                         raise
                     lacking = True
                 codes = not plain_client.is_local(self.raw)
-                active[name] = version.model_copy(
-                    update={"everywhere": not lacking or version.missing < 0, "codes": codes}
-                )
+                active[name] = version.model_copy(update={"everywhere": not lacking, "codes": codes})
         return manifest.changed(active=active)
 
     def _warn_if_lost(self, collection: str, version: Version) -> Operation:
@@ -481,16 +459,14 @@ class CorrectionCache:
             pairs.append((version.having(model) if learned else version, model))
         return pairs
 
-    def stored_offsets(
-        self, known: CachedManifest, vectors: list[Any], payloads: list[Any], held: Collection[int] = ()
-    ) -> Operation:
+    def stored_offsets(self, known: CachedManifest, vectors: list[Any], payloads: list[Any]) -> Operation:
         """What the points of `vectors` and `payloads` store, one each; see `stored_offsets.stored_offsets`."""
         fitted = yield from self.fitted(known)
         if awaits_embedding(vectors, known.kept_up):
             self.warn(
                 f"collection {known.collection!r}: documents that the server embeds get no offset here; run refresh"
             )
-        return (yield self.compute(lambda: stored_offsets(vectors, payloads, fitted, held)))
+        return (yield self.compute(lambda: stored_offsets(vectors, payloads, fitted)))
 
     def embedded_queries(self, requests: list[models.QueryRequest]) -> Operation:
         """`requests` with the documents that they ask for the nearest of embedded, as the plain client would do it."""

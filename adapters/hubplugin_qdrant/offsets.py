@@ -17,7 +17,6 @@ import numpy as np
 from qdrant_client import models
 
 from hubplugin.errors import InputError
-from hubplugin.methods.robust import floor_of
 from hubplugin.metric import Metric, augment_targets, normalise
 from hubplugin.model import OffsetModel, Value
 from hubplugin_qdrant.manifest import Manifest, Payload, Version, augmented_vectors, payload_keys
@@ -197,12 +196,10 @@ def stored_offsets(
     vectors: Sequence[GivenVector],
     payloads: Sequence[Payload | None],
     fitted: Sequence[tuple[Version, OffsetModel]],
-    held: Collection[int] = (),
 ) -> list[StoredOffsets]:
     """What the points of `vectors` store. A client gives a vector as a list, an array, or a dict of them by name.
 
-    payloads: of the same points; they say which group a point is in, where a model has groups. held: the rows of those
-    that must not be found.
+    payloads: of the same points; they say which group a point is in, where a model has groups.
 
     A vector that is absent, not yet embedded or of another dimension has no offset; whether it may be written is the
     server's to say. One of length 0, which has no cosine, gets the neutral value in the place of the one before.
@@ -217,8 +214,6 @@ def stored_offsets(
         if rows:
             by = version.group_by
             offsets = model.offsets(matrix, groups=[group_of(payloads[row], by) for row in rows] if by else None)
-            if held:
-                offsets = np.where([row in held for row in rows], np.float32(floor_of(model)), offsets)
             for row, value in zip(rows, storage.values(matrix, offsets), strict=True):
                 storage.put(value, found[row])
     return found

@@ -247,9 +247,6 @@ def selector_fields(points: object, shard_key: ShardKey) -> dict[str, Any]:
     return {"points": ids, "shard_key": shard_key}
 
 
-FORGED = 1e-5
-"""By how much an offset may lie above the ceiling and still be ours: float32 rounding."""
-
 UNLISTED = 1e15
 """The score of a point that a prefetch should have listed and did not: beyond any other, and finite when squared."""
 
@@ -261,7 +258,7 @@ def formula(version: Version, length: float = 1.0) -> models.FormulaQuery:
     query, by which scores are multiplied."""
     if version.storage == "vector":
         return _sum_by_either_vector(version.metric, version.ceiling, version.augmented_vector)
-    unweighed = _sum_with_key(version.key, version.metric, version.missing, version.ceiling)
+    unweighed = _sum_with_key(version.key, version.metric)
     if length == 1.0:
         return unweighed
     score = changed(_WEIGHED, {"mult": [length, "$score"]})
@@ -301,19 +298,10 @@ def _sum_by_either_vector(metric: Metric, ceiling: float, augmented_vector: str)
 
 
 @lru_cache
-def _sum_with_key(key: str, metric: Metric, missing: float, ceiling: float) -> models.FormulaQuery:
-    """The corrected similarity of a candidate: its score plus its offset, `missing` for a point that has none. Under a
-    robust model, which has such a number, an offset above the ceiling is forged and counts as none."""
-    offset: list[models.Expression] = [key]
-    if missing:
-        room = models.Range(lte=ceiling + FORGED * max(1.0, abs(ceiling)))
-        given = models.FieldCondition(key=key, range=room)
-        offset = [
-            models.MultExpression(mult=[key, given]),
-            models.MultExpression(mult=[missing, models.Filter(must_not=given)]),
-        ]
+def _sum_with_key(key: str, metric: Metric) -> models.FormulaQuery:
+    """The corrected similarity of a candidate: its score plus its offset, 0 for a point that has none."""
     return models.FormulaQuery.model_construct(
-        formula=models.SumExpression.model_construct(sum=[_similarity(metric), *offset]), defaults={key: 0.0}
+        formula=models.SumExpression.model_construct(sum=[_similarity(metric), key]), defaults={key: 0.0}
     )
 
 

@@ -24,7 +24,6 @@ from hubplugin.calibration import chosen_queries
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel
-from hubplugin.quarantine import Quarantine
 from hubplugin.recording import folder_within
 from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, Writing, now
 from hubplugin.vectors import Progress
@@ -121,12 +120,6 @@ class VersionedStore(Store):
     def holding(self, key: str, without: Collection[str]) -> Mapping[Id, Payload]:
         """Some of the points that hold anything under the payload key `key`, but for those that hold a number in one of
         the fields `without` of it, with what they hold; none if there are no such points."""
-
-    def quarantined(self) -> Quarantine:
-        return self.metadata.read_quarantine()
-
-    def write_quarantine(self, quarantine: Quarantine) -> None:
-        self.metadata.write_quarantine(quarantine)
 
     def previous(self) -> OffsetModel | None:
         kept = [version for version in self.metadata.read_manifest().kept if version.vector == self.using]

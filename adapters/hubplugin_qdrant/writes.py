@@ -330,7 +330,6 @@ def _offsets_again(
     selectors = [selected for selected in map(offsets.written_apart, operations) if selected is not None]
     if not selectors or known.offset_key is None:  # else offsets lie in vectors alone
         return
-    out = (yield from metadata.read_quarantine(cache.raw, known.collection)).last
     key = known.offset_key
     keys = [key, *(version.group_by for version in versions if version.group_by)]
     names = [version.vector for version in versions]
@@ -338,9 +337,8 @@ def _offsets_again(
         records = yield from _records(
             cache, known, selected, with_payload=keys, with_vectors=names if all(names) else True
         )
-        held = {row for row, record in enumerate(records) if record.id in out}
         payloads = [record.payload for record in records]
-        found = yield from cache.stored_offsets(known, [record.vector for record in records], payloads, held)
+        found = yield from cache.stored_offsets(known, [record.vector for record in records], payloads)
         mended = [
             offsets.offsets_of(record.id, each, manifest, getattr(selected, "shard_key", None))
             for record, each in zip(records, found, strict=True)

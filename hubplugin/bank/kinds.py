@@ -323,7 +323,7 @@ def excess_of_nearest(similarities: np.ndarray) -> float:
 def displacement(model: OffsetModel, bank: Vectors, gallery: Vectors, compute: Compute) -> float:
     """The share of the gallery that is nearer to a bank query than its corrected nearest target, on average."""
     queries, targets = _evenly(bank, MOVED_QUERIES), _evenly(gallery, MOVED_TARGETS)
-    offsets = model.members.offsets(targets)
+    offsets = model.offsets(targets)
     if model.metric is Metric.COSINE:
         queries, targets = normalise(queries, bank.name), normalise(targets, gallery.name)
     if model.query_map is not None:

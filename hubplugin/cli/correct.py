@@ -32,10 +32,6 @@ GroupBy = Annotated[
     str | None, typer.Option(help="A payload key that searches are filtered by: fit within each of its values.")
 ]
 
-Robust = Annotated[
-    bool, typer.Option("--robust", help="Bound the reach of what arrives later, against planted vectors.")
-]
-
 
 Learn = Annotated[bool, typer.Option("--learn", help="Known answers teach a map of the query, too (docs/learning.md).")]
 
@@ -54,7 +50,6 @@ def apply(
     method: Annotated[str, typer.Option(help="blend, is, sn, dbsn, dualis, nnn, csls or dn.")] = "blend",
     settings: Settings = None,
     group_by: GroupBy = None,
-    robust: Robust = False,
     learn: Learn = False,
     fold: Fold = False,
     force: Annotated[bool, typer.Option("--force", help="Apply it even if it would not help.")] = False,
@@ -78,7 +73,7 @@ def apply(
     parameters = parameters_of(method, settings)
     with workers(executor) as engine, progress_shown() as progress:
         applied = apply(
-            opened, bank, method, group_by=group_by, robust=robust, learn="fold" if fold else learn, judged=None,
+            opened, bank, method, group_by=group_by, learn="fold" if fold else learn, judged=None,
             force=force, dry_run=dry_run, compute=computing.compute(progress), executor=engine,
             shards=shards, workspace=workspace, **parameters,
         )  # fmt: skip

@@ -10,7 +10,6 @@ from typing import Any
 from pydantic import BaseModel
 
 from hubplugin.jobs.facts import CorrectionFacts, ModelFacts
-from hubplugin.quarantine import Quarantine
 
 
 class Removed(BaseModel):
@@ -49,12 +48,6 @@ class RecordedBank(BaseModel):
     targets: int = 0
 
 
-class QuarantineFigures(Quarantine):
-    """All decisions, the oldest first, as they are now or, after a dry run, would be. format: of the list."""
-
-    written: bool
-
-
 def figures_of_commands() -> dict[str, type]:
     """What each command prints, beside its name, the version and the `store`."""
     from hubplugin.evaluation.results import Results
@@ -74,5 +67,4 @@ def figures_of_commands() -> dict[str, type]:
         "refit": Refitted,
         "bank": RecordedBank,
         "explain": Explained,
-        "quarantine": QuarantineFigures,
     }

@@ -5,7 +5,6 @@ from hubplugin.compute.answers import (
     SURVEYED,
     Answers,
     Survey,
-    clusters,
     find_answers,
     look,
     nearest_targets,
@@ -32,7 +31,6 @@ from hubplugin.compute.sinkhorn import (
     sinkhorn,
 )
 from hubplugin.compute.terms import (
-    Limit,
     LogSum,
     MeanOfLargest,
     ShardResult,
@@ -55,7 +53,6 @@ __all__ = [
     "Compute",
     "HoldingCompute",
     "LeftOut",
-    "Limit",
     "LogSum",
     "MeanOfLargest",
     "Precision",
@@ -66,7 +63,6 @@ __all__ = [
     "Task",
     "TopK",
     "TruthCounts",
-    "clusters",
     "count_larger",
     "dense",
     "dense_array",

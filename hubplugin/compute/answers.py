@@ -144,27 +144,6 @@ def _most(parts: Sequence[torch.Tensor], k: int) -> torch.Tensor:
     return both.topk(min(k, both.shape[1]), dim=1).values
 
 
-ROUNDS = 20
-"""Lloyd's iterations at most; banks of text and of images settle within ten or so."""
-
-
-def clusters(vectors: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
-    """The number of the cluster that each of `vectors` [m, d] is in: int64 [m], 0 to at most `count` - 1.
-
-    k-means by Lloyd's algorithm from `count` rows drawn with a fixed seed; a cluster that runs empty stays empty.
-    """
-    drawn = np.random.default_rng(seed).permutation(len(vectors))[:count]
-    centres, labels = vectors[drawn].astype(np.float32), np.full(len(vectors), -1)
-    for _ in range(ROUNDS):
-        nearest = (vectors @ centres.T - np.square(centres).sum(axis=1) / 2).argmax(axis=1)
-        if np.array_equal(nearest, labels):
-            break
-        labels = nearest
-        for number in np.unique(labels):
-            centres[number] = vectors[labels == number].mean(axis=0)
-    return labels
-
-
 SURVEYED = 512
 """Bank queries that the kind of a bank is judged by: the spacing ratio then has a standard error of about 0.05."""
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from hubplugin.compute.largest import Array, largest_values
+from hubplugin.compute.largest import largest_values
 from hubplugin.compute.similarities import (
     LeftOut,
     Similarities,
@@ -194,66 +194,3 @@ def count_larger(similarities: Similarities, targets: Vectors, levels: np.ndarra
         for level, counts in zip(levels[:, part] - host(tile.own), result[:, part], strict=True):
             counts[:] = host((tile.s > like(level, tile.s)[:, None]).sum(1))
     return result
-
-
-STEPS, CLOSE = 40, 1e-5
-"""Newton steps at most, some 6 in practice, and how near to the count they come, as a share of it."""
-
-
-@dataclass(frozen=True)
-class Limit:
-    """On the offset o of a target t, over the bank rows u that are not left out; levels [m], count above 0:
-
-    sum_u sigmoid( (s(b_u, t) + o - levels_u) / tau ) <= count
-    """
-
-    levels: np.ndarray
-    tau: float
-    count: float
-    left_out: LeftOut | None = None
-
-    def lowered(self, similarities: Similarities, targets: Vectors, offsets: np.ndarray) -> np.ndarray:
-        """`offsets` [n] of `targets`, each lowered as far as it takes: float64 [n]."""
-        scale, result, what = 1 / self.tau, offsets.astype(np.float64), "bounding offsets"
-        weights = -scale * self.levels.astype(np.float64)
-        for tile in similarities.tiles(targets, what, scale=scale, weights=weights, left_out=self.left_out):
-            part = result[tile.start : tile.stop]
-            own = host(tile.own)
-            given = like(part / self.tau + own, tile.s)
-            rows = np.flatnonzero(host(_sigmoids(tile.s, given).sum(1)) > self.count)
-            if len(rows):
-                part[rows] = self.tau * (self._solved(tile.s[rows], host(given)[rows]) - own[rows])
-        return result
-
-    def _solved(self, x: Array, high: np.ndarray) -> np.ndarray:
-        """The o with sum_u sigmoid(x_u + o) = count for each row of x [b, m], which is below `high` [b]."""
-        module = module_of(x)
-        peak = module.amax(x, 1)
-        sums = module.exp(module.subtract(x, peak[:, None])).sum(1)
-        low = math.log(self.count) - np.log(host(sums)) - host(peak)  # a sigmoid is below its exponential
-        o = low.copy()
-        for _ in range(STEPS):
-            values = _sigmoids(x, like(o, x))
-            total = host(values.sum(1))
-            if (np.abs(total / self.count - 1) < CLOSE).all():
-                break
-            over = total > self.count
-            low, high = np.where(over, low, o), np.where(over, o, high)
-            slope = total - host(module.multiply(values, values, out=values).sum(1))
-            with np.errstate(divide="ignore", invalid="ignore"):
-                o = o + (math.log(self.count) - np.log(total)) * total / slope  # Newton's; the logarithm bends little
-            o = np.where((o > low) & (o < high), o, (low + high) / 2)
-        found: np.ndarray = o
-        return found
-
-
-def _sigmoids(x: Array, o: Array) -> Array:
-    """sigmoid(x_u + o) of each row of x [b, m], o [b], in new memory."""
-    module = module_of(x)
-    values = module.add(x, o[:, None])
-    if module is not np:
-        return values.sigmoid_()
-    with np.errstate(over="ignore"):  # of what is far below 0: the reciprocal is 0
-        np.exp(np.negative(values, out=values), out=values)
-    values += 1
-    return np.reciprocal(values, out=values)

@@ -473,7 +473,7 @@ def fitted(label: str, model: OffsetModel, scene: Scene) -> Candidate:
     if model.metric is not scene.metric:
         raise InputError(f"model {label!r} is for {model.metric.value}, the evaluation for {scene.metric.value}")
     compute = scene.compute
-    offsets = model.members.offsets(scene.targets, compute=compute)
+    offsets = model.offsets(scene.targets, compute=compute)
     return Candidate(label, model.method, model.parameters, offsets, learned=model if model.learned else None)
 
 

@@ -41,7 +41,6 @@ from hubplugin.jobs.write import (
 from hubplugin.learning import FEWEST_WORDINGS, Learn, Lesson, require_learnable, taught
 from hubplugin.measures.hubness import skewness
 from hubplugin.methods import METHODS, FitInput, Method, configured
-from hubplugin.methods.robust import bounded
 from hubplugin.model import (
     Dot,
     GalleryStatistics,
@@ -78,7 +77,6 @@ def apply(
     method: str = "blend",
     *,
     group_by: str | None = None,
-    robust: bool = False,
     learn: Learn = False,
     judged: BankLike | None = None,
     force: bool = False,
@@ -91,7 +89,7 @@ def apply(
 ) -> Applied:
     """Fits offsets on everything in `store`, writes them, and activates them in one step.
 
-    bank, method, robust, learn, judged, parameters: as in `hubplugin.fit`; robust and learn not with group_by. With
+    bank, method, learn, judged, parameters: as in `hubplugin.fit`; learn not with group_by. With
     learn the store's own search maps the queries, and with learn="fold" the vectors that hubplugin wrote are folded;
     a store that cannot hold what is learned is refused. A `hubplugin.Bank` without queries is of those that were
     recorded of the store, and with learn of their clicks. A fitted model in the place of
@@ -110,28 +108,22 @@ def apply(
     if isinstance(bank, OffsetModel):
         compute = _usable(compute)
         method_given = method != "blend"
-        _require_none(
-            method=method_given, group_by=group_by, robust=robust, learn=learn, executor=executor, **parameters
-        )
+        _require_none(method=method_given, group_by=group_by, learn=learn, executor=executor, **parameters)
         require_match(bank, store)
         if dry_run:
             return replace(unwritten(store, bank, compute), notes=store.plan())
         return write(store, bank, force=force, compute=compute)
-    if robust and group_by is not None:
-        raise InputError(
-            Parameter("robust", True), " bounds offsets over a whole gallery: leave out ", Parameter("group_by")
-        )
     if learn:
-        require_learnable_in(store, learn, method, group_by, robust, executor)
+        require_learnable_in(store, learn, method, group_by, executor)
     compute = _usable(compute)
     configuration = configured(METHODS, method, parameters, apply)
     prepared = bank_for(store, bank, learn).prepare(store.metric, compute, store)
     if require_executor(executor, shards, workspace):
-        _require_by_shards(prepared, group_by, robust)
+        _require_by_shards(prepared, group_by)
     _require_usable(store, prepared, configuration, force, dry_run)
     looked_at = _looked_at(store, judged, learn, compute)
     clicked = _clicked(prepared, looked_at)
-    recipe = Recipe(configuration, group_by, robust, learn, force)
+    recipe = Recipe(configuration, group_by, learn, force)
     cut_off = None if dry_run else _cut_off(store, recipe, prepared)
     with ExitStack() as stack:
         gallery: SpooledGallery | ShardedStore
@@ -162,7 +154,7 @@ def refit(
 
     bank: as for `hubplugin.apply`; by default the queries that were recorded. method: by default that of the
     active correction with its parameters, but for those that a method finds in bank and gallery.
-    A robust correction stays one. learn: likewise, by default a correction with a query map or a fold is learned anew.
+    learn: likewise, by default a correction with a query map or a fold is learned anew.
     judged: as for `hubplugin.apply`.
     dry_run: as for `hubplugin.apply`. force: activates it though it is worse.
 
@@ -183,7 +175,7 @@ def refit(
         learn = "fold" if old.fold is not None else old.query_map is not None
     if learn:
         given = old.method if method is None else method
-        require_learnable_in(store, learn, given, group_key(old), old.bound is not None, None)
+        require_learnable_in(store, learn, given, group_key(old), None)
     configuration = _same(old, parameters) if method is None else configured(METHODS, method, parameters, refit)
     prepared = bank_for(store, Bank() if bank is None else bank, learn).prepare(store.metric, compute, store)
     _require_usable(store, prepared, configuration, force, dry_run)
@@ -191,7 +183,7 @@ def refit(
     clicked = _clicked(prepared, looked_at)
     gallery = SpooledGallery(store, compute.progress, group_key(old), clicked)
     looked_at = None if looked_at is None else looked_at.against(gallery.vectors, gallery.rows)
-    recipe = Recipe(configuration, group_key(old), old.bound is not None, learn, force, old, looked_at)
+    recipe = Recipe(configuration, group_key(old), learn, force, old, looked_at)
     done, versus = _corrected(store, prepared.against(gallery.vectors, gallery.rows), gallery, recipe, dry_run)
     assert versus is not None
     before, now = len(old.terms[0].bank), len(prepared.query_bank)  # of `dn` the old one kept is its mean alone
@@ -207,7 +199,6 @@ class Recipe:
 
     configuration: Method
     group_by: str | None
-    robust: bool
     learn: Learn
     force: bool
     old: OffsetModel | None = None
@@ -222,7 +213,7 @@ def _corrected(
     configuration, compute = recipe.configuration, bank.compute
     logger.info("%s: trying %s", store.url, configuration.name)
     trial, versus, lesson, neutral = None, None, None, dict[Value, str]()
-    experiment = Experiment(bank, robust=recipe.robust)
+    experiment = Experiment(bank)
     if not recipe.force and (recipe.group_by is None or recipe.old is not None):
         require_kind(experiment)  # before anything is fitted
     asked, configuration = configuration, configuration.resolved(bank)
@@ -239,7 +230,6 @@ def _corrected(
     logger.info("%s: fitting %s on %d bank queries", store.url, configuration.name, len(bank.query_bank))
     if recipe.group_by is None:
         model = configuration.fit(bank) if lesson is None else lesson.model
-        model = bounded(model, bank) if recipe.robust else model
         model = counted(model, bank) if isinstance(gallery, SpooledGallery) else model
         if not recipe.force:
             require_displacement(model, as_vectors(bank.query_bank, "query bank"), gallery.vectors, compute)
@@ -269,10 +259,9 @@ def _on_what_is_new(bank: PreparedBank, recipe: Recipe, configuration: Method, l
     seen = {row.tobytes() for row in old.terms[0].bank.round(5) + 0.0}
     fresh = np.array([row.tobytes() not in seen for row in bank.query_bank.round(5) + 0.0])
     if known is not None and (fresh & (known >= 0))[bank.distinct].sum() >= FEWEST_WORDINGS:
-        experiment = Experiment(bank, robust=recipe.robust, tried=fresh)
+        experiment = Experiment(bank, tried=fresh)
         return _versus([tuple(experiment.run([None, old, configuration if lesson is None else lesson.how]))])
     new = configuration.fit(bank) if lesson is None else lesson.model
-    new = bounded(new, bank) if recipe.robust else new
     return _versus([tuple(Experiment(bank).run([None, old, new]))])
 
 
@@ -305,14 +294,14 @@ def _require_none(**arguments: object) -> None:
 
 
 def require_learnable_in(
-    store: Store, learn: Learn, method: str, group_by: str | None, robust: bool, executor: Executor | None
+    store: Store, learn: Learn, method: str, group_by: str | None, executor: Executor | None
 ) -> None:
     """Raises InputError where the store cannot hold what is learned, before anything is read."""
     if not store.maps_queries:
         raise InputError(f"{store.url} holds no map of queries: leave out ", Parameter("learn"))
     if learn == "fold" and not store.folds_targets:
         raise unfolded(store.url)
-    require_learnable(learn, method, store.metric, store, robust, group_by=group_by, executor=executor)
+    require_learnable(learn, method, store.metric, store, group_by=group_by, executor=executor)
 
 
 def _looked_at(store: Store, judged: BankLike | None, learn: Learn, compute: Compute) -> PreparedBank | None:
@@ -330,10 +319,10 @@ def _clicked(*banks: PreparedBank | None) -> np.ndarray | None:
     return np.concatenate(known) if known else None
 
 
-def _require_by_shards(bank: PreparedBank, group_by: str | None, robust: bool) -> None:
+def _require_by_shards(bank: PreparedBank, group_by: str | None) -> None:
     """Raises InputError for what needs all targets in one place."""
-    if group_by is not None or bank.clicks is not None or robust:
-        what = "clicks" if bank.clicks is not None else "groups" if group_by is not None else "a bound"
+    if group_by is not None or bank.clicks is not None:
+        what = "clicks" if bank.clicks is not None else "groups"
         raise InputError(f"{what} need all targets in one process: leave ", Parameter("executor"), " out")
 
 
@@ -378,8 +367,7 @@ def _cut_off(store: Store, recipe: Recipe, bank: FitInput) -> OffsetModel | None
     if correction is None or correction.active or recipe.learn:
         return None
     model = correction.model
-    same = recipe.configuration.made(model, bank) and group_key(model) == recipe.group_by
-    same &= (model.bound is not None, model.learned) == (recipe.robust, False)
+    same = recipe.configuration.made(model, bank) and group_key(model) == recipe.group_by and not model.learned
     return model if same else None
 
 

@@ -255,7 +255,7 @@ class Diagnosis(Reported):
             hubs=[Hub(id=key, name=self.called(key), found_by={"raw": count}) for key, count in self.hubs],
             anti_hubs=[self.called(key) for key in self.anti_hubs],
             plots=[Plot("How often targets are found", occurrences)],
-            facts={"candidate": after.name},
+            facts={"method": after.name},
         )
 
 
@@ -282,9 +282,9 @@ def diagnose(
     """
     chosen = Metric.parse(metric if metric is not None else getattr(targets, "metric", Metric.COSINE))
     if learn and isinstance(targets, Store):
-        require_learnable_in(targets, learn, "blend", None, False, None)
+        require_learnable_in(targets, learn, "blend", None, None)
     elif learn:
-        require_learnable(learn, "blend", chosen, targets, False)
+        require_learnable(learn, "blend", chosen, targets)
     asking = bank_for(targets, bank, learn) if isinstance(targets, Store) else Bank.of(bank)
     prepared = asking.prepare(chosen, compute, targets)
     require_enough(len(prepared.distinct))  # before the gallery is read

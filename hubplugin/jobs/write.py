@@ -26,14 +26,12 @@ from hubplugin.abilities import (
     SharedWriting,
     StoreShard,
     able,
-    quarantined_in,
 )
 from hubplugin.bank import places
 from hubplugin.cluster import Order, Reading, ShardedGallery, Workspace
 from hubplugin.compute import Compute, ShardResult
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.jobs.facts import ToldModel, ToldTrial, guard_says, in_a_sentence, tiles_of, tried
-from hubplugin.methods.robust import floor_of
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Value, group_key, unfolded, unmapped, warn_if_swapped
 from hubplugin.report import Report, Reported, Verdict
@@ -73,7 +71,7 @@ def offsets_of_all(
 
     Those are vectors that are not finite, and for a model of cosine vectors of length 0 and, where `unit` says that the
     store does not normalise, of another length than 1. They get the smallest offset of the model's gallery. A neutral
-    one would rank a vector that somebody planted above most others, and no honest one loses much by it: the store ranks
+    one would rank such a vector above most others, and no sound one loses much by it: the store ranks
     what has another length, or none, by something else than cosine anyway.
     """
 
@@ -108,14 +106,12 @@ class Comparison:
     """Of the targets `scanned` so far, how many have no offset (`missing`), how many one that `model` does not give
     (`stale`), how many something else in its place (`foreign`), and which the model cannot judge. counts: how many
     stored offsets lie between one of `edges` and the next; None for a model that knows no gallery. what: the name of
-    the work, for progress. first: whether the model is written for the first time, to its members. Later what has no
-    right offset is a newcomer, which a robust model tells from members; a member keeps what it has."""
+    the work, for progress."""
 
     store: Store
     model: OffsetModel
     compute: Compute
     what: str
-    first: bool = False
     scanned: int = 0
     missing: int = 0
     stale: int = 0
@@ -126,8 +122,6 @@ class Comparison:
 
     def __post_init__(self) -> None:
         self._total, self._precision = self.store.count(), self.store.precision
-        self._quarantined = set(quarantined_in(self.store).last)
-        self._floor = floor_of(self.model) if self._quarantined else 0.0
         if self.model.gallery is not None:
             self.edges = np.linspace(self.model.gallery.smallest, self.model.gallery.largest, BINS + 1)
             self.counts = np.zeros(BINS, np.int64)
@@ -137,17 +131,8 @@ class Comparison:
     def offsets(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """What the model gives to the targets of `batch`, float32 [b], and whose stored offset differs, bool [b]."""
         absent = np.isnan(batch.offsets)
-        offsets = self._offsets(self.model.members, batch, self.invalid_vectors)
+        offsets = offsets_of_all(self.model, batch, self.invalid_vectors, unit=self.store.unit, compute=self.compute)
         differs = self._differs(batch, offsets)
-        rows = np.flatnonzero(absent | differs)
-        if self.model.bound is not None and len(rows):
-            some = batch.some(rows)
-            of_newcomers = self._offsets(self.model, some, InvalidVectors())
-            newcomers = ~absent[rows] & ~self._differs(some, of_newcomers)
-            differs[rows[newcomers]] = False
-            replaced = newcomers | (not self.first)
-            offsets[rows[replaced]] = of_newcomers[replaced]
-        self._hold(batch, offsets, differs)
         self.missing += int(absent.sum())
         self.stale += int(differs.sum())
         self.foreign += batch.foreign
@@ -155,16 +140,6 @@ class Comparison:
             inside = np.clip(batch.offsets[~absent], self.edges[0], self.edges[-1])
             self.counts += np.histogram(inside, self.edges)[0]
         return offsets, absent | differs
-
-    def _hold(self, batch: Batch, offsets: np.ndarray, differs: np.ndarray) -> None:
-        """Gives the targets of `batch` that are in quarantine their offset, whatever the model says."""
-        if self._quarantined:
-            listed = np.array([name in self._quarantined for name in batch.ids], bool)
-            offsets[listed] = self._floor
-            differs[listed] = self._differs(batch, offsets)[listed]
-
-    def _offsets(self, model: OffsetModel, batch: Batch, invalid_vectors: InvalidVectors) -> np.ndarray:
-        return offsets_of_all(model, batch, invalid_vectors, unit=self.store.unit, compute=self.compute)
 
     def _differs(self, batch: Batch, offsets: np.ndarray) -> np.ndarray:
         """Whose stored offset is another one than `offsets` [b], bool [b]."""
@@ -291,11 +266,11 @@ class ShardedStore:
         self.rows: Mapping[int | str, int] = {}
         self.vectors = ShardedGallery(store.url, able(store, Sharded).shards(count), executor, workspace, compute)
 
-    def written(self, share: Share, compute: Compute, closing: bool, is_new: bool) -> WrittenByShards:
+    def written(self, share: Share, compute: Compute, closing: bool) -> WrittenByShards:
         """What one pass over all shards wrote. closing: it looks at what came meanwhile, so none has done it before."""
         key = f"{share.key} {uuid.uuid4()}" if closing else share.key
         what = "closing" if closing else "writing offsets"
-        task = _WriteShard(share, key, compute.quiet, what, is_new)
+        task = _WriteShard(share, key, compute.quiet, what)
         parts = self.vectors.each_once([task] * len(self.vectors.shards))
         return WrittenByShards.of([json.loads(bytes(part["told"])) for part in parts])
 
@@ -327,14 +302,11 @@ class _WriteShard(Reading):
     key: str
     compute: Compute
     what: str
-    is_new: bool
 
     def __call__(self, order: Order) -> ShardResult:
         store, writing, model = self.share.joined(cast(StoreShard, order.shard))
         with writing:
-            comparison = one_pass(
-                Comparison(store, model, self.compute, self.what, first=self.is_new), writing, writing.scan()
-            )
+            comparison = one_pass(Comparison(store, model, self.compute, self.what), writing, writing.scan())
             writing.settle()
         named = list(comparison.invalid_vectors.named.items())
         told = {
@@ -468,14 +440,13 @@ def written(
     some. answered: as of a `Writing`."""
 
     def once(closing: bool) -> Comparison | WrittenByShards:
-        is_new = writing.found != "active"
         if isinstance(gallery, ShardedStore):
             assert isinstance(writing, SharedWriting)  # as of every `Sharded` store
-            return gallery.written(writing.share(), compute, closing, is_new)
+            return gallery.written(writing.share(), compute, closing)
         read = gallery if store.shared and writing.found == "nothing" else None
         what = "closing" if closing else "writing offsets"
         batches = writing.scan() if read is None else writing.changed(read.batches()) if closing else read.batches()
-        return one_pass(Comparison(store, model, compute, what, first=is_new), writing, batches)
+        return one_pass(Comparison(store, model, compute, what), writing, batches)
 
     with store.begin(model, compute.progress) as writing:
         writing.forced, writing.answered = force, answered

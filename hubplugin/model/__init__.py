@@ -4,7 +4,6 @@ from hubplugin.model.file import FORMAT, MAPPED_FORMAT
 from hubplugin.model.grouped import Group, GroupedModel, group_key
 from hubplugin.model.offset_model import (
     Activation,
-    Bound,
     Dot,
     GalleryStatistics,
     HubnessAtFit,
@@ -25,7 +24,6 @@ __all__ = [
     "FORMAT",
     "MAPPED_FORMAT",
     "Activation",
-    "Bound",
     "Dot",
     "GalleryStatistics",
     "Group",

@@ -126,54 +126,6 @@ def unpacked(listed: Sequence[Header], tensors: dict[str, np.ndarray]) -> tuple[
     return tuple(terms)
 
 
-WIDER = 1.4
-"""The temperature of newcomers, as a multiple of that of members: near misses count for more, so that less is gained by
-a vector that was made to stay just below the levels of a known bank (benchmarks/planted.py)."""
-
-
-@dataclass(frozen=True)
-class Bound:
-    """The bound of a robust model. It keeps targets out of most of the bank's lists of the 10 nearest.
-
-    levels: [m], the corrected score of each bank query's 10th nearest target in the gallery of the fit: a target with
-    the offset o stands among the 10 nearest of the bank query u if s(b_u, t) + o >= levels_u. With the temperature tau,
-    `lowered` lowers o until
-
-        sum_u sigmoid( (s(b_u, t) + o - levels_u) / tau ) <= share * m / 2
-
-    Each list that t stands in adds at least 1/2 to the sum, so t stands in no more than `share` of them. Near misses
-    count, too. No list counts for more than 1, so that a target which lies very near to few queries keeps its offset.
-
-    share: of a newcomer. members_share: of a target of the gallery of the fit; answers of the bank are left out of its
-    sum. tau: of members; that of newcomers is `WIDER`. floor: an offset with which a target is not found. largest,
-    largest_within: the largest share of bank queries that one target of the gallery had at the fit, and the largest
-    within one cluster of them. for_members: whether offsets are lowered as those of members.
-    """
-
-    share: float
-    members_share: float
-    tau: float
-    levels: np.ndarray
-    floor: float
-    largest: float
-    largest_within: float
-    for_members: bool = False
-
-    def lowered(
-        self, offsets: np.ndarray, first: Term, metric: Metric, targets: Vectors, compute: Compute
-    ) -> np.ndarray:
-        """`offsets` [n] of `targets`, within the bound: float32 [n]. first: a term over the bank."""
-        from hubplugin.compute import LeftOut, Limit, Similarities
-
-        share, tau, left_out = self.share, WIDER * self.tau, None
-        if self.for_members:
-            share, tau = self.members_share, self.tau
-            answers = None if isinstance(first, Dot) else first.answers
-            left_out = None if answers is None else LeftOut(answers)
-        limit = Limit(self.levels, tau, share * len(self.levels) / 2, left_out)
-        return limit.lowered(Similarities.of(first.bank, metric, compute), targets, offsets).astype(np.float32)
-
-
 @dataclass(frozen=True)
 class HubnessAtFit:
     """The 10-occurrence of the gallery of the fit over `queries` queries of the bank: its skewness raw, corrected and
@@ -222,10 +174,6 @@ Value: TypeAlias = str | int | None
 LARGEST_OFFSET = 1e38
 """Offsets are stored as float32, which ends at 3.4e38."""
 
-ROUNDING = 1e-3
-"""More standard deviations than rounding, which differs from one pass to the next, can add to an offset of the fit's
-own targets."""
-
 
 @dataclass(frozen=True)
 class GalleryStatistics:
@@ -240,11 +188,6 @@ class GalleryStatistics:
     def cap(self) -> float:
         """The largest offset that a newcomer may get: the largest that a target of the gallery stores, a float32."""
         return float(np.float32(self.largest))
-
-    @property
-    def rounding(self) -> float:
-        """By less than this an offset differs from one pass over the same target to the next."""
-        return ROUNDING * self.deviation
 
 
 @dataclass(frozen=True)
@@ -264,7 +207,7 @@ class OffsetModel:
     method, parameters: as given to `fit`. metric: the similarity the offsets belong to. bank_fingerprint: names the
     query bank and the target bank. centre: mean of the raw offsets over the gallery of the fit (0 without one), so
     that 0 is the neutral offset. gallery: None where the fit was given no targets. activation: the activation set,
-    which `query_dependent.Dynamic` and `DualDynamic` ask; offsets do not depend on it. bound: of a robust model.
+    which `query_dependent.Dynamic` and `DualDynamic` ask; offsets do not depend on it.
     hubness_at_fit: counted by `apply` and `refit`, for `inspect`; it makes no other model.
     query_map: what known answers taught, None where nothing was to be learned from them. Banks lie here as they were
     given, and are mapped as all queries are: offsets belong to what is searched with. fold: what clicks taught about
@@ -279,7 +222,6 @@ class OffsetModel:
     centre: float = 0.0
     gallery: GalleryStatistics | None = None
     activation: Activation | None = None
-    bound: Bound | None = None
     hubness_at_fit: HubnessAtFit | None = None
     query_map: QueryMap | None = None
     fold: TargetFold | None = None
@@ -311,8 +253,7 @@ class OffsetModel:
 
         No offset is above the cap, the largest of the gallery of the fit: a vector that is far from the whole bank
         would otherwise get more than any target has, and rank above them. Targets of the fit keep theirs. A model that
-        was fitted without a gallery has no cap. Of a robust model, `bound` holds for all of them as newcomers;
-        `members` has the offsets of the gallery of the fit.
+        was fitted without a gallery has no cap.
 
         groups: what a `GroupedModel` must know of each target; others do not look at it.
         Raises InputError where `targets` cannot be used or have other dimensions than the bank.
@@ -320,11 +261,7 @@ class OffsetModel:
 
         vectors, compute = as_vectors(targets, "targets"), compute
         compute = compute.for_products(vectors.rows * sum(term.bank.size for term in self.terms))
-        offsets = capped(self.raw_offsets(vectors, compute) - self.centre, self.gallery)
-        if self.bound is None:
-            return offsets
-        first = self.terms[0]
-        return self.bound.lowered(offsets, replace(first, bank=self._asked(first)), self.metric, vectors, compute)
+        return capped(self.raw_offsets(vectors, compute) - self.centre, self.gallery)
 
     def _asked(self, term: Term) -> np.ndarray:
         """What the bank of `term` is searched with: [m, d]."""
@@ -361,13 +298,8 @@ class OffsetModel:
             return asked, targets, self.metric
         return asked, Changed(targets, self.metric, self.fold), Metric.DOT  # by cosine, lengths would be lost
 
-    @property
-    def members(self) -> OffsetModel:
-        """This model as it is for the gallery of its fit, whose bound is wider; itself where it is not robust."""
-        return self if self.bound is None else self.having(bound=replace(self.bound, for_members=True))
-
     def having(self, **changes: Any) -> OffsetModel:
-        """This model with another `bound` or `hubness_at_fit`, on which its raw offsets do not depend; or with a
+        """This model with another `hubness_at_fit`, on which its raw offsets do not depend; or with a
         `fold`, or a `query_map` and the `terms` that give the same raw offsets with it."""
         model = replace(self, **changes)
         object.__setattr__(model, "_kept", self._kept)
@@ -497,10 +429,6 @@ class OffsetModel:
             "activation": self.activation.k if self.activation else None,
             "terms": terms,
         }
-        if self.bound is not None:
-            names = ("share", "members_share", "tau", "floor", "largest", "largest_within")
-            header["bound"] = {name: getattr(self.bound, name) for name in names}
-            tensors["bound.levels"] = self.bound.levels
         if self.hubness_at_fit is not None:
             header["finds"] = asdict(self.hubness_at_fit)
         if self.learned:
@@ -517,7 +445,7 @@ class OffsetModel:
     def _fields(cls, header: Header, tensors: dict[str, np.ndarray]) -> Header:
         """The fields of the model whose `_content` was `header` and `tensors`."""
         terms, k, gallery = unpacked(header["terms"], tensors), header["activation"], header["gallery"]
-        bound, finds, query_map = header.get("bound"), header.get("finds"), header.get("query_map")
+        finds, query_map = header.get("finds"), header.get("query_map")
         fold = header.get("fold")
         return {
             "method": header["method"],
@@ -528,7 +456,6 @@ class OffsetModel:
             "centre": float(header["centre"]),
             "gallery": GalleryStatistics(**gallery) if gallery else None,
             "activation": Activation(k, tuple(tensors[f"activation.{i}"] for i in range(len(terms)))) if k else None,
-            "bound": Bound(**bound, levels=tensors["bound.levels"]) if bound else None,
             "hubness_at_fit": HubnessAtFit(**finds) if finds else None,
             "query_map": QueryMap(tensors["query_map.step"], **query_map) if query_map else None,
             "fold": TargetFold(tensors["fold.at"], tensors["fold.shifts"], **fold) if fold else None,
@@ -543,10 +470,9 @@ class OffsetModel:
         fitted = f", gallery of {self.gallery.count}" if self.gallery else ""
         first = self.terms[0]
         bank = f"mean of the bank, {self.dim} dimensions" if isinstance(first, Dot) else f"bank {first.bank.shape}"
-        robust = "" if self.bound is None else f", newcomers in {self.bound.share:.2%} of the bank's lists at most"
         learned = "" if self.query_map is None else f", queries mapped by {self.query_map.pairs} pairs"
         learned += "" if self.fold is None else f", {len(self.fold.at)} targets folded"
-        return f"OffsetModel({self._described}, {self.metric.value}, {bank}{fitted}{robust}{learned})"
+        return f"OffsetModel({self._described}, {self.metric.value}, {bank}{fitted}{learned})"
 
 
 def capped(offsets: np.ndarray, gallery: GalleryStatistics | None) -> np.ndarray:

@@ -26,7 +26,6 @@ from hubplugin.learning import Learning
 from hubplugin.measures.hubness import Hubness, k_occurrence, skewness
 from hubplugin.measures.significance import Side, standard_error
 from hubplugin.methods import FitInput, Method
-from hubplugin.methods.robust import bounded
 from hubplugin.model import OffsetModel, QueryMap, Setting, TargetFold
 from hubplugin.vectors import as_vectors, sampled, taken
 
@@ -306,14 +305,14 @@ class Experiment:
     """Of a bank and its gallery. Nothing is computed until it is asked for; what is asked for then raises InputError
     for banks of which nothing can be held out.
 
-    By default all wordings of a target are held out together. robust: what is fitted is bounded, as it will be.
-    tried: whether each query may be held out, bool [m]; then each for itself, and what it asks for stays asked for.
+    By default all wordings of a target are held out together. tried: whether each query may be held out, bool [m]; then
+    each for itself, and what it asks for stays asked for.
     """
 
-    def __init__(self, bank: PreparedBank, seed: int = 0, robust: bool = False, tried: np.ndarray | None = None):
+    def __init__(self, bank: PreparedBank, seed: int = 0, tried: np.ndarray | None = None):
         if seed < 0:
             raise InputError(Parameter("seed", seed), ": expected 0 or more")
-        self.bank, self.seed, self._robust, self._only = bank, seed, robust, tried
+        self.bank, self.seed, self._only = bank, seed, tried
         # Held at one time: fit x (targets + target bank), target bank x targets, and a Sinkhorn fit's exponentials.
         self._fit_rows = min(FIT_ROWS, max(math.isqrt(self.bank.compute.bytes() // 32), 2 * FOLDS))
 
@@ -450,23 +449,16 @@ class Experiment:
         self, configuration: Method | Learning | OffsetModel, fold: Fold
     ) -> tuple[np.ndarray, OffsetModel | None]:
         """Offsets [n] of the targets of a fold, and the model that may change its queries and targets. It is one that
-        is tried as it is, or a fit on what the fold does not hold out, which is bounded if `robust`."""
+        is tried as it is, or a fit on what the fold does not hold out."""
         given = fold.fit_input
         if isinstance(configuration, OffsetModel):
             model = configuration
+        elif isinstance(configuration, Learning) and configuration.learns:
+            model = configuration.fit(given, *self._learned(configuration, fold))
         else:
-            if isinstance(configuration, Learning) and configuration.learns:
-                model = configuration.fit(given, *self._learned(configuration, fold))
-            else:
-                method = configuration.method if isinstance(configuration, Learning) else configuration
-                if not self._robust:
-                    return method.raw_offsets(given), None
-                model = method.fit(given)
-            model = bounded(model, given) if self._robust else model
-        targets, compute = given.require_targets(model.method), given.compute
-        if model.bound is None:
-            return model.raw_offsets(targets, compute), model
-        return model.members.offsets(targets, compute=compute.quiet), model
+            method = configuration.method if isinstance(configuration, Learning) else configuration
+            return method.raw_offsets(given), None
+        return model.raw_offsets(given.require_targets(model.method), given.compute), model
 
     def _learned(self, configuration: Learning, fold: Fold) -> tuple[QueryMap | None, TargetFold | None]:
         """What the known answers that a fold does not hold out teach."""

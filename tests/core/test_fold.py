@@ -248,7 +248,6 @@ def test_what_cannot_be_folded_is_refused_in_one_line(log):
     bank = hubplugin.Bank(queries, answers)
     for expected, changed in {
         "learn='all': expected True or 'fold'": {"learn": "all"},
-        "has no bound: leave robust= out": {"robust": True},
         "pass ids or rows as answers=": {"bank": hubplugin.Bank(queries, targets[answers], pairs=True)},
         "the bank has 199 different pairs": {"bank": hubplugin.Bank(queries[:199], answers[:199])},
     }.items():

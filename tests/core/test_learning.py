@@ -120,18 +120,6 @@ def test_a_low_temperature_serves_queries_that_a_map_makes_longer(method, asked)
     np.testing.assert_allclose(found - found.mean(), wanted, rtol=0, atol=1e-5)
 
 
-def test_a_robust_model_bounds_the_lists_of_mapped_queries(asked):
-    targets, queries, answers = asked
-    model = hubplugin.fit(targets, hubplugin.Bank(queries, answers), learn=True, robust=True)
-    mapped = model.queries(queries).astype(np.float64)
-    newcomers = unit(np.concatenate([mapped.mean(0, keepdims=True), mapped[:20]]))
-    levels = np.sort(mapped @ targets.T + model.members.offsets(targets), axis=1)[:, -10]
-    shares = (mapped @ newcomers.T + model.offsets(newcomers) >= levels[:, None]).mean(axis=0)
-    plain = hubplugin.fit(targets, hubplugin.Bank(queries, answers), learn=True)
-    assert (mapped @ newcomers.T + plain.offsets(newcomers) >= levels[:, None]).mean(axis=0).max() > model.bound.share
-    assert shares.max() <= model.bound.share
-
-
 def test_a_trial_maps_what_it_holds_out_by_what_the_others_teach(asked):
     targets, queries, answers = asked
     given = hubplugin.Bank(queries, answers).prepare("cosine", Compute("cpu")).against(targets)

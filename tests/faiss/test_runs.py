@@ -21,7 +21,6 @@ import pytest
 import hubplugin
 import hubplugin_faiss
 from hubplugin import apply, inspect, open_store, refit, refresh, rollback
-from hubplugin.jobs.versions import quarantine
 from hubplugin.store import Store
 from hubplugin_faiss import index_file
 from hubplugin_faiss.handlers import handler_for
@@ -85,7 +84,6 @@ WRITERS: dict[str, Callable[[Store], object]] = {
     "refit": lambda store: refit(store, BANK, "is", force=True),
     "refresh": refresh,
     "rollback": rollback,
-    "quarantine": lambda store: quarantine(store, "add", [3], "planted"),
     "remove": lambda store: store.remove(),
     "model": lambda store: apply(store, fitted("is")),
 }
@@ -182,7 +180,7 @@ def overwritten(new: Path, path: Path) -> None:
 @pytest.mark.parametrize("moment", ["after it was opened", "before the last step"])
 @pytest.mark.parametrize("entries", [900, 500])
 @pytest.mark.parametrize("way", [renamed, overwritten])
-@pytest.mark.parametrize("what", sorted({*WRITERS} - {"quarantine"}))
+@pytest.mark.parametrize("what", sorted(WRITERS))
 def test_what_another_program_writes_meanwhile_stays(corrected, monkeypatch, what, way, entries, moment):
     new = built(corrected.parent / "next", np.ascontiguousarray(GALLERY[::-1][:entries]))
     content, store, replaced, real = new.read_bytes(), opened(corrected), [], index_file._require_same
@@ -300,7 +298,7 @@ def lying_in(folder: Path) -> dict[str, bytes]:
 
 
 NEEDING_ROOM = {
-    **{what: WRITERS[what] for what in ("quarantine", "refresh", "remove", "rollback")},
+    **{what: WRITERS[what] for what in ("refresh", "remove", "rollback")},
     "model": lambda store: apply(store, fitted("is")),
 }
 
@@ -315,10 +313,7 @@ def test_what_finds_no_room_says_how_much_it_needs_and_leaves_all_as_it_was(corr
     needed = r"cannot write '.*': File too large, [\d,]+ bytes are needed and [\d,]+ were free; nothing was changed"
     with pytest.raises(hubplugin.StoreError, match=needed), no_file_longer_than(size):
         NEEDING_ROOM[what](store)
-    after = lying_in(corrected.parent)
-    if what == "quarantine":  # the list is written first, and any later refresh writes its offsets
-        after.pop("photos.faiss.hub/quarantine.json", None)
-    assert after == before
+    assert lying_in(corrected.parent) == before
     assert not Path(f"{corrected}.hub/pending").exists()
 
 
@@ -411,7 +406,7 @@ def test_a_gallery_that_finds_no_room_to_be_read_says_how_much_it_needs(photos):
     assert lying_in(photos.parent) == before
 
 
-@pytest.mark.parametrize("name", ["model.hub", "versions.json", "7.offsets", "quarantine.json", "lock", "pending", "."])
+@pytest.mark.parametrize("name", ["model.hub", "versions.json", "7.offsets", "lock", "pending", "."])
 @pytest.mark.parametrize("what", WRITERS)
 def test_what_has_the_place_of_a_file_ends_in_one_line_and_changes_nothing(corrected, what, name):
     """A folder where a file belongs, a file where a folder does."""
@@ -470,21 +465,6 @@ def test_an_index_and_the_links_to_it_are_one(photos, tmp_path):
     assert photos.read_bytes() == built(tmp_path / "raw").read_bytes()
     assert not Path(f"{photos}.hub").exists()
     assert sorted(os.listdir(tmp_path / "elsewhere")) == ["first", "second.faiss"]
-
-
-UNDATED = b'{"events":[{"what":"add","id":3,"when":"20:6-11-23","who":"","why":""}]}'
-
-
-@pytest.mark.parametrize("content", [b'{"format":1,\xff', b"", b"[1]", b'{"format":2}', UNDATED])
-def test_a_damaged_quarantine_list_ends_in_one_line(corrected, content):
-    Path(f"{corrected}.hub/quarantine.json").write_bytes(content)
-    before = lying_in(corrected.parent)
-    for asked in (lambda store: store.quarantined(), refresh):
-        with pytest.raises(
-            hubplugin.StoreError, match=r"^the quarantine list in '.*quarantine\.json' is damaged .*hand$"
-        ):
-            asked(opened(corrected))
-    assert lying_in(corrected.parent) == before
 
 
 def test_a_journal_with_a_date_that_is_none_ends_in_one_line(corrected):

@@ -304,7 +304,7 @@ def test_a_wrong_offset_is_told_from_one_that_codes_round(tmp_path, kind, metric
     store = hubplugin_faiss.open_store(file)
     assert inspect(store).stale == 0
     (batch,), model = store.scan(), store.correction().model
-    offsets = model.members.offsets(batch.vectors)
+    offsets = model.offsets(batch.vectors)
     moved = offsets + 0.2 * offsets.std()
     right, wrong = (np.abs(batch.offsets - each) > store.rounding(batch, each) for each in (offsets, moved))
     assert not right.any()
@@ -395,7 +395,7 @@ def test_a_fitted_model_is_applied_as_it_is_and_both_are_read_back(path, model):
     np.testing.assert_array_equal(index.search(BANK, 5)[1], hubplugin_faiss.upgrade(raw, model).search(BANK, 5)[1])
 
 
-@pytest.mark.parametrize("given", [{"method": "nnn"}, {"tau": 0.1}, {"robust": True}, {"group_by": "shop"}])
+@pytest.mark.parametrize("given", [{"method": "nnn"}, {"tau": 0.1}, {"learn": True}, {"group_by": "shop"}])
 def test_a_fitted_model_takes_no_second_method_and_no_bank(tmp_path, model, given):
     faiss.write_index(filled(), str(tmp_path / "x.faiss"))
     with pytest.raises(hubplugin.InputError, match=f"its method already: leave out {next(iter(given))}=$"):

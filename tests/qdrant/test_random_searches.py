@@ -13,8 +13,6 @@ from qdrant_client import QdrantClient, models
 import hubplugin
 import hubplugin_qdrant
 from hubplugin import OffsetModel
-from hubplugin.jobs.versions import quarantine
-from hubplugin.methods.robust import floor_of
 from hubplugin_qdrant import HubQdrantClient
 from tests.qdrant.conftest import DIM, ONLY_NEWER_LOCAL_MODE, clustered
 
@@ -86,9 +84,8 @@ class World:
         found = hubplugin_qdrant.open_store(self.plain, self.name, vector="image").correction()
         assert found is not None
         self.model = found.model
-        self.missing = self.model.bound.floor if self.model.bound is not None else 0.0
         for key in self.points:
-            self.score(key, self.model.members)
+            self.score(key, self.model)
 
     def vector(self) -> np.ndarray:
         return self.rng.normal(size=DIM).astype(np.float32)
@@ -135,7 +132,7 @@ class World:
             self.put(self.plain, key, both)
         elif what == "ours":
             if self.rng.random() < 0.3:
-                middle = clustered(self.seed + 1, 150).mean(axis=0)  # which looks planted
+                middle = clustered(self.seed + 1, 150).mean(axis=0)  # which is near every query
                 both["image"] = middle + 0.01 * self.vector()
             self.put(self.client(), new, both)
             self.score(new, self.model)
@@ -143,31 +140,21 @@ class World:
             self.plain.delete(self.name, [key], wait=True)
             del self.points[key]
         else:
-            if self.settings.get("robust") and self.points[key].offset is not None:
-                quarantine(
-                    hubplugin_qdrant.open_store(self.plain, self.name, vector="image"), "add", [key], "looks planted"
-                )
-            else:
-                hubplugin.refresh(hubplugin_qdrant.open_store(self.plain, self.name, vector="image"))
+            hubplugin.refresh(hubplugin_qdrant.open_store(self.plain, self.name, vector="image"))
             for each, point in self.points.items():
                 if point.offset is None:
                     self.score(each, self.model)
-        for listed in hubplugin_qdrant.open_store(self.plain, self.name, vector="image").quarantined().last:
-            if listed in self.points and self.points[listed].offset is not None:
-                self.points[listed].offset = floor_of(self.model)
 
     def lacking(self) -> bool:
         """Whether a point has the vector and no offset."""
         return any("image" in point.vectors and point.offset is None for point in self.points.values())
 
     def offset_of(self, key: int, unseen: int | None) -> float | None:
-        """What is added to the similarity of a point; None if it must not be found by its image."""
+        """What is added to the similarity of a point; None if it is not found by its image."""
         offset = self.points[key].offset
         if offset is not None:
             return offset
-        if self.storage == "payload":
-            return float(self.missing)
-        return None if self.missing < 0 or key == unseen else 0.0
+        return None if self.storage == "vector" and key == unseen else 0.0
 
     def raw(self, query: np.ndarray, vector: np.ndarray) -> float:
         query, vector = self.unit(query), self.unit(vector)
@@ -308,11 +295,10 @@ def search(world: World, client: HubQdrantClient) -> None:
 
 MODES = {
     "blend": {"method": "blend"},
-    "robust": {"method": "is", "robust": True},
     "by groups": {"method": "nnn", "group_by": "colour"},
 }
 DISTANCES = (models.Distance.EUCLID, models.Distance.DOT, models.Distance.COSINE)
-FEW = {(models.Distance.EUCLID, "blend"), (models.Distance.DOT, "robust"), (models.Distance.COSINE, "by groups")}
+FEW = {(models.Distance.EUCLID, "blend"), (models.Distance.DOT, "blend"), (models.Distance.COSINE, "by groups")}
 """Those of `make check`."""
 
 CASES = [

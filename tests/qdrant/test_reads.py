@@ -373,11 +373,10 @@ def test_a_rescoring_ranks_what_its_prefetch_gives_and_nothing_else(distance):
     assert [point.id for point in found if point.id != 500] == photos.best(query, rows=[3, 4, 5])
 
 
-@pytest.mark.parametrize("robust", [False, True], ids=["", "robust"])
 @pytest.mark.parametrize("distance", [models.Distance.COSINE, models.Distance.DOT, models.Distance.EUCLID])
-def test_one_point_without_a_second_vector_changes_no_other_score_of_a_rescoring(distance, robust):
+def test_one_point_without_a_second_vector_changes_no_other_score_of_a_rescoring(distance):
     photos = Photos(QdrantClient(":memory:"), "image", distance, "vector")
-    client, far = photos.apply(robust=robust), (-photos.queries[0]).tolist()
+    client, far = photos.apply(), (-photos.queries[0]).tolist()
     given = {"prefetch": models.Prefetch(query=photos.queries[0].tolist(), using="image", limit=40), "limit": 5}
     before = client.query_points("photos", far, "image", **given).points
     photos.plain.upsert("photos", [photos.point(500, 10 * photos.queries[2])])

@@ -122,7 +122,6 @@ def write(service: Service) -> None:
 @step
 def keep(service: Service) -> None:
     import hubplugin
-    from hubplugin.jobs.versions import quarantine
 
     store = service.store()
     service.plain.upsert("photos", [service.models.PointStruct(id=2000, vector={"image": service.gallery[0].tolist()})])
@@ -131,8 +130,6 @@ def keep(service: Service) -> None:
     found = hubplugin.inspect(store, service.queries)
     assert found.missing == found.stale == 0
     assert store.previous() is None
-    quarantine(store, "add", [5], "planted", who="me")
-    assert 5 not in [name for row in range(5) for name in service.found(row, 20)]
     store.explain(service.queries[0])
 
 

@@ -58,9 +58,6 @@ def built(folder: Path) -> dict[str, list[Path]]:
         faiss.write_index(index, str(file))
         for model in models[:2]:
             apply(hubplugin_faiss.open_store(file), model, force=True)
-        hubplugin.abilities.able(hubplugin_faiss.open_store(file), hubplugin.abilities.Quarantining).write_quarantine(
-            hubplugin_faiss.open_store(file).quarantined().changed("add", [3, 5], "somebody", "planted")
-        )
         with hubplugin_faiss.open_store(file).begin(models[2]) as writing:
             batch = next(iter(writing.scan())).some(np.arange(100))
             writing.write(batch, models[2].offsets(batch.vectors))
@@ -82,7 +79,7 @@ def looked_at(file: Path) -> None:
     """What a user does with an index without changing it."""
     hubplugin_faiss.read_index(file)
     store = hubplugin_faiss.open_store(file)
-    store.correction(), store.previous(), store.quarantined()
+    store.correction(), store.previous()
     collections.deque(store.scan(), maxlen=0)
     store.search(BANK[:3], 5), store.search(BANK[:3], 5, raw=True)
 

@@ -122,15 +122,3 @@ def test_the_figures_of_commands_that_look_are_those_of_the_page(photos):
     np.save(truth, np.arange(len(np.load(bank))) % 10)
     found = asked("evaluate", store, "--queries", bank, "--truth", truth)
     assert [method["label"] for method in found["methods"]] == ["raw", "corrected"]
-
-
-def test_a_quarantine_is_planned_and_nothing_is_changed(photos):
-    store, files = f"faiss:{photos}", sorted(photos.parent.rglob("*"))
-    before = photos.read_bytes()
-    planned = asked("quarantine", store, "add", 3, "--why", "looks planted", "--dry-run")
-    assert (planned["written"], [event["id"] for event in planned["events"]]) == (False, [3])
-    assert (photos.read_bytes(), sorted(photos.parent.rglob("*"))) == (before, files)
-    assert asked("quarantine", store, "list")["events"] == []
-    refused = hubplugin("quarantine", store, "add", 999999, "--why", "looks planted", "--dry-run")
-    assert (refused.returncode, "no target with the id 999999" in refused.stderr) == (1, True)
-    assert asked("quarantine", store, "add", 3, "--why", "looks planted")["written"]

@@ -148,7 +148,7 @@ class IndexScale:
         vectors, stored = vectors[some], stored[some]
         if not len(some) or not np.ndim(handler.lengths_and_bias(vectors, nearness)[1]):
             return cls(handler, nearness)
-        offsets, apart = model.members.offsets(vectors), []
+        offsets, apart = model.offsets(vectors), []
         for tried in [nearness] if nearness is None else [nearness, *(STEP * np.arange(-20, 21))]:
             lengths, bias = handler.lengths_and_bias(vectors, tried)
             means = stored - (lengths * offsets - bias)
