@@ -117,28 +117,9 @@ InStore = Annotated[
 ]
 Gallery = Annotated[str | None, typer.Option(help="The gallery: a file, as for a bank.")]
 CutOff = Annotated[int, typer.Option(help="Cut-off k for hubness, mAP and nDCG; how many a STORE is asked for.")]
-QueryNames = Annotated[str | None, typer.Option(help="What a qrels file calls the queries: a text file, one a line.")]
 MetricName = Annotated[str, typer.Option(help="cosine, dot or euclidean.")]
-Seed = Annotated[int, typer.Option(help="Random seed.")]
 Condition = Annotated[
     str | None, typer.Option("--filter", help="A STORE's own filter, such as Qdrant's in JSON: searched with it.")
-]
-OtherRuns = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--run",
-        metavar="FILE",
-        help="The ranking of another search beside those of files, as TREC and ranx write it; may be repeated.",
-    ),
-]
-RunsFolder = Annotated[
-    Path | None, typer.Option("--write-runs", metavar="FOLDER", help="Also writes each ranking as LABEL.trec.")
-]
-ChangesFile = Annotated[
-    Path | None,
-    typer.Option(
-        help="Also writes, as Markdown, which targets became findable, which no longer are, and ranks that moved."
-    ),
 ]
 
 
@@ -152,21 +133,13 @@ def evaluate(
     banks: BankOptions,
     method: Methods = None,
     k: CutOff = 10,
-    query_names: QueryNames = None,
     metric: MetricName = "cosine",
-    seed: Seed = 0,
     condition: Condition = None,
-    run: OtherRuns = None,
-    write_runs: RunsFolder = None,
-    changes: ChangesFile = None,
     shown: ReportOptions,
     computing: ComputeOptions,
 ) -> Answer:
     """Queries whose true targets are known: a corrected store beside its raw search, or every method side by side."""
-    for_files = {
-        "--targets": targets, "--bank": banks.bank, "--answers": banks.answers, "--method": method,
-        "--run": run,
-    }  # fmt: skip
+    for_files = {"--targets": targets, "--bank": banks.bank, "--answers": banks.answers, "--method": method}
     beir = _beir(queries, banks.embed) if Path(queries).is_dir() else None
     truth = truth if beir is None or truth is not None else str(beir.qrels)
     if store is not None:
@@ -179,7 +152,7 @@ def evaluate(
     elif condition is not None:
         raise InputError("--filter is for a STORE; files are searched whole")
     test_queries, bank = _queries_and_bank(queries if beir is None else beir.queries, banks)
-    require_files(read=(truth, query_names, shown.names if store is None else None), written=(shown.report, changes))
+    require_files(read=(truth, shown.names if store is None else None), written=(shown.report,))
     ranked, names = _ranked(store, targets, shown.names, beir, banks.embed)
 
     from hubplugin.evaluation.evaluate import evaluate
@@ -192,18 +165,9 @@ def evaluate(
         results = evaluate(
             ranked, bank, queries=_each_row(test_queries, ranked, progress), truth=truth,
             methods=method or None, k=k,
-            runs={Path(path).stem: path for path in run} if run else None,
-            condition=condition, names=names, query_names=query_names if beir is None else beir.query_ids,
-            metric=metric if store is None else None, seed=seed, compute=compute,
+            condition=condition, names=names, query_names=None if beir is None else beir.query_ids,
+            metric=metric if store is None else None, compute=compute,
         )  # fmt: skip
-    if write_runs is not None:
-        results.to_runs(write_runs)
-    if changes is not None:
-        if results.changes is None:
-            raise InputError("--changes: there is nothing beside the raw search; apply a correction, or pass --bank")
-        from hubplugin.report.render import write_text
-
-        write_text(changes, results.changes.markdown())
     return answer(results.report(), results, shown.report)
 
 

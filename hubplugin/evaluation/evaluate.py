@@ -10,10 +10,8 @@ import numpy as np
 from hubplugin.bank import BankLike
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
-from hubplugin.evaluation.changes import ROWS, Changes, Moved, changed, moved_most
 from hubplugin.evaluation.ranked import Ranked, RankedArrays, RankedStore, Ranking
 from hubplugin.evaluation.results import MethodResult, Results, best_of, shares, shown_of
-from hubplugin.evaluation.runs import RunsLike
 from hubplugin.evaluation.truth import Names, TrueIds, TruthLike, as_names
 from hubplugin.jobs.naming import Naming
 from hubplugin.measures import hubness
@@ -34,7 +32,6 @@ def evaluate(
     truth: TruthLike | TrueIds = None,
     methods: Sequence[str] | None = None,
     models: Mapping[str, OffsetModel] | None = None,
-    runs: RunsLike | None = None,
     k: int = 10,
     condition: str | None = None,
     names: Names | Naming = None,
@@ -59,8 +56,6 @@ def evaluate(
         methods, the query-dependent ones (dis, dualdis, dsl, gc), and otn, l2n and hn, which need no bank and compare
         up to 25 million pairs. By default every additive method that the given bank allows.
     models: fitted models besides, by the label that they get, as {"learned": hubplugin.fit(..., learn=True)}.
-    runs: run files of other searches, as of TREC and ranx, by the label that they get, as {"hybrid": "hybrid.trec"};
-        their queries and targets are called as in a qrels file. Of these R@k counts what the file has.
     Of a store only: condition, a filter, see `Store.filtered`.
 
     All additive methods share one product of queries and targets. Memory holds the queries, one block of targets, and
@@ -79,7 +74,7 @@ def evaluate(
         )
     ranked: Ranked
     if isinstance(targets, Store):
-        for_arrays = {"bank": bank, "methods": methods, "models": models, "runs": runs, "metric": metric}
+        for_arrays = {"bank": bank, "methods": methods, "models": models, "metric": metric}
         for name, value in for_arrays.items():
             if value is not None:
                 raise InputError(Parameter(name), " is for arrays and files; a store is searched as it is")
@@ -105,7 +100,6 @@ def evaluate(
             cast(TruthLike, truth),
             methods=methods,
             models=models or {},
-            runs=runs or {},
             k=k,
             names=cast(Names, names),
             query_names=called,
@@ -132,18 +126,11 @@ def results_of(
         parts = dict(shares(first, raw.best, other.best, seed))
     hubs = [ranked.ids[row] for row in hubness.hubs(occurrences[0], HUBS)]
     never = _never_found(ranked, occurrences[0])
-    called = ranked.ids if ranked.named is None else ranked.named
-    places = np.unique(np.concatenate([ranking.nearest.reshape(-1) for ranking in rankings]))
-    parts["called"] = {place: str(called[place]) for place in places.tolist() if place >= 0}
-    parts["query_names"] = list(range(queries)) if query_names is None else list(query_names)
     examples = [] if other is None else _drawn(raw.best, other.best, seed)
     mentioned = [*hubs, *never]
     for _, place in examples:
         mentioned += [*ranked.true_targets(place), *(key for side in sides for key in _found(ranked, side, place))]
     names = dict(zip(mentioned, ranked.names(mentioned), strict=True))
-    if other is not None:
-        pair = occurrences[0], next(each for each, method in zip(occurrences, methods, strict=True) if method is shown)
-        parts["changes"] = _changes(ranked, raw, other, pair, queries, k, query_names)
     return Results(
         queries=queries,
         judged=len(ranked.judged),
@@ -165,41 +152,6 @@ def results_of(
         **parts,
         **ranked.facts(),
     )
-
-
-def _changes(
-    ranked: Ranked,
-    raw: Ranking,
-    other: Ranking,
-    occurrences: tuple[np.ndarray, np.ndarray],
-    queries: int,
-    k: int,
-    query_names: Sequence[object] | None,
-) -> Changes:
-    places, moved = changed(occurrences), moved_most(raw.best, other.best).tolist()
-    found, lost = ([ranked.ids[row] for row in rows[:ROWS]] for rows in places)
-    true = [ranked.true_targets(place)[0] for place in moved]
-    names = iter(ranked.names([*found, *lost, *true]))
-    times = [occurrence[rows[:ROWS]].tolist() for occurrence, rows in zip(occurrences[::-1], places, strict=True)]
-    asked = [int(ranked.judged[place]) for place in moved]
-    return Changes(
-        before=raw.label,
-        after=other.label,
-        k=k,
-        queries=queries,
-        found=[(next(names), count) for count in times[0]],
-        lost=[(next(names), count) for count in times[1]],
-        of=(len(places[0]), len(places[1])),
-        moved=[
-            Moved(_called(row, query_names), next(names), float(raw.best[place]), float(other.best[place]))
-            for row, place in zip(asked, moved, strict=True)
-        ],
-        first=(float((raw.best <= 1).mean()), float((other.best <= 1).mean())),
-    )
-
-
-def _called(row: int, query_names: Sequence[object] | None) -> str:
-    return f"query {row}" if query_names is None else str(query_names[row])
 
 
 def _occurrence(ranking: Ranking, ranked: Ranked) -> np.ndarray:
@@ -250,7 +202,6 @@ def _methods(
                 versus_raw=versus[number - 1] if number else None,
                 adjusted_p=corrected[number - 1] if number else None,
                 best_ranks=ranking.best,
-                nearest=ranking.nearest,
                 **known,
             )
         )
@@ -315,7 +266,7 @@ def _example(
     )
     return Example(
         outcome=outcome,
-        query=_called(row, query_names),
+        query=f"query {row}" if query_names is None else str(query_names[row]),
         truth=[names[key] for key in true],
         raw=before,
         corrected=after,

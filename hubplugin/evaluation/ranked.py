@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.util import find_spec
 from itertools import chain
-from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -20,7 +19,6 @@ from hubplugin.abilities import Filtered, able
 from hubplugin.bank import Bank, BankLike
 from hubplugin.compute import TIE, Compute, Similarities, TopK, TruthCounts, dense, search, torch
 from hubplugin.errors import InputError, Parameter, install
-from hubplugin.evaluation.runs import RunsLike, read_run
 from hubplugin.evaluation.truth import Names, TrueIds, TruthLike, as_names, as_true_ids, as_truth
 from hubplugin.jobs.naming import Naming
 from hubplugin.measures.retrieval import Ranks, Truth, expected_ranks
@@ -58,14 +56,12 @@ class Ranking:
 class Ranked(Protocol):
     """Targets that are ranked for queries.
 
-    ids: of the targets that are known by name: in a store those that some query finds. named: what files of TREC call
-    these, None where it is their id. count: how many targets there
+    ids: of the targets that are known by name: in a store those that some query finds. count: how many targets there
     are in all, None where nobody knows, as under a filter. judged [j]: the queries that have a true target. recall_at:
     the k of R@k, beside 1 and the cut-off.
     """
 
     ids: Sequence[Id]
-    named: Sequence[object] | None
     count: int | None
     judged: np.ndarray
     recall_at: tuple[int, ...]
@@ -128,7 +124,6 @@ class RankedStore:
         correction = store.correction()
         self._model = correction.model if correction is not None and correction.active else None
         self.ids: Sequence[Id] = ()
-        self.named: Sequence[object] | None = None
         self.count = store.count() if condition is None else None
         self.judged = np.array([row for row, ids in enumerate(self._true) if ids], np.int64)
 
@@ -294,7 +289,6 @@ class RankedArrays:
         *,
         methods: Sequence[str] | None,
         models: Mapping[str, OffsetModel],
-        runs: RunsLike,
         k: int,
         names: Names,
         query_names: Sequence[object] | None,
@@ -309,14 +303,7 @@ class RankedArrays:
         pairs = as_truth(truth, queries.rows, gallery.rows, query_names, self._names)
         self._scene = Scene(prepared(queries, metric), gallery, pairs, given, metric, compute, k, seed)
         self._candidates = candidates_of(methods, models, self._scene)
-        self._runs = {
-            label: read_run(Path(path), queries.rows, gallery.rows, query_names, self._names)
-            for label, path in runs.items()
-        }
-        if taken := {candidate.label for candidate in self._candidates} & set(runs):
-            raise InputError(f"a run cannot be labelled {min(taken)!r}, as a method is; name it by another word")
         self.ids: Sequence[Id] = range(gallery.rows)
-        self.named: Sequence[object] | None = self._names
         self.count: int | None = gallery.rows
         self.judged = pairs.judged
 
@@ -340,18 +327,6 @@ class RankedArrays:
                 storable=candidate.offsets is not None,
                 transductive=candidate.method in PLANS,
             )
-        for label, lists in self._runs.items():
-            yield self._of_run(label, lists)
-
-    def _of_run(self, label: str, lists: list[np.ndarray]) -> Ranking:
-        """The ranking in a run file, which need not have all targets."""
-        nearest, best = np.full((len(lists), self._scene.k), -1, np.int64), np.full(len(self.judged), np.inf)
-        for row, found in zip(nearest, lists, strict=True):
-            row[: len(found)] = found[: len(row)]
-        for place, query in enumerate(self.judged.tolist()):
-            places = np.flatnonzero(np.isin(lists[query], self.true_targets(place)))
-            best[place] = places[0] + 1 if len(places) else np.inf
-        return Ranking(label, "run", {}, nearest, best, storable=False)
 
     def true_targets(self, place: int) -> Sequence[Id]:
         truth = self._scene.truth

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from hubplugin.errors import InputError
-from hubplugin.evaluation.changes import Changes
-from hubplugin.evaluation.runs import write_run
 from hubplugin.measures.hubness import Hubness
 from hubplugin.measures.significance import Comparison, Figure, compare, interval
 from hubplugin.model import Setting
@@ -71,7 +66,6 @@ class MethodResult(BaseModel):
     versus_raw: Comparison | None = None
     adjusted_p: float | None = None
     best_ranks: np.ndarray = Field(exclude=True, repr=False)
-    nearest: np.ndarray = Field(exclude=True, repr=False)
 
     @property
     def described(self) -> str:
@@ -92,7 +86,7 @@ class Results(Reported, BaseModel):
     how many targets a query finds, of the k-occurrence, mAP and nDCG. best: the label of the method recommended on
     these queries, None where none is better than the raw search beyond chance. anti_hubs: some of the targets that no
     query finds. Of the method `shown`: found_first, not_found_first: queries whose true target some bank query finds
-    first in the raw search, and the others; offsets; examples: queries that it won and lost; changes: target by target.
+    first in the raw search, and the others; offsets; examples: queries that it won and lost.
 
     Of arrays: query_bank, target_bank: their rows; coverage: the share of the gallery that is nearest to some bank
     query. Of a store: its URL, its active correction, and the condition of the search.
@@ -120,9 +114,6 @@ class Results(Reported, BaseModel):
     not_found_first: Share | None = None
     offsets: Histogram | None = None
     examples: list[Example] = []
-    changes: Changes | None = Field(default=None, exclude=True, repr=False)
-    called: dict[int, str] = Field(default={}, exclude=True, repr=False)
-    query_names: list[Any] = Field(default=[], exclude=True, repr=False)
 
     def __getitem__(self, label: str) -> MethodResult:
         """The method called `label`; raises InputError that lists the labels."""
@@ -151,13 +142,6 @@ class Results(Reported, BaseModel):
         from hubplugin.report.render import write_text
 
         write_text(path, self.model_dump_json(indent=1) + "\n")
-
-    def to_runs(self, folder: str | os.PathLike[str]) -> None:
-        """Writes LABEL.trec into `folder` for each method, the raw search among them: the first k of each query, for
-        ranx, trec_eval and others. Raises InputError where a file cannot be written, or a name has a space in it."""
-        for method in self.methods:
-            path = Path(folder) / f"{re.sub(r'[^A-Za-z0-9.=-]+', '_', method.label)}.trec"
-            write_run(path, method.label, method.nearest, self.query_names, self.called)
 
     def to_html(self, path: str | os.PathLike[str], command: str | None = None) -> None:
         """Writes the report: one file, which refers to nothing outside itself. command: what was typed, which the
