@@ -24,12 +24,7 @@ from hubplugin.compute.similarities import (
     has_torch,
     torch,
 )
-from hubplugin.compute.sinkhorn import (
-    Columns,
-    Scaling,
-    most_held,
-    sinkhorn,
-)
+from hubplugin.compute.sinkhorn import Columns, Scaling, most_held, sinkhorn
 from hubplugin.compute.terms import (
     LogSum,
     MeanOfLargest,

@@ -230,8 +230,8 @@ it came to be one, and keeps all its entries."""
 
 
 MOST_DOUBTFUL = 1 / 48
-"""The largest share of a tile's entries that are computed one by one. One takes as long as 5 to 50 of a product (AVX2,
-banks of 1,500 to 15,000)."""
+"""The largest share of a tile's entries that are computed one by one. One takes as long as 5 to 50 entries of a product
+(AVX2, banks of 1,500 to 15,000)."""
 
 
 ROUNDED = 8
