@@ -90,7 +90,9 @@ def _unknown(
         if caller is None
         else [each.name for each in signature(caller).parameters.values() if each.kind not in no_words]
     )
-    said: list[str | Parameter] = [f"method {method!r} has no parameter {name!r}; it takes {', '.join(taken)}"]
+    said: list[str | Parameter] = [
+        f"method {method!r} has no parameter {name!r}; it takes {', '.join(taken) or 'none'}"
+    ]
     if name in Compute.__dataclass_fields__:
         return [*said, f"; pass it as compute=hubplugin.Compute({name}=...)"]
     near = get_close_matches(name, [*taken, *own], n=1)
