@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from concurrent.futures import Executor
-from contextlib import ExitStack
 from typing import cast
 
 from hubplugin.bank import Bank, BankLike
@@ -62,22 +61,22 @@ def fit(
     elif judged is not None:
         raise InputError(Parameter("judged"), " chooses how strong a map is: pass ", Parameter("learn", True))
     configuration = configured(METHODS, method, parameters, fit)
-    if targets is None and executor is not None:
-        raise InputError("an executor computes on the gallery: pass ", Parameter("targets"))
-    with ExitStack() as stack:
-        if executor is not None:
-            planned = shards_of(cast(GalleryLike, targets), shards)
-            targets = ShardedGallery("targets", planned, executor, stack.enter_context(Workspace(workspace)), compute)
-        gallery = cast("VectorLike | None", targets)
-        if not learn:
+    if executor is not None:
+        if targets is None:
+            raise InputError("an executor computes on the gallery: pass ", Parameter("targets"))
+        planned = shards_of(targets, shards)
+        with Workspace(workspace) as kept:
+            gallery = ShardedGallery("targets", planned, executor, kept, compute)
             return configuration.fit(Bank.of(bank).read(metric, compute, targets=gallery))
-        prepared = Bank.of(bank).prepare(metric, compute).against(cast(VectorLike, gallery))
-        looked_at = None if judged is None else Bank.of(judged).prepare(metric, compute)
-        looked_at = None if looked_at is None else looked_at.against(cast(VectorLike, gallery))
-        model = taught(configuration, prepared, looked_at, learn).model
-        if not model.learned:
-            warnings.warn(NOTHING, stacklevel=2)
-        return model
+    if not learn:
+        return configuration.fit(Bank.of(bank).read(metric, compute, targets=cast("VectorLike | None", targets)))
+    whole = cast(VectorLike, targets)
+    prepared = Bank.of(bank).prepare(metric, compute).against(whole)
+    looked_at = None if judged is None else Bank.of(judged).prepare(metric, compute).against(whole)
+    model = taught(configuration, prepared, looked_at, learn).model
+    if not model.learned:
+        warnings.warn(NOTHING, stacklevel=2)
+    return model
 
 
 def require_executor(executor: object, shards: int | None, workspace: object) -> bool:

@@ -174,24 +174,22 @@ def share_tile(
 
 
 def changes_told(
-    worst: float | None,
-    now: float | None,
+    worst: float,
+    now: float,
     queries: int,
     first: float | None,
     first_now: float | None,
     change: Figure | None = None,
 ) -> str:
-    """In words: the share of queries that find the worst hub, and R@1, before and now; "" where neither is known.
-    change: of R@1, whose interval is told."""
-    told = []
-    if worst is not None and now is not None:
-        one, other = round(worst * queries), round(now * queries)
-        went = "falls" if other < one else "rises" if other > one else "stays"
-        told.append(f"the worst hub {went} from {one:,} to {other:,} of {queries:,} queries")
-    if first is not None and first_now is not None:
-        interval = "" if change is None else f" ({100 * change.low:+.1f} to {100 * change.high:+.1f} points)"
-        told.append(f"right answers first: {100 * first:.1f} to {percent(first_now)}{interval}")
-    return "; ".join(told)
+    """In words: the share of queries that find the worst hub, and R@1 where it is known, before and now. change: of
+    R@1, whose interval is told."""
+    one, other = round(worst * queries), round(now * queries)
+    went = "falls" if other < one else "rises" if other > one else "stays"
+    told = f"the worst hub {went} from {one:,} to {other:,} of {queries:,} queries"
+    if first is None or first_now is None:
+        return told
+    interval = "" if change is None else f" ({100 * change.low:+.1f} to {100 * change.high:+.1f} points)"
+    return f"{told}; right answers first: {100 * first:.1f} to {percent(first_now)}{interval}"
 
 
 def shares_tile(title: str, shares: Mapping[str, Share | None], unknown: str) -> Tile:

@@ -67,15 +67,15 @@ class Trial:
 
     configuration: Method | OffsetModel | None
     queries: int
+    skewness: float
+    cost: float
+    largest: float
+    never: float
     raw: Trial | None = field(default=None, repr=False)
-    skewness: float = math.nan
-    cost: float = math.nan
     recall: float | None = None
     rank: float | None = None
     gain: float | None = None
     error: float | None = None
-    largest: float | None = None
-    never: float | None = None
     noise: float | None = None
     bank: BankProfile | None = None
     objections: tuple[str, ...] = ()
@@ -246,11 +246,11 @@ class Outcome:
         return Trial(
             self.configuration,
             len(self.costs),
-            raw=None if self is raw else raw.trial(raw),
             skewness=hubness.skewness,
             cost=float(self.costs.mean()) / self.gap,
             largest=hubness.largest / len(self.costs),
             never=hubness.anti_hub_share,
+            raw=None if self is raw else raw.trial(raw),
             noise=noise,
             **paired,
         )
