@@ -87,12 +87,11 @@ class Trial:
     queries: np.ndarray
     corrected: np.ndarray
     before: np.ndarray
-    between: Callable[[], None] = lambda: None
 
     def recall(self, upgraded: faiss.Index) -> Recall:
         """Searches `upgraded`, as it is set to search."""
         start = time.process_time()
-        after = _recall(upgraded, self.queries, self.corrected, self.between)
+        after = _recall(upgraded, self.queries, self.corrected)
         seconds, error = time.process_time() - start, (self.before - after).std() / np.sqrt(len(after))
         return Recall(float(self.before.mean()), float(after.mean()), float(error), seconds)
 
@@ -102,7 +101,6 @@ def trial_of(
     upgraded: faiss.Index,
     model: OffsetModel,
     scale: IndexScale,
-    between: Callable[[], None] = lambda: None,
     originals: Vectors | None = None,
 ) -> Trial | None:
     """Searches `index`, as it is set to search, with queries of the bank of `model`, and ranks all targets exactly.
@@ -111,7 +109,6 @@ def trial_of(
         index: the raw index.
         upgraded: the same with the offsets of `model`, on `scale`.
         model: None is returned if its bank is too small to try, or an exhaustive index too large.
-        between: called between pieces of the work.
         originals: the exact rankings are over these vectors [n, d], in the order of the ids; by default over what the
             index itself reconstructs, so that what its codes lose of a vector counts in neither ranking.
     """
@@ -120,8 +117,8 @@ def trial_of(
     if queries is None or upgraded.ntotal < 10 * K:
         return None
     targets = _reconstructed(upgraded, scale) if originals is None else _given(upgraded, originals, model)
-    raw, corrected = exact_rankings(upgraded, targets, queries, model.queries(queries), between)
-    return Trial(queries, corrected, _recall(index, queries, raw, between), between)
+    raw, corrected = exact_rankings(upgraded, targets, queries, model.queries(queries))
+    return Trial(queries, corrected, _recall(index, queries, raw))
 
 
 def tried_at_most(index: faiss.Index, upgraded: faiss.Index, most: int = QUERIES) -> int:
@@ -237,7 +234,7 @@ class Asked:
         if known.held_out is not None:
             gained, spread = known.held_out
             targets = _reconstructed(upgraded, scale) if originals is None else _given(upgraded, originals, model)
-            raw, corrected = exact_rankings(upgraded, targets, asked, model.queries(asked), lambda: None, 1)
+            raw, corrected = exact_rankings(upgraded, targets, asked, model.queries(asked), 1)
             exact = (corrected[:, 0] == names).astype(np.float64) - (raw[:, 0] == names)
 
         def gains() -> np.ndarray:
@@ -295,7 +292,6 @@ def exact_rankings(
     targets: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]],
     queries: np.ndarray,
     mapped: np.ndarray,
-    between: Callable[[], None],
     k: int = K,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Ids of the k best `targets` of each of `queries` [m, d] without their offsets, and with them, where it is
@@ -314,7 +310,6 @@ def exact_rankings(
         ):
             scores, rows = faiss.knn(asked, targets, min(k, len(targets)), metric=upgraded.metric_type)
             found.append((-scores if handler.euclidean else scores, labels[rows]))
-        between()
     rankings = []
     for found in best:
         scores, names = (np.concatenate(part, axis=1) for part in zip(*found, strict=True))
@@ -322,12 +317,11 @@ def exact_rankings(
     return rankings[0], rankings[1]
 
 
-def _recall(index: faiss.Index, queries: np.ndarray, truth: np.ndarray, between: Callable[[], None]) -> np.ndarray:
+def _recall(index: faiss.Index, queries: np.ndarray, truth: np.ndarray) -> np.ndarray:
     found = []
     try:
         for query in np.ascontiguousarray(queries, np.float32):
             found.append(index.search(query[None], K)[1][0])
-            between()
     except RuntimeError as error:
         raise StoreError(f"Faiss cannot search this {name_of(index)}: {reason(error)}") from None
     return np.array([len(np.intersect1d(a, b)) / K for a, b in zip(found, truth, strict=True)])

@@ -1,29 +1,19 @@
-"""Index files as they lie on a disk: told apart, read by Faiss, and written piece by piece."""
+"""Index files as they lie on a disk: told apart, read by Faiss into memory, and written whole."""
 
 from __future__ import annotations
 
-import ctypes
+import errno
 import hashlib
 import os
-import struct
-import sys
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
 
 import faiss
-import numpy as np
 
 from hubplugin.errors import StoreError
-from hubplugin.vectors import Progress
-from hubplugin_faiss.disk import making, take_room
-from hubplugin_faiss.encoding.layout import Assemble, EncodedIndex, in_memory
-from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import reason
-
-PAGES_KEPT = 64 << 20
-"""The pages of a mapped file are given back each time that about this much of it has been read."""
-
 
 ENDS = 64 << 10
 """Bytes at the head and at the end of a file that tell it from another one of the same size and time."""
@@ -60,12 +50,40 @@ def require_file(path: str | os.PathLike[str]) -> None:
         raise StoreError(f"{os.fspath(path)!r} {what}")
 
 
-def read_faiss(path: str | os.PathLike[str], *, mapped: bool = False) -> faiss.Index:
-    """The index in the file `path`, in memory or mapped; raises StoreError, one line, if there is none or Faiss
+LIMITS = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"
+"""Where a container finds how much memory it may have."""
+
+
+def available_memory() -> int | None:
+    """The bytes of memory that this process may still take; None where the system does not say."""
+    try:
+        with open("/proc/meminfo") as lines:
+            free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return None
+    for path in LIMITS:
+        with suppress(OSError, ValueError):  # ValueError: "max" stands for no limit
+            free = min(free, int(Path(path).read_text()))
+    return free
+
+
+def require_memory(path: str | os.PathLike[str], copies: int, what: str) -> None:
+    """Raises StoreError if there is no memory for `copies` of the index in the file `path`, which `what` takes."""
+    needed, free = copies * os.path.getsize(path), available_memory()
+    if free is not None and needed > free:
+        raise StoreError(
+            f"{what} {os.fspath(path)!r} takes {needed:,} bytes of memory, and {free:,} are available; do it on a "
+            "machine with more, or split the index into several files"
+        )
+
+
+def read_faiss(path: str | os.PathLike[str]) -> faiss.Index:
+    """The index in the file `path`; raises StoreError, one line, if there is none, memory has no room for it, or Faiss
     refuses it."""
     require_file(path)
+    require_memory(path, 1, "reading")
     try:
-        index = faiss.read_index(os.fspath(path), faiss.IO_FLAG_MMAP_IFC if mapped else 0)
+        index = faiss.read_index(os.fspath(path))
     except (RuntimeError, MemoryError) as error:
         raise StoreError(f"Faiss cannot read {os.fspath(path)!r}: {reason(error)}") from None
     for what, found, expected in sizes(index):
@@ -131,76 +149,11 @@ def sizes_of_transform(link: faiss.VectorTransform) -> Iterator[tuple[str, int, 
         yield f"numbers in the shift of its {name}:", link.b.size(), link.d_out if link.have_bias else link.b.size()
 
 
-def give_back_pages(*paths: Path) -> None:
-    """Lets the kernel drop pages of the mapped files `paths`, so that files larger than memory do not fill it.
-
-    Pages that are needed again are read again. Files of less than `PAGES_KEPT` stay: to find where a file is mapped
-    takes longer than to search a small one.
-    """
-    small = sum(path.stat().st_size for path in paths if path.exists()) <= PAGES_KEPT
-    if small or not sys.platform.startswith("linux"):
-        return
-    libc, names = ctypes.CDLL(None), tuple(os.path.realpath(path) for path in paths)
-    with open("/proc/self/maps") as maps:
-        for line in maps:
-            if line.rstrip("\n").endswith(names):
-                first, _, last = line.split(maxsplit=1)[0].partition("-")
-                start = int(first, 16)
-                libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(int(last, 16) - start), 4)  # MADV_DONTNEED
-
-
-def write_index_file(
-    path: Path, make: Callable[[Assemble], faiss.Index], mapped: Sequence[Path], progress: Progress | None
-) -> None:
-    """Writes what `make` makes to the file `path`, and its inverted lists to their files, and flushes them.
-
-    Codes are replaced by a random placeholder, Faiss serialises the rest, and the codes are streamed in at the position
-    of the placeholder. Room on the disk is taken first. Raises StoreError if the file cannot be written.
-    """
-    placeholders: list[tuple[EncodedIndex, bytes]] = []
-
-    def with_placeholder(encoded: EncodedIndex) -> faiss.Index:
-        placeholder = _placeholder(encoded)
-        if placeholder is None:
-            return in_memory(encoded)
-        placeholders.append((encoded, placeholder))
-        return encoded.empty
-
-    index = make(with_placeholder)
-    if not placeholders:
-        _write_whole(index, path)
-        for name in handler_for(index).files():
-            with open(name, "rb+") as written:
-                os.fsync(written.fileno())
-        return
-    frame = faiss.serialize_index(index).tobytes()
-    places = sorted((_place(frame, placeholder), number) for number, (_, placeholder) in enumerate(placeholders))
-    done, total = 0, sum(int(encoded.empty.ntotal) for encoded, _ in placeholders)
-    needed = len(frame) + sum(_size(encoded) for encoded, _ in placeholders)
-    with making(path, needed), path.open("wb") as file:
-        take_room(file, needed)
-        position = 0
-        for place, number in places:
-            encoded, placeholder = placeholders[number]
-            file.write(frame[position:place])
-            for count in _write_codes(encoded, file):
-                done += count
-                give_back_pages(*mapped)
-                if progress is not None:
-                    progress("writing the index", done, total)
-            position = place + len(placeholder)
-        file.write(frame[position:])
-        file.truncate()
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _write_whole(index: faiss.Index, path: Path) -> None:
-    """Writes `index` as Faiss does: first to nowhere, to learn its size."""
+def write_index_file(path: Path, index: faiss.Index) -> None:
+    """Writes `index` to `path`, where nothing may lie yet, and flushes it. Raises StoreError where it cannot."""
     sizes: list[int] = []
     faiss.write_index(index, faiss.PyCallbackIOWriter(lambda content: sizes.append(len(content))))
-    with making(path, sum(sizes)), path.open("wb") as file:
-        take_room(file, sum(sizes))
+    with making(path, sum(sizes)), path.open("xb") as file:
         try:
             faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
         except RuntimeError as error:
@@ -209,72 +162,38 @@ def _write_whole(index: faiss.Index, path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _placeholder(encoded: EncodedIndex) -> bytes | None:
-    """What Faiss writes in place of the codes of an empty base index; None if it writes them elsewhere."""
-    empty = encoded.empty
-    if isinstance(empty, faiss.IndexIVF):
-        if not isinstance(faiss.downcast_InvertedLists(empty.invlists), faiss.ArrayInvertedLists):
-            return None
-        return struct.pack("<4sQQ4sQ", b"ilar", empty.nlist, empty.code_size, b"sprs", 0)
-    if isinstance(empty, faiss.IndexFastScan):
-        return None
-    placeholder = os.urandom(64)
-    empty.codes.resize(len(placeholder))
-    faiss.rev_swig_ptr(empty.codes.data(), len(placeholder))[:] = np.frombuffer(placeholder, np.uint8)
-    return struct.pack("<Q", len(placeholder) // _unit(empty)) + placeholder
+FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
+"""What the system says where a disk, a quota or the largest size of a file leaves no room."""
 
 
-def _place(frame: bytes, placeholder: bytes) -> int:
-    """Where `placeholder` is in `frame`. A short one may occur there by chance; the file then fails its check."""
-    place = frame.rfind(placeholder)
-    if place < 0:
-        raise StoreError("this version of Faiss writes indexes in another way than is known; nothing was changed")
-    return place
+@contextmanager
+def making(path: str | os.PathLike[str], needed: int | None = None) -> Iterator[None]:
+    """While the file or folder `path` is made. An OSError becomes a StoreError of one line, which says how many bytes
+    are `needed` where room lacks, and what there is of a file then goes."""
+    free = None
+    try:
+        free = shutil.disk_usage(Path(path).parent).free
+        yield
+    except OSError as error:
+        if Path(path).is_file() and not isinstance(error, FileExistsError):
+            os.unlink(path)
+        raise cannot_write(path, error, needed, free) from None
 
 
-def _write_codes(encoded: EncodedIndex, file: BinaryIO) -> Iterator[int]:
-    """Writes the codes of `encoded` as Faiss does, piece by piece, and yields the number of entries of each."""
-    empty = encoded.empty
-    if not isinstance(empty, faiss.IndexIVF):
-        file.write(struct.pack("<Q", int(empty.ntotal) * int(empty.code_size) // _unit(empty)))
-        for entries in encoded.entries():
-            file.write(np.ascontiguousarray(entries.codes).data)
-            yield len(entries.codes)
-        return
-    assert encoded.list_sizes is not None
-    sizes = encoded.list_sizes.astype(np.uint64)
-    file.write(struct.pack("<4sQQ", b"ilar", empty.nlist, empty.code_size))
-    filled = np.flatnonzero(sizes)
-    if len(filled) > empty.nlist // 2:
-        listed, kind = sizes, b"full"
-    else:
-        listed, kind = np.stack([filled.astype(np.uint64), sizes[filled]], axis=1).ravel(), b"sprs"
-    file.write(struct.pack("<4sQ", kind, len(listed)) + listed.tobytes())
-    held: list[np.ndarray] = []  # ids follow the codes of their whole list
-    left = 0
-    for entries in encoded.entries():
-        assert entries.lists is not None
-        assert entries.ids is not None
-        edges = np.flatnonzero(np.diff(entries.lists, prepend=-1, append=-1))
-        for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-            left = left or int(sizes[entries.lists[first]])
-            file.write(np.ascontiguousarray(entries.codes[first:last]).data)
-            held.append(entries.ids[first:last])
-            left -= last - first
-            if left == 0:
-                file.write(np.concatenate(held).tobytes())
-                held.clear()
-        yield len(entries.codes)
+def cannot_write(
+    path: str | os.PathLike[str], error: OSError, needed: int | None = None, free: int | None = None
+) -> StoreError:
+    """The error to raise where `path` cannot be written. needed, free: bytes, to be told where room lacks."""
+    text = f"cannot write {os.fspath(path)!r}: {error.strerror or error}"
+    if error.errno in FULL and needed is not None and free is not None:
+        text += f", {needed:,} bytes are needed and {free:,} were free"
+    return StoreError(f"{text}; nothing was changed")
 
 
-def _size(encoded: EncodedIndex) -> int:
-    """Bytes that `_write_codes` writes at most."""
-    empty, codes = encoded.empty, int(encoded.empty.ntotal) * int(encoded.empty.code_size)
-    if not isinstance(empty, faiss.IndexIVF):
-        return codes + 8
-    return codes + 8 * int(empty.ntotal) + 16 * int(empty.nlist) + 64
-
-
-def _unit(empty: faiss.Index) -> int:
-    """The unit in bytes in which Faiss counts the codes of a base index: a float or a byte."""
-    return 4 if isinstance(empty, faiss.IndexFlat) else 1
+def flush_folder(folder: Path) -> None:
+    """Waits until the names in `folder` are on the disk. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,41 +1,43 @@
 """The folder in which everything lies that hubplugin keeps beside an index, and the right to write there.
 
 photos.faiss.hub/model.hub         the model of the offsets in the index
-photos.faiss.hub/versions.json     the versions of the correction
-photos.faiss.hub/N.offsets         version N, which is kept
+photos.faiss.hub/previous.hub      the model before it, which a rollback writes
 photos.faiss.hub/lock              locked by the run that writes
-photos.faiss.hub/pending/          what this run has made, until one step puts it in its place
+photos.faiss.hub/pending/          what this run has made, until it is put in its place
 
 An index has one folder, beside its real name, whatever links lead to it. One run at a time writes there.
+
+An index file and its model are two names, which no single step changes. So the index is replaced first (`Run.switch`),
+and says itself which model its offsets are from (`IndexHandler.holds_offsets_of`). Until then all is as before; from
+then on all is new, though the models still lie where they did. A reader looks for the right one wherever it may lie,
+and the next run moves them to their places (`Run.settle`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import socket
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from hubplugin.errors import StoreError
-from hubplugin_faiss.disk import cannot_write, making
-from hubplugin_faiss.files import read_faiss
-from hubplugin_faiss.handlers import handler_for
+import numpy as np
+from pydantic import BaseModel
+
+from hubplugin.errors import ModelFileError, StoreError
+from hubplugin.model import OffsetModel, load
+from hubplugin_faiss.files import cannot_write, flush_folder, making
+from hubplugin_faiss.handlers.base import IndexHandler
 
 try:
     import fcntl
 except ImportError:  # where there is none, nobody is kept away
     fcntl = None  # type: ignore[assignment]
-
-
-MODEL, OFFSETS, CLAIM = "model.hub", "offsets", "claim.json"
-"""The names of a model, in the folder and among what is pending, of its offsets there, and of what says whose they
-are."""
 
 
 class HubFolder:
@@ -44,22 +46,63 @@ class HubFolder:
     def __init__(self, path: str | os.PathLike[str]):
         self.index = Path(os.path.realpath(path))
         self.path = Path(f"{self.index}.hub")
-        self.model, self.versions = self.path / MODEL, self.path / "versions.json"
+        self.model, self.previous = self.path / "model.hub", self.path / "previous.hub"
         self.lock = self.path / "lock"
         self.pending = self.path / "pending"
+        self.pending_model, self.offsets = self.pending / "model.hub", self.pending / "offsets"
+        self.claim, self.new_index = self.pending / "claim.json", self.pending / "index.faiss"
 
-    def offsets_of(self, number: int) -> Path:
-        return self.path / f"{number}.offsets"
+    def models(self) -> Iterator[tuple[OffsetModel, str | None]]:
+        """The models that lie here and can be read, and when their writing began. They come in the order of the places
+        through which a model moves: so whoever reads meanwhile misses none."""
+        for place in (self.pending_model, self.model, self.previous):
+            model = self.read_model(place)
+            if isinstance(model, OffsetModel):
+                yield model, date_of(place)
+
+    def read_model(self, place: Path) -> OffsetModel | ModelFileError | None:
+        """The model in the file `place`, or why it cannot be read; None if there is none."""
+        try:
+            return load(place) if place.exists() else None
+        except ModelFileError as error:
+            return error
+
+    def claimed(self) -> Claim | None:
+        """What is pending; None where nothing is, or nothing that this version knows."""
+        try:
+            claim = Claim.model_validate_json(self.claim.read_bytes())
+        except (OSError, ValueError):
+            return None
+        return claim if claim.format == FORMAT else None
+
+    def half_written(self, rows: int, stamp: str) -> OffsetModel | None:
+        """The model whose offsets [rows] are pending for the index file with this `stamp`; None if there is none."""
+        claim = self.claimed()
+        if claim is None or claim.stamp != stamp or not self._has_offsets(rows):
+            return None
+        model = self.read_model(self.pending_model)
+        return model if isinstance(model, OffsetModel) and model.fingerprint == claim.model else None
+
+    def pending_offsets(self, rows: int) -> np.memmap:
+        """float32 [rows], mapped, NaN where none is written yet. Raises StoreError where there are none for so many."""
+        if not self._has_offsets(rows):
+            raise StoreError(f"{str(self.offsets)!r} has no offsets for {rows} targets; run apply again")
+        return np.memmap(self.offsets, np.float32, "r+", shape=(rows,))
+
+    def _has_offsets(self, rows: int) -> bool:
+        return self.offsets.is_file() and self.offsets.stat().st_size == 4 * rows
 
     def require(self) -> None:
         """Raises StoreError if something else has the name of the folder, a folder that of a file in it, or the other
         way round."""
         if os.path.lexists(self.path) and not self.path.is_dir():
+            raise StoreError(f"{str(self.path)!r} is a file, where hubplugin keeps a folder; move it away")
+        if (earlier := self.path / "versions.json").exists():
             raise StoreError(
-                f"{str(self.path)!r} is a file, where hubplugin keeps a folder; if it is the model that an earlier "
-                f"version wrote, rename it, make the folder, and move it there as {MODEL!r}"
+                f"{str(earlier)!r} is of an earlier version of hubplugin, and no rollback reads it now; delete it, and "
+                "the files *.offsets beside it"
             )
-        for path in (*self._files(), self.lock, self.pending):
+        for path in (self.model, self.previous, self.lock, self.pending):
             if path.exists() and path.is_dir() is not (path == self.pending):
                 belongs = "a file, where a folder" if path == self.pending else "a folder, where a file"
                 raise StoreError(f"{str(path)!r} is {belongs} belongs; move it away")
@@ -78,15 +121,12 @@ class HubFolder:
                 _give_to_owner_of(self.index, self.path)
 
     def write(self, path: Path, content: bytes) -> None:
-        """Puts a file of `content` in the place of `path`, in one step. Raises StoreError where it cannot."""
-        made = Path(f"{path}.tmp")
-        with making(made, len(content)):
-            with made.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            self.permit(made)
-            os.replace(made, path)
+        """Writes a file of `content` to `path`, where nothing may lie yet, and flushes it. Raises StoreError."""
+        with making(path, len(content)), path.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+            self.permit(path)
 
     def permit(self, path: Path) -> None:
         """Lets those read the file `path` who may read the index, and nobody else."""
@@ -95,23 +135,29 @@ class HubFolder:
             _give_to_owner_of(self.index, path)
 
     def delete(self) -> None:
-        """Deletes all that is named above. What else somebody has put there stays, and the folder with it."""
-        for path in (*self._files(), *self.path.glob("*.tmp")):
+        """Deletes all that is named above, but for the lock. What else somebody has put there stays. Raises OSError."""
+        for path in (self.model, self.previous):
             path.unlink(missing_ok=True)
-        if self.pending.is_dir():  # last: as long as it is there, the next run knows that the rest is to go
-            shutil.rmtree(self.pending)
-        self.delete_if_empty()
+        self.delete_pending()  # last: as long as it is there, the next run knows that the rest is to go
 
-    def _files(self) -> list[Path]:
-        """Where files lie, or may lie, but for the lock."""
-        return [self.model, self.versions, *self.path.glob("*.offsets")]
+    def delete_pending(self) -> None:
+        """Raises OSError."""
+        if self.pending.is_dir():
+            shutil.rmtree(self.pending)
 
     def delete_if_empty(self) -> None:
-        """Deletes the folder if nothing but the lock is in it."""
-        if [path for path in self.path.iterdir() if path != self.lock]:
-            return
-        self.lock.unlink(missing_ok=True)
-        self.path.rmdir()
+        """Deletes the folder if nothing but the lock is in it. Raises OSError."""
+        if self.path.is_dir() and not [path for path in self.path.iterdir() if path != self.lock]:
+            self.lock.unlink(missing_ok=True)
+            self.path.rmdir()
+
+
+def date_of(place: Path) -> str | None:
+    """When the file `place` was written, as `Correction.made` has it; None if there is none."""
+    try:
+        return datetime.fromtimestamp(place.stat().st_mtime, timezone.utc).isoformat(timespec="seconds")
+    except OSError:
+        return None
 
 
 def _give_to_owner_of(index: Path, path: Path) -> None:
@@ -120,35 +166,28 @@ def _give_to_owner_of(index: Path, path: Path) -> None:
         os.chown(path, owner.st_uid, owner.st_gid)
 
 
-KEPT = CLAIM, MODEL, OFFSETS
-"""What a later run can go on with, if it is all there; see `writing`."""
+FORMAT = 2
+"""Of a `Claim`. A run does not go on with what an earlier version has left."""
 
 
-TRIES = 100
-"""How often the lock is asked for again because another run has just deleted it with its folder."""
+class Claim(BaseModel):
+    """What is pending: the offsets of the model with this fingerprint, or where that is "" that the correction goes.
+    stamp: of the index file that it is for."""
+
+    format: int = FORMAT
+    model: str
+    stamp: str
 
 
 class Run:
     """The lock of `folder`, from the beginning until `close`, and what is pending there. A kill gives the lock back.
 
-    All that a run makes lies in `pending`, but for inverted lists on disk: these lie beside those that they replace,
-    and are noted in `pending`. So the next run knows what a kill has left.
-
     Raises StoreError if another run has the lock.
     """
 
     def __init__(self, folder: HubFolder):
-        self.folder, self.pending = folder, folder.pending
-        while True:
-            self._release = weakref.finalize(self, _locked(folder).close)
-            try:
-                self._settle()
-            except OSError as error:
-                self._release()
-                raise cannot_write(self.pending, error) from None
-            if folder.lock.exists():
-                break
-            self._release()  # what a kill had left was a removal, and the lock went with it
+        self.folder = folder
+        self._release = weakref.finalize(self, _locked(folder).close)
 
     def __enter__(self) -> Run:
         return self
@@ -156,142 +195,118 @@ class Run:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    @property
-    def new_index(self) -> Path:
-        """The index file that is going to be, until `switch`."""
-        return self.pending / "index.faiss"
-
     def close(self) -> None:
         """Deletes what no later run can go on with, and gives the lock back."""
         if not self._release.alive:
             return
         with contextlib.suppress(OSError):  # else it is the next run's to delete
-            self._settle()
-            if self.folder.path.is_dir():
-                self.folder.delete_if_empty()
+            self._tidy()
+            self.folder.delete_if_empty()
         self._release()
 
-    def begin_anew(self) -> Path:
-        """Deletes what is pending, and returns the empty folder for what is to be."""
+    def settle(self, handler: IndexHandler) -> None:
+        """Finishes the switch that a killed run has begun, and deletes what no run can go on with. handler: of the
+        index as it lies there. Raises StoreError."""
+        folder = self.folder
+        claim, model = folder.claimed(), folder.read_model(folder.pending_model)
         try:
-            self._delete_pending()
-            self.pending.mkdir()
+            if claim is not None and not claim.model and not handler.is_upgraded():
+                folder.delete()
+            elif isinstance(model, OffsetModel) and handler.holds_offsets_of(model):
+                self._move_models(model)
+            else:
+                self._tidy()
         except OSError as error:
-            raise cannot_write(self.pending, error) from None
-        return self.pending
+            raise cannot_write(folder.pending, error) from None
 
-    def forget(self) -> None:
-        """Leaves what is pending to nobody, so that it goes with this run."""
-        (self.pending / CLAIM).unlink(missing_ok=True)
-
-    def delete_folder(self) -> None:
-        """Deletes all that lies in the folder."""
+    def begin(self, model: OffsetModel | None, rows: int, stamp: str) -> None:
+        """Deletes what is pending, and makes room for the offsets [rows] of `model`, NaN where none is written yet, and
+        for a new index. None: the correction is going to be taken out. stamp: of the index file. Raises StoreError."""
+        folder = self.folder
         try:
-            if self.folder.path.is_dir():
-                self.folder.delete()
+            folder.delete_pending()
+            folder.pending.mkdir()
+        except OSError as error:
+            raise cannot_write(folder.pending, error) from None
+        if model is not None:
+            with making(folder.offsets, 4 * rows), folder.offsets.open("xb") as file:
+                # What is mapped later must have its room now: a map that finds none ends the process.
+                file.write(np.full(rows, np.nan, np.float32).data)
+                file.flush()
+                os.fsync(file.fileno())
+            folder.write(folder.pending_model, model.to_bytes())
+        claim = Claim(model="" if model is None else model.fingerprint, stamp=stamp)
+        folder.write(folder.claim, claim.model_dump_json().encode())  # last: without it the rest is nobody's
+
+    def delete(self) -> None:
+        """Deletes what lies in the folder. Raises StoreError."""
+        try:
+            self.folder.delete()
         except OSError as error:
             raise cannot_write(self.folder.path, error) from None
 
-    def note_lists(self, made: Iterable[str] = (), replaced: Iterable[str] = ()) -> None:
-        """Notes files of inverted lists: those that are about to be made, and those that the index does not need once
-        it is replaced."""
-        noted = [*(("made", name) for name in made), *(("replaced", name) for name in replaced)]
-        if not noted:
-            return
-        try:
-            with (self.pending / "lists").open("a") as journal:
-                journal.writelines(json.dumps([what, os.path.realpath(name)]) + "\n" for what, name in noted)
-                journal.flush()
-                os.fsync(journal.fileno())
-        except OSError as error:
-            raise cannot_write(self.pending / "lists", error) from None
+    def forget(self) -> None:
+        """Leaves what is pending to nobody, so that it goes with this run."""
+        self.folder.claim.unlink(missing_ok=True)
 
-    def switch(self, lists: Iterable[str], unchanged: Callable[[], None], *, remove: bool = False) -> None:
-        """Puts `new_index`, which uses the files `lists`, in the place of the index, and then the pending model beside
-        it; with `remove`, deletes the folder instead. After a kill between the two the next run does the second.
+    def switch(self, model: OffsetModel | None, unchanged: Callable[[], None]) -> None:
+        """Puts the new index in the place of the old one, and then `model`, which is pending, beside it. With None it
+        deletes what lies in the folder. After a kill between the two the next run does the second.
 
         unchanged: called right before; raises StoreError if the index is another one than was read.
         """
         folder = self.folder
-        plan = {"remove": remove, "lists": [os.path.realpath(name) for name in lists]}
-        folder.write(self.pending / "switch.json", json.dumps(plan).encode())
         try:
-            folder.permit(self.new_index)
+            folder.permit(folder.new_index)
+            flushed(folder.pending, folder.path, folder.index.parent)  # the index must not be there without its model
             unchanged()
-            os.replace(self.new_index, folder.index)
+            os.replace(folder.new_index, folder.index)
         except OSError as error:
             raise cannot_write(folder.index, error) from None
-        failing = f"what lies in {str(self.pending)!r} could not be put in its place"
+        failed = flushed(folder.index.parent)
         try:
-            self._settle()
-            failing = "the folder could not be flushed"
-            for path in (folder.path, folder.index.parent):
-                if path.is_dir():
-                    flush_folder(path)
+            folder.delete() if model is None else self._move_models(model)
+            failed = failed or flushed(folder.path)
         except OSError as error:
-            warnings.warn(f"{str(folder.index)!r} is written; {failing}: {error.strerror}", stacklevel=4)
+            failed = f"what lies in {str(folder.pending)!r} could not be put in its place: {error.strerror}"
+        if failed:
+            warnings.warn(f"{str(folder.index)!r} is written; {failed}", stacklevel=4)
 
-    def _settle(self) -> None:
-        """After `switch`, finishes it. Before, deletes what was made for it, and all that no later run can go on with.
+    def _move_models(self, model: OffsetModel) -> None:
+        """Puts the pending `model`, which the index holds the offsets of, in its place, and that which was there in the
+        place of the one before. Goes on where a kill has cut it off. Raises OSError."""
+        folder = self.folder
+        former = folder.read_model(folder.model)
+        same = isinstance(former, OffsetModel) and former.fingerprint == model.fingerprint
+        if isinstance(former, OffsetModel) and not same:
+            os.replace(folder.model, folder.previous)
+        if not same:
+            os.replace(folder.pending_model, folder.model)
+        folder.delete_pending()
 
-        Raises OSError.
-        """
-        if not self.pending.is_dir():
-            return
-        plan = self._switched()
-        self._delete_lists(plan)
-        if plan is not None and plan["remove"]:
-            self.folder.delete()
-            return
-        if plan is not None and (self.pending / MODEL).exists():
-            os.replace(self.pending / MODEL, self.folder.model)
-        if plan is None and all((self.pending / name).is_file() for name in KEPT):
-            self._delete_pending(*KEPT)
+    def _tidy(self) -> None:
+        """Deletes what is pending, but for offsets that a later run can go on with. Raises OSError."""
+        folder = self.folder
+        claim = folder.claimed()
+        if claim is not None and claim.model and folder.offsets.is_file() and folder.pending_model.is_file():
+            folder.new_index.unlink(missing_ok=True)
         else:
-            self._delete_pending()
+            folder.delete_pending()
 
-    def _switched(self) -> dict[str, Any] | None:
-        """What `switch` had planned; None if it has not replaced the index."""
-        if self.new_index.exists():
-            return None
-        try:
-            plan: dict[str, Any] = json.loads((self.pending / "switch.json").read_bytes())
-        except (FileNotFoundError, ValueError):
-            return None
-        return plan
 
-    def _delete_lists(self, plan: dict[str, Any] | None) -> None:
-        """Deletes the noted files of inverted lists that the index in place does not use."""
-        made, replaced = self._noted("made"), self._noted("replaced")
-        gone = made if plan is None else made - {*plan["lists"]} | replaced
-        if gone and self.folder.index.exists():
-            try:  # it may have been replaced once more since, or a kill has taken the plan before these notes
-                gone -= {
-                    os.path.realpath(name) for name in handler_for(read_faiss(self.folder.index, mapped=True)).files()
-                }
-            except StoreError:
-                gone = set()  # an index that cannot be read may use any of them
-        for name in gone:
-            Path(name).unlink(missing_ok=True)
+def flushed(*folders: Path) -> str:
+    """Waits until the names in `folders` are on the disk; why that cannot be, "" where it can."""
+    try:
+        for folder in folders:
+            if folder.is_dir():
+                flush_folder(folder)
+    except OSError as error:
+        return f"the folder could not be flushed: {error.strerror}"
+    return ""
 
-    def _noted(self, what: str) -> set[str]:
-        journal, names = self.pending / "lists", set()
-        for line in journal.read_bytes().splitlines() if journal.exists() else ():
-            with contextlib.suppress(ValueError):  # a kill may cut off the last line, whose file was not yet made
-                kind, name = json.loads(line)
-                names |= {name} if kind == what else set()
-        return names
 
-    def _delete_pending(self, *but: str) -> None:
-        """Deletes what is pending, but for the files named `but`."""
-        if not self.pending.is_dir():
-            return
-        (self.pending / "switch.json").unlink(missing_ok=True)  # first: without it nothing counts as switched
-        for path in self.pending.iterdir():
-            if path.name not in but:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        if not but:
-            self.pending.rmdir()
+TRIES = 100
+"""How often the lock is asked for again because another run has just deleted it with its folder."""
 
 
 def _locked(folder: HubFolder) -> IO[str]:
@@ -327,11 +342,3 @@ def _locked(folder: HubFolder) -> IO[str]:
             raise StoreError(f"{str(folder.lock)!r} cannot be locked: {error.strerror}; nothing was changed") from None
         lock.close()
     raise StoreError(f"{str(folder.path)!r} is deleted again and again by other runs; nothing was changed")
-
-
-def flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -18,7 +18,6 @@ from hubplugin.store import Batch
 from hubplugin.vectors import OffsetsLike, VectorLike, Vectors, as_vectors
 from hubplugin_faiss.calibration import holds_graph, is_exact, parts, require_recall, trial_of
 from hubplugin_faiss.encoding.codecs import upgrade_spec
-from hubplugin_faiss.encoding.layout import in_memory
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import IndexHandler, IndexScale, block_rows, name_of, with_map
 
@@ -140,7 +139,7 @@ def downgrade(index: faiss.Index) -> faiss.Index:
     """
     handler = handler_for(index)
     require_upgraded(handler)
-    return handler.downgraded(in_memory)
+    return handler.downgraded()
 
 
 def add(

@@ -5,37 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import parse_qs
 
 import numpy as np
-from pydantic import BaseModel
 
 from hubplugin.abilities import Explanation, Share, StoreShard
-from hubplugin.errors import HubpluginError, InputError, ModelFileError, StoreError
+from hubplugin.errors import HubpluginError, InputError, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
-from hubplugin.store import (
-    Batch,
-    Correction,
-    Found,
-    Hits,
-    Id,
-    Store,
-    Writing,
-    now,
-    require_ungrouped,
-)
+from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, Writing, require_ungrouped
 from hubplugin.vectors import Progress, VectorLike, even_ranges
 from hubplugin_faiss.calibration import Asked
-from hubplugin_faiss.disk import room_for_offsets
-from hubplugin_faiss.folder import CLAIM, MODEL, OFFSETS, Run
+from hubplugin_faiss.folder import Run, date_of
 from hubplugin_faiss.handlers.base import is_mapped, reason
 from hubplugin_faiss.index import normalises_queries, require_upgradable
 from hubplugin_faiss.index_file import Entry, IndexFile
-from hubplugin_faiss.versions import KeptVersions
 
 ADD_BEHIND_MAP = (
     "a query map stands before the index, which plain Faiss would put what it adds through, too: add with "
@@ -111,16 +97,19 @@ class FaissStore(Store):
     def correction(self) -> Correction | None:
         active = self._file.model()
         if active is not None:
-            made = next((each.made for each in KeptVersions(self._file).listed() if each.state == "active"), None)
-            return Correction(active, True, made)
-        pending = Pending(self._file).found()
-        return None if pending is None else Correction(pending[0], False, pending[1])
-
-    def begin(self, model: OffsetModel, progress: Progress | None = None) -> FaissWriting:
-        return FaissWriting.begun(self._file, model, progress)
+            return Correction(active, True, self._file.made)
+        half = self._file.half_written()
+        return None if half is None else Correction(half, False, date_of(self._file.folder.pending_model))
 
     def previous(self) -> OffsetModel | None:
-        return KeptVersions(self._file).previous()
+        return self._file.previous()
+
+    def require_writable(self, *, dry_run: bool = False) -> None:
+        """Before an hour of fitting it is known whether memory has room for the index that is to be."""
+        self._file.require_memory()
+
+    def begin(self, model: OffsetModel, progress: Progress | None = None) -> FaissWriting:
+        return FaissWriting.begun(self._file, model)
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         index = self._file.raw if raw else self._file.index
@@ -168,7 +157,8 @@ class FaissStore(Store):
         with self._file.run() as run:
             if self._file.handler.is_upgraded():
                 self._file.downgrade(run)
-            run.delete_folder()
+            else:
+                run.delete()
 
 
 def open_store(
@@ -177,8 +167,8 @@ def open_store(
     """An index file as a store, for every job: `hubplugin.apply(store, bank)`, or a fitted model in place of the bank.
 
     A job replaces the file in one step. A kill at any moment leaves the old or the new one whole, and running the job
-    again finishes. A file above 1 GiB is mapped: codes in a row or in inverted lists go from it to the new one piece by
-    piece, so that memory does not grow with it.
+    again finishes. The file is read into memory, which must have room for it twice where it is corrected, and three
+    times where it is corrected already.
 
     Args:
         path: the index file; what belongs to it lies beside it, for photos.faiss in the folder photos.faiss.hub.
@@ -187,7 +177,8 @@ def open_store(
         vectors: the originals [ntotal, d], as in `upgrade`.
 
     Raises:
-        StoreError: there is no such file, or Faiss cannot read it, or its type cannot carry offsets.
+        StoreError: there is no such file, memory has no room for it, Faiss cannot read it, or its type cannot carry
+            offsets.
         InputError: the metric or the vectors do not suit it.
     """
     return FaissStore(path, None if metric is None else Metric.parse(metric), vectors)
@@ -208,60 +199,6 @@ def open_url(url: str) -> FaissStore:
     return open_store(path, metric=metric)
 
 
-class Claim(BaseModel):
-    """Whose offsets are pending: of the model with the fingerprint `model`, for an index with this `content`, see
-    `IndexFile`. made: when their writing began."""
-
-    format: int = 1
-    model: str
-    content: str
-    made: str
-
-
-class Pending:
-    """What is half-written in the folder of `file`: a model, and its offsets by row, NaN where none is written yet."""
-
-    def __init__(self, file: IndexFile):
-        self._file, self._folder = file, file.folder.pending
-        self.path = self._folder / OFFSETS
-
-    def offsets(self) -> np.memmap:
-        """float32 [n], mapped. Raises StoreError where there are none for so many rows."""
-        rows = self._file.handler.count
-        if not self.path.is_file() or self.path.stat().st_size != 4 * rows:
-            raise StoreError(f"{str(self.path)!r} has no offsets for {rows} targets; run apply again")
-        return np.memmap(self.path, np.float32, "r+", shape=(rows,))
-
-    def claim(self) -> Claim | None:
-        try:
-            claim = Claim.model_validate_json((self._folder / CLAIM).read_bytes())
-            datetime.fromisoformat(claim.made)
-        except (OSError, ValueError):
-            return None
-        return claim
-
-    def found(self) -> tuple[OffsetModel, str] | None:
-        """The model that is half-written, and when its writing began; None if there is none for what is in the index
-        now. Reads all of the index, if something is pending."""
-        claim = self.claim()
-        if claim is None or claim.content != self._file.content:
-            return None
-        try:
-            self.offsets()
-            model = load(self._folder / MODEL)
-        except (StoreError, ModelFileError):
-            return None
-        return (model, claim.made) if model.fingerprint == claim.model else None
-
-    def begin(self, run: Run, model: OffsetModel, content: str) -> None:
-        """None of the offsets of `model` is written. content: as of a `Claim`, "" where no later run can go on."""
-        folder = run.begin_anew()
-        room_for_offsets(self.path, self._file.handler.count)[:] = np.nan
-        run.folder.write(folder / MODEL, model.to_bytes())
-        claim = Claim(model=model.fingerprint, content=content, made=now())  # last: without it the rest is nobody's
-        run.folder.write(folder / CLAIM, claim.model_dump_json().encode())
-
-
 class FaissWriting(Writing):
     """The offsets of `model` for some `rows` of `file`, all by default, on their way into it.
 
@@ -277,30 +214,29 @@ class FaissWriting(Writing):
         offsets: np.memmap,
         rows: range | None = None,
         run: Run | None = None,
-        progress: Progress | None = None,
     ):
-        self._file, self._model, self._offsets, self._run, self._progress = file, model, offsets, run, progress
+        self._file, self._model, self._offsets, self._run = file, model, offsets, run
         self._rows = range(file.handler.count) if rows is None else rows
         active = file.model()
         self.found = "active" if active is not None and active.fingerprint == model.fingerprint else "nothing"
         self.takes_all = self.found == "active"  # codes are made anew, and would round what is rounded already
 
     @classmethod
-    def begun(cls, file: IndexFile, model: OffsetModel, progress: Progress | None = None) -> FaissWriting:
+    def begun(cls, file: IndexFile, model: OffsetModel) -> FaissWriting:
         """Raises StoreError if another run writes the file, or another program has changed it since it was read."""
-        run, pending = file.run(), Pending(file)
+        run, rows = file.run(), file.handler.count
         try:
-            active = file.model()
+            active, half = file.model(), file.half_written()
             if not file.handler.is_upgraded():
                 require_upgradable(file.handler)
-            if not file.handler.count:
+            if not rows:
                 raise StoreError(f"{file.url} is empty; add vectors, then correct it")
-            KeptVersions(file).settle()
-            amended, half = active is not None and active.fingerprint == model.fingerprint, pending.found()
-            again = not amended and half is not None and half[0].fingerprint == model.fingerprint
+            file.require_memory()
+            amended = active is not None and active.fingerprint == model.fingerprint
+            again = not amended and half is not None and half.fingerprint == model.fingerprint
             if not again:  # an amendment finds out anew which offsets are wrong
-                pending.begin(run, model, "" if amended else file.content)
-            writing = cls(file, model, pending.offsets(), run=run, progress=progress)
+                run.begin(model, rows, file.stamp)
+            writing = cls(file, model, file.folder.pending_offsets(rows), run=run)
         except BaseException:
             run.close()
             raise
@@ -311,13 +247,13 @@ class FaissWriting(Writing):
     @classmethod
     def joined(cls, file: IndexFile, fingerprint: str, rows: range) -> tuple[FaissWriting, OffsetModel]:
         """The part for some rows of a writing that another process has begun, and its model."""
-        pending = Pending(file)
+        folder = file.folder
         try:
-            offsets = pending.offsets()  # before it is known whose they are: a run that begins anew has its own
-            model = load(file.folder.pending / MODEL)
+            offsets = folder.pending_offsets(file.handler.count)  # first: a run that begins anew has its own
+            model = load(folder.pending_model)
         except HubpluginError:
             model = None
-        claim = pending.claim()
+        claim = folder.claimed()
         if model is None or claim is None or not (claim.model == model.fingerprint == fingerprint):
             raise StoreError(f"{file.url}: another run has begun since, and this one stops; the index is unchanged")
         return cls(file, model, offsets, rows), model
@@ -344,29 +280,20 @@ class FaissWriting(Writing):
 
     def activate(self) -> None:
         assert self._run is not None
-        pending, versions = Pending(self._file), KeptVersions(self._file)
-        claim, offsets = pending.claim(), np.asarray(pending.offsets())
-        assert claim is not None
+        offsets = np.asarray(self._offsets)
         missing = np.isnan(offsets)
         if self.found == "active":
             offsets = np.where(missing, self._file.stored_offsets(), offsets)
         elif missing.any():
             raise StoreError(f"{self._file.url}: {missing.sum()} targets have no offset yet; run apply again")
+        amends = not missing.all() if self.wrong is None else self.wrong > 0
         try:
-            if self.found != "active":
-                versions.begin(self._model, claim.made)
-            amends = not missing.all() if self.wrong is None else self.wrong > 0
             if self.found != "active" or amends:  # else all were right as they were
-                force = self.forced or self.found == "active"
-                asked = Asked(self.answered, force)
-                scale = self._file.scale(self._model)
-                self._file.upgrade(self._run, self._model, offsets, scale, [pending.path], asked, self._progress)
-            self._run.forget()
+                asked = Asked(self.answered, self.forced or self.found == "active")
+                self._file.upgrade(self._run, self._model, offsets, asked)
         except HubpluginError:
             self._run.forget()  # nothing of it would serve a later run, and the disk may be full
             raise
-        finally:
-            versions.settle()
 
     def close(self) -> None:
         if self._run is not None:

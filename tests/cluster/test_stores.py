@@ -76,7 +76,7 @@ def test_writing_that_was_cut_off_is_taken_up_by_the_shards_that_are_left(index_
     assert len(rest.found) == 1
     assert store.correction().active
     assert not work.exists()
-    assert sorted(path.name for path in (tmp_path / "a.faiss.hub").iterdir()) == ["lock", "model.hub", "versions.json"]
+    assert sorted(path.name for path in (tmp_path / "a.faiss.hub").iterdir()) == ["lock", "model.hub"]
 
 
 def test_a_file_that_another_program_changes_meanwhile(index_file, bank):

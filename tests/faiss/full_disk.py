@@ -18,13 +18,12 @@ from pathlib import Path
 STEPS = {
     "apply": "hubplugin.apply(hubplugin.open_store('faiss:x.faiss'), BANK, 'csls', force=True)",
     "model": "hubplugin.apply(hubplugin_faiss.open_store('x.faiss'), hubplugin.fit(None, BANK, 'csls'))",
-    "rollback": "rollback(hubplugin.open_store('faiss:x.faiss'))",
+    "rollback": "hubplugin.rollback(hubplugin.open_store('faiss:x.faiss'))",
     "remove": "hubplugin.open_store('faiss:x.faiss').remove()",
 }
 PROGRAM = """
 import sys, warnings; warnings.simplefilter("ignore")
 import hubplugin, hubplugin_faiss
-from hubplugin.jobs.write import rollback
 try:
     STEP
 except hubplugin.HubpluginError as error:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import collections
 import itertools
 import os
-import re
 import shutil
 import signal
 import sys
@@ -28,6 +27,7 @@ import hubplugin_faiss
 
 warnings.simplefilter("ignore")
 faiss.omp_set_num_threads(1)
+
 
 STEPS: dict[str, Callable[[], object]] = {
     "apply": lambda: hubplugin.apply(hubplugin_faiss.open_store("x.faiss"), hubplugin.load("next.hub")),
@@ -82,18 +82,17 @@ def run(step: str, *, seconds: float = 600, change: int | None = None) -> bool:
 
 
 def state(bank: np.ndarray) -> tuple[object, ...]:
-    """What a user of the index sees: the ranking, and the model. Raises if they do not belong together."""
+    """What a user of the index sees: the ranking, the model and the one before. Raises if they do not fit."""
     index, model = hubplugin_faiss.read_index("x.faiss")
     scores, ids = index.search(bank, 10)
-    return scores.tobytes(), ids.tobytes(), index.ntotal, None if model is None else model.fingerprint
+    models = model, hubplugin_faiss.open_store("x.faiss").previous()
+    names = [None if each is None else each.fingerprint for each in models]
+    return scores.tobytes(), ids.tobytes(), index.ntotal, *names
 
 
 def lying() -> list[str]:
-    """The names of all that lies there; inverted lists on disk get a new one whenever they are written."""
-    return sorted(
-        re.sub(r"^x\.ivfdata.*", "x.ivfdata", str(path))
-        for path in [*Path("x.faiss.hub").rglob("*"), *Path().glob("x.*")]
-    )
+    """The names of all that lies there."""
+    return sorted(map(str, [*Path("x.faiss.hub").rglob("*"), *Path().glob("x.*")]))
 
 
 def main(step: str, kills: int) -> None:

@@ -14,12 +14,10 @@ import hubplugin
 import hubplugin_faiss
 from hubplugin.errors import InputError, StoreError
 from hubplugin.model import QueryMap
-from hubplugin_faiss import index_file
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import is_mapped
 from tests.faiss import cases
 from tests.faiss.cases import IP, L2, loss_of_recall
-from tests.faiss.test_store import on_disk
 
 D, K = 24, 10
 
@@ -137,30 +135,16 @@ def test_what_a_plain_add_puts_through_the_map_is_named_by_inspect_and_comes_las
     np.testing.assert_allclose(np.concatenate([batch.offsets for batch in store.scan()])[300:], smallest, atol=1e-5)
 
 
-def test_a_large_file_gets_another_map_from_file_to_file(rng, tmp_path, monkeypatch):
+def test_a_file_gets_another_map_and_is_raw_again_without_it(rng, tmp_path):
     case, file = cases.made("IVF8,Flat", IP, n=300), tmp_path / "x.faiss"
     faiss.write_index(case.index, str(file))
     raw = file.read_bytes()
-    monkeypatch.setattr(index_file, "MAPPED", 0)
     for model in (model_of(case.vectors, rng), model_of(case.vectors, rng)):
         hubplugin.apply(hubplugin.open_store(f"faiss:{file}"), model, force=True)
         found = faiss.read_index(str(file)).search(case.queries, K)[1]
         np.testing.assert_array_equal(found, np.argsort(-expected(model, case.queries, case.vectors), axis=1)[:, :K])
     hubplugin.remove(hubplugin.open_store(f"faiss:{file}"))
     assert file.read_bytes() == raw
-
-
-def test_lists_on_disk_lie_behind_a_map_and_none_is_left_over(rng, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    case = cases.made("IVF4,Flat", IP, n=300)
-    on_disk(case.index, tmp_path)
-    for model in (model_of(case.vectors, rng), model_of(case.vectors, rng)):
-        hubplugin.apply(hubplugin.open_store("faiss:x.faiss"), model, force=True)
-        found = faiss.read_index("x.faiss").search(case.queries, K)[1]
-        np.testing.assert_array_equal(found, np.argsort(-expected(model, case.queries, case.vectors), axis=1)[:, :K])
-        assert len([*tmp_path.glob("x.ivfdata*")]) == 1
-    hubplugin.remove(hubplugin.open_store("faiss:x.faiss"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.faiss", "x.ivfdata.hub0"]
 
 
 def test_an_evaluation_of_a_file_searches_it_mapped(rng, tmp_path):

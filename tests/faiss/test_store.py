@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -17,7 +15,7 @@ import hubplugin_faiss
 from hubplugin import inspect, open_store, refresh
 from hubplugin.jobs.write import Applied
 from hubplugin.trial import Trial
-from hubplugin_faiss import folder, index_file
+from hubplugin_faiss import files, folder
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import nearness_of
 from tests.faiss import cases
@@ -199,7 +197,7 @@ def test_what_offsets_gain_for_the_queries_they_were_fitted_on_hides_no_loss(tmp
     file = tmp_path / "x.faiss"
     bank = log_in_lists(0.35, file)
     content = file.read_bytes()
-    monkeypatch.setattr("hubplugin_faiss.index_file.require_recall", lambda *_: None)
+    monkeypatch.setattr("hubplugin_faiss.index.require_recall", lambda *_: None)
     unchanged = Trial(None, 500, gain=0.0, error=0.001)
     monkeypatch.setattr("hubplugin.jobs.correct.check_by", lambda *_: unchanged)
     says = r"where held-out ones gain 0\.0 by an exact ranking\); nothing was changed"
@@ -211,7 +209,7 @@ def test_what_offsets_gain_for_the_queries_they_were_fitted_on_hides_no_loss(tmp
 def test_what_held_out_queries_gain_makes_up_for_what_lists_lose(tmp_path, monkeypatch):
     file = tmp_path / "x.faiss"
     bank = log_in_lists(0.35, file)
-    monkeypatch.setattr("hubplugin_faiss.index_file.require_recall", lambda *_: None)
+    monkeypatch.setattr("hubplugin_faiss.index.require_recall", lambda *_: None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         hubplugin.apply(hubplugin_faiss.open_store(file), bank, "dbsn", tau=0.05)
@@ -323,7 +321,7 @@ def test_a_vector_that_is_not_finite_hides_no_stale_offset_beside_it(tmp_path, m
     index.add(np.concatenate([BANK, np.full((1, 16), np.nan, np.float32)]))
     faiss.write_index(index, str(file))
     assert inspect(open_store(f"faiss:{file}")).stale >= 55
-    hubplugin.rollback(open_store(f"faiss:{file}"))
+    refresh(open_store(f"faiss:{file}"))
     assert inspect(open_store(f"faiss:{file}")).stale <= 1
 
 
@@ -414,15 +412,17 @@ def test_an_index_that_was_upgraded_in_memory_gets_other_offsets(tmp_path, model
     np.testing.assert_allclose(np.sort(stored_in(file)), np.sort(model.offsets(GALLERY)), atol=1e-5)
 
 
-def test_the_offsets_of_a_large_index_are_replaced_from_file_to_file(tmp_path, model, monkeypatch):
+def test_the_offsets_of_an_index_are_replaced_and_the_model_before_is_kept_whole(tmp_path, model):
     file, other = tmp_path / "x.faiss", hubplugin.fit(GALLERY, BANK, "csls", k=3)
     faiss.write_index(filled(), str(file))
-    monkeypatch.setattr(index_file, "MAPPED", 0)
-    for each in (other, model):
+    for each, before in ((other, None), (model, other), (other, model), (other, model)):
         applied(file, each)
-    expected = hubplugin_faiss.upgrade(filled(), model)
+        store = hubplugin_faiss.open_store(file)
+        assert store.correction().model.fingerprint == each.fingerprint
+        assert before is None or store.previous().to_bytes() == before.to_bytes()
+    expected = hubplugin_faiss.upgrade(filled(), other)
     np.testing.assert_array_equal(faiss.read_index(str(file)).search(BANK, 5)[1], expected.search(BANK, 5)[1])
-    assert sorted(os.listdir(f"{file}.hub")) == ["1.offsets", "lock", "model.hub", "versions.json"]
+    assert sorted(os.listdir(f"{file}.hub")) == ["lock", "model.hub", "previous.hub"]
 
 
 def test_a_link_stays_a_link_and_a_private_file_private(tmp_path, model):
@@ -492,14 +492,14 @@ def test_the_same_file_may_be_opened_by_a_url_that_is_wrong_only_in_its_options(
         open_store(f"faiss:{path}?color=red")
 
 
-def on_disk(index: faiss.IndexIVF, folder: Path) -> faiss.IndexIVF:
-    """`index` with its lists in the file x.ivfdata, written to x.faiss."""
-    lists = faiss.OnDiskInvertedLists(4, index.code_size, str(folder / "x.ivfdata"))
-    lists.merge_from_1(index.invlists)
-    index.replace_invlists(lists, True)
+def on_disk(index: faiss.Index, folder: Path) -> None:
+    """Puts the lists of `index` into the file x.ivfdata, and writes it to x.faiss."""
+    ivf = faiss.extract_index_ivf(index)
+    lists = faiss.OnDiskInvertedLists(ivf.nlist, ivf.code_size, str(folder / "x.ivfdata"))
+    lists.merge_from_1(ivf.invlists)
+    ivf.replace_invlists(lists, True)
     lists.this.disown()
     faiss.write_index(index, str(folder / "x.faiss"))
-    return index
 
 
 def filled(kind: str = "IVF4,Flat") -> faiss.Index:
@@ -514,10 +514,9 @@ def cannot_flush(folder):
 
 
 @pytest.mark.parametrize("step", ["apply", "remove"])
-@pytest.mark.parametrize("lists", ["in the file", "on disk"])
-def test_an_index_in_a_folder_that_cannot_be_flushed_is_whole(tmp_path, model, monkeypatch, step, lists):
+def test_an_index_in_a_folder_that_cannot_be_flushed_is_whole(tmp_path, model, monkeypatch, step):
     file, index = tmp_path / "x.faiss", filled()
-    on_disk(index, tmp_path) if lists == "on disk" else faiss.write_index(index, str(file))
+    faiss.write_index(index, str(file))
     if step == "remove":
         applied(file, model)
     monkeypatch.setattr(folder, "flush_folder", cannot_flush)
@@ -528,59 +527,65 @@ def test_an_index_in_a_folder_that_cannot_be_flushed_is_whole(tmp_path, model, m
     assert (beside is None) == (step == "remove")
     expected = index if step == "remove" else hubplugin_faiss.upgrade(filled(), model)
     np.testing.assert_array_equal(found.search(BANK, 5)[1], expected.search(BANK, 5)[1])
-    assert len(os.listdir(tmp_path)) == 1 + (step != "remove") + (lists == "on disk")
-    assert step == "remove" or sorted(os.listdir(f"{file}.hub")) == ["lock", "model.hub", "versions.json"]
+    assert len(os.listdir(tmp_path)) == 1 + (step != "remove")
+    assert step == "remove" or sorted(os.listdir(f"{file}.hub")) == ["lock", "model.hub"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("moment", ["before the switch", "behind the switch"])
-def test_lists_that_a_kill_leaves_behind_are_removed_by_the_next_run(tmp_path, model, moment):
-    on_disk(filled(), tmp_path)
-    model.save(tmp_path / "model.hub")
-    program = (
-        "import os, hubplugin, hubplugin_faiss\n"
-        "model, replace = hubplugin.load('model.hub'), os.replace\n"
-        "def replace_and_die(made, path):\n"
-        f"    {moment == 'before the switch'} or replace(made, path)\n"
-        "    os._exit(9) if str(path).endswith('x.faiss') else os.path.exists(made) and replace(made, path)\n"
-        "os.replace = replace_and_die\n"
-        "hubplugin.apply(hubplugin_faiss.open_store('x.faiss'), model)\n"
-    )
-    killed = subprocess.run([sys.executable, "-c", program], cwd=tmp_path)
-    assert killed.returncode == 9
-    assert len(list(tmp_path.glob("x.ivfdata*"))) == 2
-    applied(tmp_path / "x.faiss", model)
-    assert len(list(tmp_path.glob("x.ivfdata*"))) == 1
-    assert not (tmp_path / "x.faiss.hub/pending").exists()
-    index, _ = hubplugin_faiss.read_index(tmp_path / "x.faiss")
-    np.testing.assert_array_equal(index.search(BANK, 5)[1], hubplugin_faiss.upgrade(filled(), model).search(BANK, 5)[1])
+@pytest.mark.parametrize("kind", ["IVF4,Flat", "PCA8,IVF4,SQ8"])
+def test_lists_on_disk_are_refused_until_they_are_loaded_into_memory(tmp_path, model, kind):
+    file, before = tmp_path / "x.faiss", filled(kind)
+    found = before.search(BANK, 5)[1]
+    on_disk(before, tmp_path)
+    for way in (open_store, hubplugin_faiss.read_index, lambda path: hubplugin_faiss.upgrade(before, model)):
+        with pytest.raises(hubplugin.StoreError, match=r"lists on disk, in '.*x\.ivfdata'; load them") as caught:
+            way(f"{'faiss:' if way is open_store else ''}{file}")
+    index = faiss.read_index(str(file))
+    _, _, call = str(caught.value).partition("then go on: ")
+    exec(call, {"faiss": faiss, "index": index})
+    np.testing.assert_array_equal(index.search(BANK, 5)[1], found)
+    faiss.write_index(index, str(file))
+    (tmp_path / "x.ivfdata").unlink()
+    applied(file, model, force=True)
+    assert open_store(f"faiss:{file}").correction().active
 
 
-def test_lists_on_disk_are_written_beside_the_old_and_swapped_last(tmp_path, model):
-    index = faiss.index_factory(16, "IVF4,Flat", IP)
-    index.train(GALLERY)
-    index.add(GALLERY)
-    index.nprobe = 4
-    index = on_disk(index, tmp_path)
-    raw = index.search(BANK, 10)[1]
-    del index
-    expected = hubplugin_faiss.upgrade(faiss.read_index(str(tmp_path / "x.faiss")), model).search(BANK, 10)[1]
-    (tmp_path / "x.ivfdata.hub0").unlink()
+def test_a_file_larger_than_memory_is_refused_before_it_is_read(tmp_path, model, monkeypatch):
+    file = tmp_path / "x.faiss"
+    faiss.write_index(filled(), str(file))
+    size = file.stat().st_size
+    monkeypatch.setattr(faiss, "read_index", None)
+    monkeypatch.setattr(files, "available_memory", lambda: size - 1)
+    with pytest.raises(hubplugin.StoreError, match=rf"x\.faiss' takes {size:,} bytes of memory, and {size - 1:,} are"):
+        open_store(f"faiss:{file}")
 
-    applied(tmp_path / "x.faiss", model)
-    assert sorted(os.listdir(tmp_path)) == ["x.faiss", "x.faiss.hub", "x.ivfdata.hub0"]
-    np.testing.assert_array_equal(hubplugin_faiss.read_index(tmp_path / "x.faiss")[0].search(BANK, 10)[1], expected)
 
-    for each in (hubplugin.fit(GALLERY, BANK, "csls", k=3), model):
-        applied(tmp_path / "x.faiss", each)
-    assert len(os.listdir(tmp_path)) == 3
-    np.testing.assert_array_equal(hubplugin_faiss.read_index(tmp_path / "x.faiss")[0].search(BANK, 10)[1], expected)
+@pytest.mark.parametrize("copies", [1, 2])
+def test_an_index_that_finds_no_memory_for_the_new_one_is_refused_before_the_gallery_is_read(
+    tmp_path, model, monkeypatch, copies
+):
+    file = tmp_path / "x.faiss"
+    faiss.write_index(filled(), str(file))
+    if copies == 2:  # one without offsets, and one with others
+        applied(file, model)
+    store, size, content = open_store(f"faiss:{file}"), file.stat().st_size, file.read_bytes()
+    monkeypatch.setattr(files, "available_memory", lambda: copies * size - 1)
+    monkeypatch.setattr(type(store), "scan", None)
+    says = f"takes {copies * size:,} bytes of memory, and {copies * size - 1:,} are available"
+    for run in (lambda: hubplugin.apply(store, BANK), lambda: applied(file, model)):
+        with pytest.raises(hubplugin.StoreError, match=says):
+            run()
+    assert file.read_bytes() == content
 
-    store = open_store(f"faiss:{tmp_path}/x.faiss")
-    assert [[int(label) for label in row] for row in store.search(BANK, 10, raw=True).ids] == raw.tolist()
-    store.remove()
-    assert sorted(os.listdir(tmp_path)) == ["x.faiss", "x.ivfdata"]
-    np.testing.assert_array_equal(faiss.read_index(str(tmp_path / "x.faiss")).search(BANK, 10)[1], raw)
+
+def test_the_memory_that_is_available_is_no_more_than_a_container_may_have(tmp_path, monkeypatch):
+    unlimited = files.available_memory()
+    if unlimited is None:
+        pytest.skip("this system does not say how much memory is available")
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(files, "LIMITS", (str(tmp_path / "nowhere"), str(limit)))
+    for text, expected in (("1048576\n", 1 << 20), ("max\n", None)):
+        limit.write_text(text)
+        assert files.available_memory() == expected or expected is None
 
 
 def test_explain_names_what_the_index_itself_appends_to_a_query(tmp_path, rng):

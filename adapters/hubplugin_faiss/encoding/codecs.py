@@ -18,7 +18,6 @@ import numpy as np
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import OffsetModel
-from hubplugin_faiss.encoding.layout import Assemble, in_memory
 
 Quantise: TypeAlias = Callable[[int, np.ndarray], np.ndarray]
 """quantise(i, values): what a quantiser makes of `values` [n] in extra dimension i."""
@@ -110,21 +109,17 @@ class UpgradeSpec:
 
     low, high: the range of offsets that must find room; the neutral offset 0 lies in it.
     fingerprint: that of the model, "" where offsets come from no model.
-    assemble: puts codes into a base index.
     nearness: see `IndexScale`; None where the model does not take all vectors for unit vectors.
     rebuild: build graphs anew.
     queries: of the bank [m, d], behind a query map, by which lists are ranked; None where offsets come from no model.
-    between: called between pieces of the work.
     """
 
     low: float
     high: float
     fingerprint: str
-    assemble: Assemble
     nearness: float | None = None
     rebuild: bool = False
     queries: np.ndarray | None = None
-    between: Callable[[], None] = lambda: None
 
     @property
     def size(self) -> float:
@@ -142,9 +137,7 @@ class UpgradeSpec:
         return float(np.sqrt(2 * (self.high - self.low)))
 
 
-def upgrade_spec(
-    offsets: np.ndarray, model: OffsetModel | None, assemble: Assemble = in_memory, **options: Any
-) -> UpgradeSpec:
+def upgrade_spec(offsets: np.ndarray, model: OffsetModel | None, **options: Any) -> UpgradeSpec:
     """A spec with room for `offsets` [n], for those of the model's gallery, and for half their range more on either
     side, since targets that are added later may lie beyond."""
     low, high = float(offsets.min()), float(offsets.max())
@@ -152,7 +145,7 @@ def upgrade_spec(
         low, high = min(low, model.gallery.smallest), max(high, model.gallery.largest)
     fingerprint, asked = ("", None) if model is None else (model.fingerprint, bank_queries(model, ASKED))
     queries = None if model is None or asked is None else model.queries(asked)
-    spec = UpgradeSpec(0.0, 0.0, fingerprint, assemble, queries=queries, **options)
+    spec = UpgradeSpec(0.0, 0.0, fingerprint, queries=queries, **options)
     return spec.covering(np.array([low, high]))
 
 

@@ -1,19 +1,13 @@
-"""Where the codes of an index lie: in a row, in inverted lists, in memory or on disk, or in the blocks that Faiss scans
-fast."""
+"""Where the codes of an index lie: in a row, in inverted lists, or in the blocks that Faiss scans fast."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import faiss
 import numpy as np
-
-from hubplugin.errors import StoreError
-from hubplugin.vectors import one_line
-from hubplugin_faiss.disk import making, take_room
 
 
 @dataclass(frozen=True)
@@ -34,15 +28,11 @@ class EncodedIndex:
     list_sizes: np.ndarray | None = None
 
 
-Assemble: TypeAlias = Callable[[EncodedIndex], faiss.Index]
-"""Puts the codes of an encoded index into it: in memory, or in a file that is written piece by piece."""
-
-
 def in_memory(encoded: EncodedIndex) -> faiss.Index:
     """The base index of `encoded` with its codes."""
     new = encoded.empty
     if isinstance(new, faiss.IndexIVF):
-        return _lists_in_memory(encoded)
+        return _with_lists(encoded)
     packer = new.get_CodePacker() if isinstance(new, faiss.IndexFastScan) else None
     if packer is None:
         new.codes.resize(int(new.ntotal) * int(new.code_size))
@@ -60,18 +50,13 @@ def in_memory(encoded: EncodedIndex) -> faiss.Index:
     return new
 
 
-def _lists_in_memory(encoded: EncodedIndex) -> faiss.Index:
+def _with_lists(encoded: EncodedIndex) -> faiss.Index:
     new = encoded.empty
     assert encoded.list_sizes is not None
     lists = faiss.downcast_InvertedLists(new.invlists)
     packer, filled = getattr(lists, "packer", None), np.zeros(new.nlist, np.int64)
-    try:
-        for number, size in enumerate(encoded.list_sizes.tolist()):
-            lists.resize(number, size)  # at once: a list that grows is given room to spare
-    except RuntimeError as error:  # lists on disk lie in a file
-        raise StoreError(f"Faiss cannot write inverted lists: {one_line(error)}") from None
-    if isinstance(lists, faiss.OnDiskInvertedLists):
-        _take_room(lists)
+    for number, size in enumerate(encoded.list_sizes.tolist()):
+        lists.resize(number, size)  # at once: a list that grows is given room to spare
     for entries in encoded.entries():
         assert entries.lists is not None
         assert entries.ids is not None
@@ -86,16 +71,6 @@ def _lists_in_memory(encoded: EncodedIndex) -> faiss.Index:
     if isinstance(new, faiss.IndexIVFPQ | faiss.IndexIVFPQFastScan):
         new.precompute_table()
     return new
-
-
-def _take_room(lists: faiss.OnDiskInvertedLists) -> None:
-    """Makes room on the disk for `lists`, which Faiss writes through the map of a file with holes."""
-    slots = [lists.lists.at(number) for number in range(lists.nlist)]
-    needed = sum(slot.size for slot in slots) * (lists.code_size + 8)
-    with making(lists.filename, needed), open(lists.filename, "rb+") as file:
-        for slot in slots:  # codes, and behind the room for all of them the ids
-            take_room(file, slot.size * lists.code_size, slot.offset)
-            take_room(file, slot.size * 8, slot.offset + slot.capacity * lists.code_size)
 
 
 def codes_of(index: faiss.Index) -> np.ndarray:

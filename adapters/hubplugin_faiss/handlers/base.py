@@ -16,7 +16,7 @@ from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, QueryMap
 from hubplugin_faiss.encoding.codecs import ASKED, Coder, ExtraDimensions, UpgradeSpec, codec_of, evenly
-from hubplugin_faiss.encoding.layout import Assemble, EncodedIndex, Entries, codes_of, in_memory
+from hubplugin_faiss.encoding.layout import EncodedIndex, Entries, codes_of, in_memory
 
 BLOCK_BYTES = 8 << 20
 """Codes and vectors are handled in blocks of about this size, whatever the size of the index."""
@@ -269,7 +269,7 @@ class IndexHandler(ABC):
     def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
         """A new index of the same d with `offsets` [n] in it."""
 
-    def downgraded(self, assemble: Assemble) -> faiss.Index:
+    def downgraded(self) -> faiss.Index:
         """A new index without offsets, as it was before `upgraded`."""
         raise self._not_upgraded
 
@@ -347,14 +347,6 @@ class IndexHandler(ABC):
         lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
         lengths[lengths == 0] = 1  # no query tells such a vector from its offset
         return lengths, np.asarray(nearness * lengths - (lengths**2 / 2 if self.euclidean else 0))
-
-    def files(self) -> list[str]:
-        """The files in which this index keeps its inverted lists, beside its own."""
-        return []
-
-    def selecting(self, selector: faiss.IDSelector) -> faiss.SearchParameters:
-        """Search parameters that look only at the ids of `selector`; None where this type takes none."""
-        return None
 
     def is_upgraded(self) -> bool:
         return bool(self.extra_dimensions())
@@ -443,7 +435,7 @@ class BaseIndexHandler(IndexHandler):
         """Extra dimensions that suit this index, and a new one of d + w components that holds `offsets` [n] in them."""
 
     @abstractmethod
-    def narrowed(self, d: int, extra: ExtraDimensions, assemble: Assemble) -> faiss.Index:
+    def narrowed(self, d: int, extra: ExtraDimensions) -> faiss.Index:
         """A new index of d components without the `extra` ones that this one has."""
 
     @abstractmethod
@@ -525,17 +517,17 @@ class FlatCodesHandler(BaseIndexHandler):
         sample = offsets[sample_rows(offsets, np.empty(0, np.int64))]
         coder = codec.design(spec, sample, None)
         coder.require_holds(sample, None, name_of(self.index))
-        return coder.extra, spec.assemble(self._encoded_with(coder, lambda rows: coder.components_for(offsets[rows])))
+        return coder.extra, in_memory(self._encoded_with(coder, lambda rows: coder.components_for(offsets[rows])))
 
     def widened_by(self, coder: Coder, components: np.ndarray) -> faiss.Index:
         """A new index with extra `components` [n, w] in its codes."""
         return in_memory(self._encoded_with(coder, lambda rows: components[rows]))
 
-    def narrowed(self, d: int, extra: ExtraDimensions, assemble: Assemble) -> faiss.Index:
+    def narrowed(self, d: int, extra: ExtraDimensions) -> faiss.Index:
         codec = codec_of(self.index)
         coder, new = codec.coder(d, extra), self._empty(d)
         codec.narrow(new, d)
-        return assemble(self._encoded(new, lambda codes, rows: coder.head(codes)))
+        return in_memory(self._encoded(new, lambda codes, rows: coder.head(codes)))
 
     def coder(self, d: int, extra: ExtraDimensions) -> Coder:
         return codec_of(self.index).coder(d, extra)
@@ -547,9 +539,6 @@ class FlatCodesHandler(BaseIndexHandler):
     def coded_extended(self, extra: ExtraDimensions, vectors: np.ndarray) -> np.ndarray:
         codes = self.index.sa_encode(with_query(vectors, extra.query))
         return np.asarray(self.index.sa_decode(codes)[:, : vectors.shape[1]])
-
-    def selecting(self, selector: faiss.IDSelector) -> faiss.SearchParameters:
-        return None if hasattr(self.index, "pq") else faiss.SearchParameters(sel=selector)
 
     def append_extended(
         self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
 from hubplugin_faiss.encoding.codecs import Coder, ExtraDimensions, UpgradeSpec, codec_of
-from hubplugin_faiss.encoding.layout import Assemble, codes_of, in_memory
+from hubplugin_faiss.encoding.layout import codes_of
 from hubplugin_faiss.handlers.base import (
     BaseIndexHandler,
     FlatCodesHandler,
@@ -41,7 +40,7 @@ class GraphHandler(BaseIndexHandler):
 
     def widened(self, offsets: np.ndarray, spec: UpgradeSpec) -> tuple[ExtraDimensions, faiss.Index]:
         graph = self._rebuilt(offsets) if spec.rebuild else self.index
-        extra, storage = self._storage.widened(offsets, replace(spec, assemble=in_memory))
+        extra, storage = self._storage.widened(offsets, spec)
         return extra, self._over(storage, graph)
 
     def widened_by(self, coder: Coder, components: np.ndarray) -> faiss.Index:
@@ -50,8 +49,8 @@ class GraphHandler(BaseIndexHandler):
         assert isinstance(storage, FlatCodesHandler)
         return self._over(storage.widened_by(coder, components), self.index)
 
-    def narrowed(self, d: int, extra: ExtraDimensions, assemble: Assemble) -> faiss.Index:
-        return self._over(self._storage.narrowed(d, extra, in_memory), self.index)
+    def narrowed(self, d: int, extra: ExtraDimensions) -> faiss.Index:
+        return self._over(self._storage.narrowed(d, extra), self.index)
 
     def coder(self, d: int, extra: ExtraDimensions) -> Coder:
         return self._storage.coder(d, extra)

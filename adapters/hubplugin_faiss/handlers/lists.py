@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,7 +25,6 @@ from hubplugin_faiss.encoding.codecs import (
     require_finite,
 )
 from hubplugin_faiss.encoding.layout import (
-    Assemble,
     EncodedIndex,
     Entries,
     add_codes,
@@ -156,7 +152,7 @@ def ranked_quantizer(quantizer: faiss.Index, ranks: np.ndarray, spec: UpgradeSpe
         handler.check()
     except StoreError:
         return faiss.clone_index(quantizer)
-    spec = replace(spec, assemble=in_memory, nearness=None, rebuild=False)
+    spec = replace(spec, nearness=None, rebuild=False)
     return handler.upgraded(ranks[handler.order()], spec)
 
 
@@ -166,7 +162,7 @@ def unranked_quantizer(quantizer: faiss.Index) -> faiss.Index:
         handler = handler_for(quantizer)
     except StoreError:
         return faiss.clone_index(quantizer)
-    return handler.downgraded(in_memory) if handler.is_upgraded() else faiss.clone_index(quantizer)
+    return handler.downgraded() if handler.is_upgraded() else faiss.clone_index(quantizer)
 
 
 def narrowed_quantizer(quantizer: faiss.Index, d: int, extra: ExtraDimensions) -> faiss.Index:
@@ -174,7 +170,7 @@ def narrowed_quantizer(quantizer: faiss.Index, d: int, extra: ExtraDimensions) -
     quantizer = faiss.downcast_index(quantizer)
     if isinstance(quantizer, faiss.IndexPreTransform):
         return unranked_quantizer(quantizer.index)
-    return base_index_handler(quantizer).narrowed(d, extra, in_memory)
+    return base_index_handler(quantizer).narrowed(d, extra)
 
 
 def nearest_lists(quantizer: faiss.Index, vectors: np.ndarray, extra: ExtraDimensions) -> np.ndarray:
@@ -194,10 +190,25 @@ def replace_quantizer(index: faiss.Index, quantizer: faiss.Index) -> None:
     old.this.acquire()
 
 
+LOAD_LISTS = (
+    "load them into memory, then go on: ivf = faiss.extract_index_ivf(index); lists = "
+    "faiss.ArrayInvertedLists(ivf.nlist, ivf.code_size); ivf.invlists.copy_subset_to(lists, "
+    "faiss.InvertedLists.SUBSET_TYPE_INVLIST, 0, ivf.nlist); ivf.replace_invlists(lists, True); lists.this.disown()"
+)
+"""What to do with lists on disk, whose path an index file keeps as it was given: a copy of that file, or one that is
+opened from another folder, would share or lose them."""
+
+
 class InvertedListsHandler(BaseIndexHandler):
     """Codes in inverted lists. Lists, ids and training stay; extra components of the centroids rank the lists."""
 
     names: ClassVar[tuple[str, ...]] = ("IndexIVFFlat", "IndexIVFScalarQuantizer", "IndexIVFPQ")
+
+    def __init__(self, index: faiss.Index):
+        super().__init__(index)
+        lists = faiss.downcast_InvertedLists(index.invlists)
+        if isinstance(lists, faiss.OnDiskInvertedLists):
+            raise StoreError(f"{name_of(index)} has its inverted lists on disk, in {lists.filename!r}; {LOAD_LISTS}")
 
     def widened(self, offsets: np.ndarray, spec: UpgradeSpec) -> tuple[ExtraDimensions, faiss.Index]:
         codec, starts = codec_of(self.index), self._starts()
@@ -219,14 +230,14 @@ class InvertedListsHandler(BaseIndexHandler):
             components = coder.components_for(offsets[rows], bases)
             return coder.join(codes, components if bases is None else components - bases)
 
-        return coder.extra, spec.assemble(self._encoded(new, code))
+        return coder.extra, in_memory(self._encoded(new, code))
 
-    def narrowed(self, d: int, extra: ExtraDimensions, assemble: Assemble) -> faiss.Index:
+    def narrowed(self, d: int, extra: ExtraDimensions) -> faiss.Index:
         codec = codec_of(self.index)
         coder = codec.coder(d, extra)
         new = self._empty(d, narrowed_quantizer(self.index.quantizer, d, extra))
         codec.narrow(new, d)
-        return assemble(self._encoded(new, lambda numbers, codes, rows: coder.head(codes)))
+        return in_memory(self._encoded(new, lambda numbers, codes, rows: coder.head(codes)))
 
     def coder(self, d: int, extra: ExtraDimensions) -> Coder:
         return codec_of(self.index).coder(d, extra)
@@ -273,13 +284,6 @@ class InvertedListsHandler(BaseIndexHandler):
         given = None if self.index.direct_map.type == faiss.DirectMap.Array else faiss.swig_ptr(ids)
         self.index.add_core(len(extended), faiss.swig_ptr(extended), given, faiss.swig_ptr(nearest))
 
-    def files(self) -> list[str]:
-        lists = faiss.downcast_InvertedLists(self.index.invlists)
-        return [str(lists.filename)] if isinstance(lists, faiss.OnDiskInvertedLists) else []
-
-    def selecting(self, selector: faiss.IDSelector) -> faiss.SearchParameters:
-        return faiss.SearchParametersIVF(sel=selector, nprobe=min(self.index.nlist, 64))
-
     def _ids_to_add(self, ids: np.ndarray | None, count: int) -> np.ndarray:
         """The ids of `count` entries that are to be added; raises StoreError if the direct map cannot hold `ids`."""
         numbered = self.count + np.arange(count)
@@ -314,7 +318,6 @@ class InvertedListsHandler(BaseIndexHandler):
         def entries() -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
             for numbers, codes, _, rows in self._blocks(0, min(block_rows(self.index.d), READ)):
                 yield self._decode(codes, numbers), offsets[rows], numbers
-                spec.between()
 
         nlist = self.index.nlist
         asked = queries_for_ranks(spec, nlist, of_index)
@@ -377,9 +380,6 @@ class InvertedListsHandler(BaseIndexHandler):
         copy_fields(new, old, "nprobe", "max_codes", "parallel_mode", "by_residual", "quantizer_trains_alone")
         if isinstance(new, faiss.IndexIVFPQ):
             new.use_precomputed_table = min(old.use_precomputed_table, 0)  # -1 forbids them, 0 lets Faiss decide
-        if self.files():
-            lists = faiss.OnDiskInvertedLists(old.nlist, new.code_size, free_name(self.files()[0]))
-            new.replace_invlists(lists, handed_over(lists))
         return new
 
     def _encoded(self, new: faiss.Index, code: Callable[[np.ndarray, np.ndarray, slice], np.ndarray]) -> EncodedIndex:
@@ -390,13 +390,6 @@ class InvertedListsHandler(BaseIndexHandler):
                 yield Entries(code(numbers, codes, rows), numbers, ids)
 
         return EncodedIndex(new, entries, np.diff(self._starts()))
-
-
-def free_name(path: str) -> str:
-    """An unused file name for lists that replace the file `path`: its name without or with a suffix `.hub<number>`."""
-    stem = re.sub(r"\.hub\d+$", "", path)
-    names = itertools.chain([stem], (f"{stem}.hub{number}" for number in itertools.count()))
-    return next(name for name in names if not os.path.exists(name))
 
 
 def _parts(starts: np.ndarray, first: int, last: int) -> Iterator[tuple[int, slice]]:

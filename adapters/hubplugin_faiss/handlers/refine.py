@@ -11,7 +11,6 @@ import numpy as np
 
 from hubplugin.errors import StoreError
 from hubplugin_faiss.encoding.codecs import ExtraDimensions, UpgradeSpec
-from hubplugin_faiss.encoding.layout import Assemble
 from hubplugin_faiss.handlers.base import (
     IndexHandler,
     IndexScale,
@@ -49,8 +48,8 @@ class RefineHandler(IndexHandler):
         of_base = of_entries(self._base, first.unbiased, self._share * of_model[labels])
         return self._of(self._base.upgraded(of_base, spec.covering(of_base)), second)
 
-    def downgraded(self, assemble: Assemble) -> faiss.Index:
-        return self._of(self._base.downgraded(assemble), self._second.downgraded(assemble))
+    def downgraded(self) -> faiss.Index:
+        return self._of(self._base.downgraded(), self._second.downgraded())
 
     def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         return self._second.scan(start, size)
@@ -110,9 +109,6 @@ class RefineHandler(IndexHandler):
 
     def extra_dimensions(self) -> list[ExtraDimensions]:
         return self._base.extra_dimensions() + self._second.extra_dimensions()
-
-    def files(self) -> list[str]:
-        return self._base.files()
 
     @cached_property
     def _base(self) -> IndexHandler:

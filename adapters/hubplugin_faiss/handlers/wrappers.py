@@ -12,7 +12,7 @@ import numpy as np
 
 from hubplugin.errors import StoreError
 from hubplugin_faiss.encoding.codecs import ExtraDimensions, UpgradeSpec
-from hubplugin_faiss.encoding.layout import Assemble, list_ids
+from hubplugin_faiss.encoding.layout import list_ids
 from hubplugin_faiss.handlers.base import (
     SAMPLE,
     BaseIndexHandler,
@@ -56,9 +56,6 @@ class WrapperHandler(IndexHandler):
     def extra_dimensions(self) -> list[ExtraDimensions]:
         return self._inner.extra_dimensions()
 
-    def files(self) -> list[str]:
-        return self._inner.files()
-
     def lengths_and_bias(
         self, vectors: np.ndarray, nearness: float | None
     ) -> tuple[np.ndarray | float, np.ndarray | float]:
@@ -66,9 +63,6 @@ class WrapperHandler(IndexHandler):
 
     def coded(self, vectors: np.ndarray) -> np.ndarray:
         return self._inner.coded(vectors)
-
-    def selecting(self, selector: faiss.IDSelector) -> faiss.SearchParameters:
-        return self._inner.selecting(selector)
 
     @property
     def exhaustive(self) -> bool:
@@ -96,8 +90,8 @@ class IdMapHandler(WrapperHandler):
     def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
         return self._around(self._inner.upgraded(offsets, spec))
 
-    def downgraded(self, assemble: Assemble) -> faiss.Index:
-        return self._around(self._inner.downgraded(assemble))
+    def downgraded(self) -> faiss.Index:
+        return self._around(self._inner.downgraded())
 
     def require_takes(
         self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, nearness: float | None = None
@@ -175,11 +169,11 @@ class PreTransformHandler(WrapperHandler):
         spec = replace(spec, nearness=spec.nearness if self._keeps_lengths else None)
         return pretransform(chain, part.upgraded(offsets, spec))
 
-    def downgraded(self, assemble: Assemble) -> faiss.Index:
+    def downgraded(self) -> faiss.Index:
         extra, chain = self._extra(), self._copied_chain()
         if extra is None:
-            return pretransform(chain, self._inner.downgraded(assemble))
-        base_index = base_index_handler(self.index.index).narrowed(self._width() - extra.width, extra, assemble)
+            return pretransform(chain, self._inner.downgraded())
+        base_index = base_index_handler(self.index.index).narrowed(self._width() - extra.width, extra)
         return pretransform(chain[:-2], base_index) if chain[:-2] else base_index
 
     def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
