@@ -10,11 +10,8 @@ the checkout. Figures are changes in points, means of all splits with their stan
 
 default        over raw
 map            over the default: fit(..., learn=True)
-map and fold   the same with clicks folded into their targets: fit(..., learn="fold") (of logs)
-map over raw, fold over raw
-               the same, over raw
+map over raw   the same, over raw
 noisy clicks   the map of clicks of which a fifth is wrong, seen by position (of logs), over the default of these clicks
-noisy fold     the map and the fold of these
 judged         the same, where 100 right pairs that are not in the log choose (of logs)
 not whitened   a map that is learned alone
 strength 1     the whole map, whatever the folds say
@@ -57,12 +54,8 @@ from hubplugin.model import QueryMap
 
 FILE = RESULTS / "learning.json"
 
-COLUMNS = (
-    *("default", "map", "map and fold", "map over raw", "fold over raw"),
-    *("noisy clicks", "noisy fold", "judged", "not whitened", "strength 1", "adapter"),
-)
-BESIDE = {"default": "raw", "map over raw": "raw", "fold over raw": "raw"}
-BESIDE |= dict.fromkeys(("noisy clicks", "noisy fold", "judged"), "noisy default")
+COLUMNS = ("default", "map", "map over raw", "noisy clicks", "judged", "not whitened", "strength 1", "adapter")
+BESIDE = {"default": "raw", "map over raw": "raw", "noisy clicks": "noisy default"}
 SIDES = {"asked": "asked", "not asked": "not asked", "": "clean"}
 JUDGED, ROUNDS, COMPARED = 100, 5, 2
 
@@ -104,9 +97,7 @@ def noisy(setting: Setting, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return rows, found[rows]
 
 
-def fitted(
-    targets: np.ndarray, bank: hubplugin.Bank, learn: learning.Learn = True, **given: Any
-) -> hubplugin.OffsetModel:
+def fitted(targets: np.ndarray, bank: hubplugin.Bank, learn: bool = True, **given: Any) -> hubplugin.OffsetModel:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that pairs taught nothing
         return hubplugin.fit(targets, bank, learn=learn, **given)
@@ -123,8 +114,8 @@ Ranker = Callable[[np.ndarray], np.ndarray]
 
 
 def ranker(model: hubplugin.OffsetModel, targets: np.ndarray) -> Ranker:
-    offsets, stored = model.offsets(targets), model.targets(targets)
-    return lambda queries: model.queries(queries) @ stored.T + offsets
+    offsets = model.offsets(targets)
+    return lambda queries: model.queries(queries) @ targets.T + offsets
 
 
 def rankers(setting: Setting, seed: int) -> tuple[dict[str, Ranker], hubplugin.OffsetModel]:
@@ -151,15 +142,11 @@ def rankers(setting: Setting, seed: int) -> tuple[dict[str, Ranker], hubplugin.O
         offsets = fitted(targets, mapped, learn=False).offsets(targets)
         found["adapter"] = lambda queries: unit(queries @ matrix) @ targets.T + offsets
     if setting.clicks is not None:
-        folded = fitted(targets, bank, "fold")
-        found["map and fold"] = ranker(folded, targets)
-        model = folded
         rows, clicks = noisy(setting, seed)
         if len(rows) >= learning.FEWEST_PAIRS:
             log = hubplugin.Bank(setting.bank[rows], clicks)
             found["noisy default"] = ranker(fitted(targets, log, learn=False), targets)
             found["noisy clicks"] = ranker(fitted(targets, log), targets)
-            found["noisy fold"] = ranker(fitted(targets, log, "fold"), targets)
     return found, model
 
 
@@ -175,14 +162,11 @@ def measured(setting: Setting, seed: int) -> dict[str, dict[str, float]]:
 
         found[name] = {column: right(rank) for column, rank in by_column.items()}
         found[name]["map over raw"] = found[name]["map"]
-        if "map and fold" in by_column:
-            found[name]["fold over raw"] = found[name]["map and fold"]
         if name in judged:
             rank, rest = judged[name]
             found[name]["judged"] = right(rank, queries[rest], truth[rest])
             found[name]["judged default"] = right(by_column["noisy default"], queries[rest], truth[rest])
         found[name]["strength"] = 0.0 if model.query_map is None else model.query_map.strength
-        found[name]["fold"] = 0.0 if model.fold is None else model.fold.strength
         found[name]["whitened"] = float(model.query_map is not None and model.query_map.whitened)
     return found
 
@@ -230,12 +214,10 @@ def table(rows: list[dict[str, Any]]) -> str:
             cells.append(
                 f"{values.mean():+.1f}±{values.std() / max(len(values) - 1, 1) ** 0.5:.1f}" if len(values) else ""
             )
-        chosen = zip(*(row["found"][name] for name in ("strength", "whitened", "fold")), strict=True)
-        strengths = "/".join(
-            sorted({f"{s:g}{' w' if white else ''}{f' f{f:g}' if f else ''}" for s, white, f in chosen})
-        )
+        chosen = zip(*(row["found"][name] for name in ("strength", "whitened")), strict=True)
+        strengths = "/".join(sorted({f"{s:g}{' w' if white else ''}" for s, white in chosen}))
         lines.append([row["setting"], row["side"], f"{np.mean(row['found']['raw']):.1f}", *cells, strengths])
-    return markdown(["setting", "tested on", "raw R@1", *COLUMNS, "strengths, w: whitened, f: fold"], lines)
+    return markdown(["setting", "tested on", "raw R@1", *COLUMNS, "strengths, w: whitened"], lines)
 
 
 def summary(rows: list[dict[str, Any]]) -> str:

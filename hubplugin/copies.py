@@ -37,8 +37,7 @@ class Copy:
 class CopyStore(Store):
     """A store of copies. Searches go to the copy that is active, with s(q, t) + offset(t) as its score:
 
-    inner product, cosine of unit vectors   [t + S't, offset / e], searched with [q, e]: q + Sq is the query map,
-                                            and t may be folded
+    inner product, cosine of unit vectors   [t + S't, offset / e], searched with [q, e]: q + Sq is the query map
     squared Euclidean distance              [t, sqrt(2 (cap - offset))], searched with [q, 0]
     """
 
@@ -80,10 +79,6 @@ class CopyStore(Store):
     @property
     def maps_queries(self) -> bool:  # type: ignore[override]
         return self.metric is not Metric.EUCLIDEAN
-
-    @property
-    def folds_targets(self) -> bool:  # type: ignore[override]
-        return self.maps_queries
 
     def model_of(self, copy: Copy) -> OffsetModel:
         """`stored_model`, read once."""
@@ -153,8 +148,6 @@ class CopyStore(Store):
         if self.metric is Metric.COSINE:
             lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
             vectors = (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
-        if model.fold is not None:
-            vectors = model.fold(vectors)
         if model.query_map is not None:
             vectors = model.query_map.on_targets(vectors)
         return augment_targets(vectors, offsets, self.metric, e=self._e_of(model), max_offset=cap_of(model))

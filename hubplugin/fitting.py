@@ -11,7 +11,7 @@ from hubplugin.bank import Bank, BankLike
 from hubplugin.cluster import ShardedGallery, Workspace
 from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter
-from hubplugin.learning import NOTHING, Learn, require_learnable, taught
+from hubplugin.learning import NOTHING, require_learnable, taught
 from hubplugin.methods import METHODS, configured
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
@@ -25,7 +25,7 @@ def fit(
     *,
     metric: Metric | str = "cosine",
     compute: Compute = Compute(),
-    learn: Learn = False,
+    learn: bool = False,
     judged: BankLike | None = None,
     executor: Executor | None = None,
     shards: int | None = None,
@@ -44,8 +44,7 @@ def fit(
     metric: cosine | dot | euclidean. Temperatures are in the units of the similarity.
     compute: device, memory, progress and precision, see `hubplugin.Compute`.
     learn: learn a map of the query, too, from a bank whose answers are known: at least 200 different pairs. Search with
-        `model.queries(q)` then. "fold": clicks move the targets, too, which are `model.targets(t)` then. Where held-out
-        targets gain nothing, a warning says so. See docs/learning.md.
+        `model.queries(q)` then. Where held-out targets gain nothing, a warning says so. See docs/learning.md.
     judged: a small bank with clicks that somebody has looked at, at least 50. Where clicks are noisy, it chooses better
         how strong the map may be.
     executor: any `concurrent.futures.Executor`, whose workers read the gallery in shards, see docs/scale.md. targets
@@ -73,8 +72,8 @@ def fit(
     whole = cast(VectorLike, targets)
     prepared = Bank.of(bank).prepare(metric, compute).against(whole)
     looked_at = None if judged is None else Bank.of(judged).prepare(metric, compute).against(whole)
-    model = taught(configuration, prepared, looked_at, learn).model
-    if not model.learned:
+    model = taught(configuration, prepared, looked_at).model
+    if model.query_map is None:
         warnings.warn(NOTHING, stacklevel=2)
     return model
 

@@ -1,12 +1,10 @@
-"""What known answers teach: a linear map of the query, one closed step, and a fold of clicks into targets, each as
-strong as held-out answers allow."""
+"""What known answers teach: a linear map of the query, one closed step, as strong as held-out answers allow."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -15,11 +13,8 @@ from hubplugin.errors import CorrectionRefused, InputError, Parameter
 from hubplugin.measures.significance import Side
 from hubplugin.methods import FitInput, Method
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, QueryMap, TargetFold
+from hubplugin.model import OffsetModel, QueryMap
 from hubplugin.vectors import Vectors, as_vectors, prepared_blocks, sampled, spool, taken
-
-Learn: TypeAlias = bool | Literal["fold"]
-"""Whether known answers teach a map of the query, and with "fold" a fold of clicks into targets as well."""
 
 FEWEST_PAIRS, FEWEST_TARGETS = 200, 10
 """Different pairs, and different targets in them, below which nothing is learned: the map gains nothing there."""
@@ -29,8 +24,6 @@ NEARER = 0.75
 model and gallery. It is 0.5 by chance."""
 
 STRENGTHS = 0.0, 0.25, 0.5, 1.0
-FOLD_STRENGTHS = 0.0, 0.05, 0.1, 0.15, 0.2
-"""How far clicked targets move towards what asks for them. With 0.4 noisy clicks lose (benchmarks/learning.py)."""
 
 FOLDS, PROBES = 3, 500
 """Folds, and the pairs of each that are tried on either side."""
@@ -48,9 +41,6 @@ APART, ERRORS = 0.85, 2.0
 """No side may be behind by more than so many standard errors with a whitening or a strength: a few hundred pairs are
 too few to show what these gain. Where `own_share` is `APART` or more, as across modalities and languages, all sides
 must be ahead by as many, for there held-out pairs do not see all that is lost (docs/measurements/methods.md)."""
-
-FOLD_ERRORS = 1.0
-"""The fold is ahead of none by so many standard errors of the soft R@1: where there are few clicks, it stays away."""
 
 KEPT = 0.9
 """How much of the identity a whitening keeps."""
@@ -115,19 +105,16 @@ class KnownPairs:
 
 @dataclass(frozen=True)
 class Learning:
-    """How offsets, a map and a fold are fitted together: a `method`; strength, temperature and whitening of the map;
-    fold: the strength of the fold, and centre: the mean [d] of the gallery, about which it is taken."""
+    """How offsets and a map are fitted together: a `method`; strength, temperature and whitening of the map."""
 
     method: Method
     strength: float
     tau: float
     whitening: np.ndarray | None = None
-    fold: float = 0.0
-    centre: np.ndarray | None = None
 
     @property
     def learns(self) -> bool:
-        return self.strength > 0 or self.whitening is not None or self.fold > 0
+        return self.strength > 0 or self.whitening is not None
 
     def query_map(self, queries: np.ndarray, own: np.ndarray, targets: np.ndarray) -> QueryMap | None:
         """What pairs teach, see `learned`: (I + s W) Z, with Z the whitening. None for I."""
@@ -139,43 +126,23 @@ class Learning:
         step = (eye + np.float32(self.strength) * w) @ first - eye
         return QueryMap(step, self.strength, len(queries), self.whitening is not None)
 
-    def fold_of(
-        self, queries: np.ndarray, own: np.ndarray, targets: np.ndarray, query_map: QueryMap | None
-    ) -> TargetFold | None:
-        """What pairs fold into their targets, see `shifts`; None for nothing."""
-        if not self.fold or self.centre is None:
-            return None
-        asked = queries if query_map is None else query_map(queries)
-        at, same = np.unique(targets, axis=0, return_inverse=True)
-        moved = np.float32(self.fold) * shifts(asked, same.reshape(-1)[own], at, self.centre)
-        return TargetFold(at, moved, self.fold, len(queries))
-
-    def taught_by(
-        self, queries: np.ndarray, own: np.ndarray, targets: np.ndarray
-    ) -> tuple[QueryMap | None, TargetFold | None]:
-        """The map and the fold of pairs: `queries` [m, d], and the row of each one's target among `targets` [c, d]."""
-        query_map = self.query_map(queries, own, targets)
-        return query_map, self.fold_of(queries, own, targets, query_map)
-
-    def fit(self, given: FitInput, query_map: QueryMap | None, fold: TargetFold | None) -> OffsetModel:
+    def fit(self, given: FitInput, query_map: QueryMap | None) -> OffsetModel:
         """The method fitted on the bank of `given`, mapped. The model has the bank as it was given."""
         if query_map is None:
-            return self.method.fit(given).having(fold=fold)
+            return self.method.fit(given)
         asked = query_map.of_bank(given.query_bank)
         model = self.method.fit(replace(given, query_bank=asked))
         terms = tuple(replace(term, bank=given.query_bank) if term.bank is asked else term for term in model.terms)
-        return model.having(terms=terms, query_map=query_map, fold=fold, bank_fingerprint=given.fingerprint)
+        return model.having(terms=terms, query_map=query_map, bank_fingerprint=given.fingerprint)
 
 
-NOTHING = "the pairs taught nothing beyond the offsets: queries are not mapped and targets not folded"
-
-NOT_FOLDED = "no target is folded, since held-out clicks gain nothing by it"
+NOTHING = "the pairs taught nothing beyond the offsets: queries are not mapped"
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """What the known answers of a bank taught. model: with a query map and a fold, or without one where held-out
-    answers gain nothing by it. how: its method, and what was chosen. asked, other: R@1 of held-out pairs by offsets
+    """What the known answers of a bank taught. model: with a query map, or without one where held-out answers gain
+    nothing by it. how: its method, and what was chosen. asked, other: R@1 of held-out pairs by offsets
     alone and by all, of other wordings of targets that stay asked for, None where there are few, and of targets that
     nobody else asks for."""
 
@@ -186,13 +153,11 @@ class Lesson:
 
     @property
     def notes(self) -> list[str]:
-        found = [str(each) for each in (self.model.query_map, self.model.fold) if each is not None]
-        if not found:
+        if self.model.query_map is None:
             return [NOTHING]
         sides = [("asked before", self.asked), ("not asked before", self.other)]
         said = "; ".join(f"{name}: {side}" for name, side in sides if side is not None)
-        asked_for = self.how.centre is not None and self.model.fold is None
-        return [f"{'; '.join(found)}; over the offsets alone, {said}", *[NOT_FOLDED] * asked_for]
+        return [f"{self.model.query_map}; over the offsets alone, {said}"]
 
 
 @dataclass(frozen=True)
@@ -208,19 +173,12 @@ class Base:
         return queries if whitening is None else queries @ whitening.T
 
 
-def taught(
-    configuration: Method, given: PreparedBank, judged: PreparedBank | None = None, learn: Learn = True
-) -> Lesson:
-    """`configuration` fitted on `given`, with the query map that the known answers of the bank teach, and with "fold"
-    what they fold into their targets.
+def taught(configuration: Method, given: PreparedBank, judged: PreparedBank | None = None) -> Lesson:
+    """`configuration` fitted on `given`, with the query map that the known answers of the bank teach.
 
-    judged: clicks that somebody has looked at, by which strengths and whitening are chosen in the place of the bank's.
+    judged: clicks that somebody has looked at, by which strength and whitening are chosen in the place of the bank's.
     Raises InputError where either has too few answers, CorrectionRefused where these do not belong to the queries.
     """
-    if learn == "fold" and given.clicks is None:
-        raise InputError(
-            "learn='fold' folds clicks into targets of the gallery: pass ids or rows as ", Parameter("answers")
-        )
     pairs, rng, gallery = KnownPairs.of(given), np.random.default_rng(0), given.require_targets("learn")
     tried = pairs
     if judged is not None:
@@ -236,27 +194,19 @@ def taught(
     tries = {
         name: np.stack([margins_of(pairs, tried, each, base, given) for base in bases]) for name, each in sides.items()
     }
-    tau = bases[0].how.tau
-    number, strength = chosen(list(tries.values()), tau, ERRORS if apart else -ERRORS)
+    number, strength = chosen(list(tries.values()), bases[0].how.tau, ERRORS if apart else -ERRORS)
     base = bases[number]
     how = replace(base.how, strength=STRENGTHS[strength])
     before, after = ({name: each[place] for name, each in tries.items()} for place in ((0, 0), (number, strength)))
-    if learn == "fold":
-        how = replace(how, centre=mean_of(gallery, given.metric))
-        folded = {name: fold_margins(pairs, tried, each, base, how, given) for name, each in sides.items()}
-        last = chosen_fold(list(folded.values()), tau, ERRORS if apart else FOLD_ERRORS)
-        how = replace(how, fold=FOLD_STRENGTHS[last])
-        after = {name: each[last] for name, each in folded.items()} if last else after
     figures = {
         name: Side.of((before[name] > 0).astype(float), (after[name] > 0).astype(float), WHAT[name]) for name in sides
     }
     model = bases[0].model
-    if how.learns:
-        query_map, fold = how.taught_by(pairs.queries, pairs.own, pairs.targets)
-        if query_map is not None:
-            asked = replace(given, query_bank=query_map.of_bank(given.query_bank))
-            how = replace(how, method=configuration.resolved(asked))
-        model = how.fit(given, query_map, fold)
+    query_map = how.query_map(pairs.queries, pairs.own, pairs.targets)
+    if query_map is not None:
+        asked = replace(given, query_bank=query_map.of_bank(given.query_bank))
+        how = replace(how, method=configuration.resolved(asked))
+        model = how.fit(given, query_map)
     return Lesson(model, how, figures.get("asked"), figures["other"])
 
 
@@ -278,14 +228,6 @@ def chosen(sides: list[np.ndarray], tau: float, errors: float) -> tuple[int, int
 
     base = max((number for number in range(1, len(gains[0])) if ahead(number, 0)), default=0)
     return base, max((s for s in range(1, len(STRENGTHS)) if ahead(base, s)), default=0)
-
-
-def chosen_fold(sides: list[np.ndarray], tau: float, errors: float) -> int:
-    """The largest of `FOLD_STRENGTHS`, by its number, that is ahead of none on all sides, from the margins [strengths,
-    probes] of each."""
-    gains = [each - each[0] for each in (soft_right(margins, tau) for margins in sides)]
-    tried = range(1, len(FOLD_STRENGTHS))
-    return max((s for s in tried if all(is_ahead(each[s], errors) for each in gains)), default=0)
 
 
 def soft_right(margins: np.ndarray, tau: float) -> np.ndarray:
@@ -319,25 +261,6 @@ def learned(queries: np.ndarray, own: np.ndarray, targets: np.ndarray, tau: floa
     ridge = np.trace(gram) / len(gram) * np.eye(len(gram))
     solution = np.linalg.solve(gram + ridge, (queries.T @ residual).astype(np.float64))
     return np.ascontiguousarray(solution.T, np.float32)
-
-
-def shifts(queries: np.ndarray, own: np.ndarray, targets: np.ndarray, centre: np.ndarray) -> np.ndarray:
-    """What a fold of strength 1 adds to each of `targets` [c, d], which `queries` [m, d] ask for: float32 [c, d].
-
-        r_t = (mean of the queries that ask for t - mean of all queries) - (t - centre)
-
-    The difference of two centred vectors spares the other targets: what is added is taken from t's own closeness.
-    """
-    mean = np.zeros((len(targets), queries.shape[1]))
-    np.add.at(mean, own, queries)
-    mean /= np.maximum(np.bincount(own, minlength=len(targets)), 1)[:, None]
-    return np.asarray(mean - queries.mean(axis=0, dtype=np.float64) - (targets - centre), np.float32)
-
-
-def mean_of(gallery: Vectors, metric: Metric) -> np.ndarray:
-    """The mean of the prepared vectors: float64 [d]."""
-    total = sum(block.sum(axis=0, dtype=np.float64) for block in prepared_blocks(gallery, metric))
-    return np.asarray(total / gallery.rows)
 
 
 def whitening(bank: np.ndarray, gallery: Vectors, metric: Metric) -> np.ndarray:
@@ -412,77 +335,24 @@ def _folds(tried: np.ndarray, learned_from: np.ndarray, rng: np.random.Generator
 
 
 def margins_of(pairs: KnownPairs, tried: KnownPairs, folds: Folds, base: Base, given: PreparedBank) -> np.ndarray:
-    """How far the own target of each probe is ahead of the best other candidate at each strength of the map."""
+    """How far the own target of each probe is ahead of the best other candidate at each strength of the map:
+    [strengths, p]."""
     steps = []
     for rows, seen in folds:
         queries, own, targets = pairs.some(seen)
         step = learned(base.queries(queries), own, targets, base.how.tau)
         steps.append(base.queries(tried.queries[rows]) @ step.T)
     chosen, stepped = np.concatenate([rows for rows, _ in folds]), np.concatenate(steps)
-    return _ahead(
-        base.queries(tried.queries[chosen]),
-        tried.own[chosen],
-        tried,
-        base,
-        given,
-        STRENGTHS,
-        lambda some, block, start: stepped[some] @ block.T,
-    )
-
-
-def fold_margins(
-    pairs: KnownPairs, tried: KnownPairs, folds: Folds, base: Base, how: Learning, given: PreparedBank
-) -> np.ndarray:
-    """The same at each strength of the fold, of queries that are mapped as `how` says."""
-    asked, moved = [], []
-    for rows, seen in folds:
-        known = pairs.some(seen)
-        query_map, fold = replace(how, fold=1.0).taught_by(*known)
-        assert fold is not None
-        asked.append(tried.queries[rows] if query_map is None else query_map(tried.queries[rows]))
-        moved.append(fold)
-    ends = np.cumsum([len(rows) for rows, _ in folds])
-    queries, chosen = np.concatenate(asked), np.concatenate([rows for rows, _ in folds])
-
-    known_in: dict[int, list[np.ndarray]] = {}  # of the block that is at hand
-
-    def further(some: slice, block: np.ndarray, start: int) -> np.ndarray:
-        if start not in known_in:
-            known_in.clear()
-            known_in[start] = [fold.rows_of(block) for fold in moved]
-        gained = np.zeros((len(queries[some]), len(block)), np.float32)
-        for end, count, fold, known in zip(ends, map(len, asked), moved, known_in[start], strict=True):
-            rows = slice(max(end - count, some.start), min(end, some.stop))
-            if rows.start < rows.stop:
-                columns = np.flatnonzero(known >= 0)
-                within = slice(rows.start - some.start, rows.stop - some.start)
-                gained[within, columns] = queries[rows] @ fold.shifts[known[columns]].T
-        return gained
-
-    return _ahead(queries, tried.own[chosen], tried, base, given, FOLD_STRENGTHS, further)
-
-
-def _ahead(
-    queries: np.ndarray,
-    own: np.ndarray,
-    tried: KnownPairs,
-    base: Base,
-    given: PreparedBank,
-    strengths: tuple[float, ...],
-    further: Callable[[slice, np.ndarray, int], np.ndarray],
-) -> np.ndarray:
-    """How far the target `own` [p] of each of `queries` [p, d] is ahead of the best other candidate: [strengths, p].
-    further: what a strength of 1 adds to the scores of some of the queries for a block of candidates."""
-    number = tried.numbers[own]
-    moved_own = np.full((len(strengths), len(queries)), np.nan)
-    best, start = np.full((len(strengths), len(queries)), -np.inf), 0
+    queries, number = base.queries(tried.queries[chosen]), tried.numbers[tried.own[chosen]]
+    moved_own = np.full((len(STRENGTHS), len(queries)), np.nan)
+    best, start = np.full((len(STRENGTHS), len(queries)), -np.inf), 0
     for block in _candidates(given):
         size = max(PRODUCTS // len(block), 1)
         for some in (slice(first, min(first + size, len(queries))) for first in range(0, len(queries), size)):
             scores = queries[some] @ block.T + base.offsets[start : start + len(block)]
-            gained, here = further(some, block, start), number[some] - start
+            gained, here = stepped[some] @ block.T, number[some] - start
             inside = np.flatnonzero((here >= 0) & (here < len(block)))
-            for row, strength in enumerate(strengths):
+            for row, strength in enumerate(STRENGTHS):
                 moved = scores + np.float32(strength) * gained
                 moved_own[row, some.start + inside] = moved[inside, here[inside]]
                 moved[inside, here[inside]] = -np.inf
@@ -504,11 +374,11 @@ def folds_within(answer: np.ndarray, folds: int) -> np.ndarray:
     return fold_of
 
 
-def require_learnable(learn: Learn, method: str, metric: Metric | str, targets: object, **others: object) -> None:
+def require_learnable(learn: bool, method: str, metric: Metric | str, targets: object, **others: object) -> None:
     """Raises InputError for what was not measured together with what is learned, or does not apply it. others:
     parameters of a fit that must not be set."""
-    if learn not in (True, "fold"):
-        raise InputError(Parameter("learn", learn), ": expected True or 'fold'")
+    if learn is not True:
+        raise InputError(Parameter("learn", learn), ": expected True or False")
     if method != "blend":
         raise InputError("learn=True goes with the default method, not with ", Parameter("method", method))
     if Metric.parse(metric) is Metric.EUCLIDEAN:

@@ -170,9 +170,6 @@ class Store(ABC):
     """Whether it holds the query map of a model, too, so that `search` ranks as `model.queries(q)` and the offsets do.
     Where it does not, a model with a map is refused (`hubplugin.jobs.write`)."""
 
-    folds_targets: bool = False
-    """Whether it searches vectors that hubplugin writes, so that these can be `model.targets(t)`; refused likewise."""
-
     record: Path | None = None
     """The folder in which a `hubplugin.Recorder` keeps queries to this store; None where nobody has said which."""
 

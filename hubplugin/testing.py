@@ -18,7 +18,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -30,7 +29,7 @@ from hubplugin.jobs.correct import apply, refit
 from hubplugin.jobs.health import inspect
 from hubplugin.jobs.write import refresh, rollback, write
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, QueryMap, TargetFold
+from hubplugin.model import OffsetModel, QueryMap
 from hubplugin.store import Hits, Id, Store
 
 K = 10
@@ -149,9 +148,6 @@ class StoreUnderTest(ABC):
         targets = gallery.astype(np.float64)
         if model is not None and model.query_map is not None:
             asked = asked + np.einsum("qd,ed->qe", asked, model.query_map.step.astype(np.float64))
-        if model is not None and model.fold is not None:
-            for target, shift in zip(model.fold.at, model.fold.shifts, strict=True):
-                targets[np.abs(gallery - target).max(axis=1) < 1e-6] += shift
         if self.metric is Metric.EUCLIDEAN:
             scores = -((asked[:, None, :] - targets[None, :, :]) ** 2).sum(axis=2) / 2
         else:
@@ -255,27 +251,19 @@ class RollbackConformance(StoreUnderTest):
 
 
 class QueryMapConformance(StoreUnderTest):
-    """A store with `maps_queries` ranks as `model.queries(q)` and the offsets do, in all that is done to a correction,
-    and one with `folds_targets` as `model.targets(t)` do, too; others refuse a model that has a map, or a fold."""
+    """A store with `maps_queries` ranks as `model.queries(q)` and the offsets do, in all that is done to a correction;
+    others refuse a model that has a map."""
 
-    folding: bool = False
-
-    @pytest.fixture(params=["map", "map and fold"])
-    def mapping(self, store: Store, request: pytest.FixtureRequest) -> Store:
-        self.folding = request.param == "map and fold"
-        if not (store.folds_targets if self.folding else store.maps_queries) or self.metric is Metric.EUCLIDEAN:
-            pytest.skip(f"this store holds no {request.param}")
+    @pytest.fixture
+    def mapping(self, store: Store) -> Store:
+        if not store.maps_queries or self.metric is Metric.EUCLIDEAN:
+            pytest.skip("this store holds no map")
         return store
 
-    @pytest.mark.parametrize("what", ["map", "fold"])
-    def test_a_store_that_would_leave_out_what_was_learned_refuses_it_and_is_unchanged(
-        self, store: Store, what: str
-    ) -> None:
-        held, model, said = store.maps_queries, self._mapped(), "has a query map"
-        if what == "fold":
-            held, model, said = store.folds_targets, replace(self._model(), fold=self._fold()), "keeps them as they are"
-        if held:
-            pytest.skip(f"this store holds a {what}")
+    def test_a_store_that_would_leave_out_what_was_learned_refuses_it_and_is_unchanged(self, store: Store) -> None:
+        if store.maps_queries:
+            pytest.skip("this store holds a map")
+        model, said = self._mapped(), "has a query map"
         with pytest.raises(InputError, match=said):
             write(store, model)
         with pytest.raises(InputError, match=said):
@@ -362,18 +350,16 @@ class QueryMapConformance(StoreUnderTest):
 
     def test_what_pairs_teach_is_applied_and_learned_anew_by_a_refit(self, mapping: Store) -> None:
         asked, answers = self._pairs()
-        with mock.patch("hubplugin.learning.chosen_fold", return_value=2):  # whatever so few queries gain
-            apply(mapping, Bank(asked, answers), learn="fold" if self.folding else True, force=True)
-            store = self.reopen(mapping)
-            first = self._active(store)
-            self._assert_whole(store, first)
-            refit(store, Bank(asked[:-20], answers[:-20]), force=True)
+        apply(mapping, Bank(asked, answers), learn=True, force=True)
+        store = self.reopen(mapping)
+        first = self._active(store)
+        self._assert_whole(store, first)
+        refit(store, Bank(asked[:-20], answers[:-20]), force=True)
         store = self.reopen(store)
         second = self._active(store)
         assert second.fingerprint != first.fingerprint
         for model in (first, second):
             assert model.query_map is not None
-            assert (model.fold is not None) == self.folding
         self._assert_whole(store, second)
 
     def test_what_was_cut_off_is_learned_anew_where_other_answers_are_known(self, mapping: Store) -> None:
@@ -417,13 +403,7 @@ class QueryMapConformance(StoreUnderTest):
         """A model with a map that changes most rankings."""
         step = 0.1 * np.random.default_rng(seed).normal(size=(self.dim, self.dim))
         model = replace(self._model(), query_map=QueryMap(step.astype(np.float32), 1.0, 200))
-        return (replace(model, fold=self._fold(seed)) if self.folding else model).centred_on(self.vectors())
-
-    def _fold(self, seed: int = 5) -> TargetFold:
-        """Every third target moved, by a third of its length."""
-        at = self.vectors()[::3]
-        moved = 0.3 * np.random.default_rng(seed).normal(size=at.shape) * at.std()
-        return TargetFold(at, moved.astype(np.float32), 0.2, 200)
+        return model.centred_on(self.vectors())
 
 
 class StoreConformance(RollbackConformance, QueryMapConformance):

@@ -126,15 +126,12 @@ class Gallery(ABC):
 
 
 def exact_scores(queries: np.ndarray, vectors: np.ndarray, model: OffsetModel | None) -> np.ndarray:
-    """s(q, t) + offset(t) in double precision, with the map and the fold of `model`: [queries, targets]."""
+    """s(q, t) + offset(t) in double precision, with the map of `model`: [queries, targets]."""
     unit = normalise(vectors, "targets").astype(np.float64)
     offsets = 0.0 if model is None else model.offsets(vectors).astype(np.float64)
     asked = normalise(queries, "queries").astype(np.float64)
     if model is not None and model.query_map is not None:
         asked = asked + np.einsum("ed,qd->qe", model.query_map.step.astype(np.float64), asked)
-    if model is not None and model.fold is not None:
-        for target, shift in zip(model.fold.at, model.fold.shifts, strict=True):
-            unit = unit + (np.abs(unit - target).max(axis=1) < 1e-6)[:, None] * shift
     return np.einsum("qd,td->qt", asked, unit) + offsets
 
 

@@ -1,5 +1,4 @@
-"""A map of the query that pairs have taught, and a fold: every search ranks as model.queries(q) @ model.targets(t) +
-offset does in float64."""
+"""A map of the query that pairs have taught: every search ranks as model.queries(q) @ t + offset does in float64."""
 
 from __future__ import annotations
 
@@ -14,7 +13,6 @@ import hubplugin
 import hubplugin_qdrant
 from hubplugin import OffsetModel
 from hubplugin.jobs.write import write
-from hubplugin.model import TargetFold
 from integration_tests.galleries import (
     AGREED,
     LATER,
@@ -56,16 +54,10 @@ def assert_exact(found, scores):
 
 @pytest.fixture
 def mapped(backend, fill, storage, model):
-    """A collection that was given the model, its exact scores, and the client that an application has. In a second
-    vector every third target is folded, too."""
-    if storage == "vector":
-        at = model.targets(TARGETS[::3])
-        shifts = 0.3 * at.std() * np.random.default_rng(4).normal(size=at.shape).astype(np.float32)
-        model = replace(model, fold=TargetFold(at, shifts, 0.2, 200)).centred_on(TARGETS)
+    """A collection that was given the model, its exact scores, and the client that an application has."""
     gallery = fill(using="code")
     gallery.before = gallery.content()
     write(gallery.store(storage), model)
-    gallery.model = model
     gallery.scores = exact_scores(QUERIES, gallery.vectors, model)
     gallery.every = {"oversampling": len(gallery.ids) / K}  # every point is a candidate
     gallery.hub = backend.wrapped(**gallery.every)
@@ -150,8 +142,7 @@ def test_examples_that_are_vectors_are_mapped_and_points_are_not(backend, mapped
 
 
 @pytest.mark.needs("client")
-def test_newcomers_a_rollback_and_a_removal_know_the_map_and_the_fold(backend, mapped):
-    model = mapped.model
+def test_newcomers_a_rollback_and_a_removal_know_the_map(backend, mapped, model):
     mine = [point_id(len(mapped.ids) + row) for row in range(len(LATER))]
     theirs, own = mine[:20], mine[20:]
     mapped.insert(theirs, LATER[:20])
@@ -171,7 +162,7 @@ def test_newcomers_a_rollback_and_a_removal_know_the_map_and_the_fold(backend, m
         return [hub.query_points(mapped.name, q, "code", limit=K, search_params=EXACT).points for q in QUERIES]
 
     assert_exact(exact(), exact_scores(QUERIES, vectors, model))
-    plain = replace(without_map(model), fold=None)
+    plain = without_map(model)
     write(mapped.store(), plain)
     assert_exact(exact(), exact_scores(QUERIES, vectors, plain))
     hubplugin.rollback(mapped.store())

@@ -9,7 +9,7 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import InputError
-from hubplugin.model import OffsetModel, unfolded, unmapped
+from hubplugin.model import OffsetModel, unmapped
 from hubplugin.query_dependent import DualDynamic, DualSoftmax, Dynamic, GloballyCorrected, Reranker, Rule
 from hubplugin.vectors import OffsetsLike, VectorLike, as_vectors
 from hubplugin_faiss.index import checked_offsets, normalises_queries
@@ -94,8 +94,6 @@ class CorrectedSearch:
         self._mapping = _mapping(correction)
         if self._mapping is not None and isinstance(index, faiss.Index) and normalises_queries(index):
             raise unmapped("an index that normalises queries (L2norm)")
-        if isinstance(correction, OffsetModel) and correction.fold is not None:
-            raise unfolded("a Faiss index")
         self._bits = _scores_by_bits(index)
         if self._bits and vectors is None:
             raise InputError("an index of bits (LSH) has no similarities to rank by: pass the originals, vectors=")

@@ -13,7 +13,7 @@ from hubplugin.compute import Compute
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.jobs.write import UNIT, InvalidVectors, offsets_of_all
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, unfolded, unmapped, warn_if_swapped
+from hubplugin.model import OffsetModel, unmapped, warn_if_swapped
 from hubplugin.store import Batch
 from hubplugin.vectors import OffsetsLike, VectorLike, Vectors, as_vectors
 from hubplugin_faiss.calibration import holds_graph, is_exact, parts, require_recall, trial_of
@@ -84,8 +84,6 @@ def upgrade(
     model = model_or_offsets
     if model.query_map is not None and normalises_queries(index):
         raise unmapped("an index that normalises queries (L2norm)")
-    if model.fold is not None:
-        raise unfolded("a Faiss index")
     gallery = Gallery(index, unit=model.metric is Metric.COSINE)
     offsets, scale = offsets_by(model, gallery, compute, tolerant=again)
     return upgraded_by(index, offsets, model, scale, originals, rebuild, force)

@@ -25,7 +25,6 @@ from qdrant_client import QdrantClient
 from hubplugin.bank import BankLike
 from hubplugin.compute import Compute
 from hubplugin.jobs import correct, write
-from hubplugin.learning import Learn
 from hubplugin.methods import METHODS, configured
 from hubplugin.model import Setting
 from hubplugin_qdrant.client import AsyncHubQdrantClient, HubQdrantClient
@@ -79,7 +78,7 @@ def apply(
     agreement: float | None = None,
     offset_key: str | None = None,
     group_by: str | None = None,
-    learn: Learn = False,
+    learn: bool = False,
     judged: BankLike | None = None,
     force: bool = False,
     dry_run: bool = False,

@@ -24,11 +24,10 @@ from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 import hubplugin
 from hubplugin.errors import StoreError
 from hubplugin.metric import Metric
-from hubplugin.model import GroupedModel, OffsetModel, QueryMap, Setting, TargetFold
+from hubplugin.model import GroupedModel, OffsetModel, QueryMap, Setting
 
-FORMAT = 4
-"""Version of the manifest. A reader refuses what a newer version wrote; 1 had no kept versions, 2 no `offset_key`, 3 no
-`mapped` and `folded`: who does not know them would search, and write, without the map and the fold."""
+FORMAT = 5
+"""Version of the manifest. A reader refuses what another version wrote: 4 could say that targets were moved."""
 
 KEY = "hub_offset"
 """The payload key that holds offsets, where nobody has named another."""
@@ -74,10 +73,10 @@ class Version(FrozenModel):
     made: when its writing began. group_by: the payload key within whose values the offsets were fitted. owner: the run
     that writes it.
     ceiling: upper bound of the offsets; under Euclidean distance the augmented vector stores
-    sqrt(2 (ceiling - offset)), and larger offsets are clipped. mapped, folded: whether the model has a map, a fold.
+    sqrt(2 (ceiling - offset)), and larger offsets are clipped. mapped: whether the model has a query map.
     everywhere: whether every point was seen to have its augmented vector. codes: whether the store can search codes
-    instead of vectors, which local mode cannot. query_map, fold: those of the model. A reader finds out these four
-    for itself; they are not written.
+    instead of vectors, which local mode cannot. query_map: that of the model. A reader finds out these three for
+    itself; they are not written.
     """
 
     number: int
@@ -106,12 +105,10 @@ class Version(FrozenModel):
     made: str | None = None
     group_by: str | None = None
     mapped: bool = False
-    folded: bool = False
     owner: str = ""
     everywhere: bool = Field(default=False, exclude=True)
     codes: bool = Field(default=True, exclude=True)
     query_map: InstanceOf[QueryMap] | None = Field(default=None, exclude=True)
-    fold: InstanceOf[TargetFold] | None = Field(default=None, exclude=True)
 
     @classmethod
     def of(cls, model: OffsetModel, number: int, vector: str, parts: int, **where: Any) -> Version:
@@ -136,13 +133,12 @@ class Version(FrozenModel):
             ceiling=max(caps),
             group_by=model.key if isinstance(model, GroupedModel) else None,
             mapped=model.query_map is not None,
-            folded=model.fold is not None,
             **where,
         )
 
     def having(self, model: OffsetModel | Version) -> Version:
-        """This version with the map and the fold of its model, or of a version that has them from there."""
-        return self.model_copy(update={"query_map": model.query_map, "fold": model.fold})
+        """This version with the map of its model, or of a version that has it from there."""
+        return self.model_copy(update={"query_map": model.query_map})
 
     @property
     def map(self) -> QueryMap:
@@ -168,8 +164,7 @@ class Version(FrozenModel):
         """Where the offsets lie, and how they are searched, for people."""
         if self.storage == "vector":
             searched = f", searched with hnsw_ef {self.hnsw_ef}" if self.hnsw_ef else ""
-            parts = {"the query map": self.mapped, "the fold": self.folded}
-            held = " and ".join(["offsets", *(name for name, there in parts.items() if there)])
+            held = "offsets and the query map" if self.mapped else "offsets"
             return f"{held} in the vector {self.augmented_vector!r}{searched}{self._measured()}"
         candidates = f"{self.oversampling:.3g} candidates a result"
         exactly = "" if self.exact_oversampling is None else f", in exact searches to {self.exact_oversampling:.3g}"
@@ -296,15 +291,17 @@ def metadata_collection(collection: str) -> str:
 
 
 def parse(payload: Payload, collection: str) -> Manifest:
-    """The manifest in the payload of point 0. Raises StoreError if a newer version wrote it, or it is damaged."""
+    """The manifest in the payload of point 0. Raises StoreError if another version wrote it, or it is damaged."""
     written = payload.get("format")
-    if isinstance(written, int) and written > FORMAT:
+    if isinstance(written, int) and written != FORMAT:
+        older = f"delete the collection {metadata_collection(collection)!r} and apply again"
         raise StoreError(
             f"collection {collection!r} has manifest format {written} of hubplugin {payload.get('hubplugin')}; "
-            f"this version ({hubplugin.__version__}) reads up to format {FORMAT}: upgrade hubplugin"
+            f"this version ({hubplugin.__version__}) reads format {FORMAT}: "
+            f"{'upgrade hubplugin' if written > FORMAT else older}"
         )
     try:
-        return Manifest.model_validate(payload).changed(format=FORMAT, hubplugin=hubplugin.__version__)
+        return Manifest.model_validate(payload).changed(hubplugin=hubplugin.__version__)
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         raise StoreError(

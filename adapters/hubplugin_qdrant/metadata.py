@@ -455,8 +455,7 @@ class CorrectionCache:
             if version.model not in self.fits:
                 self.fits[version.model] = yield from read_model(self.raw, known.place, version)
             model = self.fits[version.model]
-            learned = version.mapped or version.folded
-            pairs.append((version.having(model) if learned else version, model))
+            pairs.append((version.having(model) if version.mapped else version, model))
         return pairs
 
     def stored_offsets(self, known: CachedManifest, vectors: list[Any], payloads: list[Any]) -> Operation:

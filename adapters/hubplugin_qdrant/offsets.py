@@ -110,7 +110,7 @@ class PayloadStorage(Storage[float]):
 class VectorStorage(Storage[list[float]]):
     """The augmented vector "hub_v3": [t, offset] or, under Euclidean distance, [t, sqrt(2 (ceiling - offset))].
 
-    A query map lies in it, so that no query need be mapped: <q + S q, t> = <q, t + S' t>; and t may be folded.
+    A query map lies in it, so that no query need be mapped: <q + S q, t> = <q, t + S' t>.
     """
 
     def values(self, vectors: np.ndarray, offsets: np.ndarray) -> list[list[float]]:
@@ -123,12 +123,7 @@ class VectorStorage(Storage[list[float]]):
         """What stands for `vectors` [b, d] in the augmented ones, before the offset."""
         if self.version.metric is Metric.COSINE:
             vectors = normalise(vectors, "vectors")
-        assert (self.version.query_map is None, self.version.fold is None) == (
-            not self.version.mapped,
-            not self.version.folded,
-        ), "its model was read"
-        folded = vectors if self.version.fold is None else self.version.fold(vectors)
-        return folded if self.version.query_map is None else self.version.query_map.on_targets(folded)
+        return self.version.map.on_targets(vectors) if self.version.mapped else vectors
 
     def neutral(self) -> list[float]:
         return [0.0] * (self.version.dim + 1)

@@ -61,8 +61,8 @@ class VersionedStore(Store):
     _learned: Version | None = None  # whose model was read last
 
     def mapping(self, version: Version | None) -> Version | None:
-        """`version` with the query map and the fold of its model, as searches and readers need them."""
-        if version is None or not (version.mapped or version.folded):
+        """`version` with the query map of its model, as searches and readers need them."""
+        if version is None or not version.mapped:
             return version
         if self._learned is None or self._learned.model != version.model:
             self._learned = version.having(self.metadata.read_model(version))
@@ -198,7 +198,7 @@ class VersionWriting(Writing):
 
     def __init__(self, store: VersionedStore, version: Version, found: Found, model: OffsetModel):
         self.store, self.version, self.found = store, version, found
-        if version.mapped or version.folded:
+        if version.mapped:
             self.version = version.having(model)
         self.is_taken_out = False  # what another run has taken out is taken out once more, with what came later
 
@@ -277,7 +277,6 @@ class QdrantStore(VersionedStore):
         self.using, self.metric, self.dim = (getattr(self._schemas["payload"], n) for n in ("using", "metric", "dim"))
         self.maps_queries = self.metric is not Metric.EUCLIDEAN
         self.storage, self._choice = chosen_storage(self._schemas, storage, manifest)
-        self.folds_targets = self.maps_queries and self.storage == "vector"
         self.record = None if record is None else folder_within(record, self.collection, self.using)
 
     how_to_record = (

@@ -35,11 +35,6 @@ GroupBy = Annotated[
 
 Learn = Annotated[bool, typer.Option("--learn", help="Known answers teach a map of the query, too (docs/learning.md).")]
 
-Fold = Annotated[
-    bool,
-    typer.Option("--fold", help="Learn, and move clicked targets as well, where their stored vectors are hubplugin's."),
-]
-
 
 @command
 def apply(
@@ -51,7 +46,6 @@ def apply(
     settings: Settings = None,
     group_by: GroupBy = None,
     learn: Learn = False,
-    fold: Fold = False,
     force: Annotated[bool, typer.Option("--force", help="Apply it even if it would not help.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Fit and check, and write nothing.")] = False,
     executor: Dask = None,
@@ -73,7 +67,7 @@ def apply(
     parameters = parameters_of(method, settings)
     with workers(executor) as engine, progress_shown() as progress:
         applied = apply(
-            opened, bank, method, group_by=group_by, learn="fold" if fold else learn, judged=None,
+            opened, bank, method, group_by=group_by, learn=learn, judged=None,
             force=force, dry_run=dry_run, compute=computing.compute(progress), executor=engine,
             shards=shards, workspace=workspace, **parameters,
         )  # fmt: skip
@@ -173,7 +167,6 @@ def refit(
     learn: Annotated[
         bool | None, typer.Option("--learn/--no-learn", help="As for apply; by default as in the active correction.")
     ] = None,
-    fold: Fold = False,
     force: Annotated[bool, typer.Option("--force", help="Activate it even if it is worse.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Fit and compare, and write nothing.")] = False,
     computing: ComputeOptions,
@@ -181,8 +174,6 @@ def refit(
     """Fit the correction anew on newer queries; activate it if it is not worse than the old one."""
     from hubplugin.registry import open_store
 
-    if fold and learn is False:
-        raise InputError("--fold learns and --no-learn does not; give one of them")
     if settings and method is None:
         raise InputError("--set is for a method that is named; add --method")
     bank, opened = bank_of(banks, answers), open_store(store)
@@ -192,7 +183,7 @@ def refit(
     parameters = {} if method is None else parameters_of(method, settings)
     with progress_shown() as progress:
         done = refit(
-            opened, bank, method, learn="fold" if fold else learn, judged=None, force=force, dry_run=dry_run,
+            opened, bank, method, learn=learn, judged=None, force=force, dry_run=dry_run,
             compute=computing.compute(progress), **parameters,
         )  # fmt: skip
     return replace(answer(done.report(), done, store=opened), of=opened.url)

@@ -10,7 +10,7 @@ from hubplugin.compute.answers import (
     nearest_targets,
     spacing_ratio,
 )
-from hubplugin.compute.search import TIE, TopK, TruthCounts, same_rows, search
+from hubplugin.compute.search import TIE, TopK, TruthCounts, search
 from hubplugin.compute.similarities import (
     CACHE_BYTES,
     MOST_ANSWERS,
@@ -71,7 +71,6 @@ __all__ = [
     "nearest_targets",
     "reaches",
     "reduce",
-    "same_rows",
     "search",
     "sinkhorn",
     "spacing_ratio",

@@ -152,22 +152,6 @@ def search(
         start += len(block)
 
 
-SAME = 1e-3
-"""Vectors that differ by less, of their length, are the same: float16 moves one by half of that."""
-
-
-def same_rows(vectors: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """The row in `known` [c, d] of each of `vectors` [b, d], the nearest of those that are the same; -1 where there is
-    none: int64 [b]."""
-    if not len(vectors) or not len(known):
-        return np.full(len(vectors), -1, np.int64)
-    nearest = TopK(1)
-    search(vectors, as_vectors(known, "known vectors"), Metric.EUCLIDEAN, Compute(), nearest)
-    rows = nearest.rows[0, :, 0]
-    apart = np.linalg.norm(vectors - known[rows], axis=1)
-    return np.where(apart <= SAME * np.linalg.norm(vectors, axis=1), rows, -1)
-
-
 def pair_scores(
     queries: np.ndarray, targets: Vectors, query_rows: np.ndarray, target_rows: np.ndarray, metric: Metric
 ) -> np.ndarray:

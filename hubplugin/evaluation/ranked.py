@@ -24,7 +24,7 @@ from hubplugin.jobs.naming import Naming
 from hubplugin.measures.retrieval import Ranks, Truth, expected_ranks
 from hubplugin.methods import METHODS, FitInput, configured
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, Setting
+from hubplugin.model import OffsetModel, QueryMap, Setting
 from hubplugin.query_dependent import QUERY_METHODS
 from hubplugin.store import Id, Store
 from hubplugin.vectors import VectorLike, Vectors, as_vectors, prepared
@@ -308,10 +308,10 @@ class RankedArrays:
         self.judged = pairs.judged
 
     def rankings(self) -> Iterator[Ranking]:
-        """Those with offsets share one search; a model that maps queries or folds targets has its own."""
+        """Those with offsets share one search; a model that maps queries has its own."""
         scene, searched = self._scene, dict[str, Counted]()
-        shared = [each for each in self._candidates if each.scores is None and each.learned is None]
-        for some in (shared, *([each] for each in self._candidates if each.learned is not None)):
+        shared = [each for each in self._candidates if each.scores is None and each.query_map is None]
+        for some in (shared, *([each] for each in self._candidates if each.query_map is not None)):
             searched |= _searched(some, scene)
         for candidate in self._candidates:
             greater, equal, nearest = searched.get(candidate.label) or _scored(candidate, scene)
@@ -381,15 +381,15 @@ def _require_usable(queries: Vectors, gallery: Vectors, k: int, models: Mapping[
 
 @dataclass(frozen=True)
 class Candidate:
-    """A method that was asked for. Either its offsets [n] are known, and the model that maps queries or folds targets
-    (`learned`), or its scores for some of the queries (rows -> [rows, n])."""
+    """A method that was asked for. Either its offsets [n] are known, and the query map of its model, or its scores for
+    some of the queries (rows -> [rows, n])."""
 
     label: str
     method: str
     parameters: dict[str, Setting]
     offsets: np.ndarray | None = None
     scores: Callable[[slice], np.ndarray] | None = None
-    learned: OffsetModel | None = None
+    query_map: QueryMap | None = None
 
 
 Counted: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -399,10 +399,10 @@ Counted: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 def _searched(candidates: Sequence[Candidate], scene: Scene) -> dict[str, Counted]:
     """By label, of candidates with offsets, searched as the first is."""
     top, counts = TopK(scene.k), TruthCounts(scene.truth.query_rows, scene.truth.target_rows)
-    learned, searched = candidates[0].learned, (scene.queries, scene.targets, scene.metric)
-    searched = searched if learned is None else learned.searched(scene.queries, scene.targets)
+    query_map = candidates[0].query_map
+    queries = scene.queries if query_map is None else query_map(scene.queries)
     offsets = np.stack([each.offsets for each in candidates if each.offsets is not None])
-    search(*searched, scene.compute, top, counts, offsets=offsets)
+    search(queries, scene.targets, scene.metric, scene.compute, top, counts, offsets=offsets)
     each_one = zip(counts.greater, counts.equal, top.rows, strict=True)
     return dict(zip((each.label for each in candidates), each_one, strict=True))
 
@@ -449,7 +449,7 @@ def fitted(label: str, model: OffsetModel, scene: Scene) -> Candidate:
         raise InputError(f"model {label!r} is for {model.metric.value}, the evaluation for {scene.metric.value}")
     compute = scene.compute
     offsets = model.offsets(scene.targets, compute=compute)
-    return Candidate(label, model.method, model.parameters, offsets, learned=model if model.learned else None)
+    return Candidate(label, model.method, model.parameters, offsets, query_map=model.query_map)
 
 
 def candidate_of(method: str, scene: Scene) -> Candidate:

@@ -38,7 +38,7 @@ from hubplugin.jobs.write import (
     write,
     written,
 )
-from hubplugin.learning import FEWEST_WORDINGS, Learn, Lesson, require_learnable, taught
+from hubplugin.learning import FEWEST_WORDINGS, Lesson, require_learnable, taught
 from hubplugin.measures.hubness import skewness
 from hubplugin.methods import METHODS, FitInput, Method, configured
 from hubplugin.model import (
@@ -51,7 +51,6 @@ from hubplugin.model import (
     Setting,
     Value,
     group_key,
-    unfolded,
 )
 from hubplugin.report import Report
 from hubplugin.store import Answered, Store, recorded_of
@@ -77,7 +76,7 @@ def apply(
     method: str = "blend",
     *,
     group_by: str | None = None,
-    learn: Learn = False,
+    learn: bool = False,
     judged: BankLike | None = None,
     force: bool = False,
     dry_run: bool = False,
@@ -89,11 +88,10 @@ def apply(
 ) -> Applied:
     """Fits offsets on everything in `store`, writes them, and activates them in one step.
 
-    bank, method, learn, judged, parameters: as in `hubplugin.fit`; learn not with group_by. With
-    learn the store's own search maps the queries, and with learn="fold" the vectors that hubplugin wrote are folded;
-    a store that cannot hold what is learned is refused. A `hubplugin.Bank` without queries is of those that were
-    recorded of the store, and with learn of their clicks. A fitted model in the place of
-    the bank is written as it is, and not tried.
+    bank, method, learn, judged, parameters: as in `hubplugin.fit`; learn not with group_by. With learn the store's own
+    search maps the queries; a store that cannot hold the map is refused. A `hubplugin.Bank` without queries is of those
+    that were recorded of the store, and with learn of their clicks. A fitted model in the place of the bank is written
+    as it is, and not tried.
 
     The correction is first tried on held-out bank queries (`hubplugin.judge`), which raises CorrectionRefused if it
     would do harm; force=True applies it untried. group_by: a key of the targets, where searches are filtered by its
@@ -143,7 +141,7 @@ def refit(
     bank: BankLike | None = None,
     method: str | None = None,
     *,
-    learn: Learn | None = None,
+    learn: bool | None = None,
     judged: BankLike | None = None,
     force: bool = False,
     dry_run: bool = False,
@@ -154,7 +152,7 @@ def refit(
 
     bank: as for `hubplugin.apply`; by default the queries that were recorded. method: by default that of the
     active correction with its parameters, but for those that a method finds in bank and gallery.
-    learn: likewise, by default a correction with a query map or a fold is learned anew.
+    learn: likewise, by default a correction with a query map is learned anew.
     judged: as for `hubplugin.apply`.
     dry_run: as for `hubplugin.apply`. force: activates it though it is worse.
 
@@ -172,7 +170,7 @@ def refit(
     old = _active(store)
     compute = _usable(compute)
     if learn is None:
-        learn = "fold" if old.fold is not None else old.query_map is not None
+        learn = old.query_map is not None
     if learn:
         given = old.method if method is None else method
         require_learnable_in(store, learn, given, group_key(old), None)
@@ -199,7 +197,7 @@ class Recipe:
 
     configuration: Method
     group_by: str | None
-    learn: Learn
+    learn: bool
     force: bool
     old: OffsetModel | None = None
     judged: PreparedBank | None = None
@@ -220,9 +218,9 @@ def _corrected(
     if recipe.group_by is None:
         trial = None if recipe.force else check_by(experiment, configuration)
         # Its parameters are found on the bank as it maps that.
-        lesson = taught(asked, bank, recipe.judged, recipe.learn) if recipe.learn else None
+        lesson = taught(asked, bank, recipe.judged) if recipe.learn else None
         if recipe.old is not None:
-            if lesson is None and not recipe.old.learned:
+            if lesson is None and recipe.old.query_map is None:
                 versus = _versus([tuple(experiment.run([None, recipe.old, configuration]))])
             else:
                 versus = _on_what_is_new(bank, recipe, configuration, lesson)
@@ -294,17 +292,15 @@ def _require_none(**arguments: object) -> None:
 
 
 def require_learnable_in(
-    store: Store, learn: Learn, method: str, group_by: str | None, executor: Executor | None
+    store: Store, learn: bool, method: str, group_by: str | None, executor: Executor | None
 ) -> None:
     """Raises InputError where the store cannot hold what is learned, before anything is read."""
     if not store.maps_queries:
         raise InputError(f"{store.url} holds no map of queries: leave out ", Parameter("learn"))
-    if learn == "fold" and not store.folds_targets:
-        raise unfolded(store.url)
     require_learnable(learn, method, store.metric, store, group_by=group_by, executor=executor)
 
 
-def _looked_at(store: Store, judged: BankLike | None, learn: Learn, compute: Compute) -> PreparedBank | None:
+def _looked_at(store: Store, judged: BankLike | None, learn: bool, compute: Compute) -> PreparedBank | None:
     """The judged bank; raises InputError where nothing is learned."""
     if judged is None:
         return None
@@ -337,7 +333,7 @@ def _require_usable(store: Store, bank: PreparedBank, configuration: Method, for
         require_size(bank, configuration)
 
 
-def bank_for(store: Store, bank: BankLike, learn: Learn = False) -> Bank:
+def bank_for(store: Store, bank: BankLike, learn: bool = False) -> Bank:
     """`bank` as one for `store`, whose recorded queries take the place of none; raises InputError if there are none.
 
     learn: with what was recorded of their clicks. Nothing else uses those: people click what a search showed them, so
@@ -367,7 +363,7 @@ def _cut_off(store: Store, recipe: Recipe, bank: FitInput) -> OffsetModel | None
     if correction is None or correction.active or recipe.learn:
         return None
     model = correction.model
-    same = recipe.configuration.made(model, bank) and group_key(model) == recipe.group_by and not model.learned
+    same = recipe.configuration.made(model, bank) and group_key(model) == recipe.group_by and model.query_map is None
     return model if same else None
 
 

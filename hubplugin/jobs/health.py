@@ -404,9 +404,9 @@ def counted(model: OffsetModel, bank: FitInput) -> OffsetModel:
     both, nearest = np.stack([np.zeros_like(offsets), offsets]), TopK(OCCURRENCE)
     search(queries, targets, model.metric, bank.compute, nearest, offsets=both, what="counting hubs")
     rows_of_both = list(nearest.rows)
-    if model.learned:
+    if model.query_map is not None:
         learned = TopK(OCCURRENCE)
-        search(*model.searched(queries, targets), quiet, learned, offsets=offsets)
+        search(model.query_map(queries), targets, model.metric, quiet, learned, offsets=offsets)
         rows_of_both[1] = learned.rows[0]
     raw, corrected = (k_occurrence(rows, targets.rows) for rows in rows_of_both)
     chance = skewness_by_chance(len(queries), OCCURRENCE, targets.rows)

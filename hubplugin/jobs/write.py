@@ -33,7 +33,7 @@ from hubplugin.compute import Compute, ShardResult
 from hubplugin.errors import InputError, Parameter, StoreError
 from hubplugin.jobs.facts import ToldModel, ToldTrial, guard_says, in_a_sentence, tiles_of, tried
 from hubplugin.metric import Metric
-from hubplugin.model import OffsetModel, Value, group_key, unfolded, unmapped, warn_if_swapped
+from hubplugin.model import OffsetModel, Value, group_key, unmapped, warn_if_swapped
 from hubplugin.report import Report, Reported, Verdict
 from hubplugin.store import Answered, Batch, Store, Writing
 from hubplugin.vectors import Progress, Sliceable, Vectors, cannot_keep, spool
@@ -471,12 +471,10 @@ def unwritten(store: Store, model: OffsetModel, compute: Compute) -> Applied:
 
 
 def require_match(model: OffsetModel, store: Store) -> None:
-    """Raises InputError if `model` cannot give offsets to the vectors of `store`, or it has a map of
-    queries, or a fold of targets, that the store would leave out."""
+    """Raises InputError if `model` cannot give offsets to the vectors of `store`, or it has a map of queries that the
+    store would leave out."""
     if model.query_map is not None and not store.maps_queries:
         raise unmapped(store.url)
-    if model.fold is not None and not store.folds_targets:
-        raise unfolded(store.url)
     if model.dim != store.dim:
         raise InputError(f"the model has {model.dim} dimensions, {store.url} has {store.dim}; fit one on its vectors")
     if model.metric is not store.metric:

@@ -1,6 +1,6 @@
 """What a fit returns: terms over a bank, the model that sums them, its form by groups, and its file."""
 
-from hubplugin.model.file import FORMAT, MAPPED_FORMAT
+from hubplugin.model.file import FORMAT
 from hubplugin.model.grouped import Group, GroupedModel, group_key
 from hubplugin.model.offset_model import (
     Activation,
@@ -18,11 +18,9 @@ from hubplugin.model.offset_model import (
     warn_if_swapped,
 )
 from hubplugin.model.query_map import QueryMap, unmapped
-from hubplugin.model.target_fold import TargetFold, unfolded
 
 __all__ = [
     "FORMAT",
-    "MAPPED_FORMAT",
     "Activation",
     "Dot",
     "GalleryStatistics",
@@ -33,14 +31,12 @@ __all__ = [
     "OffsetModel",
     "QueryMap",
     "Setting",
-    "TargetFold",
     "Term",
     "TopKMean",
     "Value",
     "group_key",
     "load",
     "reduction_of",
-    "unfolded",
     "unmapped",
     "warn_if_swapped",
 ]

@@ -15,9 +15,9 @@ from hubplugin import atomic
 from hubplugin._version import __version__
 from hubplugin.errors import ModelFileError
 
-FORMAT, MAPPED_FORMAT = 4, 5
-"""Versions of the model file: of offsets alone, and of one with a query map or a fold. A reader refuses other versions,
-so that one which knows neither never takes a model for its offsets alone."""
+FORMAT = 6
+"""Version of the model file. A reader refuses others, so that none takes a model for a part of it: 4 knew no query map,
+and 5 had models that moved targets, too."""
 
 Model = TypeVar("Model")
 
@@ -62,11 +62,11 @@ def _check(header: Header, tensors: dict[str, np.ndarray], name: str) -> None:
     if not printable({**header, "values": None}):  # values of a group may be any text; they are shown escaped
         raise ModelFileError(f"{name} is damaged: its header holds control characters; fit it again")
     written, version = header["format"], header.pop("hubplugin")
-    if written not in (FORMAT, MAPPED_FORMAT):
+    if written != FORMAT:
         mend = "upgrade hubplugin" if written > FORMAT else "fit it again"
         raise ModelFileError(
             f"{name} has format {written}, written by hubplugin {version}; this version "
-            f"({__version__}) reads formats {FORMAT} and {MAPPED_FORMAT}: {mend}"
+            f"({__version__}) reads format {FORMAT}: {mend}"
         )
     if header.pop("sha256") != digest(header, tensors):
         raise ModelFileError(f"{name} is damaged: its content does not match its checksum; fit it again")

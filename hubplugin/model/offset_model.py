@@ -18,8 +18,7 @@ from hubplugin.metric import Metric
 from hubplugin.model import file
 from hubplugin.model.file import Header
 from hubplugin.model.query_map import QueryMap
-from hubplugin.model.target_fold import TargetFold
-from hubplugin.vectors import Changed, Spread, VectorLike, Vectors, as_vectors, prepared
+from hubplugin.vectors import Spread, VectorLike, Vectors, as_vectors, prepared
 
 if TYPE_CHECKING:
     from hubplugin.compute import LogSum, MeanOfLargest
@@ -210,8 +209,7 @@ class OffsetModel:
     which `query_dependent.Dynamic` and `DualDynamic` ask; offsets do not depend on it.
     hubness_at_fit: counted by `apply` and `refit`, for `inspect`; it makes no other model.
     query_map: what known answers taught, None where nothing was to be learned from them. Banks lie here as they were
-    given, and are mapped as all queries are: offsets belong to what is searched with. fold: what clicks taught about
-    the targets that were clicked, on which offsets do not depend.
+    given, and are mapped as all queries are: offsets belong to what is searched with.
     """
 
     method: str
@@ -224,7 +222,6 @@ class OffsetModel:
     activation: Activation | None = None
     hubness_at_fit: HubnessAtFit | None = None
     query_map: QueryMap | None = None
-    fold: TargetFold | None = None
     # Of no other model: `replace` does not carry what is not given, so other terms never have these numbers.
     _kept: KeptOffsets | None = field(default=None, init=False, compare=False, repr=False)
 
@@ -234,11 +231,6 @@ class OffsetModel:
     @property
     def dim(self) -> int:
         return int(self.terms[0].bank.shape[1])
-
-    @property
-    def learned(self) -> bool:
-        """Whether known answers taught it more than offsets: a map of queries, or a fold of targets."""
-        return self.query_map is not None or self.fold is not None
 
     @cached_property
     def fingerprint(self) -> str:
@@ -280,27 +272,9 @@ class OffsetModel:
         asked = prepared(vectors, self.metric)
         return asked if self.query_map is None else self.query_map(asked)
 
-    def targets(self, targets: VectorLike) -> np.ndarray:
-        """What is stored in the place of `targets` [n, d], where the stored vector is ours: float32 [n, d]. The score
-        of each is its inner product with `queries(q)`, plus its offset.
-
-        Where the metric is cosine, targets come to unit length first; what is folded has its own length. A model that
-        folds nothing (`learn="fold"`) returns the targets. Raises InputError where they cannot be used.
-        """
-        stored = prepared(as_vectors(targets, "targets"), self.metric)
-        return stored if self.fold is None else self.fold(stored)
-
-    def searched(self, queries: np.ndarray, targets: Vectors) -> tuple[np.ndarray, Vectors, Metric]:
-        """What stands for `queries` [m, d], which are prepared, and for `targets` [n, d] in a search, and by which
-        metric: the map and the fold applied."""
-        asked = queries if self.query_map is None else self.query_map(queries)
-        if self.fold is None:
-            return asked, targets, self.metric
-        return asked, Changed(targets, self.metric, self.fold), Metric.DOT  # by cosine, lengths would be lost
-
     def having(self, **changes: Any) -> OffsetModel:
-        """This model with another `hubness_at_fit`, on which its raw offsets do not depend; or with a
-        `fold`, or a `query_map` and the `terms` that give the same raw offsets with it."""
+        """This model with another `hubness_at_fit`, on which its raw offsets do not depend; or with a `query_map` and
+        the `terms` that give the same raw offsets with it."""
         model = replace(self, **changes)
         object.__setattr__(model, "_kept", self._kept)
         return model
@@ -431,14 +405,9 @@ class OffsetModel:
         }
         if self.hubness_at_fit is not None:
             header["finds"] = asdict(self.hubness_at_fit)
-        if self.learned:
-            header["format"] = file.MAPPED_FORMAT
         if self.query_map is not None:
             header["query_map"] = {name: getattr(self.query_map, name) for name in ("strength", "pairs", "whitened")}
             tensors["query_map.step"] = np.ascontiguousarray(self.query_map.step)
-        if self.fold is not None:
-            header["fold"] = {"strength": self.fold.strength, "pairs": self.fold.pairs}
-            tensors |= {f"fold.{name}": np.ascontiguousarray(getattr(self.fold, name)) for name in ("at", "shifts")}
         return header, tensors
 
     @classmethod
@@ -446,7 +415,6 @@ class OffsetModel:
         """The fields of the model whose `_content` was `header` and `tensors`."""
         terms, k, gallery = unpacked(header["terms"], tensors), header["activation"], header["gallery"]
         finds, query_map = header.get("finds"), header.get("query_map")
-        fold = header.get("fold")
         return {
             "method": header["method"],
             "parameters": header["parameters"],
@@ -458,7 +426,6 @@ class OffsetModel:
             "activation": Activation(k, tuple(tensors[f"activation.{i}"] for i in range(len(terms)))) if k else None,
             "hubness_at_fit": HubnessAtFit(**finds) if finds else None,
             "query_map": QueryMap(tensors["query_map.step"], **query_map) if query_map else None,
-            "fold": TargetFold(tensors["fold.at"], tensors["fold.shifts"], **fold) if fold else None,
         }
 
     @property
@@ -471,7 +438,6 @@ class OffsetModel:
         first = self.terms[0]
         bank = f"mean of the bank, {self.dim} dimensions" if isinstance(first, Dot) else f"bank {first.bank.shape}"
         learned = "" if self.query_map is None else f", queries mapped by {self.query_map.pairs} pairs"
-        learned += "" if self.fold is None else f", {len(self.fold.at)} targets folded"
         return f"OffsetModel({self._described}, {self.metric.value}, {bank}{fitted}{learned})"
 
 

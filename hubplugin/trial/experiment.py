@@ -26,7 +26,7 @@ from hubplugin.learning import Learning
 from hubplugin.measures.hubness import Hubness, k_occurrence, skewness
 from hubplugin.measures.significance import Side, standard_error
 from hubplugin.methods import FitInput, Method
-from hubplugin.model import OffsetModel, QueryMap, Setting, TargetFold
+from hubplugin.model import OffsetModel, QueryMap, Setting
 from hubplugin.vectors import as_vectors, sampled, taken
 
 
@@ -392,7 +392,7 @@ class Experiment:
 
     def run(self, configurations: Sequence[Tried]) -> list[Outcome]:
         """Each configuration over all folds; the folds are the outer loop, so that each is multiplied once. A model
-        is tried as it is; where it maps queries or folds targets, or a fold learns to, so are those held out."""
+        is tried as it is; where it maps queries, or a fold learns to, those held out are mapped."""
         if not configurations:
             return []
         n, total = len(self.targets), FOLDS * len(configurations)
@@ -420,10 +420,9 @@ class Experiment:
         n, scores = len(self.targets), fold.similarities
         if configuration is not None:
             offsets, model = self._fitted(configuration, fold)
-            if model is not None and model.learned:
-                gallery = fold.fit_input.require_targets("blend")
-                asked, stored, metric = model.searched(fold.queries, gallery)
-                scores = dense(Similarities(asked, metric, fold.fit_input.compute.quiet), stored)
+            if model is not None and model.query_map is not None:
+                asked = Similarities(model.query_map(fold.queries), self.bank.metric, fold.fit_input.compute.quiet)
+                scores = dense(asked, fold.fit_input.require_targets("blend"))
             scores = scores + torch.tensor(offsets)
         found = scores[:, :n].topk(min(OCCURRENCE, max(n // 4, 1)), dim=1).indices
         costs = nearest - fold.similarities.gather(1, found[:, :1])[:, 0]
@@ -448,24 +447,24 @@ class Experiment:
     def _fitted(
         self, configuration: Method | Learning | OffsetModel, fold: Fold
     ) -> tuple[np.ndarray, OffsetModel | None]:
-        """Offsets [n] of the targets of a fold, and the model that may change its queries and targets. It is one that
-        is tried as it is, or a fit on what the fold does not hold out."""
+        """Offsets [n] of the targets of a fold, and the model that may map its queries. It is one that is tried as it
+        is, or a fit on what the fold does not hold out."""
         given = fold.fit_input
         if isinstance(configuration, OffsetModel):
             model = configuration
         elif isinstance(configuration, Learning) and configuration.learns:
-            model = configuration.fit(given, *self._learned(configuration, fold))
+            model = configuration.fit(given, self._learned(configuration, fold))
         else:
             method = configuration.method if isinstance(configuration, Learning) else configuration
             return method.raw_offsets(given), None
         return model.raw_offsets(given.require_targets(model.method), given.compute), model
 
-    def _learned(self, configuration: Learning, fold: Fold) -> tuple[QueryMap | None, TargetFold | None]:
+    def _learned(self, configuration: Learning, fold: Fold) -> QueryMap | None:
         """What the known answers that a fold does not hold out teach."""
         assert self.bank.known is not None
         rows = fold.fitted[self.bank.known[fold.fitted] >= 0]
         _, first, own = np.unique(self.bank.known[rows], return_index=True, return_inverse=True)
-        return configuration.taught_by(self.bank.query_bank[rows], own.reshape(-1), self.answers(rows[first]))
+        return configuration.query_map(self.bank.query_bank[rows], own.reshape(-1), self.answers(rows[first]))
 
 
 def with_rows(targets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -2,7 +2,6 @@
 
 from hubplugin.vectors.base import (
     BLOCK_ROWS,
-    Changed,
     Number,
     OffsetsLike,
     Progress,
@@ -29,7 +28,6 @@ from hubplugin.vectors.shards import SHARD_ROWS, FileShard, GalleryLike, Shard, 
 __all__ = [
     "BLOCK_ROWS",
     "SHARD_ROWS",
-    "Changed",
     "FileShard",
     "GalleryLike",
     "Number",

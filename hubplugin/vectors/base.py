@@ -121,17 +121,6 @@ class Sliceable(Vectors):
         return self._checked(self.take(rows), rows)  # without reading the others
 
 
-class Changed(Vectors):
-    """`vectors`, prepared, as `change` makes them: float32 [b, d] from [b, d]."""
-
-    def __init__(self, vectors: Vectors, metric: Metric, change: Callable[[np.ndarray], np.ndarray]):
-        super().__init__(vectors.name, vectors.rows, vectors.dim)
-        self._vectors, self._metric, self._change = vectors, metric, change
-
-    def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
-        return map(self._change, prepared_blocks(self._vectors, self._metric, size))
-
-
 class Spread(Vectors):
     """Vectors in shards that other machines read: work goes to them. What has to be read here comes shard by shard."""
 

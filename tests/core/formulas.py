@@ -137,12 +137,6 @@ def query_map(queries, answers, targets, tau):
     return (t[answers] - p @ t[asked]).T @ q @ np.linalg.inv(gram + np.linalg.eigvalsh(gram).mean() * np.eye(len(gram)))
 
 
-def shifts(queries, answers, targets):
-    """By target that was asked for: what docs/learning.md adds to it at strength 1."""
-    q, t = np.asarray(queries, np.float64), np.asarray(targets, np.float64)
-    return {n: (q[answers == n].mean(axis=0) - q.mean(axis=0)) - (t[n] - t.mean(axis=0)) for n in set(answers.tolist())}
-
-
 def whitening(bank, targets, kept=0.9):
     """Z of docs/learning.md: of the covariance of bank and targets, each about its own mean."""
     b, t = np.asarray(bank, np.float64), np.asarray(targets, np.float64)

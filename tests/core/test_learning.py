@@ -14,7 +14,6 @@ from hubplugin.compute import Compute
 from hubplugin.errors import InputError
 from hubplugin.methods import METHODS, FitInput
 from hubplugin.metric import Metric
-from hubplugin.model import FORMAT, MAPPED_FORMAT
 from hubplugin.report import as_text, facts_of
 from hubplugin.trial import Experiment
 from hubplugin.vectors import as_vectors
@@ -281,13 +280,14 @@ def test_what_cannot_learn_is_refused_in_one_line(asked):
         "not for metric='euclidean'": {"metric": "euclidean"},
         "pass targets=": {"targets": None},
         "does not go with executor=": {"executor": object()},
+        "learn='fold': expected True or False": {"learn": "fold"},
     }.items():
         with pytest.raises(InputError, match=expected.replace("(", r"\(")) as said:
             hubplugin.fit(**({"targets": targets, "bank": bank, "learn": True} | changed))
         assert "\n" not in str(said.value)
 
 
-def test_a_file_with_a_map_has_a_format_of_its_own(asked, tmp_path):
+def test_a_file_has_the_map(asked, tmp_path):
     targets, queries, answers = asked
     model = hubplugin.fit(targets, hubplugin.Bank(queries, answers), learn=True)
     model.save(tmp_path / "m.hub")
@@ -298,9 +298,6 @@ def test_a_file_with_a_map_has_a_format_of_its_own(asked, tmp_path):
     assert f"queries mapped by {PAIRS} pairs" in repr(again)
     plain = model.having(query_map=None)
     assert plain.fingerprint != model.fingerprint
-    assert FORMAT < MAPPED_FORMAT
-    for each, version in ((model, MAPPED_FORMAT), (plain, FORMAT)):
-        assert f'\\"format\\": {version},'.encode() in each.to_bytes()
 
 
 def test_queries_of_other_dimensions_are_refused(asked):

@@ -70,7 +70,7 @@ def refusal(path):
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("format", "mend"), [(99, "upgrade hubplugin"), (1, "fit it again")])
+@pytest.mark.parametrize(("format", "mend"), [(99, "upgrade hubplugin"), (5, "fit it again")])
 def test_a_model_file_of_another_format_is_refused_by_version(format, mend, fitted, tmp_path):
     path = tmp_path / "m.hub"
     path.write_bytes(with_header(fitted("is")[0].to_bytes(), lambda h: h.update(format=format, hubplugin="9.9")))

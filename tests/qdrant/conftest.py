@@ -20,7 +20,7 @@ import hubplugin
 import hubplugin_qdrant
 from hubplugin import OffsetModel
 from hubplugin.jobs.write import write
-from hubplugin.model import QueryMap, TargetFold
+from hubplugin.model import QueryMap
 from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
 from hubplugin_qdrant.manifest import Manifest, Version
 
@@ -85,14 +85,13 @@ _CORRECTED: dict[tuple[str, bytes], bytes] = {}
 @dataclass
 class Photos:
     """The collection "photos": the vector `using` of 120 points, payload {"n": id, "colour": ...}. `awaited`: what
-    `wrapped` gives is async. `folds`: a model with a map has every third target folded, too."""
+    `wrapped` gives is async."""
 
     plain: QdrantClient
     using: str
     distance: models.Distance
     storage: str = "payload"
     awaited: bool = False
-    folds: bool = False
 
     gallery = clustered(1, ROWS)
     queries = clustered(2, 20)
@@ -138,10 +137,7 @@ class Photos:
         step = 0.6 * np.random.default_rng(9).normal(size=(DIM, DIM)).astype(np.float32)
         metric = {models.Distance.COSINE: "cosine", models.Distance.DOT: "dot"}[self.distance]
         model = hubplugin.fit(self.gallery, self.bank, "is", metric=metric)
-        at = hubplugin.fit(self.gallery, self.bank, "is", metric=metric).targets(self.gallery[::3])
-        shifts = 0.5 * at.std() * np.random.default_rng(10).normal(size=at.shape).astype(np.float32)
-        fold = TargetFold(at, shifts, 0.2, 200) if self.folds else None
-        write(self.store(), replace(model, query_map=QueryMap(step, 1.0, 200), fold=fold).centred_on(self.gallery))
+        write(self.store(), replace(model, query_map=QueryMap(step, 1.0, 200)).centred_on(self.gallery))
         return self.wrapped()
 
     def without_map(self) -> OffsetModel:
@@ -179,9 +175,6 @@ class Photos:
             q, t = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (q, t))
         if self.model.query_map is not None:
             q = q + q @ self.model.query_map.step.T.astype(np.float64)
-        if self.model.fold is not None:
-            for target, shift in zip(self.model.fold.at, self.model.fold.shifts, strict=True):
-                t = t + (np.abs(t - target).max(axis=1) < 1e-6)[:, None] * shift
         if self.distance is models.Distance.EUCLID:
             s = -((q[:, None, :] - t[None, :, :]) ** 2).sum(axis=2) / 2
         else:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
+from hubplugin import StoreError
 from hubplugin_qdrant import manifest as versions
-from hubplugin_qdrant.manifest import Manifest, Version
+from hubplugin_qdrant.manifest import Manifest, Version, parse
 
 
 def version(number: int, vector: str = "image", model: str = "a", **fields) -> Version:
@@ -48,6 +51,12 @@ def test_a_version_that_is_replaced_is_kept_and_then_pruned_and_cleared():
     pruned = versions.pruned(second, "image", 0)
     assert numbers(pruned) == ({"image": 2}, None, [1])
     assert numbers(versions.cleared(pruned)) == ({"image": 2}, None, [])
+
+
+def test_the_manifest_of_an_older_version_is_refused_in_one_line_that_says_what_to_do():
+    old = applied(Manifest(), 1).model_dump(mode="json") | {"format": 4}
+    with pytest.raises(StoreError, match=r"has manifest format 4 .* delete the collection 'photos--hub' and apply"):
+        parse(old, "photos")
 
 
 def test_an_amended_version_stays_active_beside_what_another_run_writes():
