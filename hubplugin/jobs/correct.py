@@ -55,7 +55,6 @@ from hubplugin.model import (
 from hubplugin.report import Report
 from hubplugin.store import Answered, Store, recorded_of
 from hubplugin.trial import (
-    STAND_INS,
     Experiment,
     Outcome,
     Trial,
@@ -264,16 +263,14 @@ def _on_what_is_new(bank: PreparedBank, recipe: Recipe, configuration: Method, l
 
 
 def _answered(bank: PreparedBank, trial: Trial | None) -> Answered | None:
-    """What a store can try its own searches with; None where clicks are not known. Stand-ins for other wordings show
-    harm that is too large, and count for nothing."""
+    """What a store can try its own searches with; None where clicks are not known."""
     if bank.clicks is None:
         return None
     asked, gains = bank.clicks >= 0, list[tuple[float, float]]()
     if trial is not None and trial.gain is not None and trial.error is not None:
         gains.append((trial.gain, trial.error))
-    if trial is not None and trial.sides is not None and trial.sides.known:
-        sides = [side for side in (trial.sides.asked, trial.sides.other) if side.what != STAND_INS]
-        gains += [(side.after - side.before, side.error) for side in sides]
+    if trial is not None and trial.asked is not None:
+        gains.append((trial.asked.after - trial.asked.before, trial.asked.error))
     return Answered(bank.query_bank[asked], bank.clicks[asked], min(gains, default=None))
 
 

@@ -18,7 +18,7 @@ from hubplugin.model import OffsetModel
 from hubplugin.report import Share, Tile, changes_told, share_tile, shares_tile
 from hubplugin.report.sections import NEVER, RECALL, WORST
 from hubplugin.store import Correction
-from hubplugin.trial import Sides, Trial
+from hubplugin.trial import Trial
 
 
 class Facts(BaseModel):
@@ -77,9 +77,10 @@ class CandidateFacts(Facts):
 
 class TrialFacts(Facts):
     """What the guard saw on held-out queries, without and with the correction. would_help: whether there is no
-    objection, and the effect is measurable, which is a change of hubness, R@1 or a side of a log by more than chance.
+    objection, and the effect is measurable, which is a change of hubness, or R@1 of either kind, by more than chance.
     notes: what is worth knowing, such as that the bank is small. bank: of what kind it is. gain: of R@1, and its
-    standard error; null without known answers. sides: null of a bank that is no log."""
+    standard error; null without known answers. asked: R@1 of other wordings of what a log asks for; null where its
+    answers are not known, or few are asked again."""
 
     measurable: bool
     objections: list[str]
@@ -90,12 +91,12 @@ class TrialFacts(Facts):
     corrected: CandidateFacts
     gain: float | None
     gain_error: float | None
-    sides: Sides | None
+    asked: Side | None
 
     @model_validator(mode="before")
     @classmethod
     def _of(cls, trial: Trial) -> dict[str, Any]:
-        own = {name: getattr(trial, name) for name in ("measurable", "objections", "notes", "gain", "sides")}
+        own = {name: getattr(trial, name) for name in ("measurable", "objections", "notes", "gain", "asked")}
         kind = None if trial.bank is None else trial.bank.kind
         both = {"uncorrected": trial.raw, "corrected": trial}
         return own | both | {"bank": kind, "held_out_queries": trial.queries, "gain_error": trial.error}
@@ -131,22 +132,16 @@ ToldLesson: TypeAlias = Annotated[Lesson, ToldAs(LessonFacts)]
 
 
 def tiles_of(trial: Trial) -> list[Tile]:
-    """What the guard saw on held-out queries of the bank; of a log by known answers, or by a guess."""
-    before, sides = trial.raw, trial.sides
+    """What the guard saw on held-out queries of the bank."""
+    before, asked = trial.raw, trial.asked
     assert before is not None
     held_out = f"expected with the correction, on {trial.queries:,} held-out bank queries"
-    guess = "" if sides is None or sides.known else ", by a guess"
-    known = {} if sides is None else {"asked before": sides.asked, "not asked": sides.other}
-    shares = {
-        name: Share(
-            queries=side.queries,
-            before=side.before,
-            after=side.after,
-            change=Figure(value=side.after - side.before, low=side.interval[0], high=side.interval[1]),
-        )
-        for name, side in known.items()
-    }
-    unknown = "the bank is no log of this gallery, or too small to tell"
+    share = None
+    if asked is not None:
+        low, high = asked.interval
+        change = Figure(value=asked.after - asked.before, low=low, high=high)
+        share = Share(queries=asked.queries, before=asked.before, after=asked.after, change=change)
+    unknown = "the bank is no log with known answers, or asks for few targets in several wordings"
     return [
         share_tile(
             RECALL, before.recall, trial.recall, more_is_better=True, note=held_out,
@@ -154,7 +149,7 @@ def tiles_of(trial: Trial) -> list[Tile]:
         ),
         share_tile(WORST, before.largest, trial.largest, more_is_better=False, note=held_out),
         share_tile(NEVER, before.never, trial.never, more_is_better=False, note=held_out),
-        shares_tile(f"R@1, asked before / not asked{guess}", shares, unknown),
+        shares_tile("R@1 of what was asked before", {"other wordings": share}, unknown),
     ]  # fmt: skip
 
 

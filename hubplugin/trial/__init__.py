@@ -5,12 +5,10 @@ from hubplugin.trial.experiment import (
     OCCURRENCE,
     Experiment,
     Outcome,
-    Sides,
     Trial,
     require_enough,
 )
 from hubplugin.trial.guard import (
-    STAND_INS,
     check_by,
     judge,
     judge_by,
@@ -23,10 +21,8 @@ from hubplugin.trial.guard import (
 __all__ = [
     "FOLDS",
     "OCCURRENCE",
-    "STAND_INS",
     "Experiment",
     "Outcome",
-    "Sides",
     "Trial",
     "check_by",
     "judge",

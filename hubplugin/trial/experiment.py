@@ -22,30 +22,12 @@ import numpy as np
 from hubplugin.bank import BankProfile, PreparedBank, profile
 from hubplugin.compute import HoldingCompute, Similarities, dense, torch
 from hubplugin.errors import CorrectionRefused, InputError, Parameter
-from hubplugin.learning import Learning
+from hubplugin.learning import Learning, folds_within
 from hubplugin.measures.hubness import Hubness, k_occurrence, skewness
 from hubplugin.measures.significance import Side, standard_error
 from hubplugin.methods import FitInput, Method
 from hubplugin.model import OffsetModel, QueryMap, Setting
 from hubplugin.vectors import as_vectors, sampled, taken
-
-
-@dataclass(frozen=True)
-class Sides:
-    """asked: targets that the bank of the fit asks for. other: what it does not ask for. offset: mean offset of the
-    bank's answers less that of the other targets, in units of the similarity; strongly negative where what was asked
-    for is taken for a hub. known: whether answers say what the queries ask for."""
-
-    asked: Side
-    other: Side
-    offset: float
-    known: bool
-
-    def sentences(self) -> list[str]:
-        """What is seen beyond chance, a line each. Only known answers tell what was asked before."""
-        guess = "" if self.known else ", by a guess"
-        named = ((f"asked before{guess}", self.asked), (f"not asked before{guess}", self.other))
-        return [f"{name}: {side}" for name, side in named if not side.is_noise]
 
 
 @dataclass(frozen=True)
@@ -61,8 +43,8 @@ class Trial:
     queries, the share that finds the worst hub, and of the targets tried, the share that none finds. noise: the
     standard error of the change of the skewness over no correction; None of several galleries together.
 
-    Of the guard: bank, what kind it is; objections, if any; notes, what is no reason to refuse but worth knowing; sides
-    of a log, what it asks for and what it does not; None of others.
+    Of the guard: bank, what kind it is; objections, if any; notes, what is no reason to refuse but worth knowing;
+    asked, R@1 of other wordings of what a log asks for, None where its answers are not known, or few are asked again.
     """
 
     configuration: Method | OffsetModel | None
@@ -80,7 +62,7 @@ class Trial:
     bank: BankProfile | None = None
     objections: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    sides: Sides | None = None
+    asked: Side | None = None
 
     @property
     def method(self) -> str:
@@ -99,12 +81,12 @@ class Trial:
 
     @property
     def measurable(self) -> bool:
-        """Whether the correction changes hubness, R@1 or a side of a log by more than chance."""
+        """Whether the correction changes hubness, or R@1 of either kind, by more than chance."""
         changes = [(self.gain, self.error)]
         if self.raw is not None:
             changes.append((self.skewness - self.raw.skewness, self.noise))
         seen = any(change is not None and error is not None and abs(change) > 1.96 * error for change, error in changes)
-        return seen or (self.sides is not None and bool(self.sides.sentences()))
+        return seen or (self.asked is not None and not self.asked.is_noise)
 
     def change_of_skewness(self) -> str:
         """With its 95 % interval, of held-out queries that are drawn anew."""
@@ -305,14 +287,15 @@ class Experiment:
     """Of a bank and its gallery. Nothing is computed until it is asked for; what is asked for then raises InputError
     for banks of which nothing can be held out.
 
-    By default all wordings of a target are held out together. tried: whether each query may be held out, bool [m]; then
-    each for itself, and what it asks for stays asked for.
+    By default all wordings of a target are held out together. again: of a log whose answers are known, hold out single
+    wordings of targets that are asked for in others, too, so that what is held out was asked before. tried: whether
+    each query may be held out, bool [m]; then each for itself, and what it asks for stays asked for.
     """
 
-    def __init__(self, bank: PreparedBank, seed: int = 0, tried: np.ndarray | None = None):
+    def __init__(self, bank: PreparedBank, seed: int = 0, *, again: bool = False, tried: np.ndarray | None = None):
         if seed < 0:
             raise InputError(Parameter("seed", seed), ": expected 0 or more")
-        self.bank, self.seed, self._only = bank, seed, tried
+        self.bank, self.seed, self._again, self._only = bank, seed, again, tried
         # Held at one time: fit x (targets + target bank), target bank x targets, and a Sinkhorn fit's exponentials.
         self._fit_rows = min(FIT_ROWS, max(math.isqrt(self.bank.compute.bytes() // 32), 2 * FOLDS))
 
@@ -341,6 +324,9 @@ class Experiment:
             raise InputError(f"answers name {count} targets; holding some of them out needs at least {2 * FOLDS}")
         place = np.argsort(rng.permutation(count))[groups]
         rows, fold_of = answered[np.argsort(place, kind="stable")], np.sort(place) % FOLDS
+        if self._again:  # of as many as one fit has, or a fold might not see the other wordings
+            rows = rows[: self._fit_rows]
+            return Split(rows, folds_within(known[rows], FOLDS))
         others = np.setdiff1d(distinct, answered)
         return Split(np.concatenate([rows, others]), np.concatenate([fold_of, np.full(len(others), -1)]))
 

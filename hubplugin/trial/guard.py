@@ -1,184 +1,52 @@
 """The guard refuses a correction that would do harm, and says which kind of bank it sees.
 
-It also looks at both sides of a log: at targets that were asked for before, and at those that were not.
-
-Queries are held out and tried: for *asked*, single wordings of targets that the log asks for in others, too; for *not
-asked*, all wordings of a target at once. What a query asks for is known from answers. Otherwise it is guessed:
-queries that share a nearest target which stands out ask for it. They find it, so they show what is lost, and no gain.
-
-Where each target has one wording, *stand-ins* take the place of others: bank queries whose nearest target stands out,
-moved towards another bank query, drawn at random, until one in ten loses that target. Nearer to their bank query than
-other wordings are, they show harm three to four times too large (docs/choosing.md).
+Of a log whose answers are known it also looks at what was asked before: single wordings are held out, of targets that
+the log asks for in others, too. All wordings of a target are held out together otherwise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import replace
 
 from hubplugin.bank import Bank, BankLike, BankProfile, PreparedBank
 from hubplugin.bank.kinds import FARTHEST, displacement
-from hubplugin.compute import MOST_ANSWERS, Compute, Similarities, dense, nearest_targets, torch
+from hubplugin.compute import Compute
 from hubplugin.errors import CorrectionRefused, Parameter
-from hubplugin.learning import FEWEST_WORDINGS, folds_within
+from hubplugin.learning import FEWEST_WORDINGS
 from hubplugin.measures.significance import Side
-from hubplugin.methods import METHODS, FitInput, Method, configured
+from hubplugin.methods import METHODS, Method, configured
 from hubplugin.methods.blend import Blend
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Setting
 from hubplugin.trial.experiment import (
-    FOLDS,
     USE_BLEND,
     Experiment,
-    Sides,
     Trial,
     change,
     remedy,
     require_enough,
     too_small_is_refused,
     ways_out,
-    with_rows,
 )
-from hubplugin.vectors import VectorLike, Vectors, as_vectors, taken
-
-FOUND = 0.9
-"""Share of the stand-ins that find their target in the raw search. With fewer, all corrections look better than they
-are; with more there is little left to win."""
-
-ROWS = 2_048
-"""Bank queries that are looked at."""
+from hubplugin.vectors import VectorLike, Vectors
 
 FEWEST = 100
-"""Bank queries below which nothing is said."""
-
-SHARED = 1 / 3
-"""Share of the queries with a clear nearest target that have it in common with another, from which on these are taken
-for wordings. Where each target has one wording, hubs alone are shared, by 0.14. In logs of several wordings it is 0.55
-to 0.71 (benchmarks/both_sides.py)."""
-
-STAND_INS = "stand-ins"
+"""Bank queries below which nothing is said of what was asked before."""
 
 
-@dataclass(frozen=True)
-class _Log:
-    """Some distinct queries of the bank [m, d], and of its gallery a sample together with all answers [n, d].
-
-    answer: [m], the place of each query's answer among the targets, or -1. clear: [m], whether the answer is known, or
-    else stands out. sure: [m], whether the query finds its answer, by a clear margin.
-    """
-
-    fit_input: FitInput
-    queries: np.ndarray
-    gallery: Vectors
-    answer: np.ndarray
-    clear: np.ndarray
-    sure: np.ndarray
-    scores: torch.Tensor
-    known: bool
-
-
-def both_sides(experiment: Experiment, method: Method) -> Sides | None:
-    """See `Sides`; None for a bank of less than `FEWEST` queries. method: resolved on the whole bank and gallery."""
+def other_wordings(experiment: Experiment, method: Method) -> Side | None:
+    """R@1 of held-out wordings of targets that the log asks for in others, too; None of a log that has few of them.
+    method: resolved on the whole bank and gallery."""
     if experiment.distinct < FEWEST:
         return None
-    log, rng = _look(experiment), np.random.default_rng(experiment.seed)
-    together = rng.integers(0, FOLDS, log.gallery.rows)[log.answer]  # all that asked for a target in one fold
-    together[log.answer < 0] = -1
-    apart = np.full(len(log.queries), -1)
-    apart[log.clear] = folds_within(log.answer[log.clear], FOLDS)
-    again, whole = apart >= 0, _offsets(log, method, np.ones(len(log.queries), bool))
-    if again.sum() >= FEWEST_WORDINGS and (log.known or again.sum() >= SHARED * log.clear.sum()):
-        what, scores, tried = "other wordings" if log.known else "guessed wordings", log.scores, again
-        asked = _held_out(log, method, scores, again, apart, what)
-    elif log.sure.sum() < FEWEST_WORDINGS // 2:
-        return None  # nearly all of it finds one hub
-    else:
-        what, scores, tried = STAND_INS, _stand_ins(log, rng), log.sure
-        asked = _side(log, scores, [(np.flatnonzero(tried), whole)], what)
-    if log.known:
-        what, scores, tried = "queries", log.scores, log.clear
-    other = _held_out(log, method, scores, tried, together, what)
-    answered = np.zeros(log.gallery.rows, bool)
-    answered[log.answer[log.answer >= 0]] = True
-    offset = 0.0 if answered.all() else float(whole[answered].mean() - whole[~answered].mean())
-    return Sides(asked, other, offset, log.known)
-
-
-def _look(experiment: Experiment) -> _Log:
-    bank, rows = experiment.bank, np.sort(experiment.split.rows[:ROWS])
-    queries, known = bank.query_bank[rows], bank.known
-    targets, answer = experiment.targets, np.full(len(rows), -1)
-    if known is not None:
-        asking = np.flatnonzero(known[rows] >= 0)
-        targets, answer[asking] = with_rows(targets, experiment.answers(rows[asking]))
-    else:
-        targets, answer = with_rows(targets, _nearest_of(bank, queries))
-    gallery = as_vectors(targets, "targets")
-    scores = dense(Similarities(queries, bank.metric, bank.compute), gallery)
-    first, second = scores.topk(2, dim=1).values.numpy().T
-    own = scores.numpy()[np.arange(len(rows)), answer]
-    hubs = np.bincount(answer[answer >= 0], minlength=len(targets)) > MOST_ANSWERS * len(rows)
-    sure = (answer >= 0) & (own >= first) & (first - second >= np.median(first - second)) & ~hubs[answer]
-    clear = sure if known is None else answer >= 0
-    return _Log(bank, queries, gallery, answer, clear, sure, scores, known is not None)
-
-
-def _nearest_of(fit_input: FitInput, queries: np.ndarray) -> np.ndarray:
-    """The nearest target of each of `queries` [m, d] in the whole gallery: [m, d]."""
-    gallery = fit_input.require_targets("blend")
-    _, nearest = nearest_targets(Similarities.of(queries, fit_input.metric, fit_input.compute), [gallery])
-    rows, place = np.unique(nearest, return_inverse=True)
-    found: np.ndarray = taken(gallery, rows, fit_input.metric)[place.reshape(-1)]
-    return found
-
-
-def _offsets(log: _Log, method: Method, seen: np.ndarray) -> np.ndarray:
-    """Raw offsets [n] of a fit on the queries `seen` [m]."""
-    return method.raw_offsets(
-        FitInput(log.queries[seen], log.gallery, None, log.fit_input.metric, log.fit_input.compute.quiet)
-    )
-
-
-def _held_out(
-    log: _Log, method: Method, scores: torch.Tensor, queries: np.ndarray, fold_of: np.ndarray, what: str
-) -> Side:
-    """The `queries` of each fold on a fit without it: bool [m]. fold_of: [m], -1 for what all fits see."""
-    parts = []
-    for fold in range(FOLDS):
-        tried, seen = np.flatnonzero(queries & (fold_of == fold)), fold_of != fold
-        if len(tried) and seen.any():
-            parts.append((tried, _offsets(log, method, seen)))
-    return _side(log, scores, parts, what)
-
-
-def _side(log: _Log, scores: torch.Tensor, parts: list[tuple[np.ndarray, np.ndarray]], what: str) -> Side:
-    """Of queries and the offsets that each is tried with."""
-    before, after = [], []
-    for queries, offsets in parts:
-        part = scores[queries]
-        before.append((part.argmax(dim=1).numpy() == log.answer[queries]).astype(float))
-        after.append(((part + torch.from_numpy(offsets)).argmax(dim=1).numpy() == log.answer[queries]).astype(float))
-    raw, corrected = np.concatenate(before), np.concatenate(after)
-    return Side.of(raw, corrected, what)
-
-
-def _stand_ins(log: _Log, rng: np.random.Generator) -> torch.Tensor:
-    """The similarities [m, n]; queries that find their answers were moved so far that `FOUND` of them still do."""
-    rows, scores = np.flatnonzero(log.sure), log.scores.clone()
-    start = log.queries[rows]
-    towards = log.queries[rng.integers(0, len(log.queries), len(rows))] - start
-    lengths = np.linalg.norm(start, axis=1, keepdims=True)
-    low, high = 0.0, 1.0
-    for _ in range(10):
-        step = (low + high) / 2
-        moved = start + step * towards
-        moved = (moved * lengths / np.maximum(np.linalg.norm(moved, axis=1, keepdims=True), 1e-30)).astype(np.float32)
-        scores[rows] = dense(Similarities(moved, log.fit_input.metric, log.fit_input.compute), log.gallery)
-        found = scores[rows].argmax(dim=1).numpy() == log.answer[rows]
-        low, high = (step, high) if found.mean() > FOUND else (low, step)
-    return scores
+    again = Experiment(experiment.bank, experiment.seed, again=True)
+    if (again.split.fold_of >= 0).sum() < FEWEST_WORDINGS:
+        return None
+    raw, corrected = again.run([None, method])
+    assert raw.hits is not None
+    assert corrected.hits is not None
+    return Side.of(raw.hits, corrected.hits, "other wordings")
 
 
 FEW = 100
@@ -207,9 +75,9 @@ def judge(
 
     There is an objection if the bank is of the wrong kind (see `BankProfile`). With known answers, if R@1 of held-out
     queries falls by more than two standard errors, or, with 200 of them, neither it nor the mean rank of their targets
-    gets better. Of a log whose answers are known, also if R@1 of other wordings of what it asked for falls so much (see
-    `Sides`). With another method than `blend`, if the bank is small, if it looks like a log and the method keeps its
-    answers, or, without pairs or clicks, if hubness does not fall. Raises InputError for anything that cannot be used.
+    gets better. Of a log whose answers are known, also if R@1 of other wordings of what it asked for falls so much.
+    With another method than `blend`, if the bank is small, if it looks like a log and the method keeps its answers, or,
+    without pairs or clicks, if hubness does not fall. Raises InputError for anything that cannot be used.
     """
     configuration = configured(METHODS, method, parameters, judge)
     prepared = Bank.of(bank).prepare(metric, compute).against(targets)
@@ -227,9 +95,9 @@ def judge_by(experiment: Experiment, configurations: Sequence[Method]) -> list[T
             *_objections_to_method(method, trial, bank),
             *_objections_to_recall(trial),
         ]
-        if experiment.answered > 0.5 or (bank.kind == "log" and experiment.bank.known is None):
-            trial = replace(trial, sides=both_sides(experiment, method.resolved(experiment.bank)))
-            objections += _objections_to_sides(trial.sides)
+        if experiment.answered > 0.5:
+            trial = replace(trial, asked=other_wordings(experiment, method.resolved(experiment.bank)))
+            objections += _objections_to_asked(trial.asked)
         notes = [*small_bank(bank.distinct), *_notes(trial, bank)]
         trials.append(replace(trial, bank=bank, objections=tuple(objections), notes=tuple(notes)))
     return trials
@@ -241,7 +109,7 @@ def _notes(trial: Trial, bank: BankProfile) -> list[str]:
         return [*notes, trial.without_effect()]
     assert trial.raw is not None
     notes += [trial.change_of_skewness()] if trial.skewness > trial.raw.skewness else []
-    return notes if trial.sides is None else [*notes, *trial.sides.sentences()]
+    return notes if trial.asked is None or trial.asked.is_noise else [*notes, f"asked before: {trial.asked}"]
 
 
 def small_bank(distinct: int) -> list[str]:
@@ -266,12 +134,10 @@ def _objections_to_recall(trial: Trial) -> list[str]:
     return []
 
 
-def _objections_to_sides(sides: Sides | None) -> list[str]:
-    """Where answers say what was asked for; a guess is reported and decides nothing."""
-    if sides is None or not sides.known or sides.asked.what == STAND_INS:
+def _objections_to_asked(asked: Side | None) -> list[str]:
+    if asked is None or asked.before - asked.after <= 2 * asked.error:
         return []
-    fall = sides.asked.before - sides.asked.after
-    return [f"what was asked before is harmed: {sides.asked}"] if fall > 2 * sides.asked.error else []
+    return [f"what was asked before is harmed: {asked}"]
 
 
 def _objections_to_method(method: Method, trial: Trial, bank: BankProfile) -> list[str]:

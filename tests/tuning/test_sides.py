@@ -1,8 +1,6 @@
-"""What becomes of targets that a log asked for, and of those that it did not."""
+"""What becomes of targets that a log asked for, where its answers are known."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,16 +19,8 @@ from hubplugin.methods import configure
 from hubplugin.metric import Metric
 from hubplugin.registry import open_store
 from hubplugin.trial import FOLDS, Experiment, judge
-from hubplugin.trial.experiment import Sides
-from hubplugin.trial.guard import FOUND, STAND_INS, both_sides
+from hubplugin.trial.guard import other_wordings
 from tests.core import formulas
-
-
-@pytest.fixture(scope="session")
-def log(real):
-    """300 queries of one wording each, and a gallery of their answers and 300 targets more."""
-    targets = np.concatenate([real["bank_targets"][:300], real["test_targets"][:300]])
-    return Bank(real["bank_queries"][:300]).prepare(Metric.COSINE, Compute()).against(targets)
 
 
 @pytest.fixture(scope="session")
@@ -45,22 +35,21 @@ def wordings(real):
     return queries.astype(np.float32), targets, clicks
 
 
-def sides_of(wordings, method, clicks=True, seed=0):
+def asked_before(wordings, method, metric=Metric.COSINE):
     queries, targets, rows = wordings
-    banks = Bank(queries, rows if clicks else None).prepare(Metric.COSINE, Compute()).against(targets)
-    return both_sides(Experiment(banks, seed), method.resolved(banks))
+    banks = Bank(queries, rows).prepare(metric, Compute()).against(targets)
+    return other_wordings(Experiment(banks), method.resolved(banks))
 
 
-def test_clicks_say_what_each_query_asks_for_and_all_wordings_are_tried(wordings):
+def test_clicks_say_what_each_query_asks_for_and_all_that_is_asked_again_is_tried(wordings):
     queries, targets, clicks = wordings
     right = formulas.similarity(queries, targets, "cosine").argmax(axis=1) == clicks
-    sides = sides_of(wordings, configure("is"))
-    assert (sides.asked.queries, sides.other.queries) == (300, 400)
-    assert sides.asked.before == pytest.approx(right[:300].mean())
-    assert sides.other.before == pytest.approx(right.mean())
+    asked = asked_before(wordings, configure("is"))
+    assert (asked.queries, asked.what) == (300, "other wordings")
+    assert asked.before == pytest.approx(right[:300].mean())
 
 
-def test_asked_wordings_are_tried_on_a_fit_without_them_and_with_the_others(wordings):
+def test_wordings_are_tried_on_a_fit_without_them_and_with_the_others(wordings):
     queries, targets, clicks = wordings
     raw = formulas.similarity(queries, targets, "cosine")
     fold_of, hits = folds_within(clicks, 5), []
@@ -68,8 +57,8 @@ def test_asked_wordings_are_tried_on_a_fit_without_them_and_with_the_others(word
         offsets = formulas.offsets("is", queries[fold_of != fold], targets, "cosine", tau=0.05)
         probes = np.flatnonzero(fold_of == fold)
         hits.append((raw[probes] + offsets).argmax(axis=1) == clicks[probes])
-    sides = sides_of(wordings, configure("is", tau=0.05))
-    assert sides.asked.after == pytest.approx(np.concatenate(hits).mean(), abs=0.01)
+    asked = asked_before(wordings, configure("is", tau=0.05))
+    assert asked.after == pytest.approx(np.concatenate(hits).mean(), abs=0.01)
 
 
 @given(st.lists(st.integers(-1, 5), min_size=1, max_size=60))
@@ -82,11 +71,9 @@ def test_each_fold_leaves_a_wording_of_each_target_that_it_holds_out(asked):
         assert held <= set(asked[fold_of != fold].tolist())
 
 
-def test_a_method_that_takes_answers_for_hubs_harms_what_was_asked_for_alone(wordings):
-    sides = sides_of(wordings, configure("dbsn", tau=0.02))
-    assert sides.asked.after < sides.asked.before - 0.1
-    assert sides.other.after > sides.other.before - 0.05
-    assert sides.offset < -0.02
+def test_a_method_that_takes_answers_for_hubs_harms_what_was_asked_for(wordings):
+    asked = asked_before(wordings, configure("dbsn", tau=0.02))
+    assert asked.after < asked.before - 0.1
 
 
 def test_with_clicks_a_correction_that_harms_what_was_asked_before_is_refused(wordings):
@@ -100,75 +87,52 @@ def test_with_clicks_a_correction_that_harms_what_was_asked_before_is_refused(wo
     assert judge(targets, hubplugin.Bank(queries, clicks)).objections == ()
 
 
-def test_without_clicks_queries_that_share_a_clear_target_are_taken_for_wordings(wordings):
-    sides = sides_of(wordings, configure("blend"), clicks=False)
-    assert sides.asked.what == sides.other.what == "guessed wordings"
-    assert sides.asked.before == sides.other.before == 1
-    assert sides.asked.after > 0.97
-    assert sides_of(wordings, configure("dbsn", tau=0.02), clicks=False).asked.after < 0.9
-
-
-def test_a_log_of_one_wording_each_is_tried_with_stand_ins(log):
-    sides = both_sides(Experiment(log), configure("dbsn", tau=0.02))
-    assert sides.asked.what == STAND_INS
-    assert sides.asked.before == pytest.approx(FOUND, abs=0.02)
-    assert sides.asked.after < sides.asked.before - 0.1
-    assert sides.other.after > sides.other.before - 0.05
-
-
-def test_the_default_harms_neither_side(log, wordings):
-    for sides in (
-        both_sides(Experiment(log), configure("blend").resolved(log)),
-        sides_of(wordings, configure("blend")),
-    ):
-        for side in (sides.asked, sides.other):
-            assert side.after > side.before - 0.02
+def test_the_default_does_not(wordings):
+    asked = asked_before(wordings, configure("blend"))
+    assert asked.after > asked.before - 0.02
 
 
 @pytest.mark.parametrize("metric", ["dot", "euclidean"])
-def test_the_sides_are_those_of_cosine_where_all_vectors_have_length_one(log, metric):
-    gallery = log.targets.take(np.arange(600))
-    unit = gallery / np.linalg.norm(gallery.astype(float), axis=1, keepdims=True)
-    same = Bank(log.query_bank).prepare(metric, Compute()).against(unit.astype(np.float32))
-    here, there = (both_sides(Experiment(banks), configure("dbsn", tau=0.02)) for banks in (log, same))
-    found = [(sides.asked.after, sides.other.after) for sides in (here, there)]
+def test_what_was_asked_is_found_as_by_cosine_where_all_vectors_have_length_one(wordings, metric):
+    queries, targets, clicks = wordings
+    unit = [(x / np.linalg.norm(x.astype(float), axis=1, keepdims=True)).astype(np.float32) for x in (queries, targets)]
+    method = configure("dbsn", tau=0.02)
+    found = [asked_before((*unit, clicks), method, each).after for each in ("cosine", metric)]
     assert found[1] == pytest.approx(found[0], abs=0.03)
 
 
 def test_a_sample_of_the_gallery_has_the_answers_added(monkeypatch, wordings):
     """Every query is its answer, but for a little: none that is missing could be found."""
-    monkeypatch.setattr("hubplugin.trial.experiment.FIT_ROWS", 20)
+    monkeypatch.setattr("hubplugin.trial.experiment.FIT_ROWS", 250)
     _, targets, clicks = wordings
     queries = targets.astype(np.float32)[clicks] + np.random.default_rng(0).normal(size=(400, 384)) * 1e-3
-    for known in (True, False):
-        assert sides_of((queries, targets, clicks), configure("is"), known).asked.before == 1
+    asked = asked_before((queries, targets, clicks), configure("is"))
+    assert (asked.before, asked.queries < 250) == (1, True)
     assert judge(targets, hubplugin.Bank(queries, clicks), "is").raw.recall == 1
 
 
-def test_small_banks_have_no_sides(log):
-    few = replace(log, query_bank=log.query_bank[:99])
-    assert both_sides(Experiment(few), configure("dbsn")) is None
+def test_of_small_banks_and_of_one_wording_each_nothing_is_said(wordings):
+    queries, targets, clicks = wordings
+    assert asked_before((queries[:99], targets, clicks[:99]), configure("is")) is None
+    one = np.r_[0:300:3, 300:400]
+    assert asked_before((queries[one], targets, clicks[one]), configure("is")) is None
 
 
-def test_the_guard_reports_both_sides_of_a_log_and_of_nothing_else(real, log):
-    seen = judge(log.targets, log.query_bank)
+def test_without_clicks_nothing_is_said_of_what_was_asked(wordings):
+    queries, targets, _ = wordings
+    seen = judge(targets, queries, "dbsn", tau=0.02)
     assert seen.bank.kind == "log"
-    assert seen.sides is not None
-    assert "asked before" not in str(seen)  # the default changes neither side beyond chance
-    harmful = judge(log.targets, log.query_bank, "dbsn", tau=0.02)
-    assert "note: asked before, by a guess: R@1 90.0 -> " in str(harmful)  # no clicks say what was asked
-    assert "no effect can be measured" not in str(harmful)
-    clean = judge(real["test_targets"][:300], log.query_bank)
-    assert clean.bank.kind == "clean or log"
-    assert clean.sides is None
+    assert seen.asked is None
+    assert "asked before" not in str(seen)
 
 
-def test_a_change_of_a_side_within_chance_is_not_told():
-    noise, harm = Side(0.539, 0.489, 0.029, 141, "queries"), Side(0.539, 0.489, 0.02, 300, "queries")
-    assert Sides(noise, noise, 0.0, known=True).sentences() == []
-    assert Sides(harm, noise, 0.0, known=True).sentences() == [
-        "asked before: R@1 53.9 -> 48.9 (95 % interval of the change -8.9 to -1.1, 300 queries)"
-    ]
+@pytest.mark.parametrize(("error", "told"), [(0.029, False), (0.02, True)])
+def test_a_change_within_chance_is_not_told(wordings, monkeypatch, error, told):
+    queries, targets, clicks = wordings
+    asked = Side(0.539, 0.489, error, 300, "other wordings")
+    monkeypatch.setattr("hubplugin.trial.guard.other_wordings", lambda *given: asked)
+    sentence = "note: asked before: R@1 53.9 -> 48.9 (95 % interval of the change -8.9 to -1.1, 300 other wordings)"
+    assert (sentence in str(judge(targets, hubplugin.Bank(queries, clicks), "is"))) == told
 
 
 def test_clicks_name_the_ids_of_a_store(wordings, tmp_path):
@@ -185,7 +149,7 @@ def test_clicks_name_the_ids_of_a_store(wordings, tmp_path):
         store, hubplugin.Bank(queries, np.where(clicks < 190, 1_000 + clicks, 7))
     )  # 7: gone since
     assert applied.trial.queries == (clicks < 190).sum()
-    assert applied.trial.sides.known
+    assert applied.trial.asked is not None
     with pytest.raises(hubplugin.InputError, match="none of what they name is in"):
         hubplugin.apply(store, hubplugin.Bank(queries, clicks))
     np.save(tmp_path / "queries.npy", queries)
