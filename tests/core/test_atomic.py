@@ -6,7 +6,6 @@ import os
 import stat
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,23 +19,23 @@ from hubplugin.recording.sample import Sample
 FullDisk = Callable[[], AbstractContextManager[None]]
 
 
-def files(folder: Path) -> dict[str, bytes]:
+def files(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def a_model(folder: Path, rows: int) -> None:
+def a_model(folder, rows):
     gallery = np.random.default_rng(0).normal(size=(rows, 64)).astype(np.float32)
     hubplugin.fit(gallery, gallery, "is").save(folder / "photos.hub")
 
 
-def recorded_queries(folder: Path, rows: int) -> None:
+def recorded_queries(folder, rows):
     sample = Sample(10_000)
     for query in np.random.default_rng(0).normal(size=(rows, 64)).astype(np.float32):
         sample.add(query.tobytes(), 0.0)
     save(folder / "part-0.safetensors", sample)
 
 
-def results_of_a_task(folder: Path, rows: int) -> None:
+def results_of_a_task(folder, rows):
     workspace = Workspace(folder)
     try:
         workspace.write("step", "shard", {"found": np.random.default_rng(0).normal(size=(rows, 64))})
@@ -45,9 +44,7 @@ def results_of_a_task(folder: Path, rows: int) -> None:
 
 
 @pytest.mark.parametrize("replace", [a_model, recorded_queries, results_of_a_task])
-def test_a_disk_that_is_full_leaves_the_file_before_and_no_other(
-    replace: Callable[[Path, int], None], tmp_path: Path, full_disk: FullDisk
-) -> None:
+def test_a_disk_that_is_full_leaves_the_file_before_and_no_other(replace, tmp_path, full_disk):
     replace(tmp_path, 10)
     before = files(tmp_path)
     assert before
@@ -60,10 +57,10 @@ def test_a_disk_that_is_full_leaves_the_file_before_and_no_other(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_what_is_raised_while_it_is_written_is_raised_and_leaves_nothing(error: type, tmp_path: Path) -> None:
+def test_what_is_raised_while_it_is_written_is_raised_and_leaves_nothing(error, tmp_path):
     (tmp_path / "file").write_bytes(b"before")
 
-    def fails() -> None:
+    def fails():
         with atomic.replacing(tmp_path / "file") as file:
             file.write(b"half")
             raise error
@@ -73,7 +70,7 @@ def test_what_is_raised_while_it_is_written_is_raised_and_leaves_nothing(error: 
     assert files(tmp_path) == {"file": b"before"}
 
 
-def test_nothing_that_lies_at_the_temporary_name_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_that_lies_at_the_temporary_name_is_written_to(tmp_path, monkeypatch):
     (tmp_path / "victim").write_bytes(b"precious")
     monkeypatch.setattr("uuid.uuid4", lambda: type("", (), {"hex": "0" * 32}))
     (tmp_path / "file.00000000.tmp").symlink_to(tmp_path / "victim")
@@ -82,14 +79,14 @@ def test_nothing_that_lies_at_the_temporary_name_is_written_to(tmp_path: Path, m
     assert files(tmp_path) == {"victim": b"precious", "file.00000000.tmp": b"precious"}
 
 
-def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path: Path) -> None:
+def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path):
     (tmp_path / "victim").write_bytes(b"precious")
     (tmp_path / "file").symlink_to(tmp_path / "victim")
     atomic.write(tmp_path / "file", b"content")
     assert files(tmp_path) == {"victim": b"precious", "file": b"content"}
 
 
-def test_the_mode_is_the_one_that_was_asked_for_less_the_umask(tmp_path: Path) -> None:
+def test_the_mode_is_the_one_that_was_asked_for_less_the_umask(tmp_path):
     before = os.umask(0o027)
     try:
         atomic.write(tmp_path / "file", b"")

@@ -14,10 +14,6 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,34 +28,33 @@ from hubplugin.recording.sample import digest_of
 
 
 @pytest.fixture
-def queries() -> np.ndarray:
+def queries():
     return np.random.default_rng(0).normal(size=(300, 8)).astype(np.float32)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     return tmp_path / "photos.queries"
 
 
-def rows(vectors: np.ndarray) -> set[bytes]:
+def rows(vectors):
     return {row.tobytes() for row in vectors}
 
 
-def recorded(folder: Path, queries: np.ndarray, size: int = 10_000) -> Recorder:
+def recorded(folder, queries, size=10_000):
     recorder = Recorder(folder, size)
     recorder.add(queries)
     recorder.flush()
     return recorder
 
 
-def test_what_was_asked_is_read_as_a_bank_without_repetitions(folder: Path, queries: np.ndarray) -> None:
+def test_what_was_asked_is_read_as_a_bank_without_repetitions(folder, queries):
     started = time.time()
     recorder = Recorder(folder)
     for query in (*queries, *queries[:50]):
         recorder.add(query)
     recorder.close()
     found = read(folder)
-    assert found is not None
     assert rows(found.array()) == rows(queries)
     assert (found.rows, found.seen, found.different, found.texts) == (300, 350, 300, None)
     assert started <= found.first <= found.times.min() <= found.times.max() <= found.last <= time.time()
@@ -67,21 +62,18 @@ def test_what_was_asked_is_read_as_a_bank_without_repetitions(folder: Path, quer
 
 
 @pytest.mark.parametrize("kind", [list, tuple, np.asarray, lambda query: np.asarray(query, np.float64)])
-def test_the_same_query_in_another_form_is_the_same(folder: Path, queries: np.ndarray, kind: type) -> None:
+def test_the_same_query_in_another_form_is_the_same(folder, queries, kind):
     recorder = recorded(folder, queries[:1])
     recorder.add(kind(queries[0].tolist()))
     recorder.close()
     found = read(folder)
-    assert found is not None
     assert (found.rows, found.seen) == (1, 2)
 
 
-def test_the_size_is_kept_to_and_parts_of_several_recorders_are_one_sample(folder: Path, queries: np.ndarray) -> None:
+def test_the_size_is_kept_to_and_parts_of_several_recorders_are_one_sample(folder, queries):
     several = [recorded(folder, queries[:200], 50), recorded(folder, queries[100:], 50)]
     alone = recorded(folder.with_name("alone"), queries, 50)
     found, whole = read(folder), read(alone.folder)
-    assert found is not None
-    assert whole is not None
     assert rows(whole.array()) <= rows(found.array())
     assert 50 <= found.rows < 100
     assert found.seen == 400
@@ -90,22 +82,18 @@ def test_the_size_is_kept_to_and_parts_of_several_recorders_are_one_sample(folde
         each.close()
 
 
-def test_a_restart_takes_up_the_part_that_was_left(folder: Path, queries: np.ndarray) -> None:
+def test_a_restart_takes_up_the_part_that_was_left(folder, queries):
     recorded(folder, queries[:100], 50).close()
     recorded(folder, queries[100:], 50).close()
     found = read(folder)
     alone = recorded(folder.with_name("alone"), queries, 50)
     whole = read(alone.folder)
-    assert found is not None
-    assert whole is not None
     assert rows(found.array()) == rows(whole.array())
     assert [path.name for path in folder.glob("*.safetensors")] == ["part-0.safetensors"]
 
 
 @pytest.mark.parametrize("by", [Recorder.id_of, list, np.asarray])
-def test_clicks_are_answers_of_the_queries_that_they_belong_to(
-    folder: Path, queries: np.ndarray, by: Callable[[Any], Any]
-) -> None:
+def test_clicks_are_answers_of_the_queries_that_they_belong_to(folder, queries, by):
     recorder = recorded(folder, queries[:6])
     for row, target in (
         (0, 5),
@@ -121,7 +109,6 @@ def test_clicks_are_answers_of_the_queries_that_they_belong_to(
         recorder.click(by(queries[row].tolist()), target)
     recorder.close()
     found = read(folder)
-    assert found is not None
     assert found.answers is not None
     answers = dict(zip(map(bytes, found.array()), found.answers.tolist(), strict=True))
     expected = [5, "b", 17, "00000000-0000-0000-0000-000000000007", 8, "042"]
@@ -129,7 +116,7 @@ def test_clicks_are_answers_of_the_queries_that_they_belong_to(
     assert sum(sum(counts.values()) for counts in found.clicks) == 8, "one is of a query that nobody asked"
 
 
-def test_the_id_of_a_query_is_short_and_the_same_for_every_form_of_it(queries: np.ndarray) -> None:
+def test_the_id_of_a_query_is_short_and_the_same_for_every_form_of_it(queries):
     (one, two, *_) = queries
     assert {Recorder.id_of(kind(one.tolist())) for kind in (list, np.asarray, np.float32)} == {Recorder.id_of(one)}
     assert Recorder.id_of(two) != Recorder.id_of(one)
@@ -138,7 +125,7 @@ def test_the_id_of_a_query_is_short_and_the_same_for_every_form_of_it(queries: n
         Recorder.id_of(queries)
 
 
-def test_a_process_that_only_hears_of_clicks_adds_to_the_same_sample(folder: Path, queries: np.ndarray) -> None:
+def test_a_process_that_only_hears_of_clicks_adds_to_the_same_sample(folder, queries):
     hearing = Recorder(folder)
     hearing.click(Recorder.id_of(queries[3]), 30)
     hearing.flush()
@@ -152,35 +139,31 @@ def test_a_process_that_only_hears_of_clicks_adds_to_the_same_sample(folder: Pat
     later.click(queries[4], 40)
     later.close()
     found = read(folder)
-    assert found is not None
     assert (found.rows, found.seen) == (10, 10)
     clicks = dict(zip(map(bytes, found.array()), found.clicks, strict=True))
     assert (clicks[bytes(queries[3])], clicks[bytes(queries[4])]) == ({30: 2, 31: 1}, {40: 1})
     assert len(list(folder.glob("*.safetensors"))) == 2
 
 
-def test_clicks_go_with_what_is_thinned_and_cleared(folder: Path, queries: np.ndarray) -> None:
+def test_clicks_go_with_what_is_thinned_and_cleared(folder, queries):
     recorder = recorded(folder, queries)
     for query in queries:
         recorder.click(query, 1)
     recorder.flush()
     thin(folder, 20)
     found = read(folder)
-    assert found is not None
     assert found.answers is not None
     assert found.answers.tolist() == [1] * 20
     recorder.flush()  # it notices
     recorder.click(found.array()[0], 2)
     recorder.flush()
     again = read(folder)
-    assert again is not None
     assert sum(sum(counts.values()) for counts in again.clicks) == 21
     clear(folder)
     recorder.flush()
     recorder.add(queries[:1])
     recorder.close()
     found = read(folder)
-    assert found is not None
     assert found.answers is None
 
 
@@ -200,16 +183,13 @@ def test_clicks_go_with_what_is_thinned_and_cleared(folder: Path, queries: np.nd
         ),
     ],
 )
-def test_what_is_no_click_is_one_line_in_the_log_without_what_was_written(
-    folder: Path, queries: np.ndarray, caplog: pytest.LogCaptureFixture, query: Any, target: Any, said: str
-) -> None:
+def test_what_is_no_click_is_one_line_in_the_log_without_what_was_written(folder, queries, caplog, query, target, said):
     recorder = Recorder(folder)
     for _ in range(3):
         recorder.click(query, target)
     recorder.add(queries)
     recorder.close()
     found = read(folder)
-    assert found is not None
     assert (found.rows, found.answers) == (300, None)
     (record,) = caplog.records
     assert record.message.startswith(f"a click is not recorded in {folder}: ")
@@ -218,51 +198,45 @@ def test_what_is_no_click_is_one_line_in_the_log_without_what_was_written(
     assert "xxx" not in record.message
 
 
-def test_texts_are_kept_only_if_asked_for(folder: Path, queries: np.ndarray) -> None:
+def test_texts_are_kept_only_if_asked_for(folder, queries):
     for texts in (False, True):
         recorder = Recorder(folder, texts=texts)
         recorder.add(queries[0], text="red shoes")
         recorder.add(queries[1])
         recorder.close()
         found = read(folder)
-        assert found is not None
         assert (found.texts is not None) == texts
     assert sorted(found.texts or (), key=str) == [None, "red shoes"]
 
 
-def test_files_are_readable_by_their_owner_only(folder: Path, queries: np.ndarray) -> None:
+def test_files_are_readable_by_their_owner_only(folder, queries):
     recorded(folder, queries).close()
     assert stat.S_IMODE((folder / "part-0.safetensors").stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_queries_of_another_model_are_kept_apart(folder: Path, queries: np.ndarray) -> None:
+def test_queries_of_another_model_are_kept_apart(folder, queries):
     recorder = recorded(folder, queries[:, :4])
     recorder.add(queries[:10])
     recorder.flush()
     other = recorded(folder, queries[:20, :4])
     found, eight, four = read(folder), read(folder, 8), read(folder, 4)
-    assert found is not None
-    assert eight is not None
-    assert four is not None
     assert (found.dim, eight.rows, four.rows) == (4, 10, 20)
     assert read(folder, 5) is None
     recorder.close()
     other.close()
 
 
-def test_what_is_cleared_or_thinned_stays_so_while_a_recorder_runs(folder: Path, queries: np.ndarray) -> None:
+def test_what_is_cleared_or_thinned_stays_so_while_a_recorder_runs(folder, queries):
     recorder = recorded(folder, queries[:200])
     thin(folder, 20)
     found = read(folder)
-    assert found is not None
     assert found.rows == 20
     assert 50 < found.different < 800
     recorder.flush()  # it notices
     recorder.add(queries[200:])
     recorder.flush()
     found = read(folder)
-    assert found is not None
     assert 20 < found.rows < 100, "of 100 more queries a tenth is kept"
     clear(folder)
     assert read(folder) is None
@@ -271,27 +245,23 @@ def test_what_is_cleared_or_thinned_stays_so_while_a_recorder_runs(folder: Path,
     recorder.add(queries[:5])
     recorder.close()
     found = read(folder)
-    assert found is not None
     assert found.rows == 5
     with pytest.raises(InputError, match="at least 1"):
         thin(folder, 0)
 
 
-def test_only_what_was_asked_lately_is_read_where_that_is_wanted(folder: Path, queries: np.ndarray) -> None:
+def test_only_what_was_asked_lately_is_read_where_that_is_wanted(folder, queries):
     recorder = recorded(folder, queries[:100])
     moment = time.time()
     time.sleep(0.01)
     recorder.add(queries[90:120])
     recorder.close()
     lately = read(folder, since=moment)
-    assert lately is not None
     assert rows(lately.array()) == rows(queries[90:120])
     assert read(folder, since=time.time() + 1) is None
 
 
-def test_a_folder_that_cannot_be_written_is_one_line_in_the_log(
-    tmp_path: Path, queries: np.ndarray, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_that_cannot_be_written_is_one_line_in_the_log(tmp_path, queries, caplog):
     (tmp_path / "file").touch()
     recorder = Recorder(tmp_path / "file" / "queries", seconds=0.01)
     recorder.add(queries)
@@ -306,46 +276,38 @@ def test_a_folder_that_cannot_be_written_is_one_line_in_the_log(
     assert record.levelno == logging.WARNING
 
 
-def test_a_full_disk_loses_nothing_that_was_there_and_recording_goes_on_after_it(
-    folder: Path, caplog: pytest.LogCaptureFixture, full_disk: Callable[[], AbstractContextManager[None]]
-) -> None:
+def test_a_full_disk_loses_nothing_that_was_there_and_recording_goes_on_after_it(folder, caplog, full_disk):
     queries = np.random.default_rng(0).normal(size=(2_000, 64)).astype(np.float32)
     recorder = recorded(folder, queries[:10])
     recorder.add(queries[10:])
     with full_disk():
         recorder.flush()
         found = read(folder)
-        assert found is not None
         assert found.rows == 10
         assert "File too large; searches go on" in caplog.text
         assert sorted(path.name for path in folder.iterdir()) == ["part-0.lock", "part-0.safetensors"]
     recorder.flush()
     found = read(folder)
-    assert found is not None
     assert found.rows == 2_000
     recorder.close()
 
 
 @pytest.mark.parametrize("given", [object(), "words", [[1, 2], [3]], np.zeros((2, 2, 2)), None, [], ["a"]])
-def test_whatever_is_added_nothing_is_raised(folder: Path, queries: np.ndarray, given: object) -> None:
+def test_whatever_is_added_nothing_is_raised(folder, queries, given):
     recorder = Recorder(folder)
-    recorder.add(given)  # type: ignore[arg-type]
+    recorder.add(given)
     recorder.add(queries)
     recorder.close()
     found = read(folder)
-    assert found is not None
     assert found.rows == len(queries)
 
 
-def test_damaged_parts_are_left_out_and_left_alone(
-    folder: Path, queries: np.ndarray, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_parts_are_left_out_and_left_alone(folder, queries, caplog):
     recorded(folder, queries).close()
     (folder / "part-1.safetensors").write_bytes((folder / "part-0.safetensors").read_bytes()[:500])
     save_file({"vectors": queries}, folder / "part-2.safetensors")
     (folder / "part-3.safetensors").write_bytes(b"")
     found = read(folder)
-    assert found is not None
     assert found.rows == 300
     assert [f"part-{number}.safetensors" in caplog.text for number in range(4)] == [False, True, True, True]
     held, second = recorded(folder, queries[:1]), recorded(folder, queries[:2])
@@ -355,7 +317,7 @@ def test_damaged_parts_are_left_out_and_left_alone(
     second.close()
 
 
-def changed(part: Path, to: Path, about: dict[str, object] | None = None, **arrays: np.ndarray) -> None:
+def changed(part, to, about=None, **arrays):
     """Writes `part` with other entries in its header, or other arrays, to the file `to`."""
     with safe_open(part, framework="np") as file:
         content = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
@@ -383,7 +345,7 @@ ARRAYS = [
 ]
 
 
-def clicks(given: Any) -> dict[str, Any]:
+def clicks(given):
     """What is wrong in the clicks of a part, though they are the bytes that were written."""
     content = given if isinstance(given, bytes) else json.dumps(given).encode()
     return {"about": {"format": 2, "clicks": digest_of(content)}, "clicks": np.frombuffer(content, np.uint8)}
@@ -402,14 +364,11 @@ CLICKS = [
 @pytest.mark.parametrize(
     "damage", [{"about": about} for about in ABOUT] + ARRAYS + CLICKS, ids=lambda damage: str(damage)[:40]
 )
-def test_a_part_that_makes_no_sense_is_left_out_with_a_warning(
-    damage: dict[str, Any], folder: Path, queries: np.ndarray, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_part_that_makes_no_sense_is_left_out_with_a_warning(damage, folder, queries, caplog):
     recorded(folder, queries).close()
     changed(folder / "part-0.safetensors", folder / "part-1.safetensors", **damage)
     before = (folder / "part-1.safetensors").read_bytes()
     found = read(folder)
-    assert found is not None
     assert (rows(found.array()), found.seen) == (rows(queries), 300)
     (record,) = caplog.records
     assert "part-1.safetensors is damaged (" in record.message
@@ -421,9 +380,7 @@ def test_a_part_that_makes_no_sense_is_left_out_with_a_warning(
     assert (folder / "part-2.safetensors").exists()
 
 
-def test_whatever_byte_changes_a_part_is_left_out_or_holds_what_was_asked(
-    folder: Path, queries: np.ndarray, rng: np.random.Generator
-) -> None:
+def test_whatever_byte_changes_a_part_is_left_out_or_holds_what_was_asked(folder, queries, rng):
     recorder = Recorder(folder, texts=True)
     for number, query in enumerate(queries[:12]):
         recorder.add(query, text="red shoes")
@@ -452,33 +409,27 @@ def test_whatever_byte_changes_a_part_is_left_out_or_holds_what_was_asked(
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes")
-def test_what_is_no_file_is_left_out(folder: Path, queries: np.ndarray, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_no_file_is_left_out(folder, queries, caplog):
     recorded(folder, queries).close()
     os.mkfifo(folder / "part-1.safetensors")
     (folder / "part-2.safetensors").mkdir()
     found = read(folder)
-    assert found is not None
     assert found.rows == 300
     assert [record.message.endswith("is damaged (it is no file); left out") for record in caplog.records] == [True] * 2
 
 
-def test_a_part_that_is_damaged_while_it_is_recorded_to_is_written_anew(
-    folder: Path, queries: np.ndarray, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_part_that_is_damaged_while_it_is_recorded_to_is_written_anew(folder, queries, caplog):
     recorder = recorded(folder, queries[:100])
     (folder / "part-0.safetensors").write_bytes(b"damaged")
     recorder.add(queries[100:])
     recorder.close()
     found = read(folder)
-    assert found is not None
     assert (rows(found.array()), found.seen) == (rows(queries), 300)
     assert "part-0.safetensors is damaged" in caplog.text
 
 
 @pytest.mark.parametrize("text", [b"red shoes", 7, ["red", "shoes"], object()])
-def test_a_text_that_is_none_is_left_out_and_recording_goes_on(
-    text: Any, folder: Path, queries: np.ndarray, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_text_that_is_none_is_left_out_and_recording_goes_on(text, folder, queries, caplog):
     recorder = Recorder(folder, texts=True)
     recorder.add(queries[0], text="before")
     for query in queries[1:3]:
@@ -486,14 +437,13 @@ def test_a_text_that_is_none_is_left_out_and_recording_goes_on(
     recorder.add(queries[3], text="after")
     recorder.close()
     found = read(folder)
-    assert found is not None
     assert (found.seen, rows(found.array())) == (4, rows(queries[:4]))
     assert sorted(found.texts or (), key=str) == [None, None, "after", "before"]
     (record,) = caplog.records
     assert record.message.endswith(f"without their texts: expected a str, got {type(text).__name__}")
 
 
-def test_a_link_where_a_part_is_written_is_not_followed(folder: Path, tmp_path: Path, queries: np.ndarray) -> None:
+def test_a_link_where_a_part_is_written_is_not_followed(folder, tmp_path, queries):
     folder.mkdir()
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
@@ -503,8 +453,8 @@ def test_a_link_where_a_part_is_written_is_not_followed(folder: Path, tmp_path: 
     assert victim.read_bytes() == b"precious"
 
 
-def test_what_a_killed_process_left_half_written_goes(folder: Path, queries: np.ndarray) -> None:
-    def left(name: str) -> Path:
+def test_what_a_killed_process_left_half_written_goes(folder, queries):
+    def left(name):
         (folder / name).write_bytes(b"half")
         return folder / name
 
@@ -518,14 +468,12 @@ def test_what_a_killed_process_left_half_written_goes(folder: Path, queries: np.
     recorder.close()
 
 
-def test_a_part_is_not_taken_up_while_it_is_thinned(
-    folder: Path, queries: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_is_not_taken_up_while_it_is_thinned(folder, queries, monkeypatch):
     recorded(folder, queries).close()
     begun: list[threading.Thread] = []
     fsync, recorder = os.fsync, Recorder(folder)
 
-    def meanwhile(file: int) -> None:
+    def meanwhile(file):
         if not begun:
             recorder.add(queries[:5])
             begun.append(threading.Thread(target=recorder.flush))
@@ -540,13 +488,10 @@ def test_a_part_is_not_taken_up_while_it_is_thinned(
     recorder.close()
     assert [path.name for path in folder.glob("*.safetensors")] == ["part-0.safetensors"]
     found = read(folder)
-    assert found is not None
     assert 20 <= found.rows <= 25
 
 
-def test_a_folder_that_others_write_to_for_long_is_left_alone(
-    folder: Path, queries: np.ndarray, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_that_others_write_to_for_long_is_left_alone(folder, queries, monkeypatch, caplog):
     monkeypatch.setattr("hubplugin.recording.parts.PATIENCE", 0.05)
     recorder = recorded(folder, queries)
     recorder.flush()
@@ -558,11 +503,10 @@ def test_a_folder_that_others_write_to_for_long_is_left_alone(
             thin(folder, 20)
     recorder.close()
     found = read(folder)
-    assert found is not None
     assert found.rows == len(queries) + 5
 
 
-def test_names_become_folders_inside(tmp_path: Path) -> None:
+def test_names_become_folders_inside(tmp_path):
     assert folder_within(tmp_path, "photos", "") == tmp_path / "photos"
     assert folder_within(tmp_path, "a/b", "..") == tmp_path / "a%2Fb" / "%2E."
     recorder = Recorder(tmp_path)
@@ -570,7 +514,7 @@ def test_names_become_folders_inside(tmp_path: Path) -> None:
     assert recorder.within("photos", "image") is recorder.within("photos", "image")
 
 
-def test_threads_lose_nothing(folder: Path, queries: np.ndarray) -> None:
+def test_threads_lose_nothing(folder, queries):
     recorder = Recorder(folder, seconds=0.001)
     threads = [threading.Thread(target=recorder.add, args=(queries[n::4],)) for n in range(4)]
     for thread in threads:
@@ -579,21 +523,20 @@ def test_threads_lose_nothing(folder: Path, queries: np.ndarray) -> None:
         thread.join()
     recorder.close()
     found = read(folder)
-    assert found is not None
     assert (found.rows, found.seen) == (300, 300)
 
 
-def test_what_makes_no_sense_is_refused(folder: Path) -> None:
+def test_what_makes_no_sense_is_refused(folder):
     for settings in ({"size": 0}, {"seconds": 0}):
         with pytest.raises(InputError, match="above 0"):
-            Recorder(folder, **settings)  # type: ignore[arg-type]
+            Recorder(folder, **settings)
     with pytest.raises(InputError, match=r"expected a list of names, such as \['photos'\]"):
         Recorder(folder, collections="photos")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_forked_worker_has_a_part_of_its_own(folder: Path, queries: np.ndarray) -> None:
+def test_a_forked_worker_has_a_part_of_its_own(folder, queries):
     recorder = recorded(folder, queries[:100])
     child = os.fork()
     if child == 0:
@@ -604,7 +547,6 @@ def test_a_forked_worker_has_a_part_of_its_own(folder: Path, queries: np.ndarray
     recorder.add(queries[150:160])
     recorder.flush()
     found = read(folder)
-    assert found is not None
     assert (found.rows, found.seen) == (160, 160)
     assert len(list(folder.glob("*.safetensors"))) == 2
     recorder.close()
@@ -622,24 +564,23 @@ for _ in range(int(sys.argv[3])):
 """
 
 
-def worker(folder: Path, seed: int, count: int) -> subprocess.Popen[str]:
+def worker(folder, seed, count):
     arguments = [sys.executable, "-c", WORKER, str(folder), str(seed), str(count)]
     return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
 
 
 @pytest.mark.slow
-def test_several_processes_record_at_the_same_time_and_end_without_a_call(folder: Path) -> None:
+def test_several_processes_record_at_the_same_time_and_end_without_a_call(folder):
     workers = [worker(folder, seed, 2_000) for seed in (1, 2, 2)]
     assert [each.wait(60) for each in workers] == [0, 0, 0]
     found = read(folder)
-    assert found is not None
     assert found.seen == 6_000
     assert found.rows >= 200
     assert 3_000 < found.different < 5_200, "4,000, since two of them asked the same"
     assert all(counts in ({7: 1}, {7: 2}) for counts in found.clicks), "each query was clicked as often as it was asked"
 
 
-def seen_above(folder: Path, seen: int) -> int:
+def seen_above(folder, seen):
     """How many queries the folder has seen, once they are more than `seen` and fill a sample: a slow machine may need
     long for it."""
     for _ in range(6_000):
@@ -651,7 +592,7 @@ def seen_above(folder: Path, seen: int) -> int:
 
 
 @pytest.mark.slow
-def test_a_kill_while_it_is_written_leaves_a_sample_that_is_whole(folder: Path) -> None:
+def test_a_kill_while_it_is_written_leaves_a_sample_that_is_whole(folder):
     seen = 0
     for run in range(8):
         killed = worker(folder, run, 10**9)
@@ -660,7 +601,6 @@ def test_a_kill_while_it_is_written_leaves_a_sample_that_is_whole(folder: Path) 
         killed.send_signal(signal.SIGKILL)
         killed.wait()
         found = read(folder)
-        assert found is not None
         assert found.rows == 200
         assert found.clicks.count({7: 1}) >= 199, "but for one that was asked and not clicked yet"
         assert found.seen >= written, "what was written stays"

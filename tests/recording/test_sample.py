@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from hubplugin.recording.sample import ALL, MOST_TARGETS, Sample, digest_of, joined
 
 
-def vector(number: int) -> bytes:
+def vector(number):
     return np.array([number, 1.0], np.float32).tobytes()
 
 
-def sample_of(numbers: list[int], size: int) -> Sample:
+def sample_of(numbers, size):
     sample = Sample(size)
     for time, number in enumerate(numbers):
         sample.add(vector(number), float(time))
@@ -28,7 +28,7 @@ NUMBERS = st.lists(st.integers(0, 60), max_size=120)
 
 @settings(max_examples=60, deadline=None)
 @given(NUMBERS, st.integers(1, 20))
-def test_the_smallest_digests_of_all_different_queries_are_kept(numbers: list[int], size: int) -> None:
+def test_the_smallest_digests_of_all_different_queries_are_kept(numbers, size):
     sample = sample_of(numbers, size)
     assert sorted(sample.kept) == sorted({digest_of(vector(number)) for number in numbers})[:size]
     assert sample.seen == len(numbers)
@@ -36,7 +36,7 @@ def test_the_smallest_digests_of_all_different_queries_are_kept(numbers: list[in
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(NUMBERS, st.integers(1, 20)), min_size=1, max_size=4))
-def test_parts_joined_hold_all_queries_up_to_the_limit_that_they_share(parts: list[tuple[list[int], int]]) -> None:
+def test_parts_joined_hold_all_queries_up_to_the_limit_that_they_share(parts):
     samples = [sample_of(numbers, size) for numbers, size in parts]
     found = joined(samples)
     asked = {digest_of(vector(number)) for numbers, _ in parts for number in numbers}
@@ -47,16 +47,14 @@ def test_parts_joined_hold_all_queries_up_to_the_limit_that_they_share(parts: li
 
 @settings(max_examples=40, deadline=None)
 @given(NUMBERS, NUMBERS, st.integers(1, 20), st.integers(1, 20))
-def test_a_thinned_sample_goes_on_as_if_it_had_always_been_thin(
-    before: list[int], after: list[int], size: int, thin: int
-) -> None:
+def test_a_thinned_sample_goes_on_as_if_it_had_always_been_thin(before, after, size, thin):
     thinned = sample_of(before, size).thinned(min(size, thin))
     for number in after:
         thinned.add(vector(number), 0.0)
     assert thinned.kept.keys() == sample_of(before + after, min(size, thin)).kept.keys()
 
 
-def test_all_are_kept_with_the_same_probability_however_often_they_are_asked() -> None:
+def test_all_are_kept_with_the_same_probability_however_often_they_are_asked():
     """k of n: each is kept with probability k/n, with the variance of draws without replacement."""
     n, k, runs = 40, 10, 800
     often = np.arange(n) % 7 + 1
@@ -77,7 +75,7 @@ def test_all_are_kept_with_the_same_probability_however_often_they_are_asked() -
     assert abs(statistic - (n - 1)) < 4 * math.sqrt(2 * (n - 1)), "chi-square with n - 1 degrees of freedom"
 
 
-def test_the_number_of_different_queries_is_estimated_within_its_standard_error() -> None:
+def test_the_number_of_different_queries_is_estimated_within_its_standard_error():
     n, k = 5_000, 200
     estimates = []
     for run in range(5):
@@ -89,14 +87,14 @@ def test_the_number_of_different_queries_is_estimated_within_its_standard_error(
     assert sample_of([1, 2, 2], 10).different == 2
 
 
-def test_a_query_that_is_no_direction_is_counted_and_not_kept() -> None:
+def test_a_query_that_is_no_direction_is_counted_and_not_kept():
     sample = Sample(10)
     for values in ([0, 0], [np.nan, 1], [np.inf, 1], [1, 2]):
         sample.add(np.array(values, np.float32).tobytes(), 1.0)
     assert (sample.seen, len(sample.kept), sample.limit) == (4, 1, ALL)
 
 
-def test_a_query_that_is_asked_again_has_its_last_time_and_keeps_its_text() -> None:
+def test_a_query_that_is_asked_again_has_its_last_time_and_keeps_its_text():
     sample = Sample(10)
     sample.add(vector(1), 1.0, "red shoes")
     sample.add(vector(1), 2.0)
@@ -110,9 +108,7 @@ EVENTS = st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 40)
 
 @settings(max_examples=80, deadline=None)
 @given(EVENTS, st.integers(1, 20))
-def test_clicks_stay_of_what_was_asked_and_of_the_smallest_digests(
-    events: list[tuple[int, bool, int, int]], size: int
-) -> None:
+def test_clicks_stay_of_what_was_asked_and_of_the_smallest_digests(events, size):
     parts = [Sample(size) for _ in range(3)]
     given = [dict[int, Counter[int | str]]() for _ in range(3)]
     asked = [set[int]() for _ in range(3)]
@@ -143,9 +139,7 @@ def test_clicks_stay_of_what_was_asked_and_of_the_smallest_digests(
 
 @settings(max_examples=60, deadline=None)
 @given(NUMBERS, st.sets(st.integers(0, 60)), st.integers(1, 20))
-def test_each_query_that_is_kept_has_its_clicks_and_no_other_has(
-    numbers: list[int], clicked: set[int], size: int
-) -> None:
+def test_each_query_that_is_kept_has_its_clicks_and_no_other_has(numbers, clicked, size):
     """So the clicked ones among the kept are the clicked ones of the smallest digests: a uniform sample of them."""
     searching, told = sample_of(numbers, size), Sample(size)
     clicked &= set(numbers)
@@ -156,7 +150,7 @@ def test_each_query_that_is_kept_has_its_clicks_and_no_other_has(
     assert kept & set(found.clicks) == kept & {digest_of(vector(number)) for number in clicked}
 
 
-def test_a_query_with_many_targets_keeps_those_that_are_clicked_most() -> None:
+def test_a_query_with_many_targets_keeps_those_that_are_clicked_most():
     sample = Sample(10)
     digest = digest_of(vector(1))
     for number in range(100):
@@ -168,7 +162,7 @@ def test_a_query_with_many_targets_keeps_those_that_are_clicked_most() -> None:
     assert sample.clicked == 400
 
 
-def test_made_up_ids_of_queries_push_no_click_of_a_real_one_out() -> None:
+def test_made_up_ids_of_queries_push_no_click_of_a_real_one_out():
     sample = sample_of(list(range(1000)), 1000)
     for digest in sample.kept:
         sample.click(digest, 7)
@@ -179,7 +173,7 @@ def test_made_up_ids_of_queries_push_no_click_of_a_real_one_out() -> None:
         assert len(found.clicks) == 2000
 
 
-def test_what_is_not_in_the_sample_has_no_clicks_and_takes_none_away() -> None:
+def test_what_is_not_in_the_sample_has_no_clicks_and_takes_none_away():
     sample = sample_of(list(range(40)), 5)
     for digest in (*sample.kept, sample.limit + 1, ALL):
         sample.click(digest, 7)
