@@ -198,7 +198,7 @@ def test_what_offsets_gain_for_the_queries_they_were_fitted_on_hides_no_loss(tmp
     bank = log_in_lists(0.35, file)
     content = file.read_bytes()
     monkeypatch.setattr("hubplugin_faiss.index.require_recall", lambda *_: None)
-    unchanged = Trial(None, 500, gain=0.0, error=0.001)
+    unchanged = Trial(None, 500, 1.0, 0.0, 0.1, 0.1, gain=0.0, error=0.001)
     monkeypatch.setattr("hubplugin.jobs.correct.check_by", lambda *_: unchanged)
     says = r"where held-out ones gain 0\.0 by an exact ranking\); nothing was changed"
     with pytest.raises(hubplugin.CorrectionRefused, match=says):

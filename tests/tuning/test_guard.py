@@ -272,8 +272,8 @@ def test_a_bank_that_is_one_text_repeated_is_refused(store, banks):
 
 
 def trial(recall, rank, skewness=1.0, queries=500):
-    raw = Trial(None, queries, skewness=1.0, recall=0.5, rank=4.0)
-    return Trial(None, queries, raw, skewness, 0.0, recall, rank, recall - 0.5, error=0.01)
+    raw = Trial(None, queries, 1.0, 0.0, 0.1, 0.1, recall=0.5, rank=4.0)
+    return Trial(None, queries, skewness, 0.0, 0.1, 0.1, raw, recall, rank, recall - 0.5, error=0.01)
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_a_refit_without_queries_or_without_a_correction_says_what_is_missing(ph
 
 
 def candidate(skewness: float, recall: float | None = None) -> Trial:
-    return Trial(None, 100, skewness=skewness, cost=0.1, recall=recall)
+    return Trial(None, 100, skewness, 0.1, 0.1, 0.1, recall=recall)
 
 
 @pytest.mark.parametrize(
