@@ -44,14 +44,14 @@ def test_newcomers_have_the_share_of_offsets_of_those_that_were_there(metric):
     rng = np.random.default_rng(0)
     vectors, bank = (rng.normal(size=(rows, 32)) + 1.5 for rows in (600, 80))
     vectors, bank = ((part / lengths(part)[:, None]).astype(np.float32) for part in (vectors, bank))
-    raw = faiss.index_factory(32, "PQ8np,RFlat", metric)
+    raw = faiss.index_factory(32, "PQ4np,RFlat", metric)
     raw.train(vectors)
     raw.add(vectors[:500])
     model = hubplugin.fit(vectors[:500], bank)
     coded = faiss.downcast_index(faiss.downcast_index(raw).base_index).reconstruct_n(0, 500).astype(np.float64)
     true, coded = vectors[:500] - vectors[:500].mean(axis=0), coded - coded.mean(axis=0)
     share = ((true * coded).sum() / (true * true).sum()) ** 2
-    assert 0.1 < share < 0.9
+    assert 0.1 < share < 0.8
 
     index = hubplugin_faiss.upgrade(raw, model, force=True)
     hubplugin_faiss.add(index, vectors[500:], model)

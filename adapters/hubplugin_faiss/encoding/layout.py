@@ -3,65 +3,42 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 
 import faiss
 import numpy as np
 
 
-@dataclass(frozen=True)
-class Entries:
-    """Consecutive codes [b, code_size]; with inverted lists, also the list number and the id of each: int64 [b]."""
-
-    codes: np.ndarray
-    lists: np.ndarray | None = None
-    ids: np.ndarray | None = None
-
-
-@dataclass(frozen=True)
-class EncodedIndex:
-    """A base index that lacks only its codes (`empty`), and these codes; `list_sizes` [nlist] with inverted lists."""
-
-    empty: faiss.Index
-    entries: Callable[[], Iterator[Entries]]
-    list_sizes: np.ndarray | None = None
-
-
-def in_memory(encoded: EncodedIndex) -> faiss.Index:
-    """The base index of `encoded` with its codes."""
-    new = encoded.empty
-    if isinstance(new, faiss.IndexIVF):
-        return _with_lists(encoded)
+def fill(new: faiss.Index, blocks: Iterable[np.ndarray]) -> None:
+    """Puts codes, in blocks [b, code_size], into the index `new`, which lacks only these and keeps them in a row."""
     packer = new.get_CodePacker() if isinstance(new, faiss.IndexFastScan) else None
     if packer is None:
         new.codes.resize(int(new.ntotal) * int(new.code_size))
     else:
-        blocks = -(-int(new.ntotal) // packer.nvec)
-        new.ntotal2 = blocks * packer.nvec
-        new.codes.resize(blocks * packer.block_size)
+        count = -(-int(new.ntotal) // packer.nvec)
+        new.ntotal2 = count * packer.nvec
+        new.codes.resize(count * packer.block_size)
     start = 0
-    for entries in encoded.entries():
+    for codes in blocks:
         if packer is None:
-            codes_of(new)[start : start + len(entries.codes)] = entries.codes
+            codes_of(new)[start : start + len(codes)] = codes
         else:
-            pack(packer, entries.codes, new.codes.data(), start, int(new.ntotal))
-        start += len(entries.codes)
-    return new
+            pack(packer, codes, new.codes.data(), start, int(new.ntotal))
+        start += len(codes)
 
 
-def _with_lists(encoded: EncodedIndex) -> faiss.Index:
-    new = encoded.empty
-    assert encoded.list_sizes is not None
+def fill_lists(
+    new: faiss.IndexIVF, sizes: np.ndarray, blocks: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]]
+) -> None:
+    """Puts entries into the inverted lists of `new`, which lacks only these and gets `sizes` [nlist] of them. Of each
+    block, which is ordered by list: list numbers [b], ids [b] and codes [b, code_size]."""
     lists = faiss.downcast_InvertedLists(new.invlists)
     packer, filled = getattr(lists, "packer", None), np.zeros(new.nlist, np.int64)
-    for number, size in enumerate(encoded.list_sizes.tolist()):
+    for number, size in enumerate(sizes.tolist()):
         lists.resize(number, size)  # at once: a list that grows is given room to spare
-    for entries in encoded.entries():
-        assert entries.lists is not None
-        assert entries.ids is not None
-        for number, ids, codes in runs(entries.lists, entries.ids, entries.codes):
-            start, size = int(filled[number]), int(encoded.list_sizes[number])
+    for block in blocks:
+        for number, ids, codes in runs(*block):
+            start, size = int(filled[number]), int(sizes[number])
             if packer is None:
                 lists.update_entries(number, start, len(ids), faiss.swig_ptr(ids), faiss.swig_ptr(codes))
             else:
@@ -70,7 +47,6 @@ def _with_lists(encoded: EncodedIndex) -> faiss.Index:
             filled[number] += len(ids)
     if isinstance(new, faiss.IndexIVFPQ | faiss.IndexIVFPQFastScan):
         new.precompute_table()
-    return new
 
 
 def codes_of(index: faiss.Index) -> np.ndarray:

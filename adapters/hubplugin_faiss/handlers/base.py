@@ -16,7 +16,7 @@ from hubplugin.errors import InputError, StoreError
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, QueryMap
 from hubplugin_faiss.encoding.codecs import ASKED, Coder, ExtraDimensions, UpgradeSpec, codec_of, evenly
-from hubplugin_faiss.encoding.layout import EncodedIndex, Entries, codes_of, in_memory
+from hubplugin_faiss.encoding.layout import codes_of, fill
 
 BLOCK_BYTES = 8 << 20
 """Codes and vectors are handled in blocks of about this size, whatever the size of the index."""
@@ -135,18 +135,14 @@ class IndexScale:
     @classmethod
     def of(cls, handler: IndexHandler, model: OffsetModel) -> IndexScale:
         """The scale on which an index holds offsets of `model`. One that holds none gets a scale for them, by its
-        entries; one that does keeps its own, whatever is added, or all that it holds would be wrong at once."""
+        entries; one that does keeps its own, whatever is added, or all that it holds would be wrong at once. It is read
+        off some entries, as the scale by which most of them hold what the model gives."""
+        nearness, vectors = nearness_of(handler, model), np.empty((0, handler.index.d), np.float32)
         if handler.holds_offsets_of(model):
-            return cls.read_off(handler, model, *some_entries(handler, RUNS))
-        return cls(handler, nearness_of(handler, model))
-
-    @classmethod
-    def read_off(cls, handler: IndexHandler, model: OffsetModel, vectors: np.ndarray, stored: np.ndarray) -> IndexScale:
-        """The scale on which `stored` [b] are the offsets of `model` for most of `vectors` [b, d] of an index."""
-        there = vectors.any(axis=1) & np.isfinite(vectors).all(axis=1)  # the model can judge no others
-        nearness, some = nearness_of(handler, model), evenly(np.flatnonzero(there), READ_OFF)
-        vectors, stored = vectors[some], stored[some]
-        if not len(some) or not np.ndim(handler.lengths_and_bias(vectors, nearness)[1]):
+            vectors, stored = some_entries(handler, RUNS)
+            some = evenly(np.flatnonzero(vectors.any(axis=1)), READ_OFF)  # the model cannot judge zeros
+            vectors, stored = vectors[some], stored[some]
+        if not len(vectors) or not np.ndim(handler.lengths_and_bias(vectors, nearness)[1]):
             return cls(handler, nearness)
         offsets, apart = model.offsets(vectors), []
         for tried in [nearness] if nearness is None else [nearness, *(STEP * np.arange(-20, 21))]:
@@ -517,17 +513,18 @@ class FlatCodesHandler(BaseIndexHandler):
         sample = offsets[sample_rows(offsets, np.empty(0, np.int64))]
         coder = codec.design(spec, sample, None)
         coder.require_holds(sample, None, name_of(self.index))
-        return coder.extra, in_memory(self._encoded_with(coder, lambda rows: coder.components_for(offsets[rows])))
+        return coder.extra, self._widened(coder, lambda rows: coder.components_for(offsets[rows]))
 
     def widened_by(self, coder: Coder, components: np.ndarray) -> faiss.Index:
         """A new index with extra `components` [n, w] in its codes."""
-        return in_memory(self._encoded_with(coder, lambda rows: components[rows]))
+        return self._widened(coder, lambda rows: components[rows])
 
     def narrowed(self, d: int, extra: ExtraDimensions) -> faiss.Index:
         codec = codec_of(self.index)
         coder, new = codec.coder(d, extra), self._empty(d)
         codec.narrow(new, d)
-        return in_memory(self._encoded(new, lambda codes, rows: coder.head(codes)))
+        fill(new, (coder.head(codes) for codes, _ in self._blocks(block_rows(new.d))))
+        return new
 
     def coder(self, d: int, extra: ExtraDimensions) -> Coder:
         return codec_of(self.index).coder(d, extra)
@@ -563,19 +560,18 @@ class FlatCodesHandler(BaseIndexHandler):
         copy_fields(new, old)
         return new
 
-    def _encoded_with(self, coder: Coder, components: Callable[[slice], np.ndarray]) -> EncodedIndex:
+    def _widened(self, coder: Coder, components: Callable[[slice], np.ndarray]) -> faiss.Index:
+        """A new index with extra components in its codes; `components` gives those of some rows: [b, w]."""
         new = self._empty(self.index.d + coder.extra.width)
         codec_of(self.index).widen(new, coder)
-        return self._encoded(new, lambda codes, rows: coder.join(codes, components(rows)))
+        fill(new, (coder.join(codes, components(rows)) for codes, rows in self._blocks(block_rows(new.d))))
+        return new
 
-    def _encoded(self, new: faiss.Index, code: Callable[[np.ndarray, slice], np.ndarray]) -> EncodedIndex:
-        def entries() -> Iterator[Entries]:
-            size = block_rows(new.d)
-            for start in range(0, self.count, size):
-                rows = slice(start, min(start + size, self.count))
-                yield Entries(code(self._codes(rows.start, rows.stop), rows))
-
-        return EncodedIndex(new, entries)
+    def _blocks(self, size: int) -> Iterator[tuple[np.ndarray, slice]]:
+        """Codes [b, code_size] and rows of all entries, b <= size."""
+        for start in range(0, self.count, size):
+            rows = slice(start, min(start + size, self.count))
+            yield self._codes(rows.start, rows.stop), rows
 
     def _codes(self, start: int, stop: int) -> np.ndarray:
         """The codes of the entries [start, stop): uint8 [stop - start, code_size]."""

@@ -25,13 +25,11 @@ from hubplugin_faiss.encoding.codecs import (
     require_finite,
 )
 from hubplugin_faiss.encoding.layout import (
-    EncodedIndex,
-    Entries,
     add_codes,
     add_codes_to_list,
     codes_of_blocks,
     codes_of_list,
-    in_memory,
+    fill_lists,
     list_ids,
     remove_codes,
     runs,
@@ -183,13 +181,6 @@ def nearest_lists(quantizer: faiss.Index, vectors: np.ndarray, extra: ExtraDimen
     return np.ascontiguousarray(quantizer.search(np.concatenate([vectors, blank], axis=1), 1)[1].ravel())
 
 
-def replace_quantizer(index: faiss.Index, quantizer: faiss.Index) -> None:
-    """Replaces the coarse quantizer of the IVF `index`, which owns it."""
-    old = faiss.downcast_index(index.quantizer)
-    index.quantizer = quantizer  # which it owns from now on
-    old.this.acquire()
-
-
 LOAD_LISTS = (
     "load them into memory, then go on: ivf = faiss.extract_index_ivf(index); lists = "
     "faiss.ArrayInvertedLists(ivf.nlist, ivf.code_size); ivf.invlists.copy_subset_to(lists, "
@@ -230,14 +221,14 @@ class InvertedListsHandler(BaseIndexHandler):
             components = coder.components_for(offsets[rows], bases)
             return coder.join(codes, components if bases is None else components - bases)
 
-        return coder.extra, in_memory(self._encoded(new, code))
+        return coder.extra, self._filled(new, code)
 
     def narrowed(self, d: int, extra: ExtraDimensions) -> faiss.Index:
         codec = codec_of(self.index)
         coder = codec.coder(d, extra)
         new = self._empty(d, narrowed_quantizer(self.index.quantizer, d, extra))
         codec.narrow(new, d)
-        return in_memory(self._encoded(new, lambda numbers, codes, rows: coder.head(codes)))
+        return self._filled(new, lambda numbers, codes, rows: coder.head(codes))
 
     def coder(self, d: int, extra: ExtraDimensions) -> Coder:
         return codec_of(self.index).coder(d, extra)
@@ -382,14 +373,13 @@ class InvertedListsHandler(BaseIndexHandler):
             new.use_precomputed_table = min(old.use_precomputed_table, 0)  # -1 forbids them, 0 lets Faiss decide
         return new
 
-    def _encoded(self, new: faiss.Index, code: Callable[[np.ndarray, np.ndarray, slice], np.ndarray]) -> EncodedIndex:
+    def _filled(self, new: faiss.Index, code: Callable[[np.ndarray, np.ndarray, slice], np.ndarray]) -> faiss.Index:
+        """`new` with the entries of this index. `code` makes codes of list numbers [b], codes and rows of these."""
         new.direct_map = self.index.direct_map
-
-        def entries() -> Iterator[Entries]:
-            for numbers, codes, ids, rows in self._blocks(0, block_rows(new.d)):
-                yield Entries(code(numbers, codes, rows), numbers, ids)
-
-        return EncodedIndex(new, entries, np.diff(self._starts()))
+        blocks = self._blocks(0, block_rows(new.d))
+        entries = ((numbers, ids, code(numbers, codes, rows)) for numbers, codes, ids, rows in blocks)
+        fill_lists(new, np.diff(self._starts()), entries)
+        return new
 
 
 def _parts(starts: np.ndarray, first: int, last: int) -> Iterator[tuple[int, slice]]:
