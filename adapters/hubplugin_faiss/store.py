@@ -5,23 +5,34 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from urllib.parse import parse_qs
 
+import faiss
 import numpy as np
 
 from hubplugin.abilities import Explanation, Share, StoreShard
-from hubplugin.errors import HubpluginError, InputError, StoreError
+from hubplugin.errors import HubpluginError, InputError, ModelFileError, StoreError
+from hubplugin.jobs.write import UNIT
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, load
 from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, Writing, require_ungrouped
 from hubplugin.vectors import Progress, VectorLike, even_ranges
-from hubplugin_faiss.calibration import Asked
-from hubplugin_faiss.folder import Run, date_of
-from hubplugin_faiss.handlers.base import is_mapped, reason
-from hubplugin_faiss.index import normalises_queries, require_upgradable
-from hubplugin_faiss.index_file import Entry, IndexFile
+from hubplugin_faiss.calibration import Asked, is_exact, spread_of_unit
+from hubplugin_faiss.files import require_memory, require_unchanged, stamp_of, write_index_file
+from hubplugin_faiss.folder import HubFolder, Run, date_of
+from hubplugin_faiss.handlers import handler_for
+from hubplugin_faiss.handlers.base import IndexScale, block_rows, is_mapped, reason
+from hubplugin_faiss.index import (
+    checked_originals,
+    downgrade,
+    normalises_queries,
+    require_unit,
+    require_upgradable,
+    upgraded_by,
+)
+from hubplugin_faiss.index_file import Read, read_file
 
 ADD_BEHIND_MAP = (
     "a query map stands before the index, which plain Faiss would put what it adds through, too: add with "
@@ -29,27 +40,78 @@ ADD_BEHIND_MAP = (
 )
 
 
+class Entry(int):
+    """An id of the index that remembers in which row it was read: ids need not be unique."""
+
+    row: int
+
+
 class FaissStore(Store):
-    """One index file. Its queries are recorded beside it: photos.faiss.queries."""
+    """One index file. Its queries are recorded beside it: photos.faiss.queries.
+
+    metric: overrules what the index looks like. vectors: the originals [n, d] of its entries, in the order of their
+    ids. `index`, `handler`, `stamp`: as the file was when it was read; a `run` begins only if it is still so.
+    """
 
     def __init__(self, path: str | os.PathLike[str], metric: Metric | None = None, vectors: VectorLike | None = None):
-        self._file = IndexFile(path, metric, vectors)
-        self.url, self.dim = self._file.url, int(self._file.index.d)
+        self.path, self.url, self.folder = Path(path), f"faiss:{os.fspath(path)}", HubFolder(path)
+        self._given_metric = metric
+        self._assumed = False  # whether `metric` was found to be cosine though the codes do not tell
+        self._take(read_file(path))
+        self.dim = int(self.index.d)
+        self._originals = checked_originals(vectors, self.handler)
         self.record = Path(f"{os.fspath(path)}.queries")
         self.how_to_record = f"hubplugin.Recorder({str(self.record)!r}).add(queries) beside each search"
 
-    @property
+    def _take(self, read: Read) -> None:
+        self._read = read
+        self.index, self.stamp, self.handler = read.index, read.stamp, handler_for(read.index)
+        self.__dict__.pop("raw", None)
+        self._scales: dict[str, IndexScale] = {}
+
+    @cached_property
     def metric(self) -> Metric:  # type: ignore[override]
-        """As `IndexFile` finds it."""
-        return self._file.metric
+        """cosine if vectors are of unit length, else dot or, for L2, euclidean; always that for L2 and exact codes.
+
+        Codes change lengths, and by L2 similarities with them. By cosine an upgrade takes that off. What lengths and
+        medians unit vectors come out with is measured (benchmarks/faiss_lengths.py)."""
+        if self._given_metric is not None:
+            return self._given_metric
+        model = self.model()
+        if model is not None:
+            return model.metric
+        euclidean, lossy = self.handler.euclidean, self.handler.lossy
+        other, sample = Metric.EUCLIDEAN if euclidean else Metric.DOT, next(self.handler.scan(0, 1000), None)
+        if sample is None or (euclidean and not self.handler.lossy_inside):
+            return other
+        given = None if self._originals is None else next(self._originals.blocks(1000))
+        lengths = np.linalg.norm(sample[0] if given is None else given, axis=1)
+        if lossy and given is None:  # of unit vectors PQ makes shorter ones
+            low, middle, high = np.quantile(lengths, [0.05, 0.5, 0.95])
+            most, told = spread_of_unit(self.index)
+            if not (0.4 < middle < 1.6 and high - low < most * middle):
+                return other
+            self._assumed = not told
+            return Metric.COSINE
+        return Metric.COSINE if (np.abs(lengths - 1) <= UNIT).all() else other
+
+    @property
+    def unit(self) -> bool:  # type: ignore[override]
+        """Whether a correction holds only for vectors of unit length."""
+        return self.metric is Metric.COSINE and not self.handler.lossy
+
+    @property
+    def maps_queries(self) -> bool:  # type: ignore[override]
+        """By a linear transform before the index, so that the file stays plain Faiss."""
+        return not normalises_queries(self.index)
 
     def rounding(self, batch: Batch, offsets: np.ndarray) -> np.ndarray:
-        """Four times what codes lose of an offset, or of one beside it. Those of a version that was returned to had
-        rounded it before, and up to twice that loss was seen of what is rounded twice, under ten types."""
-        model = self._file.model()
+        """Twice what codes lose of an offset, or of one beside it. None lay further away than that loss after `apply`,
+        `rollback` and `refresh`, under 16 types by both metrics."""
+        model = self.model()
         if model is None:
             return np.zeros(len(offsets))
-        scale, handler = self._file.scale(model), self._file.handler
+        scale, handler = self.scale(model), self.handler
         rows = np.array([entry.row for entry in batch.ids if isinstance(entry, Entry)], np.int64)
 
         def lost(tried: np.ndarray) -> np.ndarray:
@@ -60,59 +122,118 @@ class FaissStore(Store):
         of_own = lost(offsets)
         quarter = float(of_own.mean())  # of the distance between levels, where they are as far apart
         most = np.max([of_own, *(lost(offsets + near * quarter) for near in (-2, -1, 1, 2))], axis=0)
-        return np.asarray(4 * most)
-
-    @property
-    def unit(self) -> bool:  # type: ignore[override]
-        return self._file.unit
-
-    @property
-    def maps_queries(self) -> bool:  # type: ignore[override]
-        """By a linear transform before the index, so that the file stays plain Faiss."""
-        return not normalises_queries(self._file.index)
+        return np.asarray(2 * most)
 
     def count(self) -> int:
-        return self._file.handler.count
+        return self.handler.count
 
     def scan(self, group_by: str | None = None) -> Iterator[Batch]:
         require_ungrouped(self, group_by)
-        return self._file.scan()
+        return self.scan_rows(0, self.count())
+
+    @cached_property
+    def raw(self) -> faiss.Index:
+        """The index without offsets."""
+        return downgrade(self.index) if self.handler.is_upgraded() else self.index
+
+    def scale(self, model: OffsetModel) -> IndexScale:
+        """Between offsets of `model` and those that the index holds."""
+        if model.fingerprint not in self._scales:
+            self._scales[model.fingerprint] = IndexScale.of(self.handler, model)
+        return self._scales[model.fingerprint]
+
+    def scan_rows(self, start: int, stop: int) -> Iterator[Batch]:
+        """The entries of the rows from `start` to `stop`, as the index reconstructs them, each id an `Entry`."""
+        active, row = self._read.model, start
+        for vectors, offsets in self.handler.scan(start, block_rows(self.dim)):
+            if row >= stop:
+                return
+            vectors = vectors[: stop - row]
+            offsets = None if offsets is None else offsets[: stop - row]
+            if self.unit and not self.handler.is_upgraded():
+                require_unit(vectors, self.url, row)
+            ids = [Entry(label) for label in self.handler.labels(row, row + len(vectors)).tolist()]
+            for place, entry in enumerate(ids, row):
+                entry.row = place
+            row += len(ids)
+            known = np.full(len(vectors), np.nan, np.float32) if offsets is None else offsets
+            if isinstance(active, OffsetModel):
+                known = self.scale(active).of_model(known, vectors).astype(np.float32)
+            yield Batch(ids, vectors, known)
+
+    def stored_offsets(self) -> np.ndarray:
+        """The offsets in an upgraded index, as they are stored: float32 [n]."""
+        blocks = self.handler.scan(0, block_rows(self.dim))
+        return np.concatenate([offsets for _, offsets in blocks if offsets is not None])
 
     def shards(self, count: int | None) -> list[FaissShard]:
         """Ranges of rows. The machines that read them see the same file system."""
-        return divided(self._file, count)
+        return divided(self, count)
 
-    @property
-    def stamp(self) -> str:
-        return self._file.stamp
-
-    def scan_rows(self, start: int, stop: int) -> Iterator[Batch]:
-        """`scan` of some rows."""
-        return self._file.scan(start, stop)
-
-    def joined(self, fingerprint: str, rows: range) -> tuple[FaissWriting, OffsetModel]:
-        """The part for some rows of a writing that another process has begun, and its model."""
-        return FaissWriting.joined(self._file, fingerprint, rows)
+    def model(self) -> OffsetModel | None:
+        """The model of the offsets in the index, None if it is not upgraded. Raises StoreError if it is missing."""
+        return self._read.require_model()
 
     def correction(self) -> Correction | None:
-        active = self._file.model()
+        active = self.model()
         if active is not None:
-            return Correction(active, True, self._file.made)
-        half = self._file.half_written()
-        return None if half is None else Correction(half, False, date_of(self._file.folder.pending_model))
+            return Correction(active, True, self._read.made)
+        half = self.half_written()
+        return None if half is None else Correction(half, False, date_of(self.folder.pending_model))
+
+    def half_written(self) -> OffsetModel | None:
+        """The model whose offsets are on their way into the index as it is now."""
+        return self.folder.half_written(self.handler.count, self.stamp)
 
     def previous(self) -> OffsetModel | None:
-        return self._file.previous()
+        """The model before the active one; None if there is none. Raises StoreError if it cannot be read."""
+        active, models = self.model(), (model for model, _ in self.folder.models())
+        if active is None or not any(model.fingerprint == active.fingerprint for model in models):
+            return None
+        behind = next((model for model in models if model.fingerprint != active.fingerprint), None)
+        if behind is None and isinstance(error := self.folder.read_model(self.folder.previous), ModelFileError):
+            raise StoreError(str(error))
+        return behind
+
+    def run(self) -> Run:
+        """The right to write beside the file. Raises StoreError if another run has it, or the file has changed."""
+        run = Run(self.folder)
+        try:
+            require_unchanged(self.path, self.stamp)
+            run.settle(self.handler)
+        except BaseException:
+            run.close()
+            raise
+        return run
 
     def require_writable(self, *, dry_run: bool = False) -> None:
-        """Before an hour of fitting it is known whether memory has room for the index that is to be."""
-        self._file.require_memory()
+        """Raises StoreError if there is no memory for the index that is going to be, and for the one without offsets
+        that it is made of. Asked before a gallery is fitted for an hour."""
+        require_memory(self.path, 2 if self.handler.is_upgraded() else 1, "replacing the index in")
 
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> FaissWriting:
-        return FaissWriting.begun(self._file, model)
+        return FaissWriting.begun(self, model)
+
+    def upgrade(self, run: Run, model: OffsetModel, offsets: np.ndarray, asked: Asked) -> None:
+        """Puts the index with `offsets` [n] of `model`, as they are stored, in the place of the file.
+
+        Raises CorrectionRefused, and the file is as it was, if it finds too little, also of what is `asked`.
+        """
+        raw, scale = self.raw, self.scale(model)
+        made = upgraded_by(raw, offsets, model, scale, self._originals, None, asked.force)
+        if self._originals is not None or not is_exact(raw):
+            asked.require_found(raw, made, model, scale, self._originals)
+        self._replace(run, made, model)
+
+    def _replace(self, run: Run, index: faiss.Index, model: OffsetModel | None) -> None:
+        write_index_file(self.folder.new_index, index)
+        made, stamp = date_of(self.folder.pending_model), stamp_of(self.folder.new_index)  # new names change neither
+        read = Read(index, model, made, stamp)
+        run.switch(model, lambda: require_unchanged(self.path, self.stamp))
+        self._take(read)
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
-        index = self._file.raw if raw else self._file.index
+        index = self.raw if raw else self.index
         try:
             scores, ids = index.search(np.ascontiguousarray(queries, np.float32), k)
         except (RuntimeError, MemoryError) as error:
@@ -124,9 +245,9 @@ class FaissStore(Store):
         )
 
     def notes(self) -> Sequence[str]:
-        notes = [ADD_BEHIND_MAP] if is_mapped(self._file.index) else []
-        if self._file.assumed:
-            other = "euclidean" if self._file.handler.euclidean else "dot"
+        notes = [ADD_BEHIND_MAP] if is_mapped(self.index) else []
+        if self._assumed:
+            other = "euclidean" if self.handler.euclidean else "dot"
             notes.append(
                 "cosine is assumed, since these codes do not tell whether lengths of vectors differ; if they do, and "
                 f"matter, remove this correction and apply with metric={other}"
@@ -135,12 +256,12 @@ class FaissStore(Store):
 
     def explain(self, asked: np.ndarray | Id, k: int = 10) -> Explanation:
         """The same for every query: `asked` and `k` are what they always were."""
-        extra = self._file.handler.extra_dimensions()
+        extra = self.handler.extra_dimensions()
         if not extra:
             raise StoreError(f"{self.url}: no correction is active; run `hubplugin apply` first")
         appended = [float(str(each)) for each in extra[0].query.astype(np.float32)]
         scores = "|q - t|^2 - 2 offset, plus a constant" if extra[0].euclidean else "similarity + offset"
-        mapped = is_mapped(self._file.index)
+        mapped = is_mapped(self.index)
         first = "maps q by a linear transform and then" if mapped else "itself"
         text = (
             "Plain Faiss, in any language, searches this file corrected: read_index, then search(q, k) with queries\n"
@@ -152,11 +273,13 @@ class FaissStore(Store):
 
     def remove(self, progress: Progress | None = None) -> None:
         """The model is not needed: it may be missing or damaged."""
-        if not self._file.handler.is_upgraded() and not self._file.folder.path.is_dir():
+        if not self.handler.is_upgraded() and not self.folder.path.is_dir():
             return
-        with self._file.run() as run:
-            if self._file.handler.is_upgraded():
-                self._file.downgrade(run)
+        with self.run() as run:
+            if self.handler.is_upgraded():
+                require_memory(self.path, 1, "replacing the index in")
+                run.begin(None, self.count(), self.stamp)
+                self._replace(run, self.raw, None)
             else:
                 run.delete()
 
@@ -200,7 +323,7 @@ def open_url(url: str) -> FaissStore:
 
 
 class FaissWriting(Writing):
-    """The offsets of `model` for some `rows` of `file`, all by default, on their way into it.
+    """The offsets of `model` for some `rows` of `store`, all by default, on their way into it.
 
     run: the one that began the writing, and alone activates it; it is closed with the writing.
     """
@@ -209,34 +332,34 @@ class FaissWriting(Writing):
 
     def __init__(
         self,
-        file: IndexFile,
+        store: FaissStore,
         model: OffsetModel,
         offsets: np.memmap,
         rows: range | None = None,
         run: Run | None = None,
     ):
-        self._file, self._model, self._offsets, self._run = file, model, offsets, run
-        self._rows = range(file.handler.count) if rows is None else rows
-        active = file.model()
+        self._store, self._model, self._offsets, self._run = store, model, offsets, run
+        self._rows = range(store.count()) if rows is None else rows
+        active = store.model()
         self.found = "active" if active is not None and active.fingerprint == model.fingerprint else "nothing"
         self.takes_all = self.found == "active"  # codes are made anew, and would round what is rounded already
 
     @classmethod
-    def begun(cls, file: IndexFile, model: OffsetModel) -> FaissWriting:
+    def begun(cls, store: FaissStore, model: OffsetModel) -> FaissWriting:
         """Raises StoreError if another run writes the file, or another program has changed it since it was read."""
-        run, rows = file.run(), file.handler.count
+        run, rows = store.run(), store.count()
         try:
-            active, half = file.model(), file.half_written()
-            if not file.handler.is_upgraded():
-                require_upgradable(file.handler)
+            active, half = store.model(), store.half_written()
+            if not store.handler.is_upgraded():
+                require_upgradable(store.handler)
             if not rows:
-                raise StoreError(f"{file.url} is empty; add vectors, then correct it")
-            file.require_memory()
+                raise StoreError(f"{store.url} is empty; add vectors, then correct it")
+            store.require_writable()
             amended = active is not None and active.fingerprint == model.fingerprint
             again = not amended and half is not None and half.fingerprint == model.fingerprint
             if not again:  # an amendment finds out anew which offsets are wrong
-                run.begin(model, rows, file.stamp)
-            writing = cls(file, model, file.folder.pending_offsets(rows), run=run)
+                run.begin(model, rows, store.stamp)
+            writing = cls(store, model, store.folder.pending_offsets(rows), run=run)
         except BaseException:
             run.close()
             raise
@@ -245,52 +368,52 @@ class FaissWriting(Writing):
         return writing
 
     @classmethod
-    def joined(cls, file: IndexFile, fingerprint: str, rows: range) -> tuple[FaissWriting, OffsetModel]:
+    def joined(cls, store: FaissStore, fingerprint: str, rows: range) -> tuple[FaissWriting, OffsetModel]:
         """The part for some rows of a writing that another process has begun, and its model."""
-        folder = file.folder
+        folder = store.folder
         try:
-            offsets = folder.pending_offsets(file.handler.count)  # first: a run that begins anew has its own
+            offsets = folder.pending_offsets(store.count())  # first: a run that begins anew has its own
             model = load(folder.pending_model)
         except HubpluginError:
             model = None
         claim = folder.claimed()
         if model is None or claim is None or not (claim.model == model.fingerprint == fingerprint):
-            raise StoreError(f"{file.url}: another run has begun since, and this one stops; the index is unchanged")
-        return cls(file, model, offsets, rows), model
+            raise StoreError(f"{store.url}: another run has begun since, and this one stops; the index is unchanged")
+        return cls(store, model, offsets, rows), model
 
     def scan(self) -> Iterator[Batch]:
         missing = np.flatnonzero(np.isnan(self._offsets[self._rows.start : self._rows.stop]))
         row = self._rows.start + int(missing[0]) if len(missing) else self._rows.stop
-        for batch in self._file.scan(row, self._rows.stop):
+        for batch in self._store.scan_rows(row, self._rows.stop):
             own = self._offsets[row : row + len(batch.ids)]
             row += len(batch.ids)
             held = batch.offsets if self.found == "active" else np.nan
-            offsets = np.where(np.isnan(own), held, self._file.scale(self._model).of_model(own, batch.vectors))
+            offsets = np.where(np.isnan(own), held, self._store.scale(self._model).of_model(own, batch.vectors))
             yield replace(batch, offsets=offsets.astype(np.float32))
 
     def write(self, batch: Batch, offsets: np.ndarray) -> None:
         rows = [entry.row for entry in batch.ids if isinstance(entry, Entry)]
-        self._offsets[rows] = self._file.scale(self._model).stored(offsets, batch.vectors)
+        self._offsets[rows] = self._store.scale(self._model).stored(offsets, batch.vectors)
 
     def settle(self) -> None:
         self._offsets.flush()
 
     def share(self) -> Share:
-        return FaissShare(url_of(self._file), self._file.stamp, self._model.fingerprint)
+        return FaissShare(url_of(self._store), self._store.stamp, self._model.fingerprint)
 
     def activate(self) -> None:
         assert self._run is not None
         offsets = np.asarray(self._offsets)
         missing = np.isnan(offsets)
         if self.found == "active":
-            offsets = np.where(missing, self._file.stored_offsets(), offsets)
+            offsets = np.where(missing, self._store.stored_offsets(), offsets)
         elif missing.any():
-            raise StoreError(f"{self._file.url}: {missing.sum()} targets have no offset yet; run apply again")
+            raise StoreError(f"{self._store.url}: {missing.sum()} targets have no offset yet; run apply again")
         amends = not missing.all() if self.wrong is None else self.wrong > 0
         try:
             if self.found != "active" or amends:  # else all were right as they were
                 asked = Asked(self.answered, self.forced or self.found == "active")
-                self._file.upgrade(self._run, self._model, offsets, asked)
+                self._store.upgrade(self._run, self._model, offsets, asked)
         except HubpluginError:
             self._run.forget()  # nothing of it would serve a later run, and the disk may be full
             raise
@@ -308,7 +431,7 @@ PAGE = 1024
 
 @dataclass(frozen=True)
 class FaissShard(StoreShard):
-    """The rows of an index file from `start` to `stop`. stamp: what the file system says of the file."""
+    """The rows of an index file from `start` to `stop`. stamp: what the file system says of the store."""
 
     name: str
     url: str
@@ -339,26 +462,26 @@ class FaissShare(Share):
     def joined(self, shard: StoreShard) -> tuple[Store, Writing, OffsetModel]:
         assert isinstance(shard, FaissShard)
         store = _opened(self.url, self.stamp)
-        return store, *store.joined(self.fingerprint, range(shard.start, shard.stop))
+        return store, *FaissWriting.joined(store, self.fingerprint, range(shard.start, shard.stop))
 
 
-def divided(file: IndexFile, count: int | None) -> list[FaissShard]:
+def divided(store: FaissStore, count: int | None) -> list[FaissShard]:
     """Ranges of about as many rows each."""
-    rows, url = file.handler.count, url_of(file)
+    rows, url = store.count(), url_of(store)
     cuts = [
         (start // PAGE * PAGE, stop if stop == rows else stop // PAGE * PAGE)
         for start, stop in even_ranges(rows, count)
     ]
     return [
-        FaissShard(f"{file.url}, shard {number} (from row {start} on)", url, file.stamp, start, stop)
+        FaissShard(f"{store.url}, shard {number} (from row {start} on)", url, store.stamp, start, stop)
         for number, (start, stop) in enumerate(cuts)
         if stop > start
     ]
 
 
-def url_of(file: IndexFile) -> str:
+def url_of(store: FaissStore) -> str:
     """What another process opens the same file by."""
-    return f"faiss:{file.path.absolute()}?metric={file.metric.value}"
+    return f"faiss:{store.path.absolute()}?metric={store.metric.value}"
 
 
 @lru_cache(maxsize=1)

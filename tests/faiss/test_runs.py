@@ -22,7 +22,8 @@ import hubplugin
 import hubplugin_faiss
 from hubplugin import apply, inspect, open_store, refit, refresh, rollback
 from hubplugin.store import Store
-from hubplugin_faiss import folder, index_file
+from hubplugin_faiss import folder
+from hubplugin_faiss import store as faiss_store
 from hubplugin_faiss.handlers import handler_for
 from tests.faiss import full_disk, killed_steps
 from tests.faiss.cases import IP, unit
@@ -183,7 +184,7 @@ def overwritten(new: Path, path: Path) -> None:
 @pytest.mark.parametrize("what", sorted(WRITERS))
 def test_what_another_program_writes_meanwhile_stays(corrected, monkeypatch, what, way, entries, moment):
     new = built(corrected.parent / "next", np.ascontiguousarray(GALLERY[::-1][:entries]))
-    content, store, replaced, real = new.read_bytes(), opened(corrected), [], index_file.write_index_file
+    content, store, replaced, real = new.read_bytes(), opened(corrected), [], faiss_store.write_index_file
     if what == "refresh":  # which replaces the file only if an offset is wrong
         index = faiss.read_index(str(corrected))
         index.add(BANK[:1])
@@ -199,7 +200,7 @@ def test_what_another_program_writes_meanwhile_stays(corrected, monkeypatch, wha
         real(*arguments)
 
     if moment == "before the last step":
-        monkeypatch.setattr(index_file, "write_index_file", last)
+        monkeypatch.setattr(faiss_store, "write_index_file", last)
     else:
         replace()
     with pytest.raises(hubplugin.StoreError, match="was changed by another program since it was read; it stays as"):

@@ -69,18 +69,18 @@ def test_the_old_model_is_tried_on_held_out_queries_as_it_is(photos, real):
 
 
 def test_a_worse_correction_is_refused_with_both_figures_and_changes_nothing(photos, real):
-    before = photos._file.path.read_bytes()
+    before = photos.path.read_bytes()
     with pytest.raises(hubplugin.CorrectionRefused, match=r"from \d+\.\d+ to \d+\.\d+.*nothing was changed"):
         refit(photos, real["bank_queries"][:500], "nnn", k=1, alpha=4.0)
-    assert photos._file.path.read_bytes() == before
+    assert photos.path.read_bytes() == before
     assert photos.previous() is None
 
 
 def test_a_dry_run_compares_and_writes_nothing(photos, real):
-    before = photos._file.path.read_bytes()
+    before = photos.path.read_bytes()
     done = refit(photos, real["bank_queries"][1::2], dry_run=True)
     assert (done.written, done.scanned) == (False, 1200)
-    assert photos._file.path.read_bytes() == before
+    assert photos.path.read_bytes() == before
 
 
 def test_a_refit_without_queries_or_without_a_correction_says_what_is_missing(photos, real):
