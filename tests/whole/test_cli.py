@@ -75,7 +75,7 @@ def test_a_dry_run_says_what_it_would_write_and_writes_nothing(made, photos):
     ("command", "parameter", "typed"),
     [
         ("apply", Parameter("force", True), "--force"),
-        ("apply", Parameter("method", "auto"), "--method auto"),
+        ("apply", Parameter("method", "blend"), "--method blend"),
         ("apply", Parameter("answers"), "--answers"),
         ("apply", Parameter("metric", "dot"), "?metric=dot"),
         ("evaluate", Parameter("metric", "dot"), "--metric dot"),
@@ -186,10 +186,6 @@ def test_a_password_in_a_url_is_never_printed(made):
         (("apply", "faiss:PHOTOS", "--bank", "nowhere.npy"), "there is no file 'nowhere.npy'"),
         (("apply", "faiss:PHOTOS", "--bank", "BANK", "--method", "magic"), "unknown method 'magic'"),
         (("apply", "faiss:PHOTOS", "--bank", "BANK", "--set", "tau"), "expected NAME=VALUE"),
-        (
-            ("apply", "faiss:PHOTOS", "--bank", "BANK", "--method", "auto", "--set", "tau=.05"),
-            "as in --method blend",
-        ),
         (("apply", "faiss:PHOTOS", "--bank", "BANK", "--memory", "much"), "--memory much is not a size"),
         (
             ("diagnose", "faiss:PHOTOS", "--bank", "BANK", "--memory", "99999999GiB"),
@@ -206,7 +202,7 @@ def test_a_password_in_a_url_is_never_printed(made):
         ),
         (("evaluate", "--queries", "BANK", "--targets", "BANK", "--k", "0"), "--k 0 is not between 1 and"),
         (("evaluate", "--queries", "BANK", "--targets", "BANK", "--method", ""), "unknown method ''"),
-        (("evaluate", "--queries", "BANK", "--targets", "BANK", "--method", "auto"), "pass --bank"),
+        (("evaluate", "--queries", "BANK", "--targets", "BANK", "--method", "dbsn"), "pass --bank"),
         (("evaluate", "--queries", "BANK", "--targets", "BANK", "--report", "no/where.html"), "cannot write"),
         (("demo", "--folder", "PHOTOS"), "cannot be made"),
         (("diagnose", "faiss:PHOTOS", "--bank", "FOLDER"), "is a folder; expected a file, .npy"),
