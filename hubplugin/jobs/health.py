@@ -378,9 +378,9 @@ def _searched(store: Store, model: OffsetModel, live: np.ndarray, queries: int, 
         return told
     count = store.count()
     raw, corrected = (_found_by(store.search(asked, OCCURRENCE, raw=which).ids) for which in (True, False))
-    both = [skewness_of_found(np.array([*found.values()]), count) for found in (raw, corrected)]
+    before, after = (skewness_of_found(np.array([*found.values()]), count) for found in (raw, corrected))
     chance, fit = skewness_by_chance(len(asked), OCCURRENCE, count), model.hubness_at_fit
-    return told | {"hubness": HubnessNow(len(asked), is_live, *both, chance, fit, raw, corrected)}
+    return told | {"hubness": HubnessNow(len(asked), is_live, before, after, chance, fit, raw, corrected)}
 
 
 def _found_by(lists: Sequence[Sequence[Id]]) -> FoundBy:
