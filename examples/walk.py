@@ -106,14 +106,16 @@ def walk(one: Walk) -> None:
     one.typed("bank")
 
     told("what is wrong with these searches?")
-    one.typed("diagnose", "--names", "payload.name")
+    names = one.folder / "names.json"
+    names.write_text(json.dumps(one.names))
+    one.typed("diagnose", "--names", names)
 
     told("a correction from the record, and what it does in place")
     one.typed("apply")
     queries, truth = one.folder / "queries.npy", one.folder / "truth.npy"
     np.save(queries, one.measured[:MEASURED])
     np.save(truth, np.arange(MEASURED))
-    given = ("--queries", queries, "--truth", truth, "--names", "payload.name", "--report", one.folder / "report.html")
+    given = ("--queries", queries, "--truth", truth, "--names", names, "--report", one.folder / "report.html")
     one.typed("evaluate", *given)
 
     told("what users see: the same searches by a plain client and by a corrected one")

@@ -108,19 +108,10 @@ class Filtered(Protocol):
         for a condition that it cannot read."""
 
 
-@runtime_checkable
-class Named(Protocol):
-    """Its targets have more than a vector."""
-
-    def named(self, ids: Sequence[Id], key: str) -> list[str | None]:
-        """What lies under `key` with each of the targets `ids`, as text; None where there is nothing."""
-
-
 LACKING = {
     Sharded: "cannot be read in parts by other machines",
     Explaining: "has an adapter that does not say how other clients ask for the corrected ranking",
     Filtered: "searches without filters",
-    Named: "has targets with nothing but a vector; name them by a file",
 }
 """What is said of a store that lacks an ability."""
 

@@ -86,7 +86,7 @@ def short_texts(places: Sequence[str | None], documents: Sequence[str | None]) -
     cause, advice = "short texts", "leave out or merge what says next to nothing before it is embedded"
     taken, own = (np.array([len(text.strip()) for text in part if text is not None]) for part in (places, documents))
     if min(len(taken), len(own)) < FEWEST_TEXTS:
-        return Finding(cause, None, "no texts were given", "pass --texts payload.KEY, or a file with one a line")
+        return Finding(cause, None, "no texts were given", "pass texts= in Python, a function from ids to their texts")
     limit = SHORT * float(np.median(own))
     shares = [float((part < limit).mean()) for part in (taken, own)]
     trouble = shares[0] >= TAKEN and shares[0] >= LIFTED * shares[1]

@@ -9,9 +9,9 @@ from typer.main import get_command
 
 from hubplugin.cli import app
 from hubplugin.cli.application import FUNCTIONS, groups_of
-from hubplugin.cli.options import AnswerOptions, BankOptions, ComputeOptions, ReportOptions
+from hubplugin.cli.options import BankOptions, ComputeOptions, ReportOptions
 
-GROUPS = (BankOptions, AnswerOptions, ReportOptions, ComputeOptions)
+GROUPS = (BankOptions, ReportOptions, ComputeOptions)
 
 START = """# Command line
 

@@ -325,15 +325,6 @@ class PgvectorStore(Store):
             raise InputError(f"{error}; a filter is what stands behind WHERE: \"tenant = 'a'\"") from None
         return other
 
-    def named(self, ids: Sequence[Id], key: str) -> list[str | None]:
-        if key not in self.table.columns:
-            raise StoreError(f"{self.url} has no column {key!r}")
-        query = sql.SQL("SELECT {}::text FROM {} WHERE ({}) = ({})").format(
-            name_of(key), self.table.identifier, self.table.key.listed(), self.table.key.placeholders()
-        )
-        rows = [self.transport.rows(query, self.table.key.values_of(each)) for each in ids]
-        return [found[0][0] if found else None for found in rows]
-
     def previous(self) -> OffsetModel | None:
         kept = [version for version in self.metadata.versions() if version.state == "kept"]
         return self.metadata.model(kept[-1]) if kept else None

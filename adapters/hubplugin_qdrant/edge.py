@@ -36,7 +36,7 @@ from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant.calibration import calibrated
 from hubplugin_qdrant.explanation import shard_explanation
 from hubplugin_qdrant.manifest import Manifest, Metadata, Payload, Version
-from hubplugin_qdrant.points import PointReader, texts_at
+from hubplugin_qdrant.points import PointReader
 from hubplugin_qdrant.query_maps import mapped
 from hubplugin_qdrant.requests import distance, rewrite, similarity_threshold
 from hubplugin_qdrant.store import VersionedStore, VersionWriting, usable_key
@@ -279,14 +279,6 @@ class EdgeStore(VersionedStore):
         candidates = edge.Prefetch(version.candidates(limit + offset, exact), raw, **filtered)
         given["score_threshold"] = similarity_threshold(given.get("score_threshold"), version.metric)
         return edge.QueryRequest(limit, offset, formula(version, length), [candidates], **given)
-
-    def named(self, ids: Sequence[Id], key: str) -> list[str | None]:
-        def retrieved(part: Sequence[Id]) -> list[Any]:
-            with one_line(self.url):
-                found: list[Any] = self.shard.retrieve(list(part), with_payload=True, with_vector=False)
-            return found
-
-        return texts_at(key, ids, retrieved)
 
     def explain(self, asked: np.ndarray | Id, k: int = 10) -> Explanation:
         version = self.active_version()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,11 +14,10 @@ from hubplugin.metric import Metric, normalise
 from hubplugin.store import Batch, Id
 from hubplugin.vectors import as_vectors
 from hubplugin_qdrant.manifest import Manifest, Version, augmented_vectors
-from hubplugin_qdrant.offsets import group_of, storage_of, value_at
+from hubplugin_qdrant.offsets import group_of, storage_of
 from hubplugin_qdrant.requests import having
 from hubplugin_qdrant.transport import EVERY_ID, IdRange, Transport, plain_id
 
-AT_ONCE = 256
 """Payloads that are read at one time."""
 
 
@@ -113,16 +112,6 @@ def by_shard(records: Sequence[models.Record]) -> dict[Id | None, list[models.Re
     for record in records:
         found.setdefault(record.shard_key, []).append(record)
     return found
-
-
-def texts_at(key: str, ids: Sequence[Id], retrieved: Callable[[Sequence[Id]], Sequence[Any]]) -> list[str | None]:
-    """What lies under `key` with each of the points `ids`, as text. retrieved: gives the records of some of them."""
-    found: dict[Id, object] = {}
-    for start in range(0, len(ids), AT_ONCE):
-        for record in retrieved(ids[start : start + AT_ONCE]):
-            found[plain_id(record.id)] = value_at(record.payload, key)
-    values = [found.get(each) for each in ids]
-    return [None if value is None else str(value) for value in values]
 
 
 RANDOM_QUERIES = 2

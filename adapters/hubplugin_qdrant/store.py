@@ -35,7 +35,7 @@ from hubplugin_qdrant.manifest import KEY, Manifest, Metadata, Payload, Version,
 from hubplugin_qdrant.metadata import CollectionMetadata, CorrectionCache, at_once, run
 from hubplugin_qdrant.offsets import storage_of
 from hubplugin_qdrant.places import Place, QdrantShard, QdrantShare, divided, require_url
-from hubplugin_qdrant.points import PointReader, changed_ids, texts_at
+from hubplugin_qdrant.points import PointReader, changed_ids
 from hubplugin_qdrant.requests import having, lacking_offset
 from hubplugin_qdrant.schema import Schema, Storage, chosen_storage, deleted, schemas, vector_names
 from hubplugin_qdrant.transport import (
@@ -414,9 +414,6 @@ class QdrantStore(VersionedStore):
         except ValueError as error:
             raise InputError(f"{condition!r} is no Qdrant filter in JSON: {' '.join(str(error).split())}") from None
         return found
-
-    def named(self, ids: Sequence[Id], key: str) -> list[str | None]:
-        return texts_at(key, ids, lambda part: self._transport.retrieved(part, key))
 
     def deleted_vectors(self, manifest: Manifest) -> set[str]:
         with self._transport.one_line("looking for vectors"):

@@ -460,14 +460,6 @@ class Transport:
     def _queries_at_once(self) -> int:
         return min(QUERIES_AT_ONCE, self.strict.search_max_batchsize or QUERIES_AT_ONCE)
 
-    def retrieved(self, points: Sequence[Id], key: str) -> list[models.Record]:
-        """Those of `points` that are in the collection, with what lies under `key` of their payload."""
-        with self.one_line("reading payloads"):
-            found: list[models.Record] = self.retry(
-                self.client.retrieve, self.collection, ids=list(points), with_payload=[key], with_vectors=False
-            )
-        return found
-
     def settle(self) -> None:
         """Waits for all that was sent."""
         self._writers.settle()

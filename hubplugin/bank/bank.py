@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -26,8 +26,6 @@ Answers: TypeAlias = VectorLike | Sequence[int | str] | None
 Pairs: TypeAlias = bool | Sequence[int] | np.ndarray | None
 """Which vector among the answers belongs to each query, see `Bank`."""
 
-KINDS = ("queries", "documents")
-
 
 @dataclass(frozen=True, eq=False)
 class Bank:
@@ -42,12 +40,8 @@ class Bank:
         .tsv with the columns query (its text, or its row from 0) and target.
     pairs: which of the answers' vectors belongs to each query: True for row i to row i, False for none, or an array of
         rows [m]. None looks: banks of equal length are pairs if their own targets are nearer than others'.
-    kind: "documents" where documents are asked by documents, such as duplicates. The guard then takes a bank that looks
-        like documents. Known answers say so too, since they tell what each query asks for.
     embed: the model that embeds texts, as a function from texts [b] to vectors [b, d], or as its name,
-        sentence-transformers:NAME, fastembed:NAME or module:function. What is embedded by name is kept on disk, see
-        docs/recording.md.
-    field: the column or JSON key of the texts in a file; query, text or question by default.
+        sentence-transformers:NAME, fastembed:NAME or module:function.
     name: what errors call the queries.
 
     Files are read, and texts embedded, where the bank is used; InputError says there what cannot be.
@@ -57,14 +51,8 @@ class Bank:
     answers: Answers = None
     _: KW_ONLY
     pairs: Pairs = None
-    kind: Literal["queries", "documents"] = "queries"
     embed: Embed = None
-    field: str | None = None
     name: str = "query bank"
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise InputError(f"bank: kind={self.kind!r}: expected {' or '.join(map(repr, KINDS))}")
 
     @classmethod
     def of(cls, bank: BankLike, name: str = "query bank") -> Bank:
@@ -76,7 +64,7 @@ class Bank:
         """The queries as texts, None where they are vectors."""
         path = self.queries if isinstance(self.queries, (str, os.PathLike)) else None
         if path is not None and (self.embed is not None or holds_texts(os.fspath(path))):
-            found = read_texts(os.fspath(path), self.field, self.name)
+            found = read_texts(os.fspath(path), self.name)
             if self.embed is None:
                 raise InputError(
                     f"{found.name} has texts; name the model that embeds queries: ",
@@ -89,10 +77,9 @@ class Bank:
             if not texts or not all(isinstance(text, str) for text in texts):
                 raise InputError(f"{self.name}: embed= is for texts; vectors are passed without it")
             return Texts(texts, list(range(len(texts))), self.name)
-        for name, value in (("embed", self.embed), ("field", self.field)):
-            if value is not None:
-                where = "bank" if self.name == "query bank" else self.name
-                raise InputError(Parameter(name, value), " is for texts; pass them as ", Parameter(where))
+        if self.embed is not None:
+            where = "bank" if self.name == "query bank" else self.name
+            raise InputError(Parameter("embed", self.embed), " is for texts; pass them as ", Parameter(where))
         return None
 
     @cached_property
@@ -136,7 +123,7 @@ class Bank:
         if pairs is not None and not isinstance(pairs, bool):
             pairs = one_each(pairs, count, "row of the target bank", "pairs")
         clicks = None if self.answers is None else self.clicks(count)
-        return PreparedBank.of(fit_input, clicks, pairs, self.kind == "documents")
+        return PreparedBank.of(fit_input, clicks, pairs)
 
     @cached_property
     def _known(self) -> Vectors | np.ndarray | Path | None:

@@ -74,8 +74,8 @@ class BankProfile:
     between: share of the variance of the similarities that lies between queries. share_found: how many targets are the
     nearest of a bank query, as a share of how many are nearest to as many of the gallery's own vectors. clustered:
     correlation between whether a target is found by the bank and the share of its neighbours that are. agreement:
-    correlation, over targets, between how near the bank and how near the gallery itself comes. of_documents: documents
-    are meant to be asked by documents.
+    correlation, over targets, between how near the bank and how near the gallery itself comes. known: answers are
+    known, so that documents may be asked by documents.
     """
 
     distinct: int
@@ -86,7 +86,7 @@ class BankProfile:
     share_found: float = 1.0
     clustered: float = 0.0
     agreement: float = 1.0
-    of_documents: bool = False
+    known: bool = False
     answered: bool | None = None
     told: bool = field(default=True, repr=False)
 
@@ -96,7 +96,7 @@ class BankProfile:
             return "too small to tell"
         if self.own_share < OWN_SHARE <= self.target_share:
             return "swapped"
-        if self.own_share < OWN_SHARE and not self.of_documents:
+        if self.own_share < OWN_SHARE and not self.known:
             return "documents"
         if self.between > BETWEEN:
             return "mixture"
@@ -155,13 +155,13 @@ class BankProfile:
 
 
 def profile(
-    fit_input: FitInput, queries: np.ndarray, targets: np.ndarray, of_documents: bool, answered: bool, seed: int
+    fit_input: FitInput, queries: np.ndarray, targets: np.ndarray, known: bool, answered: bool, seed: int
 ) -> BankProfile:
     """Of the bank of `fit_input`, seen on samples: `queries` [m, d], all distinct, and `targets` [n, d] of its gallery.
     answered: whether clicks or pairs say that the answers are in the gallery."""
     distinct = len(fit_input.distinct)
     if min(len(queries), len(targets)) < FEWEST:
-        return BankProfile(distinct, of_documents=of_documents, told=False)
+        return BankProfile(distinct, known=known, told=False)
     rng = np.random.default_rng(seed)
     seen, targets = (rng.permutation(part)[:SEEN] for part in (queries, targets))
     asking, own = _as_queries(seen, targets, fit_input.metric)
@@ -182,7 +182,7 @@ def profile(
         share_found=share_found(from_bank, from_gallery),
         clustered=_clustered(from_bank, targets, fit_input),
         agreement=_agreement(from_bank, from_gallery),
-        of_documents=of_documents,
+        known=known,
         answered=True if answered else False if fit_input.answers_are_elsewhere else None,
     )
 

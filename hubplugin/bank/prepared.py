@@ -28,20 +28,17 @@ class PreparedBank(FitInput):
     """A bank, and the gallery once it is known, on which a correction is chosen, tried and fitted.
 
     pairs: the row of the target bank that belongs to each bank query, int [m], or None. clicks: the row of the gallery,
-    likewise, or the id in a store; -1 for none. of_documents: documents are meant to be asked by documents.
+    likewise, or the id in a store; -1 for none.
     """
 
     pairs: np.ndarray | None = None
     clicks: np.ndarray | None = None
-    of_documents: bool = False
 
     @classmethod
-    def of(
-        cls, fit_input: FitInput, clicks: np.ndarray | None, pairs: bool | np.ndarray | None, of_documents: bool
-    ) -> PreparedBank:
+    def of(cls, fit_input: FitInput, clicks: np.ndarray | None, pairs: bool | np.ndarray | None) -> PreparedBank:
         """pairs: as of `Bank`; raises InputError where they cannot be used."""
         read = {each.name: getattr(fit_input, each.name) for each in fields(fit_input)}
-        return cls(**read, pairs=_mapping(pairs, fit_input), clicks=clicks, of_documents=of_documents)
+        return cls(**read, pairs=_mapping(pairs, fit_input), clicks=clicks)
 
     def against(self, targets: VectorLike, ids: Mapping[int | str, int] | None = None) -> PreparedBank:
         """This bank with a gallery; raises InputError where it has other dimensions, or lacks what was clicked.

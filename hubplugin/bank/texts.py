@@ -1,26 +1,27 @@
-"""Texts from a log: .txt (a line each), .jsonl, .csv, .tsv or .parquet."""
+"""Texts and clicks from a log: .txt has a text in each line; .csv, .tsv, .jsonl and .parquet are read by pyarrow."""
 
 from __future__ import annotations
 
-import csv
-import json
 import logging
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from hubplugin.errors import InputError, Parameter, install
+from hubplugin.errors import InputError, install
 from hubplugin.vectors import opened_npy, require_file
 
 logger = logging.getLogger(__name__)
 
-USUAL_FIELDS = ("query", "text", "question")
-"""What the column of the queries is called in most logs, in the order in which they are looked for."""
+READABLE = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
+
+TEXT = ("query", "text", "question")
+"""What the column of the texts may be called; of several the first that the file has."""
+
+BLOCK = 16 << 20
+"""Bytes of a file that are read at a time. A row must fit."""
 
 
 @dataclass(frozen=True)
@@ -35,25 +36,32 @@ class Texts:
 def holds_texts(path: str | Path, embeds: bool = False) -> bool:
     """Whether the file `path` is of a kind that holds texts. embeds: whether a model was named for texts; without one
     .parquet, which may hold either, is of vectors."""
-    return Path(path).suffix in READERS and (embeds or Path(path).suffix != ".parquet")
+    return Path(path).suffix in READABLE and (embeds or Path(path).suffix != ".parquet")
 
 
-def read_texts(path: str | Path, field: str | None = None, name: str = "query bank") -> Texts:
-    """The texts in the file `path`. field: the column or the JSON key that has them; the first of query, text and
-    question by default. name: what errors call them. Empty ones are left out and counted in the log.
+def read_texts(path: str | Path, name: str = "query bank") -> Texts:
+    """The texts in the file `path`: its lines, or its column query, text or question. name: what errors call them.
+    Empty ones are left out and counted in the log.
 
-    Raises InputError for a file that is not there, damaged or of another kind, and for a column that it lacks.
+    Raises InputError for a file that is not there, damaged or of another kind, and for one without such a column.
     """
     path = Path(path)
-    require_file(path, name, f"a file, {', '.join(READERS)}")
+    require_file(path, name, f"a file, {', '.join(READABLE)}")
     name = f"{name} ({path.name})"
-    if path.suffix not in READERS:
-        raise InputError(f"{name}: texts are read from {', '.join(READERS)}")
-    try:
-        found = list(READERS[path.suffix](path, field))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{name} cannot be read as {path.suffix}: {' '.join(str(error).split())}") from None
-    kept = [(row, text.strip()) for row, text in enumerate(found) if isinstance(text, str) and text.strip()]
+    if path.suffix not in READABLE:
+        raise InputError(f"{name}: texts are read from {', '.join(READABLE)}")
+    found: Sequence[str | None]
+    if path.suffix == ".txt":
+        try:
+            found = path.read_text(encoding="utf-8-sig").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{name} cannot be read as .txt: {error}") from None
+        found = found[:-1] if found[-1] == "" else found
+    else:
+        found = next(iter(read_columns(path, TEXT).values()), ())
+        if not found:
+            raise InputError(f"{path.name} has no column called {' or '.join(TEXT)}; rename the one that has the texts")
+    kept = [(row, text.strip()) for row, text in enumerate(found) if text is not None and text.strip()]
     if not kept:
         raise InputError(f"{name} has no texts")
     if len(kept) < len(found):
@@ -61,83 +69,37 @@ def read_texts(path: str | Path, field: str | None = None, name: str = "query ba
     return Texts([text for _, text in kept], [row for row, _ in kept], name)
 
 
-def _lines(path: Path, field: str | None) -> Iterator[Any]:
-    with path.open(encoding="utf-8-sig") as file:
-        yield from file
-
-
-def _json_lines(path: Path, field: str | None) -> Iterator[Any]:
-    column = None
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                found = json.loads(line)
-            except ValueError as error:
-                raise InputError(f"{path.name}: line {number} is no JSON: {error}") from None
-            if isinstance(found, dict):
-                column = chosen(path, list(found), field) if column is None else column
-                found = found.get(column)
-            yield found
-
-
-def _table(path: Path, field: str | None) -> Iterator[Any]:
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        table = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
-        column = chosen(path, list(table.fieldnames or ()), field)
-        for row in table:
-            yield row[column]
-
-
-def _parquet(path: Path, field: str | None) -> Iterator[Any]:
+def read_columns(path: Path, names: Sequence[str]) -> dict[str, list[str | None]]:
+    """Those of the columns `names`, in this order, that the table in the file `path` has: the text of each row, None
+    where it has none. Raises InputError where pyarrow is missing, and for a file that it cannot read."""
     try:
         import pyarrow as pa
-        import pyarrow.parquet as pq
+        from pyarrow import csv, json, parquet
     except ImportError:
-        raise InputError(f"reading {path.name} needs pyarrow; {install('parquet')}") from None
+        raise InputError(f"reading {path.name} needs pyarrow; {install('tables')}") from None
+    texts = pa.schema([(name, pa.string()) for name in names])
     try:
-        file = pq.ParquetFile(path)
-        kinds = (pa.types.is_string, pa.types.is_large_string)
-        columns = [each.name for each in file.schema_arrow if any(kind(each.type) for kind in kinds)]
-        column = chosen(path, columns, field)
-        for batch in file.iter_batches(columns=[column]):
-            yield from batch.column(0).to_pylist()
-    except pa.ArrowException as error:
-        raise InputError(f"{path.name}: damaged .parquet file: {' '.join(str(error).split())}") from None
+        if path.suffix == ".parquet":
+            there = [name for name in names if name in parquet.read_schema(path).names]
+            table = parquet.read_table(path, columns=there).cast(pa.schema([texts.field(name) for name in there]))
+        elif path.suffix == ".jsonl":
+            known = json.ParseOptions(explicit_schema=texts, unexpected_field_behavior="ignore")
+            table = json.read_json(path, json.ReadOptions(block_size=BLOCK), known)
+        else:
+            table = csv.read_csv(
+                path,
+                csv.ReadOptions(block_size=BLOCK),
+                csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",", newlines_in_values=True),
+                csv.ConvertOptions(column_types=texts, include_columns=list(names), include_missing_columns=True),
+            )
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise InputError(f"{path.name} cannot be read as {path.suffix}: {' '.join(str(error).split())}") from None
+    columns = {name: table.column(name).to_pylist() for name in names if name in table.column_names}
+    return {name: column for name, column in columns.items() if any(text is not None for text in column)}
 
 
-def named(columns: list[str], field: str | None, usual: tuple[str, ...]) -> str | None:
-    """The one of `columns` that is meant, if it is there: `field`, or else the first that has a usual name."""
-    for name in usual if field is None else (field,):
-        for column in columns:
-            if column == name or (field is None and column.lower() == name):
-                return column
-    return None
-
-
-def chosen(path: Path, columns: list[str], field: str | None) -> str:
-    """The column of the texts."""
-    found = named(columns, field, USUAL_FIELDS)
-    if found is not None:
-        return found
-    listed = ", ".join(map(repr, columns)) or "none"
-    lacking = f"no column {field!r}" if field is not None else f"no column called {' or '.join(USUAL_FIELDS)}"
-    raise InputError(f"{path.name} has {lacking}; there are: {listed}; name one by ", Parameter("field"))
-
-
-READERS: dict[str, Callable[[Path, str | None], Iterator[Any]]] = {
-    ".txt": _lines,
-    ".jsonl": _json_lines,
-    ".csv": _table,
-    ".tsv": _table,
-    ".parquet": _parquet,
-}
-
-
-QUERY, TARGET = ("query", "text", "question"), ("target", "id", "target_id", "document", "doc_id")
-"""What the two columns are called, in the order in which they are looked for."""
+QUERY, TARGET = TEXT, ("target", "id", "target_id", "document", "doc_id")
+"""What the two columns of clicks may be called; of several the first that the file has."""
 
 NAMED = 5
 """How many of those that are left out are named."""
@@ -198,22 +160,15 @@ def _places(count: int, texts: Sequence[str | None] | None, rows: Sequence[int] 
     return {**by_row, **by_text}
 
 
-def _click_table(path: Path) -> Iterator[tuple[str, str]]:
+def _click_table(path: Path) -> list[tuple[str, str]]:
     if path.suffix not in (".csv", ".tsv"):
         raise InputError(f"clicks: {path.name!r} is of an unknown kind; expected .csv, .tsv or .npy")
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            table = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
-            columns = list(table.fieldnames or ())
-            query, target = (named(columns, None, usual) for usual in (QUERY, TARGET))
-            if query is None or target is None:
-                listed = ", ".join(map(repr, columns)) or "none"
-                raise InputError(f"clicks: {path.name} needs the columns query and target; there are: {listed}")
-            for row in table:
-                if row[query] and row[target]:
-                    yield row[query].strip(), row[target].strip()
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"clicks: cannot read {str(path)!r}: {' '.join(str(error).split())}") from None
+    columns = read_columns(path, (*QUERY, *TARGET))
+    query, target = (next((columns[name] for name in usual if name in columns), None) for usual in (QUERY, TARGET))
+    if query is None or target is None:
+        raise InputError(f"clicks: {path.name} needs the columns query and target")
+    pairs = zip(query, target, strict=True)
+    return [(asked.strip(), clicked.strip()) for asked, clicked in pairs if asked and clicked]
 
 
 def _id(text: str) -> int | str:

@@ -9,7 +9,6 @@ import typer
 
 from hubplugin.cli.application import Answer, command, progress_shown
 from hubplugin.cli.options import (
-    AnswerOptions,
     BankOptions,
     ComputeOptions,
     Dask,
@@ -41,7 +40,6 @@ def apply(
     store: StoreUrl,
     *,
     banks: BankOptions,
-    answers: AnswerOptions,
     method: Annotated[str, typer.Option(help="blend, is, sn, dbsn, dualis, nnn, csls or dn.")] = "blend",
     settings: Settings = None,
     group_by: GroupBy = None,
@@ -59,8 +57,8 @@ def apply(
     from hubplugin.registry import open_store
 
     require_files(read=(), written=(shown.report,))
-    bank, opened = bank_of(banks, answers), open_store(store)
-    called = naming(shown.names, opened, "--names")
+    bank, opened = bank_of(banks), open_store(store)
+    called = naming(shown.names, "--names")
 
     from hubplugin.jobs.correct import apply
 
@@ -161,7 +159,6 @@ def refit(
     store: StoreUrl,
     *,
     banks: BankOptions,
-    answers: AnswerOptions,
     method: Annotated[str | None, typer.Option(help="As for apply; by default that of the active correction.")] = None,
     settings: Settings = None,
     learn: Annotated[
@@ -176,7 +173,7 @@ def refit(
 
     if settings and method is None:
         raise InputError("--set is for a method that is named; add --method")
-    bank, opened = bank_of(banks, answers), open_store(store)
+    bank, opened = bank_of(banks), open_store(store)
 
     from hubplugin.jobs.correct import refit
 

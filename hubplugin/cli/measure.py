@@ -12,13 +12,11 @@ from hubplugin.bank import Bank, holds_texts
 from hubplugin.bank.embedding import for_documents
 from hubplugin.cli.application import Answer, command, progress_shown
 from hubplugin.cli.options import (
-    AnswerOptions,
     BankOptions,
     ComputeOptions,
     Embed,
     ReportOptions,
     StoreUrl,
-    Texts,
     answer,
     bank_of,
     require_files,
@@ -42,9 +40,7 @@ def diagnose(
     store: StoreUrl,
     *,
     banks: BankOptions,
-    answers: AnswerOptions,
     learn: Forecast = False,
-    texts: Texts = None,
     shown: ReportOptions,
     computing: ComputeOptions,
 ) -> Answer:
@@ -53,14 +49,14 @@ def diagnose(
     from hubplugin.registry import open_store
 
     require_files(read=(), written=(shown.report,))
-    bank, opened = bank_of(banks, answers), open_store(store)
-    called, worded = naming(shown.names, opened, "--names"), naming(texts, opened, "--texts")
+    bank, opened = bank_of(banks), open_store(store)
+    called = naming(shown.names, "--names")
 
     from hubplugin.jobs.diagnose import diagnose
 
     with progress_shown() as progress:
         computed = computing.compute(progress)
-        diagnosis = diagnose(opened, bank, learn=learn, names=called, texts=worded, compute=computed)
+        diagnosis = diagnose(opened, bank, learn=learn, names=called, compute=computed)
     return answer(diagnosis.report(), diagnosis, shown.report, opened)
 
 
@@ -84,7 +80,7 @@ def inspect(
     require_files(read=(), written=(shown.report,))
     asked = None if live is None else Bank(live, embed=embed, name="live queries").look()
     opened = open_store(store)
-    called = naming(shown.names, opened, "--names")
+    called = naming(shown.names, "--names")
 
     from hubplugin.jobs.health import inspect
 
@@ -161,7 +157,7 @@ def evaluate(
         compute = computing.compute(progress)
         ranked = ranked.vectors(None, progress) if isinstance(ranked, Bank) else ranked
         if bank is not None:
-            bank = replace(bank, queries=bank.vectors(ranked, progress), embed=None, field=None)
+            bank = replace(bank, queries=bank.vectors(ranked, progress), embed=None)
         results = evaluate(
             ranked, bank, queries=_each_row(test_queries, ranked, progress), truth=truth,
             methods=method or None, k=k,
@@ -183,8 +179,7 @@ def _ranked(
     from hubplugin.jobs.naming import naming
     from hubplugin.registry import open_store
 
-    opened = open_store(store)
-    return opened, naming(names, opened, "--names")
+    return open_store(store), naming(names, "--names")
 
 
 def _beir(folder: str, embed: str | None) -> Beir:
@@ -202,12 +197,11 @@ def _queries_and_bank(queries: str | list[str], banks: BankOptions) -> tuple[Ban
         path is not None and (isinstance(path, list) or holds_texts(path, banks.embed is not None))
         for path in (queries, banks.bank)
     )
-    embed, field = (banks.embed, banks.field) if in_queries or not in_bank else (None, None)
-    field = None if isinstance(queries, list) else field
-    test_queries = Bank(queries, embed=embed, field=field, name="queries").look()
+    embed = banks.embed if in_queries or not in_bank else None
+    test_queries = Bank(queries, embed=embed, name="queries").look()
     if banks.bank is None:
         return test_queries, None
-    return test_queries, bank_of(banks if in_bank else replace(banks, embed=None, field=None))
+    return test_queries, bank_of(banks if in_bank else replace(banks, embed=None))
 
 
 def _each_row(queries: Bank, gallery: object, progress: Progress | None) -> Vectors:

@@ -36,28 +36,16 @@ StoreUrl = Annotated[
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A parameter, as --set tau=0.05")
 ]
-Paired = Annotated[
-    bool | None,
-    typer.Option("--pairs/--no-pairs", help="Row i of vectors of answers answers query i; detected by default."),
-]
 TargetNames = Annotated[
     str | None,
     typer.Option(
         "--names",
-        metavar="payload.KEY|FILE",
-        help="What targets are called: a key of the payload, as payload.title, or a text file with the name of id i in "
-        "line i, or a .json file of names by id.",
+        metavar="FILE",
+        help="What targets are called: a text file with the name of id i in line i, or a .json file of names by id.",
     ),
-]
-Texts = Annotated[
-    str | None,
-    typer.Option(metavar="payload.KEY|FILE", help="The texts of targets, likewise: with them short ones are seen."),
 ]
 ReportFile = Annotated[
     Path | None, typer.Option("--report", metavar="FILE.html", help="Also write a report: one HTML file to look at.")
-]
-Kind = Annotated[
-    str, typer.Option(metavar="KIND", help="documents: they are asked by documents, so a bank of them is no objection.")
 ]
 Dask = Annotated[
     str | None,
@@ -74,21 +62,14 @@ Memory = Annotated[str, typer.Option(help="Bounds the similarities held at one t
 BankFile = Annotated[
     str | None,
     typer.Option(
-        help="The query bank: .npy, .npz, .safetensors or .parquet; file#name picks one. With --embed, texts: .txt, "
-        ".jsonl, .csv, .tsv or .parquet. By default what is recorded of the store (see the command bank); in evaluate "
-        "none."
+        help="The query bank: .npy, .npz, .safetensors or .parquet; file#name picks one. With --embed, texts: lines of "
+        ".txt, or the column query, text or question of .jsonl, .csv, .tsv or .parquet. By default what is recorded of "
+        "the store (see the command bank); in evaluate none."
     ),
 ]
 Embed = Annotated[
     str | None,
-    typer.Option(
-        metavar="SPEC",
-        help="Embeds texts: sentence-transformers:NAME, fastembed:NAME or module:function. Vectors are kept, so that "
-        "only what is new is embedded again.",
-    ),
-]
-Field = Annotated[
-    str | None, typer.Option(help="The column or JSON key of the texts; query, text or question by default.")
+    typer.Option(metavar="SPEC", help="Embeds texts: sentence-transformers:NAME, fastembed:NAME or module:function."),
 ]
 Answers = Annotated[
     str | None,
@@ -108,15 +89,6 @@ class BankOptions:
     bank: BankFile = None
     answers: Answers = None
     embed: Embed = None
-    field: Field = None
-
-
-@dataclass(frozen=True)
-class AnswerOptions:
-    """what a bank asks for"""
-
-    pairs: Paired = None
-    kind: Kind = "queries"
 
 
 @dataclass(frozen=True)
@@ -141,11 +113,9 @@ class ComputeOptions:
 # Files are looked at, and stores opened, before anything is imported that computes: torch takes seconds.
 
 
-def bank_of(banks: BankOptions, answers: AnswerOptions | None = None) -> Bank:
+def bank_of(banks: BankOptions) -> Bank:
     """The bank as it was typed, whose files were looked at; without queries where none are named."""
-    answers = AnswerOptions() if answers is None else answers
-    known: Any = {"pairs": answers.pairs, "kind": answers.kind, "embed": banks.embed, "field": banks.field}
-    return Bank(banks.bank, banks.answers, **known).look()
+    return Bank(banks.bank, banks.answers, embed=banks.embed).look()
 
 
 def vectors(path: str | None, name: str) -> Any:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hubplugin.bank.texts import read_columns
 from hubplugin.errors import InputError
 from hubplugin.evaluation.truth import judgements_of
+from hubplugin.vectors import require_file
 
 
 @dataclass(frozen=True)
@@ -38,16 +39,12 @@ def read_beir(folder: Path, split: str = "test") -> Beir:
 
 def _texts(path: Path) -> Iterator[tuple[str, str]]:
     """The id of each line, and its title and text."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    found = json.loads(line)
-                    text = " ".join(part for part in (found.get("title"), found["text"]) if part)
-                    yield str(found["_id"]), text or " "  # an empty document can still be found
-                except (ValueError, KeyError, TypeError, AttributeError):
-                    raise InputError(f"{path.name}: line {number} has no _id and text, as BEIR has them") from None
-    except OSError as error:
-        raise InputError(f"BEIR: cannot read {str(path)!r}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"BEIR: {str(path)!r} is not in UTF-8") from None
+    require_file(path, "BEIR")
+    columns = read_columns(path, ("_id", "title", "text"))
+    if not {"_id", "text"} <= columns.keys():
+        raise InputError(f"{path.name} has no _id and text, as BEIR has them")
+    for row, (key, text) in enumerate(zip(columns["_id"], columns["text"], strict=True), 1):
+        if key is None or text is None:
+            raise InputError(f"{path.name}: line {row} has no _id and text, as BEIR has them")
+        title = columns["title"][row - 1] if "title" in columns else None
+        yield key, " ".join(part for part in (title, text) if part) or " "  # an empty document can still be found

@@ -1,4 +1,4 @@
-"""What targets are called: from the store itself, or from a file."""
+"""What targets are called, from a file."""
 
 from __future__ import annotations
 
@@ -7,32 +7,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from hubplugin.abilities import Named, able
 from hubplugin.errors import InputError
-from hubplugin.store import Id, Store
+from hubplugin.store import Id
+from hubplugin.vectors import require_file
 
 Naming: TypeAlias = Callable[[Sequence[Id]], Sequence[str | None]]
 """Texts of some targets, by their ids; None for one that has none."""
 
-STORED = "payload."
 
-
-def naming(source: str | None, store: Store, option: str = "names") -> Naming | None:
-    """`given` is payload.KEY, for what lies with the targets in `store`; a text file, where line i belongs to the id i;
-    or a .json file of a text for each id, or of a list. option: what errors call it."""
+def naming(source: str | None, option: str = "names") -> Naming | None:
+    """The names in the file `source`: a text file, where line i belongs to the id i, or a .json file of a text for each
+    id, or of a list. option: what errors call it."""
     if source is None:
         return None
     path = Path(source)
-    if path.is_file():
-        return _from_file(path, option)
-    if not source.startswith(STORED) or source == STORED:
-        raise InputError(
-            f"{option} {source!r} is no file, and no {STORED}KEY for what lies with the targets in the store"
-        )
-    return lambda ids: able(store, Named).named(ids, source.removeprefix(STORED))
-
-
-def _from_file(path: Path, option: str) -> Naming:
+    require_file(path, option)
     try:
         text = path.read_text(encoding="utf-8")
         texts = json.loads(text) if path.suffix == ".json" else text.splitlines()

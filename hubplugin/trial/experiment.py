@@ -171,7 +171,7 @@ USE_BLEND: Parts = ("use ", Parameter("method", "blend"), ", which is made for b
 def remedy(bank: BankProfile | None, method: str = "blend") -> Parts:
     """What to do about an objection to a fit of `method` on `bank`."""
     if bank is not None and bank.kind == "documents":
-        return (*COLLECT, ", pass ", Parameter("kind", "documents"), " if documents are to be asked by documents")
+        return (*COLLECT, ", pass ", Parameter("answers"), " if documents are to be asked by documents")
     if bank is not None and bank.kind == "swapped":
         return ("pass the queries as the bank and the documents that answer them as ", Parameter("answers"))
     return COLLECT if method == "blend" or (bank is not None and bank.objection) else USE_BLEND
@@ -352,8 +352,8 @@ class Experiment:
     def profile(self) -> BankProfile:
         """What kind of bank it is. Pairs and clicks tell what each query asks for, so documents may ask by them."""
         queries = self.bank.query_bank[self.split.rows[: 2 * self._fit_rows]]
-        of_documents = self.bank.of_documents or self.bank.known is not None
-        return profile(self.bank, queries, self.targets, of_documents, self.answered > 0.5, self.seed)
+        known = self.bank.known is not None
+        return profile(self.bank, queries, self.targets, known, self.answered > 0.5, self.seed)
 
     def _fold(self, number: int) -> Fold:
         bank = self.bank

@@ -324,7 +324,7 @@ class _Parquet(Vectors):
             import pyarrow as pa
             import pyarrow.parquet as pq
         except ImportError:
-            raise InputError(f"{name}: reading {path.name} needs pyarrow; {install('parquet')}") from None
+            raise InputError(f"{name}: reading {path.name} needs pyarrow; {install('tables')}") from None
         self.name, self._file, self._errors = name, pq.ParquetFile(path), (pa.ArrowException, OSError)
         types = {field.name: field.type for field in self._file.schema_arrow}
         kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)

@@ -102,7 +102,7 @@ def test_kinds_of_files(kind, gallery, real, tmp_path, serial):
         np.savez_compressed(where[0], gallery[:300])
         np.savez_compressed(where[1], gallery[300:])
     elif kind == "parquet":
-        pa = pytest.importorskip("pyarrow", reason="pip install '.[parquet]'")
+        pa = pytest.importorskip("pyarrow", reason="pip install '.[tables]'")
         import pyarrow.parquet as pq
 
         for number, part in enumerate(np.array_split(gallery, 3)):

@@ -102,7 +102,7 @@ def test_no_shard_with_a_vector(tmp_path):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_on_a_worker(folder, monkeypatch):
     """A parquet shard is unpacked to the disk of the worker."""
-    pa = pytest.importorskip("pyarrow", reason="pip install '.[parquet]'")
+    pa = pytest.importorskip("pyarrow", reason="pip install '.[tables]'")
     import pyarrow.parquet as pq
 
     vectors = list(np.random.default_rng(0).normal(size=(5_000, 8)).astype(np.float32))

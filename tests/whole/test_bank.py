@@ -42,7 +42,6 @@ def bank(made, tmp_path, monkeypatch):
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("HUBPLUGIN_CACHE", str(tmp_path / "cache"))
     return np.load("bank.npy")
 
 
@@ -192,8 +191,8 @@ def test_clicked_ids_that_the_store_lacks_are_counted_and_named(bank, caplog):
         (("--bank", "log.txt", "--embed", "bank_model:other"), "vectors of 8 dimensions, the gallery has 384"),
         (("--bank", "log.txt", "--embed", "no_module:f"), "No module named 'no_module'"),
         (("--embed", "bank_model:embed"), "--embed bank_model:embed is for texts; pass them as --bank"),
-        (("--bank", "bank.npy", "--field", "query"), "--field query is for texts"),
-        (("--bank", "log.jsonl", "--embed", "bank_model:embed"), "there are: 'a', 'b'; name one by --field"),
+        (("--bank", "bank.npy", "--embed", "bank_model:embed"), "texts are read from .txt"),
+        (("--bank", "log.jsonl", "--embed", "bank_model:embed"), "log.jsonl has no column called query or text or"),
         (("--bank", "bank.npy", "--answers", "no.csv"), "there is no file 'no.csv'"),
         (("--bank", "bank.npy", "--answers", "log.txt"), "expected .csv, .tsv or .npy"),
     ],
