@@ -112,10 +112,6 @@ class Learning:
     tau: float
     whitening: np.ndarray | None = None
 
-    @property
-    def learns(self) -> bool:
-        return self.strength > 0 or self.whitening is not None
-
     def query_map(self, queries: np.ndarray, own: np.ndarray, targets: np.ndarray) -> QueryMap | None:
         """What pairs teach, see `learned`: (I + s W) Z, with Z the whitening. None for I."""
         if not self.strength and self.whitening is None:
@@ -126,10 +122,8 @@ class Learning:
         step = (eye + np.float32(self.strength) * w) @ first - eye
         return QueryMap(step, self.strength, len(queries), self.whitening is not None)
 
-    def fit(self, given: FitInput, query_map: QueryMap | None) -> OffsetModel:
+    def fit(self, given: FitInput, query_map: QueryMap) -> OffsetModel:
         """The method fitted on the bank of `given`, mapped. The model has the bank as it was given."""
-        if query_map is None:
-            return self.method.fit(given)
         asked = query_map.of_bank(given.query_bank)
         model = self.method.fit(replace(given, query_bank=asked))
         terms = tuple(replace(term, bank=given.query_bank) if term.bank is asked else term for term in model.terms)
@@ -142,9 +136,9 @@ NOTHING = "the pairs taught nothing beyond the offsets: queries are not mapped"
 @dataclass(frozen=True)
 class Lesson:
     """What the known answers of a bank taught. model: with a query map, or without one where held-out answers gain
-    nothing by it. how: its method, and what was chosen. asked, other: R@1 of held-out pairs by offsets
-    alone and by all, of other wordings of targets that stay asked for, None where there are few, and of targets that
-    nobody else asks for."""
+    nothing by it. how: its method, and what was chosen. asked, other: R@1 of held-out pairs without and with the map,
+    of other wordings of targets that stay asked for, None where there are few, and of targets that nobody else asks
+    for."""
 
     model: OffsetModel
     how: Learning

@@ -405,9 +405,9 @@ class Experiment:
         """The nearest targets [p, k], costs [p] and, with answers, hits and log ranks [p] of one fold's queries."""
         n, scores = len(self.targets), fold.similarities
         if configuration is not None:
-            offsets, model = self._fitted(configuration, fold)
-            if model is not None and model.query_map is not None:
-                asked = Similarities(model.query_map(fold.queries), self.bank.metric, fold.fit_input.compute.quiet)
+            offsets, query_map = self._fitted(configuration, fold)
+            if query_map is not None:
+                asked = Similarities(query_map(fold.queries), self.bank.metric, fold.fit_input.compute.quiet)
                 scores = dense(asked, fold.fit_input.require_targets("blend"))
             scores = scores + torch.tensor(offsets)
         found = scores[:, :n].topk(min(OCCURRENCE, max(n // 4, 1)), dim=1).indices
@@ -430,20 +430,19 @@ class Experiment:
         share = float((columns < len(self.targets)).mean())
         return min(share * self.bank.require_targets("blend").rows / len(self.targets), 1.0)
 
-    def _fitted(
-        self, configuration: Method | Learning | OffsetModel, fold: Fold
-    ) -> tuple[np.ndarray, OffsetModel | None]:
-        """Offsets [n] of the targets of a fold, and the model that may map its queries. It is one that is tried as it
-        is, or a fit on what the fold does not hold out."""
+    def _fitted(self, configuration: Method | Learning | OffsetModel, fold: Fold) -> tuple[np.ndarray, QueryMap | None]:
+        """Offsets [n] of the targets of a fold, and what maps its queries. A model is tried as it is; all else is
+        fitted on what the fold does not hold out."""
         given = fold.fit_input
-        if isinstance(configuration, OffsetModel):
-            model = configuration
-        elif isinstance(configuration, Learning) and configuration.learns:
-            model = configuration.fit(given, self._learned(configuration, fold))
-        else:
-            method = configuration.method if isinstance(configuration, Learning) else configuration
-            return method.raw_offsets(given), None
-        return model.raw_offsets(given.require_targets(model.method), given.compute), model
+        if isinstance(configuration, Method):
+            return configuration.raw_offsets(given), None
+        if isinstance(configuration, Learning):
+            query_map = self._learned(configuration, fold)
+            if query_map is None:
+                return configuration.method.raw_offsets(given), None
+            configuration = configuration.fit(given, query_map)
+        targets = given.require_targets(configuration.method)
+        return configuration.raw_offsets(targets, given.compute), configuration.query_map
 
     def _learned(self, configuration: Learning, fold: Fold) -> QueryMap | None:
         """What the known answers that a fold does not hold out teach."""
