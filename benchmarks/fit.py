@@ -133,19 +133,11 @@ def _geomloss(of: Operands) -> np.ndarray:
     return np.asarray(potential.flatten()[: len(of.targets)].numpy())
 
 
-def _nnn_retrieval(of: Operands) -> np.ndarray:
-    from nnn import NNNRanker, NNNRetriever
-
-    ranker = NNNRanker(NNNRetriever(of.bank.shape[1]), of.gallery, of.bank, alternate_ks=128)
-    return np.asarray(-0.75 * ranker.alignment_means.flatten().numpy())
-
-
 CONTENDERS = {
     "is": Contender(_single("is", tau=TAU)),
     "csls": Contender(_single("csls")),
     "nnn k=16": Contender(_single("nnn", k=16)),
     "nnn k=128": Contender(_single("nnn", k=128, alpha=0.75)),
-    "nnn k=128, nnn-retrieval": Contender(_nnn_retrieval, like="nnn k=128", within=1e-5, needs="nnn"),
     "nnn k=16, answers left out": Contender(_whole("nnn", answers="left out")),
     "dbsn": Contender(_dbsn("1GiB")),
     "dbsn, POT": Contender(_pot, like="dbsn", within=1e-4, needs="ot"),

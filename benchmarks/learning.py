@@ -1,8 +1,6 @@
 """What a learned query map does to R@1, over the default without it: on what was asked, what was not, and clean pairs.
 
     python -m benchmarks.learning [--data FOLDER] [--only WORD ...] [--splits 4] [--write docs/learning.md]
-    python -m benchmarks.learning --rounds
-    python -m benchmarks.learning --speed
 
 Settings are those of benchmarks/bank_settings.py that know at least 200 answers, and a log in which ten targets have
 half of the clicks. FOLDER holds coco500, code_search, debian, tldr_ko and tldr_log; by default it is shared/data beside
@@ -13,16 +11,8 @@ map            over the default: fit(..., learn=True)
 map over raw   the same, over raw
 noisy clicks   the map of clicks of which a fifth is wrong, seen by position (of logs), over the default of these clicks
 judged         the same, where 100 right pairs that are not in the log choose (of logs)
-not whitened   a map that is learned alone
-strength 1     the whole map, whatever the folds say
-adapter        a linear adapter of the field, trained by the usual recipe (benchmarks/remedies.py), with the default's
-               offsets fitted on the queries that it gives
 
-The last four are of the first two splits.
-
---rounds simulates a log that grows: five times a corrected search shows its ten best, people click on these, and the
-correction is fitted anew. A tenth of the clicks is wrong. A round's figures are those of the map over the default.
---speed: the fit of a map of 15,000 pairs in 384 dimensions, and what a query costs.
+The last column is of the first two splits. A trained adapter stands beside the map in benchmarks/remedies.py.
 
 Results are kept in benchmarks/results/learning.json.
 """
@@ -32,7 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -40,24 +29,21 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
 
 import hubplugin
 from benchmarks.bank_settings import Family, Setting, further, seventeen, wordings_log
-from benchmarks.remedies import adapter, unit
-from benchmarks.tables import RESULTS, SHARED, machine, markdown, peak, write_table
+from benchmarks.tables import RESULTS, SHARED, machine, markdown, write_table
 from hubplugin import learning
-from hubplugin.model import QueryMap
 
 FILE = RESULTS / "learning.json"
 
-COLUMNS = ("default", "map", "map over raw", "noisy clicks", "judged", "not whitened", "strength 1", "adapter")
+COLUMNS = ("default", "map", "map over raw", "noisy clicks", "judged")
 BESIDE = {"default": "raw", "map over raw": "raw", "noisy clicks": "noisy default"}
 SIDES = {"asked": "asked", "not asked": "not asked", "": "clean"}
-JUDGED, ROUNDS, COMPARED = 100, 5, 2
+JUDGED, COMPARED = 100, 2
 
 
 def ten_hot(rng: np.random.Generator, truth: np.ndarray) -> np.ndarray:
@@ -103,13 +89,6 @@ def fitted(targets: np.ndarray, bank: hubplugin.Bank, learn: bool = True, **give
         return hubplugin.fit(targets, bank, learn=learn, **given)
 
 
-def by_another_rule(change: str) -> Any:
-    """Within it, a map is not whitened, or is learned at strength 1 whatever the folds say."""
-    if change == "not whitened":
-        return mock.patch.object(learning, "whitening", lambda bank, *given: np.eye(bank.shape[1], dtype=np.float32))
-    return mock.patch.object(learning, "chosen", return_value=(0, len(learning.STRENGTHS) - 1))
-
-
 Ranker = Callable[[np.ndarray], np.ndarray]
 
 
@@ -123,24 +102,14 @@ def rankers(setting: Setting, seed: int) -> tuple[dict[str, Ranker], hubplugin.O
     targets = setting.targets
     if setting.clicks is None:
         bank = hubplugin.Bank(setting.bank, setting.target_bank, pairs=True)
-        answers = setting.target_bank
     else:
-        bank, answers = hubplugin.Bank(setting.bank, setting.clicks), targets[setting.clicks]
-    assert answers is not None
+        bank = hubplugin.Bank(setting.bank, setting.clicks)
     model = fitted(targets, bank)
     found = {
         "raw": lambda queries: queries @ targets.T,
         "default": ranker(fitted(targets, bank, learn=False), targets),
         "map": ranker(model, targets),
     }
-    if seed < COMPARED:
-        for change in ("not whitened", "strength 1"):
-            with by_another_rule(change):
-                found[change] = ranker(fitted(targets, bank), targets)
-        matrix = adapter(setting.bank, answers)
-        mapped = hubplugin.Bank(unit(setting.bank @ matrix), bank.answers, pairs=bank.pairs)
-        offsets = fitted(targets, mapped, learn=False).offsets(targets)
-        found["adapter"] = lambda queries: unit(queries @ matrix) @ targets.T + offsets
     if setting.clicks is not None:
         rows, clicks = noisy(setting, seed)
         if len(rows) >= learning.FEWEST_PAIRS:
@@ -231,84 +200,14 @@ def summary(rows: list[dict[str, Any]]) -> str:
     return markdown(["tested on", *COLUMNS], lines)
 
 
-def simulated(setting: Setting, seed: int) -> list[dict[str, float]]:
-    """R@1 in points of the map over the default, by round: of each test, and of the strength that was chosen."""
-    assert setting.clicks is not None
-    rng, targets = np.random.default_rng(seed), setting.targets
-    order, rank = rng.permutation(len(setting.bank)), lambda queries: queries @ targets.T
-    clicks, figures = np.full(len(order), -1), []
-    for rows in np.array_split(np.arange(len(order)), ROUNDS):
-        shown = np.argsort(-rank(setting.bank[order[rows]]), axis=1)[:, :10]
-        answers = setting.clicks[order[rows]]
-        clicks[rows] = [clicked(*each, 0.1, rng) for each in zip(shown, answers, strict=True)]
-        logged = order[: rows[-1] + 1]
-        bank = hubplugin.Bank(setting.bank[logged], clicks[: len(logged)])
-        if (bank.answers >= 0).sum() < learning.FEWEST_PAIRS:
-            rank = ranker(fitted(targets, bank, learn=False), targets)
-            continue
-        model = fitted(targets, bank)
-        both = [ranker(fitted(targets, bank, learn=False), targets), ranker(model, targets)]
-        rank, gains = both[1], {}
-        for name, (queries, truth) in setting.tests.items():
-            before, after = (100 * float((each(queries).argmax(axis=1) == truth).mean()) for each in both)
-            gains[name] = after - before
-        figures.append(gains | {"strength": 0.0 if model.query_map is None else model.query_map.strength})
-    return figures
-
-
-def rounds(data: Path, only: list[str], splits: int) -> str:
-    """The table of the simulation: mean change by round, of the settings that are logs."""
-    lines = []
-    for family in families(data):
-        if not family.source.is_dir() or "log" not in family.kind or not any(word in family.name for word in only):
-            continue
-        if family.draw(0).clicks is None or len(family.draw(0).bank) < 400:
-            continue
-        found = [simulated(family.draw(seed), seed) for seed in range(min(splits, family.splits))]
-        count = min(map(len, found))
-        for test in family.draw(0).tests:
-            cells = [
-                f"{np.mean([each[len(each) - count + place][test] for each in found]):+.1f}" for place in range(count)
-            ]
-            lines.append([family.name, SIDES[test], *[""] * (ROUNDS - count), *cells])
-        print(family.name, file=sys.stderr, flush=True)
-    return markdown(["setting", "tested on", *(f"round {number}" for number in range(1, ROUNDS + 1))], lines)
-
-
-def speed() -> str:
-    """Seconds and memory of the fit of a map, and microseconds a query."""
-    rng, (m, d, c) = np.random.default_rng(0), (15_000, 384, 10_000)
-    queries, targets = (unit(rng.normal(size=(size, d)).astype(np.float32)) for size in (m, c))
-    own, before, start = rng.integers(0, c, m), peak(), time.process_time()
-    step = learning.learned(queries, own, targets, 0.05)
-    seconds, memory = time.process_time() - start, peak() - before
-    query_map, one, costs = QueryMap(step, 1.0, m), queries[:1], []
-    for _ in range(2000):
-        start = time.perf_counter()
-        query_map(one)
-        costs.append(time.perf_counter() - start)
-    return (
-        f"map of {m:,} pairs of {c:,} targets, {d} dimensions: {seconds:.1f} s, {memory / 2**20:.0f} MiB; a query "
-        f"{1e6 * float(np.median(costs)):.1f} us\n{machine(torch.get_num_threads())}"
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=SHARED, help="folder of the data sets")
     parser.add_argument("--only", nargs="*", default=[""], help="settings whose name holds one of these words")
     parser.add_argument("--splits", type=int, default=4, help="draws a setting")
     parser.add_argument("--write", type=Path, help="page whose table is replaced")
-    parser.add_argument("--rounds", action="store_true", help="a log that grows by what corrected searches show")
-    parser.add_argument("--speed", action="store_true", help="what it costs")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    if given.speed:
-        print(speed())
-        return
-    if given.rounds:
-        print(rounds(given.data, given.only, given.splits))
-        return
     rows = []
     for family in families(given.data):
         if not family.source.is_dir() or not any(word in family.name for word in given.only):

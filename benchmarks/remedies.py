@@ -15,7 +15,6 @@ the first 100 of both, 1 / (k + place) with k = 60, and with k = 2 as Qdrant has
 - all but the top: centred, less the d / 100 main directions of the gallery, at unit length (Mu and Viswanath 2018).
 - whitened: centred, times the inverse root of the gallery's covariance (shrunk by a tenth to its mean), at unit length.
 - gallery density: less half the mean similarity of a target to its 16 nearest other targets, no query asked for.
-- MMR: the first 10 of 30 chosen one by one, 0.7 of nearness to the query less 0.3 of that to what is chosen.
 - linear adapter: a matrix for queries from pairs, by gradient steps on InfoNCE (tau 0.05, Adam 1e-3, batches of 128, 20
   rounds), from the identity.
 - default, map: `hubplugin.fit` and `fit(..., learn=True)`; "centred, then default" and "adapter, then default" fit on
@@ -50,7 +49,6 @@ NEEDS = {
     "all but the top": "queries; all vectors anew",
     "whitened": "queries; all vectors anew",
     "gallery density": "nothing",
-    "MMR": "30 candidates with their vectors a query",
     "linear adapter": "pairs; every query is mapped",
     "default": "queries",
     "map": "pairs; every query is mapped",
@@ -94,21 +92,6 @@ def whitened(setting: Setting) -> Scores:
 def density(setting: Setting) -> np.ndarray:
     near = -np.sort(-(setting.targets @ setting.targets.T), axis=1)[:, 1:17]
     return np.asarray(-0.5 * near.mean(axis=1))
-
-
-def diverse(targets: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """`scores` with the ten that MMR chooses above all others, in its order."""
-    shown = np.argsort(-scores, axis=1)[:, :30]
-    near = np.take_along_axis(scores, shown, axis=1)
-    alike = np.einsum("qid,qjd->qij", targets[shown], targets[shown])
-    rows, nearest, scores = np.arange(len(scores)), np.full(near.shape, -1.0), scores.copy()
-    for place in range(10):
-        worth = np.where(np.isinf(near), -np.inf, 0.7 * near - 0.3 * nearest if place else near)
-        best = worth.argmax(axis=1)
-        scores[rows, shown[rows, best]] = 100 - place
-        near[rows, best] = -np.inf
-        nearest = np.maximum(nearest, alike[rows, best])
-    return scores
 
 
 def answers(setting: Setting) -> np.ndarray | None:
@@ -155,7 +138,6 @@ def remedies(setting: Setting) -> dict[str, Scores]:
         "all but the top": all_but_the_top(setting),
         "whitened": whitened(setting),
         "gallery density": added(density(setting)),
-        "MMR": lambda queries: diverse(targets, plain(queries)),
         "default": added(default),
         "centred, then default": added(by_default(normal), scores_of_normal),
     }
