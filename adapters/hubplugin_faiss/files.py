@@ -43,13 +43,6 @@ def require_unchanged(path: str | os.PathLike[str], stamp: str) -> None:
         )
 
 
-def require_file(path: str | os.PathLike[str]) -> None:
-    """Raises StoreError unless `path` is a file."""
-    if not Path(path).is_file():
-        what = "is a folder, not an index file" if Path(path).is_dir() else "does not exist"
-        raise StoreError(f"{os.fspath(path)!r} {what}")
-
-
 LIMITS = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"
 """Where a container finds how much memory it may have."""
 
@@ -80,7 +73,9 @@ def require_memory(path: str | os.PathLike[str], copies: int, what: str) -> None
 def read_faiss(path: str | os.PathLike[str]) -> faiss.Index:
     """The index in the file `path`; raises StoreError, one line, if there is none, memory has no room for it, or Faiss
     refuses it."""
-    require_file(path)
+    if not Path(path).is_file():
+        what = "is a folder, not an index file" if Path(path).is_dir() else "does not exist"
+        raise StoreError(f"{os.fspath(path)!r} {what}")
     require_memory(path, 1, "reading")
     try:
         index = faiss.read_index(os.fspath(path))
@@ -167,33 +162,29 @@ FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 
 
 @contextmanager
-def making(path: str | os.PathLike[str], needed: int | None = None) -> Iterator[None]:
-    """While the file or folder `path` is made. An OSError becomes a StoreError of one line, which says how many bytes
-    are `needed` where room lacks, and what there is of a file then goes."""
+def making(path: Path, needed: int | None = None) -> Iterator[None]:
+    """While `path` is written: an OSError becomes a StoreError of one line, which says where room lacks how many bytes
+    are `needed`."""
     free = None
     try:
-        free = shutil.disk_usage(Path(path).parent).free
+        free = shutil.disk_usage(path.parent).free
         yield
     except OSError as error:
-        if Path(path).is_file() and not isinstance(error, FileExistsError):
-            os.unlink(path)
-        raise cannot_write(path, error, needed, free) from None
+        text = f"cannot write {str(path)!r}: {error.strerror or error}"
+        if error.errno in FULL and needed is not None and free is not None:
+            text += f", {needed:,} bytes are needed and {free:,} were free"
+        raise StoreError(f"{text}; nothing was changed") from None
 
 
-def cannot_write(
-    path: str | os.PathLike[str], error: OSError, needed: int | None = None, free: int | None = None
-) -> StoreError:
-    """The error to raise where `path` cannot be written. needed, free: bytes, to be told where room lacks."""
-    text = f"cannot write {os.fspath(path)!r}: {error.strerror or error}"
-    if error.errno in FULL and needed is not None and free is not None:
-        text += f", {needed:,} bytes are needed and {free:,} were free"
-    return StoreError(f"{text}; nothing was changed")
-
-
-def flush_folder(folder: Path) -> None:
-    """Waits until the names in `folder` are on the disk. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def flushed(*folders: Path) -> str:
+    """Waits until the names in `folders` are on the disk; why that cannot be, "" where it can."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        for folder in folders:
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+    except OSError as error:
+        return f"the folder could not be flushed: {error.strerror}"
+    return ""

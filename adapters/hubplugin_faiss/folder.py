@@ -31,7 +31,7 @@ from pydantic import BaseModel
 
 from hubplugin.errors import ModelFileError, StoreError
 from hubplugin.model import OffsetModel, load
-from hubplugin_faiss.files import cannot_write, flush_folder, making
+from hubplugin_faiss.files import flushed, making
 from hubplugin_faiss.handlers.base import IndexHandler
 
 try:
@@ -115,10 +115,9 @@ class HubFolder:
                 self.path.mkdir(mode=0o700)
             except FileExistsError:
                 return
-            if self.index.is_file():
-                mode = self.index.stat().st_mode & 0o777
-                self.path.chmod(0o700 | mode | (mode & 0o444) >> 2)  # who reads a folder also enters it
-                _give_to_owner_of(self.index, self.path)
+            mode = self.index.stat().st_mode & 0o777
+            self.path.chmod(0o700 | mode | (mode & 0o444) >> 2)  # who reads a folder also enters it
+            _give_to_owner_of(self.index, self.path)
 
     def write(self, path: Path, content: bytes) -> None:
         """Writes a file of `content` to `path`, where nothing may lie yet, and flushes it. Raises StoreError."""
@@ -126,11 +125,10 @@ class HubFolder:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-            self.permit(path)
 
     def permit(self, path: Path) -> None:
-        """Lets those read the file `path` who may read the index, and nobody else."""
-        if self.index.is_file():
+        """Lets those read the file `path`, if there is one, who may read the index, and nobody else."""
+        if path.exists():
             shutil.copymode(self.index, path)
             _give_to_owner_of(self.index, path)
 
@@ -209,41 +207,31 @@ class Run:
         index as it lies there. Raises StoreError."""
         folder = self.folder
         claim, model = folder.claimed(), folder.read_model(folder.pending_model)
-        try:
+        with making(folder.pending):
             if claim is not None and not claim.model and not handler.is_upgraded():
                 folder.delete()
             elif isinstance(model, OffsetModel) and handler.holds_offsets_of(model):
                 self._move_models(model)
             else:
                 self._tidy()
-        except OSError as error:
-            raise cannot_write(folder.pending, error) from None
 
     def begin(self, model: OffsetModel | None, rows: int, stamp: str) -> None:
         """Deletes what is pending, and makes room for the offsets [rows] of `model`, NaN where none is written yet, and
         for a new index. None: the correction is going to be taken out. stamp: of the index file. Raises StoreError."""
         folder = self.folder
-        try:
+        with making(folder.pending):
             folder.delete_pending()
             folder.pending.mkdir()
-        except OSError as error:
-            raise cannot_write(folder.pending, error) from None
-        if model is not None:
-            with making(folder.offsets, 4 * rows), folder.offsets.open("xb") as file:
-                # What is mapped later must have its room now: a map that finds none ends the process.
-                file.write(np.full(rows, np.nan, np.float32).data)
-                file.flush()
-                os.fsync(file.fileno())
+        if model is not None:  # offsets have their room now: a map that finds none later ends the process
+            folder.write(folder.offsets, np.full(rows, np.nan, np.float32).tobytes())
             folder.write(folder.pending_model, model.to_bytes())
         claim = Claim(model="" if model is None else model.fingerprint, stamp=stamp)
         folder.write(folder.claim, claim.model_dump_json().encode())  # last: without it the rest is nobody's
 
     def delete(self) -> None:
         """Deletes what lies in the folder. Raises StoreError."""
-        try:
+        with making(self.folder.path):
             self.folder.delete()
-        except OSError as error:
-            raise cannot_write(self.folder.path, error) from None
 
     def forget(self) -> None:
         """Leaves what is pending to nobody, so that it goes with this run."""
@@ -256,17 +244,16 @@ class Run:
         unchanged: called right before; raises StoreError if the index is another one than was read.
         """
         folder = self.folder
-        try:
-            folder.permit(folder.new_index)
+        with making(folder.index):
+            for path in (folder.new_index, folder.pending_model):
+                folder.permit(path)
             flushed(folder.pending, folder.path, folder.index.parent)  # the index must not be there without its model
             unchanged()
             os.replace(folder.new_index, folder.index)
-        except OSError as error:
-            raise cannot_write(folder.index, error) from None
         failed = flushed(folder.index.parent)
         try:
             folder.delete() if model is None else self._move_models(model)
-            failed = failed or flushed(folder.path)
+            failed = failed or (flushed(folder.path) if model is not None else "")
         except OSError as error:
             failed = f"what lies in {str(folder.pending)!r} could not be put in its place: {error.strerror}"
         if failed:
@@ -294,17 +281,6 @@ class Run:
             folder.delete_pending()
 
 
-def flushed(*folders: Path) -> str:
-    """Waits until the names in `folders` are on the disk; why that cannot be, "" where it can."""
-    try:
-        for folder in folders:
-            if folder.is_dir():
-                flush_folder(folder)
-    except OSError as error:
-        return f"the folder could not be flushed: {error.strerror}"
-    return ""
-
-
 TRIES = 100
 """How often the lock is asked for again because another run has just deleted it with its folder."""
 
@@ -313,12 +289,11 @@ def _locked(folder: HubFolder) -> IO[str]:
     """The lock of `folder`, opened and locked. Waits for nobody."""
     for _ in range(TRIES):
         folder.make()
-        try:
-            lock = folder.lock.open("a+")
-        except FileNotFoundError:
-            continue  # another run has deleted the folder
-        except OSError as error:
-            raise cannot_write(folder.lock, error) from None
+        with making(folder.lock):
+            try:
+                lock = folder.lock.open("a+")
+            except FileNotFoundError:
+                continue  # another run has deleted the folder
         if fcntl is None:
             return lock
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import warnings
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import hubplugin_faiss
 from hubplugin import inspect, open_store, refresh
 from hubplugin.jobs.write import Applied
 from hubplugin.trial import Trial
-from hubplugin_faiss import files, folder
+from hubplugin_faiss import files
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import nearness_of
 from tests.faiss import cases
@@ -509,8 +510,9 @@ def filled(kind: str = "IVF4,Flat") -> faiss.Index:
     return index
 
 
-def cannot_flush(folder):
-    raise OSError(22, "Invalid argument")
+def no_folder_flushed(descriptor: int) -> None:
+    if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        raise OSError(22, "Invalid argument")
 
 
 @pytest.mark.parametrize("step", ["apply", "remove"])
@@ -519,7 +521,7 @@ def test_an_index_in_a_folder_that_cannot_be_flushed_is_whole(tmp_path, model, m
     faiss.write_index(index, str(file))
     if step == "remove":
         applied(file, model)
-    monkeypatch.setattr(folder, "flush_folder", cannot_flush)
+    monkeypatch.setattr(os, "fsync", no_folder_flushed)
     run = {"apply": lambda: applied(file, model), "remove": lambda: hubplugin_faiss.open_store(file).remove()}[step]
     with pytest.warns(UserWarning, match=r"x\.faiss' is written; the folder could not be flushed: Invalid argument"):
         run()
