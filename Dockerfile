@@ -27,7 +27,7 @@ COPY --from=build /wheel /tmp/wheel
 RUN python -m pip install --no-cache-dir --constraint /tmp/constraints.txt \
       --index-url https://download.pytorch.org/whl/cpu torch \
  && python -m pip install --no-cache-dir --constraint /tmp/constraints.txt \
-      "$(ls /tmp/wheel/*.whl)[fit,faiss,qdrant,edge,tables]" \
+      "$(ls /tmp/wheel/*.whl)[fit,faiss,qdrant,tables]" \
  && rm -rf /tmp/wheel /tmp/constraints.txt \
  && useradd --create-home user
 USER user

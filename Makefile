@@ -92,8 +92,8 @@ endif
 
 # The stores that the demo corrects, and what the blocks of the README use.
 $(VENV)/demo: $(VENV)/torch pyproject.toml
-	@echo "Installing hubplugin with Faiss, Qdrant and Qdrant Edge ..."
-	@$(PIP) --editable '.[fit,faiss,edge,evaluation]'
+	@echo "Installing hubplugin with Faiss and Qdrant ..."
+	@$(PIP) --editable '.[fit,faiss,qdrant,evaluation]'
 	@touch $@
 
 $(VENV)/installed: $(VENV)/torch pyproject.toml

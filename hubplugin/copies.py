@@ -6,16 +6,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
+from hubplugin.errors import StoreError
 from hubplugin.metric import Metric, augment_queries, augment_targets
 from hubplugin.model import OffsetModel, Value, group_key
 from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, Writing, now
 from hubplugin.vectors import Progress
 
-State: TypeAlias = Literal["active", "kept", "half-written"]
+State: TypeAlias = Literal["active", "half-written", "previous"]
+"""Of a previous one only the model is left."""
 
 BATCH = 500
 """The most vectors in one request: a server takes some 32 MB."""
@@ -26,12 +28,19 @@ ROUNDING = 1e-5
 
 @dataclass(frozen=True)
 class Copy:
-    """One version of a correction; fingerprint: that of its model."""
+    """One correction; fingerprint: that of its model."""
 
     number: int
     state: State
     made: str
     fingerprint: str
+
+    def __post_init__(self) -> None:
+        if self.state not in get_args(State):
+            raise StoreError(
+                f"correction {self.number} is {self.state}, as an earlier version of hubplugin wrote it: run hubplugin "
+                "remove, and apply again"
+            )
 
 
 class CopyStore(Store):
@@ -46,11 +55,12 @@ class CopyStore(Store):
 
     @abstractmethod
     def copies(self) -> list[Copy]:
-        """The versions, in the order in which `list_copies` was given them."""
+        """The corrections that `list_copies` was given."""
 
     @abstractmethod
     def list_copies(self, copies: Sequence[Copy]) -> None:
-        """Makes `copies` the versions, in one step, and then deletes what belongs to none of them."""
+        """Makes `copies` the corrections, in one step. Then deletes what belongs to none of them, and the vectors of a
+        previous one."""
 
     @abstractmethod
     def create_copy(self, copy: Copy, model: OffsetModel) -> None:
@@ -87,7 +97,7 @@ class CopyStore(Store):
         return self._model
 
     def copy_in(self, state: State) -> Copy | None:
-        """The version that is in `state`, if there is one."""
+        """The correction that is in `state`, if there is one."""
         return next((copy for copy in self.copies() if copy.state == state), None)
 
     def scan(self, group_by: str | None = None) -> Iterator[Batch]:
@@ -121,7 +131,8 @@ class CopyStore(Store):
 
     def begin(self, model: OffsetModel, progress: Progress | None = None) -> CopyWriting:
         copies = self.copies()
-        there = next((copy for copy in copies if copy.fingerprint == model.fingerprint and copy.state != "kept"), None)
+        mine = (copy for copy in copies if copy.fingerprint == model.fingerprint and copy.state != "previous")
+        there = next(mine, None)
         if there is not None and self.readable(there):
             return CopyWriting(self, there, model, "active" if there.state == "active" else "half-written")
         number = 1 + max((copy.number for copy in copies), default=0)
@@ -133,15 +144,16 @@ class CopyStore(Store):
         return CopyWriting(self, begun, model, "nothing")
 
     def previous(self) -> OffsetModel | None:
-        kept = [copy for copy in self.copies() if copy.state == "kept"]
-        return self.stored_model(kept[-1]) if kept else None
+        copy = self.copy_in("previous")
+        return None if copy is None else self.stored_model(copy)
 
-    def return_to(self, number: int) -> None:
-        kept = [
-            replace(copy, state="kept") for copy in self.copies() if copy.state == "active" and copy.number != number
-        ]
-        kept = kept or [copy for copy in self.copies() if copy.state == "kept"][-1:]
-        self.list_copies([*kept, *(replace(copy, state="active") for copy in self.copies() if copy.number == number)])
+    def activate(self, copy: Copy) -> None:
+        """Searches use `copy` from now on; the one that they used, if it is another, is the previous one."""
+        others = [each for each in self.copies() if each.number != copy.number]
+        replaced = [replace(each, state="previous") for each in others if each.state == "active"]
+        gone = {"active", "previous"} if replaced else {"active"}
+        left = [each for each in others if each.state not in gone]
+        self.list_copies([*left, *replaced, replace(copy, state="active")])
 
     def augmented(self, model: OffsetModel, vectors: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         """What a copy holds of targets [b, d] with `offsets` [b]: float32 [b, d + 1]. A zero vector stays one."""
@@ -214,7 +226,7 @@ class CopyWriting(Writing):
         self._store.write_copy(self._copy, batch.ids, self._store.augmented(self._model, batch.vectors, offsets))
 
     def activate(self) -> None:
-        self._store.return_to(self._copy.number)
+        self._store.activate(self._copy)
 
 
 def cap_of(model: OffsetModel) -> float:

@@ -6,9 +6,9 @@ import multiprocessing
 import os
 from multiprocessing.connection import Connection
 
-import hubplugin_qdrant.edge
 import hubplugin_qdrant.transport
 from hubplugin import apply, open_store
+from hubplugin_qdrant import metadata
 from integration_tests.galleries import APPLY, BANK, OTHER_BANK
 
 BANKS = (BANK, OTHER_BANK)
@@ -17,7 +17,8 @@ BANKS = (BANK, OTHER_BANK)
 def run(url: str, bank: int, environment: dict[str, str], begun: Connection) -> None:
     """Applies BANKS[bank] to the store at `url`, in batches so small that a kill mostly falls between two."""
     os.environ.update(environment)
-    hubplugin_qdrant.transport.BATCH = hubplugin_qdrant.edge.BATCH = 10
+    hubplugin_qdrant.transport.BATCH = 10
+    metadata.MANIFEST_SECONDS = 0.1  # so that a kill seldom falls into the wait for clients, where nothing is written
     begun.send(None)
     apply(open_store(url), BANKS[bank], **APPLY)
     os._exit(0)

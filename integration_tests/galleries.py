@@ -1,17 +1,13 @@
-"""Something to correct: real embeddings in a collection or a shard, with what a scenario asks of either."""
+"""Something to correct: real embeddings in a collection, with what a scenario asks of it."""
 
 from __future__ import annotations
 
-import shutil
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
-import qdrant_edge as edge
 from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
@@ -19,7 +15,6 @@ from hubplugin import Bank, OffsetModel
 from hubplugin.cli.demo import example_data
 from hubplugin.metric import normalise
 from hubplugin.store import Store
-from hubplugin_qdrant.edge import EdgeStore
 from integration_tests.waiting import wait_until
 
 K = 10
@@ -85,46 +80,6 @@ def payload(row: int) -> dict[str, Any]:
     }
 
 
-class Gallery(ABC):
-    """Rows 0, 1, ... of TARGETS with `point_id` and `payload`, under the vector name `using`."""
-
-    url: str
-    using: str
-    ids: list[int | str]
-    vectors: np.ndarray
-
-    @abstractmethod
-    def store(self, storage: Any = "auto") -> Store:
-        """It, as hubplugin's own store, which keeps a new correction as `storage`."""
-
-    @abstractmethod
-    def insert(self, ids: list[int | str], vectors: np.ndarray) -> None:
-        """Adds or replaces targets as another program would, past hubplugin."""
-
-    @abstractmethod
-    def content(self) -> Content:
-        """Every point as it lies there: its vector and its whole payload."""
-
-    @abstractmethod
-    @contextmanager
-    def let_go(self) -> Iterator[None]:
-        """In here another process may open it; afterwards it is opened anew."""
-
-    @abstractmethod
-    def drop(self) -> None:
-        """Leaves nothing behind."""
-
-    def agreement(
-        self, found: list[list[int | str]], model: OffsetModel | None, queries: np.ndarray = QUERIES
-    ) -> float:
-        """The share of `found` that belongs to the exact first results of each query, corrected by `model`."""
-        scores = exact_scores(queries, self.vectors, model)
-        row = {key: number for number, key in enumerate(self.ids)}
-        rows = np.array([[row[key] for key in line] for line in found])
-        last = np.sort(scores, axis=1)[:, -rows.shape[1]][:, None] - 1e-5
-        return float((np.take_along_axis(scores, rows, axis=1) >= last).mean())
-
-
 def exact_scores(queries: np.ndarray, vectors: np.ndarray, model: OffsetModel | None) -> np.ndarray:
     """s(q, t) + offset(t) in double precision, with the map of `model`: [queries, targets]."""
     unit = normalise(vectors, "targets").astype(np.float64)
@@ -145,8 +100,9 @@ def assert_same(content: Content, before: Content) -> None:
             np.testing.assert_allclose(values, expected[name], rtol=0, atol=1e-6)
 
 
-class Collection(Gallery):
-    """A collection with one dense vector, beside what `options` of `create_collection` bring."""
+class Gallery:
+    """A collection with one dense vector, `using`, beside what `options` of `create_collection` bring: rows 0, 1, ...
+    of TARGETS with `point_id` and `payload`."""
 
     def __init__(
         self,
@@ -198,9 +154,11 @@ class Collection(Gallery):
         return info.status == models.CollectionStatus.GREEN and (info.indexed_vectors_count or 0) > len(self.ids) / 2
 
     def store(self, storage: Any = "auto") -> Store:
+        """It, as hubplugin's own store, which keeps a new correction as `storage`."""
         return hubplugin_qdrant.open_store(self.client, self.name, vector=self.using, storage=storage)
 
     def insert(self, ids: list[int | str], vectors: np.ndarray) -> None:
+        """Adds or replaces targets as another program would, past hubplugin."""
         points = [
             models.PointStruct(id=key, vector=self._vector(vector), payload={"row": -1})
             for key, vector in zip(ids, vectors, strict=True)
@@ -208,6 +166,7 @@ class Collection(Gallery):
         self.client.upsert(self.name, points, wait=True)
 
     def content(self) -> Content:
+        """Every point as it lies there: its vector and its whole payload."""
         found: Content = {}
         following = None
         while True:
@@ -222,63 +181,25 @@ class Collection(Gallery):
 
     @contextmanager
     def let_go(self) -> Iterator[None]:
+        """In here another process may open it; afterwards it is opened anew."""
         if hasattr(self.backend, "close"):
             self.backend.close()
         yield
         self.client = self.backend.client()
 
     def drop(self) -> None:
+        """Leaves nothing behind."""
         client = self.backend.client()
         for found in client.get_collections().collections:  # with its companion
             if found.name == self.name or found.name.startswith(f"{self.name}--"):
                 client.delete_collection(found.name)
 
-
-class Shard(Gallery):
-    """A Qdrant Edge shard in the folder `path`."""
-
-    def __init__(self, path: Path, *, using: str = "", rows: int = len(TARGETS), graph: bool = False):
-        self.path, self.using, self.url = path, using, f"qdrant-edge:{path}"
-        self.ids, self.vectors = [point_id(row) for row in range(rows)], TARGETS[:rows]
-        path.mkdir(parents=True)
-        parameters = edge.EdgeVectorParams(TARGETS.shape[1], edge.Distance.Cosine)
-        thresholds: dict[str, Any] = {}
-        if graph:
-            thresholds = {
-                "hnsw_config": edge.HnswIndexConfig(16, 100, 10),
-                "optimizers": edge.EdgeOptimizersConfig(indexing_threshold=10),
-            }
-        self.shard = edge.EdgeShard.create(
-            str(path), edge.EdgeConfig({using: parameters} if using else parameters, **thresholds)
-        )
-        self._upsert(self.ids, self.vectors, [payload(row) for row in range(rows)])
-        if graph:
-            self.shard.optimize()
-            assert self.shard.info().indexed_vectors_count == rows
-
-    def _upsert(self, ids: list[int | str], vectors: np.ndarray, payloads: list[dict[str, Any]]) -> None:
-        points = [
-            edge.Point(key, {self.using: vector.tolist()} if self.using else vector.tolist(), beside)
-            for key, vector, beside in zip(ids, vectors, payloads, strict=True)
-        ]
-        self.shard.update(edge.UpdateOperation.upsert_points(points))
-
-    def store(self, storage: Any = "auto") -> Store:
-        return EdgeStore(self.shard, self.path, self.using)
-
-    def insert(self, ids: list[int | str], vectors: np.ndarray) -> None:
-        self._upsert(ids, vectors, [{"row": -1}] * len(ids))
-
-    def content(self) -> Content:
-        records, _ = self.shard.scroll(edge.ScrollRequest(limit=10_000, with_payload=True, with_vector=True))
-        return {record.id: (record.vector, record.payload) for record in records}
-
-    @contextmanager
-    def let_go(self) -> Iterator[None]:
-        self.shard.close()
-        yield
-        self.shard = edge.EdgeShard.load(str(self.path))
-
-    def drop(self) -> None:
-        self.shard.close()
-        shutil.rmtree(self.path)
+    def agreement(
+        self, found: list[list[int | str]], model: OffsetModel | None, queries: np.ndarray = QUERIES
+    ) -> float:
+        """The share of `found` that belongs to the exact first results of each query, corrected by `model`."""
+        scores = exact_scores(queries, self.vectors, model)
+        row = {key: number for number, key in enumerate(self.ids)}
+        rows = np.array([[row[key] for key in line] for line in found])
+        last = np.sort(scores, axis=1)[:, -rows.shape[1]][:, None] - 1e-5
+        return float((np.take_along_axis(scores, rows, axis=1) >= last).mean())

@@ -7,7 +7,6 @@ import threading
 import numpy as np
 import pytest
 
-import hubplugin_qdrant.edge
 import hubplugin_qdrant.transport
 from hubplugin import Compute, apply, inspect, refresh
 from hubplugin.measures.hubness import skewness
@@ -92,8 +91,7 @@ def test_a_removal_leaves_every_point_as_it_was(gallery):
 
 def test_answers_are_entirely_old_or_entirely_new_while_the_bank_changes(backend, gallery, monkeypatch):
     monkeypatch.setattr(metadata, "MANIFEST_SECONDS", 0.0)
-    for adapter in (hubplugin_qdrant.transport, hubplugin_qdrant.edge):
-        monkeypatch.setattr(adapter, "BATCH", 25)
+    monkeypatch.setattr(hubplugin_qdrant.transport, "BATCH", 25)
     apply(gallery.store(), BANK, **APPLY)
     answers: list[Answer] = []
     done = threading.Event()

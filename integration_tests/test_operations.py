@@ -19,7 +19,7 @@ from hubplugin_qdrant import HubQdrantClient, metadata
 from integration_tests.galleries import AGREED, APPLY, BANK, OTHER_BANK, QUERIES, TARGETS, K
 from integration_tests.test_connections import There
 
-pytestmark = pytest.mark.needs("client", "server")
+pytestmark = pytest.mark.needs("server")
 
 
 def agreement(hub, gallery, model, name=None, **given):
@@ -157,7 +157,7 @@ def token(key, access, **claims):
     return (signed + b"." + part(hmac.digest(key.encode(), signed, hashlib.sha256))).decode()
 
 
-@pytest.mark.needs("client", "server", "jwt")
+@pytest.mark.needs("server", "jwt")
 @pytest.mark.parametrize("using", ["", "code"], ids=["unnamed", "named"])
 def test_keys_of_single_collections_do_what_they_allow(backend, using):
     there = There(backend.keyed())

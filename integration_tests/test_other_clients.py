@@ -12,7 +12,7 @@ from qdrant_client import models
 import hubplugin_qdrant
 from tests.qdrant.test_other_clients import BLOCKS, QUERY
 
-pytestmark = pytest.mark.needs("client", "server")
+pytestmark = pytest.mark.needs("server")
 
 
 def test_the_curl_blocks_of_the_page_find_what_the_wrapped_client_finds(backend, storage):

@@ -64,7 +64,6 @@ def mapped(backend, fill, storage, model):
     return gallery
 
 
-@pytest.mark.needs("client")
 def test_single_searches_batches_and_prefetches_rank_by_the_mapped_query(mapped):
     name, hub = mapped.name, mapped.hub
     alone = [hub.query_points(name, query, "code", limit=K, search_params=EXACT).points for query in 2 * QUERIES]
@@ -77,7 +76,6 @@ def test_single_searches_batches_and_prefetches_rank_by_the_mapped_query(mapped)
         assert [point.id for point in fused] == [point.id for point in points]
 
 
-@pytest.mark.needs("client")
 def test_pairs_are_applied_by_one_call_and_searched_mapped(backend, fill, storage):
     gallery, given = fill(using="code"), {"vector": "code", "storage": storage, "learn": True, "force": True}
     model = hubplugin_qdrant.apply(backend.client(), gallery.name, PAIRS, **given).model
@@ -87,7 +85,6 @@ def test_pairs_are_applied_by_one_call_and_searched_mapped(backend, fill, storag
     assert_exact(found, exact_scores(QUERIES, gallery.vectors, model))
 
 
-@pytest.mark.needs("client")
 def test_thresholds_and_groups_are_of_the_mapped_query(mapped):
     threshold = float(np.quantile(mapped.scores[0], 0.9))
     found = mapped.hub.query_points(
@@ -100,7 +97,7 @@ def test_thresholds_and_groups_are_of_the_mapped_query(mapped):
     assert_exact([[group.hits[0] for group in groups]], mapped.scores[:1])
 
 
-@pytest.mark.needs("client", "server")  # an async client of local mode is another collection
+@pytest.mark.needs("server")  # an async client of local mode is another collection
 def test_an_async_client_ranks_by_the_mapped_query(backend, mapped):
     async def search():
         hub = backend.wrapped_async(**mapped.every)
@@ -113,7 +110,6 @@ def test_an_async_client_ranks_by_the_mapped_query(backend, mapped):
     assert_exact(asyncio.run(search()), mapped.scores)
 
 
-@pytest.mark.needs("client")
 def test_a_plain_client_finds_the_same_by_the_printed_request(backend, mapped, storage):
     store = mapped.store()
     for row, query in enumerate(QUERIES[:5]):
@@ -127,7 +123,6 @@ def test_a_plain_client_finds_the_same_by_the_printed_request(backend, mapped, s
             assert (found >= -np.sort(-mapped.scores[row])[K - 1] - ROUNDING).mean() >= AGREED - 0.1
 
 
-@pytest.mark.needs("client")
 def test_examples_that_are_vectors_are_mapped_and_points_are_not(backend, mapped, storage, model):
     if storage == "vector":
         pytest.skip("a recommendation goes to the collection's own vector, where no map lies")
@@ -141,7 +136,6 @@ def test_examples_that_are_vectors_are_mapped_and_points_are_not(backend, mapped
     assert [point.id for point in found] == [point.id for point in plain]
 
 
-@pytest.mark.needs("client")
 def test_newcomers_a_rollback_and_a_removal_know_the_map(backend, mapped, model):
     mine = [point_id(len(mapped.ids) + row) for row in range(len(LATER))]
     theirs, own = mine[:20], mine[20:]
@@ -172,7 +166,7 @@ def test_newcomers_a_rollback_and_a_removal_know_the_map(backend, mapped, model)
     assert_same(mapped.content(), mapped.before)
 
 
-@pytest.mark.needs("client", "graph")
+@pytest.mark.needs("graph")
 def test_a_graph_finds_as_much_of_the_mapped_ranking_as_of_the_raw_one(fill, storage, model):
     gallery = fill(using="code", graph=True)
     store = gallery.store(storage)

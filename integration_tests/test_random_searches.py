@@ -8,7 +8,7 @@ import pytest
 
 from tests.qdrant.test_random_searches import DISTANCES, MODES, Disturbed, World, check_random_searches
 
-pytestmark = pytest.mark.needs("client", "server")
+pytestmark = pytest.mark.needs("server")
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -12,8 +12,6 @@ import hubplugin_qdrant
 from hubplugin.metric import normalise
 from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, K, exact_scores
 
-pytestmark = pytest.mark.needs("client")
-
 RRF = models.FusionQuery(fusion=models.Fusion.RRF)
 EXACT = models.SearchParams(exact=True)
 

@@ -16,8 +16,6 @@ from integration_tests.galleries import AGREED, APPLY, BANK, OTHER_BANK, QUERIES
 from integration_tests.test_connections import There
 from integration_tests.waiting import wait_until
 
-pytestmark = pytest.mark.needs("client")
-
 
 def health(client, gallery):
     report = hubplugin.inspect(hubplugin_qdrant.open_store(client, gallery.name), queries=0)
@@ -73,7 +71,7 @@ def test_points_deleted_while_offsets_are_written_do_no_harm(backend, gallery, m
     assert health(backend.client(), gallery) == (0, 0)
 
 
-@pytest.mark.needs("client", "threads")
+@pytest.mark.needs("threads")
 def test_points_deleted_while_offsets_are_taken_out_do_no_harm(backend, gallery, monkeypatch):
     monkeypatch.setattr(hubplugin_qdrant.transport, "BATCH", 25)
     hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **APPLY)
@@ -102,7 +100,7 @@ STRICT = {
 }
 
 
-@pytest.mark.needs("client", "server")
+@pytest.mark.needs("server")
 def test_a_strict_server_is_searched_written_and_left_within_its_limits(backend, fill):
     known = {name: value for name, value in STRICT.items() if name in models.StrictModeConfig.model_fields}
     gallery = fill(strict_mode_config=models.StrictModeConfig(**known))
@@ -119,7 +117,7 @@ def test_a_strict_server_is_searched_written_and_left_within_its_limits(backend,
     assert not any("hub_offset" in beside for _, beside in gallery.content().values())
 
 
-@pytest.mark.needs("client", "server")
+@pytest.mark.needs("server")
 def test_rates_that_are_limited_are_waited_for(backend, fill):
     client = backend.client()
     # A minute's worth of either is less than what making the gallery and correcting it takes.
@@ -131,7 +129,7 @@ def test_rates_that_are_limited_are_waited_for(backend, fill):
     assert agreement(backend.wrapped(), gallery, model) >= AGREED
 
 
-@pytest.mark.needs("client", "server")
+@pytest.mark.needs("server")
 def test_a_client_with_the_default_patience_is_enough(backend, gallery):
     options = {name: value for name, value in backend.address.options().items() if name != "timeout"}
     model = hubplugin_qdrant.apply(QdrantClient(**options), gallery.name, BANK, **APPLY).model
@@ -139,7 +137,7 @@ def test_a_client_with_the_default_patience_is_enough(backend, gallery):
     hubplugin.remove(hubplugin_qdrant.open_store(QdrantClient(**options), gallery.name))
 
 
-@pytest.mark.needs("client", "server", "graph")
+@pytest.mark.needs("server", "graph")
 def test_the_graph_is_whole_again_after_a_correction(backend, fill):
     gallery = fill(graph=True)
     model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **APPLY).model
@@ -149,7 +147,7 @@ def test_the_graph_is_whole_again_after_a_correction(backend, fill):
     assert agreement(backend.wrapped(), gallery, model) >= raw - 0.02
 
 
-@pytest.mark.needs("client", "keyed")
+@pytest.mark.needs("keyed")
 def test_a_key_that_may_only_read_searches_corrected_and_is_told_the_rest(backend):
     there = There(backend.keyed())
     gallery = there.gallery()

@@ -10,8 +10,6 @@ import hubplugin
 import hubplugin_qdrant
 from integration_tests.galleries import AGREED, APPLY, BANK, LATER, QUERIES, K, assert_same, point_id
 
-pytestmark = pytest.mark.needs("client")
-
 
 def search(backend, gallery):
     hub = backend.wrapped()
@@ -93,7 +91,7 @@ def test_the_offsets_of_a_quantised_collection_keep_their_weight(backend, fill, 
     assert gallery.agreement(search(backend, gallery), model) >= raw - 0.03  # by the codes and the graph
 
 
-@pytest.mark.needs("client", "graph")
+@pytest.mark.needs("graph")
 def test_either_storage_reaches_the_recall_of_the_raw_graph(backend, fill, storage):
     gallery = fill(using="code", graph=True)
     given = {"vector": "code", "storage": storage}
@@ -105,7 +103,7 @@ def test_either_storage_reaches_the_recall_of_the_raw_graph(backend, fill, stora
     assert gallery.agreement(search(backend, gallery), model) >= raw - 0.02
 
 
-@pytest.mark.needs("client", "server")  # local mode takes no unnamed vector beside a named one
+@pytest.mark.needs("server")  # local mode takes no unnamed vector beside a named one
 def test_a_second_vector_beside_an_unnamed_one_disturbs_no_plain_client(backend, fill):
     backend.require((1, 18), "a second vector in place")
     gallery = fill(graph="graph" in backend.can)

@@ -17,7 +17,6 @@ from hubplugin import apply
 from integration_tests.galleries import AGREED, BANK, FIT, QUERIES, TARGETS, K, exact_scores, payload
 
 
-@pytest.mark.needs("client")
 def test_wrapping_an_existing_qdrant_collection(backend, gallery):
     # There is a collection, and an application that searches it.
     client = backend.client()

@@ -14,8 +14,6 @@ import hubplugin
 import hubplugin_qdrant
 from integration_tests.galleries import AGREED, APPLY, BANK, LATER, QUERIES, TARGETS, K, assert_same, point_id
 
-pytestmark = pytest.mark.needs("client")
-
 
 @pytest.fixture
 def corrected(backend, gallery):

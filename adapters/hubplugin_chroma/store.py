@@ -35,7 +35,7 @@ from hubplugin.store import Batch, Hits, Id, Told
 from hubplugin.vectors import Progress
 
 OF, LISTED = "hubplugin:collection", "hubplugin:versions"
-"""Metadata of our collections: the id of the collection that they correct, and the versions."""
+"""Metadata of our collections: the id of the collection that they correct, and the corrections."""
 
 METRICS = {"cosine": Metric.COSINE, "ip": Metric.DOT, "l2": Metric.EUCLIDEAN}
 ERRORS = (ChromaError, ValueError, httpx.HTTPError)
@@ -151,12 +151,12 @@ class ChromaStore(CopyStore):
         if self._name not in self._ours():
             self._client.create_collection(self._name, metadata=held, embedding_function=None)
         self._named().modify(metadata=held)
-        self._sweep({self._name, *(f"{self._name}-{copy.number}" for copy in copies)})
+        self._sweep({self._name, *(f"{self._name}-{copy.number}" for copy in copies if copy.state != "previous")})
         self._named().delete(where={"version": {"$nin": [0, *(copy.number for copy in copies)]}})
 
-    def return_to(self, number: int) -> None:
-        super().return_to(number)
-        self.keep(list(ids_of(self._named(number)) - ids_of(self._targets)))
+    def activate(self, copy: Copy) -> None:
+        super().activate(copy)
+        self.keep(list(ids_of(self._named(copy.number)) - ids_of(self._targets)))
 
     def create_copy(self, copy: Copy, model: OffsetModel) -> None:
         how = {"hnsw": {**self._hnsw, "space": "l2" if self.metric is Metric.EUCLIDEAN else "ip"}}

@@ -109,7 +109,7 @@ class LanceStore(CopyStore):
         models = {row["number"]: row["model"] for row in self._rows(model=True)}
         rows = [{"place": place, "model": models[copy.number], **vars(copy)} for place, copy in enumerate(copies)]
         self._database.create_table(self._book_name, rows, schema=BOOK, mode="overwrite")
-        columns = {_column(copy) for copy in copies}
+        columns = {_column(copy) for copy in copies if copy.state != "previous"}
         gone = [name for name in self.table.schema.names if OURS(name) and name not in columns]
         if gone:
             self.table.drop_columns(gone)

@@ -1,7 +1,8 @@
 """What is known of the corrections in a database: a table in a schema of ours, a row for each version.
 
-The offsets of the active version lie in the column `hub_offset` of the user's table, those of version 3, kept or
-half-written, in `hub_offset_v3`. To activate is to rename, so that SQL which names `hub_offset` stays as it is.
+The offsets of the active version lie in the column `hub_offset` of the user's table, those of version 3 while it is
+half-written in `hub_offset_v3`. To activate is to drop the one and rename the other, in one transaction, so that SQL
+which names `hub_offset` stays as it is. Of the version that was active before the row with its model stays.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Literal
 from psycopg import sql
 from psycopg.types.json import Json
 
+from hubplugin.errors import StoreError
 from hubplugin.model import GroupedModel, OffsetModel
 from hubplugin.store import now
 from hubplugin_pgvector.schema import OFFSET, Table
@@ -21,24 +23,23 @@ from hubplugin_pgvector.transport import Transport, name_of, short
 MADE_BY = "made by hubplugin; it goes with the last correction"
 CREATE_SCHEMA = ("CREATE SCHEMA hubplugin", f"COMMENT ON SCHEMA hubplugin IS '{MADE_BY}'")
 CREATE_TABLE = """
-CREATE TABLE hubplugin.versions (
+CREATE TABLE hubplugin.corrections (
     target regclass, vector text, number int, state text NOT NULL, made text NOT NULL, owner text NOT NULL,
-    activated int NOT NULL, base text NOT NULL, index text NOT NULL, scale float8 NOT NULL, facts json NOT NULL,
+    base text NOT NULL, index text NOT NULL, scale float8 NOT NULL, facts json NOT NULL,
     model bytea NOT NULL, PRIMARY KEY (target, vector, number))
 """
-COLUMNS = "number, state, made, owner, activated, base, index, scale, facts"
+COLUMNS = "number, state, made, owner, base, index, scale, facts"
 
 
 @dataclass(frozen=True)
 class Version:
-    """One row. made: when its writing began. owner: the run that writes it. activated: counts activations; the
-    largest is the last. base: what the column of the active version is called. scale: see `requests`."""
+    """One row. made: when its writing began. owner: the run that writes it. base: what the column of the active version
+    is called. scale: see `requests`."""
 
     number: int
-    state: Literal["active", "kept", "half-written"]
+    state: Literal["active", "half-written", "previous"]
     made: str
     owner: str
-    activated: int
     base: str
     index: str
     scale: float
@@ -66,22 +67,31 @@ class Metadata:
         self._which = (table.oid, table.vector)
 
     def exists(self) -> bool:
+        """Whether the table is there. Raises StoreError where an earlier version of hubplugin has made it."""
         # By a query, since to_regclass may know nothing of what another run has just made.
-        found = "SELECT FROM pg_class JOIN pg_namespace n ON n.oid = relnamespace WHERE nspname = %s AND relname = %s"
-        return bool(self._transport.rows(found, ("hubplugin", "versions")))
+        found = (
+            "SELECT relname::text FROM pg_class JOIN pg_namespace n ON n.oid = relnamespace WHERE nspname = 'hubplugin'"
+        )
+        tables = {row[0] for row in self._transport.rows(found)}
+        if "versions" in tables:
+            raise StoreError(
+                f"{self._transport.url}: the table hubplugin.versions is of an earlier version of hubplugin; drop the "
+                f"schema hubplugin and the columns {OFFSET}... of {self._table.name}, and apply again"
+            )
+        return "corrections" in tables
 
     def versions(self, lock: str = "") -> Sequence[Version]:
         """In the order of their numbers. lock: FOR SHARE or FOR UPDATE, until the end of the transaction."""
         if not self.exists():
             return []
-        query = f"SELECT {COLUMNS} FROM hubplugin.versions WHERE target = %s AND vector = %s ORDER BY number {lock}"
+        query = f"SELECT {COLUMNS} FROM hubplugin.corrections WHERE target = %s AND vector = %s ORDER BY number {lock}"
         return [Version(*row) for row in self._transport.rows(query, self._which)]
 
     def active(self) -> Version | None:
         return next((version for version in self.versions() if version.state == "active"), None)
 
     def model(self, version: Version) -> OffsetModel:
-        query = "SELECT model FROM hubplugin.versions WHERE target = %s AND vector = %s AND number = %s"
+        query = "SELECT model FROM hubplugin.corrections WHERE target = %s AND vector = %s AND number = %s"
         rows = self._transport.rows(query, (*self._which, version.number))
         return OffsetModel.from_bytes(rows[0][0], self._transport.url)
 
@@ -97,28 +107,36 @@ class Metadata:
     def base(self) -> str:
         """What a first version calls its column: another name where one more vector of the table is corrected."""
         others = self.exists() and self._transport.rows(
-            "SELECT FROM hubplugin.versions WHERE target = %s AND vector <> %s AND base = %s", (*self._which, OFFSET)
+            "SELECT FROM hubplugin.corrections WHERE target = %s AND vector <> %s AND base = %s", (*self._which, OFFSET)
         )
         return f"{short(self._table.vector, 40)}_{OFFSET}" if others else OFFSET
 
     def add(self, version: Version, model: OffsetModel) -> None:
         self._transport.run(
-            f"INSERT INTO hubplugin.versions (target, vector, {COLUMNS}, model) VALUES ({', '.join(['%s'] * 12)})",
+            f"INSERT INTO hubplugin.corrections (target, vector, {COLUMNS}, model) VALUES ({', '.join(['%s'] * 11)})",
             (*self._which, *list(vars(version).values())[:-1], Json(version.facts), model.to_bytes()),
         )
 
     def change(self, version: Version, **fields: Any) -> None:
         """Sets `fields` of `version`, and renames its column if it is called otherwise then."""
+        self._set(version, **fields)
+        changed = replace(version, **fields)
+        if changed.column != version.column:
+            self._alter("RENAME COLUMN {} TO {}", version.column, changed.column)
+
+    def retire(self, version: Version) -> None:
+        """Drops the column of the active `version`, whose model stays."""
+        self._alter("DROP COLUMN IF EXISTS {}", version.column)
+        self._set(version, state="previous")
+
+    def _set(self, version: Version, **fields: Any) -> None:
         assignments = sql.SQL(", ").join(sql.SQL("{} = %s").format(name_of(name)) for name in fields)
         self._transport.run(
-            sql.SQL("UPDATE hubplugin.versions SET {} WHERE target = %s AND vector = %s AND number = %s").format(
+            sql.SQL("UPDATE hubplugin.corrections SET {} WHERE target = %s AND vector = %s AND number = %s").format(
                 assignments
             ),
             (*fields.values(), *self._which, version.number),
         )
-        changed = replace(version, **fields)
-        if changed.column != version.column:
-            self._alter("RENAME COLUMN {} TO {}", version.column, changed.column)
 
     def add_column(self, version: Version) -> None:
         self._alter("ADD COLUMN {} real", version.column)
@@ -128,15 +146,15 @@ class Metadata:
         for version in versions:
             self._alter("DROP COLUMN IF EXISTS {}", version.column)
             self._transport.run(
-                "DELETE FROM hubplugin.versions WHERE target = %s AND vector = %s AND number = %s",
+                "DELETE FROM hubplugin.corrections WHERE target = %s AND vector = %s AND number = %s",
                 (*self._which, version.number),
             )
 
     def delete_place(self) -> None:
-        """Deletes the table of versions, and the schema, where nothing is left in it."""
-        if self._transport.rows("SELECT FROM hubplugin.versions LIMIT 1"):
+        """Deletes the table of corrections, and the schema, where nothing is left in it."""
+        if self._transport.rows("SELECT FROM hubplugin.corrections LIMIT 1"):
             return
-        self._transport.run("DROP TABLE hubplugin.versions")
+        self._transport.run("DROP TABLE hubplugin.corrections")
         ours = "SELECT WHERE obj_description(to_regnamespace('hubplugin'), 'pg_namespace') = %s"
         if self._transport.rows(ours, (MADE_BY,)):
             self._transport.run("DROP SCHEMA hubplugin")
@@ -156,4 +174,4 @@ def begun(model: OffsetModel, number: int, owner: str, base: str, table: Table, 
         "mapped": model.query_map is not None,
     }
     index = f"{short(table.name, 24)}_{short(base, 24)}_v{number}"
-    return Version(number, "half-written", now(), owner, 0, base, index, scale, facts)
+    return Version(number, "half-written", now(), owner, base, index, scale, facts)

@@ -159,7 +159,7 @@ class PgvectorStore(Store):
         with self.transport.transaction(changes_table=True):
             self.metadata.create()
             versions = self.metadata.versions("FOR UPDATE")
-            same = [each for each in versions if each.fingerprint == model.fingerprint and each.state != "kept"]
+            same = [each for each in versions if each.fingerprint == model.fingerprint and each.state != "previous"]
             if same:
                 found: Found = "active" if same[0].state == "active" else "half-written"
                 self.metadata.change(same[0], owner=owner)
@@ -326,17 +326,16 @@ class PgvectorStore(Store):
         return other
 
     def previous(self) -> OffsetModel | None:
-        kept = [version for version in self.metadata.versions() if version.state == "kept"]
-        return self.metadata.model(kept[-1]) if kept else None
+        version = next((each for each in self.metadata.versions() if each.state == "previous"), None)
+        return None if version is None else self.metadata.model(version)
 
     def switch_to(self, version: Version, versions: Sequence[Version]) -> None:
-        """Makes `version` active and keeps the one of `versions` that was, within a transaction."""
-        if any(each.state == "active" for each in versions):
-            self.metadata.delete([each for each in versions if each.state == "kept"])
-        for each in versions:
-            if each.state == "active":
-                self.metadata.change(each, state="kept")
-        self.metadata.change(version, state="active", activated=max(each.activated for each in versions) + 1)
+        """Makes `version` active within a transaction; the one of `versions` that was is the previous one."""
+        active = next((each for each in versions if each.state == "active"), None)
+        if active is not None:
+            self.metadata.delete([each for each in versions if each.state == "previous"])
+            self.metadata.retire(active)
+        self.metadata.change(version, state="active")
 
     @retried_after_deadlock
     def remove(self, progress: Progress | None = None) -> None:

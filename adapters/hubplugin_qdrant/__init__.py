@@ -4,8 +4,7 @@
 short form of the commonest one. `HubQdrantClient` searches what was corrected, and gives offsets to what it writes.
 
 Jobs: `store` (the contract of `hubplugin.store`) reads by `points` and writes by `schema`, which is calibrated by
-`calibration`; each asks by `transport`. `places` knows URLs and ranges of ids. `edge` is the same for a shard of
-Qdrant Edge.
+`calibration`; each asks by `transport`. `places` knows URLs and ranges of ids.
 
 Clients: `client` drives the operations of `searches` and `writes`, which send what the pure functions in `requests` and
 `query_maps` make. `plain_client` has all that is used of qdrant-client's privates. `langchain` and `haystack` put the

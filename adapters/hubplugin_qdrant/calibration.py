@@ -9,7 +9,7 @@ Queries of the bank stand for those to come. Measured on 10,000 functions and fi
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from qdrant_client import models
@@ -34,18 +34,9 @@ DEFAULT_EF, LARGEST_EF = 100, 4096
 """The hnsw_ef of a server where none is chosen, and the largest that is tried."""
 
 
-class Searches(Protocol):
-    """Searches for the calibration queries. `exact` ones look at every point; `exact_allowed` says whether they may."""
-
-    exact_allowed: bool
-
-    def raw(self, limit: int, exact: bool) -> Hits: ...
-
-    def corrected(self, version: Version, limit: int, exact: bool) -> Hits: ...
-
-
-class ClientSearches:
-    """Searches of the collection behind `transport` for `queries` [m, d] by the vector `using`."""
+class Searches:
+    """Searches of the collection behind `transport` for the calibration queries [m, d] by the vector `using`. `exact`
+    ones look at every point; `exact_allowed` says whether they may."""
 
     def __init__(self, transport: Transport, using: str, queries: np.ndarray):
         self._transport, self._using, is_local = transport, using, transport.is_local

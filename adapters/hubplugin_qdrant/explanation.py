@@ -13,14 +13,7 @@ from hubplugin.abilities import Explanation
 from hubplugin.metric import Metric
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant.manifest import Version
-from hubplugin_qdrant.metadata import MANIFEST_ID, SWITCH_ID, part_id
-
-
-def body_of(request: models.QueryRequest) -> dict[str, Any]:
-    """`request` as the JSON that the server takes; a vector in it as short as float32 allows."""
-    body = json.loads(request.model_dump_json(exclude_none=True, exclude_defaults=True, by_alias=True))
-    short: dict[str, Any] = _shortened(body)
-    return short
+from hubplugin_qdrant.metadata import MANIFEST_ID, part_id
 
 
 def explanation(
@@ -28,25 +21,14 @@ def explanation(
 ) -> Explanation:
     """How to send `request`, the corrected one for `collection`, to the server at `address`."""
     path = f"/collections/{collection}/points/query"
-    body = body_of(request)
+    # A vector in it is as short as float32 allows.
+    body = _shortened(json.loads(request.model_dump_json(exclude_none=True, exclude_defaults=True, by_alias=True)))
     key = '  -H "api-key: $QDRANT_API_KEY" \\\n' if api_key else ""
     text = (
         f"curl -X POST {address}{path} \\\n  -H 'Content-Type: application/json' \\\n{key}  -d '{_as_text(body)}'\n\n"
         + "\n".join(f"- {line}" for line in _constants(version, collection))
     )
     return Explanation(text, {"method": "POST", "path": path, "body": body})
-
-
-def shard_explanation(version: Version, request: models.QueryRequest) -> Explanation:
-    """What `request` is as JSON, for an engine that runs in somebody's own process."""
-    body = body_of(request)
-    lines = [*_ranking(version), *(_mapped(version) if version.mapped else ())]
-    if version.mapped:
-        lines.append(
-            f"S is the tensor query_map.step of hub/{version.model}.hub in the shard's folder, a safetensors file"
-        )
-    constants = "\n".join(f"- {line}" for line in lines)
-    return Explanation(f"{_as_text(body)}\n\n{constants}", {"body": body})
 
 
 def _constants(version: Version, collection: str) -> list[str]:
@@ -58,7 +40,6 @@ def _constants(version: Version, collection: str) -> list[str]:
         f"these constants are those of version {version.number}; another fit has others. "
         f"GET {place}/{MANIFEST_ID} has the current ones in {current}: "
         "number, storage, offset_key, dim, metric, oversampling, hnsw_ef, ceiling, mapped, model, parts",
-        f"GET {place}/{SWITCH_ID} has payload.off, true while the correction is switched off; 404 if it never was",
     ]
 
 
@@ -68,21 +49,15 @@ def _mapping(version: Version, place: str) -> list[str]:
         return []
     if version.storage == "vector":
         return [f"the query map lies in {version.augmented_vector!r}: send the query as it is, not mapped"]
-    parts = ", ".join(part_id(version.model, number) for number in range(version.parts))
-    return [
-        *_mapped(version),
-        f"S is the tensor query_map.step of the model, a safetensors file: POST {place} with these ids has it in "
-        f"payload.part of each, in base64, to be decoded and joined in this order: {parts}",
-    ]
-
-
-def _mapped(version: Version) -> list[str]:
     unit = version.metric is Metric.COSINE
     of = "for the query q divided by its length" if unit else "for the query q"
     weighed = "; the server divides by the length of that, so the formula multiplies $score by it" if unit else ""
+    parts = ", ".join(part_id(version.model, number) for number in range(version.parts))
     return [
         f"the query in the prefetch is mapped: q + S q, {of}{weighed}",
         "a search by a point's id is not mapped, and its $score stands alone",
+        f"S is the tensor query_map.step of the model, a safetensors file: POST {place} with these ids has it in "
+        f"payload.part of each, in base64, to be decoded and joined in this order: {parts}",
     ]
 
 

@@ -1,11 +1,11 @@
-"""What is known of a corrected collection or shard: values, which of them follow which, and where they lie.
+"""What is known of a corrected collection: values, and which of them follow which.
 
-A vector has at most one active version, versions before it that are kept, and a collection at most one that is being
-written. Everything else whose offsets may still be in the points is retired, and is deleted by the next job:
+A vector has at most one active version, whose offsets writes keep up to date, and the model of the one before it, which
+a rollback writes. A collection has at most one version that is being written, beside the active one. Everything else
+whose offsets may still be in the points is retired, and is deleted by the same job or the next:
 
-    begun -> activated            a new version takes the place of the one before, which is kept
+    begun -> activated            a new version takes the place of the one before, which is retired; its model stays
     begun -> begun                another run gives up what is half-written
-    pruned                        the versions that were kept longest are given up
     retired                       the correction of one vector is given up
     cleared                       what was retired is deleted
 
@@ -15,7 +15,6 @@ These are pure functions from manifest to manifest.
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -27,7 +26,8 @@ from hubplugin.metric import Metric
 from hubplugin.model import GroupedModel, OffsetModel, QueryMap, Setting
 
 FORMAT = 5
-"""Version of the manifest. A reader refuses what another version wrote: 4 could say that targets were moved."""
+"""Version of the manifest. A reader refuses what another version wrote: 4 had versions kept
+beside the active one, and could say that targets were moved."""
 
 KEY = "hub_offset"
 """The payload key that holds offsets, where nobody has named another."""
@@ -194,19 +194,17 @@ class Version(FrozenModel):
 
 
 class Manifest(FrozenModel):
-    """All that is known about a collection. `active` has the version that searches use, by vector name, and `writing`
-    the one that is half-written. `kept` has those that searches can return to, the one that was active last at the end.
-    `retired` has those whose offsets still lie in the points and are to be deleted. off: whether the switch tells
-    clients to search raw, which a reader finds out for itself."""
+    """All that is known about a collection. By vector name, `active` has the version that searches use, and `previous`
+    the one before it, of which only the model is left. `writing` is half-written. `retired` has those whose offsets
+    still lie in the points and are to be deleted."""
 
     format: int = FORMAT
     hubplugin: str = hubplugin.__version__
     last_number: int = 0
     active: dict[str, Version] = {}
+    previous: dict[str, Version] = {}
     writing: Version | None = None
-    kept: tuple[Version, ...] = ()
     retired: tuple[Version, ...] = ()
-    off: bool = Field(default=False, exclude=True)
 
     def lying(self, vector: str) -> tuple[Version | None, bool]:
         """The version that lies in `vector`, if any, and whether it is active; a half-written one is not."""
@@ -217,7 +215,7 @@ class Manifest(FrozenModel):
 
     def kept_up(self) -> tuple[Version, ...]:
         """The versions whose offsets a write must bring along."""
-        return (*self.active.values(), *self.kept, *((self.writing,) if self.writing else ()))
+        return (*self.active.values(), *((self.writing,) if self.writing else ()))
 
     def augmented_vectors(self) -> tuple[str, ...]:
         """The names of all augmented vectors."""
@@ -333,91 +331,43 @@ def begun(manifest: Manifest, version: Version) -> Manifest:
 
 
 def activated(manifest: Manifest, version: Version) -> Manifest:
-    """Searches use `version` from now on."""
-    before, active = manifest.active.get(version.vector), manifest.active | {version.vector: version}
+    """Searches use `version` from now on. What they used is the previous one, whose offsets are retired; so is the one
+    before it, for its model."""
+    vector, active = version.vector, manifest.active | {version.vector: version}
+    before = manifest.active.get(vector)
     if before is not None and before.number == version.number:
         return manifest.changed(active=active)
-    replaced = () if before is None else (before,)
-    return manifest.changed(active=active, writing=None, kept=(*manifest.kept, *replaced))
-
-
-def pruned(manifest: Manifest, vector: str, keep: int) -> Manifest:
-    """Of the kept versions of `vector` all are retired but for the `keep` that were active last."""
-    mine = [version for version in manifest.kept if version.vector == vector]
-    gone = mine[: max(len(mine) - keep, 0)]
-    kept = tuple(version for version in manifest.kept if version not in gone)
-    return manifest.changed(kept=kept, retired=(*manifest.retired, *gone))
+    if before is None:
+        return manifest.changed(active=active, writing=None)
+    gone = (manifest.previous[vector], before) if vector in manifest.previous else (before,)
+    previous, retired = manifest.previous | {vector: before}, (*manifest.retired, *gone)
+    return manifest.changed(active=active, previous=previous, writing=None, retired=retired)
 
 
 def retired(manifest: Manifest, vector: str) -> Manifest:
-    """The correction of `vector`, active, kept and half-written, is given up."""
-    gone = tuple(version for version in manifest.kept_up() if version.vector == vector)
-    active = {name: version for name, version in manifest.active.items() if name != vector}
-    kept = tuple(version for version in manifest.kept if version not in gone)
+    """The correction of `vector`, active, previous and half-written, is given up."""
+    known = (*manifest.kept_up(), *manifest.previous.values())
+    gone = tuple(version for version in known if version.vector == vector)
+    active, previous = (
+        {name: version for name, version in versions.items() if name != vector}
+        for versions in (manifest.active, manifest.previous)
+    )
     writing = manifest.writing if manifest.writing not in gone else None
-    return manifest.changed(active=active, writing=writing, kept=kept, retired=(*manifest.retired, *gone))
+    return manifest.changed(active=active, previous=previous, writing=writing, retired=(*manifest.retired, *gone))
 
 
-def given_up(manifest: Manifest, vector: str) -> Manifest:
-    """What is half-written for `vector` is retired."""
-    writing = manifest.writing
-    if writing is None or writing.vector != vector:
-        return manifest
-    return manifest.changed(writing=None, retired=(*manifest.retired, writing))
-
-
-def cleared(manifest: Manifest) -> Manifest:
-    """What was retired has been deleted from the points."""
-    return manifest.changed(retired=())
+def cleared(manifest: Manifest, gone: Sequence[Version]) -> Manifest:
+    """The versions `gone`, of those that were retired, have been deleted from the points."""
+    numbers = {version.number for version in gone}
+    return manifest.changed(retired=tuple(each for each in manifest.retired if each.number not in numbers))
 
 
 def unused_models(manifest: Manifest) -> tuple[Version, ...]:
     """The retired versions whose models no other version needs."""
-    needed = {version.model for version in manifest.kept_up()}
+    needed = {version.model for version in (*manifest.kept_up(), *manifest.previous.values())}
     return tuple(version for version in manifest.retired if version.model not in needed)
 
 
 def is_undisturbed(manifest: Manifest, version: Version) -> bool:
     """Whether `version` is still what its run took it for: no other run has begun it anew, or taken its place."""
     return version.is_same_writing(manifest.writing) or version.is_same_writing(manifest.active.get(version.vector))
-
-
-class Metadata(ABC):
-    """Where the manifest and the models lie: a metadata collection, or a folder."""
-
-    @abstractmethod
-    def exists(self) -> bool:
-        """Whether it is there. Raises StoreError where the user has something in its place."""
-
-    @abstractmethod
-    def create(self) -> None:
-        """Makes the place, if it is not there."""
-
-    @abstractmethod
-    def delete(self) -> None: ...
-
-    @abstractmethod
-    def read_manifest(self) -> Manifest:
-        """The manifest as it is now, an empty one if there is none."""
-
-    @abstractmethod
-    def write_manifest(self, manifest: Manifest) -> None:
-        """Puts `manifest` in the place of the one before, in one step."""
-
-    @abstractmethod
-    def is_off(self) -> bool:
-        """Whether searches are raw because the correction is switched off."""
-
-    @abstractmethod
-    def write_switch(self, off: bool) -> None:
-        """Switches the correction off or on, beside whatever job is running."""
-
-    @abstractmethod
-    def read_model(self, version: Version) -> OffsetModel: ...
-
-    @abstractmethod
-    def write_model(self, model: OffsetModel) -> int:
-        """Returns in how many parts it was written."""
-
-    @abstractmethod
-    def delete_model(self, version: Version) -> None: ...

@@ -1,4 +1,4 @@
-"""The metadata collection `<collection>--hub`: manifest, switch and models, read and written.
+"""The metadata collection `<collection>--hub`: manifest and models, read and written.
 
 Who reads it is driven: an *operation* is a generator that yields what the plain client's methods return, and is sent
 their results. It is written once and driven by both clients, as httpx drives an `auth_flow`: by the sync client, for
@@ -27,7 +27,7 @@ from hubplugin.model import OffsetModel
 from hubplugin.recording import Recorder
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import plain_client
-from hubplugin_qdrant.manifest import Manifest, Metadata, Payload, Version
+from hubplugin_qdrant.manifest import Manifest, Payload, Version
 from hubplugin_qdrant.offsets import awaits_embedding, held_offset, stored_offsets
 from hubplugin_qdrant.plain_client import Arguments
 from hubplugin_qdrant.requests import has_vector, holding_offset, lacking_augmented_vector
@@ -69,10 +69,6 @@ async def run_async(steps: Operation) -> Any:
 MANIFEST_ID = 0
 """Id of the point of the metadata collection that is the manifest."""
 
-SWITCH_ID = 1
-"""Id of the point of the metadata collection that is the switch: a point of its own, which no job writes, so that it
-can be switched whatever is running."""
-
 
 def real_name(raw: Any, name: str) -> Operation:
     """The collection behind an alias; `name` itself where it is none, or where the aliases may not be read."""
@@ -111,11 +107,6 @@ def read_manifest(raw: Any, collection: str) -> Operation:
 
 def write_manifest(raw: Any, collection: str, manifest: Manifest) -> Operation:
     yield from write(raw, collection, MANIFEST_ID, manifest.model_dump(mode="json"))
-
-
-def is_off(payload: Payload | None) -> bool:
-    """Whether the payload of the switch says so; without a switch the correction is on."""
-    return (payload or {}).get("off") is True
 
 
 def exists(raw: Any, collection: str) -> Operation:
@@ -181,16 +172,18 @@ def read_model(raw: Any, place: str, version: Version) -> Operation:
     return OffsetModel.from_texts([record.payload["part"] for record in found], f"the model in collection {place!r}")
 
 
-class CollectionMetadata(Metadata):
+class CollectionMetadata:
     """The metadata collection of the collection behind `transport`."""
 
     def __init__(self, transport: Transport):
         self._transport, self._name = transport, m.metadata_collection(transport.collection)
 
     def exists(self) -> bool:
+        """Whether it is there. Raises StoreError where the user has a collection of that name."""
         return bool(self._done("looking for the manifest", exists))
 
     def create(self) -> None:
+        """Makes it, if it is not there."""
         self._done("preparing", create, self._transport.info.config.params.replication_factor)
 
     def delete(self) -> None:
@@ -198,17 +191,13 @@ class CollectionMetadata(Metadata):
             self._transport.client.delete_collection(self._name)
 
     def read_manifest(self) -> Manifest:
+        """The manifest as it is now, an empty one if there is none."""
         manifest: Manifest = self._done("reading the manifest", read_manifest)
         return manifest
 
     def write_manifest(self, manifest: Manifest) -> None:
+        """Puts `manifest` in the place of the one before, in one step."""
         self._done("writing the manifest", write_manifest, manifest)
-
-    def is_off(self) -> bool:
-        return is_off(self._done("reading the switch", payloads, SWITCH_ID).get(SWITCH_ID))
-
-    def write_switch(self, off: bool) -> None:
-        self._done("switching", write, SWITCH_ID, {"off": off})
 
     def read_model(self, version: Version) -> OffsetModel:
         with self._transport.one_line("reading the model"):
@@ -217,6 +206,7 @@ class CollectionMetadata(Metadata):
         return model
 
     def write_model(self, model: OffsetModel) -> int:
+        """Returns in how many parts it was written."""
         return int(self._done("writing the model", write_model, model))
 
     def delete_model(self, version: Version) -> None:
@@ -274,18 +264,13 @@ class CachedManifest:
         return frozenset(name for name in names if name not in ours and m.looks_ours(name))
 
 
-RAW = Manifest()
-"""The manifest of a search that is not corrected."""
-
-
 @dataclass
 class CorrectionCache:
     """What a corrected client adds to the plain one: the manifests and models of the collections that it uses.
 
     raw: the plain client. compute: runs a function, in a thread for the async client. oversampling, hnsw_ef: take the
-    places of the calibrated ones. recorder: keeps the queries, if they are to be kept. heeds_switch: whether a
-    correction that is switched off is not searched. maps: of a collection and a vector, the version that was active
-    when its model was read, with its map.
+    places of the calibrated ones. recorder: keeps the queries, if they are to be kept. maps: of a collection and a
+    vector, the version that was active when its model was read, with its map.
     """
 
     raw: Any
@@ -293,7 +278,6 @@ class CorrectionCache:
     oversampling: float | None = None
     hnsw_ef: int | None = None
     recorder: Recorder | None = None
-    heeds_switch: bool = True
     known: dict[str, CachedManifest] = field(default_factory=dict)
     fits: dict[str, OffsetModel] = field(default_factory=dict)
     maps: dict[tuple[str, str], Version] = field(default_factory=dict)
@@ -431,7 +415,7 @@ class CorrectionCache:
 
     def _read(self, collection: str) -> Operation:
         try:
-            found = yield from payloads(self.raw, collection, MANIFEST_ID, SWITCH_ID)
+            found = yield from payloads(self.raw, collection, MANIFEST_ID)
         except Exception as error:
             if fault_of(error) is not Fault.FORBIDDEN:
                 raise
@@ -443,7 +427,7 @@ class CorrectionCache:
         if MANIFEST_ID not in found:
             return None
         try:
-            return m.parse(found[MANIFEST_ID], collection).changed(off=is_off(found.get(SWITCH_ID)))
+            return m.parse(found[MANIFEST_ID], collection)
         except StoreError as error:
             self.warn(f"{error}; until then its searches are raw here, and what is written gets no offsets")
             return None

@@ -68,7 +68,7 @@ class PointReader:
         return [batch for batch in batches if len(batch.ids)]
 
     def batch(self, records: Sequence[Any], shard_key: Id | None = None) -> Batch:
-        """The records, of a server or of a shard, as one batch."""
+        """`records` as one batch."""
         ids: list[Id] = []
         vectors, groups, payloads, written = [], [], [], []
         storage = storage_of(self.version) if self.version is not None else None

@@ -18,7 +18,7 @@ from hubplugin.metric import Metric
 from hubplugin.store import Id
 from hubplugin.vectors import Progress
 from hubplugin_qdrant import manifest as m
-from hubplugin_qdrant.calibration import ClientSearches, calibrated
+from hubplugin_qdrant.calibration import Searches, calibrated
 from hubplugin_qdrant.manifest import Manifest, Version
 from hubplugin_qdrant.offsets import set_offsets
 from hubplugin_qdrant.plain_client import ShardKey, update_vectors
@@ -84,7 +84,7 @@ class Schema(ABC):
             return version
         if progress is not None:
             progress("calibrating", 0, 1)
-        found = calibrated(version, transport.count(), ClientSearches(transport, self.using, queries))
+        found = calibrated(version, transport.count(), Searches(transport, self.using, queries))
         if progress is not None:
             progress("calibrating", 1, 1)
         return found
@@ -95,7 +95,7 @@ class Schema(ABC):
 
     @abstractmethod
     def delete(self, versions: Sequence[Version], last: bool, progress: Progress | None) -> None:
-        """Deletes from the points what `versions` have written; see `VersionedStore.delete`."""
+        """Deletes from the points what `versions` have written; see `QdrantStore.delete`."""
 
     @abstractmethod
     def plan(self, number: int, key: str) -> list[str]:

@@ -24,7 +24,7 @@ from hubplugin.recording import Recorder
 from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import plain_client
 from hubplugin_qdrant.manifest import KEY, Manifest
-from hubplugin_qdrant.metadata import RAW, CachedManifest, CorrectionCache, OfClient, Operation, again_if_changed
+from hubplugin_qdrant.metadata import CachedManifest, CorrectionCache, OfClient, Operation, again_if_changed
 from hubplugin_qdrant.plain_client import Arguments
 from hubplugin_qdrant.requests import (
     SERVER_LIMIT,
@@ -198,7 +198,7 @@ def query_points(cache: CorrectionCache, arguments: Arguments) -> Operation:
         yield from _hide_ours(cache, known, response.points, arguments)
         return response
     request = as_request(arguments)
-    (rewritten,) = yield from rewritten_requests(cache, known, [request], _searched(cache, known))
+    (rewritten,) = yield from rewritten_requests(cache, known, [request])
     sent = as_arguments(arguments, rewritten.request)
     response = yield cache.raw.query_points(**sent)
     yield from _hide_ours(cache, known, response.points, sent)
@@ -214,7 +214,7 @@ def query_batch_points(cache: CorrectionCache, arguments: Arguments) -> Operatio
         yield from _hide_in_batch(cache, known, found, arguments)
         return found
     requests = as_requests(arguments["requests"])
-    rewritten = yield from rewritten_requests(cache, known, requests, _searched(cache, known))
+    rewritten = yield from rewritten_requests(cache, known, requests)
     sent = arguments | {"requests": [each.request for each in rewritten]}
     found = yield cache.raw.query_batch_points(**sent)
     yield from _hide_in_batch(cache, known, found, sent)
@@ -230,7 +230,7 @@ def query_points_groups(cache: CorrectionCache, arguments: Arguments) -> Operati
         yield from _hide_ours(cache, known, [hit for group in result.groups for hit in group.hits], arguments)
         return (yield from _hide_in_lookups(cache, arguments, result))
     request = as_request(arguments)  # the server multiplies the candidates by the size of a group
-    (rewritten,) = yield from rewritten_requests(cache, known, [request], _searched(cache, known))
+    (rewritten,) = yield from rewritten_requests(cache, known, [request])
     sent = as_arguments(arguments, rewritten.request)
     sent.pop("offset", None)
     result = yield cache.raw.query_points_groups(**sent)
@@ -242,24 +242,17 @@ def query_points_groups(cache: CorrectionCache, arguments: Arguments) -> Operati
     return (yield from _hide_in_lookups(cache, arguments, result))
 
 
-def _searched(cache: CorrectionCache, known: CachedManifest) -> Manifest:
-    """The manifest by which searches of a collection are corrected."""
-    return known.manifest if known.manifest is not None and not (known.manifest.off and cache.heeds_switch) else RAW
-
-
 def corrected_request(cache: CorrectionCache, collection: str, request: models.QueryRequest) -> Operation:
     """`request` as it is sent to be answered corrected, and the manifest by which that was made."""
     known = yield from cache.lookup(collection)
-    manifest = known.manifest or RAW
-    (rewritten,) = yield from rewritten_requests(cache, known, [request], manifest)
-    return rewritten.request, manifest
+    (rewritten,) = yield from rewritten_requests(cache, known, [request])
+    return rewritten.request, known.manifest
 
 
-def rewritten_requests(
-    cache: CorrectionCache, known: CachedManifest, requests: list[models.QueryRequest], manifest: Manifest
-) -> Operation:
-    """`requests` as they are sent: corrected by `manifest`, and our payload key left out of all."""
-    if known.needs_vectors and manifest is not RAW:
+def rewritten_requests(cache: CorrectionCache, known: CachedManifest, requests: list[models.QueryRequest]) -> Operation:
+    """`requests` as they are sent: corrected by what is `known`, and our payload key left out of all."""
+    manifest = known.manifest or Manifest()
+    if known.needs_vectors:
         requests = yield from _resolved(cache, known, requests, manifest)
     rewritten = [rewrite(request, manifest, known.offset_key) for request in requests]
     if (span := _span()) is not None:

@@ -1,8 +1,4 @@
-"""A vector of a Qdrant collection as a `hubplugin.store.Store`, and what it shares with one of a Qdrant Edge shard.
-
-`VersionedStore` and `VersionWriting` say which version is searched, written and given up; `QdrantStore` and
-`QdrantWriting` how a collection is read and written.
-"""
+"""A vector of a Qdrant collection as a `hubplugin.store.Store`."""
 
 from __future__ import annotations
 
@@ -10,8 +6,8 @@ import copy
 import itertools
 import os
 import re
+import time
 import uuid
-from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal, cast
@@ -31,7 +27,7 @@ from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import metadata, plain_client, searches
 from hubplugin_qdrant.client import require_client
 from hubplugin_qdrant.explanation import explanation
-from hubplugin_qdrant.manifest import KEY, Manifest, Metadata, Payload, Version, written_fields
+from hubplugin_qdrant.manifest import KEY, Manifest, Payload, Version, written_fields
 from hubplugin_qdrant.metadata import CollectionMetadata, CorrectionCache, at_once, run
 from hubplugin_qdrant.offsets import storage_of
 from hubplugin_qdrant.places import Place, QdrantShard, QdrantShare, divided, require_url
@@ -50,183 +46,6 @@ from hubplugin_qdrant.transport import (
 )
 
 
-class VersionedStore(Store):
-    """The vector `using` ("" is the unnamed one), with its offsets as `storage`, and their `metadata`. offset_key: the
-    payload key that was named for them, None where none was."""
-
-    using: str
-    storage: Literal["payload", "vector"] = "payload"
-    offset_key: str | None = None
-    metadata: Metadata
-    _learned: Version | None = None  # whose model was read last
-
-    def mapping(self, version: Version | None) -> Version | None:
-        """`version` with the query map of its model, as searches and readers need them."""
-        if version is None or not version.mapped:
-            return version
-        if self._learned is None or self._learned.model != version.model:
-            self._learned = version.having(self.metadata.read_model(version))
-        return version.having(self._learned)
-
-    def correction(self) -> Correction | None:
-        version, active = self.metadata.read_manifest().lying(self.using)
-        return None if version is None else Correction(self.metadata.read_model(version), active, version.made)
-
-    def active_version(self) -> Version:
-        """The version that searches use. Raises StoreError if there is none."""
-        version = self.metadata.read_manifest().active.get(self.using)
-        if version is None:
-            raise StoreError(f"{self.url}: no correction is active; run `hubplugin apply` first")
-        return version
-
-    def require_writable(self, *, dry_run: bool = False) -> None:
-        """Raises StoreError where the payload key of the offsets, or the place of the manifest, holds something that no
-        correction has written."""
-        self.metadata.exists()
-        if self.storage == "payload":
-            manifest = self.metadata.read_manifest()
-            is_first = manifest.offset_key is None  # else the manifest says that the key is ours
-            key = self.key_for(manifest)
-            if is_first:
-                self._require_free(key)
-
-    def key_for(self, manifest: Manifest) -> str:
-        """The payload key under which a new version has its offsets: one for all versions. Raises StoreError if
-        another one was named than that of the correction in place."""
-        lying = manifest.offset_key
-        if lying is not None and self.offset_key not in (None, lying):
-            raise StoreError(
-                f"{self.url}: the offsets of the correction in place lie under the payload key {lying!r}; remove it "
-                "before you name another: ",
-                Parameter("offset_key", self.offset_key),
-            )
-        return lying or self.offset_key or KEY
-
-    def _require_free(self, key: str) -> None:
-        """Offsets of a correction whose manifest was lost are ours, too, and written over."""
-        seen: set[str] = set()
-        while found := self.holding(key, seen):
-            for point, payload in found.items():
-                fields = written_fields(payload.get(key))
-                if not fields:
-                    raise StoreError(
-                        f"{self.url}: the payload key {key!r} holds something of yours, in point {point!r}; "
-                        "name another key for the offsets: ",
-                        Parameter("offset_key", f"{key}_2"),
-                    )
-                seen |= fields
-
-    @abstractmethod
-    def holding(self, key: str, without: Collection[str]) -> Mapping[Id, Payload]:
-        """Some of the points that hold anything under the payload key `key`, but for those that hold a number in one of
-        the fields `without` of it, with what they hold; none if there are no such points."""
-
-    def previous(self) -> OffsetModel | None:
-        kept = [version for version in self.metadata.read_manifest().kept if version.vector == self.using]
-        return self.metadata.read_model(kept[-1]) if kept else None
-
-    def prune(self) -> None:
-        """Deletes the versions before but for the last."""
-        manifest = self.metadata.read_manifest()
-        pruned = m.pruned(manifest, self.using, 1)
-        if pruned.retired != manifest.retired:
-            self.metadata.write_manifest(pruned)
-            self.metadata.write_manifest(self._cleared(pruned, None))
-
-    def remove(self, progress: Progress | None = None) -> None:
-        """Deletes the offsets, indexes and vectors of which the manifest tells, the metadata, and nothing else; goes on
-        where it was cut off."""
-        if not self.metadata.exists():
-            return
-        manifest = self.metadata.read_manifest()
-        for vector in (self.using, *self.deleted_vectors(manifest)):
-            manifest = m.retired(manifest, vector)
-        self.metadata.write_manifest(manifest)
-        if manifest.kept_up():
-            self.metadata.write_manifest(self._cleared(manifest, progress))
-        else:
-            self.delete(manifest.retired, last=True, progress=progress)
-            self.metadata.delete()
-
-    def deleted_vectors(self, manifest: Manifest) -> Collection[str]:
-        """The corrected vectors that are no longer there: what is left of their corrections goes by any removal."""
-        return ()
-
-    @abstractmethod
-    def delete(self, gone: Sequence[Version], last: bool = False, progress: Progress | None = None) -> None:
-        """Deletes from the points what the versions `gone` have written. last: there are no others, so that the payload
-        key goes, too, where nothing else lies under it."""
-
-    def _cleared(self, manifest: Manifest, progress: Progress | None) -> Manifest:
-        """`manifest` without what is retired, once that is deleted from the points."""
-        if not manifest.retired:
-            return manifest
-        self.delete(manifest.retired, progress=progress)
-        for version in m.unused_models(manifest):
-            self.metadata.delete_model(version)
-        return m.cleared(manifest)
-
-    def next_number(self, manifest: Manifest) -> int:
-        """The number of a new version."""
-        return manifest.last_number + 1
-
-    def version_of(self, model: OffsetModel, progress: Progress | None) -> tuple[Version, Found]:
-        """The version that a writing of `model` writes, and what of it was found."""
-        self.metadata.create()
-        manifest = self.metadata.read_manifest()
-        given = (self.using, model.fingerprint, self.storage)
-        version = m.amended(manifest, *given)
-        if version is not None:
-            return version, "active"
-        version, owner = m.half_written(manifest, *given), uuid.uuid4().hex
-        found: Found = "nothing" if version is None else "half-written"
-        if version is not None:
-            version = version.model_copy(update={"owner": owner})
-        else:
-            # Of a store that others write to, another run may still be writing what is half-written.
-            manifest = self._cleared(manifest if self.shared else m.given_up(manifest, self.using), progress)
-            parts, number = self.metadata.write_model(model), self.next_number(manifest)
-            where: dict[str, str] = {"offset_key": self.key_for(manifest)} if self.storage == "payload" else {}
-            where |= {"storage": self.storage, "owner": owner, "made": now()}
-            version = Version.of(model, number, self.using, parts, **where)
-        self.metadata.write_manifest(m.begun(manifest, version))
-        return version, found
-
-
-class VersionWriting(Writing):
-    """The offsets of `version`, those of `model`, on their way into `store`; no other run may write them meanwhile."""
-
-    def __init__(self, store: VersionedStore, version: Version, found: Found, model: OffsetModel):
-        self.store, self.version, self.found = store, version, found
-        if version.mapped:
-            self.version = version.having(model)
-        self.is_taken_out = False  # what another run has taken out is taken out once more, with what came later
-
-    def undisturbed(self) -> Manifest:
-        """The manifest as it is now. Raises StoreError if it no longer names this version as written by this run."""
-        manifest = self.store.metadata.read_manifest()
-        if m.is_undisturbed(manifest, self.version):
-            return manifest
-        self.is_taken_out = self.version.number not in {version.number for version in manifest.everything()}
-        raise StoreError(
-            f"{self.store.url}: another run has begun since, and this one stops; searches use nothing that it wrote"
-        )
-
-    def activate(self) -> None:
-        version = self.finished()
-        manifest = self.undisturbed()
-        self.store.metadata.write_manifest(m.activated(manifest, version))
-        self.store.prune()
-
-    @abstractmethod
-    def finished(self) -> Version:
-        """The version ready to be searched, once all of it is written."""
-
-    def close(self) -> None:
-        if self.is_taken_out:
-            self.store.delete([self.version])
-
-
 def usable_key(offset_key: str | None) -> str | None:
     """`offset_key`, as a user has named it. Raises InputError for what cannot be a payload key of offsets."""
     if offset_key is not None and not (
@@ -236,7 +55,7 @@ def usable_key(offset_key: str | None) -> str | None:
     return offset_key
 
 
-class QdrantStore(VersionedStore):
+class QdrantStore(Store):
     """The vector `vector` of a collection, with its offsets as `storage`; see `open_store`, which makes it."""
 
     shared = True
@@ -268,6 +87,7 @@ class QdrantStore(VersionedStore):
             )
         self.url = url or f"qdrant collection {collection!r}"
         self._condition: models.Filter | None = None
+        self._learned: Version | None = None  # whose model was read last
         with one_line(self.url, "opening", collection):
             self.collection = run(metadata.real_name(self.client, collection))
             self._transport = Transport(self.client, self.collection, self.url, collection)
@@ -282,6 +102,29 @@ class QdrantStore(VersionedStore):
     how_to_record = (
         "search through HubQdrantClient(..., record=FOLDER), and name the folder behind this store: ?record=FOLDER"
     )
+
+    def mapping(self, version: Version | None) -> Version | None:
+        """`version` with the query map of its model, as searches and readers need them."""
+        if version is None or not version.mapped:
+            return version
+        if self._learned is None or self._learned.model != version.model:
+            self._learned = version.having(self.metadata.read_model(version))
+        return version.having(self._learned)
+
+    def correction(self) -> Correction | None:
+        version, active = self.metadata.read_manifest().lying(self.using)
+        return None if version is None else Correction(self.metadata.read_model(version), active, version.made)
+
+    def previous(self) -> OffsetModel | None:
+        version = self.metadata.read_manifest().previous.get(self.using)
+        return None if version is None else self.metadata.read_model(version)
+
+    def active_version(self) -> Version:
+        """The version that searches use. Raises StoreError if there is none."""
+        version = self.metadata.read_manifest().active.get(self.using)
+        if version is None:
+            raise StoreError(f"{self.url}: no correction is active; run `hubplugin apply` first")
+        return version
 
     def count(self) -> int:
         return self._transport.count()
@@ -311,12 +154,33 @@ class QdrantStore(VersionedStore):
         self.require_writable()
         schema = self._schemas[self.storage]
         with self._transport.one_line("preparing"):
-            version, found = self.version_of(model, progress)
+            version, found = self._begun(model, progress)
             if found != "active":
                 schema.prepare(version)
         limit = self._transport.strict.max_query_limit  # as it is now
         searched = {"max_candidates": limit, "agreement": self._agreement or version.agreement}
         return QdrantWriting(self, version.model_copy(update=searched), found, schema, model, progress)
+
+    def _begun(self, model: OffsetModel, progress: Progress | None) -> tuple[Version, Found]:
+        """The version that a writing of `model` writes, and what of it was found."""
+        self.metadata.create()
+        manifest = self.metadata.read_manifest()
+        given = (self.using, model.fingerprint, self.storage)
+        version = m.amended(manifest, *given)
+        if version is not None:
+            return version, "active"
+        version, owner = m.half_written(manifest, *given), uuid.uuid4().hex
+        found: Found = "nothing" if version is None else "half-written"
+        if version is not None:
+            version = version.model_copy(update={"owner": owner})
+        else:
+            manifest = self.clear(progress)
+            parts, number = self.metadata.write_model(model), self.next_number(manifest)
+            where: dict[str, str] = {"offset_key": self.key_for(manifest)} if self.storage == "payload" else {}
+            where |= {"storage": self.storage, "owner": owner, "made": now()}
+            version = Version.of(model, number, self.using, parts, **where)
+        self.metadata.write_manifest(m.begun(manifest, version))
+        return version, found
 
     def require_writable(self, *, dry_run: bool = False) -> None:
         """Raises StoreError where there is nothing to write to, writing would take for ever, the payload key of the
@@ -328,19 +192,53 @@ class QdrantStore(VersionedStore):
                 f"{self.url}: with prevent_unoptimized each write waits for the graph; switch it off for the time: "
                 "update_collection(optimizers_config=OptimizersConfigDiff(prevent_unoptimized=False))"
             )
-        super().require_writable(dry_run=dry_run)
+        self.metadata.exists()  # raises where the user has something in its place
+        if self.storage == "payload":
+            manifest = self.metadata.read_manifest()
+            is_first = manifest.offset_key is None  # else the manifest says that the key is ours
+            key = self.key_for(manifest)
+            if is_first:
+                self._require_free(key)
         if not dry_run and not self._transport.is_local:
             names = [self.collection, m.metadata_collection(self.collection)]
             for name in names if self.metadata.exists() else names[:1]:
                 self._transport.require_right_to_write(name)
 
-    def holding(self, key: str, without: Collection[str]) -> Mapping[Id, Payload]:
+    def key_for(self, manifest: Manifest) -> str:
+        """The payload key under which a new version has its offsets: one for all versions. Raises StoreError if
+        another one was named than that of the correction in place."""
+        lying = manifest.offset_key
+        if lying is not None and self.offset_key not in (None, lying):
+            raise StoreError(
+                f"{self.url}: the offsets of the correction in place lie under the payload key {lying!r}; remove it "
+                "before you name another: ",
+                Parameter("offset_key", self.offset_key),
+            )
+        return lying or self.offset_key or KEY
+
+    def _require_free(self, key: str) -> None:
+        """Offsets of a correction whose manifest was lost are ours, too, and written over."""
+        seen: set[str] = set()
+        while found := self._holding(key, seen):
+            for point, payload in found.items():
+                fields = written_fields(payload.get(key))
+                if not fields:
+                    raise StoreError(
+                        f"{self.url}: the payload key {key!r} holds something of yours, in point {point!r}; "
+                        "name another key for the offsets: ",
+                        Parameter("offset_key", f"{key}_2"),
+                    )
+                seen |= fields
+
+    def _holding(self, key: str, without: Collection[str]) -> Mapping[Id, Payload]:
+        """Some of the points that hold anything under the payload key `key`, but for those that hold a number in one of
+        the fields `without` of it, with what they hold; none if there are no such points."""
         with self._transport.one_line("looking for what lies under the payload key of offsets"):
             return self._transport.holding(key, without)
 
     def next_number(self, manifest: Manifest) -> int:
         """The first number behind those given so far whose augmented vector no vector of the user's is called."""
-        first, taken = super().next_number(manifest), vector_names(self._transport.described())
+        first, taken = manifest.last_number + 1, vector_names(self._transport.described())
         return next(n for n in itertools.count(first) if f"hub_v{n}" not in taken)
 
     def notes(self) -> Sequence[str]:
@@ -397,14 +295,14 @@ class QdrantStore(VersionedStore):
         return explanation(manifest.active[self.using], request, self.collection, place, has_key)
 
     def _corrected_batch(self, collection: str, requests: list[models.QueryRequest]) -> list[models.QueryResponse]:
-        """`HubQdrantClient.query_batch_points`, corrected also while the correction is switched off."""
+        """`HubQdrantClient.query_batch_points`."""
         arguments = {"collection_name": collection, "requests": requests}
         answers: list[models.QueryResponse] = run(searches.query_batch_points(self._cache(), arguments))
         return answers
 
     def _cache(self) -> CorrectionCache:
         """What is known of the correction, of which nothing has been read yet."""
-        return CorrectionCache(self.client, at_once, heeds_switch=False)
+        return CorrectionCache(self.client, at_once)
 
     def filtered(self, condition: str) -> QdrantStore:
         """condition: a filter as Qdrant has it in JSON, {"must": [{"key": ..., "match": ...}]}."""
@@ -415,11 +313,40 @@ class QdrantStore(VersionedStore):
             raise InputError(f"{condition!r} is no Qdrant filter in JSON: {' '.join(str(error).split())}") from None
         return found
 
-    def deleted_vectors(self, manifest: Manifest) -> set[str]:
+    def remove(self, progress: Progress | None = None) -> None:
+        """Deletes the offsets, indexes and vectors of which the manifest tells, the metadata, and nothing else; goes on
+        where it was cut off. What is left of the correction of a vector that is no longer there goes, too."""
+        if not self.metadata.exists():
+            return
+        manifest = self.metadata.read_manifest()
         with self._transport.one_line("looking for vectors"):
-            return {version.vector for version in deleted(manifest, self._transport.described())}
+            no_longer_there = {version.vector for version in deleted(manifest, self._transport.described())}
+        for vector in (self.using, *no_longer_there):
+            manifest = m.retired(manifest, vector)
+        self.metadata.write_manifest(manifest)
+        if manifest.kept_up():
+            self.clear(progress)
+        else:
+            self.delete(manifest.retired, last=True, progress=progress)
+            self.metadata.delete()
+
+    def clear(self, progress: Progress | None = None) -> Manifest:
+        """Deletes what is retired from the points, and the models that nothing else needs. Returns the manifest as it
+        is then: another run may have begun meanwhile."""
+        gone = self.metadata.read_manifest().retired
+        if gone:
+            self.delete(gone, progress=progress)
+        manifest = self.metadata.read_manifest()
+        if gone:
+            for version in m.unused_models(manifest):
+                self.metadata.delete_model(version)
+            manifest = m.cleared(manifest, gone)
+            self.metadata.write_manifest(manifest)
+        return manifest
 
     def delete(self, gone: Sequence[Version], last: bool = False, progress: Progress | None = None) -> None:
+        """Deletes from the points what the versions `gone` have written. last: there are no others, so that the payload
+        key goes, too, where nothing else lies under it."""
         try:
             with self._transport.one_line("removing"):
                 for schema in self._schemas.values():
@@ -450,13 +377,14 @@ def open_url(url: str) -> QdrantStore:
         raise StoreError(*error.args, place.hint()) from None
 
 
-class QdrantWriting(VersionWriting):
-    """The offsets of `version` on their way into the collection of `schema`. model: theirs, by whose bank the search is
-    calibrated. progress: told of what comes after the last write. between: ids of the points that `scan` yields."""
+class QdrantWriting(Writing):
+    """The offsets of `version`, those of `model`, on their way into the collection of `schema`; no other run may write
+    them meanwhile. By the bank of the model the search is calibrated. progress: told of what comes after the last
+    write. between: ids of the points that `scan` yields."""
 
     def __init__(
         self,
-        store: VersionedStore,
+        store: QdrantStore,
         version: Version,
         found: Found,
         schema: Schema,
@@ -464,9 +392,12 @@ class QdrantWriting(VersionWriting):
         progress: Progress | None,
         between: IdRange = EVERY_ID,
     ):
-        super().__init__(store, version, found, model)
+        self.store, self.version, self.found = store, version, found
+        if version.mapped:
+            self.version = version.having(model)
         self._schema, self._transport, self._model = schema, schema.transport, model
         self._progress, self._between = progress, between
+        self._is_taken_out = False  # what another run has taken out is taken out once more, with what came later
         self._undirected: dict[Id | None, list[Id]] = {}  # points of length 0 that are not neutral, by shard key
         self._others: set[Id] = set()  # points that others have written since they were read
 
@@ -499,7 +430,7 @@ class QdrantWriting(VersionWriting):
     def _reader(self) -> PointReader:
         """What reads the points as they are once all is written that is under way."""
         self._transport.settle()
-        reader = PointReader(self.store, self.undisturbed(), self.version, self.version.group_by)
+        reader = PointReader(self.store, self._undisturbed(), self.version, self.version.group_by)
         self._undirected = reader.undirected
         return reader
 
@@ -510,7 +441,7 @@ class QdrantWriting(VersionWriting):
 
     def settle(self) -> None:
         self._transport.settle()
-        self.undisturbed()
+        self._undisturbed()
         for shard_key, points in self._undirected.items():
             neutral = storage_of(self.version).neutral()
             self._schema.write(self.version, [(point, neutral) for point in points], shard_key)
@@ -519,17 +450,39 @@ class QdrantWriting(VersionWriting):
     def share(self) -> Share:
         return QdrantShare(self.store.url, self.version.model_dump_json())
 
-    def finished(self) -> Version:
+    def _undisturbed(self) -> Manifest:
+        """The manifest as it is now. Raises StoreError if it no longer names this version as written by this run."""
+        manifest = self.store.metadata.read_manifest()
+        if m.is_undisturbed(manifest, self.version):
+            return manifest
+        self._is_taken_out = self.version.number not in {version.number for version in manifest.everything()}
+        raise StoreError(
+            f"{self.store.url}: another run has begun since, and this one stops; searches use nothing that it wrote"
+        )
+
+    def activate(self) -> None:
+        """The offsets of the version before are deleted once no client searches by them any more."""
         self.settle()
         with self._transport.one_line("activating"):
             queries = chosen_queries(self._model, self.store.scan())
-            return self._schema.finish(self.version, queries, self._progress)
+            version = self._schema.finish(self.version, queries, self._progress)
+        manifest = m.activated(self._undisturbed(), version)
+        self.store.metadata.write_manifest(manifest)
+        if manifest.retired:
+            self._wait_for_clients()
+            self.store.clear(self._progress)
+
+    def _wait_for_clients(self) -> None:
+        """Until all of them have read the manifest again. To local mode there is one client."""
+        end = time.monotonic() + (0.0 if self._transport.is_local else metadata.MANIFEST_SECONDS)
+        later = "the next job deletes the offsets of the version before"
+        self._transport.until(lambda: time.monotonic() >= end, "waiting for clients", later, self._progress)
 
     def close(self) -> None:
         """Ends what is under way."""
         try:
-            if self.is_taken_out:
+            if self._is_taken_out:
                 self._transport.settle()
-            super().close()
+                self.store.delete([self.version])
         finally:
             self._transport.give_up()

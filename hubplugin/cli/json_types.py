@@ -22,7 +22,7 @@ class Removed(BaseModel):
 
 
 class Explained(BaseModel):
-    """The request. A shard in somebody's own process has no method and no path."""
+    """The request; method and path where there is a server."""
 
     method: str | None = None
     path: str | None = None

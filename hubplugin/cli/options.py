@@ -26,7 +26,7 @@ StoreUrl = Annotated[
     typer.Argument(
         metavar="STORE",
         help="faiss:FILE, qdrant://HOST:6333/COLLECTION, qdrant+https://..., qdrant-local:PATH/COLLECTION, "
-        "qdrant-edge:PATH, postgresql://USER@HOST/DB?table=TABLE, chroma:PATH/COLLECTION, lancedb:PATH/TABLE. Options "
+        "postgresql://USER@HOST/DB?table=TABLE, chroma:PATH/COLLECTION, lancedb:PATH/TABLE. Options "
         "follow behind a ?, in quotes. 'faiss:FILE?metric=dot' (or cosine) where the metric "
         "is detected wrongly. 'qdrant://...?using=VECTOR&storage=payload': which vector, and where offsets lie "
         "(payload or vector). '...?offset_key=KEY': under which payload key, where hub_offset is one of yours. "

@@ -105,7 +105,7 @@ class Reported:
         return as_text(self.report())
 
 
-PACKAGES = ("numpy", "torch", "faiss-cpu", "qdrant-client", "qdrant-edge-py")
+PACKAGES = ("numpy", "torch", "faiss-cpu", "qdrant-client")
 
 
 def as_html(report: Report, command: str | None = None) -> str:

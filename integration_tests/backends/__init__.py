@@ -1,13 +1,13 @@
 """The places where the scenarios run: each says whether it is there, starts, offers clients, and cleans up."""
 
-from integration_tests.backends.base import ABILITIES, Backend, ClientBackend
+from integration_tests.backends.base import ABILITIES, Backend
 from integration_tests.backends.clusters import BinaryCluster, Cluster
-from integration_tests.backends.in_process import Disk, Edge, Memory
+from integration_tests.backends.in_process import Disk, Memory
 from integration_tests.backends.servers import Binary, BinaryGrpc, Docker, DockerGrpc, Server, Url
 
 BACKENDS: dict[str, type[Backend]] = {
     backend.name: backend
-    for backend in (Memory, Disk, Edge, Binary, BinaryGrpc, BinaryCluster, Url, Docker, DockerGrpc, Cluster)
+    for backend in (Memory, Disk, Binary, BinaryGrpc, BinaryCluster, Url, Docker, DockerGrpc, Cluster)
 }
 
-__all__ = ["ABILITIES", "BACKENDS", "Backend", "ClientBackend", "Server"]
+__all__ = ["ABILITIES", "BACKENDS", "Backend", "Server"]

@@ -12,10 +12,9 @@ import pytest
 from qdrant_client import QdrantClient
 
 from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
-from integration_tests.galleries import Collection, Gallery
+from integration_tests.galleries import Gallery
 
 ABILITIES = {
-    "client": "a shard has no client: tests/qdrant_edge has what else it does",
     "graph": "it builds no graph",
     "threads": "it may be used by one thread only",
     "processes": "no other process can open it by a URL",
@@ -70,17 +69,10 @@ class Backend(ABC):
             wanted = ".".join(map(str, oldest))
             pytest.skip(f"{what}: this server is {version}; start one of {wanted} or newer (docs/integration.md)")
 
-    @abstractmethod
     def gallery(self, **options) -> Gallery:
         """A fresh gallery under a name of its own; see `galleries`."""
-
-
-class ClientBackend(Backend):
-    """A backend with qdrant-client's API."""
-
-    def gallery(self, **options) -> Gallery:
         name = f"hubplugin-test-{uuid.uuid4().hex[:12]}"
-        return Collection(self, name, **options)
+        return Gallery(self, name, **options)
 
     @abstractmethod
     def client(self) -> QdrantClient: ...

@@ -1,8 +1,7 @@
-"""Backends without a server: Qdrant Edge, and the local mode of qdrant-client in memory and on disk."""
+"""Backends without a server: the local mode of qdrant-client in memory and on disk."""
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,29 +9,13 @@ from pathlib import Path
 from qdrant_client import AsyncQdrantClient, QdrantClient
 
 from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
-from integration_tests.backends.base import Backend, ClientBackend
-from integration_tests.galleries import Gallery, Shard
+from integration_tests.backends.base import Backend
+from integration_tests.galleries import Gallery
 
 
-class Edge(Backend):
-    name = "edge"
-    can = frozenset({"graph", "threads", "processes", "disk"})
-
-    @classmethod
-    def missing(cls) -> str | None:
-        try:
-            import qdrant_edge  # noqa: F401
-        except ImportError:
-            return "pip install '.[edge]'"
-        return None
-
-    def gallery(self, **options) -> Gallery:
-        return Shard(self.folder / uuid.uuid4().hex, **options)
-
-
-class Memory(ClientBackend):
+class Memory(Backend):
     name = "local"
-    can = frozenset({"client"})
+    can = frozenset[str]()
 
     @contextmanager
     def started(self, folder: Path) -> Iterator[None]:
@@ -53,9 +36,9 @@ class Memory(ClientBackend):
         raise NotImplementedError("memory has no URL")
 
 
-class Disk(ClientBackend):
+class Disk(Backend):
     name = "local-path"
-    can = frozenset({"client", "disk", "processes"})
+    can = frozenset({"disk", "processes"})
 
     @contextmanager
     def started(self, folder: Path) -> Iterator[None]:

@@ -15,7 +15,7 @@ import httpx
 from qdrant_client import QdrantClient
 
 from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
-from integration_tests.backends.base import ClientBackend
+from integration_tests.backends.base import Backend
 from integration_tests.servers import Address, Compose, Executable, free_ports, make_certificates
 from integration_tests.waiting import wait_until
 
@@ -27,10 +27,10 @@ KEYS = {
 }
 
 
-class Server(ClientBackend):
+class Server(Backend):
     """A backend that is a server at `address`."""
 
-    can = frozenset({"client", "graph", "threads", "processes", "server", "grpc"})
+    can = frozenset({"graph", "threads", "processes", "server", "grpc"})
     address: Address
 
     def client(self) -> QdrantClient:

@@ -84,3 +84,16 @@ def test_a_column_of_somebody_else_is_never_dropped(tmp_path, rng):
     lancedb.connect(tmp_path).create_table("photos", rows)
     with pytest.raises(hubplugin.StoreError, match="the column hubplugin_1 holds something of yours"):
         open_store(f"lancedb:{tmp_path}/photos")
+
+
+def test_what_an_earlier_version_kept_beside_the_active_column_is_refused_and_removed(tmp_path, rng):
+    lancedb.connect(tmp_path).create_table("photos", table(list(range(50)), rng.normal(size=(50, 8)).astype("float32")))
+    store = open_store(f"lancedb:{tmp_path}/photos")
+    apply(store, rng.normal(size=(40, 8)).astype("float32"), "is", force=True)
+    lancedb.connect(tmp_path).open_table("photos__hubplugin").update(values={"state": "kept"})
+    with pytest.raises(
+        hubplugin.StoreError, match=r"correction 1 is kept, as an earlier .*: run hubplugin remove, and"
+    ):
+        open_store(store.url).correction()
+    open_store(store.url).remove()
+    assert lancedb.connect(tmp_path).open_table("photos").schema.names == ["id", "vector"]

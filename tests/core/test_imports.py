@@ -21,7 +21,7 @@ def run(program: str, missing: tuple[str, ...] = ()) -> str:
 
 
 STORES = (
-    *("chromadb", "faiss", "lancedb", "qdrant_client", "qdrant_edge"),
+    *("chromadb", "faiss", "lancedb", "qdrant_client"),
     *("hubplugin_chroma", "hubplugin_faiss", "hubplugin_lancedb", "hubplugin_qdrant"),
 )
 
@@ -43,7 +43,7 @@ def test_the_core_fits_and_corrects_with_neither_store_installed():
         ("hubplugin_chroma", {"chromadb", "hubplugin_chroma"}),
         ("hubplugin_faiss", {"faiss", "hubplugin_faiss"}),
         ("hubplugin_lancedb", {"lancedb", "hubplugin_lancedb"}),
-        ("hubplugin_qdrant", {"qdrant_client", "qdrant_edge", "hubplugin_qdrant"}),
+        ("hubplugin_qdrant", {"qdrant_client", "hubplugin_qdrant"}),
     ],
 )
 def test_each_adapter_imports_without_the_others(adapter, needed):

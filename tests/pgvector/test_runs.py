@@ -144,7 +144,7 @@ def test_a_batch_that_ends_in_a_deadlock_is_written_again(tries, store, database
         ):
             assert thread.is_alive()
             time.sleep(0.01)
-        other.execute("SELECT FROM hubplugin.versions FOR UPDATE")  # until the run has lost its own
+        other.execute("SELECT FROM hubplugin.corrections FOR UPDATE")  # until the run has lost its own
     thread.join()
     written = database.run("SELECT count(hub_offset_v1) FROM photos")[0][0]
     if tries == 1:
@@ -295,3 +295,24 @@ def test_a_table_that_is_locked_by_a_trigger_is_named_in_a_dry_run(store, databa
     )
     notes = hubplugin.apply(store, BANK, "is", force=True, dry_run=True).notes
     assert any("these triggers fire on the update of every row: touched" in note for note in notes)
+
+
+def test_the_table_of_an_earlier_version_is_refused_in_one_line(store, database):
+    database.run("CREATE SCHEMA hubplugin")
+    database.run("CREATE TABLE hubplugin.versions (number int)")
+    for job in (store.correction, lambda: write(store, model()), store.remove):
+        with pytest.raises(StoreError, match=r"hubplugin\.versions is of an earlier version .*, and apply again$"):
+            job()
+
+
+def test_a_refit_under_a_view_on_the_offsets_is_refused_and_the_active_ones_stay(store, database):
+    write(store, model())
+    database.run("CREATE VIEW seen AS SELECT id, hub_offset FROM photos")
+    before = ranked(store)
+    with pytest.raises(StoreError, match="other objects depend on it"):
+        write(database.open(metric="dot"), model("nnn"))
+    assert ranked(database.open(metric="dot")) == before
+    database.run("DROP VIEW seen")
+    write(database.open(metric="dot"), model("nnn"))
+    again = database.open(metric="dot")
+    assert (again.correction().model.method, again.previous().method) == ("nnn", "is")

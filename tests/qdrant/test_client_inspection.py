@@ -48,9 +48,14 @@ def test_points_with_something_in_the_place_of_offsets_are_counted(cosine, under
     assert "2 with something in the place of offsets" in str(report)
 
 
-def test_a_version_that_is_kept_for_others_is_not_foreign(cosine):
+def test_a_half_written_version_is_not_foreign(cosine):
+    def stop(what, done, total):
+        if what == "closing":
+            raise KeyboardInterrupt
+
     cosine.apply()
-    cosine.apply(method="nnn")
+    with pytest.raises(KeyboardInterrupt):
+        cosine.apply(method="nnn", compute=hubplugin.Compute(progress=stop))
     assert set(cosine.stored(0)) == {"v1", "v2"}
     assert hubplugin.inspect(hubplugin_qdrant.open_store(cosine.plain, "photos"), queries=0).foreign == 0
 

@@ -93,12 +93,40 @@ def test_the_model_travels_in_parts_and_comes_back_whole(cosine, monkeypatch):
         assert cosine.model
 
 
-def test_an_older_version_is_kept_until_the_next_job(cosine):
-    cosine.apply()
-    cosine.apply(method="nnn")
-    assert set(cosine.stored(0)) == {"v1", "v2"}
-    cosine.apply(method="csls")
-    assert set(cosine.stored(0)) == {"v2", "v3"}
+def test_of_the_version_before_the_model_alone_is_left(photos):
+    photos.apply()
+    first = photos.model
+    photos.apply(method="nnn")
+    assert [key.removeprefix("hub_") for key in photos.stored(0)] == ["v2"]
+    assert photos.store().previous().fingerprint == first.fingerprint
+    photos.apply(method="csls")
+    assert [key.removeprefix("hub_") for key in photos.stored(0)] == ["v3"]
+    parts = {point.id for point in photos.plain.scroll("photos--hub", limit=100)[0]} - {
+        hubplugin_qdrant.metadata.MANIFEST_ID
+    }
+    assert len(parts) == 2, "the models of the active version and of the one before, of one part each"
+
+
+def test_the_offsets_of_the_version_before_stay_until_no_client_searches_by_them(cosine, monkeypatch):
+    """A client reads the manifest anew every few seconds. A kill while they are waited for costs nothing."""
+    served(cosine.plain)
+    monkeypatch.setattr("hubplugin_qdrant.schema.PayloadSchema._ask_for_index", lambda *_: False)  # local mode has none
+    monkeypatch.setattr("hubplugin_qdrant.metadata.MANIFEST_SECONDS", 60.0)
+    running, query = cosine.apply(), cosine.queries[0]
+    old = [point.id for point in running.query_points("photos", query).points]
+
+    def killed(what, done, total):
+        if what.startswith("waiting for clients"):
+            assert [point.id for point in running.query_points("photos", query).points] == old
+            assert set(cosine.stored(0)) == {"v1", "v2"}
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cosine.apply(method="nnn", compute=hubplugin.Compute(progress=killed))
+    monkeypatch.setattr("hubplugin_qdrant.metadata.MANIFEST_SECONDS", 0.0)
+    assert cosine.model.method == "nnn"
+    hubplugin.refresh(cosine.store())
+    assert set(cosine.stored(0)) == {"v2"}
 
 
 def test_an_inspection_says_where_the_offsets_lie_and_how_many_are_wrong(photos):
@@ -132,7 +160,7 @@ def test_of_two_runs_at_once_the_later_one_wins_and_the_earlier_one_stops(storag
     assert [p.id for p in client.query_points("photos", query, "image").points] == photos.best(query)
     photos.apply(method="csls")
     numbers = {key.removeprefix("hub_") for key in photos.stored(0)}
-    assert numbers == {"v2", "v3"}, "what the earlier run wrote is gone after the next job"
+    assert numbers == {"v3"}, "what the earlier run wrote is gone after the next job"
 
 
 def test_a_run_that_another_begins_during_its_last_step_activates_nothing(cosine, monkeypatch):
@@ -228,7 +256,7 @@ def test_what_a_run_on_another_vector_has_left_half_written_is_taken_out():
         hubplugin_qdrant.apply(client, "photos", vector="image", compute=hubplugin.Compute(progress=stop), **given)
     hubplugin_qdrant.apply(client, "photos", vector="text", **given)
     hubplugin_qdrant.apply(client, "photos", vector="text", **given | {"method": "nnn"})
-    assert {key for point in contents(client) for key in point.payload["hub_offset"]} == {"v2", "v3"}
+    assert {key for point in contents(client) for key in point.payload["hub_offset"]} == {"v3"}
 
 
 KILLED = """

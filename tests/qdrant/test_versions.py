@@ -6,7 +6,7 @@ import pytest
 
 from hubplugin import StoreError
 from hubplugin_qdrant import manifest as versions
-from hubplugin_qdrant.manifest import Manifest, Version, parse
+from hubplugin_qdrant.manifest import Manifest, Version
 
 
 def version(number: int, vector: str = "image", model: str = "a", **fields) -> Version:
@@ -32,31 +32,49 @@ def test_a_first_version_is_written_and_then_active():
     assert numbers(versions.activated(begun, version(1))) == ({"image": 1}, None, [])
 
 
-def kept(manifest: Manifest) -> list[int]:
-    return [each.number for each in manifest.kept]
-
-
 def applied(manifest: Manifest, *numbers: int) -> Manifest:
     for number in numbers:
-        manifest = versions.activated(versions.begun(manifest, version(number)), version(number))
+        new = version(number, model=f"model {number}")
+        manifest = versions.activated(versions.begun(manifest, new), new)
     return manifest
 
 
-def test_a_version_that_is_replaced_is_kept_and_then_pruned_and_cleared():
+def test_a_version_that_is_replaced_is_retired_and_its_model_is_the_previous_one():
     second = applied(Manifest(), 1, 2)
-    assert numbers(second) == ({"image": 2}, None, [])
-    assert kept(second) == [1]
-    assert versions.pruned(second, "image", 1) == second
-    assert versions.pruned(second, "text", 0) == second
-    pruned = versions.pruned(second, "image", 0)
-    assert numbers(pruned) == ({"image": 2}, None, [1])
-    assert numbers(versions.cleared(pruned)) == ({"image": 2}, None, [])
+    assert numbers(second) == ({"image": 2}, None, [1])
+    assert second.previous["image"].number == 1
+    assert versions.unused_models(second) == (), "the model before stays"
+    cleared = versions.cleared(second, second.retired)
+    assert numbers(cleared) == ({"image": 2}, None, [])
+    assert cleared.previous == second.previous
+    third = applied(cleared, 3)
+    assert numbers(third) == ({"image": 3}, None, [1, 2])
+    assert third.previous["image"].number == 2
+    assert [each.number for each in versions.unused_models(third)] == [1]
 
 
-def test_the_manifest_of_an_older_version_is_refused_in_one_line_that_says_what_to_do():
-    old = applied(Manifest(), 1).model_dump(mode="json") | {"format": 4}
-    with pytest.raises(StoreError, match=r"has manifest format 4 .* delete the collection 'photos--hub' and apply"):
-        parse(old, "photos")
+def test_the_version_of_one_vector_leaves_the_previous_one_of_another_alone():
+    manifest = applied(Manifest(), 1, 2)
+    text = version(3, "text")
+    manifest = versions.activated(versions.begun(manifest, text), text)
+    assert {name: each.number for name, each in manifest.previous.items()} == {"image": 1}
+
+
+def test_what_was_retired_meanwhile_stays_so():
+    second = applied(Manifest(), 1, 2)
+    later = applied(second, 3)
+    assert numbers(versions.cleared(later, second.retired)) == ({"image": 3}, None, [2])
+
+
+@pytest.mark.parametrize(
+    ("written", "way_out"), [(4, "delete the collection 'photos--hub' and apply again"), (6, "upgrade hubplugin")]
+)
+def test_a_manifest_of_another_format_is_refused_in_one_line(written, way_out):
+    payload = applied(Manifest(), 1).model_dump(mode="json") | {"format": written, "hubplugin": "x", "kept": []}
+    with pytest.raises(
+        StoreError, match=rf"has manifest format {written} of hubplugin x; .* reads format 5: {way_out}$"
+    ):
+        versions.parse(payload, "photos")
 
 
 def test_an_amended_version_stays_active_beside_what_another_run_writes():
@@ -93,19 +111,3 @@ def test_the_correction_of_one_vector_is_retired_and_that_of_another_stays():
     manifest = versions.begun(manifest, version(3, model="c"))
     assert numbers(versions.retired(manifest, "image")) == ({"text": 2}, None, [1, 3])
     assert numbers(versions.retired(manifest, "text")) == ({"image": 1}, 3, [2])
-
-
-def test_giving_up_concerns_only_what_is_half_written_for_the_vector():
-    manifest = versions.begun(Manifest(), version(1))
-    assert numbers(versions.given_up(manifest, "image")) == ({}, None, [1])
-    assert versions.given_up(manifest, "text") is manifest
-
-
-def test_a_model_is_unused_once_no_version_that_stays_needs_it():
-    manifest = versions.activated(versions.begun(Manifest(), version(1)), version(1))
-    manifest = versions.activated(versions.begun(manifest, version(2, model="b")), version(2, model="b"))
-    assert versions.unused_models(manifest) == ()
-    manifest = versions.pruned(manifest, "image", 0)
-    assert [each.model for each in versions.unused_models(manifest)] == ["a"]
-    shared = versions.activated(versions.begun(manifest, version(3, "text", "a")), version(3, "text", "a"))
-    assert versions.unused_models(shared) == ()

@@ -74,7 +74,7 @@ def test_the_version_comes_from_one_place(metadata):
 
 def test_every_extra_names_only_extras_that_there_are(metadata):
     extras = set(metadata.get_all("Provides-Extra"))
-    assert extras >= {"faiss", "qdrant", "edge", "parquet", "evaluation", "frameworks", "all"}
+    assert extras >= {"faiss", "qdrant", "parquet", "evaluation", "frameworks", "all"}
     for requirement in map(Requirement, metadata.get_all("Requires-Dist")):
         if requirement.name == "hubplugin":
             assert requirement.extras <= extras
@@ -156,7 +156,7 @@ def test_the_wheel_in_an_empty_environment_runs_the_demo(wheel, tmp_path):
     assert without_stores.stderr.count("\n") == 1
     assert "pip install '.[all]'" in without_stores.stderr
 
-    run(*pip, f"{wheel}[faiss,edge]", cwd=tmp_path)
+    run(*pip, f"{wheel}[faiss,qdrant]", cwd=tmp_path)
     shown = run(command, "demo", cwd=tmp_path).stdout
     for row in ("Faiss, raw", "Faiss, corrected", "Qdrant, raw", "Qdrant, corrected"):
         assert row in shown
