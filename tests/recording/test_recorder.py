@@ -163,18 +163,13 @@ def test_clicks_go_with_what_is_thinned_and_cleared(folder, queries):
     recorder.flush()
     recorder.add(queries[:1])
     recorder.close()
-    found = read(folder)
-    assert found.answers is None
+    assert read(folder).answers is None
 
 
 @pytest.mark.parametrize(
     ("query", "target", "said"),
     [
-        (
-            "my red shoes",
-            1,
-            "expected a query's vector, or its id of 16 hexadecimal digits; got a text of 12 characters",
-        ),
+        ("my red shoes", 1, "its id of 16 hexadecimal digits; got a text of 12 characters"),
         (np.zeros((2, 2, 2)), 1, "got shape (2, 2, 2)"),
         (None, 1, ""),
         *(
@@ -236,16 +231,14 @@ def test_what_is_cleared_or_thinned_stays_so_while_a_recorder_runs(folder, queri
     recorder.flush()  # it notices
     recorder.add(queries[200:])
     recorder.flush()
-    found = read(folder)
-    assert 20 < found.rows < 100, "of 100 more queries a tenth is kept"
+    assert 20 < read(folder).rows < 100, "of 100 more queries a tenth is kept"
     clear(folder)
     assert read(folder) is None
     recorder.flush()
     assert read(folder) is None
     recorder.add(queries[:5])
     recorder.close()
-    found = read(folder)
-    assert found.rows == 5
+    assert read(folder).rows == 5
     with pytest.raises(InputError, match="at least 1"):
         thin(folder, 0)
 
@@ -282,13 +275,11 @@ def test_a_full_disk_loses_nothing_that_was_there_and_recording_goes_on_after_it
     recorder.add(queries[10:])
     with full_disk():
         recorder.flush()
-        found = read(folder)
-        assert found.rows == 10
+        assert read(folder).rows == 10
         assert "File too large; searches go on" in caplog.text
         assert sorted(path.name for path in folder.iterdir()) == ["part-0.lock", "part-0.safetensors"]
     recorder.flush()
-    found = read(folder)
-    assert found.rows == 2_000
+    assert read(folder).rows == 2_000
     recorder.close()
 
 
@@ -298,23 +289,16 @@ def test_whatever_is_added_nothing_is_raised(folder, queries, given):
     recorder.add(given)
     recorder.add(queries)
     recorder.close()
-    found = read(folder)
-    assert found.rows == len(queries)
+    assert read(folder).rows == len(queries)
 
 
-def test_damaged_parts_are_left_out_and_left_alone(folder, queries, caplog):
+def test_damaged_parts_are_left_out(folder, queries, caplog):
     recorded(folder, queries).close()
     (folder / "part-1.safetensors").write_bytes((folder / "part-0.safetensors").read_bytes()[:500])
     save_file({"vectors": queries}, folder / "part-2.safetensors")
     (folder / "part-3.safetensors").write_bytes(b"")
-    found = read(folder)
-    assert found.rows == 300
+    assert read(folder).rows == 300
     assert [f"part-{number}.safetensors" in caplog.text for number in range(4)] == [False, True, True, True]
-    held, second = recorded(folder, queries[:1]), recorded(folder, queries[:2])
-    assert (folder / "part-4.safetensors").exists(), "the first that is free and not damaged"
-    assert (folder / "part-3.safetensors").read_bytes() == b""
-    held.close()
-    second.close()
 
 
 def changed(part, to, about=None, **arrays):
@@ -413,8 +397,7 @@ def test_what_is_no_file_is_left_out(folder, queries, caplog):
     recorded(folder, queries).close()
     os.mkfifo(folder / "part-1.safetensors")
     (folder / "part-2.safetensors").mkdir()
-    found = read(folder)
-    assert found.rows == 300
+    assert read(folder).rows == 300
     assert [record.message.endswith("is damaged (it is no file); left out") for record in caplog.records] == [True] * 2
 
 
@@ -487,8 +470,7 @@ def test_a_part_is_not_taken_up_while_it_is_thinned(folder, queries, monkeypatch
     begun[0].join()
     recorder.close()
     assert [path.name for path in folder.glob("*.safetensors")] == ["part-0.safetensors"]
-    found = read(folder)
-    assert 20 <= found.rows <= 25
+    assert 20 <= read(folder).rows <= 25
 
 
 def test_a_folder_that_others_write_to_for_long_is_left_alone(folder, queries, monkeypatch, caplog):
@@ -502,8 +484,7 @@ def test_a_folder_that_others_write_to_for_long_is_left_alone(folder, queries, m
         with pytest.raises(OSError, match="others are writing"):
             thin(folder, 20)
     recorder.close()
-    found = read(folder)
-    assert found.rows == len(queries) + 5
+    assert read(folder).rows == len(queries) + 5
 
 
 def test_names_become_folders_inside(tmp_path):
