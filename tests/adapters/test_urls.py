@@ -7,6 +7,7 @@ import pytest
 
 from hubplugin.errors import StoreError
 from hubplugin.registry import open_store
+from tests.galleries import flat_index
 
 
 @pytest.mark.parametrize(
@@ -38,10 +39,7 @@ def test_where_nothing_is_near_nothing_is_guessed(given):
 
 
 def test_two_slashes_before_a_path_are_read_as_in_other_urls(tmp_path, monkeypatch):
-    faiss = pytest.importorskip("faiss", reason="needs faiss-cpu: pip install '.[faiss]'")
-    index = faiss.IndexFlatIP(3)
-    index.add(np.eye(3, dtype=np.float32))
-    faiss.write_index(index, str(tmp_path / "p.faiss"))
+    flat_index(tmp_path / "p.faiss", np.eye(3, dtype=np.float32))
     monkeypatch.chdir(tmp_path)
     for url in ("faiss:p.faiss", "faiss://p.faiss", f"faiss://{tmp_path}/p.faiss", f"faiss:/{tmp_path}/p.faiss"):
         assert open_store(url).count() == 3

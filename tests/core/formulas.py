@@ -89,17 +89,20 @@ def raw_offsets(method, bank, targets, metric, target_bank=None, **p):
 
 
 def without_answers(s, gallery=None):
-    """`s` [m, n] with -inf in the place of each query's largest and then of each target's largest (of the first
-    `gallery` targets), and the weights: 1 over the number of queries with the same nearest target."""
+    """`s` [m, n] with -inf in the place of each query's largest, copies of it included, and then of each target's
+    largest (of the first `gallery` targets); and the weights of queries: 1 over the number of those that have the same
+    nearest target, the first of copies. A target nearest to more than a tenth of the queries is a hub and no answer."""
     s = np.array(s, np.float64)
-    nearest = s.argmax(axis=1)
-    count = np.bincount(nearest, minlength=s.shape[1])[nearest]
-    hub = count > 0.1 * len(s)  # nearest to more than a tenth of the queries
-    weights = 1 / np.where(hub, 1, count)
-    s[np.flatnonzero(~hub), nearest[~hub]] = -np.inf
+    level = s.max(axis=1, keepdims=True)
+    answers = s >= level - 1e-6 * np.maximum(1, np.abs(level))
+    hub = answers.sum(axis=0) > 0.1 * len(s)
+    nearest = s.round(12).argmax(axis=1)
+    count = np.bincount(nearest, minlength=s.shape[1])
+    count[count > 0.1 * len(s)] = 1
+    s[answers & ~hub] = -np.inf
     n = s.shape[1] if gallery is None else gallery
     s[s[:, :n].argmax(axis=0), np.arange(n)] = -np.inf
-    return s, weights
+    return s, 1 / count[nearest]
 
 
 def log_of(method, s, weights, **p):

@@ -13,8 +13,6 @@ import pytest
 import hubplugin
 from hubplugin import HubpluginError, atomic
 from hubplugin.cluster import Workspace
-from hubplugin.recording.parts import save
-from hubplugin.recording.sample import Sample
 
 FullDisk = Callable[[], AbstractContextManager[None]]
 
@@ -28,13 +26,6 @@ def a_model(folder, rows):
     hubplugin.fit(gallery, gallery, "is").save(folder / "photos.hub")
 
 
-def recorded_queries(folder, rows):
-    sample = Sample(10_000)
-    for query in np.random.default_rng(0).normal(size=(rows, 64)).astype(np.float32):
-        sample.add(query.tobytes(), 0.0)
-    save(folder / "part-0.safetensors", sample)
-
-
 def results_of_a_task(folder, rows):
     workspace = Workspace(folder)
     try:
@@ -43,7 +34,7 @@ def results_of_a_task(folder, rows):
         workspace._lock.close()
 
 
-@pytest.mark.parametrize("replace", [a_model, recorded_queries, results_of_a_task])
+@pytest.mark.parametrize("replace", [a_model, results_of_a_task])
 def test_a_disk_that_is_full_leaves_the_file_before_and_no_other(replace, tmp_path, full_disk):
     replace(tmp_path, 10)
     before = files(tmp_path)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 import hubplugin
 from hubplugin.compute import Compute
-from hubplugin.model import GroupedModel
 from tests.core import formulas
 
 METHODS = ["is", "sn", "dbsn", "dualis", "nnn", "csls", "dn"]
@@ -55,30 +52,6 @@ def test_a_model_without_a_gallery_has_no_cap(sets):
     bank, _, _, newcomers = sets
     expected = formulas.inverted_softmax(bank, newcomers, "cosine", 0.05)
     np.testing.assert_allclose(hubplugin.fit(None, bank, "is").offsets(newcomers), expected, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("method", ["nnn", "sn"])  # the groups of which have one set of weights, and one each
-def test_each_group_has_the_cap_of_its_own_gallery(method, sets):
-    bank, gallery, _, newcomers = sets
-    single = hubplugin.fit(gallery, bank, method)
-    parts = {"a": gallery[:45], "b": gallery[45:] * 0.1 + newcomers.mean(axis=0) * 0.02}
-    fits = {value: hubplugin.fit(part, bank, method) for value, part in parts.items()}
-    (term,) = single.terms
-    groups = {
-        value: hubplugin.model.Group(fit.centre, fit.gallery, getattr(fit.terms[0], "log_weights", None))
-        for value, fit in fits.items()
-    }
-    shared = term if method == "nnn" else replace(term, log_weights=None)
-    model = GroupedModel(
-        method, single.parameters, single.metric, (shared,), single.bank_fingerprint,
-        gallery=single.gallery, key="shop", groups=groups,
-    )  # fmt: skip
-    for value, fit in fits.items():
-        offsets = model.offsets(newcomers, groups=[value] * len(newcomers))
-        assert (uncapped(fit, newcomers) > fit.gallery.cap).any()
-        assert offsets.max() == np.float32(fit.gallery.cap)
-        np.testing.assert_allclose(offsets, fit.offsets(newcomers), rtol=0, atol=1e-6)
-    assert fits["a"].gallery.cap != fits["b"].gallery.cap
 
 
 @pytest.mark.parametrize("largest", [0.1, 0.3, 16_777_217.0])

@@ -19,14 +19,11 @@ X = np.eye(4, dtype=np.float32)
         ({"method": "is", "tau": float("nan")}, "finite"),
         ({"method": "nnn", "k": 0}, "k=0 is refused"),
         ({"method": "nnn", "tau": 0.1}, "has no parameter 'tau'; it takes answers, k, alpha"),
-        (
-            {"method": "is", "alpha": 0.1},
-            "method 'is' has no parameter 'alpha'; it takes answers, tau; blend, nnn",
-        ),
+        ({"method": "is", "alpha": 0.1}, "method 'is' has no parameter 'alpha'; it takes answers, tau; blend, nnn"),
         ({"method": "is", "metrc": "dot"}, "no parameter 'metrc'; it takes answers, tau; did you mean metric=?"),
         (
             {"method": "auto"},
-            "unknown method 'auto': use one of blend, is, sn, dbsn, dualis, nnn, csls, dn; hubplugin.eval",
+            "unknown method 'auto': use one of blend, is, sn, dbsn, dualis, nnn, csls, dn; hub",
         ),
         ({"method": "sn"}, "method 'sn' is fitted against the gallery: pass targets="),
         ({"method": "dualis"}, "method 'dualis' needs the vectors of answers in the bank: pass answers="),
@@ -93,9 +90,7 @@ def test_a_fit_without_targets_is_centred_when_it_is_given_some(rng):
 def test_progress_counts_up_to_the_whole(rng):
     seen = []
     bank, targets = rng.normal(size=(20, 6)), rng.normal(size=(30, 6))
-    hubplugin.fit(
-        targets, bank, "sn", iterations=3, compute=hubplugin.Compute(progress=lambda *step: seen.append(step))
-    )
+    hubplugin.fit(targets, bank, "sn", iterations=3, compute=Compute(progress=lambda *step: seen.append(step)))
     assert [step for step in seen if step[1] == step[2] == 30]
     assert {what for what, _, _ in seen} == {
         "Sinkhorn iteration 1",

@@ -85,16 +85,6 @@ def test_another_precision_is_computed(sets, passes):
     assert passes == ["offsets"]
 
 
-def test_a_model_with_other_terms_has_none_of_the_offsets(sets):
-    from dataclasses import replace
-
-    bank, targets, _ = sets
-    model = hubplugin.fit(targets, bank, "is")
-    other = replace(model, terms=hubplugin.fit(None, bank, "nnn").terms)
-    expected = hubplugin.fit(targets, bank, "nnn").offsets(targets)
-    np.testing.assert_allclose(other.centred_on(targets).offsets(targets), expected, atol=1e-6)
-
-
 def test_large_galleries_are_not_kept_and_files_hold_none(sets, passes, monkeypatch, tmp_path):
     bank, targets, _ = sets
     hubplugin.fit(targets, bank, "is").save(tmp_path / "model.hub")

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hubplugin
-from hubplugin.compute import MOST_ANSWERS, similarities
-from hubplugin.compute.largest import largest, largest_values, reaching
-from tests.core.formulas import log_of, similarity
+from hubplugin.compute import similarities
+from hubplugin.compute.largest import largest, largest_values
+from tests.core.formulas import log_of, similarity, without_answers
 
 
 @settings(max_examples=80, deadline=None)
@@ -33,32 +33,6 @@ def test_the_largest_of_rows_are_those_of_a_sort(b, m, k, digits, double, seed):
     assert torch.equal(values, s.gather(1, columns))
     assert all(len(set(row)) == k for row in columns.tolist())
     assert torch.equal(largest_values(s, k).sort(dim=1, descending=True).values, values)
-
-
-def test_what_reaches_a_level_is_found_wherever_it_lies(rng):
-    s = torch.from_numpy(rng.normal(size=(50, 333)).astype(np.float32))
-    levels = torch.from_numpy(rng.normal(size=333).astype(np.float32) + 2)
-    rows, columns = reaching(s, levels)
-    assert set(zip(rows.tolist(), columns.tolist(), strict=True)) == set(
-        map(tuple, (s >= levels).nonzero().tolist())  # over everything
-    )
-    rows, columns = reaching(s, torch.full((333,), np.inf))
-    assert len(rows) == len(columns) == 0
-
-
-def expected(s, gallery):
-    """-inf where entries are left out, ties included, and the weights of bank rows: the first of copies is the nearest.
-    s: [m, n]."""
-    s = s.copy()
-    level = s.max(axis=1)
-    answers = s >= level[:, None] - 1e-6 * np.maximum(1, np.abs(level[:, None]))
-    hub = answers.sum(axis=0) > MOST_ANSWERS * len(s)
-    nearest = s.round(12).argmax(axis=1)
-    count = np.bincount(nearest, minlength=s.shape[1])
-    count[count > MOST_ANSWERS * len(s)] = 1
-    s[answers & ~hub] = -np.inf
-    s[s[:, :gallery].argmax(axis=0), np.arange(gallery)] = -np.inf
-    return s, 1 / count[nearest]
 
 
 def made(kind, m=400, n=700, d=12):
@@ -87,19 +61,22 @@ METHODS = [
     ("nnn", {"k": 16, "alpha": 0.5}),
     ("nnn", {"k": 300, "alpha": 0.5}),
     ("csls", {"k": 10}),
+    ("dn", {"lam": 0.5}),
 ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("method", "parameters"), METHODS)
-@pytest.mark.parametrize(("metric", "memory"), [("cosine", "1GiB"), ("cosine", "1MiB"), ("euclidean", "1GiB")])
+@pytest.mark.parametrize(
+    ("metric", "memory"), [("cosine", "1GiB"), ("cosine", "1MiB"), ("euclidean", "1GiB"), ("dot", "1MiB")]
+)
 def test_answers_are_left_out_as_float64_leaves_them_out(kind, method, parameters, metric, memory, monkeypatch):
     monkeypatch.setattr(similarities, "CACHE_BYTES", 4 * 400 * 37)  # tiles of 37 targets
     bank, targets = made(kind)
     model = hubplugin.fit(
         targets, bank, method, metric=metric, compute=hubplugin.Compute(memory=memory), answers="left out", **parameters
     )
-    s, weights = expected(similarity(bank, targets, metric), len(targets))
+    s, weights = without_answers(similarity(bank, targets, metric), len(targets))
     raw = log_of(method, s, weights, **parameters)
     scale = max(1.0, np.abs(s[np.isfinite(s)]).max())
     np.testing.assert_allclose(model.offsets(targets), raw - raw.mean(), rtol=0, atol=3e-5 * scale)
@@ -121,7 +98,7 @@ def test_which_of_near_copies_is_an_answer_does_not_hang_on_rounding(apart, meth
     targets[350:] = targets[:350] + apart * rng.standard_normal((350, 12))
     bank, targets = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (bank, targets))
     model = hubplugin.fit(targets, bank, method, metric="dot", answers="left out", **parameters)
-    s, weights = expected(similarity(bank, targets, "dot"), len(targets))
+    s, weights = without_answers(similarity(bank, targets, "dot"), len(targets))
     raw = log_of(method, s, weights, **parameters)
     np.testing.assert_allclose(model.offsets(targets), raw - raw.mean(), rtol=0, atol=1e-5)
 
@@ -135,7 +112,7 @@ def test_the_default_and_a_target_bank(kind, monkeypatch):
     model = hubplugin.fit(
         targets, hubplugin.Bank(bank, second), "blend", tau=0.05, strength=1, iterations=5, answers="left out"
     )
-    s, weights = expected(similarity(bank, np.concatenate([targets, second]), "cosine"), len(targets))
+    s, weights = without_answers(similarity(bank, np.concatenate([targets, second]), "cosine"), len(targets))
     found = log_of("sn", s, weights, tau=0.05, iterations=5) + log_of("nnn", s, weights, k=16)
     raw = found[: len(targets)] / 2
     np.testing.assert_allclose(model.offsets(targets), raw - raw.mean(), rtol=0, atol=1e-4)

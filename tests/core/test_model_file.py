@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load
 
 import hubplugin
-from hubplugin.model import FORMAT, GalleryStatistics, Group, GroupedModel
+from hubplugin.model import FORMAT
 from hubplugin.model.file import digest
 
 METHODS = ["is", "sn", "dbsn", "dualis", "nnn", "csls", "dn"]
@@ -146,21 +146,6 @@ def test_other_files_are_refused(tmp_path):
     assert "No such file" in refusal(tmp_path / "nowhere.hub")
 
 
-def test_a_save_that_fails_leaves_the_old_file_whole(fitted, tmp_path, monkeypatch):
-    model, _ = fitted("is")
-    model.save(tmp_path / "m.hub")
-    before = (tmp_path / "m.hub").read_bytes()
-
-    def no_space(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", no_space)
-    with pytest.raises(hubplugin.ModelFileError, match="No space left"):
-        fitted("nnn")[0].save(tmp_path / "m.hub")
-    assert (tmp_path / "m.hub").read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == ["m.hub"]
-
-
 def test_two_who_save_to_one_path_leave_one_whole_model(fitted, tmp_path):
     models = [fitted(method)[0] for method in ("is", "dbsn", "nnn", "dualis")]
 
@@ -202,16 +187,3 @@ def test_a_later_version_of_hubplugin_names_a_model_as_this_one_does(fitted, tmp
     model.save(tmp_path / "m.hub")
     monkeypatch.setattr("hubplugin.__version__", "7.0")
     assert hubplugin.load(tmp_path / "m.hub").fingerprint == model.fingerprint
-
-
-def test_a_model_by_groups_comes_back_from_its_file(fitted, tmp_path):
-    model, targets = fitted("is")
-    statistics = GalleryStatistics(30, -1.0, 1.0, 0.5)
-    groups = {"acme": Group(0.25, statistics), 7: Group(-1.0, statistics)}
-    shared = {name: getattr(model, name) for name in ("method", "parameters", "metric", "terms", "bank_fingerprint")}
-    grouped = GroupedModel(**shared, gallery=statistics, key="shop", groups=groups)
-    grouped.save(tmp_path / "m.hub")
-    again = hubplugin.load(tmp_path / "m.hub")
-    given = ["acme", 7, None] * 10
-    np.testing.assert_array_equal(again.offsets(targets, groups=given), grouped.offsets(targets, groups=given))
-    assert again.fingerprint == grouped.fingerprint != model.fingerprint

@@ -9,7 +9,7 @@ import pytest
 
 import hubplugin
 from hubplugin.compute import Compute
-from tests.core.test_numerical_truth import unit
+from tests.galleries import unit
 
 ROOM = "16MB"
 """For 16,000 targets beside a bank of 500, in float16."""
@@ -19,12 +19,10 @@ ROOM = "16MB"
 def sets():
     """Bank [500, 32], targets [30,000, 32] and target bank [3,000, 32], not evenly spread."""
     rng = np.random.default_rng(0)
-    centres = unit(rng, 40, 32)
-    return tuple(unit_of(centres[rng.integers(40, size=n)] + 1.5 * unit(rng, n, 32)) for n in (500, 30_000, 3_000))
-
-
-def unit_of(rows):
-    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    centres = unit(rng.normal(size=(40, 32)))
+    return tuple(
+        unit(centres[rng.integers(40, size=n)] + 1.5 * unit(rng.normal(size=(n, 32)))) for n in (500, 30_000, 3_000)
+    )
 
 
 def offsets(sets, method, memory, **parameters):

@@ -18,7 +18,6 @@ from hubplugin.causes import (
     cut_off,
     effective_dimensions,
     excess_of_nearest,
-    lengths,
     mean_cosine,
     nearest_above,
     other_model,
@@ -28,6 +27,7 @@ from hubplugin.causes import (
 from hubplugin.compute import Compute, TopK, search
 from hubplugin.jobs.diagnose import DEEP, Diagnosis, findings
 from hubplugin.measures.hubness import Hubness
+from tests.galleries import unit
 
 QUERIES = 300
 
@@ -35,11 +35,6 @@ QUERIES = 300
 @pytest.fixture(scope="module")
 def example(real):
     return unit(real["test_queries"][:QUERIES]), unit(real["test_targets"])
-
-
-def unit(vectors):
-    vectors = vectors.astype(np.float64)
-    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
 
 def projected(vectors, dimensions):
@@ -207,9 +202,3 @@ def test_copies_are_counted_among_places():
 def test_a_shift_is_measured_by_the_spread_of_the_documents():
     targets = np.array([[1.0, 0], [-1, 0], [0, 1], [0, -1]])
     assert shifted(targets + np.array([3.0, 4.0]), targets).figures["apart"] == pytest.approx(25)
-
-
-def test_lengths_count_only_where_a_search_ranks_by_them():
-    places, targets = np.full(10, 5.0), np.linspace(1, 5.1, 100)
-    assert lengths(places, targets, Metric.DOT).found
-    assert not lengths(places, targets, Metric.COSINE).found

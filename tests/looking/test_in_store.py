@@ -7,7 +7,6 @@ import sys
 from importlib import invalidate_caches
 from pathlib import Path
 
-import faiss
 import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
@@ -23,6 +22,7 @@ from hubplugin.measures.hubness import skewness
 from hubplugin.measures.significance import Figure
 from hubplugin.registry import open_store
 from hubplugin.report import Share
+from tests.galleries import flat_index, unit
 
 ROWS, QUERIES, FIRST = 400, 150, 1_000
 """Targets and queries of the example set; ids begin at FIRST."""
@@ -40,15 +40,7 @@ def model(real, vectors):
 
 @pytest.fixture
 def store(vectors, tmp_path):
-    index = faiss.IndexIDMap2(faiss.IndexFlatIP(384))
-    index.add_with_ids(vectors[1], FIRST + np.arange(ROWS))
-    faiss.write_index(index, str(tmp_path / "photos.faiss"))
-    return open_store(f"faiss:{tmp_path / 'photos.faiss'}")
-
-
-def unit(rows):
-    rows = rows.astype(np.float64)
-    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    return open_store(flat_index(tmp_path / "photos.faiss", vectors[1], FIRST + np.arange(ROWS)))
 
 
 TRUE = FIRST + np.arange(QUERIES)
@@ -171,21 +163,6 @@ def test_true_ids_come_as_arrays_lists_and_files(tmp_path):
 def test_truth_that_cannot_be_used_is_told_in_one_line(store, vectors, truth, says):
     with pytest.raises(InputError, match=says):
         hubplugin.evaluate(store, queries=vectors[0], truth=list(truth) if isinstance(truth, range) else truth)
-
-
-def test_the_command_prints_both_rankings_and_their_figures(store, vectors, model, tmp_path):
-    write(store, model)
-    np.save(tmp_path / "queries.npy", vectors[0])
-    np.save(tmp_path / "truth.npy", TRUE)
-    typed = ["evaluate", store.url, "--queries", str(tmp_path / "queries.npy"), "--truth", str(tmp_path / "truth.npy")]
-    done = CliRunner().invoke(app, typed, catch_exceptions=False)
-    assert done.exit_code == 0
-    for part in ("R@1: ", "R@10: ", "queries won", "hubs: "):
-        assert part in done.output
-    printed = json.loads(CliRunner().invoke(app, [*typed, "--json"]).stdout)
-    raw, corrected = printed["methods"]
-    assert raw["recall"]["1"]["value"] > 0
-    assert corrected["worst"] > 0
 
 
 MODEL = """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import faiss
 import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
@@ -14,6 +13,7 @@ from hubplugin import InputError, StoreError
 from hubplugin.abilities import Filtered, able
 from hubplugin.jobs.naming import naming
 from hubplugin.registry import open_store
+from tests.galleries import flat_index
 
 
 @pytest.fixture
@@ -30,10 +30,7 @@ def photos():
 
 @pytest.fixture
 def index(tmp_path):
-    index = faiss.IndexFlatIP(2)
-    index.add(np.eye(2, dtype=np.float32))
-    faiss.write_index(index, str(tmp_path / "photos.faiss"))
-    return open_store(f"faiss:{tmp_path / 'photos.faiss'}")
+    return open_store(flat_index(tmp_path / "photos.faiss", np.eye(2, dtype=np.float32)))
 
 
 @pytest.mark.parametrize(

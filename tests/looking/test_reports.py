@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-from html.parser import HTMLParser
-
-import faiss
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from hubplugin.cli import app
 from hubplugin.measures.significance import Figure
-from hubplugin.report import Report, Share, Verdict, changes_told, percent, share_tile, shares_tile
+from hubplugin.report import Report, Share, Verdict, changes_told, share_tile, shares_tile
 from hubplugin.report.plots import VARIABLES
 from hubplugin.report.render import as_html
-
-
-class Parsed(HTMLParser):
-    """The references of a page, its tags, and the classes of its tiles."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.references, self.tags, self.tiles = [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        given = dict(attributes)
-        self.tags.append(tag)
-        self.references += [given[key] for key in ("src", "href", "xlink:href", "srcset", "action") if key in given]
-        if (given.get("class") or "").startswith("tile "):
-            self.tiles.append(given["class"].removeprefix("tile "))
+from tests.galleries import flat_index, unit
+from tests.html import Parsed
 
 
 @pytest.fixture(scope="module")
 def place(real, tmp_path_factory):
     """A folder with an index of the example set, a bank, queries, their true ids, and names."""
     folder = tmp_path_factory.mktemp("reports")
-    targets = real["test_targets"][:300].astype(np.float32)
-    index = faiss.IndexFlatIP(384)
-    index.add(targets / np.linalg.norm(targets, axis=1, keepdims=True))
-    faiss.write_index(index, str(folder / "photos.faiss"))
+    flat_index(folder / "photos.faiss", unit(real["test_targets"][:300]))
     np.save(folder / "bank.npy", real["bank_queries"][:300])
     np.save(folder / "queries.npy", real["test_queries"][:300])
     np.save(folder / "truth.npy", np.arange(300))
@@ -81,22 +61,6 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_work(place):
     typed = ["diagnose", "faiss:nowhere", "--bank", "nowhere.npy", "--report", str(place / "no" / "page.html")]
     done = CliRunner().invoke(app, typed)
     assert (done.exit_code, "cannot write" in done.output) == (1, True)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "more_is_better", "direction"),
-    [
-        (0.5, 0.6, True, "better"),
-        (0.5, 0.6, False, "worse"),
-        (0.5, 0.4, True, "worse"),
-        (0.5, 0.4, False, "better"),
-        (0.5, 0.5001, True, "same"),
-    ],
-)
-def test_a_tile_says_which_way_a_figure_went(before, after, more_is_better, direction):
-    tile = share_tile("figure", before, after, more_is_better=more_is_better)
-    assert (tile.direction, tile.before, tile.shown) == (direction, percent(before), percent(after))
-    assert percent(after).split() == [f"{100 * after:.1f}", "%"]
 
 
 def share(before, after, low, high):

@@ -14,6 +14,7 @@ from hubplugin.compute import Compute
 from hubplugin.metric import Metric
 from hubplugin.trial import Experiment
 from hubplugin.vectors import Sliceable
+from tests.galleries import flat_index
 
 
 @pytest.fixture
@@ -34,13 +35,10 @@ def read(real):
 
 
 def test_a_store_is_corrected_with_each_bank_read_once(read, tmp_path):
-    faiss = pytest.importorskip("faiss", reason="needs faiss-cpu: pip install '.[faiss]'")
     (queries, targets, second), counts = read
-    index = faiss.IndexFlatIP(targets.dim)
-    index.add(targets.array())
-    faiss.write_index(index, str(tmp_path / "photos.faiss"))
+    store = hubplugin.open_store(flat_index(tmp_path / "photos.faiss", targets.array()))
     counts.clear()
-    hubplugin.apply(hubplugin.open_store(f"faiss:{tmp_path / 'photos.faiss'}"), hubplugin.Bank(queries, second))
+    hubplugin.apply(store, hubplugin.Bank(queries, second))
     assert counts == {"bank_queries": 1, "bank_targets": 1}
 
 

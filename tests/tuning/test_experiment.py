@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from scipy import stats
 
 import hubplugin
 from hubplugin.compute import Compute
 from hubplugin.methods import FitInput, configure
 from hubplugin.metric import Metric
-from hubplugin.trial import FOLDS, experiment, judge
+from hubplugin.trial import FOLDS, judge
 from tests.core import formulas
 
 
@@ -123,18 +122,6 @@ def test_the_experiment_does_not_grow_with_bank_and_gallery(small, monkeypatch):
     assert found.queries == FOLDS * 20
 
 
-def test_the_precision_that_is_asked_for_is_that_of_the_experiment(small, monkeypatch):
-    seen = set()
-
-    def dense(similarities, targets, unwatched=experiment.dense):
-        seen.update(tile.s.dtype for tile in similarities.tiles(targets, "seen"))
-        return unwatched(similarities, targets)
-
-    monkeypatch.setattr(experiment, "dense", dense)
-    judge(small["targets"], small["query_bank"], compute=hubplugin.Compute(precision="float64"))
-    assert seen == {torch.float64}
-
-
 @pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])
 def test_a_gallery_of_two_and_a_gallery_of_copies_are_judged_and_not_helped(small, metric):
     bank = small["query_bank"][:60]
@@ -177,16 +164,3 @@ def test_what_cannot_be_used_is_refused_in_one_line(small, change, says):
         judge(given["targets"], bank, metric=given.get("metric", "cosine"))
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
-        (lambda b, t: judge(t, b, "sinkhorn"), "unknown method 'sinkhorn': use one of blend, is, sn, dbsn"),
-        (lambda b, t: judge(t, b, "nnn", alpha=0), "alpha=0 is refused: Input should be greater than 0"),
-    ],
-)
-def test_methods_and_parameters_that_cannot_be_used_are_refused(small, call, says):
-    with pytest.raises(hubplugin.InputError) as caught:
-        call(small["query_bank"], small["targets"])
-    assert says in str(caught.value)

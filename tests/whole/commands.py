@@ -11,8 +11,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-import faiss
 import numpy as np
+
+from tests.galleries import flat_index, unit
 
 COMMAND = Path(sys.executable).with_name("hubplugin")
 
@@ -49,9 +50,6 @@ def _type(words: list[str], folder: str, environment: dict[str, str], said: list
 
 def write_photos(folder: Path, real: Mapping[str, np.ndarray]) -> np.ndarray:
     """Writes real vectors of length 1 as the flat index photos.faiss; returns them: [1200, 384]."""
-    targets = real["test_targets"].astype(np.float32)
-    faiss.normalize_L2(targets)
-    index = faiss.IndexFlatIP(384)
-    index.add(targets)
-    faiss.write_index(index, str(folder / "photos.faiss"))
+    targets = unit(real["test_targets"])
+    flat_index(folder / "photos.faiss", targets)
     return targets

@@ -1,0 +1,22 @@
+"""What stands in a page of a report."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+
+class Parsed(HTMLParser):
+    """The references of a page, its tags, and the classes of its tiles."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.references, self.tags, self.tiles = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        self.tags.append(tag)
+        referring = ("src", "href", "xlink:href", "srcset", "data", "action")
+        self.references += [given[key] for key in referring if key in given]
+        if (given.get("class") or "").startswith("tile "):
+            self.tiles.append(given["class"].removeprefix("tile "))
