@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import faiss
 import numpy as np
 import pytest
 
 import hubplugin
+from tests.galleries import flat_index
 from tests.whole.commands import hubplugin as typed
 from tests.whole.commands import write_photos
 
@@ -49,10 +49,8 @@ def test_a_store_is_corrected_on_a_cluster_as_in_one_process(address, bank, real
 def test_a_fault_on_a_cluster_is_one_line_that_names_shard_and_row(address, bank, real, tmp_path):
     vectors = real["test_targets"].astype(np.float32)
     vectors[700, 3] = np.nan
-    index = faiss.IndexFlatIP(384)
-    index.add(vectors)
-    faiss.write_index(index, str(tmp_path / "photos.faiss"))
-    wrong = typed("apply", f"faiss:{tmp_path / 'photos.faiss'}", "--bank", bank, "--dask", address, "--shards", 2)
+    store = flat_index(tmp_path / "photos.faiss", vectors)
+    wrong = typed("apply", store, "--bank", bank, "--dask", address, "--shards", 2)
     assert wrong.returncode == 1
     assert re.fullmatch(
         r"hubplugin: faiss:.*, shard 1 \(from row 0 on\): row 700 holds a value .* NaN .*\n", wrong.stderr

@@ -71,14 +71,6 @@ def test_dask_gives_the_same_offsets(dask, bank, gallery, parts, expected):
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
-def test_a_fault_of_a_shard_comes_back_from_dask_in_one_line(dask, bank, gallery, tmp_path):
-    part = gallery[:50].astype(np.float32)
-    part[7, 3] = np.nan
-    np.save(tmp_path / "0.npy", part)
-    with pytest.raises(InputError, match=r"^targets, shard 0 \(0.npy\): row 7 holds a value that is NaN"):
-        hubplugin.fit([tmp_path / "0.npy"], bank, executor=DaskExecutor(dask))
-
-
 class Counting(Executor):
     """Counts the orders that are sent to `executor`."""
 
@@ -165,15 +157,6 @@ def test_a_coordinator_that_is_killed_is_taken_up(bank, gallery, parts, tmp_path
     np.testing.assert_allclose(model.offsets(gallery), calm.offsets(gallery), rtol=0, atol=1e-6)
     assert len(rest.found) == len(whole.found) - done
     assert not work.exists()
-
-
-def test_a_wrong_address():
-    pytest.importorskip("distributed", reason="pip install '.[cluster]'")
-    with (
-        pytest.raises(ClusterError, match=r"no Dask scheduler answers at 'tcp://127.0.0.1:9'"),
-        dask_cluster("tcp://127.0.0.1:9", 1),
-    ):
-        pass
 
 
 def test_an_address_that_is_none():

@@ -8,7 +8,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hubplugin
-from hubplugin.vectors import shards_of
 
 SETTINGS = [
     ("blend", {}),
@@ -40,12 +39,11 @@ def test_every_method_is_among_the_settings():
     assert {method for method, _ in SETTINGS} == set(hubplugin.METHODS)
 
 
-@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow), 8])
 @pytest.mark.parametrize(("method", "parameters"), SETTINGS)
-def test_offsets_are_those_of_one_machine(method, parameters, count, real, gallery, parts, serial):
+def test_offsets_are_those_of_one_machine(method, parameters, real, gallery, parts, serial):
     bank, second = real["bank_queries"][:200], real["bank_targets"][1000:1150]
     one, expected = offsets(bank, method, gallery, second, **parameters)
-    other, found = offsets(bank, method, gallery, second, shards_at=parts[count], executor=serial, **parameters)
+    other, found = offsets(bank, method, gallery, second, shards_at=parts[8], executor=serial, **parameters)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
     assert other.parameters == one.parameters
     assert other.gallery.count == len(gallery)
@@ -56,17 +54,9 @@ def test_offsets_are_those_of_one_machine(method, parameters, count, real, galle
 @pytest.mark.parametrize("method", ["blend", "sn", "nnn", "dn"])
 def test_other_metrics(method, metric, gallery, parts, real, serial):
     bank = 3 * real["bank_queries"][150:300].astype(np.float32)
-    _, expected = offsets(bank, method, gallery, None, metric, **({"tau": 0.2} if method == "sn" else {}))
-    _, found = offsets(
-        bank,
-        method,
-        gallery,
-        None,
-        metric,
-        shards_at=parts[8],
-        executor=serial,
-        **({"tau": 0.2} if method == "sn" else {}),
-    )
+    parameters = {"tau": 0.2} if method == "sn" else {}
+    _, expected = offsets(bank, method, gallery, None, metric, **parameters)
+    _, found = offsets(bank, method, gallery, None, metric, shards_at=parts[8], executor=serial, **parameters)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
@@ -120,10 +110,3 @@ def test_kinds_of_files(kind, gallery, real, tmp_path, serial):
     _, expected = offsets(bank, "blend", gallery, None)
     _, found = offsets(bank, "blend", gallery, None, shards_at=where, executor=serial, shards=5)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
-
-
-def test_one_file_is_divided_as_asked(gallery, tmp_path):
-    np.save(tmp_path / "all.npy", gallery)
-    shards = shards_of(tmp_path / "all.npy", 5)
-    assert sum(shard.vectors().rows for shard in shards) == len(gallery)
-    np.testing.assert_array_equal(np.concatenate([shard.vectors().array() for shard in shards]), gallery)

@@ -10,7 +10,6 @@ from functools import partial
 from multiprocessing import get_all_start_methods, get_context
 from pathlib import Path
 
-import faiss
 import numpy as np
 import pytest
 import torch
@@ -21,6 +20,7 @@ from hubplugin.cluster import gallery as run
 from hubplugin.errors import ClusterError, InputError
 from hubplugin.vectors import shards_of
 from tests.cluster.conftest import Serial
+from tests.galleries import flat_index
 
 BANK = np.random.default_rng(1).normal(size=(40, 8)).astype(np.float32)
 
@@ -39,27 +39,30 @@ def fit(folder, executor=None, **more):
     return hubplugin.fit(str(folder / "*.npy"), BANK, "nnn", **given | more)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_row_that_is_no_number(folder, value):
-    part = np.load(folder / "2.npy")
-    part[17, 3] = value
-    np.save(folder / "2.npy", part)
-    with pytest.raises(InputError, match=r"^targets, shard 2 \(2.npy\): row 17 holds a value that is NaN or infinity"):
-        fit(folder)
+def row(number, value):
+    """What puts `value` into row `number` of a shard."""
+
+    def put(file):
+        part = np.load(file)
+        part[number] = value
+        np.save(file, part)
+
+    return put
 
 
-def test_a_row_without_a_direction(folder):
-    part = np.load(folder / "1.npy")
-    part[4] = 0
-    np.save(folder / "1.npy", part)
-    with pytest.raises(InputError, match=r"^targets, shard 1 \(1.npy\): row 4 is a zero vector"):
-        fit(folder)
-
-
-def test_other_dimensions_in_one_shard(folder):
-    np.save(folder / "3.npy", np.ones((5, 6), np.float32))
-    expected = r"^targets, shard 3 \(3.npy\) has 6 dimensions, targets, shard 0 \(0.npy\) has 8"
-    with pytest.raises(InputError, match=expected):
+@pytest.mark.parametrize(
+    ("shard", "damage", "said"),
+    [
+        (2, row(17, np.nan), "row 17 holds a value that is NaN or infinity"),
+        (2, row(17, np.inf), "row 17 holds a value that is NaN or infinity"),
+        (1, row(4, 0), "row 4 is a zero vector"),
+        (3, lambda file: np.save(file, np.ones((5, 6), np.float32)), r"has 6 dimensions, targets, shard 0 .* has 8"),
+        (2, lambda file: file.write_bytes(file.read_bytes()[:-100]), "damaged or truncated .npy file"),
+    ],
+)
+def test_a_shard_that_cannot_be_used_is_named(folder, shard, damage, said):
+    damage(folder / f"{shard}.npy")
+    with pytest.raises(InputError, match=rf"^targets, shard {shard} \({shard}.npy\).* {said}"):
         fit(folder)
 
 
@@ -71,13 +74,6 @@ def test_other_dimensions_than_the_bank(folder):
 def test_a_missing_shard(folder):
     with pytest.raises(InputError, match=r"^targets, shard 1: .*|^targets, shard 1 .*there is no file .*gone.npy"):
         hubplugin.fit([folder / "0.npy", folder / "gone.npy"], BANK, executor=Serial())
-
-
-def test_a_shard_that_is_cut_off(folder):
-    content = (folder / "2.npy").read_bytes()
-    (folder / "2.npy").write_bytes(content[:-100])
-    with pytest.raises(InputError, match=r"^targets, shard 2 \(2.npy\).* damaged or truncated .npy file"):
-        fit(folder)
 
 
 def test_a_damaged_parquet_shard(folder):
@@ -213,10 +209,7 @@ def test_a_cluster_without_workers_is_told_once_and_the_run_goes_on_with_new_one
 @pytest.mark.parametrize("job", ["fit", "apply"])
 def test_processes_that_are_forks_are_refused_in_one_line(folder, job):
     torch.ones(300, 300) @ torch.ones(300, 300)  # starts threads, which a fork does not have
-    index = faiss.IndexFlatIP(8)
-    index.add(np.load(folder / "0.npy"))
-    faiss.write_index(index, str(folder / "photos.faiss"))
-    store = hubplugin.open_store(f"faiss:{folder}/photos.faiss")
+    store = hubplugin.open_store(flat_index(folder / "photos.faiss", np.load(folder / "0.npy")))
     with (
         ProcessPoolExecutor(2, mp_context=get_context("fork")) as executor,
         pytest.raises(InputError, match=r'^the processes .* with mp_context=multiprocessing\.get_context\("spawn"\)$'),
