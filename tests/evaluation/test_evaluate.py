@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from hubplugin import InputError
 from hubplugin.model import QueryMap
 from hubplugin.query_dependent import fit_rule
 from tests.core.formulas import inverted_softmax, similarity
+from tests.html import Parsed
 
 RULES = ["dis", "dualdis", "dsl", "gc"]
 
@@ -161,11 +161,6 @@ def test_the_same_seed_gives_the_same_result(scene):
     assert first.model_dump() == second.model_dump()
 
 
-def test_it_prints_as_a_table_with_every_method(evaluation):
-    printed = str(evaluation)
-    assert all(method.label in printed for method in evaluation.methods)
-
-
 def test_json_holds_every_figure(evaluation, tmp_path):
     evaluation.to_json(tmp_path / "result.json")
     read = json.loads((tmp_path / "result.json").read_text())
@@ -178,26 +173,13 @@ def test_an_export_that_cannot_be_written_is_refused_in_one_line(evaluation, tmp
         getattr(evaluation, export)(tmp_path / "nowhere" / "file")
 
 
-class References(HTMLParser):
-    def __init__(self):
-        super().__init__()
-        self.found, self.tags = [], []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.found += [
-            value for key, value in attrs if key in ("src", "href", "xlink:href", "srcset", "data", "action")
-        ]
-
-
 def test_the_report_refers_to_nothing_outside_itself_and_shows_names(scene, tmp_path):
     names = [f"<b>photo {row}" for row in range(150)]
     found = hubplugin.evaluate(**scene, methods=["is", "dbsn"], names=names)
     found.to_html(tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
-    page = References()
-    page.feed(text)
-    assert all(reference.startswith("#") for reference in page.found)
+    page = Parsed(text)
+    assert all(reference.startswith("#") for reference in page.references)
     assert "@import" not in text
     assert all(part.startswith("#") for part in text.split("url(")[1:])
     assert page.tags.count("svg") == 3  # two plots of the methods, and the distribution of the offsets

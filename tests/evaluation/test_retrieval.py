@@ -82,12 +82,6 @@ def test_no_figure_leaves_0_to_1_and_none_falls_with_k(drawn):
         assert (np.diff(by_k, axis=0) >= 0).all()
 
 
-def test_constant_scores_are_no_perfect_recall():
-    ranks = ranks_of(np.zeros((4, TARGETS)), as_truth([0, 7, 3, 29], 4, TARGETS))
-    assert ranks.best.tolist() == [(1 + TARGETS) / 2] * 4
-    assert recall(ranks, 10).sum() == 0
-
-
 def test_tied_true_targets_stand_where_they_stand_on_average_over_all_orders(rng):
     # one target above, then a group of six tied of which two are true
     truth = as_truth([[2, 5]], 1, 9)

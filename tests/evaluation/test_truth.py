@@ -28,11 +28,6 @@ def test_a_query_without_a_true_target_is_not_judged():
     assert truth.counts.tolist() == [1, 2]
 
 
-def test_an_npy_file(tmp_path):
-    np.save(tmp_path / "truth.npy", np.array([2, 0]))
-    assert pairs(as_truth(tmp_path / "truth.npy", 2, 3)) == [(0, 2), (1, 0)]
-
-
 def test_a_qrels_file_by_name_with_grades_and_without_the_irrelevant(tmp_path):
     file = tmp_path / "photos.qrels"
     file.write_text("q2 0 cat 1\nq1 0 dog 3\nq1 0 cat 0\nq1 0 owl 1\n")
@@ -41,10 +36,18 @@ def test_a_qrels_file_by_name_with_grades_and_without_the_irrelevant(tmp_path):
     assert truth.grades.tolist() == [3, 1, 1]
 
 
-def test_a_qrels_file_of_row_numbers_needs_no_names(tmp_path):
-    file = tmp_path / "photos.txt"
-    file.write_text("0 0 2 1\n1 0 0 1\n")
-    assert pairs(as_truth(file, 2, 3)) == [(0, 2), (1, 0)]
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("truth.txt", "0 0 2 1\n0 0 1 1\n2 0 0 1\n"),
+        ("truth.json", "[[2, 1], [], [0]]"),
+    ],
+)
+def test_files_of_row_numbers_need_no_names(name, content, tmp_path):
+    (tmp_path / name).write_text(content)
+    assert pairs(as_truth(tmp_path / name, 3, 3)) == [(0, 1), (0, 2), (2, 0)]
+    np.save(tmp_path / "truth.npy", np.array([2, 0]))
+    assert pairs(as_truth(tmp_path / "truth.npy", 2, 3)) == [(0, 2), (1, 0)]
 
 
 def test_a_qrels_file_of_beir_has_a_header_and_three_columns(tmp_path):
@@ -53,11 +56,6 @@ def test_a_qrels_file_of_beir_has_a_header_and_three_columns(tmp_path):
     truth = as_truth(file, 2, 3)
     assert pairs(truth) == [(0, 2), (1, 0)]
     assert truth.grades.tolist() == [1, 2]
-
-
-def test_a_json_file_of_lists(tmp_path):
-    (tmp_path / "truth.json").write_text("[[2, 1], [], [0]]")
-    assert pairs(as_truth(tmp_path / "truth.json", 3, 3)) == [(0, 1), (0, 2), (2, 0)]
 
 
 def test_a_name_that_is_there_twice_names_nothing(tmp_path):

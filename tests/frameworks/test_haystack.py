@@ -23,7 +23,7 @@ from hubplugin_qdrant.haystack import (
     HubQdrantHybridRetriever,
     HubQdrantSparseEmbeddingRetriever,
 )
-from tests.frameworks.conftest import SHOUT, corrected, first_answers_right, mapped, reciprocal_ranks, stored_offsets
+from tests.frameworks.conftest import SHOUT, corrected, first_answers_right, reciprocal_ranks, stored_offsets
 
 pytestmark = pytest.mark.slow
 
@@ -64,16 +64,6 @@ def test_a_search_returns_the_corrected_ranking(store, search):
     found = [example.dense(store, question) for question in search.questions]
     assert found == [search.best(question) for question in search.questions]
     assert found != [search.best(question, raw=True) for question in search.questions]
-
-
-def test_a_search_goes_through_the_query_map(options, search, functions):
-    plain = QdrantClient(path=options["path"])
-    search = mapped(plain, COLLECTION, "text-dense", functions)
-    plain.close()
-    store = HubQdrantDocumentStore(**options)
-    found = [example.dense(store, question) for question in search.questions]
-    store.close()
-    assert found == [search.best(question) for question in search.questions]
 
 
 def test_an_awaited_search_returns_the_corrected_ranking(options, search):

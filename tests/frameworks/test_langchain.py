@@ -81,14 +81,6 @@ def test_an_added_text_has_its_offset(plain, client, search):
     assert stored_offsets(plain, COLLECTION)[UUID(ids[0])] == pytest.approx(search.offset(SHOUT), abs=1e-6)
 
 
-def test_a_deleted_text_is_found_no_more(client, search):
-    store = example.store(client, HYBRID)
-    ids = store.add_texts([SHOUT], [{"name": "shout"}])
-    assert example.names(store, "Shout a text.")[0] == "shout"
-    store.delete(ids)
-    assert "shout" not in example.names(store, "Shout a text.")
-
-
 def test_documents_read_by_id_show_nothing_of_the_correction(client):
     store = example.store(client, HYBRID)
     ids = store.add_texts([SHOUT], [{"name": "shout"}])

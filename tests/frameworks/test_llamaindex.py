@@ -11,7 +11,7 @@ from llama_index.vector_stores.qdrant import QdrantVectorStore
 from qdrant_client import QdrantClient
 
 from hubplugin_qdrant import AsyncHubQdrantClient, HubQdrantClient
-from tests.frameworks.conftest import SHOUT, corrected, first_answers_right, mapped, stored_offsets
+from tests.frameworks.conftest import SHOUT, corrected, first_answers_right, stored_offsets
 
 COLLECTION = example.COLLECTION
 
@@ -43,14 +43,6 @@ def test_a_search_returns_the_corrected_ranking(plain, index, search):
     found = [example.names(index, question) for question in search.questions]
     assert found == [search.best(question) for question in search.questions]
     assert found != [example.names(example.index_of(plain), question) for question in search.questions]
-
-
-def test_a_search_goes_through_the_query_map(plain, functions):
-    search = mapped(plain, COLLECTION, "text-dense", functions)
-    index = example.index_of(HubQdrantClient.wrap(plain))
-    assert [example.names(index, question) for question in search.questions] == [
-        search.best(question) for question in search.questions
-    ]
 
 
 def test_a_search_of_an_index_without_hybrid_returns_the_corrected_ranking(functions):
@@ -117,12 +109,6 @@ def test_a_deleted_node_is_found_no_more(index):
     assert example.names(index, "Shout a text.")[0] == "shout"
     index.vector_store.delete_nodes([node.node_id])
     assert "shout" not in example.names(index, "Shout a text.")
-
-
-def test_nodes_read_by_id_show_nothing_of_the_correction(index):
-    node = example.node(SHOUT, {"name": "shout"})
-    index.insert_nodes([node])
-    assert index.vector_store.get_nodes([node.node_id])[0].metadata == {"name": "shout"}
 
 
 def test_the_example_finds_more_when_corrected(functions, capsys):

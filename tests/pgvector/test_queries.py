@@ -15,6 +15,7 @@ from hubplugin.calibration import chosen_queries, recall
 from hubplugin.errors import InputError, StoreError
 from hubplugin.jobs.write import write
 from hubplugin.model import QueryMap
+from tests.core.formulas import similarity
 
 pytestmark = pytest.mark.slow
 
@@ -36,15 +37,7 @@ def store(request, database):
 
 def exact(store, query, keep=slice(None)):
     """The corrected top 10, in float64 from the definition."""
-    model = store.correction().model
-    targets, query = VECTORS.astype(np.float64), query.astype(np.float64)
-    if store.metric is hubplugin.Metric.EUCLIDEAN:
-        scores = -((targets - query) ** 2).sum(axis=1) / 2
-    else:
-        unit = store.metric is hubplugin.Metric.COSINE
-        lengths = np.linalg.norm(targets, axis=1) * np.linalg.norm(query) if unit else 1
-        scores = targets @ query / lengths
-    scores += model.offsets(VECTORS)
+    scores = similarity([query], VECTORS, store.metric.value)[0] + store.correction().model.offsets(VECTORS)
     rows = np.arange(len(VECTORS))[keep]
     return rows[np.argsort(-scores[keep])][:10].tolist()
 

@@ -10,6 +10,7 @@ import pytest
 import hubplugin
 import hubplugin_pgvector.store
 from hubplugin.errors import StoreError
+from tests.core.formulas import similarity
 from tests.pgvector.conftest import Database
 
 pytestmark = pytest.mark.slow
@@ -88,9 +89,7 @@ def exact(store, model):
     batches = list(store.scan())
     ids = [key for batch in batches for key in batch.ids]
     vectors = np.concatenate([batch.vectors for batch in batches])
-    unit = vectors.astype(np.float64) / np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
-    asked = queries().astype(np.float64)
-    scores = asked / np.linalg.norm(asked, axis=1, keepdims=True) @ unit.T + model.offsets(vectors)
+    scores = similarity(queries(), vectors, "cosine") + model.offsets(vectors)
     return [[ids[row] for row in line] for line in np.argsort(-scores, axis=1)[:, :10]]
 
 
