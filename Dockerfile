@@ -5,7 +5,6 @@ WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
 COPY hubplugin hubplugin
 COPY adapters adapters
-COPY examples/data examples/data
 RUN python -m pip install --no-cache-dir build && python -m build --wheel --outdir /wheel
 
 # A service that searches and writes a corrected Qdrant collection, without torch:

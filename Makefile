@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .NOTPARALLEL:
 
 demo: $(VENV)/demo
-	@$(BIN)/hubplugin demo
+	@$(BIN)/python examples/demo.py
 
 # What to run before every commit: no network, some three minutes on two idle cores.
 check: lint fast

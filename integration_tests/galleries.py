@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -12,7 +14,6 @@ from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
 from hubplugin import Bank, OffsetModel
-from hubplugin.cli.demo import example_data
 from hubplugin.metric import normalise
 from hubplugin.store import Store
 from integration_tests.waiting import wait_until
@@ -42,14 +43,15 @@ Answer: TypeAlias = list[list[int | str]]
 Content: TypeAlias = dict[int | str, tuple[list[float], dict[str, Any]]]
 """The vector and the payload of every point."""
 
-_example = example_data()
-TARGETS, NAMES = _example.test_targets[:300], _example.names[:300]
-LATER = _example.test_targets[300:350]
-QUERIES = _example.test_queries[:40]
-BANK, OTHER_BANK = _example.bank_queries[:600], _example.bank_queries[600:1200]
+DATA = Path(__file__).parent.parent / "examples" / "data"
+_example = {path.stem: normalise(np.load(path).astype(np.float32), path.stem) for path in DATA.glob("*.npy")}
+NAMES = json.loads((DATA / "names.json").read_text())["test"][:300]
+TARGETS, LATER = _example["test_targets"][:300], _example["test_targets"][300:350]
+QUERIES = _example["test_queries"][:40]
+BANK, OTHER_BANK = _example["bank_queries"][:600], _example["bank_queries"][600:1200]
 """The gallery, targets that come later, the queries of the scenarios, and two banks: [rows, 384], unit length."""
 
-PAIRS = Bank(_example.bank_queries, _example.bank_targets)
+PAIRS = Bank(_example["bank_queries"], _example["bank_targets"])
 """A bank that knows what its queries ask for."""
 
 FIT: dict[str, Any] = {"method": "dbsn", "tau": 0.05}

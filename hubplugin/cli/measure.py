@@ -1,4 +1,4 @@
-"""Commands that look and change nothing: diagnose, inspect, evaluate, demo."""
+"""Commands that look and change nothing: diagnose, inspect, evaluate."""
 
 from __future__ import annotations
 
@@ -211,14 +211,3 @@ def _each_row(queries: Bank, gallery: object, progress: Progress | None) -> Vect
         lacking = next(row for row, number in enumerate(texts.rows) if row != number)
         raise InputError(f"{texts.name}: row {lacking}, counted from 0, has no text; take it out here and in the truth")
     return queries.vectors(gallery, progress)
-
-
-@command
-def demo(
-    folder: Annotated[Path, typer.Option(help="Where the index and the collection are built.")] = Path(".demo"),
-) -> Answer:
-    """Correct an index and a shard of the data that comes with hubplugin, and show the gain."""
-    from hubplugin.cli.demo import run
-
-    run(folder)
-    return Answer("")

@@ -204,7 +204,6 @@ def test_a_password_in_a_url_is_never_printed(made):
         (("evaluate", "--queries", "BANK", "--targets", "BANK", "--method", ""), "unknown method ''"),
         (("evaluate", "--queries", "BANK", "--targets", "BANK", "--method", "dbsn"), "pass --bank"),
         (("evaluate", "--queries", "BANK", "--targets", "BANK", "--report", "no/where.html"), "cannot write"),
-        (("demo", "--folder", "PHOTOS"), "cannot be made"),
         (("diagnose", "faiss:PHOTOS", "--bank", "FOLDER"), "is a folder; expected a file, .npy"),
         (("diagnose", "faiss:PHOTOS", "--bank", "FOLDER", "--embed", "a:b"), "is a folder; expected a file, .txt"),
         (("diagnose", "faiss:PHOTOS", "--bank", "BANK", "--answers", "FOLDER"), "is a folder; expected a file"),

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
 import hubplugin
-from hubplugin.cli.demo import run, shortened
 from hubplugin.measures.hubness import k_occurrence, skewness
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory):
+def demo():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parent.parent.parent / "examples")
+        import demo
+
+        yield demo
+
+
+@pytest.fixture(scope="module")
+def shown(demo, tmp_path_factory):
     console = Console(file=io.StringIO(), width=140)
-    runs = run(tmp_path_factory.mktemp("demo"), console)
+    runs = demo.run(tmp_path_factory.mktemp("demo"), console)
     return runs, console.file.getvalue()
 
 
@@ -52,13 +61,13 @@ def test_hubs_are_shown_by_name_and_the_table_names_every_measure(shown):
         assert expected in text
 
 
-def test_a_folder_that_no_demo_made_is_left_alone(tmp_path):
+def test_a_folder_that_no_demo_made_is_left_alone(demo, tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(hubplugin.HubpluginError, match="is not empty and no demo made it"):
-        run(tmp_path, Console(file=io.StringIO()))
+        demo.run(tmp_path, Console(file=io.StringIO()))
     assert (tmp_path / "thesis.tex").read_text() == "precious"
 
 
-def test_a_long_name_says_that_it_is_cut_off():
-    assert shortened("os.path.join") == "os.path.join"
-    assert shortened("concurrent.futures.thread.Executor", 16) == "…thread.Executor"
+def test_a_long_name_says_that_it_is_cut_off(demo):
+    assert demo.shortened("os.path.join") == "os.path.join"
+    assert demo.shortened("concurrent.futures.thread.Executor", 16) == "…thread.Executor"

@@ -1,24 +1,31 @@
-"""`hubplugin demo`: real docstring-to-function pairs in Faiss and in Qdrant, both corrected in place."""
+"""Real docstring-to-function pairs in Faiss and in Qdrant, both corrected in place, and what that changes.
+
+make demo                             # or, in an environment with the extras fit, faiss and qdrant:
+python examples/demo.py [--folder .demo]
+"""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import json
 import shutil
 import sys
 import time
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
+from qdrant_client import QdrantClient, models
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from hubplugin.bank import Bank
 from hubplugin.compute import Compute
-from hubplugin.errors import HubpluginError, install
+from hubplugin.errors import HubpluginError
 from hubplugin.jobs.correct import apply
 from hubplugin.measures.hubness import k_occurrence, skewness
 from hubplugin.progress import bars
@@ -26,6 +33,7 @@ from hubplugin.registry import open_store
 from hubplugin.store import Store
 from hubplugin.vectors import Progress
 
+DATA = Path(__file__).parent / "data"
 K = 10
 
 
@@ -55,39 +63,30 @@ class Run:
 
 
 def example_data() -> ExampleData:
-    """The set that comes with hubplugin: in the wheel inside the package, in a checkout under examples/data."""
-    package = Path(__file__).parent.parent
-    places = (package / "data", package.parent / "examples" / "data")
-    folder = next((path for path in places if path.is_dir()), None)
-    if folder is None:
-        raise HubpluginError("the example data is missing from this installation; install hubplugin again")
-    arrays = {path.stem: np.load(path).astype(np.float32) for path in folder.glob("*.npy")}
+    arrays = {path.stem: np.load(path).astype(np.float32) for path in DATA.glob("*.npy")}
     for array in arrays.values():
         array /= np.linalg.norm(array, axis=1, keepdims=True)
-    names = json.loads((folder / "names.json").read_text())["test"]
-    return ExampleData(names=names, texts=json.loads((folder / "test_texts.json").read_text()), **arrays)
+    names = json.loads((DATA / "names.json").read_text())["test"]
+    return ExampleData(names=names, texts=json.loads((DATA / "test_texts.json").read_text()), **arrays)
 
 
 def run(folder: Path, console: Console | None = None) -> dict[str, tuple[Run, Run]]:
     """Builds both stores under `folder` (emptied first), corrects them in place, and prints what changed.
 
-    Returns, for each store, the raw and the corrected run. Raises HubpluginError if faiss-cpu or qdrant-edge-py
-    is missing, or if `folder` holds anything but an earlier demo.
+    Returns, for each store, the raw and the corrected run. Raises HubpluginError if `folder` holds anything but an
+    earlier demo.
     """
     console, started = console or Console(), time.perf_counter()
-    for package in ("faiss", "qdrant_edge"):
-        if find_spec(package) is None:
-            raise HubpluginError(f"the demo needs both stores ({package} is missing); {install('all')}")
     clear(folder)
     data = example_data()
     console.print(
         f"{len(data.names):,} functions of the Python standard library, each searched for with its docstring. "
         f"A bank of {len(data.bank_queries):,} other docstrings will tell which functions are hubs.\n"
     )
-    console.print("Building a Faiss index and a Qdrant Edge shard ...")
+    console.print("Building a Faiss index and a Qdrant collection, which runs in this process ...")
     build_index(folder / "functions.faiss", data)
-    build_shard(folder / "qdrant", data)
-    urls = {"Faiss": f"faiss:{folder}/functions.faiss", "Qdrant": f"qdrant-edge:{folder}/qdrant"}
+    build_collection(folder / "qdrant", data)
+    urls = {"Faiss": f"faiss:{folder}/functions.faiss", "Qdrant": f"qdrant-local:{folder}/qdrant/functions"}
     stores = {name: open_store(url) for name, url in urls.items()}
 
     with bars(console) as progress:
@@ -109,7 +108,8 @@ def run(folder: Path, console: Console | None = None) -> dict[str, tuple[Run, Ru
     for name, pair in runs.items():
         console.print(f"{name}: {won_and_lost(*pair)}")
     console.print(f"\nFitted: {applied.model}\n{time.perf_counter() - started:.0f} seconds. Look at the stores with")
-    command = "hubplugin" if shutil.which("hubplugin") else sys.argv[0]  # which `make demo` has not put on PATH
+    beside = Path(sys.executable).with_name("hubplugin")  # which `make demo` has not put on PATH
+    command = "hubplugin" if shutil.which("hubplugin") else beside
     for url in urls.values():
         console.print(f"  {command} inspect {url}", soft_wrap=True)
     return runs
@@ -117,32 +117,18 @@ def run(folder: Path, console: Console | None = None) -> dict[str, tuple[Run, Ru
 
 def build_index(file: Path, data: ExampleData) -> None:
     """A Faiss index of the functions, as any program would write it."""
-    import faiss
-
     index: Any = faiss.IndexFlatIP(data.test_targets.shape[1])
     index.add(data.test_targets)
     faiss.write_index(index, str(file))
 
 
-def build_shard(path: Path, data: ExampleData) -> None:
-    """A Qdrant shard of the functions: the real engine, in this process."""
-    import qdrant_edge
-
-    path.mkdir()
-    configuration = qdrant_edge.EdgeConfig(
-        qdrant_edge.EdgeVectorParams(data.test_targets.shape[1], qdrant_edge.Distance.Cosine),
-        # Below the default thresholds it would build no graph for so few vectors.
-        hnsw_config=qdrant_edge.HnswIndexConfig(m=16, ef_construct=100, full_scan_threshold=100),
-        optimizers=qdrant_edge.EdgeOptimizersConfig(indexing_threshold=100),
-    )
-    shard = qdrant_edge.EdgeShard.create(str(path), configuration)
-    points = [
-        qdrant_edge.Point(row, vector.tolist(), {"name": name})
-        for row, (vector, name) in enumerate(zip(data.test_targets, data.names, strict=True))
-    ]
-    shard.update(qdrant_edge.UpdateOperation.upsert_points(points))
-    shard.optimize()
-    shard.close()
+def build_collection(path: Path, data: ExampleData) -> None:
+    """A Qdrant collection of the functions, in the client's local mode."""
+    with contextlib.closing(QdrantClient(path=str(path))) as client:
+        vectors = models.VectorParams(size=data.test_targets.shape[1], distance=models.Distance.COSINE)
+        client.create_collection("functions", vectors)
+        payload = [{"name": name} for name in data.names]
+        client.upload_collection("functions", data.test_targets, payload, ids=range(len(data.names)))
 
 
 def clear(folder: Path) -> None:
@@ -194,7 +180,7 @@ def gain_table(runs: dict[str, tuple[Run, Run]]) -> Table:
         table.add_column(column, justify="right")
     table.caption = (
         "R@k: percent of the queries whose own function is among the first k. N10: how many queries find a function "
-        "among their first 10. Qdrant is its engine's own HNSW graph, in this process (Qdrant Edge)."
+        "among their first 10. Qdrant is its client's local mode: exact, in Python, without a server."
     )
     for name, pair in runs.items():
         for state, result in zip(("raw", "corrected"), pair, strict=True):
@@ -247,3 +233,16 @@ def answer_table(query: int, data: ExampleData, runs: dict[str, tuple[Run, Run]]
             columns.append("\n".join(found))
         table.add_row(name, *columns, end_section=True)
     return table
+
+
+def main(given: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path, default=Path(".demo"), help="where index and collection are built")
+    try:
+        run(parser.parse_args(given).folder)
+    except HubpluginError as error:
+        raise SystemExit(f"demo: {error}") from None
+
+
+if __name__ == "__main__":
+    main()
