@@ -62,7 +62,7 @@ def judged(case: Case, split: int) -> Iterator[dict[str, Any]]:
     """One row by the queries alone, and one with their answers where these are known."""
     bases = {"queries alone": None} | ({} if case.target_bank is None else {"pairs": case.target_bank})
     for basis, second in bases.items():
-        bank = Bank(case.bank, second, pairs=None if second is None else True)
+        bank = Bank(case.bank, second, pairs=None if second is None else np.arange(len(second)))
         given = bank.prepare(Metric.COSINE, HoldingCompute("cpu", "2GiB")).against(as_vectors(case.gallery, "targets"))
         experiment = Experiment(given, split)
         if given.pairs is None:  # the default is judged by nothing else then

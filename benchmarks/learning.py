@@ -101,7 +101,7 @@ def rankers(setting: Setting, seed: int) -> tuple[dict[str, Ranker], hubplugin.O
     """Scores by column, and the model with the map."""
     targets = setting.targets
     if setting.clicks is None:
-        bank = hubplugin.Bank(setting.bank, setting.target_bank, pairs=True)
+        bank = hubplugin.Bank(setting.bank, setting.target_bank, pairs=np.arange(len(setting.bank)))
     else:
         bank = hubplugin.Bank(setting.bank, setting.clicks)
     model = fitted(targets, bank)

@@ -23,7 +23,7 @@ from hubplugin.vectors import Progress, Scannable, VectorLike, Vectors, as_vecto
 Answers: TypeAlias = VectorLike | Sequence[int | str] | None
 """What queries ask for, see `Bank`."""
 
-Pairs: TypeAlias = bool | Sequence[int] | np.ndarray | None
+Pairs: TypeAlias = Sequence[int] | np.ndarray | None
 """Which vector among the answers belongs to each query, see `Bank`."""
 
 
@@ -38,8 +38,8 @@ class Bank:
         dualis needs it, blend and dbsn use it. A file is one of vectors, as above.
         Ids in a store or rows of a gallery, one for each query, -1 for none: *clicks*. A file is .npy [m], or .csv or
         .tsv with the columns query (its text, or its row from 0) and target.
-    pairs: which of the answers' vectors belongs to each query: True for row i to row i, False for none, or an array of
-        rows [m]. None looks: banks of equal length are pairs if their own targets are nearer than others'.
+    pairs: which row of the answers' vectors belongs to each query, [m]. None looks: banks of equal length are pairs,
+        row i to row i, if their own targets are nearer than others'.
     embed: the model that embeds texts, as a function from texts [b] to vectors [b, d], or as its name,
         sentence-transformers:NAME, fastembed:NAME or module:function.
     name: what errors call the queries.
@@ -119,9 +119,8 @@ class Bank:
     def prepare(self, metric: Metric | str, compute: Compute, gallery: object = None) -> PreparedBank:
         """This bank as corrections are tried and fitted on it; raises InputError where it cannot be used."""
         fit_input = self.read(metric, compute, gallery)
-        count, pairs = len(fit_input.query_bank), self.pairs
-        if pairs is not None and not isinstance(pairs, bool):
-            pairs = one_each(pairs, count, "row of the target bank", "pairs")
+        count = len(fit_input.query_bank)
+        pairs = None if self.pairs is None else one_each(self.pairs, count, "row of the target bank", "pairs")
         clicks = None if self.answers is None else self.clicks(count)
         return PreparedBank.of(fit_input, clicks, pairs)
 

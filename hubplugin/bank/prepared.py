@@ -35,7 +35,7 @@ class PreparedBank(FitInput):
     clicks: np.ndarray | None = None
 
     @classmethod
-    def of(cls, fit_input: FitInput, clicks: np.ndarray | None, pairs: bool | np.ndarray | None) -> PreparedBank:
+    def of(cls, fit_input: FitInput, clicks: np.ndarray | None, pairs: np.ndarray | None) -> PreparedBank:
         """pairs: as of `Bank`; raises InputError where they cannot be used."""
         read = {each.name: getattr(fit_input, each.name) for each in fields(fit_input)}
         return cls(**read, pairs=_mapping(pairs, fit_input), clicks=clicks)
@@ -99,24 +99,15 @@ def _tell_of_unknown(clicks: np.ndarray, rows: np.ndarray) -> None:
         logger.warning("%d of %d clicked ids are not in the store, and are left out: %s", lost, len(clicked), named)
 
 
-def _mapping(pairs: bool | np.ndarray | None, fit_input: FitInput) -> np.ndarray | None:
+def _mapping(pairs: np.ndarray | None, fit_input: FitInput) -> np.ndarray | None:
     """The row of the target bank that belongs to each bank query, or None."""
     queries, second = fit_input.query_bank, fit_input.target_bank
     if pairs is None:
         if second is None or len(second) != len(queries) or not _look_paired(queries, second, fit_input):
             return None
         return np.arange(len(queries))
-    if pairs is False:
-        return None
     if second is None:
         raise InputError("pairs were given without answers; pass ", Parameter("answers"))
-    if pairs is True:
-        if len(second) != len(queries):
-            raise InputError(
-                f"pairs=True needs banks of equal length, row i to row i; there are {len(queries)} bank queries and "
-                f"{len(second)} bank targets"
-            )
-        return np.arange(len(queries))
     if pairs.dtype.kind not in "iu":
         raise InputError(f"pairs must hold one row of the target bank for each of the {len(queries)} bank queries")
     outside = np.flatnonzero((pairs < 0) | (pairs >= len(second)))

@@ -151,7 +151,7 @@ def test_margins_of_held_out_pairs_are_those_of_the_formula(asked, answers_are):
         half = PAIRS // 2
         queries, answers = queries[:half], answers[:half]
         others = np.setdiff1d(np.arange(N), answers)
-        bank, gallery = hubplugin.Bank(queries, targets[answers], pairs=True), targets[others]
+        bank, gallery = hubplugin.Bank(queries, targets[answers], pairs=np.arange(len(queries))), targets[others]
         candidates, number = np.concatenate([targets[answers], gallery]), np.arange(half)
     given = bank.prepare("cosine", Compute("cpu")).against(gallery)
     pairs, tau, z = learning.KnownPairs.of(given), 0.07, formulas.whitening(queries, gallery)
@@ -340,7 +340,7 @@ def test_a_judged_bank_that_cannot_choose_is_refused(asked):
     log = hubplugin.Bank(queries, answers)
     for expected, judged, changed in (
         ("the judged bank has 49 different pairs", hubplugin.Bank(queries[:49], answers[:49]), {}),
-        ("judged= is for logs", hubplugin.Bank(queries, targets[answers], pairs=True), {}),
+        ("judged= is for logs", hubplugin.Bank(queries, targets[answers], pairs=np.arange(len(queries))), {}),
         ("pass learn=True", log, {"learn": False}),
     ):
         with pytest.raises(InputError, match=expected.replace("(", r"\(")):

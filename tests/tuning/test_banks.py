@@ -67,15 +67,15 @@ def test_answers_one_for_each_query_are_rows_or_ids(answers, tmp_path, monkeypat
 def test_answers_that_are_vectors_are_a_target_bank(answers, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.save("few.npy", GALLERY[:5])
-    prepared = Bank(QUERIES, answers, pairs=False).prepare("cosine", Compute()).against(GALLERY)
+    prepared = Bank(QUERIES, answers).prepare("cosine", Compute()).against(GALLERY)
     assert prepared.target_bank.shape[1] == 30
-    assert (prepared.clicks, prepared.pairs) == (None, None)
+    assert prepared.clicks is None
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"answers": ROWS, "pairs": True}, "pairs are of answers that are vectors"),
+        ({"answers": ROWS, "pairs": ROWS}, "pairs are of answers that are vectors"),
         ({"answers": object()}, "target bank: object is no matrix"),
         ({"answers": "log.txt"}, "there is no file 'log.txt'"),
         ({"queries": None}, "no queries were given"),

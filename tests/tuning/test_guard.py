@@ -30,7 +30,7 @@ def banks(real):
 
 def bank_of(queries, options):
     """A bank of those of `options` that are its own."""
-    own = {name: options.pop(name) for name in ("answers", "pairs", "kind") if name in options}
+    own = {name: options.pop(name) for name in ("answers", "pairs") if name in options}
     return hubplugin.Bank(queries, **own)
 
 
@@ -275,9 +275,7 @@ def test_a_fall_among_a_few_pairs_is_no_objection():
 
 def test_a_rise_of_skewness_is_a_note_and_no_objection(real, banks):
     """Queries that find their targets in spite of a hub lose nothing by it."""
-    judgement = hubplugin.judge(
-        real["test_targets"], hubplugin.Bank(banks[0], banks[1], pairs=True), "nnn", k=1, alpha=1.2
-    )
+    judgement = hubplugin.judge(real["test_targets"], hubplugin.Bank(banks[0], banks[1]), "nnn", k=1, alpha=1.2)
     assert judgement.skewness > judgement.raw.skewness
     assert judgement.notes[0].startswith("hubness (skewness) goes from")
     assert not any("hubness" in objection for objection in judgement.objections)
@@ -306,7 +304,7 @@ def test_a_refused_correction_leaves_the_store_as_it_was_and_force_applies_it(st
         ({"method": "auto"}, "unknown method .auto.: use one of blend"),
         ({"method": "dbsn", "answers": np.eye(3)}, "384 dimensions, target bank has 3"),
         ({"answers": np.ones((5, 384)), "pairs": [1, 2]}, "pairs must hold one row"),
-        ({"pairs": True}, "pass answers="),
+        ({"pairs": range(2_500)}, "pass answers="),
         ({"method": "dualis"}, "pass answers="),
         ({"compute": hubplugin.Compute("abacus")}, "device 'abacus' is not usable here"),
         ({"vector_name": "x"}, "no parameter 'vector_name'; .*; apply itself takes store, bank, "),
@@ -338,7 +336,7 @@ def test_a_bank_that_is_too_small_is_refused_before_the_gallery_is_read(store, b
     [
         (np.eye(9, 384), {}, "query bank has 9 distinct queries"),
         (np.eye(9, 12), {}, "query bank has 12 dimensions, faiss:.* has 384"),
-        (np.eye(50, 384), {"pairs": True}, "pass answers="),
+        (np.eye(50, 384), {"pairs": range(50)}, "pass answers="),
     ],
 )
 def test_diagnose_tells_what_it_cannot_use_before_it_reads_the_gallery(store, queries, options, says, monkeypatch):
