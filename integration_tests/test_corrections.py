@@ -90,7 +90,7 @@ def test_a_removal_leaves_every_point_as_it_was(gallery):
 
 
 def test_answers_are_entirely_old_or_entirely_new_while_the_bank_changes(backend, gallery, monkeypatch):
-    monkeypatch.setattr(metadata, "MANIFEST_SECONDS", 0.0)
+    monkeypatch.setattr(metadata, "MANIFEST_SECONDS", 2.0)  # so long a search may take that read the old manifest
     monkeypatch.setattr(hubplugin_qdrant.transport, "BATCH", 25)
     apply(gallery.store(), BANK, **APPLY)
     answers: list[Answer] = []
