@@ -100,14 +100,6 @@ def test_progress_counts_up_to_the_whole(rng):
     }
 
 
-def test_offsets_raise_what_is_found_too_seldom_and_sink_the_hub():
-    hub, plain = [1.0, 1.0, 1.0], np.eye(3)
-    targets = np.vstack([hub, plain])
-    bank = np.array([[1, 0.5, 0.5], [0.5, 1, 0.5], [0.5, 0.5, 1]])
-    offsets = hubplugin.fit(targets, bank, "dbsn").offsets(targets)
-    assert offsets[0] < 0 < offsets[1:].min()
-
-
 @pytest.mark.filterwarnings("error")
 def test_a_read_only_memory_map_and_a_model_from_a_file_are_used_without_a_warning(tmp_path, rng):
     np.save(tmp_path / "x.npy", rng.normal(size=(30, 6)).astype(np.float32))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-import threading
 
 import numpy as np
 import pytest
@@ -144,25 +143,6 @@ def test_other_files_are_refused(tmp_path):
     (tmp_path / "text.hub").write_text("hello, this is no model")
     assert "damaged or not a hubplugin model" in refusal(tmp_path / "text.hub")
     assert "No such file" in refusal(tmp_path / "nowhere.hub")
-
-
-def test_two_who_save_to_one_path_leave_one_whole_model(fitted, tmp_path):
-    models = [fitted(method)[0] for method in ("is", "dbsn", "nnn", "dualis")]
-
-    def save(model):
-        for _ in range(30):
-            model.save(tmp_path / "m.hub")
-
-    threads = [threading.Thread(target=save, args=(model,)) for model in models]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        if (tmp_path / "m.hub").exists():
-            hubplugin.load(tmp_path / "m.hub")
-    for thread in threads:
-        thread.join()
-    assert hubplugin.load(tmp_path / "m.hub").fingerprint in {model.fingerprint for model in models}
-    assert [path.name for path in tmp_path.iterdir()] == ["m.hub"]
 
 
 def test_a_link_stays_a_link_and_a_folder_is_refused(fitted, tmp_path):

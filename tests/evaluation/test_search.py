@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from hubplugin import InputError, Metric
+from hubplugin import Metric
 from hubplugin.compute import Compute, TopK, TruthCounts, search
 from hubplugin.vectors import as_vectors, prepared
 from tests.core.formulas import similarity
@@ -78,11 +78,6 @@ def test_progress_tells_every_target_and_ends_at_the_last(rng):
     search(np.float32(rng.normal(size=(40, 4))), targets, Metric.DOT, compute, TopK(1))
     assert seen == sorted(seen)
     assert seen[-1] == (17_000, 17_000)
-
-
-def test_offsets_for_another_gallery_are_refused(rng):
-    with pytest.raises(InputError, match=r"\[candidates, 5\]"):
-        run(rng.normal(size=(3, 4)), rng.normal(size=(5, 4)), "dot", TopK(1), offsets=np.zeros((1, 4), np.float32))
 
 
 @pytest.mark.slow

@@ -14,21 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 RUNNABLE = ("python", "bash")
-NOT_RUN = (
-    "text",
-    "console",
-    "json",
-    "toml",
-    "yaml",
-    "ini",
-    "math",
-    "http",
-    "typescript",
-    "go",
-    "java",
-    "rust",
-    "csharp",
-)
+PROGRAMS = ("typescript", "go", "java", "rust", "csharp")
+NOT_RUN = ("text", "console", "json", "toml", "yaml", "ini", "math", "http", *PROGRAMS)
 """Languages of output, files and formulas, and of programs in other languages. A fence without any is output, too."""
 
 FENCE = re.compile(

@@ -426,16 +426,6 @@ def test_a_text_that_is_none_is_left_out_and_recording_goes_on(text, folder, que
     assert record.message.endswith(f"without their texts: expected a str, got {type(text).__name__}")
 
 
-def test_a_link_where_a_part_is_written_is_not_followed(folder, tmp_path, queries):
-    folder.mkdir()
-    victim = tmp_path / "victim"
-    victim.write_bytes(b"precious")
-    for name in ("part-0.tmp", "part-0.safetensors.tmp", "part-0.safetensors.00000000.tmp"):
-        (folder / name).symlink_to(victim)
-    recorded(folder, queries).close()
-    assert victim.read_bytes() == b"precious"
-
-
 def test_what_a_killed_process_left_half_written_goes(folder, queries):
     def left(name):
         (folder / name).write_bytes(b"half")

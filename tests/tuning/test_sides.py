@@ -21,6 +21,7 @@ from hubplugin.registry import open_store
 from hubplugin.trial import FOLDS, Experiment, judge
 from hubplugin.trial.guard import other_wordings
 from tests.core import formulas
+from tests.galleries import flat_index, unit
 
 
 @pytest.fixture(scope="session")
@@ -87,17 +88,13 @@ def test_with_clicks_a_correction_that_harms_what_was_asked_before_is_refused(wo
     assert judge(targets, hubplugin.Bank(queries, clicks)).objections == ()
 
 
-def test_the_default_does_not(wordings):
-    asked = asked_before(wordings, configure("blend"))
-    assert asked.after > asked.before - 0.02
-
-
 @pytest.mark.parametrize("metric", ["dot", "euclidean"])
 def test_what_was_asked_is_found_as_by_cosine_where_all_vectors_have_length_one(wordings, metric):
     queries, targets, clicks = wordings
-    unit = [(x / np.linalg.norm(x.astype(float), axis=1, keepdims=True)).astype(np.float32) for x in (queries, targets)]
-    method = configure("dbsn", tau=0.02)
-    found = [asked_before((*unit, clicks), method, each).after for each in ("cosine", metric)]
+    found = [
+        asked_before((unit(queries), unit(targets), clicks), configure("dbsn", tau=0.02), each).after
+        for each in ("cosine", metric)
+    ]
     assert found[1] == pytest.approx(found[0], abs=0.03)
 
 
@@ -136,14 +133,9 @@ def test_a_change_within_chance_is_not_told(wordings, monkeypatch, error, told):
 
 
 def test_clicks_name_the_ids_of_a_store(wordings, tmp_path):
-    faiss = pytest.importorskip("faiss", reason="needs faiss-cpu: pip install '.[faiss]'")
     queries, targets, clicks = wordings
-    unit = targets.astype(np.float32) / np.linalg.norm(targets.astype(np.float32), axis=1, keepdims=True)
-    index = faiss.IndexIDMap2(faiss.IndexFlatIP(unit.shape[1]))
-    index.add_with_ids(unit, 1_000 + np.arange(len(unit)))
-    faiss.write_index(index, str(tmp_path / "photos.faiss"))
-    store = open_store(f"faiss:{tmp_path / 'photos.faiss'}")
-    by_row = judge(unit, hubplugin.Bank(queries, clicks))
+    store = open_store(flat_index(tmp_path / "photos.faiss", unit(targets), 1_000 + np.arange(len(targets))))
+    by_row = judge(unit(targets), hubplugin.Bank(queries, clicks))
     assert hubplugin.diagnose(store, hubplugin.Bank(queries, 1_000 + clicks)).trial.raw == by_row.raw
     applied = hubplugin.apply(
         store, hubplugin.Bank(queries, np.where(clicks < 190, 1_000 + clicks, 7))

@@ -1,7 +1,7 @@
-"""Damages bytes of files that our own code reads: python -m tests.whole.damaged_bytes COUNT [SEED [PLACE ...]]
+"""Damages bytes of the files of an index: python -m tests.whole.damaged_bytes COUNT [SEED]
 
-Each damaged file is read by one of the jobs that read it. A job may do its work, or end in one line
-(`HubpluginError`). Whatever else it raises, a text of several lines, and a signal are counted as bad, and named. A
+Each damaged file is read by one of the jobs that read it, in a process of its own. A job may do its work, or end in one
+line (`HubpluginError`). Whatever else it raises, a text of several lines, and a signal are counted as bad, and named. A
 damaged index that plain Faiss does not survive either is counted apart. Prints the counts for each place as JSON.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import faulthandler
-import functools
 import json
 import logging
 import os
@@ -22,7 +21,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import faiss
@@ -32,22 +31,19 @@ import torch
 import hubplugin
 import hubplugin_faiss
 from hubplugin import apply, inspect, refresh, rollback  # once, and not in each process
-from hubplugin.recording import read
+from tests.galleries import unit
 
 KINDS = ("Flat", "IDMap2,Flat", "SQ8", "IVF4,SQ8", "IVF4,PQ4x4fs", "HNSW8", "PCA8,IVF4,Flat", "PQ4x4,RFlat")
-SECONDS, MEMORY, AT_ONCE = 30, 4 << 30, 100
-"""How long a job may take, by how much a process may grow, and how many damages it tries."""
+SECONDS, MEMORY = 30, 4 << 30
+"""How long a job may take, and by how much a process may grow."""
 
 RNG = np.random.default_rng(3)
-BANK, GALLERY = (
-    (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
-    for rows in (RNG.normal(size=(count, 16)) + 0.3 for count in (60, 300))
-)
+BANK, GALLERY = (unit(RNG.normal(size=(count, 16)) + 0.3) for count in (60, 300))
 
 
 def built(folder: Path) -> dict[str, list[Path]]:
-    """Makes an index of each kind with two versions and a run that was cut off, and queries that were recorded. Returns
-    the files of each place, below `folder`."""
+    """Makes an index of each kind with a model before the active one and a run that was cut off. Returns the files of
+    each place, below `folder`."""
     models = [hubplugin.fit(GALLERY, BANK, method) for method in ("csls", "nnn", "is")]
     for number, kind in enumerate(KINDS):
         index = faiss.index_factory(16, kind, faiss.METRIC_INNER_PRODUCT)
@@ -61,16 +57,8 @@ def built(folder: Path) -> dict[str, list[Path]]:
         with hubplugin_faiss.open_store(file).begin(models[2]) as writing:
             batch = next(iter(writing.scan())).some(np.arange(100))
             writing.write(batch, models[2].offsets(batch.vectors))
-    recorder = hubplugin.Recorder(folder / "0/x.faiss.queries")
-    for query in BANK:
-        recorder.add(query[None], text="what is asked")
-        recorder.click(query, len(query))
-    recorder.close()
-    beside = [path for path in (folder / "0/x.faiss.hub").rglob("*") if path.is_file() and path.name != "lock"]
     return {
-        "model": [folder / "0/x.faiss.hub/model.hub"],
-        "folder": beside,
-        "recorded": sorted((folder / "0/x.faiss.queries").glob("*.safetensors")),
+        "folder": [path for path in (folder / "0/x.faiss.hub").rglob("*") if path.is_file() and path.name != "lock"],
         "index": [folder / str(number) / "x.faiss" for number in range(len(KINDS))],
     }
 
@@ -84,21 +72,7 @@ def looked_at(file: Path) -> None:
     store.search(BANK[:3], 5), store.search(BANK[:3], 5, raw=True)
 
 
-def loaded(file: Path) -> None:
-    hubplugin.load(file.parent / "x.faiss.hub/model.hub").offsets(GALLERY[:5])
-
-
-def heard(file: Path) -> None:
-    """Damaged parts are left out, with a line in the log, and the recorder goes on."""
-    read(f"{file}.queries")
-    recorder = hubplugin.Recorder(f"{file}.queries")
-    recorder.add(BANK[:2], text="again")
-    recorder.close()
-    assert read(f"{file}.queries").rows >= 2
-
-
 JOBS: dict[str, list[Callable[[Path], object]]] = {
-    "model": [loaded],
     "folder": [
         looked_at,
         lambda file: inspect(hubplugin_faiss.open_store(file)),
@@ -107,7 +81,6 @@ JOBS: dict[str, list[Callable[[Path], object]]] = {
         lambda file: apply(hubplugin_faiss.open_store(file), BANK, "is", force=True),
         lambda file: hubplugin_faiss.open_store(file).remove(),
     ],
-    "recorded": [heard],
     "index": [
         looked_at,
         lambda file: hubplugin_faiss.downgrade(hubplugin_faiss.read_index(file)[0]),
@@ -150,105 +123,49 @@ def damaged(content: bytes, rng: np.random.Generator) -> bytes:
     return bytes(data)
 
 
+VALUES = ["null", "[]", "{}", "-1", "0", "1e308", "99999999999999999999", "true", '"x"', '"\\u0000"', "NaN", "[[[]]]"]
+
+
 def changed_json(content: bytes, rng: np.random.Generator) -> bytes:
     """JSON with one value replaced by another of any type."""
-    values = [
-        "null",
-        "[]",
-        "{}",
-        "-1",
-        "0",
-        "1e308",
-        "99999999999999999999",
-        "true",
-        '"x"',
-        '"\\u0000"',
-        "NaN",
-        "[[[]]]",
-    ]
     tokens = [found.span() for found in re.finditer(rb'"(?:[^"\\]|\\.)*"|-?[\d.]+|null|true|false', content)]
     start, end = tokens[rng.integers(len(tokens))] if tokens else (0, len(content))
-    return content[:start] + str(rng.choice(values)).encode() + content[end:]
-
-
-def run(before: Path, now: Path, path: Path, content: bytes, job: Callable[[Path], object]) -> tuple[str, str]:
-    """How `job` ends where `path`, below `before`, has other `content`, and what it says: the folder is copied to
-    `now` for it."""
-    shutil.rmtree(now, ignore_errors=True)
-    relative = path.relative_to(before)
-    shutil.copytree(before / relative.parts[0], now)
-    now.joinpath(*relative.parts[1:]).write_bytes(content)
-    signal.alarm(SECONDS)
-    try:
-        job(now / "x.faiss")
-    except hubplugin.HubpluginError as error:
-        return ("refused" if "\n" not in str(error) else "several lines", str(error))
-    except BaseException:
-        return "raised", traceback.format_exc()
-    finally:
-        signal.alarm(0)
-    return "done", ""
-
-
-def try_all(before: Path, what: str, paths: list[Path], numbers: range, seed: int, log: Path) -> None:
-    """Writes a line before each damage that is tried, and one behind."""
-    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, resource.RLIM_INFINITY))
-    with log.open("w") as told:
-        faulthandler.enable(told)
-        for number in numbers:
-            rng = np.random.default_rng((seed, number))
-            path, job = paths[rng.integers(len(paths))], JOBS[what][rng.integers(len(JOBS[what]))]
-            content = path.read_bytes()
-            is_json = content[:1] == b"{" and rng.random() < 0.6
-            content = changed_json(content, rng) if is_json else damaged(content, rng)
-            print(json.dumps([number, str(path.relative_to(before))]), file=told, flush=True)
-            print(json.dumps(run(before, before.with_name("now"), path, content, job)), file=told, flush=True)
+    return content[:start] + str(rng.choice(VALUES)).encode() + content[end:]
 
 
 def in_a_child(work: Callable[[], object]) -> int:
     """The signal that ended `work` in a process of its own; 0 for none."""
     child = os.fork()
     if child == 0:
-        work()
+        size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, resource.RLIM_INFINITY))
+        signal.alarm(SECONDS)
+        with contextlib.suppress(Exception):
+            work()
         os._exit(0)
     return os.WTERMSIG(os.waitpid(child, 0)[1])
 
 
-def survived(file: Path) -> bool:
-    """Whether plain Faiss survives the index `file`."""
+def outcome(job: Callable[[Path], object], file: Path, log: Path) -> tuple[str, str]:
+    """How `job` ends with the index `file`, and what is said."""
 
-    def read_it() -> None:
-        signal.alarm(SECONDS)
-        with contextlib.suppress(Exception):
-            plain(file)
+    def tried() -> None:
+        with log.open("w") as told:
+            faulthandler.enable(told)
+            how, said = "done", ""
+            try:
+                job(file)
+            except hubplugin.HubpluginError as error:
+                how, said = "refused" if "\n" not in str(error) else "several lines", str(error)
+            except BaseException:
+                how, said = "raised", traceback.format_exc()
+            json.dump([how, said], told)
 
-    return in_a_child(read_it) == 0
-
-
-def outcomes(
-    before: Path, what: str, paths: list[Path], count: int, seed: int, log: Path
-) -> Iterator[tuple[int, str, str, str]]:
-    """The number of each damage, its file, how it ended and what was said. Many are tried in one process; what ends
-    that is tried once more alone, since an index that was damaged before it may have overwritten memory."""
-    start, at_once = 0, AT_ONCE
-    while start < count:
-        numbers = range(start, min(start + at_once, count))
-        signalled = in_a_child(functools.partial(try_all, before, what, paths, numbers, seed, log))
-        told = log.read_text().splitlines()
-        lines = [json.loads(line) for line in told if line.startswith("[")]
-        if signalled and at_once > 1:
-            lines.pop()
-        elif signalled:
-            own = what != "index" or survived(before.with_name("now") / "x.faiss")
-            fault = "\n".join(line for line in told if not line.startswith("["))
-            lines.append([f"signal {signalled}" if own else "neither does plain Faiss", fault])
-        for (number, path), (how, said) in zip(lines[::2], lines[1::2], strict=True):
-            yield number, path, how, said
-        start, at_once = start + len(lines) // 2, 1 if signalled and at_once > 1 else AT_ONCE
+    signalled = in_a_child(tried)
+    return (f"signal {signalled}", log.read_text()) if signalled else tuple(json.loads(log.read_text()))
 
 
-def main(count: int, seed: int = 0, *wanted: str) -> None:
+def main(count: int, seed: int = 0) -> None:
     warnings.simplefilter("ignore")
     logging.disable()
     torch.set_num_threads(1)
@@ -256,18 +173,29 @@ def main(count: int, seed: int = 0, *wanted: str) -> None:
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     bad: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
-        before, log = Path(folder, "before"), Path(folder, "log")
+        before, now = Path(folder, "before"), Path(folder, "now")
         before.mkdir()
-        places = {what: paths for what, paths in built(before).items() if what in wanted or not wanted}
-        for what, paths in places.items():
-            for number, path, how, said in outcomes(before, what, paths, count // len(places), seed, log):
-                counts[what][how] += 1
-                if how not in ("done", "refused", "neither does plain Faiss"):
-                    bad.append(f"{number} {path}: {how}\n{said}")
+        places = built(before)
+        for number in range(count):
+            rng = np.random.default_rng((seed, number))
+            what = ("folder", "index")[number % 2]
+            path, job = places[what][rng.integers(len(places[what]))], JOBS[what][rng.integers(len(JOBS[what]))]
+            content = path.read_bytes()
+            is_json = content[:1] == b"{" and rng.random() < 0.6
+            relative = path.relative_to(before)
+            shutil.rmtree(now, ignore_errors=True)
+            shutil.copytree(before / relative.parts[0], now)
+            now.joinpath(*relative.parts[1:]).write_bytes((changed_json if is_json else damaged)(content, rng))
+            how, said = outcome(job, now / "x.faiss", Path(folder, "log"))
+            if how.startswith("signal") and what == "index" and in_a_child(lambda: plain(now / "x.faiss")):
+                how = "neither does plain Faiss"
+            counts[what][how] += 1
+            if how not in ("done", "refused", "neither does plain Faiss"):
+                bad.append(f"{number} {relative}: {how}\n{said}")
     print("\n\n".join(bad), file=sys.stderr)
     print(json.dumps(counts))
     sys.exit(bool(bad))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), *map(int, sys.argv[2:3]), *sys.argv[3:])
+    main(*map(int, sys.argv[1:]))

@@ -205,22 +205,12 @@ def test_what_goes_wrong_is_one_line_in_the_words_that_were_typed(bank, argument
     assert error.count("\n") == 1
 
 
-DAMAGES = {
-    "cut off": lambda content: content[:500],
-    "a negative size": lambda content: content.replace(b'\\"size\\": 10000', b'\\"size\\": -1000'),
-    "an endless number": lambda content: content.replace(b'\\"seen\\": ', b'\\"seen\\":1e', 1),
-    "another vector": lambda content: content[:-200] + bytes(100) + content[-100:],
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_part_of_a_record_is_named_and_left_out_by_every_command(bank, damage, caplog):
+def test_a_damaged_part_of_a_record_is_named_and_left_out_by_every_command(bank, caplog):
     typed("apply", "faiss:photos.faiss", "--bank", "bank.npy", "--force")
     record(bank[:300] + 0.01)
     part = Path("photos.faiss.queries", "part-0.safetensors")
     whole = part.read_bytes()
-    damaged = DAMAGES[damage](whole)
-    assert damaged != whole
+    damaged = whole[:-200] + bytes(100) + whole[-100:]
     part.write_bytes(damaged)
     warning = f"recorded queries: {part} is damaged ("
     caplog.clear()

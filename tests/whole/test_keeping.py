@@ -6,13 +6,12 @@ import json
 import shutil
 from pathlib import Path
 
-import faiss
 import jsonschema
 import numpy as np
 import pytest
 
 from hubplugin.cli.json_types import figures_of_commands
-from hubplugin.jobs.write import rollback, write
+from hubplugin.jobs.write import write
 from hubplugin.registry import open_store
 from pages.json_output import schema_of
 from tests.whole.commands import hubplugin, write_photos
@@ -70,18 +69,6 @@ def test_a_rollback_writes_the_model_before_and_a_second_one_returns(photos):
     assert (seen["correction"]["method"], seen["previous"]["method"]) == ("nnn", "dbsn")
     assert "rollback returns to OffsetModel(dbsn" in hubplugin("inspect", store).stdout
     assert asked("rollback", store)["model"]["method"] == "dbsn"
-
-
-def test_a_rollback_gives_what_was_added_since_its_offset_too(photos, real):
-    index = faiss.read_index(str(photos))
-    newcomers = np.ascontiguousarray(real["test_queries"][:7], np.float32)
-    index.add(newcomers)
-    faiss.write_index(index, str(photos))
-    rollback(open_store(f"faiss:{photos}"))
-    store = open_store(f"faiss:{photos}")
-    offsets = np.concatenate([batch.offsets for batch in store.scan()])
-    expected = store.correction().model.offsets(newcomers)
-    np.testing.assert_allclose(offsets[-7:], expected, rtol=0, atol=1e-6)
 
 
 def test_a_rollback_without_a_model_before_is_one_line(photos):

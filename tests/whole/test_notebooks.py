@@ -29,9 +29,3 @@ def test_a_notebook_prints_what_is_stored_in_it(path):
     NotebookClient(book, timeout=300, resources={"metadata": {"path": str(FOLDER)}}).execute()
     assert printed(book)[0] == words != []
     assert printed(book)[1] == pytest.approx(figures, abs=0.5)  # another processor rounds a near-tie otherwise
-
-
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.ipynb")), ids=lambda path: path.stem)
-def test_a_notebook_fits_on_one_screen(path):
-    book = nbformat.read(path, as_version=4)
-    assert sum(cell.source.count("\n") + 1 for cell in book.cells) <= 60

@@ -304,13 +304,3 @@ def test_what_cannot_have_a_map_is_refused_before_anything_is_read(clicked, monk
     with pytest.raises(hubplugin.InputError, match=r"photos.faiss holds no map of queries: leave out learn="):
         hubplugin.apply(store, log, learn=True)
     assert store.correction() is None
-
-
-def test_the_commands_take_learn(clicked, tmp_path):
-    store, log = clicked
-    np.save(tmp_path / "log.npy", log.queries)
-    np.save(tmp_path / "clicks.npy", log.answers)
-    bank = ("--bank", str(tmp_path / "log.npy"), "--answers", str(tmp_path / "clicks.npy"))
-    assert "mapped at strength 1" in typed("apply", store.url, *bank, "--learn").stdout
-    assert "mapped at strength 1" in typed("refit", store.url, *bank, "--dry-run").stdout
-    assert "mapped at" not in typed("refit", store.url, *bank, "--no-learn", "--dry-run", "--force").stdout
