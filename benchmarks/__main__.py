@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import runpy
 
-for name in (
-    "fit",
-    "growth",
-    "settings",
-    "learning",
-    "remedies",
-    "guard",
-    "causes",
-    "keeping",
-    "faiss_found",
-    "faiss_lengths",
-    "copies",
-    "qdrant_overhead",
-    "qdrant_candidates",
-    "pgvector",
-    "serving",
-):
+NAMES = """
+fit growth settings learning remedies guard causes keeping faiss_found faiss_lengths copies qdrant_overhead
+qdrant_candidates pgvector serving
+"""
+
+for name in NAMES.split():
     print(f"\n## {name}\n", flush=True)
     runpy.run_module(f"benchmarks.{name}", run_name="__main__")

@@ -1,6 +1,6 @@
 """How far apart codes bring the lengths of vectors, which decides what metric a Faiss file is taken for.
 
-    python -m benchmarks.faiss_lengths [TYPE ...] [--settings WORD ...] [--write]
+    python -m benchmarks.faiss_lengths [--write]
 
 This sets the thresholds of `FaissStore.metric`, which are `LENGTHS_KEPT`, `SPREAD` and `SPREAD_REDUCED`. Types and
 settings are those of benchmarks/faiss_found.py, as far as codes decide, with some coarser ones, and text to code cut to
@@ -38,9 +38,9 @@ SIGMAS = 0.0, 0.05, 0.1, 0.2, 0.4
 MOST, VARIED = 3000, 1200
 
 
-def galleries(words: list[str]) -> Iterator[tuple[str, np.ndarray]]:
+def galleries() -> Iterator[tuple[str, np.ndarray]]:
     for name, source, draw in settings(SHARED):
-        if source.is_dir() and (not words or name in words):
+        if source.is_dir():
             vectors = normalise(draw().targets[:MOST], name)
             yield name, vectors
             for d in (64, 16) if name == "code" else ():
@@ -69,15 +69,13 @@ def seen(index: faiss.Index) -> tuple[float, float, bool]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("types", nargs="*", default=TYPES.split())
-    parser.add_argument("--settings", nargs="*", default=[])
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     faiss.omp_set_num_threads(1)
     found: dict[tuple[str, str], dict[float, list[tuple[float, float, bool]]]] = {}
-    for name, unit in galleries(given.settings):
+    for name, unit in galleries():
         normal = np.random.default_rng(0).normal(size=(len(unit), 1)).astype(np.float32)
-        for kind in given.types:
+        for kind in TYPES.split():
             if unit.shape[1] < 64 and "{" in kind.replace("{lists}", ""):
                 continue  # too few dimensions for a share of them
             if len(unit) < unit.shape[1] and kind.startswith(("OPQ", "PCA")):

@@ -1,24 +1,19 @@
-"""What a service pays for hubplugin: importing it beside qdrant-client, new points, and its environment on disk.
+"""What a service pays for hubplugin: importing it beside qdrant-client, and its environment on disk.
 
     python -m benchmarks.serving [--environment FOLDER] [--repeats 5]
 
-Times are of the processor, the quickest of some fresh processes. Offsets of 1, 10 and 100 vectors against a bank of
-15,000 x 384 are computed by numpy and by torch in turns, on one thread.
+Times are of the processor, the quickest of some fresh processes.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
-
-import hubplugin
-from hubplugin.compute import has_torch
 
 IMPORT = """
 import resource, sys, time
@@ -46,24 +41,6 @@ def megabytes(folder: Path) -> float:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink()) / 2**20
 
 
-def offsets(repeats: int) -> None:
-    """One upsert's offsets, by numpy and by torch."""
-    rng = np.random.default_rng(0)
-    bank, vectors = (rng.normal(size=(rows, 384)).astype(np.float32) for rows in (15_000, 100))
-    model = hubplugin.OffsetModel.from_bytes(hubplugin.fit(None, bank, "is", answers="kept").to_bytes())
-    for count in (1, 10, 100):
-        best = dict.fromkeys(("numpy", "cpu"), np.inf)
-        for _ in range(20 * repeats):
-            for device in best:
-                started = time.perf_counter()
-                model.offsets(vectors[:count], compute=hubplugin.Compute(device))
-                best[device] = min(best[device], time.perf_counter() - started)
-        print(
-            f"offsets of {count} vectors: numpy {1e3 * best['numpy']:.2f} ms, torch {1e3 * best['cpu']:.2f} ms, "
-            f"ratio {best['numpy'] / best['cpu']:.2f}"
-        )
-
-
 def main(
     environment: Annotated[Path | None, typer.Option(help="Its size on disk is told.")] = None,
     repeats: int = 5,
@@ -73,10 +50,6 @@ def main(
     print(f"import hubplugin_qdrant: {more_seconds:.2f} s and {more_size:.0f} MB more")
     if environment is not None:
         print(f"environment: {megabytes(environment):.0f} MB")
-    if has_torch():
-        offsets(repeats)
-    else:
-        print("torch is not installed: offsets are not compared")
 
 
 if __name__ == "__main__":
