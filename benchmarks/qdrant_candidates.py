@@ -7,9 +7,7 @@ then say how much of theirs lies among these. Raw searches are exact here, so no
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
 
@@ -40,12 +38,9 @@ def chosen(found: np.ndarray, most: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, default=SHARED, help="folder of the data sets")
-    given = parser.parse_args()
     recalls: dict[tuple[str, int], list[float]] = defaultdict(list)
     ratios: dict[tuple[str, int], list[float]] = defaultdict(list)
-    families = [each for group in (seventeen, further) for each in group(given.data) if each.source.is_dir()]
+    families = [each for group in (seventeen, further) for each in group(SHARED) if each.source.is_dir()]
     settings = [family.draw(seed) for family in families for seed in range(min(DRAWS, family.splits))]
     for setting in (each for each in settings if len(each.targets) >= SMALLEST_GALLERY):
         for method, parameters in METHODS:

@@ -1,7 +1,7 @@
 """What the default and plain methods do to R@1 and R@10, on seventeen real settings and on further ones.
 
     python -m benchmarks.settings [--data FOLDER] [--groups seventeen further] [--only WORD ...]
-                                  [--columns default others variants] [--splits N] [--write docs/measurements/methods.md]
+                                  [--columns default others variants] [--splits N] [--write PAGE]
 
 A setting is a gallery, a bank and test queries (benchmarks/bank_settings.py). FOLDER holds coco500, code_search,
 debian, tldr_ko and tldr_log; by default it is shared/data beside the checkout. Settings whose data are not there are
