@@ -1,7 +1,5 @@
 """Galleries as many tests need them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What stands in a page of a report."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 
 

@@ -1,7 +1,5 @@
 """An index in a file does what every store must, by each metric."""
 
-from __future__ import annotations
-
 import faiss
 import pytest
 

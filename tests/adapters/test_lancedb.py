@@ -1,7 +1,5 @@
 """The adapter for LanceDB, through its entry point, passes the conformance suite."""
 
-from __future__ import annotations
-
 import lancedb
 import numpy as np
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """URLs as people paste them: accepted, or told what was meant."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -4,8 +4,6 @@ After each kill a search must be entirely raw or entirely corrected, and the nex
 was which.
 """
 
-from __future__ import annotations
-
 import collections
 import os
 import signal

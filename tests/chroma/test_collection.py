@@ -1,7 +1,5 @@
 """`HubCollection`: an application searches and writes as before, corrected, and both collections stay the same."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 

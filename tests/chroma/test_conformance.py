@@ -1,7 +1,5 @@
 """The adapter for Chroma passes the conformance suite: embedded and on a server, under each of Chroma's spaces."""
 
-from __future__ import annotations
-
 import chromadb
 import pytest
 

@@ -1,7 +1,5 @@
 """A kill at any moment of `apply` leaves searches entirely raw or entirely corrected; the next run finishes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a user types to work on a Dask cluster: `--dask ADDRESS`, and the example."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

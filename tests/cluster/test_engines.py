@@ -1,7 +1,5 @@
 """Real engines: Dask, whose workers and coordinator are killed; processes; Ray. HUBPLUGIN_KILLS says how many kills."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

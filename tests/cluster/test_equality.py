@@ -1,7 +1,5 @@
 """A fit in shards gives the offsets of a fit on one machine."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings

@@ -1,7 +1,5 @@
 """What cannot be used is told in one line that names shard and row; what was found is not lost."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 import threading

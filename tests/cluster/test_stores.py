@@ -1,7 +1,5 @@
 """A store is read, fitted on and written by shards, and searched as if one process had done it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import faiss

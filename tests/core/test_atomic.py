@@ -1,7 +1,5 @@
 """A file is replaced whole or not at all, wherever one is replaced."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable

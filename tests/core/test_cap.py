@@ -1,7 +1,5 @@
 """A newcomer's offset is capped at the largest of the gallery."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Offsets that are far wider than the similarities are refused: they would rank by themselves."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What `fit` takes, and what it refuses."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

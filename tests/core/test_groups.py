@@ -1,7 +1,5 @@
 """A fit within groups by the default method: what is common, and what is each group's own."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

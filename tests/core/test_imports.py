@@ -1,7 +1,5 @@
 """The core without stores, each adapter without the other, and no torch until something is computed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """A fit keeps the offsets of its gallery, and gives them to that very gallery only."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

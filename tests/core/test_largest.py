@@ -1,7 +1,5 @@
 """The largest of rows, and answers left out, against sorting and float64 arithmetic over everything."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

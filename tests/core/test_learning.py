@@ -1,7 +1,5 @@
 """What known answers teach: the map is that of the formula, chosen by targets that were held out, and never ignored."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

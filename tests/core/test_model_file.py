@@ -1,7 +1,5 @@
 """A model comes back from its file as it was, or is refused with a reason."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

@@ -1,7 +1,5 @@
 """Offsets equal an independent float64 computation to 1e-5, up to a constant."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

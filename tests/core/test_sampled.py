@@ -1,7 +1,5 @@
 """A gallery for which there is no room: log alpha is sought on a sample, and its size is told."""
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What is read as vectors, and what is refused, in one line."""
 
-from __future__ import annotations
-
 import gc
 import pickle
 import tempfile

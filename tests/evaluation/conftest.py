@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 
 # ranx compiles its metrics for half a minute; on the few rows of these tests plain Python is instant.

@@ -1,7 +1,5 @@
 """A sample of a gallery, and how much of it a bank covers, against hand counts."""
 
-from __future__ import annotations
-
 import numpy as np
 
 import hubplugin

@@ -1,7 +1,5 @@
 """A BEIR folder is evaluated by name, its corpus embedded or in a store."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`hubplugin evaluate`, as typed."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

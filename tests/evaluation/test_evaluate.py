@@ -1,7 +1,5 @@
 """`evaluate` as a user calls it: figures against the whole matrix in float64, exports, the report, and refusals."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Hubness statistics against scipy and against counts done by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

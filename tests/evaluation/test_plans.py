@@ -1,7 +1,5 @@
 """The transport plans of DBSN table 6 against what defines them."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 import numpy as np

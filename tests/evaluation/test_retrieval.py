@@ -1,7 +1,5 @@
 """Retrieval figures against ranx and scikit-learn where they define the same, and against hand counts for ties."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import ranx

@@ -1,7 +1,5 @@
 """The streamed search against the whole matrix of scores in float64."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

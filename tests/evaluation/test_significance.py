@@ -1,7 +1,5 @@
 """Intervals and the paired test against scipy and against simulated truth."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats

@@ -1,7 +1,5 @@
 """Ground truth in every accepted form, and one clear line for what is none."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

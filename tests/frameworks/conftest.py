@@ -1,7 +1,5 @@
 """Functions of the standard library, embedded by a real model once, and their exact corrected ranking."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import dataclass, replace

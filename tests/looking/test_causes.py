@@ -1,7 +1,5 @@
 """Causes that are not hubness, each on data that has it and on the example set, which has hubness and nothing else."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What is found by chance, against draws."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """A real store searched raw and corrected, against the whole matrix in float64."""
 
-from __future__ import annotations
-
 import json
 import sys
 from importlib import invalidate_caches

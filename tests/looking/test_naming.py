@@ -1,7 +1,5 @@
 """What targets are called, by files; and searches under a filter."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

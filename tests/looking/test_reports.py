@@ -1,7 +1,5 @@
 """Reports of what is done with a store: whole, self-contained, and bad news as visible as good."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from typer.testing import CliRunner

@@ -4,8 +4,6 @@ A block is run if its language is `python` or `bash`. `text`, `json` and the lik
 here stands behind a comment that says why: `<!-- not run: needs a server with TLS -->`.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import dataclass

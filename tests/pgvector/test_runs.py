@@ -1,7 +1,5 @@
 """Runs that are killed, meet another, lack a right, or lose the server: the next run mends what they left."""
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """What a table may look like: corrected, and after a removal as it was to the last line of a dump; or refused."""
 
-from __future__ import annotations
-
 from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np

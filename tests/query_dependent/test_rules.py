@@ -1,7 +1,5 @@
 """Corrections that depend on the query, against float64 arithmetic from the papers' equations."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

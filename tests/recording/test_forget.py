@@ -1,7 +1,5 @@
 """Who takes a query back finds it in no part of the record, and after the next refit in no correction."""
 
-from __future__ import annotations
-
 from threading import Thread
 
 import faiss

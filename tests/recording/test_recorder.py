@@ -1,7 +1,5 @@
 """`hubplugin.Recorder`: queries recorded while an application runs, read as a bank."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

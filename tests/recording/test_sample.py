@@ -1,7 +1,5 @@
 """The sample of recorded queries: what is kept, and with what probability."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

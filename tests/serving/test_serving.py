@@ -1,7 +1,5 @@
 """A service needs no torch: every step of `walk`, in a process in which torch cannot be imported."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -5,8 +5,6 @@ own, a fork of this one, which has filled and corrected the collection. Prints a
 "done", or "torch" if that was imported, or "failed", after which its traceback stands.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

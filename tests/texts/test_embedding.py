@@ -1,7 +1,5 @@
 """Banks of texts, embedded by a model that a function or its name gives."""
 
-from __future__ import annotations
-
 import json
 import sys
 from importlib import invalidate_caches

@@ -1,7 +1,5 @@
 """Texts and clicks read from logs."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

@@ -1,7 +1,5 @@
 """Banks are read once, and what is asked of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

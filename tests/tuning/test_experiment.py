@@ -1,7 +1,5 @@
 """The experiment on held-out queries: what it measures, and what it refuses to work with."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats

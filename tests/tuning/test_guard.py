@@ -1,7 +1,5 @@
 """The guard: what it must refuse, what it must let pass, and that nothing happens to a store that is refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import astuple
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What becomes of targets that a log asked for, where its answers are known."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The command as a user types it, and an index to type it at."""
 
-from __future__ import annotations
-
 import atexit
 import multiprocessing
 import os

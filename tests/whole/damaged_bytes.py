@@ -5,8 +5,6 @@ line (`HubpluginError`). Whatever else it raises, a text of several lines, and a
 damaged index that plain Faiss does not survive either is counted apart. Prints the counts for each place as JSON.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import faulthandler

@@ -1,7 +1,5 @@
 """A bank from what people have, on the command line: recorded queries, a log's texts, its clicks."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

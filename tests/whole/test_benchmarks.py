@@ -1,7 +1,5 @@
 """The settings that every default is measured by run on the data of the checkout alone."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

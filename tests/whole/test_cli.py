@@ -1,7 +1,5 @@
 """The command line as a user types it: what it prints, and one line for what goes wrong."""
 
-from __future__ import annotations
-
 import functools
 import json
 import logging

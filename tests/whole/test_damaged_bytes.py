@@ -1,7 +1,5 @@
 """Files whose bytes are damaged end in one line, or do no harm; `python -m tests.whole.damaged_bytes` tries more."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

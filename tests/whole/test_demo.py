@@ -1,7 +1,5 @@
 """The demo's own measurements: correction finds more in both stores, and both stores agree."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

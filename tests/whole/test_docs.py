@@ -1,7 +1,5 @@
 """What the pages must name, they name."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

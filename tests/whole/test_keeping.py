@@ -1,7 +1,5 @@
 """The commands that look after a correction, as a user types them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

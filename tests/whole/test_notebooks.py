@@ -1,7 +1,5 @@
 """The notebooks run, and what they print is what is stored in them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Progress where there is no terminal."""
 
-from __future__ import annotations
-
 from hubplugin.progress import LINE_SECONDS, lines
 
 

@@ -1,7 +1,5 @@
 """The README is run, not believed."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Corrections looked after, on real vectors and real engines: what is worse is refused, what is wrong is seen."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """`hubplugin explain` as it is typed."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The walk from a log to a correction that is looked after, as the example does it."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A wheel in an empty environment: the core alone says what it lacks, with the extras a checkout runs its demo."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
