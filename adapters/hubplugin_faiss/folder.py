@@ -205,14 +205,20 @@ class Run:
     def settle(self, handler: IndexHandler) -> None:
         """Finishes the switch that a killed run has begun, and deletes what no run can go on with. handler: of the
         index as it lies there. Raises StoreError."""
-        folder = self.folder
-        claim, model = folder.claimed(), folder.read_model(folder.pending_model)
+        folder, claim = self.folder, self.folder.claimed()
+
+        def is_held(place: Path) -> bool:
+            model = folder.read_model(place)
+            return isinstance(model, OffsetModel) and handler.holds_offsets_of(model)
+
         with making(folder.pending):
             if claim is not None and not claim.model and not handler.is_upgraded():
                 folder.delete()
-            elif isinstance(model, OffsetModel) and handler.holds_offsets_of(model):
-                self._move_models(model)
+            elif is_held(folder.pending_model):
+                self._move_models()
             else:
+                if is_held(folder.previous) and not is_held(folder.model):  # somebody has put the old index back
+                    os.replace(folder.previous, folder.model)
                 self._tidy()
 
     def begin(self, model: OffsetModel | None, rows: int, stamp: str) -> None:
@@ -237,9 +243,9 @@ class Run:
         """Leaves what is pending to nobody, so that it goes with this run."""
         self.folder.claim.unlink(missing_ok=True)
 
-    def switch(self, model: OffsetModel | None, unchanged: Callable[[], None]) -> None:
-        """Puts the new index in the place of the old one, and then `model`, which is pending, beside it. With None it
-        deletes what lies in the folder. After a kill between the two the next run does the second.
+    def switch(self, unchanged: Callable[[], None], *, remove: bool) -> None:
+        """Puts the new index in the place of the old one, and then the pending model beside it; with `remove`, deletes
+        what lies in the folder instead. After a kill between the two the next run does the second.
 
         unchanged: called right before; raises StoreError if the index is another one than was read.
         """
@@ -252,22 +258,23 @@ class Run:
             os.replace(folder.new_index, folder.index)
         failed = flushed(folder.index.parent)
         try:
-            folder.delete() if model is None else self._move_models(model)
-            failed = failed or (flushed(folder.path) if model is not None else "")
+            folder.delete() if remove else self._move_models()
+            failed = failed or ("" if remove else flushed(folder.path))
         except OSError as error:
             failed = f"what lies in {str(folder.pending)!r} could not be put in its place: {error.strerror}"
         if failed:
             warnings.warn(f"{str(folder.index)!r} is written; {failed}", stacklevel=4)
 
-    def _move_models(self, model: OffsetModel) -> None:
-        """Puts the pending `model`, which the index holds the offsets of, in its place, and that which was there in the
+    def _move_models(self) -> None:
+        """Puts the pending model, which the index holds the offsets of, in its place, and that which was there in the
         place of the one before. Goes on where a kill has cut it off. Raises OSError."""
         folder = self.folder
-        former = folder.read_model(folder.model)
-        same = isinstance(former, OffsetModel) and former.fingerprint == model.fingerprint
-        if isinstance(former, OffsetModel) and not same:
+        model, former = (folder.read_model(place) for place in (folder.pending_model, folder.model))
+        assert isinstance(model, OffsetModel)
+        if not isinstance(former, OffsetModel):
+            os.replace(folder.pending_model, folder.model)
+        elif former.fingerprint != model.fingerprint:  # else it was amended, and has the date of its first writing
             os.replace(folder.model, folder.previous)
-        if not same:
             os.replace(folder.pending_model, folder.model)
         folder.delete_pending()
 

@@ -229,7 +229,7 @@ class FaissStore(Store):
         write_index_file(self.folder.new_index, index)
         made, stamp = date_of(self.folder.pending_model), stamp_of(self.folder.new_index)  # new names change neither
         read = Read(index, model, made, stamp)
-        run.switch(model, lambda: require_unchanged(self.path, self.stamp))
+        run.switch(lambda: require_unchanged(self.path, self.stamp), remove=model is None)
         self._take(read)
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:

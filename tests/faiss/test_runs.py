@@ -264,6 +264,20 @@ def test_a_rollback_after_removals_gives_each_vector_its_own_offset(tmp_path, ki
     assert inspect(opened(photos), queries=0).stale == 0
 
 
+def test_an_old_index_that_is_put_back_is_the_active_one_again(corrected):
+    kept = corrected.parent / "kept.faiss"
+    apply(opened(corrected), fitted())
+    shutil.copy(corrected, kept)
+    apply(opened(corrected), fitted("is"))
+    os.replace(kept, corrected)
+    assert opened(corrected).correction().model.fingerprint == fitted().fingerprint
+    assert opened(corrected).previous() is None
+    apply(opened(corrected), fitted("dn"))
+    assert opened(corrected).previous().fingerprint == fitted().fingerprint
+    rollback(opened(corrected))
+    np.testing.assert_allclose(stored(corrected), fitted().offsets(GALLERY), atol=1e-5)
+
+
 @contextmanager
 def no_file_longer_than(size: int) -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
