@@ -227,10 +227,9 @@ class FaissStore(Store):
 
     def _replace(self, run: Run, index: faiss.Index, model: OffsetModel | None) -> None:
         write_index_file(self.folder.new_index, index)
-        made, stamp = date_of(self.folder.pending_model), stamp_of(self.folder.new_index)  # new names change neither
-        read = Read(index, model, made, stamp)
+        stamp = stamp_of(self.folder.new_index)  # which a new name does not change
         run.switch(lambda: require_unchanged(self.path, self.stamp), remove=model is None)
-        self._take(read)
+        self._take(Read(index, model, date_of(self.folder.model), stamp))
 
     def search(self, queries: np.ndarray, k: int, *, raw: bool = False) -> Hits:
         index = self.raw if raw else self.index

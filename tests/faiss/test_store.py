@@ -262,6 +262,22 @@ def test_what_plain_faiss_adds_is_stale_until_it_is_refreshed(tmp_path, model):
     assert inspect(open_store(f"faiss:{file}")).stale == 0
 
 
+def test_a_refresh_leaves_the_date_and_the_model_before_as_they_were(tmp_path, model):
+    file = tmp_path / "x.faiss"
+    faiss.write_index(filled(), str(file))
+    for each in (hubplugin.fit(GALLERY, BANK, "csls", k=3), model):
+        applied(file, each, force=True)
+    os.utime(f"{file}.hub/model.hub", (10**9, 10**9))
+    index = faiss.read_index(str(file))
+    index.add(BANK)
+    faiss.write_index(index, str(file))
+    store = open_store(f"faiss:{file}")
+    assert refresh(store).stale
+    for each in (store, open_store(f"faiss:{file}")):
+        assert each.correction().made == "2001-09-09T01:46:40+00:00"
+        assert each.previous().method == "csls"
+
+
 CHANGE_LENGTHS = "SQ8", "PQ4x8np", "IVF8,PQ4x8np", "PQ4x8np,Refine(SQ8)", "PCA8,Flat", "PCA8,SQ8"
 
 
