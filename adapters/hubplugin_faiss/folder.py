@@ -7,10 +7,10 @@ photos.faiss.hub/pending/          what this run has made, until it is put in it
 
 An index has one folder, beside its real name, whatever links lead to it. One run at a time writes there.
 
-An index file and its model are two names, which no single step changes. So the index is replaced first (`Run.switch`),
-and says itself which model its offsets are from (`IndexHandler.holds_offsets_of`). Until then all is as before; from
-then on all is new, though the models still lie where they did. A reader looks for the right one wherever it may lie,
-and the next run moves them to their places (`Run.settle`).
+An index file and its model are two names, which no single step changes. So the index is replaced first (`Run.switch`):
+until then all is as before, and from then on all is new, though the models still lie where they did. The index says by
+12 bits which model is its own (`IndexHandler.holds_offsets_of`). A reader looks for that wherever it may lie, the
+likeliest place first (`HubFolder.models`), and the next run moves the models to their places (`Run.settle`).
 """
 
 from __future__ import annotations
@@ -52,13 +52,16 @@ class HubFolder:
         self.pending_model, self.offsets = self.pending / "model.hub", self.pending / "offsets"
         self.claim, self.new_index = self.pending / "claim.json", self.pending / "index.faiss"
 
-    def models(self) -> Iterator[tuple[OffsetModel, str | None]]:
-        """The models that lie here and can be read, and when their writing began. They come in the order of the places
-        through which a model moves: so whoever reads meanwhile misses none."""
-        for place in (self.pending_model, self.model, self.previous):
+    def models(self) -> Iterator[tuple[Path, OffsetModel]]:
+        """The models that lie here and can be read, and where. The pending one comes first after a switch, and last
+        before. So two models of the same 12 bits are not mistaken for each other; and models move in this order, so
+        that whoever reads meanwhile misses none."""
+        places = [self.model, self.previous]
+        places.insert(2 if self.claim.exists() or self.new_index.exists() else 0, self.pending_model)
+        for place in places:
             model = self.read_model(place)
             if isinstance(model, OffsetModel):
-                yield model, date_of(place)
+                yield place, model
 
     def read_model(self, place: Path) -> OffsetModel | ModelFileError | None:
         """The model in the file `place`, or why it cannot be read; None if there is none."""
@@ -141,6 +144,7 @@ class HubFolder:
     def delete_pending(self) -> None:
         """Raises OSError."""
         if self.pending.is_dir():
+            self.pending_model.unlink(missing_ok=True)  # first: without the claim it is taken for the active one
             shutil.rmtree(self.pending)
 
     def delete_if_empty(self) -> None:
@@ -206,18 +210,14 @@ class Run:
         """Finishes the switch that a killed run has begun, and deletes what no run can go on with. handler: of the
         index as it lies there. Raises StoreError."""
         folder, claim = self.folder, self.folder.claimed()
-
-        def is_held(place: Path) -> bool:
-            model = folder.read_model(place)
-            return isinstance(model, OffsetModel) and handler.holds_offsets_of(model)
-
+        own = next((place for place, model in folder.models() if handler.holds_offsets_of(model)), None)
         with making(folder.pending):
             if claim is not None and not claim.model and not handler.is_upgraded():
                 folder.delete()
-            elif is_held(folder.pending_model):
+            elif own == folder.pending_model:
                 self._move_models()
             else:
-                if is_held(folder.previous) and not is_held(folder.model):  # somebody has put the old index back
+                if own == folder.previous:  # somebody has put the old index back
                     os.replace(folder.previous, folder.model)
                 self._tidy()
 
@@ -230,9 +230,10 @@ class Run:
             folder.pending.mkdir()
         if model is not None:  # offsets have their room now: a map that finds none later ends the process
             folder.write(folder.offsets, np.full(rows, np.nan, np.float32).tobytes())
-            folder.write(folder.pending_model, model.to_bytes())
         claim = Claim(model="" if model is None else model.fingerprint, stamp=stamp)
-        folder.write(folder.claim, claim.model_dump_json().encode())  # last: without it the rest is nobody's
+        folder.write(folder.claim, claim.model_dump_json().encode())
+        if model is not None:  # last: without it the rest is nobody's, and without the claim it is taken for active
+            folder.write(folder.pending_model, model.to_bytes())
 
     def delete(self) -> None:
         """Deletes what lies in the folder. Raises StoreError."""
@@ -241,7 +242,7 @@ class Run:
 
     def forget(self) -> None:
         """Leaves what is pending to nobody, so that it goes with this run."""
-        self.folder.claim.unlink(missing_ok=True)
+        self.folder.pending_model.unlink(missing_ok=True)
 
     def switch(self, unchanged: Callable[[], None], *, remove: bool) -> None:
         """Puts the new index in the place of the old one, and then the pending model beside it; with `remove`, deletes
@@ -253,6 +254,8 @@ class Run:
         with making(folder.index):
             for path in (folder.new_index, folder.pending_model):
                 folder.permit(path)
+            if not remove:
+                folder.claim.unlink()  # from here on the pending model is not half-written
             flushed(folder.pending, folder.path, folder.index.parent)  # the index must not be there without its model
             unchanged()
             os.replace(folder.new_index, folder.index)
@@ -281,8 +284,8 @@ class Run:
     def _tidy(self) -> None:
         """Deletes what is pending, but for offsets that a later run can go on with. Raises OSError."""
         folder = self.folder
-        claim = folder.claimed()
-        if claim is not None and claim.model and folder.offsets.is_file() and folder.pending_model.is_file():
+        claim, model = folder.claimed(), folder.read_model(folder.pending_model)
+        if claim is not None and isinstance(model, OffsetModel) and folder.offsets.is_file():
             folder.new_index.unlink(missing_ok=True)
         else:
             folder.delete_pending()

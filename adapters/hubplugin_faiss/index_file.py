@@ -10,7 +10,7 @@ import faiss
 from hubplugin.errors import StoreError
 from hubplugin.model import OffsetModel
 from hubplugin_faiss.files import read_faiss, stamp_of
-from hubplugin_faiss.folder import HubFolder
+from hubplugin_faiss.folder import HubFolder, date_of
 from hubplugin_faiss.handlers import handler_for
 
 TRIES = 3
@@ -65,9 +65,9 @@ def _model_of(path: str | os.PathLike[str], index: faiss.Index) -> tuple[OffsetM
     handler, folder = handler_for(index), HubFolder(path)
     if not handler.is_upgraded() or handler.holds_offsets_of(None):
         return None, None
-    for model, made in folder.models():
+    for place, model in folder.models():
         if handler.holds_offsets_of(model):
-            return model, made
+            return model, date_of(place)
     try:
         folder.require()
     except StoreError as error:

@@ -187,10 +187,11 @@ class FaissStore(Store):
 
     def previous(self) -> OffsetModel | None:
         """The model before the active one; None if there is none. Raises StoreError if it cannot be read."""
-        active, models = self.model(), (model for model, _ in self.folder.models())
-        if active is None or not any(model.fingerprint == active.fingerprint for model in models):
+        active, models = self.model(), self.folder.models()
+        if active is None or not any(model.fingerprint == active.fingerprint for _, model in models):
             return None
-        behind = next((model for model in models if model.fingerprint != active.fingerprint), None)
+        others = (model for place, model in models if place != self.folder.pending_model)
+        behind = next((model for model in others if model.fingerprint != active.fingerprint), None)
         if behind is None and isinstance(error := self.folder.read_model(self.folder.previous), ModelFileError):
             raise StoreError(str(error))
         return behind
