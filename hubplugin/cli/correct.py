@@ -110,27 +110,26 @@ def remove(
     from hubplugin.registry import open_store
 
     opened = open_store(store)
+    found = previous = None
+    line = "correction removed"
     try:
-        found, previous, there = opened.correction(), opened.previous(), False
+        found, previous = opened.correction(), opened.previous()
+        if found is None:
+            line = "there is no correction"
     except HubpluginError:  # a removal needs no model, and takes a damaged one out, too
         if dry_run:
             raise
-        found, previous, there = None, None, True
     from hubplugin.cli.json_types import Removed
 
     seen = {"written": not dry_run, "correction": found, "previous": previous}
     figures = told(opened, Removed.model_validate(seen, from_attributes=True))
-    there = there or found is not None
     if not dry_run:
         with progress_shown() as progress:
             remove(opened, compute=Compute(progress=progress))
-        return Answer(f"{opened.url}: {'correction removed' if there else 'there was no correction'}", figures)
-    lines = (
-        [f"{opened.url}: nothing was changed; would take out"] if there else [f"{opened.url}: there is no correction"]
-    )
-    lines += [] if found is None else [str(found.model)]
-    lines += [] if previous is None else [f"{previous}, which was active before"]
-    return Answer("\n".join(lines), figures)
+    elif found is not None:
+        line = f"nothing was changed; would take out {found.model}"
+        line += "" if previous is None else f", and {previous}, which was active before"
+    return Answer(f"{opened.url}: {line}", figures)
 
 
 @command
