@@ -15,8 +15,6 @@ from hubplugin.compute import has_torch
 
 DATA = Path(__file__).parent.parent / "examples" / "data"
 
-FULL = 50_000
-
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leaves out files whose tests are all slow where slow tests are: to import what they need takes seconds, and the
@@ -84,15 +82,15 @@ def rng() -> np.random.Generator:
 
 
 @pytest.fixture
-def full_disk() -> Callable[[], AbstractContextManager[None]]:
-    """`with full_disk():` no file of this process can be longer than `FULL` bytes: what is written beyond is refused
+def full_disk() -> Callable[..., AbstractContextManager[None]]:
+    """`with full_disk():` no file of this process can be longer than `size` bytes: what is written beyond is refused
     half-way, as by a disk that is full, with "File too large"."""
     resource = pytest.importorskip("resource")
 
     @contextmanager
-    def full() -> Iterator[None]:
+    def full(size: int = 50_000) -> Iterator[None]:
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (FULL, hard))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
         try:
             yield
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import faiss
@@ -68,14 +69,59 @@ def made(kind: str, metric: int, *, n: int = 600, d: int = 24, seed: int = 3) ->
     else:
         index = faiss.index_factory(d, kind, metric)
     index.train(vectors)
-    ids = np.arange(n)
-    if "IDMap" in kind:
-        ids = rng.permutation(10 * n)[:n]
+    ids = rng.permutation(10 * n)[:n] if "IDMap" in kind else np.arange(n)
+    put(index, vectors, ids)
+    look_everywhere(index)
+    return Case(index, vectors, queries, offsets, ids)
+
+
+def put(index: faiss.Index, vectors: np.ndarray, ids: np.ndarray) -> None:
+    """Adds `vectors` [n, d] through plain Faiss, with their ids if it takes any."""
+    if isinstance(faiss.downcast_index(index), faiss.IndexIDMap):
         index.add_with_ids(vectors, ids)
     else:
         index.add(vectors)
-    look_everywhere(index)
-    return Case(index, vectors, queries, offsets, ids)
+
+
+def filled(kind: str, vectors: np.ndarray, metric: int = IP) -> faiss.Index:
+    """An index that is trained on `vectors` [n, d] and holds them."""
+    index = faiss.index_factory(vectors.shape[1], kind, metric)
+    index.train(vectors)
+    put(index, vectors, np.arange(len(vectors)))
+    return index
+
+
+def written(path: Path, index: faiss.Index) -> Path:
+    faiss.write_index(index, str(path))
+    return path
+
+
+def stored(index: faiss.Index) -> np.ndarray:
+    """The offsets in an upgraded index, by row of the vectors that were added, as the adapter itself reads them."""
+    handler = handler_for(index)
+    offsets = np.concatenate([part for _, part in handler.scan(0, 100)])
+    rows = np.empty_like(offsets)
+    rows[handler.order()] = offsets
+    return rows
+
+
+def decoded(index: faiss.Index) -> np.ndarray:
+    """Its vectors, likewise."""
+    handler = handler_for(index)
+    vectors = np.concatenate([part for part, _ in handler.scan(0, 100)])
+    rows = np.empty_like(vectors)
+    rows[handler.order()] = vectors
+    return rows
+
+
+def best(scores: np.ndarray, k: int = 10) -> np.ndarray:
+    """The columns of the k largest of `scores` [m, n] in each row: [m, k]."""
+    return np.argsort(-scores, axis=1, kind="stable")[:, :k]
+
+
+def recall(found: np.ndarray, expected: np.ndarray) -> float:
+    """The share of `expected` [m, k] that is in `found` [m, k]."""
+    return float(np.mean([len(np.intersect1d(a, b)) / len(b) for a, b in zip(found, expected, strict=True)]))
 
 
 def unit(rows: np.ndarray) -> np.ndarray:

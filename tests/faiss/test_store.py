@@ -36,27 +36,14 @@ def applied(path: Path, model: hubplugin.OffsetModel, **options) -> Applied:
     return hubplugin.apply(hubplugin_faiss.open_store(path), model, **options)
 
 
-def stored_in(path: Path) -> np.ndarray:
-    """The offsets in an upgraded file, in scan order."""
-    handler = handler_for(faiss.read_index(str(path)))
-    return np.concatenate([offsets for _, offsets in handler.scan(0, 1000)])
-
-
 KINDS = ("Flat", "IDMap2,Flat", "IVF4,Flat", "HNSW8", "SQ8", "IVF4,SQ4", "PQ4x8np", "PQ8x4fs", "PCA8,Flat")
 
 
 @pytest.fixture(params=cases.slow_but({"Flat", "IVF4,SQ4"}, KINDS))
 def path(request, tmp_path) -> Path:
-    index = faiss.index_factory(16, request.param, IP)
-    index.train(GALLERY)
-    if "IDMap" in request.param:
-        index.add_with_ids(GALLERY, 3 * np.arange(500))
-    else:
-        index.add(GALLERY)
+    index = cases.filled(request.param, GALLERY)
     cases.look_everywhere(index)
-    file = tmp_path / "photos.faiss"
-    faiss.write_index(index, str(file))
-    return file
+    return cases.written(tmp_path / "photos.faiss", index)
 
 
 def test_apply_inspect_refresh_and_remove(path, model):
@@ -77,33 +64,21 @@ def test_apply_inspect_refresh_and_remove(path, model):
 def test_the_metric_is_read_off_the_index(tmp_path):
     file = tmp_path / "x.faiss"
     for metric, vectors, expected in ((IP, GALLERY, "cosine"), (IP, 3 * GALLERY, "dot"), (L2, GALLERY, "euclidean")):
-        index = faiss.IndexFlat(16, metric)
-        index.add(vectors)
-        faiss.write_index(index, str(file))
+        cases.written(file, cases.filled("Flat", vectors, metric))
         assert open_store(f"faiss:{file}").metric == expected
     assert open_store(f"faiss:{file}?metric=cosine").metric == "cosine"
 
 
-@pytest.mark.parametrize("kind", ["PQ4x4np", "SQ8", "IVF4,SQ4", "PQ4x4np,RFlat"])
 @pytest.mark.parametrize(
-    ("metric", "lengths", "expected"),
-    [(L2, 0.0, "cosine"), (L2, 0.3, "euclidean"), (IP, 0.0, "cosine"), (IP, 0.3, "dot")],
-)
-def test_the_metric_is_cosine_where_codes_have_changed_unit_lengths(tmp_path, kind, metric, lengths, expected):
-    assert metric_seen(tmp_path, kind, metric, lengths) == expected
-
-
-@pytest.mark.parametrize("kind", ["SQ8", "SQ4", "HNSW8,SQ8"])
-@pytest.mark.parametrize(("metric", "expected"), [(IP, "dot"), (L2, "euclidean")])
-def test_codes_that_keep_lengths_tell_small_differences_of_them(tmp_path, kind, metric, expected):
-    assert metric_seen(tmp_path, kind, metric, 0.08) == expected
+    ("kind", "told"),
+    [*((kind, 0.3) for kind in ("PQ4x4np", "IVF4,SQ4", "PQ4x4np,RFlat")), ("PCA12,SQ8", None), ("PCA8,Flat", None),
+     *((kind, 0.08) for kind in ("SQ8", "SQ4", "HNSW8,SQ8"))],
+)  # fmt: skip
+@pytest.mark.parametrize(("metric", "other"), [(L2, "euclidean"), (IP, "dot")])
+def test_the_metric_is_cosine_where_codes_have_changed_unit_lengths_and_no_others(tmp_path, kind, metric, other, told):
+    """told: how far logarithms of lengths spread that codes let through; codes of some components let none through."""
     assert metric_seen(tmp_path, kind, metric, 0.0) == "cosine"
-
-
-@pytest.mark.parametrize("kind", ["PCA12,SQ8", "PCA8,Flat"])
-@pytest.mark.parametrize("metric", [IP, L2])
-def test_codes_of_some_components_keep_no_lengths(tmp_path, kind, metric):
-    assert metric_seen(tmp_path, kind, metric, 0.0) == "cosine"
+    assert told is None or metric_seen(tmp_path, kind, metric, told) == other
 
 
 @pytest.mark.parametrize(
@@ -122,10 +97,7 @@ def test_a_metric_that_codes_do_not_tell_is_said_to_be_assumed(tmp_path, kind, m
 def metric_seen(folder: Path, kind: str, metric: int, lengths: float) -> str:
     """lengths: the spread of their logarithms."""
     vectors = GALLERY * np.random.default_rng(0).lognormal(0, lengths, (500, 1)).astype(np.float32)
-    index = faiss.index_factory(16, kind, metric)
-    index.train(vectors)
-    index.add(vectors)
-    faiss.write_index(index, str(folder / "x.faiss"))
+    cases.written(folder / "x.faiss", cases.filled(kind, vectors, metric))
     return hubplugin_faiss.open_store(folder / "x.faiss").metric
 
 
@@ -136,17 +108,15 @@ def test_codes_find_as_much_by_l2_as_by_inner_product(tmp_path, kind):
     vectors, queries, bank = (cases.unit(rng.normal(size=(rows, 16)) + 0.7) for rows in (1500, 200, 300))
     truth = cases.similarities(queries, vectors, IP)
     truth += hubplugin.fit(vectors, bank).offsets(vectors)
-    best, recalls = np.argsort(-truth, axis=1)[:, :10], []
+    recalls = []
     for metric in (IP, L2):
-        index = faiss.index_factory(16, kind, metric)
-        index.train(vectors)
-        index.add(vectors)
+        index = cases.filled(kind, vectors, metric)
         cases.look_everywhere(index)
-        faiss.write_index(index, str(tmp_path / f"{metric}.faiss"))
-        hubplugin.apply(hubplugin_faiss.open_store(tmp_path / f"{metric}.faiss"), bank, force=True)
-        found = faiss.read_index(str(tmp_path / f"{metric}.faiss")).search(queries, 10)[1]
-        recalls.append(np.mean([len(np.intersect1d(a, b)) / 10 for a, b in zip(found, best, strict=True)]))
-        assert refresh(open_store(f"faiss:{tmp_path / f'{metric}.faiss'}")).stale == 0
+        file = cases.written(tmp_path / "x.faiss", index)
+        hubplugin.apply(hubplugin_faiss.open_store(file), bank, force=True)
+        recalls.append(cases.recall(faiss.read_index(str(file)).search(queries, 10)[1], cases.best(truth)))
+        assert refresh(open_store(f"faiss:{file}")).stale == 0
+        hubplugin.remove(open_store(f"faiss:{file}"))
     assert abs(recalls[1] - recalls[0]) < 0.02
 
 
@@ -161,12 +131,9 @@ def answered() -> tuple[np.ndarray, hubplugin.Bank]:
 def test_known_answers_that_are_found_less_often_keep_a_file_as_it_was(tmp_path, monkeypatch, kind):
     """The guard tries exact rankings, which know nothing of what an index itself loses."""
     vectors, bank = answered()
-    index = faiss.index_factory(16, kind, IP)
-    index.train(vectors)
-    index.add(vectors)
+    index = cases.filled(kind, vectors)
     cases.look_everywhere(index)
-    file = tmp_path / "x.faiss"
-    faiss.write_index(index, str(file))
+    file = cases.written(tmp_path / "x.faiss", index)
     content = file.read_bytes()
     monkeypatch.setattr("hubplugin.jobs.correct.check_by", lambda *_: None)
     monkeypatch.setattr("hubplugin.jobs.correct.require_displacement", lambda *_: None)
@@ -186,10 +153,7 @@ def log_in_lists(gap: float, file: Path) -> hubplugin.Bank:
     rng = np.random.default_rng(0)
     vectors, rows = cases.unit(rng.normal(size=(1000, 16))), np.arange(500)
     rng.shuffle(rows)
-    index = faiss.index_factory(16, "IVF16,Flat", IP)
-    index.train(vectors)
-    index.add(vectors)
-    faiss.write_index(index, str(file))
+    cases.written(file, cases.filled("IVF16,Flat", vectors))
     return hubplugin.Bank(cases.unit(vectors[rows] + 0.25 * rng.normal(size=(500, 16)) + gap * np.eye(16)[0]), rows)
 
 
@@ -227,11 +191,9 @@ def test_an_inspection_sees_lists_and_refined_indexes_whole_and_what_plain_faiss
     bank, gallery, live = (
         cases.unit(rng.normal(size=(n, 16)) + centre + at) for n, at in ((300, 0.5), (2000, 0), (300, 0.5))
     )
-    index, file = faiss.index_factory(16, kind, metric), tmp_path / "x.faiss"
-    index.train(gallery)
-    index.add(gallery)
+    index = cases.filled(kind, gallery, metric)
     cases.look_everywhere(index)
-    faiss.write_index(index, str(file))
+    file = cases.written(tmp_path / "x.faiss", index)
     hubplugin.apply(hubplugin_faiss.open_store(file), bank, force=True)
     seen = hubplugin.inspect(hubplugin_faiss.open_store(file), live)
     assert (seen.count, seen.missing, seen.stale, seen.attention) == (2000, 0, 0, [])
@@ -248,23 +210,8 @@ def test_an_inspection_sees_lists_and_refined_indexes_whole_and_what_plain_faiss
     assert hubplugin.inspect(hubplugin_faiss.open_store(file), live).stale == 0
 
 
-def test_what_plain_faiss_adds_is_stale_until_it_is_refreshed(tmp_path, model):
-    file = tmp_path / "x.faiss"
-    index = faiss.IndexFlatIP(16)
-    index.add(GALLERY)
-    faiss.write_index(index, str(file))
-    applied(file, model)
-    index, _ = hubplugin_faiss.read_index(file)
-    index.add(BANK)
-    faiss.write_index(index, str(file))
-    assert inspect(open_store(f"faiss:{file}")).stale >= 55
-    assert refresh(open_store(f"faiss:{file}")).stale >= 55
-    assert inspect(open_store(f"faiss:{file}")).stale == 0
-
-
 def test_a_refresh_leaves_the_date_and_the_model_before_as_they_were(tmp_path, model):
-    file = tmp_path / "x.faiss"
-    faiss.write_index(filled(), str(file))
+    file = cases.written(tmp_path / "x.faiss", cases.filled("IVF4,Flat", GALLERY))
     for each in (hubplugin.fit(GALLERY, BANK, "csls", k=3), model):
         applied(file, each, force=True)
     os.utime(f"{file}.hub/model.hub", (10**9, 10**9))
@@ -310,11 +257,7 @@ def test_a_wrong_offset_is_told_from_one_that_codes_round(tmp_path, kind, metric
     """By the level at which it lies, not by the worst of all levels, among which are those of a few hubs."""
     rng = np.random.default_rng(5)
     gallery, bank = (cases.unit(rng.normal(size=(rows, 16)) + 0.5) for rows in (2000, 60))
-    file = tmp_path / "x.faiss"
-    index = faiss.index_factory(16, kind, metric)
-    index.train(gallery)
-    index.add(gallery)
-    faiss.write_index(index, str(file))
+    file = cases.written(tmp_path / "x.faiss", cases.filled(kind, gallery, metric))
     hubplugin.apply(hubplugin_faiss.open_store(file, metric="cosine"), bank, "nnn", k=5, force=True)
     store = hubplugin_faiss.open_store(file)
     assert inspect(store).stale == 0
@@ -327,11 +270,7 @@ def test_a_wrong_offset_is_told_from_one_that_codes_round(tmp_path, kind, metric
 
 
 def test_a_vector_that_is_not_finite_hides_no_stale_offset_beside_it(tmp_path, model):
-    file = tmp_path / "x.faiss"
-    index = faiss.index_factory(16, "PCA8,Flat", IP)
-    index.train(GALLERY)
-    index.add(GALLERY)
-    faiss.write_index(index, str(file))
+    file = cases.written(tmp_path / "x.faiss", cases.filled("PCA8,Flat", GALLERY))
     for method in ("nnn", "is"):
         hubplugin.apply(hubplugin_faiss.open_store(file, metric="cosine"), BANK, method, force=True)
     index = faiss.read_index(str(file))
@@ -350,16 +289,11 @@ def foreign_rows() -> np.ndarray:
 
 @pytest.mark.parametrize("kind", ["Flat", "IDMap2,Flat"])
 def test_foreign_vectors_do_not_keep_a_refresh_from_the_others(tmp_path, model, kind):
-    file = tmp_path / "x.faiss"
-    index = faiss.index_factory(16, kind, IP)
-    index.add_with_ids(GALLERY, np.arange(500)) if "IDMap" in kind else index.add(GALLERY)
-    faiss.write_index(hubplugin_faiss.upgrade(index, model), str(file))
+    index = hubplugin_faiss.upgrade(cases.filled(kind, GALLERY), model)
+    cases.put(index, foreign_rows(), np.arange(500, 504))
+    file = cases.written(tmp_path / "x.faiss", index)
     Path(f"{file}.hub").mkdir()
     model.save(f"{file}.hub/model.hub")
-    index = faiss.read_index(str(file))
-    ids = np.arange(500, 504)
-    index.add_with_ids(foreign_rows(), ids) if "IDMap" in kind else index.add(foreign_rows())
-    faiss.write_index(index, str(file))
 
     assert inspect(open_store(f"faiss:{file}")).invalid_vectors.count == 3
     done = refresh(open_store(f"faiss:{file}"))
@@ -371,31 +305,16 @@ def test_foreign_vectors_do_not_keep_a_refresh_from_the_others(tmp_path, model, 
     with pytest.warns(UserWarning, match=r"of 504 entries 3 with vectors that the model cannot judge"):
         in_memory = hubplugin_faiss.upgrade(index, model)
     for upgraded in (hubplugin_faiss.read_index(file)[0], in_memory):
-        stored = np.concatenate([offsets for _, offsets in handler_for(upgraded).scan(0, 1000)])
+        stored = cases.stored(upgraded)
         np.testing.assert_allclose(stored[500:], expected, atol=1e-5)
         np.testing.assert_allclose(stored[:500], model.offsets(GALLERY), atol=1e-5)
     assert inspect(open_store(f"faiss:{file}")).stale == 0
 
 
 def test_a_model_of_cosine_for_vectors_of_all_lengths_is_refused_on_refresh(model):
-    index = faiss.IndexFlatIP(16)
-    index.add(3 * GALLERY)
-    upgraded = hubplugin_faiss.upgrade(index, np.zeros(500, np.float32))
+    upgraded = hubplugin_faiss.upgrade(cases.filled("Flat", 3 * GALLERY), np.zeros(500, np.float32))
     with pytest.raises(hubplugin.InputError, match="the model does not suit this IndexFlatIP: of 500 entries 500 with"):
         hubplugin_faiss.upgrade(upgraded, model)
-
-
-def test_a_half_written_correction_is_taken_up_where_it_stopped(path, model):
-    store = open_store(f"faiss:{path}")
-    writing = store.begin(model)
-    half = next(iter(writing.scan())).some(np.arange(200))
-    writing.write(half, model.offsets(half.vectors))
-    writing.close()
-    again = open_store(f"faiss:{path}")
-    found = again.correction()
-    assert found is not None
-    assert not found.active
-    assert sum(len(part.ids) for part in again.begin(model).scan()) == 300
 
 
 def test_a_fitted_model_is_applied_as_it_is_and_both_are_read_back(path, model):
@@ -412,7 +331,7 @@ def test_a_fitted_model_is_applied_as_it_is_and_both_are_read_back(path, model):
 
 @pytest.mark.parametrize("given", [{"method": "nnn"}, {"tau": 0.1}, {"learn": True}, {"group_by": "shop"}])
 def test_a_fitted_model_takes_no_second_method_and_no_bank(tmp_path, model, given):
-    faiss.write_index(filled(), str(tmp_path / "x.faiss"))
+    faiss.write_index(cases.filled("IVF4,Flat", GALLERY), str(tmp_path / "x.faiss"))
     with pytest.raises(hubplugin.InputError, match=f"its method already: leave out {next(iter(given))}=$"):
         applied(tmp_path / "x.faiss", model, **given)
 
@@ -420,57 +339,33 @@ def test_a_fitted_model_takes_no_second_method_and_no_bank(tmp_path, model, give
 @pytest.mark.parametrize("of", ["no model", "another model"])
 def test_an_index_that_was_upgraded_in_memory_gets_other_offsets(tmp_path, model, of):
     file, other = tmp_path / "x.faiss", hubplugin.fit(GALLERY, BANK, "csls", k=3)
-    upgraded = hubplugin_faiss.upgrade(filled(), np.zeros(500) if of == "no model" else other)
+    upgraded = hubplugin_faiss.upgrade(cases.filled("IVF4,Flat", GALLERY), np.zeros(500) if of == "no model" else other)
     faiss.write_index(upgraded, str(file))
     if of == "another model":
         Path(f"{file}.hub").mkdir()
         other.save(f"{file}.hub/model.hub")
     assert applied(file, model).scanned == 500
-    np.testing.assert_allclose(np.sort(stored_in(file)), np.sort(model.offsets(GALLERY)), atol=1e-5)
+    np.testing.assert_allclose(
+        np.sort(cases.stored(faiss.read_index(str(file)))), np.sort(model.offsets(GALLERY)), atol=1e-5
+    )
 
 
-def test_the_offsets_of_an_index_are_replaced_and_the_model_before_is_kept_whole(tmp_path, model):
-    file, other = tmp_path / "x.faiss", hubplugin.fit(GALLERY, BANK, "csls", k=3)
-    faiss.write_index(filled(), str(file))
-    for each, before in ((other, None), (model, other), (other, model), (other, model)):
-        applied(file, each)
-        store = hubplugin_faiss.open_store(file)
-        assert store.correction().model.fingerprint == each.fingerprint
-        assert before is None or store.previous().to_bytes() == before.to_bytes()
-    expected = hubplugin_faiss.upgrade(filled(), other)
-    np.testing.assert_array_equal(faiss.read_index(str(file)).search(BANK, 5)[1], expected.search(BANK, 5)[1])
-    assert sorted(os.listdir(f"{file}.hub")) == ["lock", "model.hub", "previous.hub"]
-
-
-def test_a_link_stays_a_link_and_a_private_file_private(tmp_path, model):
-    index = faiss.IndexFlatIP(16)
-    index.add(GALLERY)
-    real, link = tmp_path / "real.faiss", tmp_path / "link.faiss"
-    faiss.write_index(index, str(real))
-    real.chmod(0o640)
-    link.symlink_to(real)
-    applied(link, model)
-    assert link.is_symlink()
-    assert hubplugin_faiss.read_index(link)[1] is not None
-    assert real.stat().st_mode & 0o777 == Path(f"{real}.hub/model.hub").stat().st_mode & 0o777 == 0o640
-    assert Path(f"{real}.hub").stat().st_mode & 0o777 == 0o750
-    assert sorted(os.listdir(tmp_path)) == ["link.faiss", "real.faiss", "real.faiss.hub"]
-
-
-def test_a_model_that_is_missing_or_of_another_index_is_noticed(path, model):
-    applied(path, model)
-    other = hubplugin.fit(GALLERY, BANK, "nnn", k=5)
-    other.save(f"{path}.hub/model.hub")
-    with pytest.raises(hubplugin.StoreError, match=r"photos\.faiss\.hub/model\.hub' is the model of another index"):
-        hubplugin_faiss.read_index(path)
-    os.unlink(f"{path}.hub/model.hub")
-    with pytest.raises(hubplugin.StoreError, match=r"its model '.*photos\.faiss\.hub/model\.hub' is missing; put the"):
-        hubplugin_faiss.read_index(path)
+def test_what_lies_beside_a_private_file_is_private(tmp_path, model):
+    file = cases.written(tmp_path / "x.faiss", cases.filled("Flat", GALLERY))
+    file.chmod(0o640)
+    applied(file, model)
+    assert file.stat().st_mode & 0o777 == Path(f"{file}.hub/model.hub").stat().st_mode & 0o777 == 0o640
+    assert Path(f"{file}.hub").stat().st_mode & 0o777 == 0o750
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [(b"", "Faiss cannot read"), (b"\x93NUMPY", "x.faiss': it is no index, or of a type unknown to this Faiss")],
+    [
+        (b"", "Faiss cannot read"),
+        (b"\x93NUMPY", "x.faiss': it is no index, or of a type unknown to this Faiss"),
+        (faiss.serialize_index(cases.filled("IVF4,SQ4", GALLERY)).tobytes()[:-300], "Faiss cannot read"),
+    ],
+    ids=["empty", "of numpy", "cut off"],
 )
 def test_what_faiss_refuses_comes_back_as_one_line(tmp_path, content, says):
     file = tmp_path / "x.faiss"
@@ -481,19 +376,11 @@ def test_what_faiss_refuses_comes_back_as_one_line(tmp_path, content, says):
     assert "\n" not in str(caught.value)
 
 
-def test_a_truncated_file_comes_back_as_one_line(path):
-    path.write_bytes(path.read_bytes()[:-300])
-    with pytest.raises(hubplugin.StoreError, match="Faiss cannot read"):
-        open_store(f"faiss:{path}")
-
-
 @pytest.mark.parametrize("kind", ["IVF4,SQ8", "IVF4,PQ4x4fs", "IDMap2,Flat", "HNSW8", "PCA8,Flat", "PQ4x8np,RFlat"])
 def test_an_index_whose_parts_do_not_fit_is_refused_before_it_is_looked_into(tmp_path, kind):
-    index, file = faiss.index_factory(16, kind, IP), tmp_path / "x.faiss"
-    index.train(GALLERY)
-    index.add_with_ids(GALLERY, np.arange(500)) if "IDMap" in kind else index.add(GALLERY)
+    index = cases.filled(kind, GALLERY)
     index.ntotal += 1
-    faiss.write_index(index, str(file))
+    file = cases.written(tmp_path / "x.faiss", index)
     for way in (hubplugin_faiss.read_index, hubplugin_faiss.open_store):
         with pytest.raises(hubplugin.StoreError, match=r"Faiss cannot read|is damaged: .*, expected 501; restore it"):
             way(file)
@@ -519,13 +406,6 @@ def on_disk(index: faiss.Index, folder: Path) -> None:
     faiss.write_index(index, str(folder / "x.faiss"))
 
 
-def filled(kind: str = "IVF4,Flat") -> faiss.Index:
-    index = faiss.index_factory(16, kind, IP)
-    index.train(GALLERY)
-    index.add(GALLERY)
-    return index
-
-
 def no_folder_flushed(descriptor: int) -> None:
     if stat.S_ISDIR(os.fstat(descriptor).st_mode):
         raise OSError(22, "Invalid argument")
@@ -533,7 +413,7 @@ def no_folder_flushed(descriptor: int) -> None:
 
 @pytest.mark.parametrize("step", ["apply", "remove"])
 def test_an_index_in_a_folder_that_cannot_be_flushed_is_whole(tmp_path, model, monkeypatch, step):
-    file, index = tmp_path / "x.faiss", filled()
+    file, index = tmp_path / "x.faiss", cases.filled("IVF4,Flat", GALLERY)
     faiss.write_index(index, str(file))
     if step == "remove":
         applied(file, model)
@@ -543,7 +423,7 @@ def test_an_index_in_a_folder_that_cannot_be_flushed_is_whole(tmp_path, model, m
         run()
     found, beside = hubplugin_faiss.read_index(file)
     assert (beside is None) == (step == "remove")
-    expected = index if step == "remove" else hubplugin_faiss.upgrade(filled(), model)
+    expected = index if step == "remove" else hubplugin_faiss.upgrade(cases.filled("IVF4,Flat", GALLERY), model)
     np.testing.assert_array_equal(found.search(BANK, 5)[1], expected.search(BANK, 5)[1])
     assert len(os.listdir(tmp_path)) == 1 + (step != "remove")
     assert step == "remove" or sorted(os.listdir(f"{file}.hub")) == ["lock", "model.hub"]
@@ -551,7 +431,7 @@ def test_an_index_in_a_folder_that_cannot_be_flushed_is_whole(tmp_path, model, m
 
 @pytest.mark.parametrize("kind", ["IVF4,Flat", "PCA8,IVF4,SQ8"])
 def test_lists_on_disk_are_refused_until_they_are_loaded_into_memory(tmp_path, model, kind):
-    file, before = tmp_path / "x.faiss", filled(kind)
+    file, before = tmp_path / "x.faiss", cases.filled(kind, GALLERY)
     found = before.search(BANK, 5)[1]
     on_disk(before, tmp_path)
     for way in (open_store, hubplugin_faiss.read_index, lambda path: hubplugin_faiss.upgrade(before, model)):
@@ -569,7 +449,7 @@ def test_lists_on_disk_are_refused_until_they_are_loaded_into_memory(tmp_path, m
 
 def test_a_file_larger_than_memory_is_refused_before_it_is_read(tmp_path, model, monkeypatch):
     file = tmp_path / "x.faiss"
-    faiss.write_index(filled(), str(file))
+    faiss.write_index(cases.filled("IVF4,Flat", GALLERY), str(file))
     size = file.stat().st_size
     monkeypatch.setattr(faiss, "read_index", None)
     monkeypatch.setattr(files, "available_memory", lambda: size - 1)
@@ -582,7 +462,7 @@ def test_an_index_that_finds_no_memory_for_the_new_one_is_refused_before_the_gal
     tmp_path, model, monkeypatch, copies
 ):
     file = tmp_path / "x.faiss"
-    faiss.write_index(filled(), str(file))
+    faiss.write_index(cases.filled("IVF4,Flat", GALLERY), str(file))
     if copies == 2:  # one without offsets, and one with others
         applied(file, model)
     store, size, content = open_store(f"faiss:{file}"), file.stat().st_size, file.read_bytes()
@@ -608,11 +488,9 @@ def test_the_memory_that_is_available_is_no_more_than_a_container_may_have(tmp_p
 
 def test_explain_names_what_the_index_itself_appends_to_a_query(tmp_path, rng):
     vectors = rng.normal(size=(60, 4)).astype(np.float32)
-    index, path = faiss.IndexFlatIP(4), tmp_path / "photos.faiss"
-    index.add(vectors)
     model = hubplugin.fit(vectors, rng.normal(size=(40, 4)), "is", metric="dot", tau=0.5)
-    upgraded = hubplugin_faiss.upgrade(index, model)
-    faiss.write_index(upgraded, str(path))
+    upgraded = hubplugin_faiss.upgrade(cases.filled("Flat", vectors), model)
+    path = cases.written(tmp_path / "photos.faiss", upgraded)
     explained = open_store(f"faiss:{path}").explain(vectors[0])
     inside = vectors[:1]
     for number in range(upgraded.chain.size()):
