@@ -204,7 +204,7 @@ def test_a_password_in_a_url_is_never_printed(made):
         (("diagnose", "faiss:PHOTOS", "--bank", "BANK", "--answers", "FOLDER"), "is a folder; expected a file"),
         (("diagnose", "faiss:PHOTOS", "--bank", "BANK", "--report", "FOLDER"), "it is a folder; expected a file"),
         (("evaluate", "faiss:PHOTOS", "--queries", "BANK", "--truth", "FOLDER"), "is a folder; expected a file"),
-        (("inspect", "faiss:FOLDER"), "is a folder, not an index file"),
+        (("inspect", "faiss:FOLDER"), "cannot be read: Is a directory"),
         (("inspect", "faiss:BANK"), "it is no index, or of a type unknown to this Faiss\n"),
     ],
 )

@@ -17,6 +17,8 @@ def test_the_walk_goes_from_recorded_queries_to_a_rollback(tmp_path, monkeypatch
     monkeypatch.syspath_prepend(ROOT / "examples")
     import walk
 
+    for name, fewer in {"RECORDED": 500, "LATER": 100, "MEASURED": 200, "COMPARED": 20}.items():
+        monkeypatch.setattr(walk, name, fewer)  # local mode searches in Python
     monkeypatch.setattr(subprocess, "run", lambda command, **_: hubplugin(*command[command.index("hubplugin") + 1 :]))
     walk.main(["--folder", str(tmp_path)])
     said = capsys.readouterr().out
