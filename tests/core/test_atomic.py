@@ -2,8 +2,6 @@
 
 import os
 import stat
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import numpy as np
 import pytest
@@ -11,8 +9,6 @@ import pytest
 import hubplugin
 from hubplugin import HubpluginError, atomic
 from hubplugin.cluster import Workspace
-
-FullDisk = Callable[[], AbstractContextManager[None]]
 
 
 def files(folder):

@@ -16,12 +16,9 @@ from hubplugin.report import as_text, facts_of
 from hubplugin.trial import Experiment
 from hubplugin.vectors import as_vectors
 from tests.core import formulas
+from tests.galleries import unit
 
 N, D, PAIRS = 600, 16, 400
-
-
-def unit(x):
-    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
 """Who takes a query back finds it in no part of the record, and after the next refit in no correction."""
 
-from threading import Thread
+from concurrent.futures import ThreadPoolExecutor
 
-import faiss
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -11,12 +10,9 @@ import hubplugin
 from hubplugin import InputError, Recorder, StoreError
 from hubplugin.cli import app
 from hubplugin.recording import read
+from tests.galleries import flat_index, unit
 
 N, D, CLICKS = 500, 16, 420
-
-
-def unit(x):
-    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
 
 
 @pytest.fixture
@@ -30,15 +26,12 @@ def log(rng):
 @pytest.fixture
 def index(log, tmp_path):
     targets, queries, answers = log
-    made = faiss.IndexFlatIP(D)
-    made.add(targets)
-    faiss.write_index(made, str(tmp_path / "photos.faiss"))
     recorder = Recorder(tmp_path / "photos.faiss.queries")
     recorder.add(queries)
     for query, answer in zip(queries, answers.tolist(), strict=True):
         recorder.click(query, answer)
     recorder.close()
-    return f"faiss:{tmp_path / 'photos.faiss'}"
+    return flat_index(tmp_path / "photos.faiss", targets)
 
 
 def known(url, queries):
@@ -132,11 +125,8 @@ def test_forgetting_twice_at_once_loses_neither(tmp_path, rng):
     recorder.add(queries)
     recorder.close()
     gone = [Recorder.id_of(query) for query in queries[:20]]
-    threads = [Thread(target=Recorder(tmp_path / "queries").forget, args=([each],)) for each in gone]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(gone)) as pool:
+        list(pool.map(lambda each: Recorder(tmp_path / "queries").forget([each]), gone))
     assert read(tmp_path / "queries").rows == 20
 
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -485,11 +486,8 @@ def test_names_become_folders_inside(tmp_path):
 
 def test_threads_lose_nothing(folder, queries):
     recorder = Recorder(folder, seconds=0.001)
-    threads = [threading.Thread(target=recorder.add, args=(queries[n::4],)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(recorder.add, [queries[n::4] for n in range(4)]))
     recorder.close()
     found = read(folder)
     assert (found.rows, found.seen) == (300, 300)

@@ -234,7 +234,7 @@ def test_a_bank_is_judged_the_same_on_every_scale_and_by_every_metric(real, bank
     scales = ((1, 1, "cosine"), (1, 1, "dot"), (1, 1, "euclidean"), (1, 3, "dot"), (5, 1, "dot"), (5, 3, "cosine"))
     found = []
     for scale, size, metric in scales:
-        judged = hubplugin.judge(size * unit(real["test_targets"]), scale * unit(banks[0]), metric=metric)
+        judged = hubplugin.judge(size * unit(real["test_targets"]), scale * unit(banks[0][:800]), metric=metric)
         found.append([value for value in astuple(judged.bank) if value is not None])
     np.testing.assert_allclose(found, [found[0]] * len(found), atol=1e-2)
 
