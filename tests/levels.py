@@ -5,8 +5,6 @@ of its own, two at a time, which first shows that the level is in force. Exits w
 be forced.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Each line below "refused" has to be an error: mypy's strict mode reports an ignored error that is none.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Indexes to upgrade, and what their results must be, in float64 straight from the definition."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path

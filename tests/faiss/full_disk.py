@@ -5,8 +5,6 @@ JSON how the step ended, what it said, whether all is as before, how many KiB le
 To be run under `unshare --mount`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

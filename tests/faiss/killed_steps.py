@@ -7,8 +7,6 @@ step. With `alike` an index has the same bits for all models. Prints how often i
 had ended.
 """
 
-from __future__ import annotations
-
 import collections
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Any type, metric, d, number of entries, offsets and ids: the definition holds."""
 
-from __future__ import annotations
-
 import zlib
 
 import faiss

@@ -1,7 +1,5 @@
 """A query map lies before an upgraded index, in plain Faiss: searches map their queries, and what is added stays."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What cannot be upgraded is refused in one line, and stays as it is."""
 
-from __future__ import annotations
-
 import re
 import warnings
 

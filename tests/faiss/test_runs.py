@@ -1,7 +1,5 @@
 """Runs that write an index file: one at a time, only what they have read, and nothing left behind by what fails."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """CorrectedSearch: the exact corrected ranking from an index that knows no offsets, and a certificate that is true."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import faiss

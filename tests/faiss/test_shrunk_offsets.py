@@ -1,7 +1,5 @@
 """The first stage of a refined index: its share of the offsets."""
 
-from __future__ import annotations
-
 import faiss
 import numpy as np
 import pytest

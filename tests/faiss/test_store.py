@@ -1,7 +1,5 @@
 """An index file as a store, and files that survive what interrupts their writing."""
 
-from __future__ import annotations
-
 import os
 import stat
 import warnings

@@ -1,7 +1,5 @@
 """Every type that can be upgraded: same answers as the definition, same bytes after a downgrade, still plain Faiss."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

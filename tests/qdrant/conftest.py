@@ -1,7 +1,5 @@
 """A small collection with hubs, in local mode, and its exact corrected ranking."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import inspect

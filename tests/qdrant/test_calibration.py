@@ -1,7 +1,5 @@
 """How widely a corrected search looks: as widely as the raw index's own recall asks for, and no wider."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What others write while a correction is written is found without reading every vector again."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models

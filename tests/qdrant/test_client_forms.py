@@ -1,7 +1,5 @@
 """Queries in every form that a client takes, and what becomes of those that cannot be corrected."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

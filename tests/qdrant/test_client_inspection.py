@@ -1,7 +1,5 @@
 """What an inspection tells of a collection as it stands."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models

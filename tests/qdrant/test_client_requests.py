@@ -1,7 +1,5 @@
 """What a client asks of a server, and how often: the requests on the wire."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 

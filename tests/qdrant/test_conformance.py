@@ -1,7 +1,5 @@
 """A collection in local mode does what every store must: in memory and on disk, by each distance."""
 
-from __future__ import annotations
-
 import uuid
 
 import pytest

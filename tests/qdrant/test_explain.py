@@ -1,7 +1,5 @@
 """What `explain` prints, sent by a plain client, finds what the wrapped one finds."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

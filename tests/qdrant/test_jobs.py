@@ -1,7 +1,5 @@
 """The job on a collection that others read and write: how often it reads, and what is right when it ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

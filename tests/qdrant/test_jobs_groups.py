@@ -1,7 +1,5 @@
 """Offsets fitted within each tenant: a search filtered by tenant is corrected as if the tenant were alone."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

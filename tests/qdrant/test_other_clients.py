@@ -1,7 +1,5 @@
 """The requests in docs/other-clients.md are those that the wrapped client sends."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What of a collection is the user's, though it has a name that we would use: it is never written over nor deleted."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models

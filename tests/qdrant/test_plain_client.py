@@ -1,7 +1,5 @@
 """What hubplugin uses of qdrant-client's privates is there, and does what hubplugin takes it to do."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from collections import deque

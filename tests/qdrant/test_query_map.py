@@ -1,7 +1,5 @@
 """A collection whose model maps queries ranks as model.queries(q) @ t + offset, however it is asked."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Random requests to a corrected collection that others write to, against a search written from the definition."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """A corrected collection searched through `HubQdrantClient`, against the exact corrected ranking."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

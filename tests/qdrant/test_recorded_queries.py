@@ -1,7 +1,5 @@
 """Queries recorded by a corrected client: which, where, and without a search ever failing for it."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

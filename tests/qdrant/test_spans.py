@@ -1,7 +1,5 @@
 """With OpenTelemetry's instrumentation of qdrant-client a wrapped call is one span, which says how it was corrected."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Where offsets go if nobody says: what is chosen, and what is told of it."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The job on a collection: what it leaves behind, what it refuses, and what it does when it is cut off."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A server that takes connections and never answers: the client's own error, and nothing that waits without an end."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import socket

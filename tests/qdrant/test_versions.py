@@ -1,7 +1,5 @@
 """The states of a collection's versions: from manifest to manifest, without a client."""
 
-from __future__ import annotations
-
 import pytest
 
 from hubplugin import StoreError

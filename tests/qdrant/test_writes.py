@@ -1,7 +1,5 @@
 """Whatever is written through the wrapper has the offset of its vector afterwards, and keeps it."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
