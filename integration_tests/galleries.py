@@ -13,7 +13,7 @@ import numpy as np
 from qdrant_client import QdrantClient, models
 
 import hubplugin_qdrant
-from hubplugin import Bank, OffsetModel
+from hubplugin import Bank, OffsetModel, inspect
 from hubplugin.metric import normalise
 from hubplugin.store import Store
 from integration_tests.waiting import wait_until
@@ -195,6 +195,18 @@ class Gallery:
         for found in client.get_collections().collections:  # with its companion
             if found.name == self.name or found.name.startswith(f"{self.name}--"):
                 client.delete_collection(found.name)
+
+    def found(self, client: QdrantClient, name: str = "", **given: Any) -> Answer:
+        """What `client` finds for each of QUERIES, under the `name` of an alias or its own; `given` with each."""
+        using = self.using or None
+        answers = [client.query_points(name or self.name, query, using, limit=K, **given) for query in QUERIES]
+        return [[point.id for point in answer.points] for answer in answers]
+
+    def health(self) -> tuple[int, int, int]:
+        """How many targets there are, and how many of their offsets are missing and stale."""
+        store = hubplugin_qdrant.open_store(self.backend.client(), self.name, vector=self.using)
+        report = inspect(store, queries=0)
+        return report.count, report.missing, report.stale
 
     def agreement(
         self, found: list[list[int | str]], model: OffsetModel | None, queries: np.ndarray = QUERIES

@@ -11,7 +11,7 @@ from qdrant_client import models
 
 import hubplugin_qdrant
 import hubplugin_qdrant.transport
-from hubplugin import Compute, apply, inspect
+from hubplugin import Compute, apply
 from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, TARGETS, K
 from integration_tests.waiting import wait_until
 
@@ -21,10 +21,9 @@ pytestmark = pytest.mark.needs("cluster")
 def test_many_shards_answer_as_one(backend, fill):
     gallery = fill(shard_number=12, replication_factor=2)
     model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **APPLY).model
-    hub = backend.wrapped()
-    found = [hub.query_points(gallery.name, query=query, limit=K).points for query in QUERIES]
+    found = gallery.found(backend.wrapped())
     assert all(len(points) == K for points in found)
-    assert gallery.agreement([[point.id for point in points] for points in found], model) >= AGREED
+    assert gallery.agreement(found, model) >= AGREED
 
 
 def test_a_node_that_stops_and_comes_back_during_apply_loses_nothing(backend, gallery, monkeypatch):
@@ -45,10 +44,7 @@ def test_a_node_that_stops_and_comes_back_during_apply_loses_nothing(backend, ga
         if back.ident is None:
             back.start()
         back.join()
-    store = gallery.store()
-    report = inspect(store, queries=0)
-    assert (report.count, report.missing, report.stale) == (len(gallery.ids), 0, 0)
-    assert gallery.agreement(store.search(QUERIES, K).ids, model) >= AGREED
+    require_whole(gallery, model)
 
 
 def test_searches_go_on_while_a_node_is_away(backend, gallery):
@@ -56,8 +52,7 @@ def test_searches_go_on_while_a_node_is_away(backend, gallery):
     hub = backend.wrapped()
     backend.stop("node2")
     try:
-        found = [hub.query_points(gallery.name, query=query, limit=K).points for query in QUERIES]
-        assert gallery.agreement([[point.id for point in points] for points in found], model) >= AGREED
+        assert gallery.agreement(gallery.found(hub), model) >= AGREED
     finally:
         backend.start("node2")
 
@@ -94,10 +89,8 @@ class Placement:
 
 
 def require_whole(gallery, model) -> None:
-    store = gallery.store()
-    report = inspect(store, queries=0)
-    assert (report.count, report.missing, report.stale) == (len(gallery.ids), 0, 0)
-    assert gallery.agreement(store.search(QUERIES, K).ids, model) >= AGREED
+    assert gallery.health() == (len(gallery.ids), 0, 0)
+    assert gallery.agreement(gallery.store().search(QUERIES, K).ids, model) >= AGREED
 
 
 def test_shards_that_move_to_another_node_during_apply_keep_every_offset(backend, fill, monkeypatch):
@@ -179,8 +172,6 @@ def test_custom_shard_keys_are_corrected_each_and_together(backend, fill):
     gallery.ids, gallery.vectors = list(range(len(TARGETS))), TARGETS
     model = hubplugin_qdrant.apply(client, gallery.name, BANK, **APPLY).model
     hub = backend.wrapped()
-    found = [hub.query_points(gallery.name, query=query, limit=K).points for query in QUERIES]
-    assert gallery.agreement([[point.id for point in points] for points in found], model) >= AGREED
+    assert gallery.agreement(gallery.found(hub), model) >= AGREED
     gallery.ids, gallery.vectors = gallery.ids[::2], gallery.vectors[::2]
-    left = [hub.query_points(gallery.name, query=query, limit=K, shard_key_selector="left").points for query in QUERIES]
-    assert gallery.agreement([[point.id for point in points] for points in left], model) >= AGREED
+    assert gallery.agreement(gallery.found(hub, shard_key_selector="left"), model) >= AGREED

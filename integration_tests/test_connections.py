@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ import hubplugin_qdrant
 from hubplugin_qdrant import HubQdrantClient
 from integration_tests.backends import Server
 from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, TARGETS, K
-from integration_tests.servers import Address, Stalling, free_ports
+from integration_tests.servers import Stalling
 from integration_tests.waiting import wait_until
 
 
@@ -45,18 +44,6 @@ def last_line(ran):
 
 
 @pytest.mark.needs("grpc")
-@pytest.mark.parametrize("prefer_grpc", [False, True], ids=["rest", "grpc"])
-def test_both_transports_apply_search_and_remove(backend, gallery, prefer_grpc):
-    options = replace(backend.address, prefer_grpc=prefer_grpc).options()
-    model = hubplugin_qdrant.apply(HubQdrantClient(**options), gallery.name, BANK, **APPLY).model
-    hub = HubQdrantClient(**options)
-    found = [hub.query_points(gallery.name, query=query, limit=K).points for query in QUERIES]
-    assert gallery.agreement([[point.id for point in points] for points in found], model) >= AGREED
-    hubplugin.remove(hubplugin_qdrant.open_store(hub, gallery.name))
-    assert all("hub_offset" not in beside for _, beside in gallery.content().values())
-
-
-@pytest.mark.needs("grpc")
 def test_a_server_that_stops_answering_is_the_clients_own_error_for_that_time(backend, fill, storage):
     gallery = fill(using="code")
     given = {"vector": "code", "storage": storage}
@@ -66,24 +53,20 @@ def test_a_server_that_stops_answering_is_the_clients_own_error_for_that_time(ba
     options = backend.address.options() | {"host": "127.0.0.1", "timeout": 2} | ports
     plain, hub = QdrantClient(**options), HubQdrantClient(**options)
 
-    def found():
-        return [hub.query_points(gallery.name, query, "code", limit=K).points for query in QUERIES]
-
     def refused(call):
         with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever it is
             call()
         return type(caught.value)
 
     point = models.PointStruct(id=gallery.ids[0], vector={"code": TARGETS[0].tolist()})
-    assert gallery.agreement([[point.id for point in points] for points in found()], model) >= AGREED
+    assert gallery.agreement(gallery.found(hub), model) >= AGREED
     with between.stalled():
         expected = refused(lambda: plain.query_points(gallery.name, QUERIES[0], "code"))
         assert refused(lambda: hub.query_points(gallery.name, QUERIES[0], "code")) is expected
         assert refused(lambda: hub.upsert(gallery.name, [point])) is expected
     wait_until(lambda: _answers(hub, gallery))
-    assert gallery.agreement([[point.id for point in points] for points in found()], model) >= AGREED
-    report = hubplugin.inspect(hubplugin_qdrant.open_store(backend.client(), gallery.name, vector="code"), queries=0)
-    assert (report.missing, report.stale) == (0, 0)
+    assert gallery.agreement(gallery.found(hub), model) >= AGREED
+    assert gallery.health()[1:] == (0, 0)
     between.close()
 
 
@@ -124,12 +107,3 @@ def test_a_server_with_tls_is_corrected_by_its_url(backend, tmp_path):
         assert "certificate" in last_line(untrusted).lower()
     finally:
         gallery.drop()
-
-
-@pytest.mark.parametrize("prefer_grpc", [False, True], ids=["rest", "grpc"])
-def test_a_server_that_is_not_there_is_one_line(prefer_grpc):
-    http, grpc = free_ports(2)
-    with pytest.raises(hubplugin.StoreError, match="is the server running and reachable"):
-        hubplugin.inspect(
-            hubplugin_qdrant.open_store(Address("127.0.0.1", http, grpc, prefer_grpc=prefer_grpc).client(), "photos")
-        )

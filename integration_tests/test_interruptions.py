@@ -181,8 +181,7 @@ def test_a_server_restarted_in_mid_apply_is_waited_for(backend, fill, storage, m
             back.join()
     store = gallery.store()
     assert store.storage == storage
-    report = inspect(store, queries=0)
-    assert (report.missing, report.stale) == (0, 0)
+    assert gallery.health()[1:] == (0, 0)
     assert gallery.agreement(store.search(QUERIES, K).ids, model) >= AGREED
 
 
@@ -195,8 +194,7 @@ def test_a_restarted_server_still_corrects(backend, fill, storage):
     backend.stop()
     backend.start()
     assert answers(backend.wrapped(), gallery) == before
-    report = hubplugin.inspect(hubplugin_qdrant.open_store(backend.client(), gallery.name), queries=0)
-    assert (report.missing, report.stale) == (0, 0)
+    assert gallery.health()[1:] == (0, 0)
 
 
 def answers(hub, gallery):
@@ -248,7 +246,7 @@ def test_a_collection_restored_alone_is_searched_raw_with_a_warning_until_a_refr
     """From a snapshot that is older than the correction."""
     gallery, client = fill(using="code"), backend.client()
     at = f"http://{backend.address.host}:{backend.address.http}/collections/{gallery.name}/snapshots"
-    key = {"api-key": backend.address.api_key} if backend.address.api_key else {}
+    key = keyed(backend.address)
     snapshot = client.create_snapshot(gallery.name, wait=True).name
     content = httpx.get(f"{at}/{snapshot}", headers=key, timeout=60).raise_for_status().content
     given = {"vector": "code", "storage": storage}
@@ -257,20 +255,16 @@ def test_a_collection_restored_alone_is_searched_raw_with_a_warning_until_a_refr
     upload = {"files": {"snapshot": (snapshot, content)}, "params": {"priority": "snapshot", "wait": "true"}}
     httpx.post(f"{at}/upload", headers=key, timeout=60, **upload).raise_for_status()
     hub = backend.wrapped()
-
-    def found(hub):
-        return [[p.id for p in hub.query_points(gallery.name, query, "code", limit=K).points] for query in QUERIES]
-
     says = "no point of .* has an offset of version 1.*run refresh" if storage == "payload" else "lost its augmented"
     with pytest.warns(UserWarning, match=says) as warned:
-        assert gallery.agreement(found(hub), None) == 1
+        assert gallery.agreement(gallery.found(hub), None) == 1
     assert len([each for each in warned if each.category is UserWarning]) == 1
     if storage == "payload":
         hubplugin.refresh(hubplugin_qdrant.open_store(client, gallery.name, vector="code"))
     else:
         hubplugin.remove(hubplugin_qdrant.open_store(client, gallery.name, vector="code"))
         hubplugin_qdrant.apply(client, gallery.name, BANK, **given, **APPLY)
-    assert gallery.agreement(found(backend.wrapped()), model) >= AGREED
+    assert gallery.agreement(gallery.found(backend.wrapped()), model) >= AGREED
 
 
 @pytest.mark.needs("storage-snapshot")

@@ -22,14 +22,6 @@ from integration_tests.test_connections import There
 pytestmark = pytest.mark.needs("server")
 
 
-def agreement(hub, gallery, model, name=None, **given):
-    found = [
-        hub.query_points(name or gallery.name, query, gallery.using or None, limit=K, **given).points
-        for query in QUERIES
-    ]
-    return gallery.agreement([[point.id for point in points] for points in found], model)
-
-
 @pytest.mark.parametrize("through", ["the wrapped client", "another client"])
 def test_an_alias_that_is_switched_is_followed(backend, fill, through, monkeypatch):
     old, new, client, hub = fill(using="code"), fill(using="code"), backend.client(), backend.wrapped()
@@ -45,14 +37,14 @@ def test_an_alias_that_is_switched_is_followed(backend, fill, through, monkeypat
         by.update_collection_aliases([delete, models.CreateAliasOperation(create_alias=create)])
 
     switched(old, client)
-    assert agreement(hub, old, models_of[0], alias) >= AGREED
+    assert old.agreement(old.found(hub, alias), models_of[0]) >= AGREED
     if through == "another client":
         monkeypatch.setattr(metadata, "MANIFEST_SECONDS", 0.0)
         hub = backend.wrapped()
-        assert agreement(hub, old, models_of[0], alias) >= AGREED
+        assert old.agreement(old.found(hub, alias), models_of[0]) >= AGREED
     switched(new, client if through == "another client" else hub)
-    assert agreement(hub, new, models_of[1], alias) >= AGREED
-    assert agreement(hub, old, models_of[0], alias) < AGREED
+    assert new.agreement(new.found(hub, alias), models_of[1]) >= AGREED
+    assert old.agreement(old.found(hub, alias), models_of[0]) < AGREED
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "wrapped"])
@@ -132,7 +124,7 @@ def test_vectors_on_disk_are_corrected(backend, fill, storage):
     model = hubplugin_qdrant.apply(client, gallery.name, BANK, storage=storage, **APPLY).model
     vectors = client.get_collection(gallery.name).config.params.vectors
     assert all(parameters.on_disk for parameters in vectors.values())
-    assert agreement(backend.wrapped(), gallery, model) >= AGREED - 0.02
+    assert gallery.agreement(gallery.found(backend.wrapped()), model) >= AGREED - 0.02
 
 
 def test_a_strict_limit_on_candidates_is_kept_by_every_search(backend, fill, storage):
@@ -140,7 +132,7 @@ def test_a_strict_limit_on_candidates_is_kept_by_every_search(backend, fill, sto
     gallery, client = fill(using="code", strict_mode_config=limits), backend.client()
     applied = hubplugin_qdrant.apply(client, gallery.name, BANK, storage=storage, agreement=1.0, **APPLY)
     hub = backend.wrapped(oversampling=1000)
-    assert agreement(hub, gallery, applied.model) >= 0.9
+    assert gallery.agreement(gallery.found(hub), applied.model) >= 0.9
     assert len(hub.query_points(gallery.name, QUERIES[0], "code", limit=60).points) == 60
     (measured,) = [line for line in map(str, applied.notes) if "recall" in line]
     assert "raw index" not in measured  # which only exact searches could tell
@@ -175,9 +167,9 @@ def test_keys_of_single_collections_do_what_they_allow(backend, using):
         model = hubplugin_qdrant.apply(there.client(), gallery.name, BANK, **APPLY).model
         # ... but refreshes, who may read both searches corrected, and who may read the points alone is told.
         assert hubplugin.refresh(hubplugin_qdrant.open_store(client(QdrantClient, both, "rw"), gallery.name)).stale == 0
-        assert agreement(client(HubQdrantClient, both, "r"), gallery, model) >= AGREED
+        assert gallery.agreement(gallery.found(client(HubQdrantClient, both, "r")), model) >= AGREED
         with pytest.warns(UserWarning, match="the api key may not read"):
-            assert agreement(client(HubQdrantClient, both[:1], "r"), gallery, None) >= AGREED
+            assert gallery.agreement(gallery.found(client(HubQdrantClient, both[:1], "r")), None) >= AGREED
         expired = token(there.address.api_key, "m", exp=1_000_000_000)
         with pytest.raises(hubplugin.StoreError, match="opening: the api key is missing, wrong or expired"):
             hubplugin.inspect(

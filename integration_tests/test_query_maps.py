@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 from qdrant_client import models
 
 import hubplugin
-import hubplugin_qdrant
 from hubplugin import OffsetModel
 from hubplugin.jobs.write import write
 from integration_tests.galleries import (
@@ -76,15 +74,6 @@ def test_single_searches_batches_and_prefetches_rank_by_the_mapped_query(mapped)
         assert [point.id for point in fused] == [point.id for point in points]
 
 
-def test_pairs_are_applied_by_one_call_and_searched_mapped(backend, fill, storage):
-    gallery, given = fill(using="code"), {"vector": "code", "storage": storage, "learn": True, "force": True}
-    model = hubplugin_qdrant.apply(backend.client(), gallery.name, PAIRS, **given).model
-    assert model.query_map is not None
-    hub = backend.wrapped(oversampling=len(gallery.ids) / K)
-    found = [hub.query_points(gallery.name, query, "code", limit=K, search_params=EXACT).points for query in QUERIES]
-    assert_exact(found, exact_scores(QUERIES, gallery.vectors, model))
-
-
 def test_thresholds_and_groups_are_of_the_mapped_query(mapped):
     threshold = float(np.quantile(mapped.scores[0], 0.9))
     found = mapped.hub.query_points(
@@ -95,19 +84,6 @@ def test_thresholds_and_groups_are_of_the_mapped_query(mapped):
         mapped.name, "row", QUERIES[0], "code", limit=K, group_size=1, search_params=EXACT
     ).groups
     assert_exact([[group.hits[0] for group in groups]], mapped.scores[:1])
-
-
-@pytest.mark.needs("server")  # an async client of local mode is another collection
-def test_an_async_client_ranks_by_the_mapped_query(backend, mapped):
-    async def search():
-        hub = backend.wrapped_async(**mapped.every)
-        try:
-            asked = [hub.query_points(mapped.name, query, "code", limit=K, search_params=EXACT) for query in QUERIES]
-            return [(await each).points for each in asked]
-        finally:
-            await hub.close()
-
-    assert_exact(asyncio.run(search()), mapped.scores)
 
 
 def test_a_plain_client_finds_the_same_by_the_printed_request(backend, mapped, storage):
@@ -121,19 +97,6 @@ def test_a_plain_client_finds_the_same_by_the_printed_request(backend, mapped, s
             found = np.array([mapped.scores[row, mapped.ids.index(point.id)] for point in response.points])
             np.testing.assert_allclose([point.score for point in response.points], found, rtol=0, atol=ROUNDING)
             assert (found >= -np.sort(-mapped.scores[row])[K - 1] - ROUNDING).mean() >= AGREED - 0.1
-
-
-def test_examples_that_are_vectors_are_mapped_and_points_are_not(backend, mapped, storage, model):
-    if storage == "vector":
-        pytest.skip("a recommendation goes to the collection's own vector, where no map lies")
-    given = models.RecommendInput(positive=[QUERIES[0].tolist(), mapped.ids[3]], negative=[QUERIES[1].tolist()])
-    asked = model.queries(QUERIES[:2])
-    expected = models.RecommendInput(positive=[asked[0].tolist(), mapped.ids[3]], negative=[asked[1].tolist()])
-    found, plain = (
-        client.query_points(mapped.name, models.RecommendQuery(recommend=each), "code", limit=K).points
-        for client, each in ((mapped.hub, given), (backend.client(), expected))
-    )
-    assert [point.id for point in found] == [point.id for point in plain]
 
 
 def test_newcomers_a_rollback_and_a_removal_know_the_map(backend, mapped, model):
@@ -173,10 +136,3 @@ def test_a_graph_finds_as_much_of_the_mapped_ranking_as_of_the_raw_one(fill, sto
     write(store, model)
     raw = gallery.agreement(store.search(QUERIES, K, raw=True).ids, None)
     assert gallery.agreement(gallery.store().search(QUERIES, K).ids, model) >= raw - 0.02
-
-
-def test_a_store_of_any_kind_ranks_by_the_mapped_query(fill, model):
-    gallery = fill(using="code")
-    write(gallery.store(), model)
-    assert gallery.agreement(gallery.store().search(QUERIES, K).ids, model) >= AGREED
-    assert gallery.agreement(gallery.store().search(QUERIES, K, raw=True).ids, None) == 1

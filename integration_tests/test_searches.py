@@ -10,7 +10,7 @@ from qdrant_client import models
 
 import hubplugin_qdrant
 from hubplugin.metric import normalise
-from integration_tests.galleries import AGREED, APPLY, BANK, QUERIES, K, exact_scores
+from integration_tests.galleries import APPLY, BANK, QUERIES, K, exact_scores
 
 RRF = models.FusionQuery(fusion=models.Fusion.RRF)
 EXACT = models.SearchParams(exact=True)
@@ -63,14 +63,6 @@ def test_pages_to_the_end_show_every_point_once_and_in_order(corrected):
     assert sorted(map(str, ids(found))) == sorted(map(str, corrected.ids))
     best = expected_scores(corrected.scores[0], len(found))
     np.testing.assert_allclose([point.score for point in found], best, rtol=0, atol=1e-4)
-
-
-def test_a_batch_finds_what_single_queries_find(corrected):
-    requests = [models.QueryRequest(query=query.tolist(), limit=K, params=EXACT) for query in QUERIES]
-    together = corrected.hub.query_batch_points(corrected.name, requests)
-    for query, response in zip(QUERIES, together, strict=True):
-        alone = corrected.hub.query_points(corrected.name, query=query, limit=K, search_params=EXACT).points
-        assert ids(response.points) == ids(alone)
 
 
 def test_groups_hold_the_corrected_best_of_each(backend, corrected):
@@ -164,41 +156,3 @@ def corrected_by_hand(asked, candidates):
     return models.Prefetch(
         prefetch=raw, query=models.FormulaQuery(formula=formula, defaults={"hub_offset.v1": 0.0}), limit=K
     )
-
-
-KINDS = {
-    "named": {"using": "code"},
-    "sparse beside": {"using": "code", "sparse": True},
-    "scalar quantisation": {
-        "quantization_config": models.ScalarQuantization(
-            scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8, always_ram=True)
-        )
-    },
-    "product quantisation": {
-        "quantization_config": models.ProductQuantization(
-            product=models.ProductQuantizationConfig(compression=models.CompressionRatio.X4)
-        )
-    },
-    "binary quantisation": {
-        "quantization_config": models.BinaryQuantization(binary=models.BinaryQuantizationConfig(always_ram=True))
-    },
-    "on disk": {"vector": {"on_disk": True}, "on_disk_payload": True},
-    "float16": {"vector": {"datatype": models.Datatype.FLOAT16}},
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_collection_of_any_kind_is_wrapped(backend, fill, kind):
-    gallery = fill(**KINDS[kind])
-    before = gallery.content()
-    model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, vector=gallery.using, **APPLY).model
-    # What is calibrated follows the index, which may be coarse; these searches are exact.
-    hub = backend.wrapped(oversampling=10)
-    found = [
-        hub.query_points(
-            gallery.name, query=query, using=gallery.using or None, limit=K, search_params=EXACT, with_payload=True
-        ).points
-        for query in QUERIES
-    ]
-    assert gallery.agreement([ids(points) for points in found], model) >= AGREED
-    assert all(point.payload == before[point.id][1] for points in found for point in points)

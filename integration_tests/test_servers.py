@@ -12,19 +12,9 @@ import hubplugin
 import hubplugin_qdrant
 import hubplugin_qdrant.transport
 from hubplugin_qdrant import HubQdrantClient
-from integration_tests.galleries import AGREED, APPLY, BANK, OTHER_BANK, QUERIES, TARGETS, K
+from integration_tests.galleries import AGREED, APPLY, BANK, OTHER_BANK, QUERIES, TARGETS
 from integration_tests.test_connections import There
 from integration_tests.waiting import wait_until
-
-
-def health(client, gallery):
-    report = hubplugin.inspect(hubplugin_qdrant.open_store(client, gallery.name), queries=0)
-    return report.missing, report.stale
-
-
-def agreement(hub, gallery, model):
-    found = [hub.query_points(gallery.name, query, limit=K).points for query in QUERIES]
-    return gallery.agreement([[point.id for point in points] for points in found], model)
 
 
 @pytest.mark.parametrize("given", [None, {}], ids=["none", "empty"])
@@ -42,7 +32,7 @@ def test_an_upsert_without_a_payload_leaves_what_a_plain_one_leaves(backend, gal
     left = [set(gallery.content()[key][1] or {}) - {"hub_offset"} for key in keys]
     assert left[0] == left[1] == left[2]
     hubplugin.refresh(hubplugin_qdrant.open_store(backend.client(), gallery.name))
-    assert health(backend.client(), gallery) == (0, 0)
+    assert gallery.health()[1:] == (0, 0)
 
 
 def test_a_payload_that_is_overwritten_right_after_its_vector_keeps_the_new_offset(backend, gallery):
@@ -56,7 +46,7 @@ def test_a_payload_that_is_overwritten_right_after_its_vector_keeps_the_new_offs
     ]
     backend.wrapped().batch_update_points(gallery.name, operations, wait=False)
     wait_until(lambda: gallery.content()[key][1].get("row") == "new")
-    wait_until(lambda: health(backend.client(), gallery) == (0, 0))
+    wait_until(lambda: gallery.health()[1:] == (0, 0))
 
 
 def test_points_deleted_while_offsets_are_written_do_no_harm(backend, gallery, monkeypatch):
@@ -68,7 +58,7 @@ def test_points_deleted_while_offsets_are_written_do_no_harm(backend, gallery, m
             backend.client().delete(gallery.name, [key], wait=True)
 
     hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, compute=hubplugin.Compute(progress=delete), **APPLY)
-    assert health(backend.client(), gallery) == (0, 0)
+    assert gallery.health()[1:] == (0, 0)
 
 
 @pytest.mark.needs("threads")
@@ -108,11 +98,11 @@ def test_a_strict_server_is_searched_written_and_left_within_its_limits(backend,
     backend.client().create_payload_index(gallery.name, "row", models.PayloadSchemaType.INTEGER, wait=True)
     model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **APPLY).model
     hub = backend.wrapped()
-    assert agreement(hub, gallery, model) >= 0.9  # among 100 candidates, which is all that it allows
+    assert gallery.agreement(gallery.found(hub), model) >= 0.9  # among 100 candidates, which is all that it allows
     hub.query_points_groups(gallery.name, group_by="row", query=QUERIES[0], limit=3, group_size=2)
     hub.overwrite_payload(gallery.name, {"row": 0}, points=gallery.ids[:5])
     hubplugin.refresh(hubplugin_qdrant.open_store(backend.client(), gallery.name))
-    assert health(backend.client(), gallery) == (0, 0)
+    assert gallery.health()[1:] == (0, 0)
     hubplugin.remove(hubplugin_qdrant.open_store(backend.client(), gallery.name))
     assert not any("hub_offset" in beside for _, beside in gallery.content().values())
 
@@ -125,15 +115,15 @@ def test_rates_that_are_limited_are_waited_for(backend, fill):
     gallery = fill(rows=60, strict_mode_config=limits)
     model = hubplugin_qdrant.apply(client, gallery.name, BANK, **APPLY).model
     client.update_collection(gallery.name, strict_mode_config=models.StrictModeConfig(enabled=False))
-    assert health(client, gallery) == (0, 0)
-    assert agreement(backend.wrapped(), gallery, model) >= AGREED
+    assert gallery.health()[1:] == (0, 0)
+    assert gallery.agreement(gallery.found(backend.wrapped()), model) >= AGREED
 
 
 @pytest.mark.needs("server")
 def test_a_client_with_the_default_patience_is_enough(backend, gallery):
     options = {name: value for name, value in backend.address.options().items() if name != "timeout"}
     model = hubplugin_qdrant.apply(QdrantClient(**options), gallery.name, BANK, **APPLY).model
-    assert agreement(HubQdrantClient(**options), gallery, model) >= AGREED
+    assert gallery.agreement(gallery.found(HubQdrantClient(**options)), model) >= AGREED
     hubplugin.remove(hubplugin_qdrant.open_store(QdrantClient(**options), gallery.name))
 
 
@@ -142,9 +132,8 @@ def test_the_graph_is_whole_again_after_a_correction(backend, fill):
     gallery = fill(graph=True)
     model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **APPLY).model
     wait_until(gallery.indexed)
-    found = [backend.client().query_points(gallery.name, query, limit=K).points for query in QUERIES]
-    raw = gallery.agreement([[point.id for point in points] for points in found], None)
-    assert agreement(backend.wrapped(), gallery, model) >= raw - 0.02
+    raw = gallery.agreement(gallery.found(backend.client()), None)
+    assert gallery.agreement(gallery.found(backend.wrapped()), model) >= raw - 0.02
 
 
 @pytest.mark.needs("keyed")
@@ -154,7 +143,7 @@ def test_a_key_that_may_only_read_searches_corrected_and_is_told_the_rest(backen
     try:
         model = hubplugin_qdrant.apply(there.client(), gallery.name, BANK, **APPLY).model
         options = there.address.options() | {"api_key": backend.read_only_key}
-        assert agreement(HubQdrantClient(**options), gallery, model) >= AGREED
+        assert gallery.agreement(gallery.found(HubQdrantClient(**options)), model) >= AGREED
         told: list[str] = []
         compute = hubplugin.Compute(progress=lambda what, done, total: told.append(what))
         given = {"bank": OTHER_BANK, "compute": compute, **APPLY}
@@ -162,7 +151,7 @@ def test_a_key_that_may_only_read_searches_corrected_and_is_told_the_rest(backen
             hubplugin_qdrant.apply(QdrantClient(**options), gallery.name, **given)
         assert not told, "something was begun"
         assert backend.read_only_key not in str(caught.value)
-        assert agreement(HubQdrantClient(**options), gallery, model) >= AGREED
+        assert gallery.agreement(gallery.found(HubQdrantClient(**options)), model) >= AGREED
     finally:
         gallery.drop()
 
@@ -176,5 +165,4 @@ def test_a_collection_that_a_plain_client_makes_anew_is_searched(backend, fill):
     client.create_collection(gallery.name, {"code": parameters})
     gallery.ids, gallery.vectors = gallery.ids[:40], np.asarray(gallery.vectors[:40])
     gallery.insert(gallery.ids, gallery.vectors)
-    found = [backend.wrapped().query_points(gallery.name, query, "code", limit=K).points for query in QUERIES]
-    assert gallery.agreement([[point.id for point in points] for points in found], None) == 1
+    assert gallery.agreement(gallery.found(backend.wrapped()), None) == 1

@@ -11,38 +11,28 @@ import hubplugin_qdrant
 from integration_tests.galleries import AGREED, APPLY, BANK, LATER, QUERIES, K, assert_same, point_id
 
 
-def search(backend, gallery):
-    hub = backend.wrapped()
-    return [
-        [point.id for point in hub.query_points(gallery.name, query=query, using=gallery.using, limit=K).points]
-        for query in QUERIES
-    ]
-
-
 def test_either_storage_corrects_is_kept_up_and_is_removed_without_a_trace(backend, fill, storage):
     gallery = fill(using="code")
     before, client = gallery.content(), backend.client()
     given = {"vector": "code", "storage": storage}
     model = hubplugin_qdrant.apply(client, gallery.name, BANK, **given, **APPLY).model
-    assert gallery.agreement(search(backend, gallery), model) >= AGREED
+    assert gallery.agreement(gallery.found(backend.wrapped()), model) >= AGREED
 
     ids, vectors = gallery.ids, gallery.vectors
     fresh = [point_id(len(ids) + row) for row in range(len(LATER))]
     gallery.insert(fresh, LATER)
     gallery.ids, gallery.vectors = ids + fresh, np.concatenate([vectors, LATER])
-    found = search(backend, gallery)
+    found = gallery.found(backend.wrapped())
     assert set(fresh) & {key for line in found for key in line}
-    assert hubplugin.inspect(
-        hubplugin_qdrant.open_store(client, gallery.name, vector="code"), queries=0
-    ).missing == len(LATER)
+    assert gallery.health() == (len(gallery.ids), len(LATER), 0)
     hubplugin.refresh(hubplugin_qdrant.open_store(client, gallery.name, vector="code"))
-    assert gallery.agreement(search(backend, gallery), model) >= AGREED
+    assert gallery.agreement(gallery.found(backend.wrapped()), model) >= AGREED
 
     client.delete(gallery.name, fresh, wait=True)
     gallery.ids, gallery.vectors = ids, vectors
     hubplugin.remove(hubplugin_qdrant.open_store(client, gallery.name, vector="code"))
     assert_same(gallery.content(), before)
-    assert gallery.agreement(search(backend, gallery), None) == 1
+    assert gallery.agreement(gallery.found(backend.wrapped()), None) == 1
 
 
 def test_points_that_come_where_others_were_deleted_are_found(backend, fill, storage):
@@ -60,9 +50,8 @@ def test_points_that_come_where_others_were_deleted_are_found(backend, fill, sto
 def test_a_collection_of_float16_is_corrected_and_stays_so(backend, fill, storage):
     gallery, client = fill(using="code", vector={"datatype": models.Datatype.FLOAT16}), backend.client()
     model = hubplugin_qdrant.apply(client, gallery.name, BANK, storage=storage, **APPLY).model
-    report = hubplugin.inspect(hubplugin_qdrant.open_store(client, gallery.name), queries=0)
-    assert (report.missing, report.stale) == (0, 0)
-    assert gallery.agreement(search(backend, gallery), model) >= AGREED - 0.01
+    assert gallery.health()[1:] == (0, 0)
+    assert gallery.agreement(gallery.found(backend.wrapped()), model) >= AGREED - 0.01
 
 
 QUANTISED = {
@@ -79,16 +68,10 @@ def test_the_offsets_of_a_quantised_collection_keep_their_weight(backend, fill, 
     gallery = fill(using="code", graph="graph" in backend.can, quantization_config=QUANTISED[kind])
     given = {"vector": "code", "storage": storage}
     model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **given, **APPLY).model
-    hub, exact = backend.wrapped(), models.SearchParams(exact=True)
-    found = [hub.query_points(gallery.name, query, "code", limit=K, search_params=exact).points for query in QUERIES]
-    assert (
-        gallery.agreement([[point.id for point in points] for points in found], model) >= AGREED
-    )  # codes do not count
-    raw = gallery.agreement(
-        hubplugin_qdrant.open_store(backend.client(), gallery.name, vector="code").search(QUERIES, K, raw=True).ids,
-        None,
-    )
-    assert gallery.agreement(search(backend, gallery), model) >= raw - 0.03  # by the codes and the graph
+    exact = gallery.found(backend.wrapped(), search_params=models.SearchParams(exact=True))
+    assert gallery.agreement(exact, model) >= AGREED  # codes do not count
+    raw = gallery.agreement(gallery.store().search(QUERIES, K, raw=True).ids, None)
+    assert gallery.agreement(gallery.found(backend.wrapped()), model) >= raw - 0.03  # by the codes and the graph
 
 
 @pytest.mark.needs("graph")
@@ -96,11 +79,8 @@ def test_either_storage_reaches_the_recall_of_the_raw_graph(backend, fill, stora
     gallery = fill(using="code", graph=True)
     given = {"vector": "code", "storage": storage}
     model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **given, **APPLY).model
-    raw = gallery.agreement(
-        hubplugin_qdrant.open_store(backend.client(), gallery.name, vector="code").search(QUERIES, K, raw=True).ids,
-        None,
-    )
-    assert gallery.agreement(search(backend, gallery), model) >= raw - 0.02
+    raw = gallery.agreement(gallery.store().search(QUERIES, K, raw=True).ids, None)
+    assert gallery.agreement(gallery.found(backend.wrapped()), model) >= raw - 0.02
 
 
 @pytest.mark.needs("server")  # local mode takes no unnamed vector beside a named one
@@ -109,16 +89,13 @@ def test_a_second_vector_beside_an_unnamed_one_disturbs_no_plain_client(backend,
     gallery = fill(graph="graph" in backend.can)
     client, before = backend.client(), gallery.content()
     model = hubplugin_qdrant.apply(client, gallery.name, BANK, storage="vector", **APPLY).model
-    assert gallery.agreement(search(backend, gallery), model) >= 0.97
-    assert (
-        gallery.agreement(hubplugin_qdrant.open_store(client, gallery.name).search(QUERIES, K, raw=True).ids, None)
-        >= 0.97
-    )
+    assert gallery.agreement(gallery.found(backend.wrapped()), model) >= 0.97
+    assert gallery.agreement(gallery.store().search(QUERIES, K, raw=True).ids, None) >= 0.97
     fresh = point_id(len(gallery.ids))
     client.upsert(gallery.name, [models.PointStruct(id=fresh, vector=LATER[0].tolist())], wait=True)
-    assert hubplugin.inspect(hubplugin_qdrant.open_store(client, gallery.name), queries=0).missing == 1
+    assert gallery.health()[1] == 1
     backend.wrapped().upsert(gallery.name, [models.PointStruct(id=fresh, vector=LATER[1].tolist())], wait=True)
-    assert hubplugin.inspect(hubplugin_qdrant.open_store(client, gallery.name), queries=0).missing == 0
+    assert gallery.health()[1] == 0
     client.delete(gallery.name, [fresh], wait=True)
     hubplugin.remove(hubplugin_qdrant.open_store(client, gallery.name))
     assert_same(gallery.content(), before)

@@ -7,8 +7,6 @@ import asyncio
 import numpy as np
 import pytest
 from qdrant_client import models
-from qdrant_client import qdrant_client as plain_module
-from qdrant_client.conversions.conversion import RestToGrpc
 
 import hubplugin
 import hubplugin_qdrant
@@ -19,15 +17,6 @@ from integration_tests.galleries import AGREED, APPLY, BANK, LATER, QUERIES, TAR
 def corrected(backend, gallery):
     gallery.model = hubplugin_qdrant.apply(backend.client(), gallery.name, BANK, **APPLY).model
     return gallery
-
-
-def search(hub, gallery):
-    return [[p.id for p in hub.query_points(gallery.name, query=query, limit=K).points] for query in QUERIES]
-
-
-def health(backend, gallery):
-    report = hubplugin.inspect(hubplugin_qdrant.open_store(backend.client(), gallery.name), queries=0)
-    return report.count, report.missing, report.stale
 
 
 def test_points_written_through_the_wrapper_need_no_refresh(backend, corrected):
@@ -46,22 +35,14 @@ def test_points_written_through_the_wrapper_need_no_refresh(backend, corrected):
     hub.delete(corrected.name, corrected.ids[-10:])
     corrected.vectors = np.concatenate([TARGETS[1:21], corrected.vectors[20:-10], LATER])
     corrected.ids = corrected.ids[:-10] + fresh
-    assert health(backend, corrected) == (len(corrected.ids), 0, 0)
-    assert corrected.agreement(search(hub, corrected), corrected.model) >= AGREED
+    assert corrected.health() == (len(corrected.ids), 0, 0)
+    assert corrected.agreement(corrected.found(hub), corrected.model) >= AGREED
     shown = hub.retrieve(corrected.name, corrected.ids[20:40], with_payload=True)
     assert [record.payload for record in shown] == [{"row": "overwritten"}] * 20
 
 
 FRESH = [point_id(1_000 + row) for row in range(4)]
 REFUSED = {
-    "fewer ids": lambda client, name: client.upload_collection(name, LATER[:4], ids=FRESH[:2], wait=True),
-    "fewer payloads": lambda client, name: client.upload_collection(name, LATER[:4], [{"n": 1}], FRESH, wait=True),
-    "a batch with fewer ids": lambda client, name: client.upsert(
-        name, models.Batch(ids=FRESH[:2], vectors=LATER[:4].tolist())
-    ),
-    "a batch with fewer vectors": lambda client, name: client.upsert(
-        name, models.Batch(ids=FRESH, vectors=LATER[:2].tolist())
-    ),
     "another dimension": lambda client, name: client.upsert(
         name, [models.PointStruct(id=key, vector=[1.0] * size) for key, size in zip(FRESH, (384, 5), strict=False)]
     ),
@@ -71,54 +52,18 @@ REFUSED = {
         name, [models.PointVectors(id=FRESH[0], vector={"other": [1.0]})]
     ),
     "a selector that is none": lambda client, name: client.clear_payload(name, 7),
-    "an operation with fewer ids": lambda client, name: client.batch_update_points(
-        name,
-        [
-            models.ClearPayloadOperation(clear_payload=models.PointIdsList(points=[point_id(0)])),
-            models.UpsertOperation(
-                upsert=models.PointsBatch(batch=models.Batch(ids=FRESH[:2], vectors=LATER[:4].tolist()))
-            ),
-        ],
-    ),
 }
 
 
-def test_what_the_plain_client_is_refused_is_refused_alike_and_nothing_is_written(backend, corrected):
-    before = corrected.content()
-    for what, write in REFUSED.items():
-        if hasattr(plain_module, "require_length") or not what.startswith(("fewer", "a batch", "an operation")):
-            refusals = []
-            for client in (backend.client(), backend.wrapped()):
-                with pytest.raises(Exception) as refusal:  # noqa: PT011 - whatever it is, both are the same
-                    write(client, corrected.name)
-                refusals.append(refusal.type)
-            assert refusals[0] is refusals[1], what
-            assert_same(corrected.content(), before)
-
-
-POINTS = [models.PointStruct(id=FRESH[0], vector=LATER[0].tolist(), payload={"n": 1})]
-FORMS = {
-    "structures": POINTS,
-    "messages": [RestToGrpc.convert_point_struct(point) for point in POINTS],
-    "messages in a tuple": tuple(RestToGrpc.convert_point_struct(point) for point in POINTS),
-    "dicts": [point.model_dump() for point in POINTS],
-    "records": [models.Record(**point.model_dump()) for point in POINTS],
-}
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_points_are_taken_in_the_forms_that_the_plain_client_takes(backend, corrected, form):
-    client = backend.client()
-    try:
-        client.upsert(corrected.name, FORMS[form])
-    except Exception as refused:
-        with pytest.raises(type(refused)):
-            backend.wrapped().upsert(corrected.name, FORMS[form])
-    else:
-        client.delete(corrected.name, FRESH[:1])
-        backend.wrapped().upsert(corrected.name, FORMS[form])
-        assert len(corrected.content()) == len(corrected.ids) + 1
-    assert health(backend, corrected)[1:] == (0, 0)
+@pytest.mark.parametrize("write", REFUSED.values(), ids=REFUSED)
+def test_what_the_plain_client_is_refused_is_refused_alike_and_nothing_is_written(backend, corrected, write):
+    before, refusals = corrected.content(), []
+    for client in (backend.client(), backend.wrapped()):
+        with pytest.raises(Exception) as refusal:  # noqa: PT011 - whatever it is, both are the same
+            write(client, corrected.name)
+        refusals.append(refusal.type)
+    assert refusals[0] is refusals[1]
+    assert_same(corrected.content(), before)
 
 
 def test_what_misses_a_point_leaves_the_others_their_offsets(backend, corrected):
@@ -132,7 +77,7 @@ def test_what_misses_a_point_leaves_the_others_their_offsets(backend, corrected)
     for write in writes:
         with pytest.raises(Exception, match=f"{FRESH[0]}|No point with id"):  # the client cuts off what a cluster says
             write()
-    assert health(backend, corrected) == (len(ids), 0, 0)
+    assert corrected.health() == (len(ids), 0, 0)
     content = corrected.content()
     assert content[ids[1]][1]["row"] == "overwritten"
     np.testing.assert_allclose(content[ids[0]][0], LATER[0], atol=1e-6)
@@ -146,8 +91,8 @@ def test_a_conditional_upsert_brings_offsets_for_what_it_writes(backend, correct
     first = models.Filter(must=[models.FieldCondition(key="row", match=models.MatchValue(value=0))])
     hub.upsert(corrected.name, points, update_filter=first, update_mode=models.UpdateMode.UPDATE_ONLY)
     corrected.vectors = np.concatenate([LATER[:1], corrected.vectors[1:]])
-    assert health(backend, corrected) == (rows, 0, 0)
-    assert corrected.agreement(search(hub, corrected), corrected.model) >= AGREED
+    assert corrected.health() == (rows, 0, 0)
+    assert corrected.agreement(corrected.found(hub), corrected.model) >= AGREED
 
 
 def test_what_others_wrote_in_the_place_of_offsets_is_told_and_left(backend, corrected):
@@ -174,23 +119,10 @@ def test_a_payload_key_that_the_user_has_is_refused_and_another_one_taken(backen
                 hubplugin_qdrant.apply(client, gallery.name, dry_run=dry_run, **given)
     content = gallery.content()
     model = hubplugin_qdrant.apply(client, gallery.name, offset_key="nudge", **given).model
-    assert gallery.agreement(search(backend.wrapped(), gallery), model) >= AGREED
+    assert gallery.agreement(gallery.found(backend.wrapped()), model) >= AGREED
     assert hubplugin.inspect(hubplugin_qdrant.open_store(client, gallery.name), queries=0).missing == 0
     hubplugin.remove(hubplugin_qdrant.open_store(client, gallery.name))
     assert_same(gallery.content(), content)
-
-
-def test_points_written_by_a_plain_client_are_found_and_then_refreshed(backend, corrected):
-    fresh = [point_id(len(corrected.ids) + row) for row in range(len(LATER))]
-    corrected.insert(fresh, LATER)
-    hub = backend.wrapped()
-    nearest = [hub.query_points(corrected.name, query=vector, limit=K).points for vector in LATER]
-    assert all(key in [point.id for point in found] for key, found in zip(fresh, nearest, strict=True))
-    corrected.ids, corrected.vectors = corrected.ids + fresh, np.concatenate([corrected.vectors, LATER])
-    assert health(backend, corrected) == (len(corrected.ids), len(LATER), 0)
-    hubplugin.refresh(hubplugin_qdrant.open_store(backend.client(), corrected.name))
-    assert health(backend, corrected) == (len(corrected.ids), 0, 0)
-    assert corrected.agreement(search(backend.wrapped(), corrected), corrected.model) >= AGREED
 
 
 def test_ten_writers_and_ten_readers_at_once_lose_nothing(backend, corrected):
@@ -217,6 +149,6 @@ def test_ten_writers_and_ten_readers_at_once_lose_nothing(backend, corrected):
             await hub.close()
 
     asyncio.run(everyone())
-    assert health(backend, corrected) == (rows + 10 * rounds, 0, 0)
+    assert corrected.health() == (rows + 10 * rounds, 0, 0)
     written = {key: beside["n"] for key, (_, beside) in corrected.content().items() if "n" in beside}
     assert written == {point_id(rows + row): row for row in range(10 * rounds)}

@@ -18,7 +18,6 @@ ABILITIES = {
     "graph": "it builds no graph",
     "threads": "it may be used by one thread only",
     "processes": "no other process can open it by a URL",
-    "disk": "nothing can be closed and opened again",
     "server": "it is no server",
     "grpc": "its port for gRPC is not known",
     "restart": "it cannot be restarted from here",

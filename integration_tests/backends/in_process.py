@@ -38,7 +38,7 @@ class Memory(Backend):
 
 class Disk(Backend):
     name = "local-path"
-    can = frozenset({"disk", "processes"})
+    can = frozenset({"processes"})
 
     @contextmanager
     def started(self, folder: Path) -> Iterator[None]:

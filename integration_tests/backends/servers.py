@@ -91,7 +91,7 @@ class Binary(Single):
     name = "binary"
     read_only_key = READ_ONLY_KEY
     own_key: str | None = None
-    can = Server.can | {"disk", "restart", "fresh", "keyed", "tls", "jwt", "storage-snapshot"}
+    can = Server.can | {"restart", "fresh", "keyed", "tls", "jwt", "storage-snapshot"}
 
     @classmethod
     def missing(cls) -> str | None:
@@ -181,7 +181,7 @@ class Docker(ByCompose, Single):
 
     name = "docker"
     read_only_key = READ_ONLY_KEY
-    can = Server.can | {"disk", "restart", "fresh", "keyed", "tls", "jwt"}
+    can = Server.can | {"restart", "fresh", "keyed", "tls", "jwt"}
     service = "open"
 
     @contextmanager
