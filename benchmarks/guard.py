@@ -36,7 +36,7 @@ from benchmarks.banks import Case, cases
 from benchmarks.tables import EXAMPLES, SHARED, markdown, write_table
 from hubplugin.bank import Bank, PreparedBank
 from hubplugin.bank.kinds import displacement
-from hubplugin.compute import Compute, HoldingCompute
+from hubplugin.compute import Compute
 from hubplugin.methods import configure
 from hubplugin.metric import Metric
 from hubplugin.trial import Experiment, judge_by
@@ -63,7 +63,7 @@ def judged(case: Case, split: int) -> Iterator[dict[str, Any]]:
     bases = {"queries alone": None} | ({} if case.target_bank is None else {"pairs": case.target_bank})
     for basis, second in bases.items():
         bank = Bank(case.bank, second, pairs=None if second is None else np.arange(len(second)))
-        given = bank.prepare(Metric.COSINE, HoldingCompute("cpu", "2GiB")).against(as_vectors(case.gallery, "targets"))
+        given = bank.prepare(Metric.COSINE, Compute("cpu", "2GiB")).against(as_vectors(case.gallery, "targets"))
         experiment = Experiment(given, split)
         if given.pairs is None:  # the default is judged by nothing else then
             objections = [experiment.profile.objection] if experiment.profile.objection else []

@@ -22,7 +22,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from hubplugin.bank import Bank, BankLike
-from hubplugin.compute import Compute, Similarities, count_larger, log_sum_exp
+from hubplugin.compute import Compute, LogSum, Similarities, count_larger, reduce
 from hubplugin.errors import InputError
 from hubplugin.methods import FitInput, configured
 from hubplugin.methods.inverted_softmax import DualInvertedSoftmax, InvertedSoftmax
@@ -178,7 +178,7 @@ class DualSoftmax(Rule):
     def keep(self, targets: VectorLike) -> np.ndarray:
         """[n]: LSE_u( T s(b_u, t) )."""
         vectors = as_vectors(targets, "targets")
-        return log_sum_exp(self.bank, vectors, 1 / self.temperature).astype(np.float32)
+        return reduce(self.bank, vectors, [LogSum(1 / self.temperature)])[0].astype(np.float32)
 
     def rescore(self, similarities: np.ndarray, kept: np.ndarray) -> np.ndarray:
         own = self.temperature * similarities

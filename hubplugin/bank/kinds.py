@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from hubplugin.compute import SURVEYED, Compute, Similarities, dense, look, nearest_targets, spacing_ratio, torch
+from hubplugin.compute import SURVEYED, Compute, Similarities, dense, nearest_targets, spacing_ratio, survey, torch
 from hubplugin.methods import FitInput
 from hubplugin.metric import Metric, normalise
 from hubplugin.model import OffsetModel
@@ -196,9 +196,9 @@ def _spacing(fit_input: FitInput, queries: np.ndarray) -> float:
     if ratio <= LOG:
         return ratio
     gallery, seen = fit_input.require_targets("blend"), queries[:SURVEYED]
-    _, nearest = nearest_targets(Similarities.of(seen, fit_input.metric, fit_input.compute), [gallery])
+    _, nearest = nearest_targets(Similarities(seen, fit_input.metric, fit_input.compute), [gallery])
     once = np.unique(nearest, return_index=True)[1]
-    return spacing_ratio(look(Similarities.of(seen[once], fit_input.metric, fit_input.compute), gallery))
+    return spacing_ratio(survey(Similarities(seen[once], fit_input.metric, fit_input.compute), gallery))
 
 
 def own_share(first: np.ndarray, second: np.ndarray, compute: Compute, rng: np.random.Generator) -> float:

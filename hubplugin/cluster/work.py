@@ -93,7 +93,7 @@ def _readable(order: Order) -> Vectors | None:
 
 def _known(bank: Bank) -> Similarities | None:
     rows = bank.rows
-    make = None if rows is None else lambda: Similarities.of(rows, bank.metric, bank.compute)
+    make = None if rows is None else lambda: Similarities(rows, bank.metric, bank.compute)
     return _BANKS.get(repr((bank.key, bank.metric, bank.compute)), make)
 
 

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hubplugin.compute.largest import largest, reached
+from hubplugin.compute.largest import largest, reaching
 from hubplugin.compute.similarities import (
     MOST_ANSWERS,
     Similarities,
     as_tensor,
-    entries_at,
-    highest_of,
+    host,
+    like,
+    module_of,
     torch,
     with_own,
 )
@@ -44,34 +45,22 @@ class Answers:
     levels: np.ndarray
     weights: np.ndarray
 
-    @classmethod
-    def of(cls, levels: np.ndarray, rows: np.ndarray) -> Answers:
-        """From each query's largest similarity and the number of its target: float64 [m] and int64 [m]."""
-        _, place, count = np.unique(rows, return_inverse=True, return_counts=True)
-        count[count > MOST_ANSWERS * len(rows)] = 1  # a hub, not an answer: the queries that find it ask for others
-        return cls(levels, 1.0 / count[place.reshape(-1)])
-
-
-SAME = 1e-12
-"""Similarities that differ by less, beside the larger of 1 and them, are the same: copies of a target have them."""
-
 
 @dataclass(frozen=True)
 class NearestOfShard(Task):
-    """The nearest target of every bank row, the first of several that are as near. similarity: float64 [m]; rows: int64
-    [m]."""
+    """The nearest target of every bank row, the first of several that are as near (see `ANSWER_SLACK`). similarity:
+    float64 [m]; rows: int64 [m]."""
 
     what: str = "answers of the bank"
 
     def __call__(self, similarities: Similarities, targets: Vectors) -> ShardResult:
         similarity, nearest = np.full(similarities.m, -math.inf), np.zeros(similarities.m, np.int64)
         for tile in similarities.tiles(targets, self.what):
-            rows, columns, values = entries_at(tile, np.maximum(similarity, highest_of(tile) - tile.error))
-            highest = np.full_like(similarity, -math.inf)
-            np.maximum.at(highest, columns, values)
-            least = reached(highest, SAME)
-            nearer = ((least > similarity)[columns] & (values >= least[columns])).nonzero()[0][::-1]
-            nearest[columns[nearer]] = rows[nearer] + tile.start  # the first of several: numpy keeps the last it writes
+            s = with_own(tile)
+            highest = host(module_of(s).amax(s, 0))
+            least = similarities.reached(highest)
+            rows, columns = reaching(s, like(np.where(least > similarity, least, math.inf), s))
+            nearest[columns[::-1]] = rows[::-1] + tile.start  # the first of several: numpy keeps the last it writes
             similarity = np.maximum(similarity, highest)
         return {"similarity": similarity, "rows": nearest}
 
@@ -82,7 +71,8 @@ def nearest_targets(similarities: Similarities, columns: Sequence[Vectors]) -> t
     similarity, nearest, first = np.full(similarities.m, -math.inf), np.zeros(similarities.m, np.int64), 0
     for targets in columns:
         for start, found in over(similarities, targets, NearestOfShard()):
-            nearest = np.where(reached(found["similarity"], SAME) > similarity, found["rows"] + first + start, nearest)
+            nearer = similarities.reached(found["similarity"]) > similarity
+            nearest = np.where(nearer, found["rows"] + first + start, nearest)
             similarity = np.maximum(similarity, found["similarity"])
         first += targets.rows
     return similarity, nearest
@@ -93,7 +83,17 @@ def find_answers(similarities: Similarities, columns: Sequence[Vectors]) -> Answ
     targets are too few."""
     if min(similarities.m, sum(part.rows for part in columns)) < SMALLEST_LOG:
         return None
-    return Answers.of(*nearest_targets(similarities, columns))
+    levels, rows = nearest_targets(similarities, columns)
+    _, place, count = np.unique(rows, return_inverse=True, return_counts=True)
+    count[count > MOST_ANSWERS * len(rows)] = 1  # a hub, not an answer: the queries that find it ask for others
+    return Answers(levels, 1.0 / count[place.reshape(-1)])
+
+
+SURVEYED = 512
+"""Bank queries that the kind of a bank is judged by: the spacing ratio then has a standard error of about 0.05."""
+
+SPACINGS = 10
+"""Gaps between neighbours in a query's list that the spacing ratio reads: the first, and those it is compared with."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ class _SurveyOfShard(Task):
         return {"largest": most.numpy(), "moments": moments}
 
 
-def survey(similarities: Similarities, targets: Vectors, k: int) -> Survey:
-    """Of all bank rows and `targets`, in one pass: see `Survey`."""
+def survey(similarities: Similarities, targets: Vectors, k: int = SPACINGS + 1) -> Survey:
+    """Of all bank rows and `targets`, in one pass: see `Survey`. k: by default, as many as `spacing_ratio` reads."""
     parts = [found for _, found in over(similarities, targets, _SurveyOfShard(k))]
     counts, means, squares = np.array([part["moments"] for part in parts]).T
     apart = means - np.average(means, weights=counts)
@@ -142,18 +142,6 @@ def _most(parts: Sequence[torch.Tensor], k: int) -> torch.Tensor:
     """The k largest of each row, the largest first, where there are as many: [m, k]."""
     both = torch.cat(list(parts), dim=1)
     return both.topk(min(k, both.shape[1]), dim=1).values
-
-
-SURVEYED = 512
-"""Bank queries that the kind of a bank is judged by: the spacing ratio then has a standard error of about 0.05."""
-
-SPACINGS = 10
-"""Gaps between neighbours in a query's list that the spacing ratio reads: the first, and those it is compared with."""
-
-
-def look(similarities: Similarities, targets: Vectors) -> Survey:
-    """What `spacing_ratio` reads, and the spread of the similarities, in one pass."""
-    return survey(similarities, targets, SPACINGS + 1)
 
 
 def spacing_ratio(seen: Survey) -> float:

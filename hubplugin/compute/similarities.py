@@ -13,15 +13,15 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from hubplugin.compute.largest import Array, largest, reached, reaching
+from hubplugin.compute.largest import ANSWER_SLACK, Array, largest, reaching
 from hubplugin.errors import InputError, Parameter
 from hubplugin.metric import Metric
 from hubplugin.vectors import BLOCK_ROWS, Progress, Vectors, prepared_blocks
@@ -229,15 +229,6 @@ MOST_ANSWERS = 0.1
 it came to be one, and keeps all its entries."""
 
 
-MOST_DOUBTFUL = 1 / 48
-"""The largest share of a tile's entries that are computed one by one. One takes as long as 5 to 50 entries of a product
-(AVX2, banks of 1,500 to 15,000)."""
-
-
-ROUNDED = 8
-"""Steps, at the size of the largest entry, within which a product comes of the truth."""
-
-
 @dataclass(frozen=True)
 class LeftOut:
     """Entries of bank x targets that a reduction does not see: an answer is no hub.
@@ -255,19 +246,12 @@ class Tile:
     """Targets [start, start + b) against every bank row: their values are `s` [b, m] + `own` [b] (float64).
 
     `own` is one number a target, kept apart for precision. `s` may be overwritten by whoever holds it and is
-    overwritten by the next tile. `bound` is at least every |s|. single: s(b_u, t) of entries by rows and columns [e],
-    each by itself, without scale and weights: float64 [e]."""
+    overwritten by the next tile. `bound` is at least every |s|."""
 
     start: int
     s: Array
     own: Array
     bound: float
-    single: Callable[[np.ndarray, np.ndarray], np.ndarray]
-
-    @property
-    def error(self) -> float:
-        """The largest error of an entry, safely."""
-        return ROUNDED * step_of(self.s) * (self.bound + float(abs(self.own).max()))
 
     @property
     def stop(self) -> int:
@@ -301,11 +285,6 @@ class Similarities:
         self._own = -squares / 2 if metric is Metric.EUCLIDEAN else np.zeros(self.m)
         self._banks: dict[str, Array] = {}
 
-    @classmethod
-    def of(cls, bank: np.ndarray, metric: Metric, compute: Compute) -> Similarities:
-        """Those that `compute` holds, where it holds any."""
-        return compute.held(bank, metric) if isinstance(compute, HoldingCompute) else cls(bank, metric, compute)
-
     def tiles(
         self,
         targets: Vectors,
@@ -322,7 +301,7 @@ class Similarities:
             return
         bias, middle, largest = around_zero(np.zeros(self.m) if weights is None else weights)
         for tile in self._multiplied(targets, what, scale, None):
-            _leave_out(tile, left_out, scale)
+            _leave_out(tile, scale * self.reached(left_out.levels), left_out.largest)
             if weights is not None:
                 s = tile.s
                 s += like(bias, s)
@@ -351,32 +330,22 @@ class Similarities:
             own: Array = shift if self.device is None else torch.from_numpy(shift)
             given, bank_bias = like(block, bank) * scale, like(bias, bank)
             if wide not in buffers:
-                buffers[wide] = self._buffer(height, bank)
+                shape = (height, self.m)
+                buffers[wide] = np.empty(shape, bank.dtype) if self.device is None else bank.new_empty(shape)
             for start in range(0, len(block), height):
                 part = given[start : start + height]
                 s = buffers[wide][: len(part)]
                 product(bank_bias, part, bank.T, s)
                 bound = similarity * abs(scale) + largest_bias
-                single = partial(self._single, block[start : start + height])
-                yield Tile(done + start, s, own[start : start + height], bound, single)
+                yield Tile(done + start, s, own[start : start + height], bound)
                 self.compute.report(what, done + start + len(part), targets.rows)
             done += len(block)
 
-    def _single(self, targets: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-        """See `Tile`, of `targets` [b, d] as they are multiplied."""
-        values: np.ndarray = self._own[columns]
-        if self.metric is Metric.EUCLIDEAN:
-            values -= squared_lengths(targets, self.metric)[rows] / 2
-        step = max(CACHE_BYTES // (16 * self.dim), 1)
-        for some in (slice(start, start + step) for start in range(0, len(rows), step)):
-            pairs = targets[rows[some]], self._source[columns[some]]
-            values[some] += np.einsum("ed,ed->e", *pairs, dtype=np.float64)
-        return values
-
-    def _buffer(self, height: int, bank: Array) -> Array:
-        if self.device is None:
-            return np.empty((height, self.m), bank.dtype)
-        return torch.empty((height, self.m), dtype=bank.dtype, device=self.device)
+    def reached(self, levels: np.ndarray) -> np.ndarray:
+        """The similarities [m] from which on an entry counts as at its level [m]: see `ANSWER_SLACK`. A Euclidean entry
+        is off by what |b|^2 loses, however near the target is to the bank row b."""
+        least: np.ndarray = levels - ANSWER_SLACK * np.maximum(np.maximum(np.abs(levels), -2 * self._own), 1.0)
+        return least
 
     def tile_rows(self) -> int:
         """How many targets a tile holds: two copies of it fit the budget, and on a CPU one fits the cache."""
@@ -412,46 +381,6 @@ def product(bias: Array, rows: Array, columns: Array, out: Array) -> Array:
     return out
 
 
-class HeldSimilarities(Similarities):
-    """Multiplies a set of targets once and holds the product, for passes at many temperatures over the same sets.
-
-    The caller sees to it that the products fit in memory."""
-
-    def __init__(self, bank: np.ndarray, metric: Metric, compute: Compute):
-        super().__init__(bank, metric, compute)
-        self._products: dict[int, tuple[Vectors, list[Tile]]] = {}
-
-    def _multiplied(self, targets: Vectors, what: str, scale: float, weights: np.ndarray | None) -> Iterator[Tile]:
-        if id(targets) not in self._products:
-            tiles = [replace(tile, s=copy_of(tile.s)) for tile in super()._multiplied(targets, what, 1.0, None)]
-            self._products[id(targets)] = (targets, tiles)  # holds on to the targets too, so that the id stays theirs
-        bias, middle, largest_bias = around_zero(np.zeros(self.m) if weights is None else weights)
-        for tile in self._products[id(targets)][1]:
-            s = tile.s * scale
-            s += like(bias, s)
-            own, bound = tile.own * scale + middle, tile.bound * abs(scale) + largest_bias
-            yield replace(tile, s=s, own=own, bound=bound)
-
-
-@dataclass(frozen=True)
-class HoldingCompute(Compute):
-    """A `Compute` whose similarities are held, one set a bank: see `HeldSimilarities`."""
-
-    _banks: dict[int, tuple[np.ndarray, HeldSimilarities]] = field(default_factory=dict, compare=False)
-
-    def release(self) -> None:
-        """Lets go of all that is held, which otherwise stays until the garbage collector comes by."""
-        self._banks.clear()
-
-    def for_products(self, count: float) -> HoldingCompute:
-        return self
-
-    def held(self, bank: np.ndarray, metric: Metric) -> Similarities:
-        if id(bank) not in self._banks:
-            self._banks[id(bank)] = (bank, HeldSimilarities(bank, metric, self))
-        return self._banks[id(bank)][1]
-
-
 def dense(similarities: Similarities, targets: Vectors) -> torch.Tensor:
     """s(b_u, t) of every bank row and target: float64 [m, n], for sets that fit in memory."""
     return torch.from_numpy(dense_array(similarities, targets))
@@ -471,33 +400,14 @@ def around_zero(bias: np.ndarray) -> tuple[np.ndarray, float, float]:
     return bias - middle, middle, (high - low) / 2
 
 
-def entries_at(tile: Tile, levels: np.ndarray, scale: float = 1.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows, columns and s(b_u, t) of all entries of a tile of `scale` * s that are at their column's level [m] in exact
-    arithmetic, or within its rounding.
-
-    Each is computed by itself in double precision. So copies are the same, and near-copies are told apart, however the
-    tile was rounded. Where too many are so near, as of targets that are all alike, their rounded values serve.
-    """
+def _leave_out(tile: Tile, levels: np.ndarray, largest_too: bool) -> None:
+    """Sets to -inf, in place, the entries of a tile that are at least their column's level [m], but for those of a hub,
+    and then each target's largest."""
     s = with_own(tile)
-    rows, columns = reaching(s, like(scale * levels - tile.error, s))
-    few = len(rows) <= max(MOST_DOUBTFUL * len(s), 2) * s.shape[1]  # in a first tile each column has a largest
-    return rows, columns, tile.single(rows, columns) if few else host(s[rows, columns]) / scale
-
-
-def highest_of(tile: Tile) -> np.ndarray:
-    """The largest of each bank row, as it was rounded: float64 [m]."""
-    s = with_own(tile)
-    return host(module_of(s).amax(s, 0))
-
-
-def _leave_out(tile: Tile, left_out: LeftOut, scale: float) -> None:
-    """Sets to -inf, in place, the entries of a tile of `scale` * s(b_u, t) that are left out."""
-    levels = reached(left_out.levels)
-    rows, columns, values = entries_at(tile, levels, scale)
-    out = values >= levels[columns]
-    out &= np.bincount(rows[out], minlength=len(tile.s))[rows] <= MOST_ANSWERS * tile.s.shape[1]
+    rows, columns = reaching(s, like(levels, s))
+    out = np.bincount(rows, minlength=len(s))[rows] <= MOST_ANSWERS * s.shape[1]
     tile.s[rows[out], columns[out]] = -math.inf
-    if left_out.largest:
+    if largest_too:
         columns = largest(tile.s, 1)[1]
         if isinstance(tile.s, np.ndarray):
             np.put_along_axis(tile.s, columns, -math.inf, axis=1)

@@ -300,24 +300,15 @@ def sinkhorn(
 
     Raises InputError where tau is below the rounding of the similarities, for which that does not hold.
     """
-    n = _mass(columns)
+    n = sum(part.targets.rows * part.mass for part in columns)
     kernel = Kernel(similarities, columns, tau, None if answers is None else LeftOut(answers.levels), k)
-    log_mass = _log_mass(similarities, answers)
+    weights = np.ones(similarities.m) if answers is None else answers.weights
+    log_mass = torch.from_numpy(np.log(weights / weights.sum()))
     log_alpha = _balanced(log_mass, kernel.first_log_sums(), same)
     for iteration in range(2, iterations + 1):
         shares = kernel.shares(log_alpha, f"Sinkhorn iteration {iteration} of {iterations}")
         log_alpha = _balanced(log_alpha + log_mass, (shares / n).log(), same)
     return Scaling(log_alpha.numpy(), kernel.held_log_sums(log_alpha), kernel.k_means)
-
-
-def _mass(columns: Sequence[Columns]) -> float:
-    return sum(part.targets.rows * part.mass for part in columns)
-
-
-def _log_mass(similarities: Similarities, answers: Answers | None) -> torch.Tensor:
-    """log v_u: [m]."""
-    weights = np.ones(similarities.m) if answers is None else answers.weights
-    return torch.from_numpy(np.log(weights / weights.sum()))
 
 
 def _balanced(log_alpha: torch.Tensor, log_sums: torch.Tensor, same: np.ndarray) -> torch.Tensor:

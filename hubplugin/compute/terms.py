@@ -99,11 +99,10 @@ def reduce(
     targets: Vectors,
     reductions: Sequence[LogSum | MeanOfLargest],
     left_out: LeftOut | None = None,
-    what: str = "offsets",
 ) -> list[np.ndarray]:
     """The value of each of `reductions` for every target, in one pass over the similarities: float64 [n] each."""
     names = [str(i) for i in range(len(reductions))]
-    return _joined(similarities, targets, ReducedShard(tuple(reductions), left_out, what), names)
+    return _joined(similarities, targets, ReducedShard(tuple(reductions), left_out), names)
 
 
 def _joined(similarities: Similarities, targets: Vectors, task: Task, names: Sequence[str]) -> list[np.ndarray]:
@@ -118,7 +117,7 @@ class ReducedShard(Task):
 
     reductions: tuple[LogSum | MeanOfLargest, ...]
     left_out: LeftOut | None
-    what: str
+    what: str = "offsets"
 
     def __call__(self, similarities: Similarities, targets: Vectors) -> ShardResult:
         reductions, results = self.reductions, [np.empty(targets.rows) for _ in self.reductions]
@@ -139,25 +138,14 @@ class ReducedShard(Task):
         return {str(i): result for i, result in enumerate(results)}
 
 
-def log_sum_exp(
-    similarities: Similarities,
-    targets: Vectors,
-    tau: float,
-    log_weights: np.ndarray | None = None,
-    what: str = "log-sum-exp",
-) -> np.ndarray:
-    """LSE_u( s(b_u, t)/tau + log_weights_u ) for every target: float64 [n]. `log_weights` [m], 0 by default."""
-    return reduce(similarities, targets, [LogSum(tau, log_weights)], what=what)[0]
-
-
-def dot(similarities: Similarities, targets: Vectors, what: str = "similarity to the mean") -> np.ndarray:
+def dot(similarities: Similarities, targets: Vectors) -> np.ndarray:
     """s(v, t) for every target, where the bank is the one vector v: float64 [n]."""
-    return _joined(similarities, targets, _DotOfShard(what), ["dot"])[0]
+    return _joined(similarities, targets, _DotOfShard(), ["dot"])[0]
 
 
 @dataclass(frozen=True)
 class _DotOfShard(Task):
-    what: str
+    what: str = "offsets"
 
     def __call__(self, similarities: Similarities, targets: Vectors) -> ShardResult:
         result = np.empty(targets.rows)

@@ -17,8 +17,8 @@ from hubplugin.compute import (
     Similarities,
     Survey,
     find_answers,
-    look,
     spacing_ratio,
+    survey,
 )
 from hubplugin.errors import InputError, Parameter
 from hubplugin.metric import Metric
@@ -97,12 +97,12 @@ class FitInput:
     def _surveying(self) -> Similarities:
         rows = np.sort(np.random.default_rng(0).permutation(len(self.query_bank))[:SURVEYED])
         bank = self.query_bank if len(rows) == len(self.query_bank) else self.query_bank[rows]
-        return Similarities.of(bank, self.metric, self.compute)
+        return Similarities(bank, self.metric, self.compute)
 
     @cached_property
     def survey(self) -> Survey:
         """What a sample of the bank finds in the whole gallery."""
-        return look(self._surveying, self.require_targets("blend"))
+        return survey(self._surveying, self.require_targets("blend"))
 
     @cached_property
     def answers_are_elsewhere(self) -> bool:
@@ -112,13 +112,13 @@ class FitInput:
         """
         if self.target_bank is None:
             return False
-        return spacing_ratio(look(self._surveying, self.target_bank_vectors)) > spacing_ratio(self.survey)
+        return spacing_ratio(survey(self._surveying, self.target_bank_vectors)) > spacing_ratio(self.survey)
 
     @cached_property
     def answers(self) -> Answers | None:
         """The answers of the bank in gallery and target bank."""
         columns = [self.require_targets("blend")] + ([] if self.target_bank is None else [self.target_bank_vectors])
-        return find_answers(Similarities.of(self.query_bank, self.metric, self.compute), columns)
+        return find_answers(Similarities(self.query_bank, self.metric, self.compute), columns)
 
     def require_targets(self, method: str) -> Vectors:
         if self.targets is None:

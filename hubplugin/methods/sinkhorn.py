@@ -75,7 +75,7 @@ class SinkhornNormalisation(Method):
     def scaled(self, given: FitInput, k: int | None = None) -> tuple[LogSumExp, np.ndarray | None, Scaling]:
         """The term, its values on the targets [n] where they came along the way, and what Sinkhorn found. k: with the
         mean of the k largest similarities of each target."""
-        similarities = Similarities.of(given.query_bank, given.metric, given.compute)
+        similarities = Similarities(given.query_bank, given.metric, given.compute)
         targets = given.require_targets(self.name)
         answers = self.answers_left_out(given)
         sample = resolved_sample(self.sample, given)

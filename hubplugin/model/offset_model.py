@@ -250,8 +250,7 @@ class OffsetModel:
         groups: what a `GroupedModel` must know of each target; others do not look at it.
         Raises InputError where `targets` cannot be used or have other dimensions than the bank.
         """
-
-        vectors, compute = as_vectors(targets, "targets"), compute
+        vectors = as_vectors(targets, "targets")
         compute = compute.for_products(vectors.rows * sum(term.bank.size for term in self.terms))
         return capped(self.raw_offsets(vectors, compute) - self.centre, self.gallery)
 
@@ -281,11 +280,10 @@ class OffsetModel:
 
     def centred_on(self, targets: VectorLike, *, compute: Compute = Compute()) -> OffsetModel:
         """This model with offsets of mean 0 over `targets` [n, d], and their statistics."""
-
-        vectors, compute = as_vectors(targets, "targets"), compute
+        vectors = as_vectors(targets, "targets")
         return self.centred_by(self.raw_offsets(vectors, compute), vectors, compute.precision)
 
-    def centred_by(self, raw: np.ndarray, targets: Vectors, precision: Precision = "auto") -> OffsetModel:
+    def centred_by(self, raw: np.ndarray, targets: Vectors, precision: Precision) -> OffsetModel:
         """`centred_on` for whoever knows the raw offsets of the targets: float64 [n]. The model keeps them."""
         centre = float(self._checked(raw).mean())
         centred = raw - centre
@@ -316,7 +314,7 @@ class OffsetModel:
 
         if self.activation is None:
             raise InputError("this model has no activation set; give it one with model.with_activation(targets)")
-        vectors, compute = as_vectors(targets, "targets"), compute
+        vectors = as_vectors(targets, "targets")
         inside = np.zeros(vectors.rows, bool)
         for term, thresholds in zip(self.terms, self.activation.thresholds, strict=True):
             inside |= reaches(Similarities(self._asked(term), self.metric, compute), vectors, thresholds)
@@ -339,11 +337,11 @@ class OffsetModel:
         for terms in of_one_bank(self.terms):
             first, asked = terms[0], self._asked(terms[0])
             if isinstance(first, Dot):
-                values = [dot(Similarities.of(asked, self.metric, compute), vectors, "offsets")]
+                values = [dot(Similarities(asked, self.metric, compute), vectors)]
             else:
                 left_out = None if first.answers is None else LeftOut(first.answers)
                 reductions = [reduction_of(term) for term in terms]
-                values = reduce(Similarities.of(asked, self.metric, compute), vectors, reductions, left_out)
+                values = reduce(Similarities(asked, self.metric, compute), vectors, reductions, left_out)
             with np.errstate(over="ignore", invalid="ignore"):
                 for term, value in zip(terms, values, strict=True):  # what a worker sent may be read-only
                     total += np.multiply(value, term.scale, out=value if value.flags.writeable else None)

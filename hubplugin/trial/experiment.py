@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hubplugin.bank import BankProfile, PreparedBank, profile
-from hubplugin.compute import HoldingCompute, Similarities, dense, torch
+from hubplugin.compute import Similarities, dense, torch
 from hubplugin.errors import CorrectionRefused, InputError, Parameter
 from hubplugin.learning import Learning, folds_within
 from hubplugin.measures.hubness import Hubness, k_occurrence, skewness
@@ -261,10 +261,6 @@ class Fold:
     similarities: torch.Tensor
     own: torch.Tensor | None
 
-    def release(self) -> None:
-        if isinstance(self.fit_input.compute, HoldingCompute):
-            self.fit_input.compute.release()
-
 
 @dataclass(frozen=True)
 class Split:
@@ -366,7 +362,7 @@ class Experiment:
             second = second[np.unique(bank.pairs[fitted])]
         elif second is not None:
             second = second[np.random.default_rng(number).permutation(len(second))[: self._fit_rows]]
-        compute = HoldingCompute(bank.compute.device, bank.compute.memory, precision=bank.compute.precision)
+        compute = bank.compute.quiet
         vectors = as_vectors(targets, "targets")
         return Fold(
             FitInput(bank.query_bank[fitted], vectors, second, bank.metric, compute),
@@ -391,7 +387,6 @@ class Experiment:
             for place, configuration in enumerate(configurations):
                 found[place].append(self._tried(fold, configuration, nearest[:, 0]))
                 self.bank.compute.report("trying candidates", number * len(configurations) + place + 1, total)
-            fold.release()
         gap = max(float(np.mean(gaps)), 1e-12)
         outcomes = []
         for configuration, parts in zip(configurations, found, strict=True):
@@ -407,7 +402,7 @@ class Experiment:
         if configuration is not None:
             offsets, query_map = self._fitted(configuration, fold)
             if query_map is not None:
-                asked = Similarities(query_map(fold.queries), self.bank.metric, fold.fit_input.compute.quiet)
+                asked = Similarities(query_map(fold.queries), self.bank.metric, fold.fit_input.compute)
                 scores = dense(asked, fold.fit_input.require_targets("blend"))
             scores = scores + torch.tensor(offsets)
         found = scores[:, :n].topk(min(OCCURRENCE, max(n // 4, 1)), dim=1).indices

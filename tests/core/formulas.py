@@ -94,9 +94,9 @@ def without_answers(s, gallery=None):
     nearest target, the first of copies. A target nearest to more than a tenth of the queries is a hub and no answer."""
     s = np.array(s, np.float64)
     level = s.max(axis=1, keepdims=True)
-    answers = s >= level - 1e-6 * np.maximum(1, np.abs(level))
+    answers = s >= level - 1e-5 * np.maximum(1, np.abs(level))
     hub = answers.sum(axis=0) > 0.1 * len(s)
-    nearest = s.round(12).argmax(axis=1)
+    nearest = answers.argmax(axis=1)
     count = np.bincount(nearest, minlength=s.shape[1])
     count[count > 0.1 * len(s)] = 1
     s[answers & ~hub] = -np.inf

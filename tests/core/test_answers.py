@@ -216,7 +216,7 @@ def test_the_spacing_ratio_knows_neither_scale_nor_origin(scale, shift, seed):
 
 def test_a_mean_of_fewer_than_k_takes_what_is_left():
     bank, targets = made(m=30)
-    levels = np.full(30, np.inf)  # nothing is an answer; each target's largest goes
+    levels = np.full(30, 1e9)  # nothing is an answer; each target's largest goes
     (mean,) = reduce(
         Similarities(bank, Metric.DOT, Compute()), as_vectors(targets, "t"), [MeanOfLargest(30)], LeftOut(levels)
     )

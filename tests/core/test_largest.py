@@ -82,7 +82,7 @@ def test_answers_are_left_out_as_float64_leaves_them_out(kind, method, parameter
 
 @pytest.mark.parametrize("apart", [1e-8, 1e-7, 1e-6])
 @pytest.mark.parametrize(("method", "parameters"), METHODS)
-def test_which_of_near_copies_is_an_answer_does_not_hang_on_rounding(apart, method, parameters, rng, monkeypatch):
+def test_all_near_copies_of_an_answer_are_answers_however_they_are_rounded(apart, method, parameters, rng, monkeypatch):
     multiply = similarities.product
 
     def rounded(bias, rows, columns, out):  # as a product of another shape, or on another processor
