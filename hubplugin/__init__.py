@@ -8,22 +8,32 @@ from typing import TYPE_CHECKING, Any
 from hubplugin._version import __version__
 
 if TYPE_CHECKING:
-    from hubplugin.bank import Bank
-    from hubplugin.compute import Compute
-    from hubplugin.errors import CorrectionRefused, HubpluginError, InputError, ModelFileError, StoreError
-    from hubplugin.evaluation.evaluate import evaluate
-    from hubplugin.fitting import fit
-    from hubplugin.jobs.correct import apply, refit
-    from hubplugin.jobs.diagnose import diagnose
-    from hubplugin.jobs.health import inspect
-    from hubplugin.jobs.write import refresh, remove, rollback
-    from hubplugin.methods import METHODS
-    from hubplugin.metric import Metric
-    from hubplugin.model import OffsetModel, load
-    from hubplugin.query_dependent import Reranker, fit_rule
-    from hubplugin.recording import Recorder
-    from hubplugin.registry import open_store
-    from hubplugin.trial import Trial, judge
+    from hubplugin.bank import Bank as Bank
+    from hubplugin.compute import Compute as Compute
+    from hubplugin.errors import CorrectionRefused as CorrectionRefused
+    from hubplugin.errors import HubpluginError as HubpluginError
+    from hubplugin.errors import InputError as InputError
+    from hubplugin.errors import ModelFileError as ModelFileError
+    from hubplugin.errors import StoreError as StoreError
+    from hubplugin.evaluation.evaluate import evaluate as evaluate
+    from hubplugin.fitting import fit as fit
+    from hubplugin.jobs.correct import apply as apply
+    from hubplugin.jobs.correct import refit as refit
+    from hubplugin.jobs.diagnose import diagnose as diagnose
+    from hubplugin.jobs.health import inspect as inspect
+    from hubplugin.jobs.write import refresh as refresh
+    from hubplugin.jobs.write import remove as remove
+    from hubplugin.jobs.write import rollback as rollback
+    from hubplugin.methods import METHODS as METHODS
+    from hubplugin.metric import Metric as Metric
+    from hubplugin.model import OffsetModel as OffsetModel
+    from hubplugin.model import load as load
+    from hubplugin.query_dependent import Reranker as Reranker
+    from hubplugin.query_dependent import fit_rule as fit_rule
+    from hubplugin.recording import Recorder as Recorder
+    from hubplugin.registry import open_store as open_store
+    from hubplugin.trial import Trial as Trial
+    from hubplugin.trial import judge as judge
 
 # Looked up on first use, so that `import hubplugin` costs milliseconds and imports no torch.
 _HOMES = {
@@ -55,35 +65,7 @@ _HOMES = {
     "rollback": "jobs.write",
 }
 
-__all__ = [
-    "METHODS",
-    "Bank",
-    "Compute",
-    "CorrectionRefused",
-    "HubpluginError",
-    "InputError",
-    "Metric",
-    "ModelFileError",
-    "OffsetModel",
-    "Recorder",
-    "Reranker",
-    "StoreError",
-    "Trial",
-    "__version__",
-    "apply",
-    "diagnose",
-    "evaluate",
-    "fit",
-    "fit_rule",
-    "inspect",
-    "judge",
-    "load",
-    "open_store",
-    "refit",
-    "refresh",
-    "remove",
-    "rollback",
-]
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

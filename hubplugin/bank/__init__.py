@@ -1,18 +1,11 @@
 """Banks: queries and what is known of their answers, of what kind they are, and texts that become vectors."""
 
-from hubplugin.bank.bank import Bank, BankLike
-from hubplugin.bank.kinds import SEEN, BankProfile, own_share, profile
-from hubplugin.bank.prepared import PreparedBank, places
-from hubplugin.bank.texts import holds_texts
-
-__all__ = [
-    "SEEN",
-    "Bank",
-    "BankLike",
-    "BankProfile",
-    "PreparedBank",
-    "holds_texts",
-    "own_share",
-    "places",
-    "profile",
-]
+from hubplugin.bank.bank import Bank as Bank
+from hubplugin.bank.bank import BankLike as BankLike
+from hubplugin.bank.kinds import SEEN as SEEN
+from hubplugin.bank.kinds import BankProfile as BankProfile
+from hubplugin.bank.kinds import own_share as own_share
+from hubplugin.bank.kinds import profile as profile
+from hubplugin.bank.prepared import PreparedBank as PreparedBank
+from hubplugin.bank.prepared import places as places
+from hubplugin.bank.texts import holds_texts as holds_texts

@@ -1,42 +1,19 @@
 """What a fit returns: terms over a bank, the model that sums them, its form by groups, and its file."""
 
-from hubplugin.model.file import FORMAT
-from hubplugin.model.grouped import Group, GroupedModel, group_key
-from hubplugin.model.offset_model import (
-    Activation,
-    Dot,
-    GalleryStatistics,
-    HubnessAtFit,
-    LogSumExp,
-    OffsetModel,
-    Setting,
-    Term,
-    TopKMean,
-    Value,
-    load,
-    reduction_of,
-    warn_if_swapped,
-)
-from hubplugin.model.query_map import QueryMap, unmapped
-
-__all__ = [
-    "FORMAT",
-    "Activation",
-    "Dot",
-    "GalleryStatistics",
-    "Group",
-    "GroupedModel",
-    "HubnessAtFit",
-    "LogSumExp",
-    "OffsetModel",
-    "QueryMap",
-    "Setting",
-    "Term",
-    "TopKMean",
-    "Value",
-    "group_key",
-    "load",
-    "reduction_of",
-    "unmapped",
-    "warn_if_swapped",
-]
+from hubplugin.model.file import FORMAT as FORMAT
+from hubplugin.model.grouped import Group as Group
+from hubplugin.model.grouped import GroupedModel as GroupedModel
+from hubplugin.model.grouped import group_key as group_key
+from hubplugin.model.offset_model import Dot as Dot
+from hubplugin.model.offset_model import GalleryStatistics as GalleryStatistics
+from hubplugin.model.offset_model import HubnessAtFit as HubnessAtFit
+from hubplugin.model.offset_model import LogSumExp as LogSumExp
+from hubplugin.model.offset_model import OffsetModel as OffsetModel
+from hubplugin.model.offset_model import Setting as Setting
+from hubplugin.model.offset_model import Term as Term
+from hubplugin.model.offset_model import TopKMean as TopKMean
+from hubplugin.model.offset_model import Value as Value
+from hubplugin.model.offset_model import load as load
+from hubplugin.model.offset_model import warn_if_swapped as warn_if_swapped
+from hubplugin.model.query_map import QueryMap as QueryMap
+from hubplugin.model.query_map import unmapped as unmapped

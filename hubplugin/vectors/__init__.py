@@ -1,56 +1,28 @@
 """Whatever holds vectors, as checked blocks [rows, d] of float32."""
 
-from hubplugin.vectors.base import (
-    BLOCK_ROWS,
-    Number,
-    OffsetsLike,
-    Progress,
-    Scannable,
-    Sliceable,
-    Spread,
-    SupportsArray,
-    VectorLike,
-    Vectors,
-    as_vectors,
-    cannot_keep,
-    fingerprint,
-    one_line,
-    opened_npy,
-    prepared,
-    prepared_blocks,
-    require_file,
-    sampled,
-    spool,
-    taken,
-)
-from hubplugin.vectors.shards import SHARD_ROWS, FileShard, GalleryLike, Shard, even_ranges, shards_of
-
-__all__ = [
-    "BLOCK_ROWS",
-    "SHARD_ROWS",
-    "FileShard",
-    "GalleryLike",
-    "Number",
-    "OffsetsLike",
-    "Progress",
-    "Scannable",
-    "Shard",
-    "Sliceable",
-    "Spread",
-    "SupportsArray",
-    "VectorLike",
-    "Vectors",
-    "as_vectors",
-    "cannot_keep",
-    "even_ranges",
-    "fingerprint",
-    "one_line",
-    "opened_npy",
-    "prepared",
-    "prepared_blocks",
-    "require_file",
-    "sampled",
-    "shards_of",
-    "spool",
-    "taken",
-]
+from hubplugin.vectors.base import BLOCK_ROWS as BLOCK_ROWS
+from hubplugin.vectors.base import OffsetsLike as OffsetsLike
+from hubplugin.vectors.base import Progress as Progress
+from hubplugin.vectors.base import Scannable as Scannable
+from hubplugin.vectors.base import Sliceable as Sliceable
+from hubplugin.vectors.base import Spread as Spread
+from hubplugin.vectors.base import SupportsArray as SupportsArray
+from hubplugin.vectors.base import VectorLike as VectorLike
+from hubplugin.vectors.base import Vectors as Vectors
+from hubplugin.vectors.base import as_vectors as as_vectors
+from hubplugin.vectors.base import cannot_keep as cannot_keep
+from hubplugin.vectors.base import fingerprint as fingerprint
+from hubplugin.vectors.base import one_line as one_line
+from hubplugin.vectors.base import opened_npy as opened_npy
+from hubplugin.vectors.base import prepared as prepared
+from hubplugin.vectors.base import prepared_blocks as prepared_blocks
+from hubplugin.vectors.base import require_file as require_file
+from hubplugin.vectors.base import sampled as sampled
+from hubplugin.vectors.base import spool as spool
+from hubplugin.vectors.base import taken as taken
+from hubplugin.vectors.shards import SHARD_ROWS as SHARD_ROWS
+from hubplugin.vectors.shards import GalleryLike as GalleryLike
+from hubplugin.vectors.shards import Shard as Shard
+from hubplugin.vectors.shards import Sharded as Sharded
+from hubplugin.vectors.shards import even_ranges as even_ranges
+from hubplugin.vectors.shards import shards_of as shards_of
