@@ -6,7 +6,7 @@ An adapter has an ability if it has its methods; it inherits from nothing. Each 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
@@ -15,6 +15,7 @@ import numpy as np
 from hubplugin.errors import EmptyInput, StoreError
 from hubplugin.store import Batch, Id, Store, Writing
 from hubplugin.vectors import Shard, Vectors, spool
+from hubplugin.vectors import Sharded as Sharded
 
 if TYPE_CHECKING:
     from hubplugin.model import OffsetModel
@@ -41,14 +42,6 @@ class StoreShard(Shard):
             return spool((batch.vectors for batch in self.scan()), self.name)
         except EmptyInput:
             return None
-
-
-@runtime_checkable
-class Sharded(Protocol):
-    """Other machines can read it in parts, and write to it: its `Writing` is a `SharedWriting`."""
-
-    def shards(self, count: int | None) -> Sequence[StoreShard]:
-        """About `count` parts; by default as many as have 250,000 targets each."""
 
 
 class Share(Protocol):

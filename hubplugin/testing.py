@@ -95,11 +95,16 @@ class StoreUnderTest(ABC):
             vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
         return vectors.astype(np.float32)
 
-    def _assert_whole(self, store: Store, model: OffsetModel) -> None:
-        found, report = store.correction(), inspect(store, queries=0)
+    @staticmethod
+    def _active(store: Store) -> OffsetModel:
+        found = store.correction()
         assert found is not None
         assert found.active
-        assert found.model.fingerprint == model.fingerprint
+        return found.model
+
+    def _assert_whole(self, store: Store, model: OffsetModel) -> None:
+        report = inspect(store, queries=0)
+        assert self._active(store).fingerprint == model.fingerprint
         assert (report.missing, report.stale) == (0, 0)
         self._assert_ranking(store.search(self.queries(), K), model)
 
@@ -220,10 +225,9 @@ class RollbackConformance(StoreUnderTest):
         store = self.reopen(store)
         self._assert_previous(store, first)
         rollback(store)
-        report, found = inspect(store, queries=0), store.correction()
+        report = inspect(store, queries=0)
         assert (report.count, report.missing, report.stale) == (self.rows + 5, 0, 0)
-        assert found is not None
-        assert found.model.fingerprint == first.fingerprint
+        assert self._active(store).fingerprint == first.fingerprint
 
     def test_a_dry_rollback_changes_nothing(self, keeping: Store) -> None:
         store, first, second = keeping, self._model(), self._model("nnn")
@@ -381,13 +385,6 @@ class QueryMapConformance(StoreUnderTest):
         worded = np.concatenate([vectors, vectors + 0.1 * vectors.std() * rng.normal(size=vectors.shape)])
         return self._scaled(worded @ np.linalg.inv(turn)), np.array([*self.ids(), *self.ids()])
 
-    @staticmethod
-    def _active(store: Store) -> OffsetModel:
-        found = store.correction()
-        assert found is not None
-        assert found.active
-        return found.model
-
     def test_an_inspection_counts_what_mapped_queries_find(self, mapping: Store) -> None:
         model, live = self._mapped(), self.queries(seed=7, count=150)
         write(mapping, model)
@@ -500,12 +497,7 @@ class StoreConformance(RollbackConformance, QueryMapConformance):
     def test_a_store_opened_anew_is_corrected_by_the_same_model(self, store: Store) -> None:
         model = self._model()
         write(store, model)
-        store = self.reopen(store)
-        found = store.correction()
-        assert found is not None
-        assert found.active
-        assert found.model.fingerprint == model.fingerprint
-        self._assert_ranking(store.search(self.queries(), K), model)
+        self._assert_whole(self.reopen(store), model)
 
     def test_a_second_correction_replaces_the_first_in_one_step(self, store: Store) -> None:
         first, second = self._model(), self._model("nnn")

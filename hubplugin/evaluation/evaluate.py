@@ -114,7 +114,7 @@ def results_of(
     ranked: Ranked, queries: int, query_names: Sequence[object] | None, k: int, seed: int, compute: Compute
 ) -> Results:
     rankings = list(ranked.rankings())
-    occurrences = [_occurrence(ranking, ranked) for ranking in rankings]
+    occurrences = [hubness.k_occurrence(each.nearest[each.nearest >= 0], len(ranked.ids)) for each in rankings]
     methods = _methods(ranked, rankings, occurrences, k, seed, compute)
     winner = best_of(methods)
     shown = shown_of(methods, winner)
@@ -124,7 +124,7 @@ def results_of(
     parts: dict[str, Any] = {}
     if other is not None and (first := ranked.found_first()) is not None:
         parts = dict(shares(first, raw.best, other.best, seed))
-    hubs = [ranked.ids[row] for row in hubness.hubs(occurrences[0], HUBS)]
+    hubs = {ranked.ids[row]: row for row in hubness.hubs(occurrences[0], HUBS)}
     never = _never_found(ranked, occurrences[0])
     examples = [] if other is None else _drawn(raw.best, other.best, seed)
     mentioned = [*hubs, *never]
@@ -144,7 +144,7 @@ def results_of(
                 name=names[key],
                 found_by={each.label: int(found[row]) for each, found in zip(rankings, occurrences, strict=True)},
             )
-            for key, row in zip(hubs, hubness.hubs(occurrences[0], HUBS), strict=True)
+            for key, row in hubs.items()
         ],
         anti_hubs=[names[key] for key in never],
         offsets=None if other is None or other.offsets is None else histogram(other.label, other.offsets),
@@ -152,11 +152,6 @@ def results_of(
         **parts,
         **ranked.facts(),
     )
-
-
-def _occurrence(ranking: Ranking, ranked: Ranked) -> np.ndarray:
-    """The k-occurrence of each of `ranked.ids`."""
-    return hubness.k_occurrence(ranking.nearest[ranking.nearest >= 0], len(ranked.ids))
 
 
 def _counted(occurrence: np.ndarray, count: int | None) -> tuple[np.ndarray, np.ndarray]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from importlib.util import find_spec
 from itertools import chain
 from typing import Any, Protocol, TypeAlias
@@ -466,7 +466,7 @@ def candidate_of(method: str, scene: Scene) -> Candidate:
         if parameters:
             raise InputError(f"method {name!r} takes no parameters, got {', '.join(parameters)}")
         require_solvable(name, len(scene.queries), scene.targets.rows)
-        return Candidate(method, name, {}, scores=partial(_plan_scores, name, scene))
+        return Candidate(method, name, {}, scores=lambda rows: PLANS[name](similarities(slice(None), scene))[rows])
     known = {**METHODS, **QUERY_METHODS}
     if name not in known:
         raise InputError(f"unknown method {name!r}: use one of {', '.join([*known, *PLANS])}")
@@ -490,7 +490,3 @@ def similarities(rows: slice, scene: Scene) -> np.ndarray:
     product = Similarities(scene.queries[rows], scene.metric, scene.compute.quiet)
     scores: np.ndarray = dense(product, scene.targets).numpy()
     return scores
-
-
-def _plan_scores(name: str, scene: Scene, rows: slice) -> np.ndarray:
-    return PLANS[name](similarities(slice(None), scene))[rows]

@@ -186,9 +186,10 @@ def as_true_ids(source: TrueIds, queries: int, query_names: Sequence[object] | N
     """`source` as the true ids of each query, as text; none where it is not judged. query_names: what a qrels file
     calls the queries; row numbers by default. Raises InputError where it cannot be used."""
     if isinstance(source, (str, os.PathLike)) and Path(source).suffix not in (".npy", ".json"):
-        return _ids_from_qrels(Path(source), queries, query_names)
-    rows = rows_from_file(Path(source)) if isinstance(source, (str, os.PathLike)) else source
-    found = [_ids_of(row) for row in _listed(rows)]
+        found = _ids_from_qrels(Path(source), queries, query_names)
+    else:
+        rows = rows_from_file(Path(source)) if isinstance(source, (str, os.PathLike)) else source
+        found = [_ids_of(row) for row in _listed(rows)]
     if len(found) != queries:
         raise InputError(f"ground truth has {len(found)} rows for {queries} queries; expected one row a query")
     if not any(found):
@@ -212,14 +213,9 @@ def _ids_of(row: Any) -> set[str]:
 
 
 def _ids_from_qrels(path: Path, queries: int, query_names: Sequence[object] | None) -> list[set[str]]:
-    rows = {str(name): row for row, name in enumerate(query_names if query_names is not None else range(queries))}
+    judgements, known = judgements_of(path), row_by_name(query_names, queries, "query_names")
     found: list[set[str]] = [set() for _ in range(queries)]
-    for judgement in judgements_of(path):
-        if judgement.query_id not in rows:
-            raise InputError(
-                f"ground truth {path.name}: query {judgement.query_id!r} is not among the {len(rows)} known"
-            )
-        found[rows[judgement.query_id]].add(judgement.doc_id)
-    if not any(found):
-        raise InputError(f"ground truth {path.name} names no true target for any query; at least one is needed")
+    rows = _looked_up((judgement.query_id for judgement in judgements), known, "query", path)
+    for row, judgement in zip(rows.tolist(), judgements, strict=True):
+        found[row].add(judgement.doc_id)
     return found

@@ -15,7 +15,7 @@ from pydantic_core import CoreSchema, core_schema
 from hubplugin.learning import Lesson
 from hubplugin.measures.significance import Figure, Side
 from hubplugin.model import OffsetModel
-from hubplugin.report import Share, Tile, changes_told, share_tile, shares_tile
+from hubplugin.report import Tile, changes_told, share_tile, shares_tile
 from hubplugin.report.sections import NEVER, RECALL, WORST
 from hubplugin.store import Correction
 from hubplugin.trial import Trial
@@ -136,11 +136,6 @@ def tiles_of(trial: Trial) -> list[Tile]:
     before, asked = trial.raw, trial.asked
     assert before is not None
     held_out = f"expected with the correction, on {trial.queries:,} held-out bank queries"
-    share = None
-    if asked is not None:
-        low, high = asked.interval
-        change = Figure(value=asked.after - asked.before, low=low, high=high)
-        share = Share(queries=asked.queries, before=asked.before, after=asked.after, change=change)
     unknown = "the bank is no log with known answers, or asks for few targets in several wordings"
     return [
         share_tile(
@@ -149,7 +144,7 @@ def tiles_of(trial: Trial) -> list[Tile]:
         ),
         share_tile(WORST, before.largest, trial.largest, more_is_better=False, note=held_out),
         share_tile(NEVER, before.never, trial.never, more_is_better=False, note=held_out),
-        shares_tile("R@1 of what was asked before", {"other wordings": share}, unknown),
+        shares_tile("R@1 of what was asked before", {"other wordings": asked}, unknown),
     ]  # fmt: skip
 
 
@@ -162,9 +157,7 @@ def in_a_sentence(trial: Trial) -> str:
 
 def gain_of(trial: Trial) -> Figure | None:
     """The change of R@1 with its 95 % interval; None where answers are not known."""
-    if trial.gain is None or trial.error is None:
-        return None
-    return Figure(value=trial.gain, low=trial.gain - 1.96 * trial.error, high=trial.gain + 1.96 * trial.error)
+    return None if trial.gain is None or trial.error is None else Figure.of(trial.gain, trial.error)
 
 
 def tried(trial: Trial) -> list[str]:

@@ -37,6 +37,9 @@ QUERIES = 200
 HUBS, NAMED, SHOWN = 20, 10, 3
 """Targets of a kind that a page, the figures and the text name."""
 
+BINS = 40
+"""Of the distribution of the stored offsets."""
+
 WRONG = 0.05
 """The share of the targets with a missing or stale offset from which on somebody should look: it costs a tenth of
 what the correction gains, up to 0.8 points of R@1 (benchmarks/keeping.py)."""
@@ -315,21 +318,24 @@ def inspect(
 
 def _stored(store: Store, model: OffsetModel, compute: Compute) -> dict[str, Any]:
     """The fields of an inspection that tell what lies in `store` beside what `model` gives."""
-    comparison = Comparison(store, model, compute, "checking offsets")
+    comparison, gallery = Comparison(store, model, compute, "checking offsets"), model.gallery
     missing, stale = list[Id](), list[Id]()
     total = squares = 0.0
+    edges = np.zeros(2) if gallery is None else np.linspace(gallery.smallest, gallery.largest, BINS + 1)
+    counts = np.zeros(len(edges) - 1, np.int64)
     for batch in store.scan(group_key(model)):
         by_model, wrong = comparison.offsets(batch)
         total, squares = total + by_model.sum(dtype=np.float64), squares + np.square(by_model, dtype=np.float64).sum()
         absent = np.isnan(batch.offsets)
+        counts += np.histogram(np.clip(batch.offsets[~absent], edges[0], edges[-1]), edges)[0]
         for ids, which in ((missing, absent), (stale, wrong & ~absent)):
             ids += [batch.ids[row] for row in np.flatnonzero(which)[: NAMED - len(ids)].tolist()]
         comparison.done(batch)
     told = {name: getattr(comparison, name) for name in ("missing", "stale", "foreign", "invalid_vectors")}
     told |= {"missing_ids": missing, "stale_ids": stale}
-    gallery, count = model.gallery, comparison.scanned
-    if comparison.edges is not None and comparison.counts is not None:
-        told["offsets"] = (comparison.edges.tolist(), comparison.counts.tolist())
+    count = comparison.scanned
+    if gallery is not None:
+        told["offsets"] = (edges.tolist(), counts.tolist())
     if gallery is not None and gallery.deviation > 0 and count > 1 and not isinstance(model, GroupedModel):
         mean = total / count
         told["shift"] = mean / gallery.deviation
@@ -377,14 +383,11 @@ def _searched(store: Store, model: OffsetModel, live: np.ndarray, queries: int, 
     if len(asked) < 2:  # a model that keeps no more than the mean of its bank
         return told
     count = store.count()
-    raw, corrected = (_found_by(store.search(asked, OCCURRENCE, raw=which).ids) for which in (True, False))
+    lists = (store.search(asked, OCCURRENCE, raw=which).ids for which in (True, False))
+    raw, corrected = (Counter(itertools.chain.from_iterable(each)) for each in lists)
     before, after = (skewness_of_found(np.array([*found.values()]), count) for found in (raw, corrected))
     chance, fit = skewness_by_chance(len(asked), OCCURRENCE, count), model.hubness_at_fit
     return told | {"hubness": HubnessNow(len(asked), is_live, before, after, chance, fit, raw, corrected)}
-
-
-def _found_by(lists: Sequence[Sequence[Id]]) -> FoundBy:
-    return Counter(itertools.chain.from_iterable(lists))
 
 
 def of_bank(model: OffsetModel, count: int = QUERIES) -> np.ndarray:

@@ -93,9 +93,6 @@ def offsets_of_all(
     return offsets
 
 
-BINS = 40
-"""Of the distribution of the stored offsets."""
-
 ROUNDING = 1e-6
 """Of the largest offset: what float32 loses of offsets on their way through a store and back, some ten roundings. Under
 Euclidean distance and dot product they grow with the square of the vectors, and what is lost grows with them."""
@@ -104,9 +101,8 @@ Euclidean distance and dot product they grow with the square of the vectors, and
 @dataclass
 class Comparison:
     """Of the targets `scanned` so far, how many have no offset (`missing`), how many one that `model` does not give
-    (`stale`), how many something else in its place (`foreign`), and which the model cannot judge. counts: how many
-    stored offsets lie between one of `edges` and the next; None for a model that knows no gallery. what: the name of
-    the work, for progress."""
+    (`stale`), how many something else in its place (`foreign`), and which the model cannot judge. what: the name of the
+    work, for progress."""
 
     store: Store
     model: OffsetModel
@@ -117,14 +113,9 @@ class Comparison:
     stale: int = 0
     foreign: int = 0
     invalid_vectors: InvalidVectors = field(default_factory=InvalidVectors)
-    edges: np.ndarray | None = None
-    counts: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         self._total, self._precision = self.store.count(), self.store.precision
-        if self.model.gallery is not None:
-            self.edges = np.linspace(self.model.gallery.smallest, self.model.gallery.largest, BINS + 1)
-            self.counts = np.zeros(BINS, np.int64)
         gallery = self.model.gallery
         self._scale = 0.0 if gallery is None else max(abs(gallery.smallest), abs(gallery.largest))
 
@@ -136,9 +127,6 @@ class Comparison:
         self.missing += int(absent.sum())
         self.stale += int(differs.sum())
         self.foreign += batch.foreign
-        if self.edges is not None and self.counts is not None:
-            inside = np.clip(batch.offsets[~absent], self.edges[0], self.edges[-1])
-            self.counts += np.histogram(inside, self.edges)[0]
         return offsets, absent | differs
 
     def _differs(self, batch: Batch, offsets: np.ndarray) -> np.ndarray:
@@ -167,15 +155,6 @@ def one_pass(comparison: Comparison, writing: Writing, batches: Iterable[Batch])
             writing.write(batch, offsets)
         elif wrong.any():
             writing.write(batch.some(np.flatnonzero(wrong)), offsets[wrong])
-        comparison.done(batch)
-    return comparison
-
-
-def compared(store: Store, model: OffsetModel, compute: Compute, what: str) -> Comparison:
-    """Everything in `store` beside `model`."""
-    comparison = Comparison(store, model, compute, what)
-    for batch in store.scan(group_key(model)):
-        comparison.offsets(batch)
         comparison.done(batch)
     return comparison
 
@@ -466,7 +445,10 @@ def written(
 
 def unwritten(store: Store, model: OffsetModel, compute: Compute) -> Applied:
     """`model` compared with what `store` has, and nothing written."""
-    seen = compared(store, model, compute, "comparing offsets")
+    seen = Comparison(store, model, compute, "comparing offsets")
+    for batch in store.scan(group_key(model)):
+        seen.offsets(batch)
+        seen.done(batch)
     return Applied(model, seen.scanned, seen.missing, seen.stale, False, invalid_vectors=seen.invalid_vectors)
 
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hubplugin.errors import InputError
-
 
 @dataclass(frozen=True)
 class Truth:
@@ -72,20 +70,11 @@ def expected_ranks(truth: Truth, greater: np.ndarray, equal: np.ndarray) -> Rank
     return Ranks(truth, greater + place * (equal + 2) / (np.repeat(sizes, sizes) + 1), truth.grades[order])
 
 
-def recall(ranks: Ranks, k: int) -> np.ndarray:
-    """R@k as the papers count it: 1 where a true target is among the first k, else 0; float64 [j].
-
-    With one true target a query it is recall in the strict sense; with several, what others call hit rate.
-    """
-    found: np.ndarray = ranks.best <= _checked(k)
-    return found.astype(np.float64)
-
-
 def average_precision(ranks: Ranks, k: int) -> np.ndarray:
     """AP@k: sum over the true targets among the first k of precision at their rank, over the number of true
     targets; float64 [j]. Its mean is mAP@k."""
     place = np.arange(len(ranks.values)) - np.repeat(ranks.truth.starts, ranks.truth.counts) + 1
-    precision = np.where(ranks.values <= _checked(k), place / ranks.values, 0.0)
+    precision = np.where(ranks.values <= k, place / ranks.values, 0.0)
     mean: np.ndarray = np.add.reduceat(precision, ranks.truth.starts) / ranks.truth.counts
     return mean
 
@@ -95,16 +84,10 @@ def ndcg(ranks: Ranks, k: int) -> np.ndarray:
 
     The gain is the grade itself (Järvelin & Kekäläinen 2002), as trec_eval has it.
     """
-    gains = np.where(ranks.values <= _checked(k), ranks.grades / np.log2(1 + ranks.values), 0.0)
+    gains = np.where(ranks.values <= k, ranks.grades / np.log2(1 + ranks.values), 0.0)
     truth = ranks.truth
     best = truth.grades[np.lexsort((-truth.grades, truth.query_rows))]
     place = np.arange(len(best)) - np.repeat(truth.starts, truth.counts) + 1
     ideal = np.where(place <= k, best / np.log2(1 + place), 0.0)
     normalised: np.ndarray = np.add.reduceat(gains, truth.starts) / np.add.reduceat(ideal, truth.starts)
     return normalised
-
-
-def _checked(k: int) -> int:
-    if k < 1:
-        raise InputError(f"k={k}: expected at least 1")
-    return k

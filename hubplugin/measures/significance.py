@@ -28,6 +28,11 @@ class Figure(BaseModel):
     low: float
     high: float
 
+    @classmethod
+    def of(cls, value: float, error: float) -> Figure:
+        """With the interval that its standard error gives."""
+        return cls(value=value, low=value - 1.96 * error, high=value + 1.96 * error)
+
 
 class Comparison(BaseModel):
     """Two methods on the same queries: how often a true target comes first.
@@ -60,22 +65,19 @@ class Side:
         return cls(float(before.mean()), float(after.mean()), standard_error(after - before), len(before), what)
 
     @property
-    def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the change."""
-        change = self.after - self.before
-        return change - 1.96 * self.error, change + 1.96 * self.error
+    def change(self) -> Figure:
+        """With its 95 % interval."""
+        return Figure.of(self.after - self.before, self.error)
 
     @property
     def is_noise(self) -> bool:
         """Whether the change is none beyond chance."""
-        low, high = self.interval
-        return low <= 0 <= high
+        return self.change.low <= 0 <= self.change.high
 
     def __str__(self) -> str:
-        low, high = self.interval
         return (
-            f"R@1 {100 * self.before:.1f} -> {100 * self.after:.1f} (95 % interval of the change {100 * low:+.1f} to "
-            f"{100 * high:+.1f}, {self.queries} {self.what})"
+            f"R@1 {100 * self.before:.1f} -> {100 * self.after:.1f} (95 % interval of the change "
+            f"{100 * self.change.low:+.1f} to {100 * self.change.high:+.1f}, {self.queries} {self.what})"
         )
 
 

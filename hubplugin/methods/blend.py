@@ -55,25 +55,15 @@ class Blend(Method):
             "sample": resolved_sample(self.sample, given),
         }
 
-    @property
-    def parts(self) -> list[tuple[float, Method]]:
-        """The methods whose weighted sum this is, of a resolved configuration."""
+    def solve(self, given: FitInput) -> Solution:
         assert self.tau is not None
         assert self.strength is not None
         sinkhorn = DualBankSinkhorn(tau=self.tau, iterations=self.iterations, sample=self.sample, answers=self.answers)
         nearest = NearestNeighbourNormalisation(k=self.k, alpha=self.alpha, answers=self.answers)
-        weights = (self.strength * self.share, self.strength * (1 - self.share))
-        return [(weight, part) for weight, part in zip(weights, (sinkhorn, nearest), strict=True) if weight > 0]
-
-    def solve(self, given: FitInput) -> Solution:
-        if self.tau is None or self.strength is None:
-            return self.resolved(given).solve(given)
         if self.share in (0, 1):
-            ((weight, part),) = self.parts
-            alone = part.solve(given)
-            scaled = tuple(replace(term, scale=weight * term.scale) for term in alone.terms)
-            return Solution(scaled, None if alone.raw is None else weight * alone.raw)
-        sinkhorn = DualBankSinkhorn(tau=self.tau, iterations=self.iterations, sample=self.sample, answers=self.answers)
+            alone = (sinkhorn if self.share else nearest).solve(given)
+            scaled = tuple(replace(term, scale=self.strength * term.scale) for term in alone.terms)
+            return Solution(scaled, None if alone.raw is None else self.strength * alone.raw)
         # The first product of the fit serves both terms.
         first, raw, found = sinkhorn.scaled(given, self.k)
         of_first, of_second = self.strength * self.share, -self.strength * (1 - self.share) * self.alpha

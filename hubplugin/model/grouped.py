@@ -25,11 +25,6 @@ class Group:
     log_weights: np.ndarray | None = None
     answers: np.ndarray | None = None
 
-    @property
-    def shares_terms(self) -> bool:
-        """Whether its terms are those of all groups."""
-        return self.log_weights is None and self.answers is None
-
     def term(self, shared: Term) -> Term:
         """A term of this group."""
         if isinstance(shared, LogSumExp) and self.log_weights is not None:
@@ -65,7 +60,6 @@ class GroupedModel(OffsetModel):
     ) -> np.ndarray:
         """Offsets of `targets` [n, d]; target i belongs to group groups[i]: float32 [n]. The cap is that of the
         target's own group."""
-
         if groups is None:
             raise InputError(f"the model has offsets within each {self.key!r}: pass groups=, the value of each target")
         vectors = as_vectors(targets, "targets").array()
@@ -74,7 +68,8 @@ class GroupedModel(OffsetModel):
             if value in self.groups:
                 rows.setdefault(value, []).append(row)
         offsets = np.zeros(len(vectors), np.float32)
-        if rows and all(self.groups[value].shares_terms for value in rows):
+        known = [self.groups[value] for value in rows]
+        if known and all(group.log_weights is None and group.answers is None for group in known):  # one pass for all
             raw = self.raw_offsets(vectors, compute)
             for value, some in rows.items():
                 offsets[some] = capped(raw[some] - self.groups[value].centre, self.groups[value].gallery)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from hubplugin.measures.significance import Figure
+from hubplugin.measures.significance import Figure, Side
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -192,18 +192,18 @@ def changes_told(
     return f"{told}; right answers first: {100 * first:.1f} to {percent(first_now)}{interval}"
 
 
-def shares_tile(title: str, shares: Mapping[str, Share | None], unknown: str) -> Tile:
+def shares_tile(title: str, shares: Mapping[str, Share | Side | None], unknown: str) -> Tile:
     """The change of R@1 of parts of the queries, by name. What is none beyond chance has no direction."""
     known = {name: share for name, share in shares.items() if share is not None}
     if not known:
         return Tile(title, "not measured", note=unknown)
 
-    def shown(share: Share | None) -> str:
+    def shown(share: Share | Side | None) -> str:
         if share is None:
             return "?"
         return "same" if share.is_noise else f"{100 * (share.after - share.before):+.1f}"
 
-    def told(name: str, share: Share) -> str:
+    def told(name: str, share: Share | Side) -> str:
         low, high = (f"{100 * end:+.1f}" for end in (share.change.low, share.change.high))
         return f"{name}: {percent(share.before)} → {percent(share.after)} ({low} to {high})"
 

@@ -337,7 +337,7 @@ class _Parquet(Vectors):
         if not (pa.types.is_floating(values) or pa.types.is_integer(values)):
             raise InputError(f"{name}: column {self._column!r} has lists of {values}; expected floats or integers")
         _require_plausible(name, path, self._unpacked_bytes(values.bit_width // 8))
-        first = next(self._raw_batches(1), np.empty((0, 0)))
+        first = next(self._raw_blocks(1), np.empty((0, 0)))
         super().__init__(name, self._file.metadata.num_rows, first.shape[1])
 
     def _unpacked_bytes(self, width: int) -> int:
@@ -348,7 +348,7 @@ class _Parquet(Vectors):
             total += sum(each.num_values for each in columns if each.path_in_schema.split(".")[0] == self._column)
         return int(total * width)
 
-    def _raw_batches(self, size: int) -> Iterator[np.ndarray]:
+    def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
         batches = self._file.iter_batches(batch_size=size, columns=[self._column])
         while True:
             try:
@@ -365,9 +365,6 @@ class _Parquet(Vectors):
                 )
             values = column.flatten().to_numpy(zero_copy_only=False)
             yield values.reshape(len(column), -1)
-
-    def _raw_blocks(self, size: int) -> Iterator[np.ndarray]:
-        return self._raw_batches(size)
 
 
 def _require_plausible(name: str, path: Path, unpacked: int) -> None:

@@ -39,13 +39,14 @@ class Shard(ABC):
 
 
 @runtime_checkable
-class InShards(Protocol):
-    """A store that other machines can read in parts."""
+class Sharded(Protocol):
+    """A store that other machines can read in parts, and write to: its `Writing` is a `SharedWriting`."""
 
-    def shards(self, count: int | None) -> Sequence[Shard]: ...
+    def shards(self, count: int | None) -> Sequence[Shard]:
+        """About `count` parts; by default as many as have `SHARD_ROWS` targets each."""
 
 
-GalleryLike: TypeAlias = VectorLike | InShards | Sequence["Shard | str | os.PathLike[str]"]
+GalleryLike: TypeAlias = VectorLike | Sharded | Sequence["Shard | str | os.PathLike[str]"]
 """What can be read as vectors, and a gallery in parts: a list of files, or a pattern of their names."""
 
 
@@ -118,7 +119,7 @@ def shards_of(source: GalleryLike, count: int | None = None, name: str = "target
     """
     if count is not None and count < 1:
         raise InputError(Parameter("shards", count), ": expected 1 or more")
-    if isinstance(source, InShards):
+    if isinstance(source, Sharded):
         return list(source.shards(count))
     if isinstance(source, (str, os.PathLike)):
         path = os.fspath(source)
