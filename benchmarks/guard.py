@@ -68,7 +68,7 @@ def judged(case: Case, split: int) -> Iterator[dict[str, Any]]:
         if given.pairs is None:  # the default is judged by nothing else then
             objections = [experiment.profile.objection] if experiment.profile.objection else []
         else:
-            objections = judge_by(experiment, [DEFAULT])[0].objections
+            objections = judge_by(experiment, DEFAULT).objections
         row = {"basis": basis, "source": case.source, "kind": case.kind, "size": case.size, "split": split}
         yield row | {"change": round(change(case, given), 2), "objections": "; ".join(objections)}
 

@@ -52,7 +52,7 @@ def bars(console: Console | None = None) -> Iterator[ProgressCallback]:
     """A `Progress` callback that draws one bar a kind of work, with its rate and the time left, on stderr or `console`.
 
         with bars() as progress:
-            hubplugin.fit(bank, targets=gallery, progress=progress)
+            hubplugin.fit(gallery, bank, compute=hubplugin.Compute(progress=progress))
 
     Bars of finished work vanish; nothing is drawn where the output is no terminal.
     """

@@ -297,7 +297,7 @@ def diagnose(
     occurrence = k_occurrence(found[:, :OCCURRENCE], gallery.rows)
     causes = findings(prepared, found, texts, lambda rows: _ids_of(targets, rows), seed)
     default = configure("blend")
-    (trial,) = judge_by(Experiment(prepared, seed), [default.resolved(prepared)])
+    trial = judge_by(Experiment(prepared, seed), default.resolved(prepared))
     lesson = taught(default, prepared) if learn else None
     logger.info("diagnosed")
     return Diagnosis(

@@ -15,7 +15,7 @@ from pydantic_core import CoreSchema, core_schema
 from hubplugin.learning import Lesson
 from hubplugin.measures.significance import Figure, Side
 from hubplugin.model import OffsetModel
-from hubplugin.report import Tile, changes_told, share_tile, shares_tile
+from hubplugin.report import Tile, share_tile, shares_tile
 from hubplugin.report.sections import NEVER, RECALL, WORST
 from hubplugin.store import Correction
 from hubplugin.trial import Trial
@@ -148,27 +148,6 @@ def tiles_of(trial: Trial) -> list[Tile]:
     ]  # fmt: skip
 
 
-def in_a_sentence(trial: Trial) -> str:
-    """What users will see of it, by held-out queries of the bank."""
-    before = trial.raw
-    assert before is not None
-    return changes_told(before.largest, trial.largest, trial.queries, before.recall, trial.recall, gain_of(trial))
-
-
 def gain_of(trial: Trial) -> Figure | None:
     """The change of R@1 with its 95 % interval; None where answers are not known."""
     return None if trial.gain is None or trial.error is None else Figure.of(trial.gain, trial.error)
-
-
-def tried(trial: Trial) -> list[str]:
-    """Both sides of the experiment."""
-    return [
-        f"tried on {trial.queries} held-out bank queries:",
-        f"  {trial.raw.figures() if trial.raw is not None else trial.name}",
-        f"  {trial.figures()}",
-    ]
-
-
-def guard_says(trial: Trial) -> str:
-    objections = "; ".join(trial.objections)
-    return f"the guard would refuse it: {objections}" if objections else f"the guard lets it pass; {trial.bank}"

@@ -31,10 +31,10 @@ from hubplugin.bank import places
 from hubplugin.cluster import Order, Reading, ShardedGallery, Workspace
 from hubplugin.compute import Compute, ShardResult
 from hubplugin.errors import InputError, Parameter, StoreError
-from hubplugin.jobs.facts import ToldModel, ToldTrial, guard_says, in_a_sentence, tiles_of, tried
+from hubplugin.jobs.facts import ToldModel, ToldTrial, gain_of, tiles_of
 from hubplugin.metric import Metric
 from hubplugin.model import OffsetModel, Value, group_key, unmapped, warn_if_swapped
-from hubplugin.report import Report, Reported, Verdict
+from hubplugin.report import Report, Reported, Verdict, changes_told
 from hubplugin.store import Answered, Batch, Store, Writing
 from hubplugin.vectors import Progress, Sliceable, Vectors, cannot_keep, spool
 
@@ -350,9 +350,18 @@ class Applied(Reported):
         details = list[str]()
         if tested is not None:
             lines += [f"note: {note}" for note in tested.notes]
-            details = [*tried(tested), line, guard_says(tested)]
-            done = "applied" if self.written else "nothing was written"
-            line = f"{done}; on held-out bank queries {in_a_sentence(tested)}"
+            before, objections = tested.raw, "; ".join(tested.objections)
+            assert before is not None
+            details = [
+                f"tried on {tested.queries} held-out bank queries:",
+                f"  {before.figures()}",
+                f"  {tested.figures()}",
+                line,
+                f"the guard would refuse it: {objections}" if objections else f"the guard lets it pass; {tested.bank}",
+            ]
+            worst = before.largest, tested.largest, tested.queries
+            told = changes_told(*worst, before.recall, tested.recall, gain_of(tested))
+            line = f"{'applied' if self.written else 'nothing was written'}; on held-out bank queries {told}"
         return Report(
             title="The correction",
             subtitle=str(self.model),

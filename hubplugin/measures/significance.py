@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from hubplugin.measures.hubness import binomial, k_occurrence
 
@@ -19,10 +19,9 @@ AT_ONCE = 1 << 22
 """Values that are drawn at one time: 32 MiB."""
 
 
-class Figure(BaseModel):
+@dataclass(frozen=True)
+class Figure:
     """A figure and its 95 % bootstrap interval over the queries."""
-
-    model_config = ConfigDict(frozen=True)
 
     value: float
     low: float
@@ -34,14 +33,13 @@ class Figure(BaseModel):
         return cls(value=value, low=value - 1.96 * error, high=value + 1.96 * error)
 
 
-class Comparison(BaseModel):
+@dataclass(frozen=True)
+class Comparison:
     """Two methods on the same queries: how often a true target comes first.
 
     won, lost: queries that only the one, or only the other, answers right at rank 1. difference: of R@1, with its
     interval. p: McNemar's exact test, two-sided, that won and lost are equally likely.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     won: int
     lost: int

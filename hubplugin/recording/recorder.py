@@ -44,7 +44,7 @@ class Recorder:
         recorder.add(queries)                         # beside each index.search(queries, k)
         recorder.click(query, 4711)                   # where somebody clicked what the search found
 
-    folder: where the sample lies; `Store.recorded` and `hubplugin bank` read it. Any number of processes may record to
+    folder: where the sample lies; `hubplugin.apply` and `hubplugin bank` read it. Any number of processes may record to
     it at the same time, and go on after a restart. size: how many different queries are kept, drawn at random from all
     that were ever asked, each counted once; 10,000, or 15 MB at 384 dimensions. texts: whether the texts that come with
     queries are kept, too; by default they are not, since people write private things. seconds: between one writing to

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from hubplugin.measures.significance import Figure, Side
 
 if TYPE_CHECKING:
@@ -31,19 +29,17 @@ def points(change: Figure) -> str:
     return f"{value} points (95 % interval {low} to {high})"
 
 
-class Answer(BaseModel):
+@dataclass(frozen=True)
+class Answer:
     """One place of an answer: what the target is called, and whether it is a true one."""
-
-    model_config = ConfigDict(frozen=True)
 
     name: str
     true: bool
 
 
-class Example(BaseModel):
+@dataclass(frozen=True)
+class Example:
     """A query whose true target came first by one search only, and what both found."""
-
-    model_config = ConfigDict(frozen=True)
 
     outcome: Literal["won", "lost"]
     query: str
@@ -52,21 +48,19 @@ class Example(BaseModel):
     corrected: list[Answer]
 
 
-class Hub(BaseModel):
+@dataclass(frozen=True)
+class Hub:
     """A target that the raw search finds for too many queries: its id in a store, or its row, and how many find it by
     each search: raw, and by a method's label, in a store corrected."""
-
-    model_config = ConfigDict(frozen=True)
 
     id: int | str
     name: str
     found_by: dict[str, int]
 
 
-class Share(BaseModel):
+@dataclass(frozen=True)
+class Share:
     """R@1, 0 to 1, of some of the queries, raw (before) and corrected (after), and by how much it changes."""
-
-    model_config = ConfigDict(frozen=True)
 
     queries: int
     before: float
@@ -79,10 +73,9 @@ class Share(BaseModel):
         return self.change.low <= 0 <= self.change.high
 
 
-class Histogram(BaseModel):
+@dataclass(frozen=True)
+class Histogram:
     """How many targets have an offset between one edge and the next. label: of the method."""
-
-    model_config = ConfigDict(frozen=True)
 
     label: str
     edges: list[float]

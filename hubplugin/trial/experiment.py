@@ -375,8 +375,6 @@ class Experiment:
     def run(self, configurations: Sequence[Tried]) -> list[Outcome]:
         """Each configuration over all folds; the folds are the outer loop, so that each is multiplied once. A model
         is tried as it is; where it maps queries, or a fold learns to, those held out are mapped."""
-        if not configurations:
-            return []
         n, total = len(self.targets), FOLDS * len(configurations)
         found: list[list[tuple[np.ndarray, ...]]] = [[] for _ in configurations]
         gaps = []

@@ -6,7 +6,6 @@ the log asks for in others, too. All wordings of a target are held out together 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from hubplugin.bank import Bank, BankLike, BankProfile, PreparedBank
@@ -81,26 +80,25 @@ def judge(
     """
     configuration = configured(METHODS, method, parameters, judge)
     prepared = Bank.of(bank).prepare(metric, compute).against(targets)
-    return judge_by(Experiment(prepared, seed), [configuration])[0]
+    return judge_by(Experiment(prepared, seed), configuration)
 
 
-def judge_by(experiment: Experiment, configurations: Sequence[Method]) -> list[Trial]:
-    """`judge` for several configurations on one experiment."""
-    raw, *outcomes = experiment.run([None, *configurations])
-    bank, trials = experiment.profile, []
-    for method, outcome in zip(configurations, outcomes, strict=True):
-        trial = outcome.trial(raw)
-        objections = [
-            *([bank.objection] if bank.objection else []),
-            *_objections_to_method(method, trial, bank),
-            *_objections_to_recall(trial),
-        ]
-        if experiment.answered > 0.5:
-            trial = replace(trial, asked=other_wordings(experiment, method.resolved(experiment.bank)))
-            objections += _objections_to_asked(trial.asked)
-        notes = [*small_bank(bank.distinct), *_notes(trial, bank)]
-        trials.append(replace(trial, bank=bank, objections=tuple(objections), notes=tuple(notes)))
-    return trials
+def judge_by(experiment: Experiment, method: Method) -> Trial:
+    """`judge` on an `experiment`."""
+    raw, corrected = experiment.run([None, method])
+    bank, trial = experiment.profile, corrected.trial(raw)
+    objections = [
+        *([bank.objection] if bank.objection else []),
+        *_objections_to_method(method, trial, bank),
+        *_objections_to_recall(trial),
+    ]
+    if experiment.answered > 0.5:
+        asked = other_wordings(experiment, method.resolved(experiment.bank))
+        trial = replace(trial, asked=asked)
+        if asked is not None and asked.before - asked.after > 2 * asked.error:
+            objections.append(f"what was asked before is harmed: {asked}")
+    notes = [*small_bank(bank.distinct), *_notes(trial, bank)]
+    return replace(trial, bank=bank, objections=tuple(objections), notes=tuple(notes))
 
 
 def _notes(trial: Trial, bank: BankProfile) -> list[str]:
@@ -132,12 +130,6 @@ def _objections_to_recall(trial: Trial) -> list[str]:
     if trial.gain <= 0 and trial.rank >= raw.rank and trial.queries >= SMALLEST_PAIRED:
         return [f"{recall}, and the mean rank of their targets {change(raw.rank, trial.rank)}"]
     return []
-
-
-def _objections_to_asked(asked: Side | None) -> list[str]:
-    if asked is None or asked.before - asked.after <= 2 * asked.error:
-        return []
-    return [f"what was asked before is harmed: {asked}"]
 
 
 def _objections_to_method(method: Method, trial: Trial, bank: BankProfile) -> list[str]:
@@ -194,4 +186,4 @@ def require_displacement(model: OffsetModel, bank: Vectors, gallery: Vectors, co
 def check_by(experiment: Experiment, configuration: Method) -> Trial:
     """`judge` on an `experiment`; raises CorrectionRefused where there is an objection."""
     with too_small_is_refused():
-        return judge_by(experiment, [configuration])[0].require_passed()
+        return judge_by(experiment, configuration).require_passed()

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from importlib import invalidate_caches
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def test_what_the_bank_finds_first_is_told_by_its_name_and_beyond_chance_alone(s
     found = hubplugin.evaluate(store, queries=vectors[0], truth=TRUE)
     assert "asked" not in str(found)
     noise = Share(queries=141, before=0.539, after=0.489, change=Figure(value=-0.05, low=-0.11, high=0.01))
-    harm = noise.model_copy(update={"change": Figure(value=-0.05, low=-0.09, high=-0.01)})
+    harm = replace(noise, change=Figure(value=-0.05, low=-0.09, high=-0.01))
     said = str(found.model_copy(update={"found_first": harm, "not_found_first": noise}))
     assert (
         "141 queries whose target some bank query finds first changes by -5.0 points (95 % interval -9.0 to -1" in said
