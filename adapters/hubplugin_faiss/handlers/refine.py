@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from typing import TypeAlias
 
@@ -20,7 +20,7 @@ from hubplugin_faiss.handlers.base import (
     handler_for,
     name_of,
 )
-from hubplugin_faiss.handlers.wrappers import close_up
+from hubplugin_faiss.handlers.wrappers import WrapperHandler, close_up
 
 SHRUNK, RUNS = 512, 16
 """From how many entries the slope of codes is taken, in how many runs. On six settings 256 to 2,048 give the same slope
@@ -30,43 +30,41 @@ Scanned: TypeAlias = tuple[np.ndarray, np.ndarray | None]
 """Vectors [b, d], and their offsets [b] if the index is upgraded."""
 
 
-class RefineHandler(IndexHandler):
-    """Candidates from a base index, ranked by a second stage. Entries are in the order of the latter, that of ids."""
+class RefineHandler(WrapperHandler):
+    """Candidates from a base index, ranked by a second stage, the inner index. Entries are in the order of the latter,
+    that of ids."""
 
     names = ("IndexRefine", "IndexRefineFlat")
 
     def check(self) -> None:
         super().check()
         self._base.check()
-        self._second.check()
+        self._inner.check()
 
     def upgraded(self, offsets: np.ndarray, spec: UpgradeSpec) -> faiss.Index:
-        second = self._second.upgraded(offsets, spec)
+        second = self._inner.upgraded(offsets, spec)
         labels = self._base.labels()
         first, of_second = self._scales(spec.nearness)
-        of_model = of_entries(self._second, of_second.of_model, offsets)
+        of_model = of_entries(self._inner, of_second.of_model, offsets)
         of_base = of_entries(self._base, first.unbiased, self._share * of_model[labels])
         return self._of(self._base.upgraded(of_base, spec.covering(of_base)), second)
 
     def downgraded(self) -> faiss.Index:
-        return self._of(self._base.downgraded(), self._second.downgraded())
-
-    def scan(self, start: int, size: int) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-        return self._second.scan(start, size)
+        return self._of(self._base.downgraded(), self._inner.downgraded())
 
     def require_takes(
         self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, nearness: float | None = None
     ) -> None:
         if ids is not None:
             raise StoreError(f"{name_of(self.index)} numbers its entries itself; add without ids")
-        self._second.require_takes(vectors, offsets, None, nearness)
+        self._inner.require_takes(vectors, offsets, None, nearness)
         self._base.require_takes(vectors, self._offsets_of_base(vectors, offsets, nearness), None, nearness)
 
     def append(
         self, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None, nearness: float | None = None
     ) -> None:
         of_base = self._offsets_of_base(vectors, offsets, nearness)
-        self._second.append(vectors, offsets, None, nearness)
+        self._inner.append(vectors, offsets, None, nearness)
         self._base.append(vectors, of_base, None, nearness)
         self.index.ntotal = self.index.refine_index.ntotal
 
@@ -74,41 +72,22 @@ class RefineHandler(IndexHandler):
         """The offsets [n] in the base index, where the second stage holds `offsets` [n] with `vectors` [n, d]."""
         first, second = self._scales(nearness)
         share, rest = self._share_held(first, second)
-        shrunk = share * second.of_model(offsets, self._second.coded(vectors)) + rest
+        shrunk = share * second.of_model(offsets, self._inner.coded(vectors)) + rest
         return first.unbiased(shrunk, self._base.coded(vectors))
 
     def _scales(self, nearness: float | None) -> tuple[IndexScale, IndexScale]:
         """Of both stages. That of the first takes the norm bias off alone: lengths are part of its share of offsets."""
-        return IndexScale(self._base, nearness), IndexScale(self._second, nearness)
+        return IndexScale(self._base, nearness), IndexScale(self._inner, nearness)
 
     def remove(self, ids: np.ndarray) -> None:
         """Removes entries and closes up the ids of the others, since the second stage finds entries by their row."""
         self._base.remove(ids)
-        self._second.remove(ids)
+        self._inner.remove(ids)
         close_up(self._base, np.unique(ids))
         self.index.ntotal = self.index.refine_index.ntotal
 
-    def coded(self, vectors: np.ndarray) -> np.ndarray:
-        return self._second.coded(vectors)
-
-    def lengths_and_bias(
-        self, vectors: np.ndarray, nearness: float | None
-    ) -> tuple[np.ndarray | float, np.ndarray | float]:
-        return self._second.lengths_and_bias(vectors, nearness)
-
-    def labels(self, start: int = 0, stop: int | None = None) -> np.ndarray:
-        return self._second.labels(start, stop)
-
-    def order(self) -> np.ndarray | slice:
-        return self._second.order()
-
-    def rounded(
-        self, offsets: np.ndarray, rows: np.ndarray | None = None, vectors: np.ndarray | None = None
-    ) -> np.ndarray:
-        return self._second.rounded(offsets, rows, vectors)
-
     def extra_dimensions(self) -> list[ExtraDimensions]:
-        return self._base.extra_dimensions() + self._second.extra_dimensions()
+        return self._base.extra_dimensions() + self._inner.extra_dimensions()
 
     @cached_property
     def _base(self) -> IndexHandler:
@@ -144,11 +123,7 @@ class RefineHandler(IndexHandler):
         starts = np.unique(np.linspace(0, self._base.count - length, RUNS).astype(np.int64)).tolist()
         labels = np.concatenate([self._base.labels(start, start + length) for start in starts])
         of_first = [next(self._base.scan(start, length)) for start in starts]
-        return joined(of_first), joined([next(self._second.scan(label, 1)) for label in labels.tolist()])
-
-    @property
-    def lossy(self) -> bool:
-        return self._second.lossy
+        return joined(of_first), joined([next(self._inner.scan(label, 1)) for label in labels.tolist()])
 
     @property
     def lossy_inside(self) -> bool:
@@ -159,7 +134,7 @@ class RefineHandler(IndexHandler):
         return False
 
     @cached_property
-    def _second(self) -> IndexHandler:
+    def _inner(self) -> IndexHandler:
         return handler_for(self.index.refine_index)
 
     def _of(self, base: faiss.Index, second: faiss.Index) -> faiss.Index:
