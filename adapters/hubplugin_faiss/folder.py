@@ -235,11 +235,6 @@ class Run:
         if model is not None:  # last: without it the rest is nobody's, and without the claim it is taken for active
             folder.write(folder.pending_model, model.to_bytes())
 
-    def delete(self) -> None:
-        """Deletes what lies in the folder. Raises StoreError."""
-        with making(self.folder.path):
-            self.folder.delete()
-
     def forget(self) -> None:
         """Leaves what is pending to nobody, so that it goes with this run."""
         self.folder.pending_model.unlink(missing_ok=True)

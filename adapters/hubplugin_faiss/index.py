@@ -263,7 +263,10 @@ def offsets_by(
         model = model.centred_on(gallery, compute=compute)
     offsets = np.empty(gallery.rows, np.float32)
     scale, row, invalid_vectors = IndexScale.of(handler, model), 0, InvalidVectors()
-    computed = _tolerant(model, handler, compute, invalid_vectors) if tolerant else _computed(model, gallery, compute)
+    if tolerant:
+        computed = _tolerant(model, handler, compute, invalid_vectors)
+    else:
+        computed = ((vectors, model.offsets(vectors, compute=compute.quiet)) for vectors in gallery.blocks())
     for vectors, values in computed:
         offsets[row : row + len(vectors)] = scale.stored(values, vectors)
         row += len(vectors)
@@ -275,12 +278,6 @@ def offsets_by(
     if invalid_vectors.count:
         warnings.warn(f"of {gallery.rows} entries {invalid_vectors}", stacklevel=4)
     return offsets, scale
-
-
-def _computed(model: OffsetModel, source: Vectors, compute: Compute) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Vectors [b, d] and offsets [b] of all of `source`."""
-    for vectors in source.blocks():
-        yield vectors, model.offsets(vectors, compute=compute.quiet)
 
 
 def _tolerant(

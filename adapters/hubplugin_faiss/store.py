@@ -20,7 +20,7 @@ from hubplugin.model import OffsetModel, load
 from hubplugin.store import Batch, Correction, Found, Hits, Id, Store, Writing, require_ungrouped
 from hubplugin.vectors import Progress, VectorLike, even_ranges
 from hubplugin_faiss.calibration import Asked, is_exact, spread_of_unit
-from hubplugin_faiss.files import require_memory, require_unchanged, stamp_of, write_index_file
+from hubplugin_faiss.files import making, require_memory, require_unchanged, stamp_of, write_index_file
 from hubplugin_faiss.folder import HubFolder, Run, date_of
 from hubplugin_faiss.handlers import handler_for
 from hubplugin_faiss.handlers.base import IndexScale, block_rows, is_mapped, reason
@@ -281,7 +281,8 @@ class FaissStore(Store):
                 run.begin(None, self.count(), self.stamp)
                 self._replace(run, self.raw, None)
             else:
-                run.delete()
+                with making(self.folder.path):
+                    self.folder.delete()
 
 
 def open_store(

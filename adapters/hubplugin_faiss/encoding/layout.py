@@ -11,19 +11,15 @@ import numpy as np
 
 def fill(new: faiss.Index, blocks: Iterable[np.ndarray]) -> None:
     """Puts codes, in blocks [b, code_size], into the index `new`, which lacks only these and keeps them in a row."""
-    packer = new.get_CodePacker() if isinstance(new, faiss.IndexFastScan) else None
-    if packer is None:
-        new.codes.resize(int(new.ntotal) * int(new.code_size))
-    else:
-        count = -(-int(new.ntotal) // packer.nvec)
-        new.ntotal2 = count * packer.nvec
-        new.codes.resize(count * packer.block_size)
+    if isinstance(new, faiss.IndexFastScan):
+        new.ntotal = 0
+        for codes in blocks:
+            add_codes(new, codes)
+        return
+    new.codes.resize(int(new.ntotal) * int(new.code_size))
     start = 0
     for codes in blocks:
-        if packer is None:
-            codes_of(new)[start : start + len(codes)] = codes
-        else:
-            pack(packer, codes, new.codes.data(), start, int(new.ntotal))
+        codes_of(new)[start : start + len(codes)] = codes
         start += len(codes)
 
 
@@ -116,36 +112,6 @@ def add_codes_to_list(
     if count:
         faiss.rev_swig_ptr(lists.get_ids(number), count)[start:] = ids
         pack(lists.packer, codes, lists.get_codes(number), start, count)
-
-
-def remove_codes(index: faiss.IndexFastScan | faiss.IndexIVFFastScan, ids: np.ndarray) -> None:
-    """Removes the entries called `ids` from `index`, and erases their codes; the direct map stays as it is.
-
-    Faiss's own `remove_ids` leaves old codes behind the last one, and its `add` does not erase them before it writes.
-    """
-    if isinstance(index, faiss.IndexFastScan):
-        kept = np.setdiff1d(np.arange(index.ntotal), ids)
-        add_codes(index, codes_of_blocks(index, 0, int(index.ntotal))[kept], start=0)
-        return
-    for number in range(index.nlist):
-        size = index.invlists.list_size(number)
-        if size:
-            own = np.array(faiss.rev_swig_ptr(index.invlists.get_ids(number), size))
-            kept = np.flatnonzero(~np.isin(own, ids))
-            if len(kept) < size:
-                add_codes_to_list(index, number, own[kept], codes_of_list(index, number, 0, size)[kept], start=0)
-                index.ntotal -= size - len(kept)
-
-
-def codes_of_blocks(index: faiss.IndexFastScan, start: int, stop: int) -> np.ndarray:
-    """The codes of the entries [start, stop): uint8 [stop - start, code_size]."""
-    return unpacked(index.get_CodePacker(), index.codes.data(), start, stop)
-
-
-def codes_of_list(index: faiss.IndexIVFFastScan, number: int, start: int, stop: int) -> np.ndarray:
-    """The codes of the entries [start, stop) of one inverted list: uint8 [stop - start, code_size]."""
-    lists = faiss.downcast_InvertedLists(index.invlists)
-    return unpacked(lists.packer, lists.get_codes(number), start, stop)
 
 
 def _blocks(packer: faiss.CodePacker, packed: object, count: int) -> np.ndarray:

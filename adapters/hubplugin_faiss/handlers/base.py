@@ -434,13 +434,11 @@ class BaseIndexHandler(IndexHandler):
     def narrowed(self, d: int, extra: ExtraDimensions) -> faiss.Index:
         """A new index of d components without the `extra` ones that this one has."""
 
-    @abstractmethod
-    def coder(self, d: int, extra: ExtraDimensions) -> Coder:
+    def coder(self, extra: ExtraDimensions) -> Coder:
         """The coder that wrote the extra dimensions `extra` into this index."""
+        return codec_of(self.index).coder(self.index.d - extra.width, extra)
 
-    def bases(
-        self, d: int, extra: ExtraDimensions, rows: np.ndarray | None, vectors: np.ndarray | None
-    ) -> np.ndarray | None:
+    def bases(self, extra: ExtraDimensions, rows: np.ndarray | None, vectors: np.ndarray | None) -> np.ndarray | None:
         """Extra components [n, w] of the centroids of the lists of `rows` or `vectors`, as in `rounded`, where codes
         hold differences from centroids, else None."""
         return None
@@ -461,7 +459,7 @@ class BaseIndexHandler(IndexHandler):
 
     @abstractmethod
     def append_extended(
-        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
+        self, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
     ) -> None:
         """Adds `vectors` [n, d] with `offsets` [n] to this index of d + w components."""
 
@@ -526,9 +524,6 @@ class FlatCodesHandler(BaseIndexHandler):
         fill(new, (coder.head(codes) for codes, _ in self._blocks(block_rows(new.d))))
         return new
 
-    def coder(self, d: int, extra: ExtraDimensions) -> Coder:
-        return codec_of(self.index).coder(d, extra)
-
     def decoded(self, start: int, size: int) -> Iterator[np.ndarray]:
         for first in range(start, self.count, size):
             yield np.asarray(self.index.sa_decode(self._codes(first, min(first + size, self.count))))
@@ -538,10 +533,12 @@ class FlatCodesHandler(BaseIndexHandler):
         return np.asarray(self.index.sa_decode(codes)[:, : vectors.shape[1]])
 
     def append_extended(
-        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
+        self, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
     ) -> None:
-        components = codec_of(self.index).coder(d, extra).components_for(offsets)
-        self.index.add(np.concatenate([vectors, components], axis=1))
+        self._add(np.concatenate([vectors, self.coder(extra).components_for(offsets)], axis=1))
+
+    def _add(self, extended: np.ndarray) -> None:
+        self.index.add(extended)
 
     def _empty(self, d: int) -> faiss.Index:
         """An index like this one, of d components and without codes."""

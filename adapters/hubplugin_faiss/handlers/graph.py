@@ -8,7 +8,7 @@ import faiss
 import numpy as np
 
 from hubplugin.errors import StoreError
-from hubplugin_faiss.encoding.codecs import Coder, ExtraDimensions, UpgradeSpec, codec_of
+from hubplugin_faiss.encoding.codecs import Coder, ExtraDimensions, UpgradeSpec
 from hubplugin_faiss.encoding.layout import codes_of
 from hubplugin_faiss.handlers.base import (
     BaseIndexHandler,
@@ -52,8 +52,8 @@ class GraphHandler(BaseIndexHandler):
     def narrowed(self, d: int, extra: ExtraDimensions) -> faiss.Index:
         return self._over(self._storage.narrowed(d, extra), self.index)
 
-    def coder(self, d: int, extra: ExtraDimensions) -> Coder:
-        return self._storage.coder(d, extra)
+    def coder(self, extra: ExtraDimensions) -> Coder:
+        return self._storage.coder(extra)
 
     def decoded(self, start: int, size: int) -> Iterator[np.ndarray]:
         return self._storage.decoded(start, size)
@@ -67,11 +67,11 @@ class GraphHandler(BaseIndexHandler):
         self._storage.require_takes_extended(vectors, None)
 
     def append_extended(
-        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
+        self, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
     ) -> None:
         # Links are drawn by the vectors alone, as in the raw index: meanwhile every offset is neutral.
         storage = faiss.downcast_index(self.index.storage)
-        coder, old = codec_of(storage).coder(d, extra), self.count
+        coder, old = self.coder(extra), self.count
         first = coder.head_bits // 8
         components = codes_of(storage)[:, first:].copy()
         try:

@@ -27,12 +27,10 @@ from hubplugin_faiss.encoding.codecs import (
 from hubplugin_faiss.encoding.layout import (
     add_codes,
     add_codes_to_list,
-    codes_of_blocks,
-    codes_of_list,
     fill_lists,
     list_ids,
-    remove_codes,
     runs,
+    unpacked,
 )
 from hubplugin_faiss.handlers.base import (
     BaseIndexHandler,
@@ -97,16 +95,6 @@ def list_ranks(
     ranks = np.where(known, best, 0).sum(axis=0, dtype=np.float64) / np.maximum(known.sum(axis=0), 1)
     ranks += (total - (ranks * sizes).sum()) / sizes.sum()
     return np.where(sizes > 0, np.clip(ranks, low, high), 0).astype(np.float32)
-
-
-def queries_for_ranks(
-    spec: UpgradeSpec, nlist: int, of_index: Callable[[int], tuple[np.ndarray, np.ndarray]]
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """Queries of the bank, and None; without a bank those that `of_index` makes of some entries, and their lists."""
-    most = max(BESTS // nlist, 40)
-    if spec.queries is None:
-        return of_index(min(ASKED, most))
-    return evenly(spec.queries, most), None
 
 
 def similarities(queries: np.ndarray, vectors: np.ndarray, euclidean: bool) -> np.ndarray:
@@ -230,21 +218,18 @@ class InvertedListsHandler(BaseIndexHandler):
         codec.narrow(new, d)
         return self._filled(new, lambda numbers, codes, rows: coder.head(codes))
 
-    def coder(self, d: int, extra: ExtraDimensions) -> Coder:
-        return codec_of(self.index).coder(d, extra)
+    def bases(self, extra: ExtraDimensions, rows: np.ndarray | None, vectors: np.ndarray | None) -> np.ndarray | None:
+        if rows is not None:
+            return self._bases_in(np.searchsorted(self._starts(), rows, "right") - 1, extra)
+        assert vectors is not None
+        return self._bases_in(nearest_lists(self.index.quantizer, vectors, extra), extra)
 
-    def bases(
-        self, d: int, extra: ExtraDimensions, rows: np.ndarray | None, vectors: np.ndarray | None
-    ) -> np.ndarray | None:
+    def _bases_in(self, numbers: np.ndarray, extra: ExtraDimensions) -> np.ndarray | None:
+        """`bases` of entries in the lists `numbers` [n]."""
         if not self._residual:
             return None
-        if rows is not None:
-            numbers = np.searchsorted(self._starts(), rows, "right") - 1
-        else:
-            assert vectors is not None
-            numbers = nearest_lists(self.index.quantizer, vectors, extra)
         own, places = np.unique(numbers, return_inverse=True)
-        return np.stack([self.index.quantizer.reconstruct(int(number))[d:] for number in own])[places]
+        return np.stack([self.index.quantizer.reconstruct(int(n))[-extra.width :] for n in own])[places]
 
     def decoded(self, start: int, size: int) -> Iterator[np.ndarray]:
         for numbers, codes, _, _ in self._blocks(start, size):
@@ -268,10 +253,15 @@ class InvertedListsHandler(BaseIndexHandler):
         self._ids_to_add(ids, len(vectors))
 
     def append_extended(
-        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
+        self, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
     ) -> None:
-        ids = self._ids_to_add(ids, len(vectors))
-        nearest, extended = self._placed(d, extra, vectors, offsets)
+        nearest = nearest_lists(self.index.quantizer, vectors, extra)  # those that they have in the raw index
+        components = self.coder(extra).components_for(offsets, self._bases_in(nearest, extra))
+        extended = np.ascontiguousarray(np.concatenate([vectors, components], axis=1))
+        self._add(extended, nearest, self._ids_to_add(ids, len(vectors)))
+
+    def _add(self, extended: np.ndarray, nearest: np.ndarray, ids: np.ndarray) -> None:
+        """Adds vectors with all their components [n, d + w] to the lists `nearest` [n]."""
         given = None if self.index.direct_map.type == faiss.DirectMap.Array else faiss.swig_ptr(ids)
         self.index.add_core(len(extended), faiss.swig_ptr(extended), given, faiss.swig_ptr(nearest))
 
@@ -297,38 +287,28 @@ class InvertedListsHandler(BaseIndexHandler):
         return np.cumsum([0, *(lists.list_size(number) for number in range(self.index.nlist))])
 
     def _ranks(self, offsets: np.ndarray, spec: UpgradeSpec) -> np.ndarray:
-        """`list_ranks` for `offsets` [n] of all entries."""
-
-        def of_index(count: int) -> tuple[np.ndarray, np.ndarray]:
-            rows, starts = np.linspace(0, self.count - 1, count).astype(np.int64), self._starts()
-            numbers = np.searchsorted(starts, rows, "right") - 1
-            places = rows - starts[numbers]
-            codes = [self._codes(int(n), int(at), int(at) + 1) for n, at in zip(numbers, places, strict=True)]
-            return self._decode(np.concatenate(codes), numbers), numbers
+        """`list_ranks` for `offsets` [n] of all entries, by queries of the bank; without one by some entries."""
+        nlist, asked = self.index.nlist, spec.queries
+        most, own = max(BESTS // nlist, 40), None
+        if asked is None:
+            rows, starts = np.linspace(0, self.count - 1, min(ASKED, most)).astype(np.int64), self._starts()
+            own = np.searchsorted(starts, rows, "right") - 1
+            places = rows - starts[own]
+            codes = [self._codes(int(n), int(at), int(at) + 1) for n, at in zip(own, places, strict=True)]
+            asked = self._decode(np.concatenate(codes), own)
 
         def entries() -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
             for numbers, codes, _, rows in self._blocks(0, min(block_rows(self.index.d), READ)):
                 yield self._decode(codes, numbers), offsets[rows], numbers
 
-        nlist = self.index.nlist
-        asked = queries_for_ranks(spec, nlist, of_index)
-        return list_ranks(entries(), self.index.quantizer.reconstruct_n(0, nlist), asked, self.euclidean)
+        centres = self.index.quantizer.reconstruct_n(0, nlist)
+        return list_ranks(entries(), centres, (evenly(asked, most), own), self.euclidean)
 
     def _codes(self, number: int, start: int, stop: int) -> np.ndarray:
         """The codes of the entries [start, stop) of one list: uint8 [stop - start, code_size]."""
         lists = self.index.invlists
         memory: np.ndarray = faiss.rev_swig_ptr(lists.get_codes(number), lists.list_size(number) * lists.code_size)
         return memory.reshape(-1, lists.code_size)[start:stop]
-
-    def _placed(
-        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The lists [n] that `vectors` [n, d] have in the raw index, and the vectors with their extra components."""
-        coder, quantizer, bases = codec_of(self.index).coder(d, extra), self.index.quantizer, None
-        nearest = nearest_lists(self.index.quantizer, vectors, extra)
-        if self._residual:
-            bases = np.stack([quantizer.reconstruct(int(number))[d:] for number in nearest])
-        return nearest, np.ascontiguousarray(np.concatenate([vectors, coder.components_for(offsets, bases)], axis=1))
 
     def _encode(self, vectors: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """The codes [n, code_size] of `vectors` [n, d + w] in the lists `numbers` [n]."""
@@ -407,17 +387,15 @@ class FastScanHandler(FlatCodesHandler):
 
     names = ("IndexPQFastScan",)
 
-    def append_extended(
-        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
-    ) -> None:
-        components = codec_of(self.index).coder(d, extra).components_for(offsets)
-        add_codes(self.index, self.index.sa_encode(np.concatenate([vectors, components], axis=1)))
-
     def remove(self, ids: np.ndarray) -> None:
-        remove_codes(self.index, ids)
+        """Faiss's own leaves old codes behind the last one, and its `add` does not erase them before it writes."""
+        add_codes(self.index, self._codes(0, self.count)[np.setdiff1d(np.arange(self.count), ids)], start=0)
+
+    def _add(self, extended: np.ndarray) -> None:
+        add_codes(self.index, self.index.sa_encode(extended))
 
     def _codes(self, start: int, stop: int) -> np.ndarray:
-        return codes_of_blocks(self.index, start, stop)
+        return unpacked(self.index.get_CodePacker(), self.index.codes.data(), start, stop)
 
     def _empty(self, d: int) -> faiss.Index:
         old = self.index
@@ -431,24 +409,28 @@ class FastScanListsHandler(InvertedListsHandler):
 
     names = ("IndexIVFPQFastScan",)
 
-    def append_extended(
-        self, d: int, extra: ExtraDimensions, vectors: np.ndarray, offsets: np.ndarray, ids: np.ndarray | None
-    ) -> None:
-        ids = self._ids_to_add(ids, len(vectors))
-        nearest, extended = self._placed(d, extra, vectors, offsets)
+    def _add(self, extended: np.ndarray, nearest: np.ndarray, ids: np.ndarray) -> None:
         order = np.argsort(nearest, kind="stable")
         codes = self._encode(extended, nearest)[order]
         with mapped_anew(self.index):
             for run in runs(nearest[order], ids[order], codes):
                 add_codes_to_list(self.index, *run)
-            self.index.ntotal += len(vectors)
+            self.index.ntotal += len(extended)
 
     def remove(self, ids: np.ndarray) -> None:
+        """As in `FastScanHandler`, in each list."""
         with mapped_anew(self.index):
-            remove_codes(self.index, ids)
+            for number in range(self.index.nlist):
+                own = list_ids(self.index.invlists, number).copy()
+                kept = np.flatnonzero(~np.isin(own, ids))
+                if len(kept) < len(own):
+                    codes = self._codes(number, 0, len(own))[kept]
+                    add_codes_to_list(self.index, number, own[kept], codes, start=0)
+                    self.index.ntotal -= len(own) - len(kept)
 
     def _codes(self, number: int, start: int, stop: int) -> np.ndarray:
-        return codes_of_list(self.index, number, start, stop)
+        lists = faiss.downcast_InvertedLists(self.index.invlists)
+        return unpacked(lists.packer, lists.get_codes(number), start, stop)
 
     def _decode(self, codes: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         vectors = self.index.pq.decode(codes)

@@ -230,7 +230,7 @@ class PreTransformHandler(WrapperHandler):
         if extra is None:
             self._inner.append(vectors, offsets, ids, nearness)
         else:
-            base_index_handler(self.index.index).append_extended(vectors.shape[1], extra, vectors, offsets, ids)
+            base_index_handler(self.index.index).append_extended(extra, vectors, offsets, ids)
         self.index.ntotal = self.index.index.ntotal
 
     def remove(self, ids: np.ndarray) -> None:
@@ -243,9 +243,9 @@ class PreTransformHandler(WrapperHandler):
         extra, inner = self._extra(), None if vectors is None else self._transformed(vectors)
         if extra is None:
             return self._inner.rounded(offsets, rows, inner)
-        base_index, d = base_index_handler(self.index.index), self._width() - extra.width
-        bases = base_index.bases(d, extra, rows, inner)
-        return extra.offsets(base_index.coder(d, extra).components_for(offsets, bases))
+        base_index = base_index_handler(self.index.index)
+        bases = base_index.bases(extra, rows, inner)
+        return extra.offsets(base_index.coder(extra).components_for(offsets, bases))
 
     def extra_dimensions(self) -> list[ExtraDimensions]:
         extra = self._extra()
