@@ -329,14 +329,6 @@ class PgvectorStore(Store):
         version = next((each for each in self.metadata.versions() if each.state == "previous"), None)
         return None if version is None else self.metadata.model(version)
 
-    def switch_to(self, version: Version, versions: Sequence[Version]) -> None:
-        """Makes `version` active within a transaction; the one of `versions` that was is the previous one."""
-        active = next((each for each in versions if each.state == "active"), None)
-        if active is not None:
-            self.metadata.delete([each for each in versions if each.state == "previous"])
-            self.metadata.retire(active)
-        self.metadata.change(version, state="active")
-
     @retried_after_deadlock
     def remove(self, progress: Progress | None = None) -> None:
         if not self.metadata.exists():
@@ -390,8 +382,13 @@ class PgvectorWriting(Writing):
         with store.transport.transaction(changes_table=True):
             versions = self._undisturbed("FOR UPDATE")
             store.metadata.change(self._version, facts=Json(self._version.facts))
-            if self._version.state != "active":
-                store.switch_to(self._version, versions)
+            if self._version.state == "active":
+                return
+            active = next((each for each in versions if each.state == "active"), None)
+            if active is not None:
+                store.metadata.delete([each for each in versions if each.state == "previous"])
+                store.metadata.retire(active)
+            store.metadata.change(self._version, state="active")
 
     def _undisturbed(self, lock: str) -> Sequence[Version]:
         """All versions. Raises StoreError where another run has begun to write this one, or deleted it."""

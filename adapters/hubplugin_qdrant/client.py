@@ -112,13 +112,21 @@ async def _async(client: Any, operation: OfClient, given: Arguments) -> Any:
 
 def _async_upload(client: Any, operation: OfClient, given: Arguments) -> Any:
     """An upload of the async client is no coroutine: it goes through a sync client to the same place."""
-    if plain_client.is_local(client):  # whose coroutines never wait
-        return run(_driven(operation(client._corrections, given)))
+    if plain_client.is_local(client):
+        return _without_waiting(operation(client._corrections, given))
     sync = QdrantClient(**client.init_options)
     try:
         return run(operation(CorrectionCache(Beneath(sync), at_once), given))
     finally:
         sync.close()
+
+
+def _without_waiting(steps: Operation) -> Any:
+    """What `steps` returns, driven by an async client in local mode, whose coroutines never wait."""
+    try:
+        run_async(steps).send(None)
+    except StopIteration as done:
+        return done.value
 
 
 def _corrected(plain: type, name: str, drive: Drive) -> Callable[..., Any]:
@@ -141,23 +149,6 @@ def _corrected(plain: type, name: str, drive: Drive) -> Callable[..., Any]:
         return await corrected(self, *args, **given)
 
     return awaited
-
-
-def _driven(steps: Operation) -> Operation:
-    """`steps` with each coroutine that it yields run to its end."""
-    sent: Any = None
-    while True:
-        try:
-            step = steps.send(sent)
-        except StopIteration as done:
-            return done.value
-        if not inspect.iscoroutine(step):
-            sent = yield step
-            continue
-        try:
-            step.send(None)
-        except StopIteration as done:
-            sent = done.value
 
 
 OPERATIONS: dict[str, OfClient] = {

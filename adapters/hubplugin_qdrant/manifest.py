@@ -181,10 +181,6 @@ class Version(FrozenModel):
         raw = "" if self.raw_recall is None else f", where the raw index has {self.raw_recall:.3f} of its own"
         return f"; recall {self.recall:.3f} of the exact corrected top 10{raw}"
 
-    def is_same_writing(self, other: Version | None) -> bool:
-        """Whether `other` is this version, written by the same run."""
-        return other is not None and (self.number, self.owner) == (other.number, other.owner)
-
     def candidates(self, results: int, exact: bool = False) -> int:
         """How many candidates are fetched so that the first `results` are the corrected ones: as nearly as the index
         gives the raw ones, or `exact`."""
@@ -370,4 +366,5 @@ def unused_models(manifest: Manifest) -> tuple[Version, ...]:
 
 def is_undisturbed(manifest: Manifest, version: Version) -> bool:
     """Whether `version` is still what its run took it for: no other run has begun it anew, or taken its place."""
-    return version.is_same_writing(manifest.writing) or version.is_same_writing(manifest.active.get(version.vector))
+    there = (manifest.writing, manifest.active.get(version.vector))
+    return any(each is not None and (each.number, each.owner) == (version.number, version.owner) for each in there)

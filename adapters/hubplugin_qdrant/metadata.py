@@ -235,9 +235,8 @@ class CachedManifest:
 
     collection: its real name, where it was looked up by an alias. manifest: None if it has no correction.
     augmented_vectors, offset_key: what of the collection is ours, as `manifest` tells. needs_vectors: whether a query
-    must be a vector before it is rewritten, for which a document is embedded. place: the metadata collection.
-    kept_up: the versions that a write must bring along. theirs: names
-    that look like ours, and were not when they were last seen.
+    must be a vector before it is rewritten, for which a document is embedded. kept_up: the versions that a write must
+    bring along. theirs: names that look like ours, and were not when they were last seen.
     """
 
     collection: str
@@ -246,12 +245,10 @@ class CachedManifest:
     augmented_vectors: tuple[str, ...] = ()
     offset_key: str | None = None
     needs_vectors: bool = False
-    place: str = ""
     kept_up: tuple[Version, ...] = ()
     theirs: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        self.place = m.metadata_collection(self.collection)
         self.kept_up = self.manifest.kept_up() if self.manifest is not None else ()
         self.augmented_vectors = self.manifest.augmented_vectors() if self.manifest is not None else ()
         self.offset_key = self.manifest.offset_key if self.manifest is not None else None
@@ -435,9 +432,10 @@ class CorrectionCache:
     def fitted(self, known: CachedManifest) -> Operation:
         """The versions of a collection that a write must bring along, each with its model."""
         pairs: list[tuple[Version, OffsetModel]] = []
+        place = m.metadata_collection(known.collection)
         for version in known.kept_up:
             if version.model not in self.fits:
-                self.fits[version.model] = yield from read_model(self.raw, known.place, version)
+                self.fits[version.model] = yield from read_model(self.raw, place, version)
             model = self.fits[version.model]
             pairs.append((version.having(model) if version.mapped else version, model))
         return pairs

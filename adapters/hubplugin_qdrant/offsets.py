@@ -175,16 +175,10 @@ def held_offset(version: Version, payload: Payload | None) -> float | None:
 
 def group_of(payload: Payload | None, key: str) -> Value:
     """The value of `key`, a path such as "shop.tenant", if it is one text, number or truth value."""
-    found = value_at(payload, key)
-    return found if isinstance(found, (str, int)) else None
-
-
-def value_at(payload: Payload | None, key: str) -> object:
-    """What lies under `key`, a path such as "shop.tenant"; None where there is nothing."""
     found: object = payload
     for name in key.split("."):
         found = found.get(name) if isinstance(found, dict) else None
-    return found
+    return found if isinstance(found, (str, int)) else None
 
 
 def stored_offsets(

@@ -143,14 +143,6 @@ def divided(url: str, ids: Iterable[Id], points: int, count: int | None) -> list
     ]
 
 
-def require_url(url: str) -> None:
-    """Raises StoreError for a collection that other machines cannot open."""
-    if not url.startswith(("qdrant:", "qdrant+https:")):
-        raise StoreError(
-            f"{url}: other machines cannot open it; open a server's by hubplugin.open_store('qdrant://...')"
-        )
-
-
 def _opened(url: str) -> Any:
     """The `QdrantStore`, which knows this module."""
     return open_store(url)

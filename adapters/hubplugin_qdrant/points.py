@@ -18,8 +18,6 @@ from hubplugin_qdrant.offsets import group_of, storage_of
 from hubplugin_qdrant.requests import having
 from hubplugin_qdrant.transport import EVERY_ID, IdRange, Transport, plain_id
 
-"""Payloads that are read at one time."""
-
 
 class Corrects(Protocol):
     """What a `PointReader` must know of a store."""

@@ -152,12 +152,6 @@ def is_exact(params: models.SearchParams | None) -> bool:
     return params.exact is True or (params.quantization is not None and params.quantization.ignore is True)
 
 
-def is_corrected(node: Node, manifest: Manifest) -> bool:
-    """Whether a correction changes anything in the tree of `node`."""
-    here = (node.using or "") in manifest.active and is_nearest(node.query)
-    return here or any(is_corrected(child, manifest) for child in prefetches_of(node.prefetch))
-
-
 def is_nearest(query: object) -> bool:
     """Whether `query` asks for the nearest of one dense vector, point or document, with no diversity (MMR) in it. A
     vector must not be so long that its scores, which no offset would change, are infinite."""
@@ -300,15 +294,12 @@ def _sum_by_either_vector(metric: Metric, ceiling: float, augmented_vector: str)
 @lru_cache
 def _sum_with_key(key: str, metric: Metric) -> models.FormulaQuery:
     """The corrected similarity of a candidate: its score plus its offset, 0 for a point that has none."""
+    similarity: models.Expression = "$score"
+    if metric is Metric.EUCLIDEAN:
+        similarity = models.MultExpression.model_construct(mult=[-0.5, "$score", "$score"])
     return models.FormulaQuery.model_construct(
-        formula=models.SumExpression.model_construct(sum=[_similarity(metric), key]), defaults={key: 0.0}
+        formula=models.SumExpression.model_construct(sum=[similarity, key]), defaults={key: 0.0}
     )
-
-
-def _similarity(metric: Metric) -> models.Expression:
-    if metric is not Metric.EUCLIDEAN:
-        return "$score"
-    return models.MultExpression.model_construct(mult=[-0.5, "$score", "$score"])
 
 
 def similarity_threshold(threshold: float | None, metric: Metric) -> float | None:
@@ -388,8 +379,7 @@ class Rewritten:
 def rewrite(request: models.QueryRequest, manifest: Manifest, hidden: str | None = None) -> Rewritten:
     """`request` with every nearest query on a corrected vector corrected, and the payload key `hidden` left out.
 
-    For storage="vector" the query must be the vector itself: see
-    `references` and `resolved`.
+    For storage="vector" the query must be the vector itself: see `searches.references`.
     """
     version = corrected_version(request.query, request.using, manifest)
     shown = without_our_key(request.with_payload, hidden)
@@ -401,7 +391,8 @@ def rewrite(request: models.QueryRequest, manifest: Manifest, hidden: str | None
         return Rewritten(changed(request, fields))
     if version.everywhere and version.metric is not Metric.EUCLIDEAN:
         return Rewritten(changed(request, _augmented(request, prefetches, version) | {"with_payload": shown}))
-    candidates, query = _candidates(request, prefetches, _results(request), version)
+    results = (request.limit or SERVER_LIMIT) + (request.offset or 0)  # that are needed, from the first on
+    candidates, query = _candidates(request, prefetches, results, version)
     corrected = changed(
         request,
         {
@@ -415,11 +406,6 @@ def rewrite(request: models.QueryRequest, manifest: Manifest, hidden: str | None
         },
     )
     return Rewritten(corrected, finishing(version.metric, corrected.score_threshold))
-
-
-def _results(request: models.QueryRequest) -> int:
-    """How many results, from the first on, are needed to answer `request`."""
-    return (request.limit or SERVER_LIMIT) + (request.offset or 0)
 
 
 def rewrite_prefetch(prefetch: models.Prefetch, manifest: Manifest) -> models.Prefetch:

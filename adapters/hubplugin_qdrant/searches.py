@@ -9,8 +9,9 @@ correction. A document in a prefetch or a batch is embedded out of sight.
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -29,6 +30,7 @@ from hubplugin_qdrant.plain_client import Arguments
 from hubplugin_qdrant.requests import (
     SERVER_LIMIT,
     Node,
+    Points,
     Rewritten,
     as_arguments,
     as_request,
@@ -193,52 +195,46 @@ def _is_dense(query: object) -> bool:
 @recorded
 def query_points(cache: CorrectionCache, arguments: Arguments) -> Operation:
     known = yield from cache.lookup(arguments["collection_name"])
-    if known.manifest is None:
-        response = yield cache.raw.query_points(**arguments)
-        yield from _hide_ours(cache, known, response.points, arguments)
-        return response
-    request = as_request(arguments)
-    (rewritten,) = yield from rewritten_requests(cache, known, [request])
-    sent = as_arguments(arguments, rewritten.request)
-    response = yield cache.raw.query_points(**sent)
-    yield from _hide_ours(cache, known, response.points, sent)
-    return _finished(response, rewritten)
+    finish = None
+    if known.manifest is not None:
+        (rewritten,) = yield from rewritten_requests(cache, known, [as_request(arguments)])
+        arguments, finish = as_arguments(arguments, rewritten.request), rewritten.finish
+    response = yield cache.raw.query_points(**arguments)
+    yield from _hide_ours(cache, known, response.points, arguments)
+    return _finished(response, finish)
 
 
 @again_if_changed
 @recorded
 def query_batch_points(cache: CorrectionCache, arguments: Arguments) -> Operation:
     known = yield from cache.lookup(arguments["collection_name"])
-    if known.manifest is None:
-        found = yield cache.raw.query_batch_points(**arguments)
-        yield from _hide_in_batch(cache, known, found, arguments)
-        return found
-    requests = as_requests(arguments["requests"])
-    rewritten = yield from rewritten_requests(cache, known, requests)
-    sent = arguments | {"requests": [each.request for each in rewritten]}
-    found = yield cache.raw.query_batch_points(**sent)
-    yield from _hide_in_batch(cache, known, found, sent)
-    return [_finished(*each) for each in zip(found, rewritten, strict=True)]
+    finishes: Iterable[Any] = itertools.repeat(None)
+    if known.manifest is not None:
+        rewritten = yield from rewritten_requests(cache, known, as_requests(arguments["requests"]))
+        arguments = arguments | {"requests": [each.request for each in rewritten]}
+        finishes = [each.finish for each in rewritten]
+    found = yield cache.raw.query_batch_points(**arguments)
+    for response, request in zip(found, arguments["requests"], strict=True):
+        shown = {"with_vectors": request.with_vector, "with_payload": request.with_payload}
+        yield from _hide_ours(cache, known, response.points, arguments | shown)
+    return [_finished(*each) for each in zip(found, finishes, strict=False)]
 
 
 @again_if_changed
 @recorded
 def query_points_groups(cache: CorrectionCache, arguments: Arguments) -> Operation:
     known = yield from cache.lookup(arguments["collection_name"])
-    if known.manifest is None:
-        result = yield cache.raw.query_points_groups(**arguments)
-        yield from _hide_ours(cache, known, [hit for group in result.groups for hit in group.hits], arguments)
-        return (yield from _hide_in_lookups(cache, arguments, result))
-    request = as_request(arguments)  # the server multiplies the candidates by the size of a group
-    (rewritten,) = yield from rewritten_requests(cache, known, [request])
-    sent = as_arguments(arguments, rewritten.request)
-    sent.pop("offset", None)
-    result = yield cache.raw.query_points_groups(**sent)
-    for group in result.groups:
-        if rewritten.finish is not None:
-            group.hits = rewritten.finish(group.hits)
-    yield from _hide_ours(cache, known, [hit for group in result.groups for hit in group.hits], sent)
-    result.groups = [group for group in result.groups if group.hits]
+    finish = None
+    if known.manifest is not None:  # the server multiplies the candidates by the size of a group
+        (rewritten,) = yield from rewritten_requests(cache, known, [as_request(arguments)])
+        arguments, finish = as_arguments(arguments, rewritten.request), rewritten.finish
+        arguments.pop("offset", None)
+    result = yield cache.raw.query_points_groups(**arguments)
+    if finish is not None:
+        for group in result.groups:
+            group.hits = finish(group.hits)
+        result.groups = [group for group in result.groups if group.hits]
+    yield from _hide_ours(cache, known, [hit for group in result.groups for hit in group.hits], arguments)
     return (yield from _hide_in_lookups(cache, arguments, result))
 
 
@@ -288,13 +284,6 @@ def _nodes(node: Node) -> Iterator[Node]:
     yield node
     for child in prefetches_of(node.prefetch):
         yield from _nodes(child)
-
-
-def _hide_in_batch(cache: CorrectionCache, known: CachedManifest, found: list[Any], asked: Arguments) -> Operation:
-    """Takes what is ours out of what was `found` for each of the requests."""
-    for response, request in zip(found, asked["requests"], strict=True):
-        shown = {"with_vectors": request.with_vector, "with_payload": request.with_payload}
-        yield from _hide_ours(cache, known, response.points, asked | shown)
 
 
 def _hide_in_lookups(cache: CorrectionCache, arguments: Arguments, result: Any) -> Operation:
@@ -376,10 +365,8 @@ def _hide_ours(
             point.payload = {name: value for name, value in point.payload.items() if name != known.offset_key}
 
 
-def _finished(response: Any, rewritten: Rewritten) -> Any:
-    if rewritten.finish is None:
-        return response
-    return response.model_copy(update={"points": rewritten.finish(response.points)})
+def _finished(response: Any, finish: Callable[[Points], Points] | None) -> Any:
+    return response if finish is None else response.model_copy(update={"points": finish(response.points)})
 
 
 def _without_our_key(known: CachedManifest, arguments: Arguments) -> Arguments:

@@ -8,7 +8,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Literal, cast
 
@@ -27,10 +27,10 @@ from hubplugin_qdrant import manifest as m
 from hubplugin_qdrant import metadata, plain_client, searches
 from hubplugin_qdrant.client import require_client
 from hubplugin_qdrant.explanation import explanation
-from hubplugin_qdrant.manifest import KEY, Manifest, Payload, Version, written_fields
+from hubplugin_qdrant.manifest import KEY, Manifest, Version, written_fields
 from hubplugin_qdrant.metadata import CollectionMetadata, CorrectionCache, at_once, run
 from hubplugin_qdrant.offsets import storage_of
-from hubplugin_qdrant.places import Place, QdrantShard, QdrantShare, divided, require_url
+from hubplugin_qdrant.places import Place, QdrantShard, QdrantShare, divided
 from hubplugin_qdrant.points import PointReader, changed_ids
 from hubplugin_qdrant.requests import having, lacking_offset
 from hubplugin_qdrant.schema import Schema, Storage, chosen_storage, deleted, schemas, vector_names
@@ -44,15 +44,6 @@ from hubplugin_qdrant.transport import (
     plain_id,
     read_ahead,
 )
-
-
-def usable_key(offset_key: str | None) -> str | None:
-    """`offset_key`, as a user has named it. Raises InputError for what cannot be a payload key of offsets."""
-    if offset_key is not None and not (
-        isinstance(offset_key, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", offset_key)
-    ):
-        raise InputError(Parameter("offset_key", offset_key), ": expected a name of letters, digits and _")
-    return offset_key
 
 
 class QdrantStore(Store):
@@ -72,7 +63,10 @@ class QdrantStore(Store):
         url: str = "",
         record: str | os.PathLike[str] | None = None,
     ):
-        self._agreement, self.offset_key = agreement, usable_key(offset_key)
+        is_name = isinstance(offset_key, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", offset_key)
+        if offset_key is not None and not is_name:
+            raise InputError(Parameter("offset_key", offset_key), ": expected a name of letters, digits and _")
+        self._agreement, self.offset_key = agreement, offset_key
         self.client = require_client(client, QdrantClient)
         if not isinstance(collection, str):
             raise InputError(f"collection must be a name, not {type(collection).__name__}; the client comes before it")
@@ -142,7 +136,10 @@ class QdrantStore(Store):
 
     def shards(self, count: int | None) -> list[QdrantShard]:
         """Ranges of ids, of as many points each: all ids are read for it."""
-        require_url(self.url)
+        if not self.url.startswith(("qdrant:", "qdrant+https:")):
+            raise StoreError(
+                f"{self.url}: other machines cannot open it; open a server's by hubplugin.open_store('qdrant://...')"
+            )
         pages = self._transport.pages(lambda records: [plain_id(record.id) for record in records])
         return divided(self.url, chain.from_iterable(pages), self.count(), count)
 
@@ -219,7 +216,11 @@ class QdrantStore(Store):
     def _require_free(self, key: str) -> None:
         """Offsets of a correction whose manifest was lost are ours, too, and written over."""
         seen: set[str] = set()
-        while found := self._holding(key, seen):
+        while True:
+            with self._transport.one_line("looking for what lies under the payload key of offsets"):
+                found = self._transport.holding(key, seen)
+            if not found:
+                return
             for point, payload in found.items():
                 fields = written_fields(payload.get(key))
                 if not fields:
@@ -229,12 +230,6 @@ class QdrantStore(Store):
                         Parameter("offset_key", f"{key}_2"),
                     )
                 seen |= fields
-
-    def _holding(self, key: str, without: Collection[str]) -> Mapping[Id, Payload]:
-        """Some of the points that hold anything under the payload key `key`, but for those that hold a number in one of
-        the fields `without` of it, with what they hold; none if there are no such points."""
-        with self._transport.one_line("looking for what lies under the payload key of offsets"):
-            return self._transport.holding(key, without)
 
     def next_number(self, manifest: Manifest) -> int:
         """The first number behind those given so far whose augmented vector no vector of the user's is called."""
